@@ -177,7 +177,7 @@ TRAINING = _rows(
         label="largest distance from 1", panel="Trainer against engine"),
     MetricRow("train/ratio_error_kept", "the same on those of `rollout/logprob_diff_kept`", rare=KEPT),
     MetricRow("train/ratio_tokens",
-        "tokens in `train/ratio_error_max`: all of the weights in force, and those of `monitor.check_answers` "
+        "tokens in `train/ratio_error_max`: all of the weights in force, and those of `monitor.check_completions` "
         "completions that older weights produced", "tokens"),
     MetricRow("train/clip_frac", "share of tokens whose objective is clipped", "share",
         label="clipped share of tokens", chart="Update"),

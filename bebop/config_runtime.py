@@ -21,9 +21,9 @@ class MonitorConfig(Settings):
         True, "why acceptance moved: drift/* metrics, drift.jsonl, controller.jsonl; of history, the head alone"
     )
     probe_every: int = setting(10, "steps between readings of the probe set, fewer when in doubt", at_least(0, "never"))
-    probe_answers: int = setting(24, "completions that make up the probe set", at_least(2))
+    probe_completions: int = setting(24, "completions that make up the probe set", at_least(2))
     actions: bool = setting(False, "carry out the proposals on system and draft length; takes monitor.drift")
-    check_answers: int = setting(
+    check_completions: int = setting(
         8, "completions a step scored again by the weights that wrote them", at_least(0, "none")
     )
     certify_every: int = setting(

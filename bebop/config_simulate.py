@@ -35,10 +35,10 @@ class FleetConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswersConfig(Settings):
+class CompletionsConfig(Settings):
     """Lengths of completions, a log-normal with a long tail, and what drafts of them are accepted."""
 
-    SECTION = "answers."
+    SECTION = "completions."
     median: float = setting(90.0, "tokens of a completion", above(0))
     sigma: float = setting(0.3, "of the logarithm of the length; 1 and more: a long tail", at_least(0))
     longest: int = setting(160, "tokens at which a completion is cut", POSITIVE)
@@ -51,7 +51,7 @@ class AnswersConfig(Settings):
 
     def _validate(self) -> None:
         enough = self.draft_tokens <= len(self.accept_rates)
-        self.require(enough, "draft_tokens", "answers.accept_rates needs a rate for each draft")
+        self.require(enough, "draft_tokens", "completions.accept_rates needs a rate for each draft")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class SimulateConfig(Settings):
     """A whole simulation."""
 
     fleet: FleetConfig = section(FleetConfig)
-    answers: AnswersConfig = section(AnswersConfig)
+    completions: CompletionsConfig = section(CompletionsConfig)
     costs: CostsConfig = section(CostsConfig)
     grain: int = setting(1, "tokens that are counted as one: completions of many thousands need less memory", POSITIVE)
     split: bool = setting(True, "look for the best split of the GPUs between trainer and rollouts")

@@ -33,7 +33,7 @@ class System:
     length: str = "fixed"  # a module of rollout/decoding/lengths
     decoder: str = "draft_verify"  # a module of rollout/decoding
     head: bool = False  # drafts with the model's MTP head
-    history: bool = False  # drafts from other answers to the same prompt, which engines are told of
+    history: bool = False  # drafts from other completions of the same prompt, which engines are told of
     draft_temperature: float | None = None  # 0: always greedy; None: decoding.draft_temperature, or the target's
     self_tempered: bool = False  # its drafter can choose the temperature (decoding.draft_temperature=auto)
     draft_tokens: int = 3  # K where it is chosen by its name alone
@@ -45,7 +45,7 @@ class System:
     other: str | None = None  # the same system with drafts made the other way, sampled or greedy
     exact: bool = True  # the output distribution is the target's
     weighable: bool = False  # it is not, but each token comes with its log-prob under what it was drawn from
-    untrainable: str = ""  # why bebop.run cannot train on its answers, and what can be done; empty: it can
+    untrainable: str = ""  # why bebop.run cannot train on its completions, and what can be done; empty: it can
     unserved: str = ""  # why other engines cannot host it; empty: it is for them to say
 
     @property
@@ -73,7 +73,7 @@ class System:
     @property
     def watched(self) -> bool:
         """Whether the drift monitor can say why acceptance moves: of drafts from history it moves with what is asked
-        again and how answers repeat, so of those the head alone is watched."""
+        again and how completions repeat, so of those the head alone is watched."""
         return self.drafts and (self.head or not self.history)
 
     @property
@@ -114,7 +114,7 @@ SYSTEMS = {
     ),
     "ngram": System(summary="drafts looked up in the context", drafter="ngram", sampled=False),
     "history": System(
-        summary="drafts sampled from what followed the same words in other answers to the prompt",
+        summary="drafts sampled from what followed the same words in other completions of the prompt",
         drafter="history",
         history=True,
         draft_tokens=16,
@@ -214,8 +214,8 @@ SYSTEMS = {
         options=PipoOptions,
         sampled=False,
         exact=False,
-        untrainable="answers drawn in pairs cannot be scored again token by token, nor would that train the network "
-        "that drew them: python -m bebop.adapt part=pipo options.stage=opd trains it on its own answers",
+        untrainable="completions drawn in pairs cannot be scored again token by token, nor would that train the "
+        "network that drew them: python -m bebop.adapt part=pipo options.stage=opd trains it on its own completions",
         unserved="its caches hold an entry for two tokens, its passes end in a gate, and its network is in no "
         "checkpoint",
     ),

@@ -118,17 +118,18 @@ class EmaOptions(SystemOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryOptions(SystemOptions):
-    """Which other answers to a prompt are drafted from."""
+    """Which other completions of a prompt are drafted from."""
 
-    tokens: int = setting(1 << 18, "tokens of answers that each worker keeps ready to be matched", at_least(1))
+    tokens: int = setting(1 << 18, "tokens of completions that each worker keeps ready to be matched", at_least(1))
     past_tokens: int = setting(
         1 << 24,
-        "tokens of past answers that the driver keeps, 4 bytes each: all of two epochs, or few of them serve",
+        "tokens of past completions that the driver keeps, 4 bytes each: all of two epochs, or few of them serve",
         at_least(1),
     )
-    answers: int = setting(16, "past answers of a prompt that count, the newest", at_least(1))
+    completions: int = setting(16, "past completions of a prompt that count, the newest", at_least(1))
     siblings: bool = setting(
-        True, "answers in progress count, too: which tokens come, not their distribution, depends on those beside them"
+        True,
+        "completions in progress count, too: which tokens come, not their distribution, depends on those beside them",
     )
 
 
@@ -152,13 +153,13 @@ class PivotTraining(TrainingOptions):
     """How rejected drafts are labelled, and the classifier trained on them (SPEC 4.2, 4.3)."""
 
     rollouts: int = setting(16, "K, continuations of each kind for one candidate", within(1, 1 << 10))
-    places: int = setting(4, "positions of an answer whose rejected drafts are labelled", at_least(1))
+    places: int = setting(4, "positions of a completion whose rejected drafts are labelled", at_least(1))
     depth: int = setting(3, "drafts of a block whose rejections are looked at", within(1, 16))
     p_min: float = setting(1e-3, "least probability of a candidate under the target", FROM_0_BELOW_1)
     draft_temperature: float | None = setting(None, "of the drafts; null: the target's", above(0))
     definition: Literal["paper", "residual"] = setting("residual", "what a candidate is compared with")
     tol: float = setting(0.1, "a pivot lowers the chance of success by more", SHARE)
-    success: float = setting(1.0, "least reward of an answer that succeeds")
+    success: float = setting(1.0, "least reward of a completion that succeeds")
     judge: bool = setting(True, "check the worked steps of a candidate's success: it may become a pivot")
     twice: float = setting(
         0.25, "share of the prompts labelled twice, to see how far labels can be trusted", within(0, 1)
@@ -177,8 +178,8 @@ class BlockTraining(TrainingOptions):
     """Training of the block drafter (``bebop.adapt part=block``)."""
 
     steps: int = setting(2000, "updates", at_least(1))
-    rows_per_step: int = setting(16, "answers in one update", at_least(1))
-    anchors: int = setting(8, "random blocks in one answer", at_least(1))
+    rows_per_step: int = setting(16, "completions in one update", at_least(1))
+    anchors: int = setting(8, "random blocks in one completion", at_least(1))
     block: int = setting(8, "B, slots of a block in training, the anchor's included", within(2, 17))
     layers: int = setting(2, "Qwen3 layers of the drafter", at_least(1))
     width: int = setting(384, "of their MLPs", at_least(1))
@@ -198,16 +199,15 @@ class FirpTraining(TrainingOptions):
     layers: tuple[int, ...] | None = setting(
         None, "t_k, layers of the target after which step k enters, from 1 on; null: three from the middle up"
     )
-    masked: bool = setting(False, "a step does not see the earlier ones of its anchor, an ablation")
     steps: int = setting(600, "updates of each step; those before it are there and frozen", at_least(1))
-    rows_per_step: int = setting(16, "answers in one update", at_least(1))
-    anchors: int = setting(24, "random anchors in one answer", at_least(1))
+    rows_per_step: int = setting(16, "completions in one update", at_least(1))
+    anchors: int = setting(24, "random anchors in one completion", at_least(1))
     objective: Literal["kl", "tv", "e2e_tv"] = setting(
         "kl", "what is minimised after the warm-up; e2e_tv weighs an anchor by the acceptance of the earlier steps"
     )
     warm: float = setting(0.3, "share of the updates of a step that are on kl first", SHARE)
     calibration: int = setting(
-        64, "prompts of the training on whose greedy answers ranks are counted, for the shape of trees", at_least(1)
+        64, "prompts of the training on whose greedy completions ranks are counted, for the shape of trees", at_least(1)
     )
     lr: float = setting(1e-2, "learning rate, after a warm-up; falls as a cosine within each step", above(0))
 
@@ -229,8 +229,8 @@ class BlockLengthTraining(TrainingOptions):
     target: Literal["classify", "regress"] = setting(
         "classify", "what is learned: which size is best, or the score of every size"
     )
-    temperature: float = setting(0.0, "of the answers that sizes are compared on; 0 is greedy", at_least(0))
-    seeds: int = setting(1, "answers to a prompt with each size; above 0 they are random: 4 or more", at_least(1))
+    temperature: float = setting(0.0, "of the completions that sizes are compared on; 0 is greedy", at_least(0))
+    seeds: int = setting(1, "completions of a prompt with each size; above 0 they are random: 4 or more", at_least(1))
     hidden: int = setting(64, "width of the two hidden layers", at_least(1))
     steps: int = setting(1500, "updates", at_least(1))
     batch: int = setting(64, "prompts in one update", at_least(1))
@@ -245,35 +245,27 @@ class PipoTraining(TrainingOptions):
     """Training of the network of pairs (SPEC 2.3, 2.4)."""
 
     stage: Literal["sft", "opd"] = setting(
-        "sft", "on the model's own correct answers, or by distillation on answers of the network in model.parts.pipo"
+        "sft",
+        "on the model's own correct completions, or by distillation on completions of the network in model.parts.pipo",
     )
     steps: int = setting(700, "updates", at_least(1))
-    rows_per_step: int = setting(12, "answers in one update", at_least(1))
+    rows_per_step: int = setting(12, "completions in one update", at_least(1))
     lr: float | None = setting(
         None, "learning rate, after a warm-up; falls as a cosine; null: 2e-3 in sft, 5e-4 in opd", above(0)
     )
     mtp_weight: float = setting(1.0, "of the second token's loss, beside the first one's", at_least(0))
     confidence_weight: float = setting(1.0, "of the confidence head's loss", at_least(0))
-    sees_draft: bool = setting(False, "the confidence head also sees the draft and its log-prob, an ablation")
-    compressor: Literal["mlp", "linear", "mlp_code", "random"] = setting(
-        "mlp", "sft: a + b + MLP, a linear map that begins as a + b, the released MLP, or a linear map from noise"
+    compressor: Literal["mlp", "random"] = setting(
+        "mlp", "sft: a + b + MLP, or a linear map that begins as noise, an ablation"
     )
-    samples: int = setting(2, "sft: answers to each question, of which those of a reward of 1 are kept", at_least(1))
-    rho: float = setting(0.5, "sft: at most this share of an answer's pairs is split by PADs", SHARE)
-    splits: Literal["anywhere", "pairs"] = setting(
-        "anywhere",
-        "sft: where PADs go: after random tokens, what follows being paired anew as in decoding, or (a, b) becomes "
-        "(a, PAD), (b, PAD) as in the paper",
+    samples: int = setting(
+        2, "sft: completions of each question, of which those of a reward of 1 are kept", at_least(1)
     )
-    split_one: bool = setting(False, "sft: split one pair at least, as the released code does")
-    gradient: Literal["full", "topk", "sampled_pg"] = setting(
-        "full", "opd: of the reverse KL: exact, over the likeliest tokens of both, or a score function's estimate"
-    )
-    top_k: int = setting(32, "opd: tokens of each distribution for gradient=topk", at_least(1))
-    rollouts: int = setting(96, "opd: answers that are drawn at a time, and trained on once", at_least(1))
+    rho: float = setting(0.5, "sft: PADs are put after at most this share of a completion's tokens", SHARE)
+    rollouts: int = setting(96, "opd: completions that are drawn at a time, and trained on once", at_least(1))
     gate: float | None = setting(
         None,
-        "opd: threshold of the confidence in those answers; null: what the part says",
+        "opd: threshold of the confidence in those completions; null: what the part says",
         Limit(math.isfinite, "give a number, or null"),
     )
     pad_ratio: float = setting(0.35, "the share of half pairs that the threshold of the part is chosen for", SHARE)

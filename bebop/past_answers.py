@@ -41,7 +41,7 @@ class PastAnswers:
         if not SYSTEMS[config.decoding.system].history or config.task.turns:
             return None
         options = config.decoding.of(HistoryOptions)
-        return cls(options.past_tokens, options.answers)
+        return cls(options.past_tokens, options.completions)
 
     def take(self, groups: Iterable[Group]) -> None:
         """Add the completions of a batch, groups of one turn in the order of their prompts."""

@@ -28,7 +28,7 @@ Set a value with GROUP.NAME=VALUE:
 Examples:
   python -m bebop.simulate
   python -m bebop.simulate fleet.workers=64 fleet.groups_per_step=256 fleet.staleness=2 dir=runs/fleet
-  python -m bebop.simulate answers.median=4000 answers.sigma=1 answers.longest=65536 grain=64
+  python -m bebop.simulate completions.median=4000 completions.sigma=1 completions.longest=65536 grain=64
 
 With dir: simulation.json and simulation.html there. Costs, and how good predictions are: docs/simulation.md.
 """

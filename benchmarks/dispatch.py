@@ -27,7 +27,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from bebop.bench.record import noted
-from bebop.config_simulate import AnswersConfig, CostsConfig, FleetConfig, SimulateConfig
+from bebop.config_simulate import CompletionsConfig, CostsConfig, FleetConfig, SimulateConfig
 from bebop.intervals import Interval, across_seeds
 from bebop.simulation.costs import Costs
 from bebop.simulation.parts import Completions
@@ -65,8 +65,8 @@ class Plan:
             workers=self.workers, slots=SLOTS, staleness=self.staleness, dispatch=dispatch, group_size=SIZE,
             groups_per_step=ROUNDS * SLOTS * self.workers // SIZE, steps=STEPS[self.workers], skip=SKIP,
         )  # fmt: skip
-        answers = AnswersConfig(median=200.0, sigma=self.sigma, longest=1600, draft_tokens=0)
-        return SimulateConfig(fleet=fleet, answers=answers, costs=COSTS, seed=seed)
+        answers = CompletionsConfig(median=200.0, sigma=self.sigma, longest=1600, draft_tokens=0)
+        return SimulateConfig(fleet=fleet, completions=answers, costs=COSTS, seed=seed)
 
 
 def plans() -> Iterator[Plan]:

@@ -129,7 +129,7 @@ def _watching(config: JobConfig, groups: Sequence[Group], steps: int = 20) -> fl
 
 def _reading(config: JobConfig, policy: Policy, groups: Sequence[Group]) -> float:
     """Seconds of one reading of the probe set, later ones, without the sweep."""
-    trainer, texts = PolicyTrainer(policy, config), choose(groups, config.monitor.probe_answers)
+    trainer, texts = PolicyTrainer(policy, config), choose(groups, config.monitor.probe_completions)
     seconds = []
     for _ in range(4):
         started = time.process_time()

@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 from bebop.bench.record import noted
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
-from bebop.config_simulate import AnswersConfig, CostsConfig, FleetConfig, SimulateConfig
+from bebop.config_simulate import CompletionsConfig, CostsConfig, FleetConfig, SimulateConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
@@ -80,7 +80,7 @@ def overrides(name: str, fleet: FleetConfig) -> list[str]:
         f"rollout.workers={fleet.workers}", f"rollout.slots={fleet.slots}", f"rollout.staleness={fleet.staleness}",
         f"trainer.groups_per_step={fleet.groups_per_step}", f"trainer.group_size={fleet.group_size}",
         f"trainer.steps={STEPS}", f"decoding={system}", f"decoding.draft_tokens={drafts(name)}",
-        "trainer.save_every=0", "monitor.probe_every=0", "monitor.certify_every=0", "monitor.check_answers=0",
+        "trainer.save_every=0", "monitor.probe_every=0", "monitor.certify_every=0", "monitor.check_completions=0",
         "monitor.tensorboard=false", "monitor.ray_metrics=false", "monitor.plots=false", "runtime.progress=false",
     ]  # fmt: skip
 
@@ -117,18 +117,18 @@ def of(result: Simulated) -> dict[str, float]:
     }
 
 
-def configured(name: str, fleet: FleetConfig, answers: AnswersConfig, costs: CostsConfig) -> SimulateConfig:
+def configured(name: str, fleet: FleetConfig, answers: CompletionsConfig, costs: CostsConfig) -> SimulateConfig:
     """A job as it is simulated."""
     return SimulateConfig(
         fleet=replace(fleet, steps=STEPS, skip=SKIP),
-        answers=replace(answers, draft_tokens=drafts(name)),
+        completions=replace(answers, draft_tokens=drafts(name)),
         costs=costs,
     )
 
 
 def fitted(
     jobs: Mapping[str, Mapping[str, Any]], cycles: Sequence[tuple[int, int, float]], prefill: float
-) -> tuple[AnswersConfig, CostsConfig, float]:
+) -> tuple[CompletionsConfig, CostsConfig, float]:
     """Constants from the engine alone and from the fitted jobs, and the factor of decoding.
 
     Of the trainer by least squares, of decoding so that the times of the jobs come out.
@@ -137,7 +137,7 @@ def fitted(
     drafted = [row for name, job in jobs.items() if drafts(name) for row in job["rows"]]
     rates = tuple(float(np.mean([row[f"rollout/accept_rate/{k}"] for row in drafted])) for k in (1, 2, 3))
     prompt = float(np.mean([job["prompt"] for job in jobs.values()]))
-    answers = AnswersConfig(lengths=tuple(lengths), prompt=prompt, accept_rates=rates)
+    answers = CompletionsConfig(lengths=tuple(lengths), prompt=prompt, accept_rates=rates)
     rows = [(job, name, row) for name, job in jobs.items() for row in job["rows"]]
     tokens = np.array(
         [row["response/tokens"] + job["prompt"] * FITTED[name].groups_per_step * FITTED[name].group_size
@@ -154,7 +154,7 @@ def fitted(
 
 
 def decoding(
-    jobs: Mapping[str, Mapping[str, Any]], answers: AnswersConfig, costs: CostsConfig
+    jobs: Mapping[str, Mapping[str, Any]], answers: CompletionsConfig, costs: CostsConfig
 ) -> tuple[CostsConfig, float]:
     """What a cycle in a job takes against the engine alone, and a report, so that busy and step times come out."""
     seen = {
@@ -186,7 +186,9 @@ def agrees(name: str, simulated: float, real: float) -> bool:
     return abs(simulated - real) <= max(WITHIN * real, SHARE)
 
 
-def compared(jobs: Mapping[str, Mapping[str, Any]], answers: AnswersConfig, costs: CostsConfig) -> list[dict[str, Any]]:
+def compared(
+    jobs: Mapping[str, Mapping[str, Any]], answers: CompletionsConfig, costs: CostsConfig
+) -> list[dict[str, Any]]:
     """A row a job."""
     table = []
     for name, fleet in {**FITTED, **HELD_OUT}.items():
@@ -233,14 +235,14 @@ def own_cost(most: int) -> list[dict[str, Any]]:
     It is the second rule. The first divided by the answers that were trained on, and missed by 27 % for 20
     (``simulate_cost_first``): a job of three steps decodes four batches. Now all answers that were decoded count.
     """
-    answers = AnswersConfig(median=30.0, longest=160)
+    answers = CompletionsConfig(median=30.0, longest=160)
     plans = [(workers, max(16, 8 * workers), 10_000) for workers in (1, 10, 100, 1000, 10_000)]
     plans += [(100, 800, count) for count in (100_000, most)]
     rows = []
     for workers, groups, count in tqdm(plans, desc="loop"):
         steps = max(3, count // (groups * 8))
         fleet = FleetConfig(workers=workers, slots=64, groups_per_step=groups, group_size=8, steps=steps, skip=1)
-        found = simulate(SimulateConfig(fleet=fleet, answers=answers, split=False, sweep=False))
+        found = simulate(SimulateConfig(fleet=fleet, completions=answers, split=False, sweep=False))
         cost = 1e6 * found.own_seconds / found.decoded
         row = {"what": f"{found.decoded} trajectories", "workers": workers, "steps": steps}
         rows.append(noted({**row, "trajectories": found.decoded, "us a trajectory": cost}))

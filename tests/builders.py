@@ -92,12 +92,12 @@ def tiny_block(layers: int = 2, seed: int = 6) -> BlockDraftNetwork:
     return block.requires_grad_(False).eval()
 
 
-def tiny_pairs(policy: Policy, seed: int = 7, sees_draft: bool = False) -> PairModel:
+def tiny_pairs(policy: Policy, seed: int = 7) -> PairModel:
     """A random pair network for a tiny policy, with pad token 0; what it predicts depends on both tokens of a pair."""
     backbone = {**policy.backbone.config.to_diff_dict(), "model_type": policy.backbone.config.model_type}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        pairs = PairModel(backbone=backbone, pad=0, sees_draft=sees_draft)
+        pairs = PairModel(backbone=backbone, pad=0)
         for parameter in pairs.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(0, 0.25)

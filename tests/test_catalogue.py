@@ -42,7 +42,7 @@ def test_the_document_is_what_the_catalogue_says() -> None:
 @pytest.mark.slow
 def test_a_job_logs_what_is_listed_and_nothing_else(tmp_path: Path) -> None:
     small = ("trainer.groups_per_step=4", "rollout.sampling.max_new_tokens=64", "rollout.slots=16")
-    more = ("cotrain=always", "algorithm.kl_coefficient=0.01", "monitor.probe_every=2", "monitor.probe_answers=4")
+    more = ("cotrain=always", "algorithm.kl_coefficient=0.01", "monitor.probe_every=2", "monitor.probe_completions=4")
     rows = Job(tmp_path, 7, *small, *more, "monitor.certify_every=3").run()
     logged = {name for row in rows for name in row} | {"step"}  # which the sinks add
     # It keeps no old keys and values, decodes exactly, and its steps are too few for a slope of their own

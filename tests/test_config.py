@@ -49,7 +49,7 @@ BAD: list[tuple[str, Any]] = [
     ("runtime.max_restarts", -1), ("runtime.hang_after", 0.0), ("runtime.port", 65536), ("runtime.dashboard_port", -1),
     ("runtime.metrics_port", 70000), ("runtime.seed", -1), ("runtime.seed", 1 << 23), ("runtime.resume", True),
     ("task.name", ""), ("task.prompt_key", " "), ("task.answer_key", ""), ("monitor.probe_every", -1),
-    ("monitor.probe_answers", 1), ("monitor.check_answers", -1), ("monitor.certify_every", -1),
+    ("monitor.probe_completions", 1), ("monitor.check_completions", -1), ("monitor.certify_every", -1),
     ("monitor.trace", "some"), ("runtime.dir", ""), ("runtime.address", " "),
     ("runtime.temp_dir", ""), ("cotrain.mode", "sometimes"), ("cotrain.head.lr", NAN), ("cotrain.head.max_tokens", 0),
     ("cotrain.head.lr_warmup_steps", -1), ("cotrain.head.betas", [1.0, 0.9]), ("cotrain.head.weight_decay", -1.0),

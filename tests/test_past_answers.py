@@ -92,7 +92,7 @@ def test_a_run_that_kept_nothing_begins_with_nothing(tmp_path: Path, caplog: pyt
 @pytest.mark.parametrize(
     ("decoding", "task", "wanted"),
     [
-        ({"system": "bebop_history", "draft_tokens": 4, "options": {"past_tokens": 9, "answers": 2}}, {}, True),
+        ({"system": "bebop_history", "draft_tokens": 4, "options": {"past_tokens": 9, "completions": 2}}, {}, True),
         ({"system": "bebop"}, {}, False),
         ({"system": "history"}, {"source": "environment", "name": "guess"}, False),
     ],

@@ -41,7 +41,6 @@ class FirpTrainer(StepJob):
         self.settings: dict[str, Any] = {
             "hidden_size": backbone.hidden_size,
             "layers": list(options.layers or middle_layers(backbone.num_hidden_layers)),
-            "masked": options.masked,
         }
         self.network = PseudoStates(**self.settings).to(self.policy.device)
         self.network.check(self.policy)

@@ -8,7 +8,7 @@ there is something to compare at every step, however engine and trainer are time
 values.
 
 The price is memory of the host, ``staleness`` times the weights in the model's dtype (each rank keeps its shard), a
-copy of them a step, and passes over a few answers (``monitor.check_answers``, and what the certificate looks at).
+copy of them a step, and passes over a few answers (``monitor.check_completions``, and what the certificate looks at).
 Checkpoints do not hold them: after a resume, answers that were finished before it are not compared.
 """
 

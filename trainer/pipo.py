@@ -53,22 +53,15 @@ class PairTrainer(StepJob):
     def _network(self) -> tuple[dict[str, Any], PairModel]:
         """What the network is made with, and the network: a fresh one in SFT, the one given or shipped in OPD."""
         options, config = self.options, self.config
-        settings = settings_for(self.policy, options.compressor, options.sees_draft)
         if options.stage == "sft":
+            settings = settings_for(self.policy, options.compressor)
             network = PairModel(**settings).to(self.policy.device)
             network.start_from(self.policy)
             return settings, network
         path = find_part(config.model, "pipo")
         given = load_part("pipo", path, self.policy)
         assert isinstance(given, PairModel)
-        if given.sees_draft == options.sees_draft:
-            return dict(read_card(path).settings), given.requires_grad_(True)
-        settings = {**read_card(path).settings, "sees_draft": options.sees_draft}  # a fresh confidence head
-        network = PairModel(**settings).to(self.policy.device)
-        network.load_state_dict(
-            {n: t for n, t in given.state_dict().items() if not n.startswith("head.")}, strict=False
-        )
-        return settings, network
+        return dict(read_card(path).settings), given.requires_grad_(True)
 
     def run(self) -> str:
         """All phases that are left; what is to be said at the end."""
@@ -118,10 +111,7 @@ class PairTrainer(StepJob):
         while True:
             numbers = random.Random(f"{self.config.seed}/{self.version}")
             chosen = rows_of_step(len(rows), options.rows_per_step, self.config.seed, self.version)
-            split = [
-                split_row(rows[i], pad, numbers.uniform(0, options.rho), numbers, options.splits, options.split_one)
-                for i in chosen
-            ]
+            split = [split_row(rows[i], pad, numbers.uniform(0, options.rho), numbers) for i in chosen]
             yield batch_rows(split, pad, self.policy.device)
 
     def own(self, questions: Sequence[Prompt]) -> Iterator[PairBatch]:
@@ -178,7 +168,7 @@ def loss_of(
     weights = {"mtp_weight": options.mtp_weight, "confidence_weight": options.confidence_weight}
     if options.stage == "sft":
         return sft_loss(network, policy, batch, **weights)
-    return opd_loss(network, policy, batch, gradient=options.gradient, top_k=options.top_k, **weights)
+    return opd_loss(network, policy, batch, **weights)
 
 
 EntryClass = PairTrainer

@@ -1,7 +1,5 @@
 """The losses of PIPO: on given text (SPEC 2.3) and by distillation on the network's own answers (SPEC 2.4)."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
@@ -10,8 +8,6 @@ from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.pipo import PairModel
 from bebop.trainer.pipo_rows import PairBatch, without_pads
-
-Gradient = Literal["full", "topk", "sampled_pg"]
 
 
 def mean(values: Tensor) -> Tensor:
@@ -34,19 +30,12 @@ def sft_loss(
     logprobs = network.logits(policy, u[seconds]).log_softmax(-1).gather(1, labels[:, None])[:, 0]
     second = mean(-logprobs)
     target = logprobs.detach().exp()
-    trust = confidence_of(network, policy, h[seconds], u[seconds], labels, logprobs)
+    trust = network.confidence_logits(h[seconds], u[seconds])
     confidence = mean(binary_cross_entropy_with_logits(trust, target, reduction="none"))
     numbers = {"first": first, "second": second, "confidence": confidence,
                "mean_confidence": mean(trust.sigmoid()), "mean_target": mean(target)}  # fmt: skip
     loss = first + mtp_weight * second + confidence_weight * confidence
     return loss, {name: float(value.detach()) for name, value in numbers.items()}
-
-
-def confidence_of(network: PairModel, policy: Policy, h: Tensor, u: Tensor, drafts: Tensor, logprobs: Tensor) -> Tensor:
-    """Logits [N] of the confidence in drafts [N] with their log-probs [N], from states [N, d]."""
-    if not network.sees_draft:
-        return network.confidence_logits(h, u)
-    return network.confidence_logits(h, u, policy.embed(drafts), logprobs)
 
 
 # ---- distillation
@@ -85,44 +74,11 @@ def reverse_kl(student: Tensor, teacher: Tensor) -> Tensor:
     return (student.exp() * gap).sum(-1)
 
 
-def top_k_kl(student: Tensor, teacher: Tensor, drawn: Tensor, k: int) -> Tensor:
-    """Reverse KL [N] over the k likeliest tokens of each and the one that was drawn, both renormalised on these."""
-    k = min(k, student.shape[-1])
-    chosen = torch.zeros_like(student, dtype=torch.bool)
-    for tokens in (student.topk(k).indices, teacher.topk(k).indices, drawn[..., None]):
-        chosen = chosen.scatter(-1, tokens, True)
-    left_out = ~chosen | torch.isneginf(student)
-    own, other = (x.masked_fill(left_out, float("-inf")).log_softmax(-1) for x in (student, teacher))
-    return reverse_kl(own, other)
-
-
-def score_function(student: Tensor, teacher: Tensor, drawn: Tensor) -> Tensor:
-    """A number [N] whose gradient is in expectation that of the reverse KL, from one token each, drawn from p_S.
-
-    The estimate log p_S(y) - log p_T(y) itself has none: its own derivative is the score, whose mean is 0 (SPEC 2.4).
-    It weighs the score here, less the mean over the other places.
-    """
-    gap = (student - teacher).detach().gather(-1, drawn[..., None])[..., 0]
-    others = (gap.sum() - gap) / max(1, gap.numel() - 1)
-    return (gap - others) * student.gather(-1, drawn[..., None])[..., 0]
-
-
-def divergence(kind: Gradient, student: Tensor, teacher: Tensor, drawn: Tensor, top_k: int) -> Tensor:
-    """What is minimised [N], of log-probs [N, V] and the tokens [N] that the student drew."""
-    if kind == "full":
-        return reverse_kl(student, teacher)
-    if kind == "topk":
-        return top_k_kl(student, teacher, drawn, top_k)
-    return score_function(student, teacher, drawn)
-
-
 def opd_loss(
     network: PairModel,
     policy: Policy,
     batch: PairBatch,
     *,
-    gradient: Gradient = "full",
-    top_k: int = 32,
     mtp_weight: float = 1.0,
     confidence_weight: float = 1.0,
 ) -> tuple[Tensor, dict[str, float]]:
@@ -133,20 +89,14 @@ def opd_loss(
     """
     h, u = network.read(policy, batch.pairs)
     places = batch.firsts, batch.drafted
-    tokens = batch.pairs[:, 1:, 0][places[0]], batch.drafts[:, 1:][places[1]]
     states = h[places[0]], u[places[1]]
     teacher = [x[where] for x, where in zip(teacher_logprobs(policy, network, batch), places, strict=True)]
     student = [network.logits(policy, x).log_softmax(-1) for x in states]
-    first, second = (
-        mean(divergence(gradient, own, other, drawn, top_k))
-        for own, other, drawn in zip(student, teacher, tokens, strict=True)
-    )
-    target = acceptance(student[1], teacher[1], tokens[1])
-    logprobs = student[1].detach().gather(1, tokens[1][:, None])[:, 0]
-    trust = confidence_of(network, policy, h[places[1]], states[1], tokens[1], logprobs)
+    first, second = (mean(reverse_kl(own, other)) for own, other in zip(student, teacher, strict=True))
+    target = acceptance(student[1], teacher[1], batch.drafts[:, 1:][places[1]])
+    trust = network.confidence_logits(h[places[1]], states[1])
     confidence = mean(binary_cross_entropy_with_logits(trust, target, reduction="none"))
-    exact = [mean(reverse_kl(own.detach(), other)) for own, other in zip(student, teacher, strict=True)]
-    numbers = {"first": exact[0], "second": exact[1], "confidence": confidence,
+    numbers = {"first": first, "second": second, "confidence": confidence,
                "mean_confidence": mean(trust.sigmoid()), "mean_target": mean(target)}  # fmt: skip
     loss = first + mtp_weight * second + confidence_weight * confidence
     return loss, {name: float(value.detach()) for name, value in numbers.items()}

@@ -9,7 +9,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -17,8 +17,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bebop.model.pipo import as_pairs
 from bebop.trainer.chains import TokenRow
-
-Splits = Literal["anywhere", "pairs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,28 +64,20 @@ class PairBatch:
         return self.answer[:, 1:] & (self.drafts[:, 1:] != self.pad)
 
 
-def split_row(
-    row: TokenRow, pad: int, share: float, numbers: random.Random, where: Splits = "anywhere", one: bool = False
-) -> PairRow:
-    """A text in pairs, prompt and answer each filled up to an even number, some pairs of the answer split.
+def split_row(row: TokenRow, pad: int, share: float, numbers: random.Random) -> PairRow:
+    """Return a text in pairs, prompt and completion each filled up to an even number, some pairs of the latter split.
+
+    PADs come after random tokens, and what follows is paired anew, as after a rejected draft. The paper turns (a, b)
+    into (a, PAD), (b, PAD), which keeps every token in a place that it would not have in decoding.
 
     Args:
-        row: prompt and answer.
+        row: prompt and completion.
         pad: the token that stands in the place of a second token.
-        share: of the pairs of the answer that are split.
+        share: of the tokens of the completion that a PAD follows.
         numbers: which they are.
-        where: ``pairs`` (a, b) become (a, PAD), (b, PAD), so that tokens stay in the place that they had; ``anywhere``
-            PADs come after that share of the tokens, and what follows is paired anew, as after a rejected draft.
-        one: split one at least.
     """
     prompt, answer = as_pairs(row.prompt, pad), list(row.answer)
-    pairs = as_pairs(answer, pad)
-    if where == "pairs":
-        whole = [i for i, pair in enumerate(pairs) if pair[1] != pad]
-        chosen = set(numbers.sample(whole, min(len(whole), max(round(share * len(answer) / 2), int(one)))))
-        parted = [[(a, pad), (b, pad)] if i in chosen else [(a, b)] for i, (a, b) in enumerate(pairs)]
-        return PairRow(pairs=(*prompt, *(pair for part in parted for pair in part)), prompt=len(prompt))
-    chosen = set(numbers.sample(range(len(answer)), max(round(share * len(answer)), int(one))))
+    chosen = set(numbers.sample(range(len(answer)), round(share * len(answer))))
     placed: list[tuple[int, int]] = []
     at = 0
     while at < len(answer):

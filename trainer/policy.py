@@ -113,7 +113,7 @@ class PolicyTrainer:
         self.optimizer = GuardedAdamW(
             policy.weights(), config.trainer, setting="trainer.lr", loss="the loss", causes=causes
         )
-        looked = config.monitor.check_answers or config.monitor.certify_every
+        looked = config.monitor.check_completions or config.monitor.certify_every
         past = config.rollout.staleness if looked and not config.algorithm.rescore else 0
         self.old_policies = OldPolicies(self.scorer, past, torch.bfloat16 if self.mixed else None)
 
@@ -264,7 +264,7 @@ class PolicyTrainer:
         pairs = [(group.prompt, t.completion) for group in batch.groups for t in group.trajectories]
         rows = [
             Row(prompt=prompt.token_ids, completion=completion, advantage=0.0, weight=0.0)
-            for prompt, completion in some(pairs, self.config.monitor.check_answers)
+            for prompt, completion in some(pairs, self.config.monitor.check_completions)
         ]
         versions = {int(v) for row in rows for v in np.unique(row.completion.versions)}
         return self.old_policies.compare(self._share(rows), versions)

@@ -17,7 +17,7 @@ from bebop.model.attention import ATTENTION, AttentionContext, CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead, init_from_backbone
 
-Compression = Literal["mlp", "linear", "mlp_code", "random"]
+Compression = Literal["mlp", "random"]
 # Of a configuration: what says how its weights were stored, not what the network is.
 NOT_OF_THE_NETWORK = ("architectures", "dtype", "transformers_version", "_name_or_path", "num_nextn_predict_layers")
 
@@ -26,45 +26,34 @@ class Compressor(nn.Module):
     """Two embeddings as one (SPEC Eq. 1)."""
 
     def __init__(self, size: int, kind: Compression) -> None:
-        """``mlp``: a + b + MLP([a; b]) and ``linear``: W [a; b] both begin as a + b; ``mlp_code``: the released MLP
-        without that residual, SiLU(a) + SiLU(b) at first; ``random``: ``linear`` from noise."""
+        """``mlp``: a + b + MLP([a; b]), which begins as a + b; ``random``: W [a; b] from noise."""
         super().__init__()
-        self.kind = kind
-        both = torch.cat([torch.eye(size), torch.eye(size)], 1)
-        self.inner = nn.Linear(2 * size, 2 * size) if kind in ("mlp", "mlp_code") else None
+        self.inner = nn.Linear(2 * size, 2 * size) if kind == "mlp" else None
         self.outer = nn.Linear(2 * size, size)
         with torch.no_grad():
             self.outer.bias.zero_()
             if kind == "mlp":
                 self.outer.weight.zero_()
-            elif kind != "random":
-                self.outer.weight.copy_(both)
-            if kind == "mlp_code" and self.inner is not None:
-                self.inner.weight.copy_(torch.eye(2 * size))
-                self.inner.bias.zero_()
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Embeddings of the tokens of n pairs, both [..., d] -> [..., d]."""
         x = torch.cat([first, second], -1)
-        if self.inner is not None:
-            x = nn.functional.silu(self.inner(x))
-        x = self.outer(x)
-        return first + second + x if self.kind == "mlp" else x
+        if self.inner is None:
+            return self.outer(x)
+        return first + second + self.outer(nn.functional.silu(self.inner(x)))
 
 
 class ConfidenceHead(nn.Module):
     """The chance that a draft is as good as the teacher's own token (SPEC Eq. 6); its inputs get no gradient."""
 
-    def __init__(self, size: int, eps: float, sees_draft: bool = False) -> None:
-        """``sees_draft``: it also sees the embedding and the log-prob of the token that was drafted (SPEC 2.4)."""
+    def __init__(self, size: int, eps: float) -> None:
         super().__init__()
-        inputs = 3 * size + 1 if sees_draft else 2 * size
-        self.norm = nn.RMSNorm(inputs, eps=eps)
-        self.inner = nn.Linear(inputs, size, bias=False)
+        self.norm = nn.RMSNorm(2 * size, eps=eps)
+        self.inner = nn.Linear(2 * size, size, bias=False)
         self.outer = nn.Linear(size, 1, bias=False)
 
     def forward(self, *seen: Tensor) -> Tensor:
-        """The logit [...] of what it sees: states [..., d], and with ``sees_draft`` log-probs [..., 1]."""
+        """Return the logit [...] of the states [..., d] that it sees."""
         x = self.norm(torch.cat([one.detach() for one in seen], -1))
         return self.outer(nn.functional.silu(self.inner(x)))[..., 0]
 
@@ -77,13 +66,7 @@ class PairModel(nn.Module):
     """
 
     def __init__(
-        self,
-        *,
-        backbone: Mapping[str, Any],
-        pad: int,
-        compressor: Compression = "mlp",
-        sees_draft: bool = False,
-        tau: float = 0.5,
+        self, *, backbone: Mapping[str, Any], pad: int, compressor: Compression = "mlp", tau: float = 0.5
     ) -> None:
         """``backbone``: the configuration of a Hugging Face decoder; ``pad``: the token that fills a pair.
 
@@ -92,13 +75,13 @@ class PairModel(nn.Module):
         super().__init__()
         kind = {name: value for name, value in backbone.items() if name != "model_type"}
         config = AutoConfig.for_model(backbone["model_type"], **kind)
-        self.pad, self.tau, self.sees_draft = pad, tau, sees_draft
+        self.pad, self.tau = pad, tau
         self.decoder = AutoModel.from_config(config, attn_implementation=ATTENTION, dtype=torch.float32)
         self.config = self.decoder.config
         self.mtp = MTPHead(self.decoder, zero_first=False)
         self.decoder.set_input_embeddings(nn.Identity())  # it is given embeddings
         self.compressor = Compressor(config.hidden_size, compressor)
-        self.head = ConfidenceHead(config.hidden_size, config.rms_norm_eps, sees_draft)
+        self.head = ConfidenceHead(config.hidden_size, config.rms_norm_eps)
 
     @property
     def layers(self) -> int:
@@ -131,25 +114,14 @@ class PairModel(nn.Module):
         drafted: Tensor = self.mtp(firsts, states, positions, context)
         return drafted
 
-    def confidence_logits(
-        self, states: Tensor, drafted: Tensor, draft: Tensor | None = None, logprob: Tensor | None = None
-    ) -> Tensor:
-        """Logits [...] of the confidence in drafts, from h and u [..., d]; none of them gets a gradient.
-
-        ``draft``, ``logprob``: embeddings [..., d] and log-probs [...] of the drafts, for a head that ``sees_draft``.
-        """
-        seen = [states, drafted]
-        if self.sees_draft:
-            assert draft is not None and logprob is not None, "this head sees the draft"
-            seen += [draft, logprob[..., None]]
-        logits: Tensor = self.head(*seen)
+    def confidence_logits(self, states: Tensor, drafted: Tensor) -> Tensor:
+        """Return logits [...] of the confidence in drafts, from h and u [..., d]; neither gets a gradient."""
+        logits: Tensor = self.head(states, drafted)
         return logits
 
-    def confidence(
-        self, states: Tensor, drafted: Tensor, draft: Tensor | None = None, logprob: Tensor | None = None
-    ) -> Tensor:
-        """Confidence [...] in (0, 1); see ``confidence_logits``."""
-        return self.confidence_logits(states, drafted, draft, logprob).sigmoid()
+    def confidence(self, states: Tensor, drafted: Tensor) -> Tensor:
+        """Return the confidence [...] in drafts, in (0, 1), from h and u [..., d]."""
+        return self.confidence_logits(states, drafted).sigmoid()
 
     def logits(self, policy: Policy, states: Tensor) -> Tensor:
         """Logits [..., V] of h or u [..., d] by the policy's language-model head; ``pad`` is never predicted."""
@@ -178,7 +150,7 @@ class PairModel(nn.Module):
             self.mtp.load_state_dict(policy.mtp.state_dict())
 
 
-def settings_for(policy: Policy, compressor: Compression = "mlp", sees_draft: bool = False) -> dict[str, Any]:
+def settings_for(policy: Policy, compressor: Compression = "mlp") -> dict[str, Any]:
     """What a network for a policy is made with; ``UserError`` for a tokenizer without a token for padding alone."""
     pad = policy.tokenizer.pad_token_id
     if pad is None or pad in policy.eos_token_ids:
@@ -190,7 +162,6 @@ def settings_for(policy: Policy, compressor: Compression = "mlp", sees_draft: bo
         "backbone": {**changed, "model_type": config.model_type},
         "pad": int(pad),
         "compressor": compressor,
-        "sees_draft": sees_draft,
     }
 
 

@@ -109,7 +109,7 @@ class JobMonitor:
         mode = self.config.cotrain.mode
         every = self.config.monitor.probe_every if SYSTEMS[self.decoding.system].head else 0  # it reads the head
         if not self.texts and every:
-            self.texts = choose(groups, self.config.monitor.probe_answers)
+            self.texts = choose(groups, self.config.monitor.probe_completions)
         if not every or len(self.texts) < 2:
             return None
         first = not self.monitor.has_reading

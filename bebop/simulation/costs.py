@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bebop.config_simulate import AnswersConfig, CostsConfig, SimulateConfig
+from bebop.config_simulate import CompletionsConfig, CostsConfig, SimulateConfig
 
 GIGABYTE = 1e9
 
@@ -20,7 +20,7 @@ class Costs:
     @classmethod
     def of(cls, config: SimulateConfig) -> "Costs":
         """Those of a simulation."""
-        return cls(config.costs, config.answers.draft_tokens, config.grain)
+        return cls(config.costs, config.completions.draft_tokens, config.grain)
 
     def cycle(self, rows: int) -> float:
         """Of a cycle: K draft steps and one pass of the target over K + 1 positions of each row."""
@@ -48,7 +48,7 @@ class Costs:
         return self.config.weights / self.config.bandwidth
 
 
-def emitted(answers: AnswersConfig) -> tuple[float, float]:
+def emitted(answers: CompletionsConfig) -> tuple[float, float]:
     """Mean and variance of the tokens that a cycle emits: accepted drafts and one more."""
     reached = np.cumprod([1.0, *answers.accept_rates[: answers.draft_tokens]])  # [K + 1] P(at least k are accepted)
     counts = np.arange(len(reached)) + 1
@@ -57,7 +57,7 @@ def emitted(answers: AnswersConfig) -> tuple[float, float]:
     return mean, float(chances @ (counts - mean) ** 2)
 
 
-def cycles(length: int, answers: AnswersConfig, rng: np.random.Generator) -> int:
+def cycles(length: int, answers: CompletionsConfig, rng: np.random.Generator) -> int:
     """Cycles until an answer of ``length`` tokens is there, drawn from the counts of accepted drafts."""
     if not answers.draft_tokens:
         return length

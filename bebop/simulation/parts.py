@@ -33,7 +33,7 @@ class Completions:
 
     def draw(self, index: int) -> list[tuple[int, int]]:
         """Return (tokens, cycles) of each completion of a prompt."""
-        answers, grain = self.config.answers, self.config.grain
+        answers, grain = self.config.completions, self.config.grain
         rng, size = np.random.default_rng([self.config.seed, index]), self.config.fleet.group_size
         if answers.lengths:
             lengths = rng.choice(np.array(answers.lengths), size)
@@ -135,7 +135,7 @@ class SimulatedWorker:
 
     def _trajectory(self, ended: Ended) -> Trajectory:
         """Return a completion with nothing in it but its sizes; arrays without contents take no memory."""
-        length, config = self._lengths.pop(ended.key), self.completions.config.answers
+        length, config = self._lengths.pop(ended.key), self.completions.config.completions
         spent = sum(count for count, _ in ended.spans)
         chances = np.cumprod(np.array([1.0, *config.accept_rates]))[: config.draft_tokens]
         reached = np.asarray(spent * chances, dtype=np.float64)
@@ -174,7 +174,7 @@ class SimulatedTrainer:
 
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
         answered = sum(t.written for t in batch.trajectories)
-        asked = self.config.answers.prompt / self.config.grain * len(batch.trajectories)
+        asked = self.config.completions.prompt / self.config.grain * len(batch.trajectories)
         await asyncio.sleep(self.costs.update(answered + asked))
         self.batches.append(batch.groups[0].prompt.index)
         self.version += 1

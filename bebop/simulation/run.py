@@ -78,7 +78,7 @@ def job(config: SimulateConfig) -> JobConfig:
             "group_size": fleet.group_size,
             "save_every": 0,
         },
-        "monitor": {"probe_every": 0, "certify_every": 0, "check_answers": 0},
+        "monitor": {"probe_every": 0, "certify_every": 0, "check_completions": 0},
     }
     return from_dict(JobConfig, sections)
 

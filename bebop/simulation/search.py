@@ -56,7 +56,7 @@ class Speculation:
 def speculation(config: SimulateConfig) -> list[Speculation]:
     """At every draft length for which there is a rate, and batches up to the slots: by arithmetic, without a loop."""
     found = []
-    answers = config.answers
+    answers = config.completions
     batches = sorted({1 << i for i in range(20) if 1 << i < config.fleet.slots} | {config.fleet.slots})
     plain = Costs(config.costs, 0, config.grain)
     for drafts in range(len(answers.accept_rates) + 1):

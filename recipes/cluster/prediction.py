@@ -36,7 +36,7 @@ def predicted(recipe: Recipe) -> dict[str, float]:
 
 def speedup(recipe: Recipe) -> float:
     """Tokens a second of a full engine with drafts, over those without."""
-    slots, answers = recipe.roofline.plan.slots, recipe.simulation.answers
+    slots, answers = recipe.roofline.plan.slots, recipe.simulation.completions
     with_drafts = Costs(recipe.roofline.costs(answers.draft_tokens), answers.draft_tokens).cycle(slots)
     without = Costs(recipe.roofline.costs(0), 0).cycle(slots)
     return emitted(answers)[0] * without / with_drafts
@@ -48,7 +48,7 @@ def waiting(recipe: Recipe) -> dict[str, float]:
     Seconds that it waits; trajectories an engine has open if all its rows are to be in use; gigabytes on a GPU of the
     engine if the contexts of those that wait stay in memory. Nothing for recipes without environments.
     """
-    task, roofline, answers = recipe.job.task, recipe.roofline, recipe.simulation.answers
+    task, roofline, answers = recipe.job.task, recipe.roofline, recipe.simulation.completions
     if not task.turns:
         return {}
     slots, costs = roofline.plan.slots, Costs(roofline.costs(answers.draft_tokens), answers.draft_tokens)

@@ -8,7 +8,7 @@ import yaml
 
 from bebop.compose import job_config
 from bebop.config import MAX_BATCH_TOKENS, JobConfig
-from bebop.config_simulate import AnswersConfig, SimulateConfig
+from bebop.config_simulate import CompletionsConfig, SimulateConfig
 from bebop.errors import UserError
 from bebop.parsing import Settings, at_least, choice, from_dict, setting
 from recipes.cluster.roofline import GPUS, MODELS, Gpu, Lengths, Plan, Roofline
@@ -18,7 +18,7 @@ TrainerName = Literal["own", "verl"]
 # Of a simulation, what follows from the job and the roofline.
 DERIVED = {
     "fleet": ("workers", "slots", "staleness", "groups_per_step", "group_size", "gpus_per_worker", "trainer_gpus"),
-    "answers": ("longest", "draft_tokens"),
+    "completions": ("longest", "draft_tokens"),
 }
 GIGABYTE = 1e9
 
@@ -91,7 +91,9 @@ def made(name: str, file: RecipeFile) -> Recipe:
             raise UserError(f"simulate.{section}.{key} is not possible: it follows from job")
     if "costs" in file.simulate:
         raise UserError("simulate.costs is not possible: they follow from gpu, model and job")
-    answers = from_dict(AnswersConfig, {**file.simulate.get("answers", {}), **_answers(job)}, "simulate.answers.")
+    answers = from_dict(
+        CompletionsConfig, {**file.simulate.get("completions", {}), **_answers(job)}, "simulate.completions."
+    )
     gpu = GPUS[file.gpu]
     plan = _plan(file, job, gpu)
     roofline = Roofline(gpu, MODELS[file.model], plan, Lengths.of(answers))
@@ -102,7 +104,7 @@ def made(name: str, file: RecipeFile) -> Recipe:
         {
             **file.simulate,
             "fleet": {**file.simulate.get("fleet", {}), **_fleet(job)},
-            "answers": asdict(answers),
+            "completions": asdict(answers),
             "costs": asdict(roofline.costs(job.decoding.limit)),
         },
         "simulate.",

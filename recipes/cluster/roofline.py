@@ -11,7 +11,7 @@ from statistics import NormalDist
 import numpy as np
 
 from bebop.bench.peaks import PEAKS, measured
-from bebop.config_simulate import AnswersConfig, CostsConfig
+from bebop.config_simulate import CompletionsConfig, CostsConfig
 
 GIGABYTE = 1e9
 BF16 = 2  # bytes
@@ -126,7 +126,7 @@ class Lengths:
     longest: int  # prompt and answer
 
     @classmethod
-    def of(cls, answers: AnswersConfig) -> "Lengths":
+    def of(cls, answers: CompletionsConfig) -> "Lengths":
         """By quantiles."""
         normal = NormalDist(float(np.log(answers.median)), max(answers.sigma, 1e-9))
         logs = [normal.inv_cdf((i + 0.5) / QUANTILES) for i in range(QUANTILES)]

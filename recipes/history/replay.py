@@ -78,7 +78,7 @@ def known(plan: Plan, path: Path, step: int) -> tuple[list[Tokens], Past, dict[i
         asked = _in_order(stored.answers(range(step + 1, step + 2)))
         ages = {ago: _past(stored.answers(_epoch(plan, epoch - ago)), asked, ago) for ago in range(1, epoch + 1)}
     options = HistoryOptions()
-    kept = PastAnswers(options.past_tokens, options.answers)
+    kept = PastAnswers(options.past_tokens, options.completions)
     kept.recall(path, step)
     return asked, {ids: past for ids in asked if (past := kept.of(ids))}, ages
 

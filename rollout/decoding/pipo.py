@@ -163,8 +163,7 @@ class PairDecoder:
         seen = None if rows.seen is None else rows.seen.scatter(1, token[:, None], True)[:, None]
         probs = rows.probs(logits, seen)
         draft = sample(probs[:, 0], rows.uniforms[:, 1])
-        raw = logits[:, 0].log_softmax(-1).gather(1, draft[:, None])[:, 0]  # as in training, whatever it is drawn at
-        confidence = self.network.confidence(states[:, 0], drafted[:, 0], self.policy.embed(draft), raw)
+        confidence = self.network.confidence(states[:, 0], drafted[:, 0])
         if self.options.gate == "random":
             kept = rows.uniforms[:, 2] < self.options.keep
         else:

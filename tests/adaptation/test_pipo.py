@@ -161,16 +161,6 @@ def test_rows_are_what_the_decoder_wrote(sft: Path) -> None:
         assert len(row.drafts) == answer.stats.cycles
 
 
-@pytest.mark.slow
-def test_a_fresh_head_that_sees_the_draft_can_be_distilled(model: Path, sft: Path, tmp_path: Path) -> None:
-    job = trained(
-        model, tmp_path, "options.stage=opd", "options.sees_draft=true", "options.gradient=sampled_pg",
-        "options.steps=1", f"model.parts.pipo={sft / 'pipo.safetensors'}",
-    )  # fmt: skip
-    card = read_card(job.written()["part"])
-    assert card.settings["sees_draft"] and job.network.head.inner.in_features == 3 * 32 + 1
-
-
 WRONG = [
     (["resume=true"], "no finished checkpoint"),
     (["options.stage=opd", "model.parts.pipo=nowhere.safetensors"], r"model\.parts\.pipo='nowhere"),

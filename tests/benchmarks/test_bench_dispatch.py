@@ -6,7 +6,7 @@ import pytest
 
 from bebop.bench import dispatch
 from bebop.bench.dispatch import Plan
-from bebop.config_simulate import AnswersConfig
+from bebop.config_simulate import CompletionsConfig
 from bebop.intervals import Interval
 from bebop.pool import PullDispatch
 
@@ -14,7 +14,7 @@ UNEVEN = Plan(workers=2, staleness=2, sigma=1.0, slow=True)
 
 
 def test_the_bound_is_work_over_what_full_engines_do() -> None:
-    config = replace(UNEVEN.config("pull", 0), answers=AnswersConfig(lengths=(50,), draft_tokens=0))
+    config = replace(UNEVEN.config("pull", 0), completions=CompletionsConfig(lengths=(50,), draft_tokens=0))
     cycle = 0.004 + 7 * 0.0004  # of eight rows
     assert dispatch.bound(config, UNEVEN.speeds) == pytest.approx(1.5 / (50 * cycle / 8 + 0.002))
 

@@ -24,12 +24,10 @@ def text(pairs: int, batch: int = 2, seed: int = 0) -> Tensor:
 def test_a_compressor_begins_as_the_sum_unless_it_is_an_ablation(kind: Compression) -> None:
     a, b = torch.randn(2, 5, 32, dtype=torch.float64)
     made = Compressor(32, kind).double()(a, b)
-    if kind in ("mlp", "linear"):
+    if kind == "mlp":
         assert torch.equal(made, a + b)
     else:
         assert float((made - a - b).detach().abs().max()) > 0.1
-    if kind == "mlp_code":
-        torch.testing.assert_close(made, torch.nn.functional.silu(a) + torch.nn.functional.silu(b))
 
 
 def test_text_without_second_tokens_is_read_as_the_policy_reads_it() -> None:
@@ -117,26 +115,15 @@ def test_an_odd_text_is_filled_up_and_an_even_one_is_not() -> None:
     assert as_pairs([5, 6, 7], 0) == [(5, 6), (7, 0)] and as_pairs([5, 6], 0) == [(5, 6)]
 
 
-@pytest.mark.parametrize("sees_draft", [False, True])
-def test_the_confidence_head_trains_itself_alone(sees_draft: bool) -> None:
-    network = tiny_pairs(POLICY, sees_draft=sees_draft).requires_grad_(True)
+def test_the_confidence_head_trains_itself_alone() -> None:
+    network = tiny_pairs(POLICY).requires_grad_(True)
     h, u = network.read(POLICY, text(4))
-    seen = (POLICY.embed(text(4)[:, 1:, 1]), u.sum(-1)) if sees_draft else ()
-    network.confidence(h, u, *seen).sum().backward()
+    network.confidence(h, u).sum().backward()
     trained = {name.split(".")[0] for name, p in network.named_parameters() if p.grad is not None}
     assert trained == {"head"}
     (h.sum() + u.sum()).backward()
     trained = {name.split(".")[0] for name, p in network.named_parameters() if p.grad is not None}
     assert trained == {"head", "decoder", "mtp", "compressor"}, "nothing else is detached"
-
-
-def test_a_head_that_sees_the_draft_tells_drafts_apart() -> None:
-    network = tiny_pairs(POLICY, sees_draft=True)
-    h, u = network.read(POLICY, text(4))
-    drafts, logprobs = POLICY.embed(text(4)[:, 1:, 1]), torch.full(h.shape[:2], -1.0, dtype=torch.float64)
-    one = network.confidence(h, u, drafts, logprobs)
-    assert not torch.allclose(one, network.confidence(h, u, drafts.flip(1), logprobs))
-    assert not torch.allclose(one, network.confidence(h, u, drafts, logprobs - 3))
 
 
 @pytest.mark.parametrize(("pad", "message"), [(None, "no pad token"), ("<eos>", "a pad token that ends answers")])

@@ -157,7 +157,7 @@ def reading(shift: float, size: int = 64) -> ProbeReading:
 
 
 def test_the_probe_set_is_read_first_then_regularly_then_at_every_unsettled_step(tmp_path: Path) -> None:
-    watch = JobMonitor(job("auto", probe_every=5, probe_answers=6), tmp_path)
+    watch = JobMonitor(job("auto", probe_every=5, probe_completions=6), tmp_path)
     asked = []
     for step in range(1, 17):
         groups = step_groups(Truth(entropy=constant(0.5), mismatch=constant(0)), step)
@@ -171,7 +171,7 @@ def test_the_probe_set_is_read_first_then_regularly_then_at_every_unsettled_step
     assert all(due is None or due[0] == first[0] for due in asked), "the texts are those of the first batch"
     kinds = [row["action"]["kind"] for row in lines(tmp_path / "controller.jsonl")]
     assert kinds == ["cotrain_start", "cotrain_stop"]
-    other = JobMonitor(job("auto", probe_every=5, probe_answers=6), tmp_path, resume_from=7)
+    other = JobMonitor(job("auto", probe_every=5, probe_completions=6), tmp_path, resume_from=7)
     other.restore(watch.state())
     assert other.probe_due(8, step_groups(SPOILED, 8)) is None and other.probe_due(10, ()) == (first[0], False)
 

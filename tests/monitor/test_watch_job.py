@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 SPOILED = 7  # the update after which something goes wrong; five steps are the reference
 SMALL = (
     "model.device=cpu", "rollout.staleness=0", "trainer.groups_per_step=8", "trainer.group_size=4", "rollout.slots=32",
-    "trainer.save_every=0", "monitor.probe_every=10", "monitor.probe_answers=16",
+    "trainer.save_every=0", "monitor.probe_every=10", "monitor.probe_completions=16",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from bebop import run
 from bebop.compose import job_config
-from bebop.config_simulate import AnswersConfig
+from bebop.config_simulate import CompletionsConfig
 from bebop.errors import UserError
 from bebop.simulation.batch import SimulatedBatch
 from bebop.verl_job.run import choices
@@ -137,10 +137,10 @@ def test_the_line_through_one_row_and_all_slots_meets_the_roofline_there(drafts:
 
 
 def test_moments_of_lengths_are_those_of_a_log_normal() -> None:
-    free = Lengths.of(AnswersConfig(median=1000, sigma=0.5, longest=1 << 20, prompt=100))
+    free = Lengths.of(CompletionsConfig(median=1000, sigma=0.5, longest=1 << 20, prompt=100))
     assert free.mean == pytest.approx(1000 * math.exp(0.125), rel=2e-3)
     assert free.weighted == pytest.approx(1000 * math.exp(0.375), rel=5e-3)
-    cut = Lengths.of(AnswersConfig(median=1000, sigma=0.5, longest=1000, prompt=100))
+    cut = Lengths.of(CompletionsConfig(median=1000, sigma=0.5, longest=1000, prompt=100))
     assert cut.weighted < 1000 and cut.context == 100 + cut.weighted / 2
 
 
@@ -163,7 +163,7 @@ def test_the_context_is_that_of_rows_as_they_run() -> None:
 def test_the_gain_of_drafts_by_hand() -> None:
     recipe = load(SMALL)
     roofline = recipe.roofline
-    assert recipe.simulation.answers.accept_rates == (0.8, 0.7, 0.6)
+    assert recipe.simulation.completions.accept_rates == (0.8, 0.7, 0.6)
     tokens = 1 + 0.8 + 0.8 * 0.7 + 0.8 * 0.7 * 0.6
     seconds = roofline.target(64, 4) + 3 * roofline.draft(64)
     assert speedup(recipe) == pytest.approx(tokens * roofline.target(64, 1) / seconds, rel=1e-9)

@@ -102,9 +102,8 @@ def decode(policy: Policy, prompt: Sequence[int], params: SamplingParams, option
             u = drafted(policy, pairs, h, token)[-1]
             second = distribution(policy, u, params, {*prompt, *told.token_ids})
             draft = int(sample(second, numbers[1]))
-            raw = network.logits(policy, u).log_softmax(-1)[draft]
             told.drafts[-1] = draft
-            told.confidence[-1] = float(network.confidence(h[-1], u, policy.embed(torch.tensor(draft)), raw))
+            told.confidence[-1] = float(network.confidence(h[-1], u))
             kept = numbers[2] < options.keep if options.gate == "random" else told.confidence[-1] >= tau
             if kept:
                 told.pairs[-1] = (token, draft)
@@ -112,10 +111,10 @@ def decode(policy: Policy, prompt: Sequence[int], params: SamplingParams, option
                     return told
 
 
-def paired(seed: int = 1, sees_draft: bool = False, dtype: torch.dtype = torch.float64) -> Policy:
+def paired(seed: int = 1, dtype: torch.dtype = torch.float64) -> Policy:
     """A tiny policy with a random network of pairs, whose confidence is on both sides of one half."""
     policy = tiny_policy(VOCAB, seed=seed, dtype=dtype)
-    policy.parts["pipo"] = tiny_pairs(policy, sees_draft=sees_draft)
+    policy.parts["pipo"] = tiny_pairs(policy)
     return policy
 
 
@@ -191,11 +190,7 @@ def _joint(
 
 def _chances(policy: Policy, options: PipoOptions, h: Tensor, u: Tensor) -> Tensor:
     """The chance [V] that each draft is kept."""
-    tokens = torch.arange(policy.vocab_size)
     if options.gate == "random":
-        return torch.full((len(tokens),), options.keep, dtype=torch.float64)
+        return torch.full((policy.vocab_size,), options.keep, dtype=torch.float64)
     assert options.tau is not None
-    network = network_of(policy)
-    raw = network.logits(policy, u).log_softmax(-1)
-    confidence = network.confidence(h.expand(len(tokens), -1), u.expand(len(tokens), -1), policy.embed(tokens), raw)
-    return (confidence >= options.tau).double()
+    return (network_of(policy).confidence(h, u) >= options.tau).double().expand(policy.vocab_size)

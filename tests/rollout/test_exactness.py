@@ -35,7 +35,7 @@ from bebop.rollout.decoding.trust import BUCKETS, Trusted
 from bebop.rollout.history import Automaton, History
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
-from tests.builders import requests, tiny_pairs, tiny_policy
+from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
 from tests.rollout.broken import (
@@ -99,13 +99,6 @@ def pivot(position: str) -> Callable[[], Policy]:
         return policy
 
     return made
-
-
-def sees_draft() -> Policy:
-    """The same with a pair network whose confidence head sees the drafted token."""
-    policy = tiny()
-    policy.parts["pipo"] = tiny_pairs(policy, sees_draft=True)
-    return policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,7 +404,6 @@ def test_the_output_distribution_is_the_one_worked_out(name: str, draws: int) ->
 PIPO = {
     "confidence": of_pipo(tau=0.5),
     "random": of_pipo(gate="random", keep=0.6),
-    "confidence-sees-draft": of_pipo(sees_draft, tau=0.3),
 }
 
 

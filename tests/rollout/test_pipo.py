@@ -27,7 +27,6 @@ from tests.rollout.slow_pairs import (
     GATES,
     PROMPTS,
     VOCAB,
-    decode,
     drafted,
     engine,
     network_of,
@@ -186,14 +185,6 @@ def test_records_of_a_finished_answer_say_what_was_drafted() -> None:
                 assert state["pipo/draft_logprob"][place] == pytest.approx(answer.logprobs[place + 1], abs=1e-6)
         rejected += sum(draft >= 0 and not second for draft, (_, second) in zip(wanted.drafts, pairs, strict=True))
     assert rejected > 10
-
-
-def test_a_head_that_sees_the_draft_is_shown_it() -> None:
-    """One that does not see it is the policy of all other tests."""
-    policy = paired(sees_draft=True)
-    asked = requests(PROMPTS[:6], max_new_tokens=12, temperature=0.8)
-    for request, answer in zip(asked, generate(engine(policy), asked), strict=True):
-        same(answer, decode(policy, request.token_ids, request.params, GATES[0]))
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ class Given(Completions):
 
 def reports(slots: int, prompts: int, pulls: bool) -> list[Report]:
     """All that a worker says until everything is answered; a second for each cycle."""
-    sections = {"fleet": {"slots": slots, "group_size": SIZE}, "answers": {"draft_tokens": 0}, "costs": COSTS}
+    sections = {"fleet": {"slots": slots, "group_size": SIZE}, "completions": {"draft_tokens": 0}, "costs": COSTS}
     config = from_dict(SimulateConfig, sections)
 
     async def collect() -> list[Report]:
@@ -70,7 +70,7 @@ def test_workers_that_report_at_one_moment_share_what_goes_out_then() -> None:
     """Both fill their slots: ten cycles a step. Were the first that is heard given all there is, the other had gaps."""
     sections = {
         "fleet": {"workers": 2, "slots": 8, "group_size": SIZE, "groups_per_step": 4, "steps": 8, "staleness": 1},
-        "answers": {"lengths": [10], "draft_tokens": 0},
+        "completions": {"lengths": [10], "draft_tokens": 0},
         "costs": {**COSTS, "update": 3.0, "update_token": 0.0, "weights": 0.0, "fetch": 0.0, "load": 0.0, "step": 0.0},
     }
     assert simulate(from_dict(SimulateConfig, sections)).step_seconds == pytest.approx(10.0, abs=1e-6)

@@ -11,7 +11,7 @@ import pytest
 from bebop import simulate as command
 from bebop.bench.simulation import Size, medians
 from bebop.compose import simulate_config
-from bebop.config_simulate import AnswersConfig, CostsConfig, SimulateConfig
+from bebop.config_simulate import CompletionsConfig, CostsConfig, SimulateConfig
 from bebop.errors import UserError
 from bebop.parsing import from_dict
 from bebop.simulation.costs import Costs, cycles, emitted
@@ -29,7 +29,7 @@ def config(
     costs: dict[str, float] | None = None, answers: dict[str, Any] | None = None, **fleet: int
 ) -> SimulateConfig:
     sections: dict[str, Any] = {"fleet": {"steps": 8, "groups_per_step": 4, "group_size": 4, "slots": 8, **fleet}}
-    sections |= {"costs": costs or {}, "answers": answers or {}}
+    sections |= {"costs": costs or {}, "completions": answers or {}}
     return from_dict(SimulateConfig, sections)
 
 
@@ -62,7 +62,7 @@ def test_the_same_seed_gives_the_same_job_and_another_another() -> None:
 
 
 def test_cycles_have_the_mean_that_acceptance_rates_give() -> None:
-    answers, rng = AnswersConfig(accept_rates=(0.7, 0.5), draft_tokens=2), np.random.default_rng(0)
+    answers, rng = CompletionsConfig(accept_rates=(0.7, 0.5), draft_tokens=2), np.random.default_rng(0)
     mean, variance = emitted(answers)
     assert mean == pytest.approx(1 + 0.7 + 0.35)
     drawn = np.array([cycles(1000, answers, rng) for _ in range(400)])
@@ -118,9 +118,10 @@ def test_the_command_prints_and_writes_predictions(tmp_path: Path, capsys: pytes
 
 BAD = [
     ("fleet.workers=0", "fleet.workers=0"), ("fleet.steps=2", "fleet.skip=3"), ("fleet.nope=1", "fleet.nope"),
-    ("--nope", "--nope"), ("answers.draft_tokens=9", "answers.draft_tokens=9"), ("costs.cycle=nan", "costs.cycle=nan"),
-    ("answers.accept_rates=[2]", "answers.accept_rates"), ("--help nope", "nope"),
-    ("answers.lengths=[0]", "answers.lengths"), ("costs.bandwidth=0", "costs.bandwidth=0"),
+    ("--nope", "--nope"), ("completions.draft_tokens=9", "completions.draft_tokens=9"),
+    ("costs.cycle=nan", "costs.cycle=nan"),
+    ("completions.accept_rates=[2]", "completions.accept_rates"), ("--help nope", "nope"),
+    ("completions.lengths=[0]", "completions.lengths"), ("costs.bandwidth=0", "costs.bandwidth=0"),
 ]  # fmt: skip
 
 

@@ -133,7 +133,7 @@ def test_looking_back_changes_nothing() -> None:
     """Weights and optimizer go on to the bit as without it."""
     trained = []
     for answers in (0, 8):
-        trainer = PolicyTrainer(policy(), job(monitor={"check_answers": answers}))
+        trainer = PolicyTrainer(policy(), job(monitor={"check_completions": answers}))
         rows = [values(trainer.update(batch(seed=seed))) for seed in (1, 2, 3)]
         trained.append((trainer.state_dict(), rows))
     (plain, without), (looked, beside) = trained

@@ -16,7 +16,7 @@ from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.model.pipo import PairModel
 from bebop.tasks.rewards import make_reward
-from bebop.trainer.pipo_loss import acceptance, confidence_of, teacher_logprobs
+from bebop.trainer.pipo_loss import acceptance, teacher_logprobs
 from bebop.trainer.pipo_rows import PairRow, batch_rows
 from bebop.trajectory import Completion, Prompt
 from recipes.reproduce.pipo.arms import config
@@ -143,8 +143,7 @@ def held_against(network: PairModel, model: Policy, rows: Sequence[PairRow]) -> 
     overlap = [torch.minimum(a.exp(), b.exp()).sum(-1) for a, b in zip(student, wanted, strict=True)]
     gap = [(a.exp() * (a - b).masked_fill(torch.isneginf(a), 0)).sum(-1) for a, b in zip(student, wanted, strict=True)]
     entropies = [float(-(a.exp() * a.masked_fill(torch.isneginf(a), 0)).sum(-1).mean()) for a in student]
-    logprobs = student[1].gather(1, drafts[:, None])[:, 0]
-    confidence = confidence_of(network, model, h[drafted], u[drafted], drafts, logprobs).sigmoid()
+    confidence = network.confidence(h[drafted], u[drafted])
     kept = (batch.pairs[:, 1:, 1] != network.pad)[drafted]
     emitted = torch.cat([overlap[0], overlap[1][kept]])
     return {

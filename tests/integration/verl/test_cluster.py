@@ -26,6 +26,6 @@ def test_verl_takes_the_recipe(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert trainer == fleet.trainer_gpus and trainer + engines == recipe.gpus
     assert engines == fleet.workers * rollout.tensor_model_parallel_size
     assert config.data.train_batch_size * rollout.n == fleet.groups_per_step * fleet.group_size
-    assert rollout.response_length == recipe.simulation.answers.longest
+    assert rollout.response_length == recipe.simulation.completions.longest
     assert rollout.max_model_len >= rollout.prompt_length + rollout.response_length
     assert config.ray_kwargs.ray_init.address == "auto"
