@@ -14,7 +14,7 @@ from recipes.reproduce.pipo.decoding import Answers
 from recipes.reproduce.pipo.jobs import BY_CHANCE, MAIN, PROBED, SHARES, SWEPT, Measured, jacobian_share
 from recipes.reproduce.study import SEEDS
 from tests.builders import tiny_pairs, tiny_policy
-from tests.recipes.reproduce.test_names import missing
+from tests.recipes.reproduce.synthetic import check_names
 
 ONE = Answers(
     reward=np.array([1.0, 0.0, 1.0, 1.0]),
@@ -49,8 +49,7 @@ def measured(seed: int) -> Measured:
 
 def test_every_number_that_a_rule_asks_for_is_computed() -> None:
     found = numbers([measured(seed) for seed in SEEDS])
-    assert missing("pipo", found) == set()
-    assert missing("pipo", [name for name in found if name != "first token"]) == {"first token"}
+    check_names("pipo", found)
     assert found["confidence - random"].value == 0.75
     assert found[f"{DEFAULT} - {NO_PADS}, whole answers"].value == 0.375
     assert found["OPD - SFT, equal pairs"].value == 0 and found["pads"].value == 3, "one PAD too many is seen"
