@@ -27,7 +27,6 @@ from bebop.model.backbone import Policy
 from bebop.model.pivot import PivotNetwork
 from bebop.options import PipoOptions
 from bebop.rollout.decoding.base import Rows
-from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.drafters.history_mtp import HistoryMTPDrafter
 from bebop.rollout.decoding.lengths.cost import CostLength
 from bebop.rollout.decoding.pipo import PairDecoder
@@ -63,6 +62,7 @@ from tests.rollout.broken import (
     WrongParent,
     WrongState,
 )
+from tests.rollout.driving import decoder_of, finished, started
 from tests.rollout.pad_distribution import P_MIN, STOP, TAU, PadDistribution, random_network
 from tests.rollout.slow_pairs import pair_distribution
 from tests.rollout.trees import FIRP_TREES, FIVE, head_tree, likely_firp_tree
@@ -206,11 +206,6 @@ NOT_THEIRS: Mapping[str, tuple[Law, ...]] = {"pad": (never_overrides,), "pipo": 
 # ---- draws, and how well they fit
 
 Fault = Callable[[TorchEngine], None]
-
-
-def decoder_of(engine: TorchEngine) -> DraftVerify:
-    assert isinstance(engine.decoder, DraftVerify)
-    return engine.decoder
 
 
 def answers(case: Case, policy: Policy, draws: int, fault: Fault | None = None) -> list[Completion]:
@@ -459,14 +454,11 @@ def test_seeds_that_are_asked_again_draw_from_the_target(
         return history.of(prompt)
 
     engine.slots.history.of = own_past  # type: ignore[method-assign]
-    for number, request in enumerate(asked):
-        engine.add(replace(request, id=number))
+    started(engine, asked)
     for _ in range(cycles):
         assert not engine.step(), "rows would begin in another order"
     engine.configure(case.decoding)
-    done: dict[int, Completion] = {}
-    while engine.unfinished:
-        done |= {one.id: one.completion for one in engine.step()}
+    done = finished(engine)
     p = smallest_p(case, policy, [done[number] for number in range(FEW)], target_law)
     assert p > LEVEL if reseeds else p < CAUGHT
 

@@ -19,6 +19,7 @@ from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
 from tests.builders import alone, bare_policy, requests, tiny_policy
 from tests.cases import slow_but
+from tests.rollout.driving import finished
 
 STOP = 11
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9, 9, 2, 4], [2, 2]]
@@ -182,11 +183,9 @@ def test_abort_and_resume_of_a_turn_that_went_on(system: str) -> None:
         [part] = cut.abort()
         assert 0 < len(part.completion.token_ids) < 30 and cut.parking.counts.hits == hits - 1
         cut.add(replace(again, partial=part.completion))
-    done: list[Completion] = []
-    while cut.unfinished:
-        done += [f.completion for f in cut.step()]
-    same(done[0], wanted)
-    assert cut.parking.counts.hits == 3 and set(done[0].oldest.tolist()) == {0}
+    [done] = finished(cut).values()
+    same(done, wanted)
+    assert cut.parking.counts.hits == 3 and set(done.oldest.tolist()) == {0}
 
 
 def test_a_group_goes_on_from_one_cache_and_shares_what_it_reads() -> None:

@@ -10,13 +10,13 @@ from torch import Tensor
 from bebop.config import DecodingConfig
 from bebop.kernels.pivot import bias
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
-from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.rules.pivot_override import PivotOverride
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
 from tests.builders import requests
 from tests.cases import slow_but
 from tests.rollout.broken import EndsAtOverrides, WrongState
+from tests.rollout.driving import decoder_of
 from tests.rollout.pad_distribution import P_MIN, STOP, TAU, VOCAB, PadDistribution, policy, random_network
 from tests.rollout.test_exactness import exact_distribution
 
@@ -39,9 +39,8 @@ def answers(
     distribution.policy.parts["pivot"] = distribution.network
     config = config or pad()
     engine = TorchEngine(distribution.policy, config, slots=1000, max_length=16)
-    assert isinstance(engine.decoder, DraftVerify)
     if rule is not PivotOverride:
-        engine.decoder.rule = rule(distribution.policy, engine.slots, config)
+        decoder_of(engine).rule = rule(distribution.policy, engine.slots, config)
     stops = (distribution.stop,) if distribution.stop >= 0 else ()
     asked = requests([prompt] * draws, temperature=distribution.temperature, max_new_tokens=count, stop_token_ids=stops)
     return generate(engine, asked)
