@@ -73,7 +73,7 @@ def test_each_starts_what_it_was_sized_for(recipes: list[Recipe]) -> None:
             shown = dict(override.lstrip("+").split("=", 1) for override in verl_overrides(recipe))
             split = int(shown["actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"])
             tokens = int(shown["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"]) * split
-            assert tokens >= recipe.job.rollout.max_length  # one answer of full length fits a micro-batch
+            assert tokens >= recipe.job.rollout.max_length  # one completion of full length fits a micro-batch
 
 
 # ---- the roofline, by hand
@@ -172,7 +172,7 @@ def test_the_gain_of_drafts_by_hand() -> None:
 # ---- what does not fit is refused
 
 
-def test_long_answers_do_not_fit_the_own_trainer(tmp_path: Path) -> None:
+def test_long_completions_do_not_fit_the_own_trainer(tmp_path: Path) -> None:
     longer = [("max_length=7168", "max_length=67584"), ("max_new_tokens=6144", "max_new_tokens=65536")]
     line = refusal(tmp_path, SMALL, *longer, ("slots=64", "slots=16"))
     assert line.startswith(f"recipe {SMALL}: the trainer takes 3") and "have 72 GB to give" in line

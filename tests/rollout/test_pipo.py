@@ -98,7 +98,7 @@ class Checked(PairDecoder):
 
 @pytest.mark.parametrize("tau", slow_but([0.5], [0.5, -1.0]))
 def test_states_are_those_of_a_full_forward(tau: float) -> None:
-    """Both networks' to fp64's tolerance, with contexts that are shared, read anew and read from an aborted answer."""
+    """Both networks' to fp64's tolerance, with contexts shared, read anew and read from an aborted completion."""
     policy = paired()
     one = engine(policy, PipoOptions(tau=tau), slots=4)
     one.decoder.__class__ = Checked
@@ -147,7 +147,7 @@ def test_an_end_is_an_end_in_both_places_of_a_pair() -> None:
 
 
 def test_an_entry_of_the_caches_is_a_pair() -> None:
-    """P11: what is fed is the pairs of prompt and answer, all but the newest, in both networks' caches."""
+    """P11: what is fed is the pairs of prompt and completion, all but the newest, in both networks' caches."""
     policy = paired()
     [request] = requests([[1, 2, 3, 4, 5]], max_new_tokens=30)
     one = engine(policy)
@@ -165,8 +165,8 @@ def test_an_entry_of_the_caches_is_a_pair() -> None:
 
 
 @pytest.mark.slow
-def test_records_of_a_finished_answer_say_what_was_drafted() -> None:
-    """Rejected drafts included, each with what it was drawn with; an answer without them asked for has none."""
+def test_records_of_a_finished_completion_say_what_was_drafted() -> None:
+    """Rejected drafts included, each with what it was drawn with; a completion without them asked for has none."""
     policy = shared()
     asked = requests(PROMPTS, max_new_tokens=15, stop_token_ids=(VOCAB - 1,))
     rejected = 0
@@ -196,7 +196,7 @@ def test_a_head_that_sees_the_draft_is_shown_it() -> None:
 
 @pytest.mark.slow
 def test_a_higher_threshold_keeps_fewer_drafts() -> None:
-    """Of first pairs, which all thresholds draw alike, a subset; along whole answers, fewer."""
+    """Of first pairs, which all thresholds draw alike, a subset; along whole completions, fewer."""
     policy, prompts = shared(), [[1 + i % 10, 1 + i // 10] for i in range(60)]
 
     def answers(options: PipoOptions, count: int) -> list[Completion]:
@@ -217,7 +217,7 @@ def test_a_higher_threshold_keeps_fewer_drafts() -> None:
     assert stats.accepted.sum() / stats.reached.sum() == pytest.approx(0.6, abs=0.05)
 
 
-def test_a_pad_token_that_ends_answers_is_refused() -> None:
+def test_a_pad_token_that_ends_completions_is_refused() -> None:
     policy = paired()
     network_of(policy).pad = VOCAB - 1
     with pytest.raises(UserError, match=r"'pipo' is not possible: its pad token 11, which is never drawn"):
@@ -234,7 +234,7 @@ class PadAllowed(PairModel):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("allowed", [False, True])
-def test_no_answer_holds_a_pad(allowed: bool) -> None:
+def test_no_completion_holds_a_pad(allowed: bool) -> None:
     """12,000 of them, under every setting, by a model whose likeliest token PAD would often be."""
     one = tiny_policy(VOCAB, seed=3)
     network = tiny_pairs(one)
@@ -274,7 +274,7 @@ def test_no_word_of_a_number_that_was_not_measured() -> None:
 # ---- interruptions and changes
 
 
-def test_an_aborted_answer_goes_on_in_its_pairs() -> None:
+def test_an_aborted_completion_goes_on_in_its_pairs() -> None:
     policy = shared()
     asked = requests(PROMPTS[:5], max_new_tokens=20, seed=8)
     whole = [written(r.token_ids, r.params) for r in asked]
@@ -291,7 +291,7 @@ def test_an_aborted_answer_goes_on_in_its_pairs() -> None:
 
 
 def test_equal_tokens_in_other_pairs_are_not_shared() -> None:
-    """Two answers to one prompt, interrupted where they have the same tokens and not the same pairs."""
+    """Two completions to one prompt, interrupted where they have the same tokens and not the same pairs."""
     policy = shared()
     [request] = requests([[1, 2, 3]], max_new_tokens=20)
     [cut] = aborted(started(engine(policy), [request], 4)).values()

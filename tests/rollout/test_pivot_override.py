@@ -62,7 +62,7 @@ def distances(
     """Measured TV from the target, R_N and standard error at each place of the first cycle's drafts that is reached.
 
     The first draft of each prompt, and the second after each token that the first may be. TV(P, p) is P(B) - p(B), B
-    being the tokens that P prefers: a share of answers, which no noise makes larger.
+    being the tokens that P prefers: a share of completions, which no noise makes larger.
     """
     found = []
     for prompt in PROMPTS:
@@ -122,7 +122,7 @@ def test_tau_zero_is_rejection_sampling_to_the_bit() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("position", ["pred", "cand"])
 def test_bias_is_what_the_distribution_moves(position: str) -> None:
-    """R_N of the first draft of an answer, over all positions within three standard errors of the overrides' rate."""
+    """R_N of the first draft of a completion, over all positions, within three standard errors of overrides."""
     distribution = PadDistribution(MODEL, random_network(position, MODEL))
     first: list[Tensor] = []
 

@@ -47,8 +47,8 @@ def check(
     """Each running row that has drafted has matched what a search finds; how many there are.
 
     ``counted``: how often tokens followed, too; a row that comes with tokens is not counted where they are known.
-    ``read``: how much of each answer is known, and is kept up to date here: while another system is in charge, nothing.
-    ``ended``: answers that had ended before.
+    ``read``: how much of each completion is known, and is updated here: while another system is in charge, nothing.
+    ``ended``: completions that had ended before.
     """
     matches, begun = one.slots.caches["history"].of, one.slots.columns["history/begun"]
     read |= {r.id: matches[slot].read for slot, r in enumerate(one.active) if begun[slot]}
@@ -102,7 +102,7 @@ def test_matches_are_those_of_a_search(system: str, siblings: bool) -> None:
 
 
 def test_rows_that_share_a_context_keep_their_own_prompts() -> None:
-    """What is answer to one is prompt to the other, and new weights are read through one of them for both."""
+    """What is a completion to one is prompt to the other, and new weights are read through one of them for both."""
     one = TorchEngine(
         bare_policy(seed=3, dtype=torch.float64),
         DecodingConfig(system="history", draft_tokens=4, options={"siblings": False}),
@@ -121,8 +121,8 @@ def test_rows_that_share_a_context_keep_their_own_prompts() -> None:
 
 
 @pytest.mark.slow
-def test_answers_with_and_without_the_others() -> None:
-    """Alone with the past an answer is the same in any company; beside siblings it is drafted otherwise."""
+def test_completions_with_and_without_the_others() -> None:
+    """Alone with the past a completion is the same in any company; beside siblings it is drafted otherwise."""
 
     def counts(siblings: bool, slots: int) -> list[tuple[list[int], int]]:
         answers = generate(engine("bebop_history", siblings, slots), requests(PROMPTS[:5], max_new_tokens=16))
@@ -134,7 +134,7 @@ def test_answers_with_and_without_the_others() -> None:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_what_was_said_before_is_drafted_and_counted_by_its_source(system: str) -> None:
-    """Greedy answers that were told: nearly all drafts are history's, and stand."""
+    """Greedy completions that were told: nearly all drafts are history's, and stand."""
     asked = requests([[1, 2, 3], [4, 5, 6, 7]], temperature=0.0, max_new_tokens=40)
     plain = TorchEngine(bare_policy(seed=3, dtype=torch.float64), DecodingConfig(), slots=2, max_length=64)
     answers = generate(plain, asked)
@@ -220,7 +220,7 @@ def test_rows_earn_a_pass_of_the_head_together(siblings: bool, headed: list[bool
     assert going_on([1.5 * cost] * 4) == [True] * 4 and going_on([0.9 * cost] * 4) == [False] * 4
 
 
-def test_an_engine_without_such_drafts_takes_past_answers_and_does_nothing() -> None:
+def test_an_engine_without_such_drafts_takes_past_completions_and_does_nothing() -> None:
     one = TorchEngine(bare_policy(seed=3), DecodingConfig(draft_tokens=2), slots=2, max_length=64)
     plain = tokens(generate(one, requests(PROMPTS[:3], max_new_tokens=9)))
     one.remember([1, 2, 3], [np.array([5, 6, 7])])
@@ -252,7 +252,7 @@ def step_by_step(
 
 
 def test_one_loop_draws_what_single_steps_do() -> None:
-    """Of random answers of few words, so that matches end, split and start again, and of likely and doubtful ones."""
+    """Of random completions of few words, so that matches end, split and start again, and of likely and doubtful."""
     rng = np.random.default_rng(0)
     lengths, several = [], 0
     for _ in range(300):

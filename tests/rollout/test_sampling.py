@@ -280,7 +280,7 @@ def verifies_untruncated(decoder: DraftVerify) -> None:
 
 
 def forgets_drafts(decoder: DraftVerify) -> None:
-    """Penalties see what the context held at the start of the answer, never what was drafted since."""
+    """Penalties see what the context held at the start of the completion, never what was drafted since."""
     decode = decoder._verify
 
     def broken(rows: Rows, draft: Draft) -> TargetOutput:
@@ -310,7 +310,7 @@ def test_a_penalty_that_forgets_the_block_would_be_caught(policy: Policy) -> Non
 
 
 @pytest.mark.slow
-def test_a_penalty_that_forgets_the_answer_is_caught(policy: Policy) -> None:
+def test_a_penalty_that_forgets_the_completion_is_caught(policy: Policy) -> None:
     system = DecodingConfig(system="autoregressive")
     assert smallest_p(policy, system, {"repetition_penalty": 2.5}, forgets_drafts) < LEVEL / 100
 

@@ -208,7 +208,7 @@ def asked(**params: object) -> list[Request]:
 
 
 @pytest.mark.slow
-def test_an_answer_does_not_depend_on_those_beside_it() -> None:
+def test_a_completion_does_not_depend_on_those_beside_it() -> None:
     alone = generate(engine(slots=1), asked())
     assert tokens(generate(engine(slots=3), asked())) == tokens(alone)
     assert tokens(generate(engine(DecodingConfig(draft_tokens=3)), asked())) != tokens(alone)
@@ -226,7 +226,7 @@ def test_a_completion_that_is_taken_up_again_is_the_same_and_would_not_be_withou
 
 @pytest.mark.slow
 def test_a_head_that_is_too_unsure_is_put_right() -> None:
-    """The built-in model's, with logits half as large: within answers of 40 tokens, most of what a fixed one gains."""
+    """The built-in model's, with logits half as large: in completions of 40 tokens, most of what a fixed one gains."""
     policy = load_policy(ModelConfig(device="cpu"))
     assert policy.mtp is not None
     with torch.no_grad():

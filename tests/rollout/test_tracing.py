@@ -46,7 +46,7 @@ def engine(policy: Policy, name: str, slots: int = 3) -> TorchEngine:
 
 
 def wanted(traced: Sequence[int] = range(len(PROMPTS))) -> list[Request]:
-    """Answers of 5 to 25 tokens, each under a distribution of its own; those of ``traced`` are traced."""
+    """Completions of 5 to 25 tokens, each under a distribution of its own; those of ``traced`` are traced."""
     asked = []
     for i, (prompt, sampling) in enumerate(zip(PROMPTS, DISTRIBUTIONS, strict=True)):
         (one,) = requests([prompt], seed=40 + i, max_new_tokens=5 + 4 * i, stop_token_ids=(EOS,), **sampling)
@@ -212,7 +212,7 @@ def check_draft(trace: Trace, t: int, p: np.ndarray, cycle: Said, first: int, ke
 
 
 def check_sums(answer: Completion) -> None:
-    """Rows add up to the answer's own statistics, position by position."""
+    """Rows add up to the completion's own statistics, position by position."""
     trace, stats = answer.trace, answer.stats
     assert trace is not None
     place = np.arange(len(trace)) - np.searchsorted(trace.cycles, trace.cycles)
@@ -271,7 +271,7 @@ def test_every_field_is_what_the_model_and_the_drafter_say(policy: Policy, name:
 
 
 @pytest.mark.slow
-def test_what_is_traced_depends_on_nobody_beside_it_and_changes_no_answer(policy: Policy) -> None:
+def test_what_is_traced_depends_on_nobody_beside_it_and_changes_no_completion(policy: Policy) -> None:
     every, some, none = (generate(engine(policy, "bebop"), wanted(chosen)) for chosen in (range(6), (0, 2, 3), ()))
     one, late = engine(policy, "bebop", slots=6), {}
     for request in wanted():  # one comes in every cycle, beside those that run
@@ -302,7 +302,7 @@ def test_without_a_request_that_asks_nothing_is_looked_at(policy: Policy, monkey
 
 
 @pytest.mark.parametrize("then", slow_but(["bebop", "bebop_tree"], ["bebop", "ngram", "bebop_tree", "autoregressive"]))
-def test_an_interrupted_answer_has_the_rows_of_both_parts(policy: Policy, then: str) -> None:
+def test_an_interrupted_completion_has_the_rows_of_both_parts(policy: Policy, then: str) -> None:
     asked = wanted()
     one = started(engine(policy, "bebop", slots=6), asked)
     early = {f.id: f.completion for _ in range(3) for f in one.step()}

@@ -92,7 +92,7 @@ def test_a_tested_position_emits_the_mixture() -> None:
 def seen(
     arm: Arm, variation: Any = None, count: int = 400, tokens: int = 12
 ) -> tuple[dict[str, np.ndarray], list[Any]]:
-    """What is taken down of answers of the small model."""
+    """What is taken down of completions of the small model."""
     asked = requests([[0, 1, 2]] * count, max_new_tokens=tokens, stop_token_ids=(11,))
     witness = Witness([one.params.seed for one in asked], variation)
     made = engine(MODEL, arm, slots=count, watched=True)
@@ -102,7 +102,7 @@ def seen(
 
 
 def z(values: np.ndarray) -> float:
-    """Sums by answer, against a mean of 0."""
+    """Sums by completion, against a mean of 0."""
     return float(values.mean() / (values.std(ddof=1) / len(values) ** 0.5))
 
 
@@ -145,7 +145,7 @@ def test_what_else_is_counted() -> None:
     assert sums["overlap"] == pytest.approx(np.array([one.stats.overlap.sum() for one in answers]), rel=1e-5)
 
 
-# ---- answers in pairs
+# ---- completions in pairs
 
 
 def enumerated(gate: Tensor, first: Tensor, second: Tensor, then: Tensor, p: Tensor, swap: bool = False) -> np.ndarray:
@@ -213,7 +213,7 @@ PROMPTS, CHUNKED = 120, 4
 
 
 def made(arm: Arm, numbers: np.random.Generator, shift: float = 0.0, success: float = 0.5) -> Watched:
-    """Answers of 50 tokens whose sampled total variation has the mean ``shift`` beyond the computed one."""
+    """Completions of 50 tokens whose sampled total variation has the mean ``shift`` beyond the computed one."""
     tokens = np.full(PROMPTS, 50.0)
     spent = 0.0 if arm.exact else 50 * 0.1 * (arm.epsilon or 0.3)
     sums = {name: np.full(PROMPTS, 40.0) for name in COLUMNS}
@@ -229,7 +229,7 @@ def made(arm: Arm, numbers: np.random.Generator, shift: float = 0.0, success: fl
 
 
 def everything(speeds: dict[str, float], shifts: dict[str, float], right: dict[str, float]) -> Everything:
-    """Results in which arms have these speeds over plain, shifts and shares of right answers."""
+    """Results in which arms have these speeds over plain, shifts and shares of right completions."""
     numbers = np.random.default_rng(3)
     timed = {
         batch: {
@@ -281,7 +281,7 @@ def test_slopes_are_those_of_the_sums() -> None:
     assert analysis.slope(analysis.gained_on_spent, halved).low > 0.9
 
 
-def test_answers_are_compared_at_equal_total_variation() -> None:
+def test_completions_are_compared_at_equal_total_variation() -> None:
     spent = {arm.name: 0.1 * (arm.epsilon or 0) for arm in analysis.family("planted")}
     right = {name: 0.6 - 4 * value for name, value in spent.items()} | {"bebop": 0.6, "pad 0.1": 0.58}
     results = everything({}, {}, right)

@@ -40,7 +40,7 @@ def of_success(success: list[float], cycles: float = 4.0) -> Decoded:
 
 @pytest.fixture(scope="module")
 def recorded() -> tuple[Recorded, PadDistribution]:
-    """The rule's record of answers to one prompt, and the distributions worked out for them."""
+    """The rule's record of completions to one prompt, and the distributions worked out for them."""
     distribution = PadDistribution(MODEL, random_network("pred", MODEL))
     MODEL.parts["pivot"] = distribution.network
     config = DecodingConfig(system="pad", draft_tokens=2, options={"tau": TAU, "p_min": P_MIN})
@@ -54,7 +54,7 @@ def recorded() -> tuple[Recorded, PadDistribution]:
 
 
 def test_what_the_rule_takes_down(recorded: tuple[Recorded, PadDistribution]) -> None:
-    """One cycle an answer: how often the first and the second draft are on offer and overridden is worked out."""
+    """One cycle a completion: how often the first and the second draft are on offer and overridden is worked out."""
     rule, distribution = recorded
     one, two, _ = distribution.cycle([3, 3, 1, 0])
     possible = (one.p >= P_MIN) & (torch.arange(5) != STOP)
@@ -196,7 +196,7 @@ def test_tau_is_the_smallest_that_moves_the_distribution_enough(monkeypatch: pyt
     assert chosen(policy, config, [0.05, 0.5]) == [0.5, 1.0], "the largest, where none moves it so far"
 
 
-def test_numbers_of_answers_and_steps_by_hand() -> None:
+def test_numbers_of_completions_and_steps_by_hand() -> None:
     assert ONE.per_draft("bias") == pytest.approx(0.04) and ONE.per_draft("overridden") == 0
     assert weighted(ONE) == pytest.approx(2.5 / 4)
     assert by_position(ROW, "bias") == pytest.approx(0.2) and by_position(ROW, "overridden") == 0

@@ -1,4 +1,4 @@
-"""The study of networks of pairs: what arms are told, which questions are asked, what is computed from answers."""
+"""The study of networks of pairs: what arms are told, which questions are asked, what is computed from completions."""
 
 from dataclasses import replace
 
@@ -60,7 +60,7 @@ def test_every_number_that_a_rule_asks_for_is_computed() -> None:
         assert rows and all(row.keys() == rows[0].keys() for row in rows)
 
 
-def test_a_budget_counts_answers_that_end_within_it() -> None:
+def test_a_budget_counts_completions_that_end_within_it() -> None:
     assert reward(ONE) == 0.75 and reward(ONE, "equal pairs") == 0.5 and reward(ONE, "equal tokens") == 0.5
     assert ONE.tokens_per_pair == 310 / 200 and ONE.pad_ratio == pytest.approx(0.45)
     assert ONE.kept == pytest.approx(110 / 190)

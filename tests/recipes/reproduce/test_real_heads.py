@@ -251,7 +251,7 @@ def test_a_run_goes_on_from_the_best_head_of_another(study: Study, tmp_path: Pat
 def test_held_out_chains_are_looked_at_once_by_split(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "EVERY", 2)  # answers are of some tokens here
+    monkeypatch.setattr(evaluation, "EVERY", 2)  # completions are of some tokens here
     model, text, _ = study
     run = head_run(depth=3)
     Training(run, tmp_path, model, text).fit()

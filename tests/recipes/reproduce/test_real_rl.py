@@ -109,7 +109,7 @@ def probed(overlap: float, entropy: float, texts: int = 12, anchors: int = 20, s
     )  # fmt: skip
 
 
-def test_records_hold_the_first_draft_of_every_answer_with_an_anchor() -> None:
+def test_records_hold_the_first_draft_of_every_completion_with_an_anchor() -> None:
     found = probed(0.6, 2.0)
     records = records_of(found, range(100, 112), step=4)
     assert records.unit.tolist() == [unit for unit in range(100, 112) if unit != 103] and records.step == 4
@@ -164,7 +164,7 @@ def test_another_head_that_fits_as_well_is_no_mismatch() -> None:
 
 
 @pytest.mark.slow
-def test_heads_are_trained_on_answers_to_questions_of_the_runs_and_judged_on_others(tmp_path: Path) -> None:
+def test_heads_are_trained_on_completions_to_questions_of_the_runs_and_judged_on_others(tmp_path: Path) -> None:
     model = dataclasses.replace(load(PLAN), mtp=None)
     text = adapted.task_text(SMOKE, tmp_path, model)
     asked = [row["question"] for row in task.questions(SMOKE.questions) for _ in range(SMOKE.answers_each)]
