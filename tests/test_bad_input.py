@@ -14,9 +14,9 @@ import pytest
 
 from bebop.errors import UserError
 from tests.bad_input.case import Case
+from tests.bad_input.fixtures import WorkingFolder, working_folder
 from tests.bad_input.running import COMMANDS, faults, run_case
 from tests.bad_input.tables import CASES
-from tests.bad_input.world import World, world
 from tests.commands import on_disk
 
 # The first mistake of each kind and the first for each command belong to the quick tests, and some of the others to the
@@ -34,14 +34,14 @@ TABLE = [
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkingFolder]:
     """The working folder, and what is wrong in it."""
-    with world(tmp_path_factory.mktemp("bad") / "here") as filled:
+    with working_folder(tmp_path_factory.mktemp("bad") / "here") as filled:
         yield filled
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_a_mistake_is_one_line_and_nothing_is_written(case: Case, here: World, tmp_path: Path) -> None:
+def test_a_mistake_is_one_line_and_nothing_is_written(case: Case, here: WorkingFolder, tmp_path: Path) -> None:
     refuses(case, here, tmp_path)
 
 
@@ -50,12 +50,12 @@ def test_there_are_hundreds_of_them_and_no_two_are_the_same() -> None:
     assert {case.command for case in CASES} == set(COMMANDS)
 
 
-def refuses(case: Case, here: World, temp: Path) -> None:
+def refuses(case: Case, here: WorkingFolder, temp: Path) -> None:
     filled = case.filled(here.put)
     assert faults(run_case(filled, here.folder, temp), filled.names) == []
 
 
-def test_files_of_weights_that_an_index_names_must_be_there(here: World, tmp_path: Path) -> None:
+def test_files_of_weights_that_an_index_names_must_be_there(here: WorkingFolder, tmp_path: Path) -> None:
     given = ("model.path={model:shard}",)
     refuses(Case(command="run", kind="models", arguments=given, names="model-00002-of-00002"), here, tmp_path)
 
@@ -112,7 +112,11 @@ def _refuses(_: list[str]) -> int:
     ],
 )
 def test_each_way_to_take_a_mistake_badly_is_seen(
-    main: Callable[[list[str]], int], kinds: set[str], here: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    main: Callable[[list[str]], int],
+    kinds: set[str],
+    here: WorkingFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(COMMANDS, "broken", main)
     case = Case(command="broken", kind="numbers", arguments=("steps=0",), names="steps=0")
@@ -121,7 +125,7 @@ def test_each_way_to_take_a_mistake_badly_is_seen(
     (here.folder / "rows.txt").write_text("text\n")
 
 
-def test_a_job_that_would_start_is_seen(here: World, tmp_path: Path) -> None:
+def test_a_job_that_would_start_is_seen(here: WorkingFolder, tmp_path: Path) -> None:
     case = Case(command="run", kind="numbers", arguments=("trainer.steps=1",), names="trainer.steps")
     assert ("traceback", "AssertionError('the job was about to start')") in faults(
         run_case(case, here.folder, tmp_path), case.names

@@ -22,7 +22,7 @@ from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.options import HistoryOptions
-from bebop.past_answers import Answers, PastAnswers
+from bebop.past_answers import Completions, PastAnswers
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trainer import checkpoint
@@ -31,7 +31,7 @@ from bebop.trajectory import SamplingParams
 from recipes.history.jobs import Plan
 
 Tokens = tuple[int, ...]
-Past = Mapping[Tokens, Answers]  # prompt -> earlier answers
+Past = Mapping[Tokens, Completions]  # prompt -> earlier answers
 # arm -> system, and its number of drafts: None is the default of the system
 ARMS: dict[str, tuple[str, int | Literal["auto"] | None]] = {
     "plain": ("autoregressive", None),
@@ -95,7 +95,7 @@ def _in_order(answers: Sequence[StoredAnswer]) -> list[Tokens]:
 
 def _past(answers: Sequence[StoredAnswer], asked: Sequence[Tokens], ago: int) -> Past:
     """Those that answer one of the prompts."""
-    found: dict[Tokens, Answers] = dict.fromkeys(asked, ())
+    found: dict[Tokens, Completions] = dict.fromkeys(asked, ())
     for answer in answers:
         ids = tuple(answer.prompt_ids.tolist())
         if ids in found:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from bebop.bench.record import begin, keep, table
 from bebop.command import Parser, check_writable, run_main, writing
+from tests.bad_input.fixtures import working_folder
 from tests.bad_input.running import KINDS, faults, run_case
 from tests.bad_input.tables import CASES
-from tests.bad_input.world import world
 
 Row = dict[str, str | int]
 
@@ -36,7 +36,7 @@ def counted() -> tuple[Mapping[tuple[str, str], Counter[str]], list[str]]:
     """For each command and kind, how many cases there are and how many have which fault; a line for each fault."""
     counts: dict[tuple[str, str], Counter[str]] = {}
     wrong = []
-    with tempfile.TemporaryDirectory() as folder, world(Path(folder, "here")) as here:
+    with tempfile.TemporaryDirectory() as folder, working_folder(Path(folder, "here")) as here:
         temp = Path(folder, "temp")
         temp.mkdir()
         for case in CASES:

@@ -98,16 +98,16 @@ def faults(seen: Outcome, names: str) -> list[tuple[str, str]]:
     return wrong
 
 
-def run_case(case: Case, world: Path, temp: Path) -> Outcome:
+def run_case(case: Case, folder: Path, temp: Path) -> Outcome:
     """A filled-in case in its working folder, with a folder of its own for temporary files."""
     was = os.getcwd()
     places = patch.dict(os.environ, {"TMPDIR": str(temp), **case.environment})
     with contextlib.ExitStack() as stack:
         for place in (places, patch.object(tempfile, "tempdir", None), *(patch(begun, _taken) for begun in WORK)):
             stack.enter_context(place)
-        os.chdir(world)
+        os.chdir(folder)
         try:
-            return outcome(COMMANDS[case.command], case.arguments, (world, temp))
+            return outcome(COMMANDS[case.command], case.arguments, (folder, temp))
         finally:
             os.chdir(was)
 

@@ -15,7 +15,7 @@ from bebop.errors import UserError
 from bebop.simulation.batch import SimulatedBatch
 from bebop.verl_job.run import choices
 from recipes.cluster import __main__ as command
-from recipes.cluster.prediction import STORED, predicted, speedup
+from recipes.cluster.prediction import STORED, predicted, speedup, waiting
 from recipes.cluster.recipe import FOLDER, Recipe, load, names
 from recipes.cluster.roofline import GPUS, MODELS, Lengths, Plan, Roofline
 from recipes.cluster.start import arguments, verl_overrides
@@ -73,7 +73,7 @@ def test_each_starts_what_it_was_sized_for(recipes: list[Recipe]) -> None:
             shown = dict(override.lstrip("+").split("=", 1) for override in verl_overrides(recipe))
             split = int(shown["actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"])
             tokens = int(shown["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"]) * split
-            assert tokens >= recipe.job.rollout.max_length  # one answer of full length fits a micro-batch
+            assert tokens >= recipe.job.rollout.max_length  # one completion of full length fits a micro-batch
 
 
 # ---- the roofline, by hand
@@ -172,7 +172,7 @@ def test_the_gain_of_drafts_by_hand() -> None:
 # ---- what does not fit is refused
 
 
-def test_long_answers_do_not_fit_the_own_trainer(tmp_path: Path) -> None:
+def test_long_completions_do_not_fit_the_own_trainer(tmp_path: Path) -> None:
     longer = [("max_length=7168", "max_length=67584"), ("max_new_tokens=6144", "max_new_tokens=65536")]
     line = refusal(tmp_path, SMALL, *longer, ("slots=64", "slots=16"))
     assert line.startswith(f"recipe {SMALL}: the trainer takes 3") and "have 72 GB to give" in line
@@ -305,3 +305,22 @@ def test_all_stored_predictions_are_what_is_predicted(name: str) -> None:
 def test_files_are_mappings_without_what_is_derived() -> None:
     for name in names():
         assert "costs" not in yaml.safe_load((FOLDER / f"{name}.yaml").read_text())["simulate"]
+
+
+@pytest.mark.slow
+def test_what_environments_add_by_hand(tmp_path: Path) -> None:
+    """At no wait an engine has its rows open and nothing waits; what more waits takes its contexts in memory."""
+    agents = "512-gpus-8b-agents"
+    busy = waiting(load(variant(tmp_path, agents, ("environment_seconds: 2.0", "environment_seconds: 0.0")), tmp_path))
+    assert busy == {"waiting_seconds": 0.0, "open_trajectories": 24.0, "waiting_gb": 0.0}
+    recipe = load(agents)
+    found, lengths = waiting(recipe), recipe.roofline.lengths
+    assert found["waiting_seconds"] == 200 * 2.0
+    # 37 layers of 8 heads of 128 numbers, keys and values, two bytes; half of it on each of two GPUs.
+    each = 37 * 8 * 128 * 2 * 2 * lengths.context / 2 / 1e9
+    assert found["waiting_gb"] == pytest.approx((found["open_trajectories"] - 24) * each)
+    longer = waiting(
+        load(variant(tmp_path, agents, ("environment_seconds: 2.0", "environment_seconds: 4.0")), tmp_path)
+    )
+    assert longer["open_trajectories"] - 24 == pytest.approx(2 * (found["open_trajectories"] - 24))
+    assert waiting(load("64-gpus-8b-reasoning")) == {}

@@ -176,7 +176,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def written(folder: Path, plan: Plan) -> Path:
-    """Answers of a job that says [epoch, question, member], its questions in another order in each epoch."""
+    """Completions of a job that says [epoch, question, member], its questions in another order in each epoch."""
     log = TrajectoryLog(folder / NAME, "off", str, plan.group_size)
     for epoch in range(plan.epochs):
         order = np.random.default_rng(epoch).permutation(plan.questions)
@@ -206,7 +206,7 @@ def test_what_is_known_is_what_the_job_had_said_by_then(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive("every stage of a study; each has a test of its own")
 def test_a_point_has_the_weights_that_the_job_had(folder: Path) -> None:
-    """Drawn with the job's own numbers, its answers come out again; by the weights of another step they do not."""
+    """Drawn with the job's own numbers, its completions come out again; by the weights of another step they do not."""
     run, step = folder / "seed-0" / RUN, SMALL.steps(1)[0]
     with Trajectories(run / NAME) as stored:
         own = stored.answers(range(step + 1, step + 2))
@@ -216,7 +216,7 @@ def test_a_point_has_the_weights_that_the_job_had(folder: Path) -> None:
 
 
 def share_of_own(at: replay.Point, own: Any) -> float:
-    """Of a job's answers, those that come out with the job's own draws by the weights of a point."""
+    """Of a job's completions, those that come out with the job's own draws by the weights of a point."""
     asked = replay.requests(at, 1, 1)[0]
     requests = [
         replace(

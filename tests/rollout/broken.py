@@ -133,7 +133,7 @@ class WrongState(PivotOverride):
 
 
 class OverridesStops(PivotOverride):
-    """Also accepts a drafted end of the answer."""
+    """Also accepts a drafted end of the completion."""
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
         stops = rows.slots.stops.clone()

@@ -35,11 +35,11 @@ GATES = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """An answer with the pairs that it was drawn in."""
+    """A completion with the pairs that it was drawn in."""
 
     token_ids: list[int]
     logprobs: list[float]
-    pairs: list[tuple[int, int]]  # of the answer
+    pairs: list[tuple[int, int]]  # of the completion
     drafts: list[int]  # of each pair; -1: none
     confidence: list[float]
 
@@ -74,7 +74,7 @@ def distribution(policy: Policy, state: Tensor, params: SamplingParams, seen: se
 
 
 def decode(policy: Policy, prompt: Sequence[int], params: SamplingParams, options: PipoOptions) -> Drawn:
-    """One answer."""
+    """One completion."""
     network = network_of(policy)
     prompt_pairs = as_pairs(tuple(prompt), network.pad)
     tau = network.tau if options.tau is None else options.tau
@@ -126,7 +126,7 @@ def shared() -> Policy:
 
 @cache
 def written(prompt: tuple[int, ...], params: SamplingParams, options: PipoOptions = GATES[0]) -> Drawn:
-    """Return the answer of the shared policy, which costs a pass over the text for every pair."""
+    """Return the completion of the shared policy, which costs a pass over the text for every pair."""
     return decode(shared(), prompt, params, options)
 
 

@@ -3,9 +3,9 @@
 - Greedy completions are those of plain decoding, which are Hugging Face's own, in other families of models, too.
 - Log-probs are those of one pass over the whole text; in bfloat16 they differ by rounding alone.
 - Seeds decide the tokens: alone, beside others and in any order.
-- An aborted answer goes on where it was, to the bit.
+- An aborted completion goes on where it was, to the bit.
 - Weights that change in flight reach the tokens after them; another system may take over between two cycles.
-- Stop tokens, stop strings and limits cut an answer and change nothing before.
+- Stop tokens, stop strings and limits cut a completion and change nothing before.
 
 A system is a row of ``bebop.decoding.SYSTEMS``, and a new one is tested here without a line of its own. ``QUICK`` has
 one for each drafter that keeps a state and each cycle; the others are slow tests. What is a system's own is in the file
@@ -41,9 +41,9 @@ from tests.rollout.broken import AcceptsOneMore, RowOfTheParent
 from tests.rollout.driving import aborted, decoder_of, finished, resumed, started, tokens
 from tests.rollout.trees import CHAIN, FIRP_TREES, FIVE, firp_tree, head_tree
 
-LENGTH = 16  # tokens of an answer
+LENGTH = 16  # tokens of a completion
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9], [2, 2]]
-OF_THE_MODEL = [name for name, system in SYSTEMS.items() if not system.own_cycle]  # answers are the policy's
+OF_THE_MODEL = [name for name, system in SYSTEMS.items() if not system.own_cycle]  # completions are the policy's
 DRAFTING = [name for name, system in SYSTEMS.items() if system.drafts]
 QUICK = ["bebop", "bebop_history", "block", "firp", "pipo"]  # each drafter with a state of its own, and each cycle
 
@@ -65,11 +65,11 @@ def policy_of(system: str, **settings: Any) -> Policy:
 
 
 def numbers(answers: Sequence[Completion]) -> list[tuple[list[int], int, list[float]]]:
-    """Return the tokens of answers, and how they were drafted."""
+    """Return the tokens of completions, and how they were drafted."""
     return [(a.token_ids.tolist(), a.stats.cycles, a.stats.reached.tolist()) for a in answers]
 
 
-# ---- answers that several tests look at; nobody may change this policy
+# ---- completions that several tests look at; nobody may change this policy
 
 
 @cache
@@ -83,7 +83,7 @@ def asked() -> list[Request]:
 
 @cache
 def drawn(system: str) -> list[Completion]:
-    """Return sampled answers, each from an engine of its own."""
+    """Return sampled completions, each from an engine of its own."""
     return [generate(engine(shared_policy(), system, slots=1), [request])[0] for request in asked()]
 
 
@@ -192,7 +192,7 @@ QUICK_SETTINGS = [
 @pytest.mark.parametrize(
     ("name", "penalty"), slow_but(QUICK_SETTINGS, [(n, p) for n in SETTINGS for p in (1.0, 1.5)], several=True)
 )
-def test_greedy_answers_are_those_of_plain_decoding(name: str, penalty: float) -> None:
+def test_greedy_completions_are_those_of_plain_decoding(name: str, penalty: float) -> None:
     """Blocks of every size, and trees of every shape, whatever the matrices of firp are worth."""
     answers = greedy(SETTINGS[name], penalty, small_policy())
     assert tokens(answers) == tokens(plain(penalty))
@@ -207,7 +207,7 @@ def test_greedy_answers_are_those_of_plain_decoding(name: str, penalty: float) -
     ("name", "rule"),
     [("block-3", AcceptsOneMore), ("firp_chain-3", AcceptsOneMore), ("firp-five", RowOfTheParent)],
 )
-def test_broken_rules_change_greedy_answers(name: str, rule: type) -> None:
+def test_broken_rules_change_greedy_completions(name: str, rule: type) -> None:
     assert tokens(greedy(SETTINGS[name], 1.0, small_policy(), rule)) != tokens(plain(1.0))
 
 
@@ -327,7 +327,7 @@ def test_seeds_give_the_same_tokens_in_any_batch(system: str) -> None:
 
 
 @pytest.mark.parametrize("system", slow_but(QUICK, SYSTEMS))
-def test_abort_and_resume_give_the_whole_answer(system: str) -> None:
+def test_abort_and_resume_give_the_whole_completion(system: str) -> None:
     policy, whole = shared_policy(), drawn(system)
     first = started(engine(policy, system), asked())
     for _ in range(4):
@@ -335,7 +335,7 @@ def test_abort_and_resume_give_the_whole_answer(system: str) -> None:
     parts = aborted(first)
     assert first.unfinished == 0 and {len(p.token_ids) for p in parts.values()} != {0}
     assert all(p.finish_reason == "abort" for p in parts.values())
-    longer = engine(policy, system, max_length=160)  # an answer is not tied to the sizes of the engine it began in
+    longer = engine(policy, system, max_length=160)  # a completion is not tied to the sizes of the engine it began in
     again = generate(longer, resumed(asked(), parts))
     assert numbers(again) == numbers(whole)
     assert [a.stats.tokens for a in again] == [a.stats.tokens for a in whole]
@@ -346,7 +346,7 @@ def test_abort_and_resume_give_the_whole_answer(system: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIRP_TREES)
-def test_an_answer_is_the_same_alone_in_a_group_and_after_an_abort(name: str) -> None:
+def test_a_completion_is_the_same_alone_in_a_group_and_after_an_abort(name: str) -> None:
     """Groups share a prompt, and the firp tree some of whose nodes have no pseudo states has most to forget."""
     group = requests([SMALL_PROMPTS[2]] * 3 + SMALL_PROMPTS, max_new_tokens=20, temperature=1.2)
     policy = small_policy()
@@ -385,7 +385,7 @@ def test_weights_change_in_flight(system: str, on_update: str) -> None:
 
 @pytest.mark.parametrize("temperature", slow_but([1.0], [0.0, 1.0]))
 def test_another_system_takes_over_between_two_cycles(temperature: float) -> None:
-    """Answers in progress go on: greedy ones remain Hugging Face's, sampled ones have the model's log-probs."""
+    """Completions in progress go on: greedy ones remain Hugging Face's, sampled ones have the model's log-probs."""
     policy = policy_of("bebop")
     asked_for = requests(PROMPTS, temperature=temperature, max_new_tokens=24, stop_token_ids=(11,))
     one, done = started(engine(policy, drafts=2, room=4), asked_for), {}
@@ -426,7 +426,7 @@ TURNS = {
 
 @pytest.mark.parametrize("name", TURNS)
 def test_systems_take_turns_between_cycles(name: str) -> None:
-    """Greedy answers remain those of plain decoding, and drafters that are not in charge read on."""
+    """Greedy completions remain those of plain decoding, and drafters that are not in charge read on."""
     turns = TURNS[name]
     asked_for = requests(SMALL_PROMPTS, temperature=0.0, max_new_tokens=16)
     one, done = started(TorchEngine(small_policy(), turns[0], slots=4, max_length=64, room=5), asked_for), {}
@@ -440,7 +440,7 @@ def test_systems_take_turns_between_cycles(name: str) -> None:
 
 
 @pytest.mark.parametrize("system", slow_but(QUICK, SYSTEMS))
-def test_stop_strings_and_tokens_end_an_answer(system: str) -> None:
+def test_stop_strings_and_tokens_end_a_completion(system: str) -> None:
     policy, free, request = shared_policy(), drawn(system)[2], asked()[2]
     assert free.finish_reason == "length" and len(free.token_ids) == LENGTH
 

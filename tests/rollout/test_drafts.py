@@ -16,7 +16,7 @@ from tests.builders import bare_policy, requests
 
 
 def drafted(system: str, **settings: float) -> DecodeStats:
-    """Statistics of some answers at temperature 1."""
+    """Statistics of some completions at temperature 1."""
     config = DecodingConfig(system=system, draft_tokens=3, **settings)  # type: ignore[arg-type]
     engine = TorchEngine(bare_policy(seed=1), config, slots=8, max_length=64)
     answers = generate(engine, requests([[1, 2, 3]] * 8, max_new_tokens=30))

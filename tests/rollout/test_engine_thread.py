@@ -1,4 +1,4 @@
-"""The decoding thread on the real engine: order, answers, errors, and an end that leaves nobody waiting."""
+"""The decoding thread on the real engine: order, completions, errors, and an end that leaves nobody waiting."""
 
 import asyncio
 import threading
@@ -37,7 +37,7 @@ def thread() -> Iterator[EngineThread]:
     made.stop()
 
 
-def test_answers_are_those_of_the_engine_itself(thread: EngineThread) -> None:
+def test_completions_are_those_of_the_engine_itself(thread: EngineThread) -> None:
     futures = thread.submit([request(seed) for seed in range(6)])
     expected = generate(make_engine(), [request(seed) for seed in range(6)])
     for future, answer in zip(futures, expected, strict=True):
@@ -93,7 +93,7 @@ def test_a_broken_engine_tells_everybody_who_waits(thread: EngineThread, monkeyp
 
 
 def test_nobody_waits_for_a_thread_that_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step in progress gives its answers; what is open, queued or asked for later learns that it will not come."""
+    """The step in progress gives its completions; what is open, queued or asked for later learns that none comes."""
     made = EngineThread(make_engine())
     step, inside, go = made.engine.step, threading.Event(), threading.Event()
 

@@ -7,7 +7,7 @@ passes over whole texts (``LAWS``).
 - ``FEW`` draws, in ``make test``: one system for each acceptance rule, and a broken variant of each that they catch.
 - ``MANY`` draws, slow: every system of the registry, other settings and temperatures, and every broken variant.
 - Seeds are fixed, so a p-value is the same in every run. It is corrected for the number of tests (Bonferroni).
-- Temperature 0 has no distribution: ``test_conformance.py`` compares greedy answers.
+- Temperature 0 has no distribution: ``test_conformance.py`` compares greedy completions.
 """
 
 import itertools
@@ -27,7 +27,6 @@ from bebop.model.backbone import Policy
 from bebop.model.pivot import PivotNetwork
 from bebop.options import PipoOptions
 from bebop.rollout.decoding.base import Rows
-from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.drafters.history_mtp import HistoryMTPDrafter
 from bebop.rollout.decoding.lengths.cost import CostLength
 from bebop.rollout.decoding.pipo import PairDecoder
@@ -63,6 +62,7 @@ from tests.rollout.broken import (
     WrongParent,
     WrongState,
 )
+from tests.rollout.driving import decoder_of, finished, started
 from tests.rollout.pad_distribution import P_MIN, STOP, TAU, PadDistribution, random_network
 from tests.rollout.slow_pairs import pair_distribution
 from tests.rollout.trees import FIRP_TREES, FIVE, head_tree, likely_firp_tree
@@ -109,9 +109,9 @@ class Case:
     temperature: float = 1.0
     prompts: tuple[tuple[int, ...], ...] = PROMPTS
     model: Callable[[], Policy] = tiny
-    past: Literal["", "overlapping", "misleading"] = ""  # past answers that history is told of
+    past: Literal["", "overlapping", "misleading"] = ""  # past completions that history is told of
     mixed: bool = False  # every draft is of the mean of history and head, whatever was learned
-    stop: int = -1  # a token that ends answers; -1: none
+    stop: int = -1  # a token that ends completions; -1: none
     accepted: tuple[float, float] = (0.1, 1.0)  # the share of accepted drafts lies between, or nothing is tested
 
 
@@ -201,13 +201,8 @@ NOT_THEIRS: Mapping[str, tuple[Law, ...]] = {"pad": (never_overrides,), "pipo": 
 Fault = Callable[[TorchEngine], None]
 
 
-def decoder_of(engine: TorchEngine) -> DraftVerify:
-    assert isinstance(engine.decoder, DraftVerify)
-    return engine.decoder
-
-
 def answers(case: Case, policy: Policy, draws: int, fault: Fault | None = None) -> list[Completion]:
-    """Return so many answers to one prompt after another, from one engine."""
+    """Return so many completions to one prompt after another, from one engine."""
     numbers = np.random.default_rng(0)
     seconds = numbers.lognormal(-3.0, 2.0, size=100_000).cumsum().tolist()  # by which as many drafts as pay are made
     slots = 100 if case.decoding.draft_tokens == "auto" else 1000  # with auto, cycles of all sizes are timed first
@@ -242,7 +237,7 @@ def prompts_of(case: Case, draws: int) -> Sequence[tuple[int, ...]]:
 
 
 def past_answers(expected: np.ndarray, past: str) -> list[tuple[int, ...]]:
-    """Return twelve answers that the target gives, or two each of its six least likely ones."""
+    """Return twelve completions that the target gives, or two each of its six least likely ones."""
     if past == "overlapping":
         chosen = np.random.default_rng(0).choice(expected.size, 12, p=expected.ravel() / expected.sum())
     else:
@@ -267,7 +262,7 @@ def assert_tested(case: Case, done: list[Completion]) -> None:
 
 
 def counted(done: Sequence[Completion], stop: int) -> np.ndarray:
-    """Return counts [V, V, V] of the first three tokens; an answer that stopped goes on with its stop token."""
+    """Return counts [V, V, V] of the first three tokens; a completion that stopped goes on with its stop token."""
     table = np.zeros((VOCAB,) * TOKENS)
     for tokens, count in Counter(tuple([*a.token_ids.tolist(), *[stop] * TOKENS][:TOKENS]) for a in done).items():
         table[tokens] = count
@@ -412,7 +407,7 @@ def test_three_tokens_have_the_pair_networks_distribution(name: str, draws: int)
     check(PIPO[name], draws)
 
 
-SAME_SEEDS = {  # name -> system, whether answers in progress count, cycles of bebop before it takes over
+SAME_SEEDS = {  # name -> system, whether completions in progress count, cycles of bebop before it takes over
     "history": ("history", False, 0),
     "bebop_history": ("bebop_history", False, 0),
     "siblings": ("history", True, 0),
@@ -451,14 +446,11 @@ def test_seeds_that_are_asked_again_draw_from_the_target(
         return history.of(prompt)
 
     engine.slots.history.of = own_past  # type: ignore[method-assign]
-    for number, request in enumerate(asked):
-        engine.add(replace(request, id=number))
+    started(engine, asked)
     for _ in range(cycles):
         assert not engine.step(), "rows would begin in another order"
     engine.configure(case.decoding)
-    done: dict[int, Completion] = {}
-    while engine.unfinished:
-        done |= {one.id: one.completion for one in engine.step()}
+    done = finished(engine)
     p = smallest_p(case, policy, [done[number] for number in range(FEW)], target_law)
     assert p > LEVEL if reseeds else p < CAUGHT
 

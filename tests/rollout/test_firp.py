@@ -260,7 +260,7 @@ def test_siblings_differ_and_are_of_the_state_of_their_depth(policy: Policy, par
 
 
 def simulated(policy: Policy, shape: tuple[Path, ...], prompt: list[int], answer: list[int]) -> int:
-    """Cycles that a tree takes for a greedy answer, from the ranks of its tokens in the drafts of every anchor."""
+    """Cycles that a tree takes for a greedy completion, from the ranks of its tokens in the drafts of every anchor."""
     network, text = part(policy), [*prompt, *answer]
     steps = len(network.layers)
     anchors = torch.arange(len(text))[None]
@@ -278,7 +278,7 @@ def simulated(policy: Policy, shape: tuple[Path, ...], prompt: list[int], answer
 
 @pytest.mark.parametrize("name", slow_but(["five"], ["five", "sixteen"]))
 def test_cycles_are_those_that_ranks_foretell(policy: Policy, name: str) -> None:
-    """What studies compute of any tree from one greedy answer."""
+    """What studies compute of any tree from one greedy completion."""
     prompts = PROMPTS[:5]  # the last has no state before its newest token
     asked = requests(prompts, max_new_tokens=24, temperature=0.0)
     done = generate(engine(policy, FIRP_TREES[name], 3), asked)

@@ -147,7 +147,7 @@ def test_the_prompt_asked_longest_ago_goes_first() -> None:
     assert [len(kept.of([prompt]).follow) > 1 for prompt in (1, 3, 2)] == [True, True, False]
 
 
-def test_the_same_answers_told_again_leave_what_was_decoded_meanwhile() -> None:
+def test_the_same_completions_told_again_leave_what_was_decoded_meanwhile() -> None:
     kept = History()
     kept.remember([1], [[5, 6]])
     texts = kept.of([1])
@@ -160,7 +160,7 @@ def test_the_same_answers_told_again_leave_what_was_decoded_meanwhile() -> None:
     assert kept.tokens == 6
 
 
-def test_an_answer_that_comes_again_is_counted_once() -> None:
+def test_a_completion_that_comes_again_is_counted_once() -> None:
     kept = History()
     texts = kept.of([1])
     state = kept.extend(texts, kept.enter(texts, ()), [5, 6, 5, 7])

@@ -29,7 +29,7 @@ def test_a_match_is_that_of_a_plain_search() -> None:
 
 
 def test_a_text_that_repeats_itself_is_drafted_without_a_head() -> None:
-    """Greedy answers of a small model run in circles; the drafts come from prompt and answer alone."""
+    """Greedy completions of a small model run in circles; the drafts come from prompt and completion alone."""
     policy = bare_policy(seed=1)
     policy.mtp = None
     answers = {}

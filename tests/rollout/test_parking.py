@@ -19,6 +19,7 @@ from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
 from tests.builders import alone, bare_policy, requests, tiny_policy
 from tests.cases import slow_but
+from tests.rollout.driving import finished
 
 STOP = 11
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9, 9, 2, 4], [2, 2]]
@@ -45,7 +46,7 @@ class Talk:
     asked: list[Request]
 
     def turn(self) -> list[Completion]:
-        """Answers; what they were given next is part of the requests then."""
+        """Completions; what they were given next is part of the requests then."""
         answers = generate(self.one, [replace(request, park=True) for request in self.asked])
         self.asked = [
             replace(request, token_ids=(*request.token_ids, *answer.token_ids.tolist(), *OBSERVED[request.id % 5]))
@@ -71,7 +72,7 @@ def same(kept: Completion, read: Completion) -> None:
 
 @pytest.mark.parametrize("system", slow_but(DIFFERENT, SYSTEMS))
 def test_turns_are_those_of_a_full_prefill(system: str) -> None:
-    """Rows of all lengths and settings, answers cut by stop texts, one observation empty, new prompts among them."""
+    """Rows of all lengths and settings, completions cut by stop texts, one observation empty, new prompts too."""
     policy = tiny_policy(seed=3, dtype=torch.float64)
     own = [{}, {"repetition_penalty": 1.2}, {"temperature": 0.5}, {"stop": ("fa", "bd", "ai", "e")}, {"top_p": 0.9}]
     talks = []
@@ -111,7 +112,7 @@ def test_no_turn_draws_numbers_again(system: str, monkeypatch: pytest.MonkeyPatc
 
 
 def first_turn(one: TorchEngine, **params: object) -> tuple[Request, list[int]]:
-    """A parked answer: its request, and its history."""
+    """A parked completion: its request, and its history."""
     [request] = asked([[4, 5, 6, 7, 8, 1]], **params)
     [answer] = generate(one, [replace(request, park=True)])
     return request, [*request.token_ids, *answer.token_ids.tolist()]
@@ -182,11 +183,9 @@ def test_abort_and_resume_of_a_turn_that_went_on(system: str) -> None:
         [part] = cut.abort()
         assert 0 < len(part.completion.token_ids) < 30 and cut.parking.counts.hits == hits - 1
         cut.add(replace(again, partial=part.completion))
-    done: list[Completion] = []
-    while cut.unfinished:
-        done += [f.completion for f in cut.step()]
-    same(done[0], wanted)
-    assert cut.parking.counts.hits == 3 and set(done[0].oldest.tolist()) == {0}
+    [done] = finished(cut).values()
+    same(done, wanted)
+    assert cut.parking.counts.hits == 3 and set(done.oldest.tolist()) == {0}
 
 
 def test_a_group_goes_on_from_one_cache_and_shares_what_it_reads() -> None:
@@ -261,7 +260,7 @@ def test_padding_never_lands_on_a_row_that_ends_at_its_slot() -> None:
 
 
 def parking(limit: float, answers: int = 0) -> tuple[Parking, list[list[int]]]:
-    """A bound of ``limit`` answers, and so many parked."""
+    """A bound of ``limit`` completions, and so many parked."""
     one = engine(bare_policy(seed=3), "autoregressive")
     probe = Parking(one.slots, 2**30)
     probe.park(0, [*range(9)], 0)
@@ -317,7 +316,7 @@ def test_a_slot_gives_what_was_taken() -> None:
             assert torch.equal(store[:, 3, :, 7:], was[:, 3, :, 7:]) and torch.equal(store[:, :3], was[:, :3])
 
 
-def test_of_equal_answers_the_one_with_newer_weights_serves_both() -> None:
+def test_of_equal_completions_the_one_with_newer_weights_serves_both() -> None:
     one, [history] = parking(2, 1)
     for version, seed in ((2, 7), (1, 8)):
         one.slots.oldest[0] = version

@@ -23,6 +23,7 @@ from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion, DecodeStats
 from tests.builders import requests, tiny_pairs, tiny_policy
 from tests.cases import slow_but
+from tests.rollout.driving import aborted, finished, resumed, started, tokens
 from tests.rollout.slow_pairs import (
     GATES,
     PROMPTS,
@@ -96,19 +97,16 @@ class Checked(PairDecoder):
 
 @pytest.mark.parametrize("tau", slow_but([0.5], [0.5, -1.0]))
 def test_states_are_those_of_a_full_forward(tau: float) -> None:
-    """Both networks' to fp64's tolerance, with contexts that are shared, read anew and read from an aborted answer."""
+    """Both networks' to fp64's tolerance, with contexts shared, read anew and read from an aborted completion."""
     policy = paired()
     one = engine(policy, PipoOptions(tau=tau), slots=4)
-    assert isinstance(one.decoder, PairDecoder)
     one.decoder.__class__ = Checked
     decoder = one.decoder
     assert isinstance(decoder, Checked)
     decoder.engine = one
     asked = requests([p for p in PROMPTS for _ in range(2)], max_new_tokens=12, stop_token_ids=(VOCAB - 1,))
-    for request in asked:
-        one.add(request)
     for turn in range(25):
-        one.step()
+        started(one, () if turn else asked, 1)
         if turn % 6 == 5:
             by_id = {r.id: r for r in asked}
             for cut in one.abort([request.id for request in one.active[::2]]):
@@ -148,7 +146,7 @@ def test_an_end_is_an_end_in_both_places_of_a_pair() -> None:
 
 
 def test_an_entry_of_the_caches_is_a_pair() -> None:
-    """P11: what is fed is the pairs of prompt and answer, all but the newest, in both networks' caches."""
+    """P11: what is fed is the pairs of prompt and completion, all but the newest, in both networks' caches."""
     policy = paired()
     [request] = requests([[1, 2, 3, 4, 5]], max_new_tokens=30)
     one = engine(policy)
@@ -166,8 +164,8 @@ def test_an_entry_of_the_caches_is_a_pair() -> None:
 
 
 @pytest.mark.slow
-def test_records_of_a_finished_answer_say_what_was_drafted() -> None:
-    """Rejected drafts included, each with what it was drawn with; an answer without them asked for has none."""
+def test_records_of_a_finished_completion_say_what_was_drafted() -> None:
+    """Rejected drafts included, each with what it was drawn with; a completion without them asked for has none."""
     policy = shared()
     asked = requests(PROMPTS, max_new_tokens=15, stop_token_ids=(VOCAB - 1,))
     rejected = 0
@@ -189,7 +187,7 @@ def test_records_of_a_finished_answer_say_what_was_drafted() -> None:
 
 @pytest.mark.slow
 def test_a_higher_threshold_keeps_fewer_drafts() -> None:
-    """Of first pairs, which all thresholds draw alike, a subset; along whole answers, fewer."""
+    """Of first pairs, which all thresholds draw alike, a subset; along whole completions, fewer."""
     policy, prompts = shared(), [[1 + i % 10, 1 + i // 10] for i in range(60)]
 
     def answers(options: PipoOptions, count: int) -> list[Completion]:
@@ -210,7 +208,7 @@ def test_a_higher_threshold_keeps_fewer_drafts() -> None:
     assert stats.accepted.sum() / stats.reached.sum() == pytest.approx(0.6, abs=0.05)
 
 
-def test_a_pad_token_that_ends_answers_is_refused() -> None:
+def test_a_pad_token_that_ends_completions_is_refused() -> None:
     policy = paired()
     network_of(policy).pad = VOCAB - 1
     with pytest.raises(UserError, match=r"'pipo' is not possible: its pad token 11, which is never drawn"):
@@ -227,7 +225,7 @@ class PadAllowed(PairModel):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("allowed", [False, True])
-def test_no_answer_holds_a_pad(allowed: bool) -> None:
+def test_no_completion_holds_a_pad(allowed: bool) -> None:
     """12,000 of them, under every setting, by a model whose likeliest token PAD would often be."""
     one = tiny_policy(VOCAB, seed=3)
     network = tiny_pairs(one)
@@ -267,41 +265,33 @@ def test_no_word_of_a_number_that_was_not_measured() -> None:
 # ---- interruptions and changes
 
 
-def test_an_aborted_answer_goes_on_in_its_pairs() -> None:
+def test_an_aborted_completion_goes_on_in_its_pairs() -> None:
     policy = shared()
     asked = requests(PROMPTS[:5], max_new_tokens=20, seed=8)
     whole = [written(r.token_ids, r.params) for r in asked]
     parts: dict[int, Completion] = {}
     for _ in range(3):
-        first = engine(policy, slots=len(asked))
-        for request in asked:
-            first.add(dataclasses.replace(request, partial=parts.get(request.id)))
-        for _ in range(3):
-            assert not first.step()
-        parts = {f.id: f.completion for f in first.abort()}
-    again = generate(engine(policy), [dataclasses.replace(r, partial=parts[r.id]) for r in asked])
-    for answer, wanted in zip(again, whole, strict=True):
+        again = [dataclasses.replace(request, partial=parts.get(request.id)) for request in asked]
+        parts = aborted(started(engine(policy, slots=len(asked)), again, 3))
+        assert len(parts) == len(asked)
+    done = generate(engine(policy), resumed(asked, parts))
+    for answer, wanted in zip(done, whole, strict=True):
         same(answer, wanted)
     lost = [dataclasses.replace(r, partial=dataclasses.replace(parts[r.id], state={})) for r in asked]
-    other = [a.token_ids.tolist() for a in generate(engine(policy), lost)]
-    assert other != [a.token_ids.tolist() for a in again], "without its pairs an answer is another text"
+    assert tokens(generate(engine(policy), lost)) != tokens(done), "without its pairs a completion is another text"
 
 
 def test_equal_tokens_in_other_pairs_are_not_shared() -> None:
-    """Two answers to one prompt, interrupted where they have the same tokens and not the same pairs."""
+    """Two completions to one prompt, interrupted where they have the same tokens and not the same pairs."""
     policy = shared()
     [request] = requests([[1, 2, 3]], max_new_tokens=20)
-    first = engine(policy)
-    first.add(request)
-    for _ in range(4):
-        first.step()
-    [cut] = [f.completion for f in first.abort()]
+    [cut] = aborted(started(engine(policy), [request], 4)).values()
     kept = np.array(cut.state["pipo/kept"])
     assert kept.any()
     alone = dataclasses.replace(cut, state={**cut.state, "pipo/kept": np.zeros_like(kept)})
     asked = [dataclasses.replace(request, id=i, partial=part) for i, part in enumerate((cut, alone, cut))]
-    together = [a.token_ids.tolist() for a in generate(engine(policy), asked)]
-    apart = [generate(engine(policy), [one])[0].token_ids.tolist() for one in asked]
+    together = tokens(generate(engine(policy), asked))
+    apart = [ids for one in asked for ids in tokens(generate(engine(policy), [one]))]
     assert together == apart and apart[0] == apart[2] != apart[1]
 
 
@@ -321,20 +311,12 @@ def test_groups_share_their_prompt_and_differ() -> None:
 
 
 def cut_after(one: TorchEngine, asked: list[Request], cycles: int) -> list[Request]:
-    """The requests with what they have after some cycles."""
-    for request in asked:
-        one.add(request)
-    for _ in range(cycles):
-        assert not one.step()
-    parts = {f.id: f.completion for f in one.abort()}
-    return [dataclasses.replace(request, partial=parts[request.id]) for request in asked]
+    """Return the requests with what they have after some cycles."""
+    return resumed(asked, aborted(started(one, asked, cycles)))
 
 
-def finished(one: TorchEngine) -> list[list[int]]:
-    done: dict[int, list[int]] = {}
-    while one.unfinished:
-        done |= {f.id: f.completion.token_ids.tolist() for f in one.step()}
-    return [done[i] for i in sorted(done)]
+def rest(one: TorchEngine) -> list[list[int]]:
+    return tokens([answer for _, answer in sorted(finished(one).items())])
 
 
 def test_a_threshold_that_comes_back_finds_the_entries_that_were_left_out() -> None:
@@ -342,14 +324,10 @@ def test_a_threshold_that_comes_back_finds_the_entries_that_were_left_out() -> N
     policy, asked = shared(), requests(PROMPTS[:3], max_new_tokens=20)
     halves = cut_after(engine(policy, GATES[2]), asked, 4)
     assert all(half.partial is not None and half.partial.stats.draft_forwards == 0 for half in halves)
-    wanted = [a.token_ids.tolist() for a in generate(engine(policy), halves)]
-    one = engine(policy, GATES[2])
-    for request in asked:
-        one.add(request)
-    for _ in range(4):
-        one.step()
+    wanted = tokens(generate(engine(policy), halves))
+    one = started(engine(policy, GATES[2]), asked, 4)
     one.configure(DecodingConfig(system="pipo", draft_tokens=1, options={"tau": 0.5}))
-    assert finished(one) == wanted
+    assert rest(one) == wanted
 
 
 @pytest.mark.parametrize("on_update", ["keep", "recompute"])
@@ -359,13 +337,9 @@ def test_new_weights_reach_it_through_embedding_and_head_alone(on_update: str) -
     with torch.no_grad():
         for ours, theirs in zip(other.parts["pipo"].parameters(), policy.parts["pipo"].parameters(), strict=True):
             ours.copy_(theirs)
-    wanted = [a.token_ids.tolist() for a in generate(engine(other), cut_after(engine(policy), asked, 4))]
-    one = engine(policy, on_update=on_update)
-    for request in asked:
-        one.add(request)
-    for _ in range(4):
-        one.step()
+    wanted = tokens(generate(engine(other), cut_after(engine(policy), asked, 4)))
+    one = started(engine(policy, on_update=on_update), asked, 4)
     before = {name: value.clone() for name, value in policy.parts["pipo"].state_dict().items()}
     one.load_weights({name: value.detach().clone() for name, value in other.weights().items()}, version=1)
     assert all(torch.equal(value, before[name]) for name, value in policy.parts["pipo"].state_dict().items())
-    assert (finished(one) == wanted) == (on_update == "recompute")
+    assert (rest(one) == wanted) == (on_update == "recompute")

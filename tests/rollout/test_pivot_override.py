@@ -10,13 +10,13 @@ from torch import Tensor
 from bebop.config import DecodingConfig
 from bebop.kernels.pivot import bias
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
-from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.rules.pivot_override import PivotOverride
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
 from tests.builders import requests
 from tests.cases import slow_but
 from tests.rollout.broken import EndsAtOverrides, WrongState
+from tests.rollout.driving import decoder_of
 from tests.rollout.pad_distribution import P_MIN, STOP, TAU, VOCAB, PadDistribution, policy, random_network
 from tests.rollout.test_exactness import exact_distribution
 
@@ -39,9 +39,8 @@ def answers(
     distribution.policy.parts["pivot"] = distribution.network
     config = config or pad()
     engine = TorchEngine(distribution.policy, config, slots=1000, max_length=16)
-    assert isinstance(engine.decoder, DraftVerify)
     if rule is not PivotOverride:
-        engine.decoder.rule = rule(distribution.policy, engine.slots, config)
+        decoder_of(engine).rule = rule(distribution.policy, engine.slots, config)
     stops = (distribution.stop,) if distribution.stop >= 0 else ()
     asked = requests([prompt] * draws, temperature=distribution.temperature, max_new_tokens=count, stop_token_ids=stops)
     return generate(engine, asked)
@@ -63,7 +62,7 @@ def distances(
     """Measured TV from the target, R_N and standard error at each place of the first cycle's drafts that is reached.
 
     The first draft of each prompt, and the second after each token that the first may be. TV(P, p) is P(B) - p(B), B
-    being the tokens that P prefers: a share of answers, which no noise makes larger.
+    being the tokens that P prefers: a share of completions, which no noise makes larger.
     """
     found = []
     for prompt in PROMPTS:
@@ -123,7 +122,7 @@ def test_tau_zero_is_rejection_sampling_to_the_bit() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("position", ["pred", "cand"])
 def test_bias_is_what_the_distribution_moves(position: str) -> None:
-    """R_N of the first draft of an answer, over all positions within three standard errors of the overrides' rate."""
+    """R_N of the first draft of a completion, over all positions, within three standard errors of overrides."""
     distribution = PadDistribution(MODEL, random_network(position, MODEL))
     first: list[Tensor] = []
 

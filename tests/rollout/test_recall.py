@@ -14,7 +14,6 @@ from bebop.decoding import HEAD_OVERLAP, HEAD_READ
 from bebop.metrics import values
 from bebop.monitor.estimators import decode_metrics
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
-from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.drafters.history_mtp import HistoryMTPDrafter, _Row
 from bebop.rollout.decoding.matching import Followers, Match, Next
 from bebop.rollout.decoding.recall import Cycle, HeadProbs, Recall
@@ -25,6 +24,7 @@ from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion, DecodeStats
 from tests.builders import bare_policy, requests
 from tests.cases import slow_but
+from tests.rollout.driving import aborted, drafter_of, resumed, started, tokens
 from tests.rollout.test_history import found, searched
 
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6], [1, 2, 3], [4, 5, 6], [1, 2, 3], [9], [1, 2, 3]]
@@ -47,8 +47,8 @@ def check(
     """Each running row that has drafted has matched what a search finds; how many there are.
 
     ``counted``: how often tokens followed, too; a row that comes with tokens is not counted where they are known.
-    ``read``: how much of each answer is known, and is kept up to date here: while another system is in charge, nothing.
-    ``ended``: answers that had ended before.
+    ``read``: how much of each completion is known, and is updated here: while another system is in charge, nothing.
+    ``ended``: completions that had ended before.
     """
     matches, begun = one.slots.caches["history"].of, one.slots.columns["history/begun"]
     read |= {r.id: matches[slot].read for slot, r in enumerate(one.active) if begun[slot]}
@@ -83,8 +83,7 @@ def test_matches_are_those_of_a_search(system: str, siblings: bool) -> None:
     one, said, checked = engine(system, siblings, on_update="recompute"), dict[int, Completion](), 0
     read, ended = dict[int, int](), set[int]()
     asked = requests(PROMPTS, max_new_tokens=14, stop_token_ids=(11,), seed=4)
-    for request in asked:
-        one.add(request)
+    started(one, asked)
     other = SYSTEMS[system == "history"]
     changes = {
         8: lambda: one.configure(DecodingConfig(system="bebop", draft_tokens=2)),
@@ -97,15 +96,13 @@ def test_matches_are_those_of_a_search(system: str, siblings: bool) -> None:
         said |= {f.id: f.completion for f in one.step()}
         checked += check(one, said, siblings, turn < 8, read, ended)
         if turn == 15:
-            parts = {f.id: f.completion for f in one.abort()}
-            for request in asked:
-                if request.id in parts:
-                    one.add(dataclasses.replace(request, partial=parts[request.id]))
+            parts = aborted(one)
+            started(one, resumed([request for request in asked if request.id in parts], parts))
     assert len(said) == len(PROMPTS) and checked > 30
 
 
 def test_rows_that_share_a_context_keep_their_own_prompts() -> None:
-    """What is answer to one is prompt to the other, and new weights are read through one of them for both."""
+    """What is a completion to one is prompt to the other, and new weights are read through one of them for both."""
     one = TorchEngine(
         bare_policy(seed=3, dtype=torch.float64),
         DecodingConfig(system="history", draft_tokens=4, options={"siblings": False}),
@@ -113,10 +110,8 @@ def test_rows_that_share_a_context_keep_their_own_prompts() -> None:
     )  # fmt: skip
     [token] = generate(one, requests([[1, 2, 3]], temperature=0.0, max_new_tokens=1))[0].token_ids.tolist()
     first, second = requests([[1, 2, 3], [1, 2, 3, token]], temperature=0.0, max_new_tokens=20)
-    one.add(first)
-    one.step()  # nothing is known, so it is a token a cycle
-    one.add(second)
-    one.step()
+    started(one, [first], 1)  # nothing is known, so it is a token a cycle
+    started(one, [second], 1)
     assert one._context(0) == one._context(1)
     one.load_weights(one.policy.weights(), 1)
     one.step()
@@ -126,8 +121,8 @@ def test_rows_that_share_a_context_keep_their_own_prompts() -> None:
 
 
 @pytest.mark.slow
-def test_answers_with_and_without_the_others() -> None:
-    """Alone with the past an answer is the same in any company; beside siblings it is drafted otherwise."""
+def test_completions_with_and_without_the_others() -> None:
+    """Alone with the past a completion is the same in any company; beside siblings it is drafted otherwise."""
 
     def counts(siblings: bool, slots: int) -> list[tuple[list[int], int]]:
         answers = generate(engine("bebop_history", siblings, slots), requests(PROMPTS[:5], max_new_tokens=16))
@@ -139,7 +134,7 @@ def test_answers_with_and_without_the_others() -> None:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_what_was_said_before_is_drafted_and_counted_by_its_source(system: str) -> None:
-    """Greedy answers that were told: nearly all drafts are history's, and stand."""
+    """Greedy completions that were told: nearly all drafts are history's, and stand."""
     asked = requests([[1, 2, 3], [4, 5, 6, 7]], temperature=0.0, max_new_tokens=40)
     plain = TorchEngine(bare_policy(seed=3, dtype=torch.float64), DecodingConfig(), slots=2, max_length=64)
     answers = generate(plain, asked)
@@ -147,7 +142,7 @@ def test_what_was_said_before_is_drafted_and_counted_by_its_source(system: str) 
     for request, answer in zip(asked, answers, strict=True):
         one.remember(request.token_ids, [answer.token_ids])
     again = generate(one, asked)
-    assert [a.token_ids.tolist() for a in again] == [a.token_ids.tolist() for a in answers]
+    assert tokens(again) == tokens(answers)
     stats = sum((a.stats for a in again), DecodeStats())
     history, kept = stats.counts["history"], stats.counts["history_accepted"]
     assert stats.accept_length > 3 and history.sum() > 0.9 * stats.reached.sum()
@@ -210,9 +205,7 @@ ONE = Trusted(share=[0.0] * BUCKETS, alone=[0.0] * BUCKETS, gain=[1.0] * BUCKETS
 def test_rows_earn_a_pass_of_the_head_together(siblings: bool, headed: list[bool]) -> None:
     """A token that one of four rows may gain is worth its own share of the pass, and not all of it."""
     one = engine("bebop_history", siblings, slots=4)
-    assert isinstance(one.decoder, DraftVerify)
-    drafter = one.decoder.drafter
-    assert isinstance(drafter, HistoryMTPDrafter)
+    drafter = drafter_of(one, HistoryMTPDrafter)
 
     def going_on(chances: list[float]) -> list[bool]:
         lines = [
@@ -227,11 +220,11 @@ def test_rows_earn_a_pass_of_the_head_together(siblings: bool, headed: list[bool
     assert going_on([1.5 * cost] * 4) == [True] * 4 and going_on([0.9 * cost] * 4) == [False] * 4
 
 
-def test_an_engine_without_such_drafts_takes_past_answers_and_does_nothing() -> None:
+def test_an_engine_without_such_drafts_takes_past_completions_and_does_nothing() -> None:
     one = TorchEngine(bare_policy(seed=3), DecodingConfig(draft_tokens=2), slots=2, max_length=64)
-    plain = [a.token_ids.tolist() for a in generate(one, requests(PROMPTS[:3], max_new_tokens=9))]
+    plain = tokens(generate(one, requests(PROMPTS[:3], max_new_tokens=9)))
     one.remember([1, 2, 3], [np.array([5, 6, 7])])
-    assert [a.token_ids.tolist() for a in generate(one, requests(PROMPTS[:3], max_new_tokens=9))] == plain
+    assert tokens(generate(one, requests(PROMPTS[:3], max_new_tokens=9))) == plain
 
 
 # ---- one loop that draws
@@ -259,7 +252,7 @@ def step_by_step(
 
 
 def test_one_loop_draws_what_single_steps_do() -> None:
-    """Of random answers of few words, so that matches end, split and start again, and of likely and doubtful ones."""
+    """Of random completions of few words, so that matches end, split and start again, and of likely and doubtful."""
     rng = np.random.default_rng(0)
     lengths, several = [], 0
     for _ in range(300):

@@ -32,6 +32,7 @@ from bebop.trajectory import SamplingParams
 from tests.builders import bare_policy, requests
 from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
+from tests.rollout.driving import decoder_of
 
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -232,8 +233,7 @@ def smallest_p(
     """The smallest p-value of the joint distribution and of either token, times three (Bonferroni)."""
     engine = TorchEngine(policy, system, slots=1000, max_length=16)
     if fault is not None:
-        assert isinstance(engine.decoder, DraftVerify)
-        fault(engine.decoder)
+        fault(decoder_of(engine))
     asked = requests([PROMPT] * DRAWS, max_new_tokens=3, **setting)
     counts = np.zeros((VOCAB, VOCAB))
     for tokens, count in Counter(tuple(a.token_ids[:2].tolist()) for a in generate(engine, asked)).items():
@@ -280,7 +280,7 @@ def verifies_untruncated(decoder: DraftVerify) -> None:
 
 
 def forgets_drafts(decoder: DraftVerify) -> None:
-    """Penalties see what the context held at the start of the answer, never what was drafted since."""
+    """Penalties see what the context held at the start of the completion, never what was drafted since."""
     decode = decoder._verify
 
     def broken(rows: Rows, draft: Draft) -> TargetOutput:
@@ -310,7 +310,7 @@ def test_a_penalty_that_forgets_the_block_would_be_caught(policy: Policy) -> Non
 
 
 @pytest.mark.slow
-def test_a_penalty_that_forgets_the_answer_is_caught(policy: Policy) -> None:
+def test_a_penalty_that_forgets_the_completion_is_caught(policy: Policy) -> None:
     system = DecodingConfig(system="autoregressive")
     assert smallest_p(policy, system, {"repetition_penalty": 2.5}, forgets_drafts) < LEVEL / 100
 

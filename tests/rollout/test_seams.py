@@ -75,8 +75,8 @@ def test_no_layer_is_kept_that_nobody_asks_for() -> None:
     assert outs and not any(out.layers for out in outs)
 
 
-def test_a_context_is_prompt_and_answer_wherever_its_row_went() -> None:
-    """Also of an answer that goes on from another engine's."""
+def test_a_context_is_prompt_and_completion_wherever_its_row_went() -> None:
+    """Also of a completion that goes on from another engine's."""
     policy = tiny_policy(seed=2)
     asked = requests(PROMPTS, max_new_tokens=20)
     one = started(engine(policy), resumed(asked, aborted(started(engine(policy), asked, 3))))
@@ -90,7 +90,7 @@ def test_a_context_is_prompt_and_answer_wherever_its_row_went() -> None:
     assert checked > 20 and len(done) == len(asked) and decoder.drafter is not None
 
 
-def test_a_drafter_that_was_not_there_reads_running_answers() -> None:
+def test_a_drafter_that_was_not_there_reads_running_completions() -> None:
     """From drafts looked up to drafts of the head, in flight: its states are those of a head that had read them."""
     policy = tiny_policy(seed=3, dtype=torch.float64)
     one = TorchEngine(policy, DecodingConfig(system="ngram", draft_tokens=2), slots=3, max_length=64)
@@ -134,7 +134,7 @@ def test_what_a_rule_counts_is_summed_where_drafts_were_reached(measure: bool) -
 
 
 def test_a_cut_takes_its_counts_back() -> None:
-    """As it takes back what else was counted beyond the end of the answer."""
+    """As it takes back what else was counted beyond the end of the completion."""
     one = engine(tiny_policy(seed=2))
     one.slots.extend_stats(Counting.counts)
     one.slots.start(0, [SamplingParams()], [[1, 2]])

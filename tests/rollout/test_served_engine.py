@@ -1,4 +1,4 @@
-"""A server's answers as an engine's: versions of every token, what cuts and aborts leave, and who is told of a death.
+"""A server's completions as an engine's: versions of every token, what cuts and aborts leave, who is told of a death.
 
 Over a made-up server with another manner than SGLang's: it gives tokens one by one, and cuts whatever runs when its
 weights change. SGLang's own are in tests/rollout/sglang.
@@ -114,7 +114,7 @@ def drain(engine: ServedEngine) -> dict[int, Completion]:
     return {finished.id: finished.completion for finished in done}
 
 
-def test_past_answers_are_told_before_what_comes_after_them(engines: list[ServedEngine]) -> None:
+def test_past_completions_are_told_before_what_comes_after_them(engines: list[ServedEngine]) -> None:
     server = Counter()
     make(engines, server).remember((1, 2), [np.array([3, 4]), (5,)])
     assert server.told == [((1, 2), [[3, 4], [5]])]
@@ -125,7 +125,7 @@ def test_past_answers_are_told_before_what_comes_after_them(engines: list[Served
 def test_every_token_has_the_version_that_produced_it(
     engines: list[ServedEngine], recomputes: bool, cuts: bool
 ) -> None:
-    """Whether an update leaves running answers alone or cuts them: nothing is lost, nothing comes twice."""
+    """Whether an update leaves running completions alone or cuts them: nothing is lost, nothing comes twice."""
     engine = make(engines, Counter(recomputes, cuts))
     for id in (1, 2):
         engine.add(request(id))
@@ -136,13 +136,13 @@ def test_every_token_has_the_version_that_produced_it(
         assert answer.token_ids.tolist() == list(range(40)) and answer.finish_reason == "length"
         assert set(answer.versions) == {0, 3} and answer.versions[-1] == 3
         assert (answer.logprobs == -answer.versions).all()
-        # A cut answer is read anew by the new weights; one that was left alone keeps what the old ones wrote.
+        # A cut completion is read anew by the new weights; one that was left alone keeps what the old ones wrote.
         fresh = recomputes or cuts
         assert answer.oldest.tolist() == (answer.versions.tolist() if fresh else [0] * 40)
         assert answer.stats.tokens == 40 and answer.text == str(list(range(40)))
 
 
-def test_an_aborted_answer_goes_on_where_it_was(engines: list[ServedEngine]) -> None:
+def test_an_aborted_completion_goes_on_where_it_was(engines: list[ServedEngine]) -> None:
     engine = make(engines, Counter())
     engine.add(request(1))
     engine.add(request(2))
@@ -203,7 +203,7 @@ def test_what_cannot_be_served_is_refused_at_once(engines: list[ServedEngine]) -
     assert server.rested == 1 and engine.step() == [] and server.rested == 1
 
 
-def test_an_answer_that_was_not_exact_does_not_become_so() -> None:
+def test_a_completion_that_was_not_exact_does_not_become_so() -> None:
     before = Completion(token_ids=np.array([1]), logprobs=np.zeros(1, np.float32), versions=np.zeros(1), exact=False)
     empty = nothing()
     part = Part(

@@ -1,7 +1,6 @@
 """Draft temperatures that are chosen: what is measured, what is made of it, and whom it belongs to."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,9 @@ from bebop.rollout.engine import Request
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.source import PromptSource, chat_encoder
-from bebop.trajectory import Completion, DecodeStats, SamplingParams
+from bebop.trajectory import DecodeStats, SamplingParams
 from tests.builders import bare_policy, requests
+from tests.rollout.driving import aborted, resumed, started, tokens
 
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9]]
 AUTO = DecodingConfig(draft_tokens=3, draft_temperature="auto")
@@ -207,40 +207,26 @@ def asked(**params: object) -> list[Request]:
     return requests(PROMPTS, max_new_tokens=30, seed=9, **params)
 
 
-def tokens(answers: list[Completion]) -> list[list[int]]:
-    return [answer.token_ids.tolist() for answer in answers]
-
-
 @pytest.mark.slow
-def test_an_answer_does_not_depend_on_those_beside_it() -> None:
+def test_a_completion_does_not_depend_on_those_beside_it() -> None:
     alone = generate(engine(slots=1), asked())
     assert tokens(generate(engine(slots=3), asked())) == tokens(alone)
     assert tokens(generate(engine(DecodingConfig(draft_tokens=3)), asked())) != tokens(alone)
 
 
-def resumed(forget: bool) -> list[list[int]]:
-    """Answers that were taken up again by another engine after five cycles, with or without what was learned."""
-    first, second = engine(), engine()
-    for request in asked():
-        first.add(request)
-    for _ in range(5):
-        assert not first.step()
-    parts: Mapping[int, Completion] = {f.id: f.completion for f in first.abort()}
-    assert all("temperature/overlaps" in part.state for part in parts.values())
-    if forget:
-        parts = {i: dataclasses.replace(part, state={}) for i, part in parts.items()}
-    return tokens(generate(second, [dataclasses.replace(r, partial=parts[r.id]) for r in asked()]))
-
-
-def test_an_answer_that_is_taken_up_again_is_the_same_and_would_not_be_without_what_it_learned() -> None:
-    whole = tokens(generate(engine(), asked()))
-    assert resumed(forget=False) == whole
-    assert resumed(forget=True) != whole
+def test_a_completion_that_is_taken_up_again_is_the_same_and_would_not_be_without_what_it_learned() -> None:
+    """What it carries is numbers that a worker can send."""
+    whole, parts = tokens(generate(engine(), asked())), aborted(started(engine(), asked(), 5))
+    assert all(part.state["temperature/overlaps"].dtype == np.float64 for part in parts.values())
+    assert all(int(part.state["temperature/cycles"]) == 5 for part in parts.values())
+    assert tokens(generate(engine(), resumed(asked(), parts))) == whole
+    bare = {i: dataclasses.replace(part, state={}) for i, part in parts.items()}
+    assert tokens(generate(engine(), resumed(asked(), bare))) != whole
 
 
 @pytest.mark.slow
 def test_a_head_that_is_too_unsure_is_put_right() -> None:
-    """The built-in model's, with logits half as large: within answers of 40 tokens, most of what a fixed one gains."""
+    """The built-in model's, with logits half as large: in completions of 40 tokens, most of what a fixed one gains."""
     policy = load_policy(ModelConfig(device="cpu"))
     assert policy.mtp is not None
     with torch.no_grad():
@@ -256,13 +242,3 @@ def test_a_head_that_is_too_unsure_is_put_right() -> None:
 
     fixed, own = rate(0.42), rate(1.0)
     assert fixed > own + 0.1 and rate("auto") > own + 0.9 * (fixed - own)
-
-
-def test_an_aborted_answer_carries_what_it_learned() -> None:
-    """What an aborted answer carries is numbers that a worker can send."""
-    one = engine()
-    one.add(asked()[0])
-    one.step()
-    [cut] = one.abort()
-    assert cut.completion.state["temperature/overlaps"].dtype == np.float64
-    assert int(cut.completion.state["temperature/cycles"]) == 1

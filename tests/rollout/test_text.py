@@ -1,4 +1,4 @@
-"""What rewards see of an answer: from the real engine, SGLang's outputs and verl's own decoding, by every verifier."""
+"""What rewards see of a completion: from the real engine, SGLang's outputs, verl's own decoding, by every verifier."""
 
 import json
 import string
@@ -50,7 +50,7 @@ def ids_of(text: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    """A model that ends every answer at once, whatever it has written."""
+    """A model that ends every completion at once, whatever it has written."""
     made = bare_policy(len(TOKENIZER))
     made.tokenizer = TOKENIZER
     head = nn.Linear(32, len(TOKENIZER))
@@ -62,7 +62,7 @@ def policy() -> Policy:
 
 
 def embedded(policy: Policy, said: str, reason: str = "stop") -> Completion:
-    """The engine's own completion of an answer of which ``said`` is written; ``length`` leaves no room for its end."""
+    """The engine's own record of a completion of which ``said`` is written; ``length`` leaves no room for its end."""
     ids = np.array(ids_of(said), dtype=np.int64)
     partial = Completion(token_ids=ids, logprobs=np.zeros(len(ids), np.float32), versions=np.zeros_like(ids))
     stops = (STOP,) if reason == "stop" else ()
@@ -100,7 +100,7 @@ ANSWERS = [  # text, the gold answer: every form in which math-verify finds an a
 
 
 @pytest.mark.parametrize(("said", "gold"), ANSWERS)
-def test_the_end_of_an_answer_reaches_no_verifier(policy: Policy, said: str, gold: str) -> None:
+def test_the_end_of_a_completion_reaches_no_verifier(policy: Policy, said: str, gold: str) -> None:
     prompt = Prompt(index=0, task="t", text="", token_ids=(1,), item={"answer": gold})
     math = make_reward(TaskConfig(reward="math_verify"))
     for answer in (embedded(policy, said), served(said)):
@@ -143,17 +143,17 @@ def text_of(ids: Sequence[int], reason: str = "stop", **sampling: Any) -> str:
         ("<think>a</think>1/2<|im_end|>", "<think>a</think>1/2"),
         ("<answer>5</answer><|im_end|>", "<answer>5</answer>"),  # a special token that closes another one
         ("<think>a<|im_end|>", "<think>a"),
-        ("1<|im_end|>2<|im_end|>", "1<|im_end|>2"),  # in the middle: a turn that the answer made up
+        ("1<|im_end|>2<|im_end|>", "1<|im_end|>2"),  # in the middle: a turn that the completion made up
         ("1 \n<|im_end|>", "1 \n"),
         ("<|im_end|>", ""),
     ],
 )
-def test_what_ended_an_answer_is_cut_and_nothing_else(written: str, text: str) -> None:
+def test_what_ended_a_completion_is_cut_and_nothing_else(written: str, text: str) -> None:
     assert text_of(ids_of(written)) == text
 
 
 @pytest.mark.parametrize("reason", ["length", "abort"])
-def test_an_answer_that_did_not_end_keeps_every_token(policy: Policy, reason: str) -> None:
+def test_a_completion_that_did_not_end_keeps_every_token(policy: Policy, reason: str) -> None:
     assert text_of(ids_of("1/2<think>"), reason) == "1/2<think>"
     assert text_of(ids_of("1/2<|im_end|>"), reason) == "1/2<|im_end|>"
     if reason == "length":

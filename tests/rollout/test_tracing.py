@@ -19,7 +19,6 @@ from bebop.parsing import from_dict
 from bebop.protocols import Assignment, PartialGroup
 from bebop.rollout.decoding import tracing
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
-from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.places import CHUNK, likeliest
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
@@ -27,6 +26,7 @@ from bebop.rollout.worker import RolloutWorker
 from bebop.trajectory import NONE, TOP, VERDICTS, Completion, Prompt, Trace
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
+from tests.rollout.driving import aborted, decoder_of, finished, started
 
 VOCAB, EOS = 12, 11
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9, 9, 9], [2, 3, 2, 3], [5, 1]]
@@ -45,7 +45,7 @@ def engine(policy: Policy, name: str, slots: int = 3) -> TorchEngine:
 
 
 def wanted(traced: Sequence[int] = range(len(PROMPTS))) -> list[Request]:
-    """Answers of 5 to 25 tokens, each under a distribution of its own; those of ``traced`` are traced."""
+    """Completions of 5 to 25 tokens, each under a distribution of its own; those of ``traced`` are traced."""
     asked = []
     for i, (prompt, sampling) in enumerate(zip(PROMPTS, DISTRIBUTIONS, strict=True)):
         (one,) = requests([prompt], seed=40 + i, max_new_tokens=5 + 4 * i, stop_token_ids=(EOS,), **sampling)
@@ -78,8 +78,7 @@ class Listening:
     latest: tuple[Draft, Accepted] | None = None
 
     def __post_init__(self) -> None:
-        decoder = self.one.decoder
-        assert isinstance(decoder, DraftVerify)
+        decoder = decoder_of(self.one)
         rule = decoder.rule.accept
 
         def accept(rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
@@ -212,7 +211,7 @@ def check_draft(trace: Trace, t: int, p: np.ndarray, cycle: Said, first: int, ke
 
 
 def check_sums(answer: Completion) -> None:
-    """Rows add up to the answer's own statistics, position by position."""
+    """Rows add up to the completion's own statistics, position by position."""
     trace, stats = answer.trace, answer.stats
     assert trace is not None
     place = np.arange(len(trace)) - np.searchsorted(trace.cycles, trace.cycles)
@@ -271,14 +270,13 @@ def test_every_field_is_what_the_model_and_the_drafter_say(policy: Policy, name:
 
 
 @pytest.mark.slow
-def test_what_is_traced_depends_on_nobody_beside_it_and_changes_no_answer(policy: Policy) -> None:
+def test_what_is_traced_depends_on_nobody_beside_it_and_changes_no_completion(policy: Policy) -> None:
     every, some, none = (generate(engine(policy, "bebop"), wanted(chosen)) for chosen in (range(6), (0, 2, 3), ()))
     one, late = engine(policy, "bebop", slots=6), {}
     for request in wanted():  # one comes in every cycle, beside those that run
         one.add(request)
         late |= {f.id: f.completion for f in one.step()}
-    while one.unfinished:
-        late |= {f.id: f.completion for f in one.step()}
+    late |= finished(one)
     for i, (full, part, plain) in enumerate(zip(every, some, none, strict=True)):
         for other in (part, plain):
             assert full.token_ids.tolist() == other.token_ids.tolist()
@@ -303,12 +301,11 @@ def test_without_a_request_that_asks_nothing_is_looked_at(policy: Policy, monkey
 
 
 @pytest.mark.parametrize("then", slow_but(["bebop", "bebop_tree"], ["bebop", "ngram", "bebop_tree", "autoregressive"]))
-def test_an_interrupted_answer_has_the_rows_of_both_parts(policy: Policy, then: str) -> None:
-    one, asked = engine(policy, "bebop", slots=6), wanted()
-    for request in asked:
-        one.add(request)
+def test_an_interrupted_completion_has_the_rows_of_both_parts(policy: Policy, then: str) -> None:
+    asked = wanted()
+    one = started(engine(policy, "bebop", slots=6), asked)
     early = {f.id: f.completion for _ in range(3) for f in one.step()}
-    parts = {f.id: f.completion for f in one.abort()}
+    parts = aborted(one)
     assert len(parts) > 2 and all(len(of(part)) for part in (*early.values(), *parts.values()))
     again = [dataclasses.replace(r, id=i, partial=parts[r.id]) for i, r in enumerate(r for r in asked if r.id in parts)]
     for request, answer in zip(again, generate(engine(policy, then), again), strict=True):
@@ -325,10 +322,7 @@ def test_an_interrupted_answer_has_the_rows_of_both_parts(policy: Policy, then: 
 
 def test_of_a_part_without_a_trace_nothing_is_known(policy: Policy) -> None:
     one, (asked,) = engine(policy, "bebop"), wanted()[5:]
-    one.add(dataclasses.replace(asked, trace=False))
-    one.step()
-    one.step()
-    (part,) = one.abort()
+    (part,) = started(one, [dataclasses.replace(asked, trace=False)], 2).abort()
     assert part.completion.trace is None
     (answer,) = generate(engine(policy, "bebop"), [dataclasses.replace(asked, partial=part.completion)])
     trace, done = of(answer), len(part.completion.token_ids)
@@ -358,10 +352,7 @@ def test_what_a_stop_string_cuts_off_has_no_row(policy: Policy) -> None:
 
 
 def test_who_drafted_is_known_when_systems_change_midway(policy: Policy) -> None:
-    one, asked = engine(policy, "bebop", slots=6), wanted()
-    for request in asked:
-        one.add(request)
-    done, cycle = {}, 0
+    one, done, cycle = started(engine(policy, "bebop", slots=6), wanted()), {}, 0
     turns = ("autoregressive", "target_only", "firp_chain", "block", "bebop")
     while one.unfinished:
         done |= {f.id: f.completion for f in one.step()}

@@ -120,12 +120,12 @@ def test_groups_are_complete_and_rewarded() -> None:
             assert trajectory.reward == len(answer.text) + 100.0 * index
             assert answer.finish_reason == ("stop" if answer.token_ids[-1] == 11 else "length")
             assert len(answer.token_ids) == LONGEST or answer.finish_reason == "stop"
-        assert len({tuple(t) for t in tokens(group)}) > 1  # the answers of a group are not copies
+        assert len({tuple(t) for t in tokens(group)}) > 1  # the completions of a group are not copies
 
 
 @pytest.mark.slow
-def test_answers_depend_on_job_seed_and_number_only() -> None:
-    """The same answers whichever prompts are beside them, in whatever order and however many slots."""
+def test_completions_depend_on_job_seed_and_number_only() -> None:
+    """The same completions whichever prompts are beside them, in whatever order and however many slots."""
     together = worker(slots=7)
     submit(together, [prompt(i) for i in range(5)])
     all_of_them = finish(together, 5)
@@ -139,7 +139,7 @@ def test_answers_depend_on_job_seed_and_number_only() -> None:
     assert tokens(finish(other, 1)[3]) != tokens(all_of_them[3])
 
 
-def test_seeds_differ_for_all_answers_and_jobs() -> None:
+def test_seeds_differ_for_all_completions_and_jobs() -> None:
     seeds = {worker(seed=s)._params(n).seed for s in (0, 1, (1 << 23) - 1) for n in (0, 1, 2, 10**6)}
     assert len(seeds) == 12 and max(seeds) < 2**63  # fits the engine's 64-bit tensors
 
@@ -156,7 +156,7 @@ def test_weights_come_before_prompts_submitted_later_and_in_flight_for_earlier_o
     assert any(v[-1] == 3 for v in straddling)
     assert all((t.completion.versions == 3).all() for t in done[1].trajectories)
     assert oldest_version(done[0]) == 0 and oldest_version(done[1]) == 3
-    # And they are the new weights: a worker that starts with them gives the same answers to the later prompt.
+    # And they are the new weights: a worker that starts with them gives the same completions to the later prompt.
     fresh = worker()
     fresh.set_weights({n: w.detach().clone() for n, w in other.weights().items()}, 3)
     submit(fresh, [prompt(1)])
@@ -180,7 +180,7 @@ def test_reports_count_tokens_and_seconds_once() -> None:
 
 
 def test_a_report_is_told_again_until_it_was_acknowledged() -> None:
-    """Else an answer whose report is lost on its way is lost with it."""
+    """Else a completion whose report is lost on its way is lost with it."""
     one = worker()
     submit(one, [prompt(0), prompt(1)])
     first = one.collect(0, 0)
@@ -266,7 +266,7 @@ def test_reports_name_weights_and_head_together() -> None:
     assert report.version == 4 and report.head == one.engine.head != start.head
 
 
-def test_an_engine_knows_past_answers_before_it_begins_with_their_prompt() -> None:
+def test_an_engine_knows_past_completions_before_it_begins_with_their_prompt() -> None:
     """They come with the assignment; what is not told of leaves what is known."""
     one = worker()
     heard: list[tuple[str, tuple[int, ...]]] = []
@@ -286,8 +286,8 @@ def test_an_engine_knows_past_answers_before_it_begins_with_their_prompt() -> No
 # ---- reports before a whole group is done
 
 
-def test_where_prompts_are_pulled_answers_go_before_the_rest_of_theirs() -> None:
-    """So that whoever hands out prompts sees room; each answer is told once."""
+def test_where_prompts_are_pulled_completions_go_before_the_rest_of_theirs() -> None:
+    """So that whoever hands out prompts sees room; each completion is told once."""
     pulled, whole = worker(dispatch="pull", slots=2), worker(slots=2)
     for one in (pulled, whole):
         submit(one, [prompt(0), prompt(1)])

@@ -52,7 +52,7 @@ FIRP_TREES = {
 
 
 def everything(answer: Completion) -> list[Any]:
-    """Return all that is known of an answer: tokens, log-probs, work and statistics."""
+    """Return all that is known of a completion: tokens, log-probs, work and statistics."""
     stats = answer.stats
     sums = (stats.reached, stats.accepted, stats.overlap, stats.target_only, stats.draft_entropy, stats.target_entropy)
     work = [stats.cycles, stats.tokens, stats.target_forwards, stats.draft_forwards]

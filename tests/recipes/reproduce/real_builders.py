@@ -1,4 +1,4 @@
-"""A study of the real model in small: the built-in one, a few prompts, answers of some tokens."""
+"""A study of the real model in small: the built-in one, a few prompts, completions of some tokens."""
 
 from functools import cache
 from pathlib import Path
@@ -36,14 +36,14 @@ def head_run(name: str = "one", **changes: object) -> HeadRun:
 
 
 def small_study(folder: Path) -> tuple[Policy, Text]:
-    """Return the model, and its answers with their states, which are copied into ``folder``."""
+    """Return the model, and its completions with their states, which are copied into ``folder``."""
     copytree(_study().name, folder, dirs_exist_ok=True)
     return load(PLAN), read_text(folder, PLAN)
 
 
 @cache
 def _study() -> TemporaryDirectory[str]:
-    """Make the answers and states once a process; the folder goes when the process ends."""
+    """Make the completions and states once a process; the folder goes when the process ends."""
     folder, model = TemporaryDirectory(), load(PLAN)
     make_corpus(Path(folder.name), PLAN, model)
     make_states(Path(folder.name), PLAN, model)

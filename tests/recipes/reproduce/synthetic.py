@@ -1,7 +1,8 @@
 """Results of studies that nobody ran: numbers that confirm rules, and files of evaluations as stages write them."""
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -59,6 +60,15 @@ def keep(root: Path, study: str) -> Path:
     assert content is not None
     record.write(folder / "results.json", content | {"seconds": 90, "processor_seconds": 60, "place": place})
     return folder
+
+
+def check_names(study: str, names: Iterable[str]) -> None:
+    """Assert that a study computes all that its rules ask for, or tell: else hours later it would be 'not measured'."""
+    found, rules = set(names), record.rules_of(study)
+    asked = {n for r in rules for group in r.any_of for part in group for n in (part.number, *part.arms)}
+    asked |= {need.number for r in rules for need in r.needs}
+    asked |= {n for r in rules for n in re.findall(r"\{([^}]+)\}", r.evidence)}
+    assert asked and asked <= found, asked - found
 
 
 # ---- files of an evaluation on the real model

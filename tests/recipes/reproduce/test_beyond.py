@@ -39,7 +39,7 @@ def true_length() -> float:
 
 
 def decoded(count: int, seed: int = 0) -> tuple[Cycles, Probe]:
-    """``count`` cycles of two drafts, ten an answer, and text of the target with an anchor at each of their starts."""
+    """``count`` cycles of two drafts, ten a completion, and text of the target with an anchor at each start."""
     rng = np.random.default_rng(seed)
     y = (rng.random(count) < Q1[1]).astype(int)
     second = (rng.random(count) < Q2[y, 1]).astype(int)
@@ -174,6 +174,6 @@ def test_ways_of_a_cold_start() -> None:
     assert not torch.equal(trained.token_norm.weight, fresh.token_norm.weight)
 
 
-def test_sums_have_a_number_an_answer() -> None:
+def test_sums_have_a_number_a_completion() -> None:
     totals = sums(*decoded(100))
     assert all(len(getattr(totals, f.name)) == 10 for f in dataclasses.fields(Sums))

@@ -12,7 +12,7 @@ RNG = np.random.default_rng(0)
 
 
 def answers() -> Answers:
-    """Two answers: of 7 tokens in 3 cycles, the last of which emits two beyond the end; of 2 tokens in one cycle."""
+    """Two completions: of 7 tokens in 3 cycles, the last of which emits two beyond the end; of 2 tokens in one."""
     emitted = np.array([[4, 2, 3, 0], [2, 0, 0, 0]])
     return Answers(
         tokens=np.array([7, 2]), cycles=np.array([3, 1]), drafted=emitted - 1, emitted=emitted, ids=((1,), (2,))
@@ -24,7 +24,7 @@ def test_what_the_end_cuts_off_does_not_count() -> None:
 
 
 def test_halves_are_of_cycles() -> None:
-    """One cycle of three, then the other two; an answer of one cycle has no first half."""
+    """One cycle of three, then the other two; a completion of one cycle has no first half."""
     first, second = halves(answers())
     assert first[0] == 4 and second.tolist() == [1.5, 2] and np.isnan(first[1])
 

@@ -11,7 +11,7 @@ RNG = np.random.default_rng(0)
 
 
 def probed(sampled: np.ndarray, greedy: np.ndarray, draft_entropy: np.ndarray) -> Probe:
-    """A probe [n, K] with these numbers; ten anchors an answer."""
+    """A probe [n, K] with these numbers; ten anchors a completion."""
     row = np.arange(len(sampled)) // 10
     blank = np.full(sampled.shape, 0.5)
     table = {name: blank for name in NUMBERS}

@@ -22,7 +22,7 @@ from recipes.reproduce.certificate.runs import Look
 from recipes.reproduce.certificate.verification import ODD, RULES, Chain, verified
 from tests.builders import tiny_policy
 from tests.cases import slow_but
-from tests.recipes.reproduce.test_names import missing
+from tests.recipes.reproduce.synthetic import check_names
 
 ROWS, SIZE = 4000, 12
 
@@ -201,9 +201,7 @@ def results() -> Everything:
 
 def test_the_study_computes_what_its_rules_ask_for() -> None:
     numbers, facts = analysis.rule_numbers(results()), analysis.facts(results())
-    assert missing("certificate", [*numbers, *facts]) == set()
-    some = [name for name in (*numbers, *facts) if name != "alarms, live"]
-    assert missing("certificate", some) == {"alarms, live"}
+    check_names("certificate", [*numbers, *facts])
     name = CASES[0].name
     assert numbers[f"found, {name}"].value == 4 and numbers[f"found, {name}"].above(3.5) == 0
     assert numbers["named, all"].value == 1 and facts[f"tokens, {name}"] == 1000

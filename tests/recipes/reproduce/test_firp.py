@@ -19,7 +19,7 @@ from recipes.reproduce.firp.comparison import Found, rule_numbers, tables
 from recipes.reproduce.firp.heads import EarlyExits, MedusaHeads, head_loss
 from recipes.reproduce.firp.measures import CHAIN, NODES, Measured
 from tests.builders import tiny_policy
-from tests.recipes.reproduce.test_names import missing
+from tests.recipes.reproduce.synthetic import check_names
 
 ROWS = [
     TokenRow(prompt=p, answer=a)
@@ -170,8 +170,7 @@ def found() -> list[Found]:
 
 def test_the_study_computes_what_its_rules_ask_for() -> None:
     numbers = rule_numbers(found())
-    assert missing("firp", numbers) == set()
-    assert missing("firp", [n for n in numbers if n != "cosine growth 2"]) == {"cosine growth 2"}
+    check_names("firp", numbers)
     assert numbers["length 16, FIRP - best Medusa"].value == pytest.approx(0.5), "the better of the two"
     assert numbers["per parameter, 16"].value == pytest.approx(2 / 1.5)
     assert numbers["spread over fall, step 1"].value == pytest.approx(0.1 / 0.4)

@@ -1,5 +1,6 @@
-"""The frontier's sampled total variation is that of what is drawn, and the planted rule draws what it says."""
+"""The frontier's sampled total variation is that of what is drawn, and the numbers of its rules are those planted."""
 
+import dataclasses
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
@@ -9,17 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from bebop.decoding import SYSTEMS
 from bebop.kernels.pivot import bias, emitted_probs
 from bebop.model.attention import CausalContext
 from bebop.rollout.decoding.base import Draft, TargetOutput
 from bebop.rollout.torch_engine import generate
-from recipes.reproduce.frontier import arms
+from recipes.reproduce.frontier import analysis, arms
 from recipes.reproduce.frontier.arms import ARMS, Arm, Planted, engine
+from recipes.reproduce.frontier.charts import GAP, spread
+from recipes.reproduce.frontier.findings import BATCHES
+from recipes.reproduce.frontier.jobs import Everything, Timed, Watched
 from recipes.reproduce.frontier.pipo import of_pairs, pair_terms
-from recipes.reproduce.frontier.witness import Witness, evidence, watching
+from recipes.reproduce.frontier.witness import COLUMNS, Witness, evidence, watching
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
+from tests.recipes.reproduce.synthetic import check_names
 
 VOCAB, EPSILON = 6, 0.3
 MODEL = tiny_policy(12)
@@ -86,7 +92,7 @@ def test_a_tested_position_emits_the_mixture() -> None:
 def seen(
     arm: Arm, variation: Any = None, count: int = 400, tokens: int = 12
 ) -> tuple[dict[str, np.ndarray], list[Any]]:
-    """What is taken down of answers of the small model."""
+    """What is taken down of completions of the small model."""
     asked = requests([[0, 1, 2]] * count, max_new_tokens=tokens, stop_token_ids=(11,))
     witness = Witness([one.params.seed for one in asked], variation)
     made = engine(MODEL, arm, slots=count, watched=True)
@@ -96,7 +102,7 @@ def seen(
 
 
 def z(values: np.ndarray) -> float:
-    """Sums by answer, against a mean of 0."""
+    """Sums by completion, against a mean of 0."""
     return float(values.mean() / (values.std(ddof=1) / len(values) ** 0.5))
 
 
@@ -139,7 +145,7 @@ def test_what_else_is_counted() -> None:
     assert sums["overlap"] == pytest.approx(np.array([one.stats.overlap.sum() for one in answers]), rel=1e-5)
 
 
-# ---- answers in pairs
+# ---- completions in pairs
 
 
 def enumerated(gate: Tensor, first: Tensor, second: Tensor, then: Tensor, p: Tensor, swap: bool = False) -> np.ndarray:
@@ -201,3 +207,105 @@ def test_pairs_without_drafts_come_to_the_total_variation_of_their_first_tokens(
             wanted.append(float((own - p[2:-1]).abs().sum() / 2))
     assert abs(z(found - np.array(wanted))) < 3
     assert z(found - np.array(wanted) / 2) > 4
+
+
+PROMPTS, CHUNKED = 120, 4
+
+
+def made(arm: Arm, numbers: np.random.Generator, shift: float = 0.0, success: float = 0.5) -> Watched:
+    """Completions of 50 tokens whose sampled total variation has the mean ``shift`` beyond the computed one."""
+    tokens = np.full(PROMPTS, 50.0)
+    spent = 0.0 if arm.exact else 50 * 0.1 * (arm.epsilon or 0.3)
+    sums = {name: np.full(PROMPTS, 40.0) for name in COLUMNS}
+    sums["computed"] = np.full(PROMPTS, spent)
+    sums["witness"] = spent + 50 * shift + numbers.normal(0, 0.1, PROMPTS)
+    sums["overlap"] = np.full(PROMPTS, 30.0)
+    sums["accepted"] = 30.0 + spent + numbers.normal(0, 0.1, PROMPTS)
+    right = (np.arange(PROMPTS) < success * PROMPTS).astype(float)
+    return Watched(
+        success=right, tokens=tokens, asked=tokens, passes=tokens, truncated=0 * tokens, sums=sums,
+        answers=(1,) * PROMPTS, operations=np.ones(CHUNKED), emitted=np.ones(CHUNKED),
+    )  # fmt: skip
+
+
+def everything(speeds: dict[str, float], shifts: dict[str, float], right: dict[str, float]) -> Everything:
+    """Results in which arms have these speeds over plain, shifts and shares of right completions."""
+    numbers = np.random.default_rng(3)
+    timed = {
+        batch: {
+            arm.name: [
+                Timed(processor=machine / speeds.get(arm.name, 1.0), wall=2.0, tokens=100, answers=(1,) * 30)
+                for machine in (1.0, 1.3, 0.8, 1.1)
+            ]
+            for arm in ARMS
+        }
+        for batch in BATCHES
+    }
+    watched = {arm.name: made(arm, numbers, shifts.get(arm.name, 0), right.get(arm.name, 0.5)) for arm in ARMS}
+    return Everything(timed=timed, watched=watched)
+
+
+def test_the_names_are_those_of_the_rules() -> None:
+    results = everything({}, {}, {})
+    check_names("frontier", {**analysis.rule_numbers(results), **analysis.facts(results)})
+    assert len(analysis.table(results)) == len(ARMS) == len({arm.name for arm in ARMS})
+
+
+def test_every_system_has_an_arm() -> None:
+    assert {arm.system for arm in ARMS} == {*SYSTEMS}
+    assert all(len(analysis.family(name)) == len(options) for name, options in arms.SWEPT.items())
+    assert {arm.system for arm in analysis.EXACT_ARMS} == {name for name, row in SYSTEMS.items() if row.exact}
+
+
+def test_one_system_that_is_not_exact_is_found() -> None:
+    found = analysis.rule_numbers(everything({}, {}, {}))
+    assert found["exact arms that differ"].value == 0 and found["farthest exact"].value < 0.005
+    assert found["planted arms that miss"].value == found["pad arms that miss"].value == 0
+    shifted = everything({}, {"bebop_block": -0.008, "planted 0.2": 0.01}, {})
+    found = analysis.rule_numbers(shifted)
+    assert found["exact arms that differ"].value == 1 and found["planted arms that miss"].value == 1
+    assert analysis.farthest(shifted)[0].name == "bebop_block"
+    assert found["farthest exact"].value == pytest.approx(0.008, abs=5e-4)
+    assert found["farthest exact"].low > 0.005  # the interval is turned with the value
+    assert analysis.facts(shifted)["exact arms that differ, which"] == "bebop_block"
+
+
+def test_slopes_are_those_of_the_sums() -> None:
+    results = everything({}, {}, {})
+    parts = [results.watched[arm.name] for arm in analysis.family("planted")]
+    for over in (analysis.sampled_on_computed, analysis.gained_on_spent):
+        number = analysis.slope(over, parts)
+        assert number.low < 0 < number.high and number.high - number.low < 0.1
+    halved = [dataclasses.replace(one, sums={**one.sums, "computed": one.sums["computed"] / 2}) for one in parts]
+    assert analysis.slope(analysis.sampled_on_computed, halved).low > 0.9  # a formula that gives half
+    assert analysis.slope(analysis.gained_on_spent, halved).low > 0.9
+
+
+def test_completions_are_compared_at_equal_total_variation() -> None:
+    spent = {arm.name: 0.1 * (arm.epsilon or 0) for arm in analysis.family("planted")}
+    right = {name: 0.6 - 4 * value for name, value in spent.items()} | {"bebop": 0.6, "pad 0.1": 0.58}
+    results = everything({}, {}, right)
+    by_tau = analysis.at_equal_variation(results)
+    assert {*by_tau} == {arm.name for arm in analysis.family("pad")}  # at .03 each, between epsilon .2 and .5
+    assert by_tau["pad 0.1"].mean() == pytest.approx(0.58 - (0.6 - 4 * 0.03), abs=0.01)
+    strong = dataclasses.replace(
+        results.watched["pad 0.7"], sums={**results.watched["pad 0.7"].sums, "computed": np.full(PROMPTS, 9.0)}
+    )
+    beyond = Everything(timed=results.timed, watched={**results.watched, "pad 0.7": strong})
+    assert "pad 0.7" not in analysis.at_equal_variation(beyond)
+
+
+def test_speed_is_compared_within_chunks_and_with_the_best() -> None:
+    results = everything({"block": 2.0, "pipo": 2.2, "planted 0.5": 3.0}, {}, {"planted 0.5": 0.1})
+    assert analysis.times_plain(results, Arm(system="block"), 1).value == pytest.approx(2.0)
+    found = analysis.rule_numbers(results)
+    for batch in BATCHES:
+        assert found[f"inexact over exact, batch {batch}"].value == pytest.approx(0.5)
+        assert found[f"cheap over exact, batch {batch}"].value == pytest.approx(0.1)  # the rule that errs most is dear
+    assert analysis.changed(results) == f"batch 1: 0 of {len(ARMS) * PROMPTS}, batch 32: 0 of {len(ARMS) * PROMPTS}"
+
+
+def test_labels_lie_apart_and_inside() -> None:
+    places = spread([1.0, 1.01, 1.02, 2.9, 2.95], 0.5, 3.0)
+    assert places == sorted(places) and min(np.diff(places)) >= 2.5 * GAP - 1e-9
+    assert places[0] > 0.5 and places[-1] < 3.0

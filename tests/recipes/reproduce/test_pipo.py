@@ -1,4 +1,4 @@
-"""The study of networks of pairs: what arms are told, which questions are asked, what is computed from answers."""
+"""The study of networks of pairs: what arms are told, which questions are asked, what is computed from completions."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from recipes.reproduce.pipo.decoding import Answers
 from recipes.reproduce.pipo.jobs import BY_CHANCE, MAIN, PROBED, SHARES, SWEPT, Measured, jacobian_share
 from recipes.reproduce.study import SEEDS
 from tests.builders import tiny_pairs, tiny_policy
-from tests.recipes.reproduce.test_names import missing
+from tests.recipes.reproduce.synthetic import check_names
 
 ONE = Answers(
     reward=np.array([1.0, 0.0, 1.0, 1.0]),
@@ -49,8 +49,7 @@ def measured(seed: int) -> Measured:
 
 def test_every_number_that_a_rule_asks_for_is_computed() -> None:
     found = numbers([measured(seed) for seed in SEEDS])
-    assert missing("pipo", found) == set()
-    assert missing("pipo", [name for name in found if name != "first token"]) == {"first token"}
+    check_names("pipo", found)
     assert found["confidence - random"].value == 0.75
     assert found[f"{DEFAULT} - {NO_PADS}, whole answers"].value == 0.375
     assert found["OPD - SFT, equal pairs"].value == 0 and found["pads"].value == 3, "one PAD too many is seen"
@@ -61,7 +60,7 @@ def test_every_number_that_a_rule_asks_for_is_computed() -> None:
         assert rows and all(row.keys() == rows[0].keys() for row in rows)
 
 
-def test_a_budget_counts_answers_that_end_within_it() -> None:
+def test_a_budget_counts_completions_that_end_within_it() -> None:
     assert reward(ONE) == 0.75 and reward(ONE, "equal pairs") == 0.5 and reward(ONE, "equal tokens") == 0.5
     assert ONE.tokens_per_pair == 310 / 200 and ONE.pad_ratio == pytest.approx(0.45)
     assert ONE.kept == pytest.approx(110 / 190)

@@ -1,4 +1,4 @@
-"""Prompts, answers and states of the study on a real model, on the built-in one."""
+"""Prompts, completions and states of the study on a real model, on the built-in one."""
 
 import dataclasses
 import json
@@ -76,7 +76,7 @@ def test_open_questions_do_not_repeat_and_leave_no_place_empty(kind: str) -> Non
         open_questions(kind, 5000, seed=0)
 
 
-# ---- answers
+# ---- completions
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_a_stopped_corpus_goes_on_and_comes_out_the_same(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_answers_have_seeds_of_their_own_and_depend_on_them(tmp_path: Path) -> None:
+def test_completions_have_seeds_of_their_own_and_depend_on_them(tmp_path: Path) -> None:
     model = load(PLAN)
     prompts = make_prompts(PLAN, model)[:4]
     bar = corpus.tqdm(disable=True)
@@ -159,7 +159,7 @@ def test_states_are_not_read_into_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_answers_of_another_model_are_noticed(tmp_path: Path) -> None:
+def test_completions_of_another_model_are_noticed(tmp_path: Path) -> None:
     model, _ = small_study(tmp_path)
     path = tmp_path / "corpus" / "shard-0001.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,6 +1,5 @@
 """What the study on drafts makes of synthetic heads: every number that its rules ask for, and plain computations."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from recipes.reproduce.real_drafts.findings import RULES
 from recipes.reproduce.real_drafts.sides import SHARES, better, kinds_won, switch, worth
 from recipes.reproduce.real_drafts.tables import tables
 from recipes.reproduce.verdicts import judge
-from tests.recipes.reproduce.synthetic import PROMPTS, synthetic, write_arm
+from tests.recipes.reproduce.synthetic import PROMPTS, check_names, synthetic, write_arm
 
 Array = NDArray[np.float64]
 SAMPLINGS = (*(Sampling(temperature=t) for t in TEMPERATURES), Sampling(target_top_p=TOP_P))
@@ -60,10 +59,7 @@ def told(place: Path) -> Measured:
 
 
 def test_every_number_and_fact_that_the_rules_ask_for_is_measured(told: Measured) -> None:
-    asked = {n for r in RULES for g in r.any_of for part in g for n in (part.number, *part.arms)}
-    asked |= {need.number for rule in RULES for need in rule.needs}
-    asked |= {name for rule in RULES for name in re.findall(r"\{([^}]+)\}", rule.evidence)}
-    assert asked <= set(told.numbers) | set(told.facts)
+    check_names("real_drafts", {*told.numbers, *told.facts})
     findings = judge(RULES, told.numbers, told.facts)
     assert not any(finding.untested or "not measured" in finding.evidence for finding in findings)
     assert told.facts["kinds"] == "4 kinds"

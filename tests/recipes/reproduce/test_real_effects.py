@@ -182,7 +182,7 @@ def test_the_noise_floor_is_how_far_two_seeds_of_one_arm_lie_apart() -> None:
 
 @pytest.mark.slow
 def test_arms_that_share_their_seeds_show_less_than_the_noise_floor() -> None:
-    """What a seed does to every arm alike, such as the order of the answers, cancels between arms: no noise floor."""
+    """What a seed does to every arm alike, such as the order of completions, cancels between arms: no noise floor."""
     rng, apart, floors = np.random.default_rng(4), [], []
     for _ in range(60):
         shared, row = rng.normal(0, 0.05, SEEDS), np.repeat(np.arange(10), 4)

@@ -1,7 +1,6 @@
 """What the study on entropy makes of synthetic heads: every number that its rules ask for, on the side that was put in;
 and nothing of what is not there."""
 
-import re
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +16,8 @@ from recipes.reproduce.real_entropy.analysis import measure, read
 from recipes.reproduce.real_entropy.charts import draw, prompt_points
 from recipes.reproduce.real_entropy.findings import RULES
 from recipes.reproduce.real_entropy.tables import tables
-from recipes.reproduce.verdicts import Finding, Rule, judge
-from tests.recipes.reproduce.synthetic import synthetic, write_arm, write_head
+from recipes.reproduce.verdicts import Finding, judge
+from tests.recipes.reproduce.synthetic import check_names, synthetic, write_arm, write_head
 
 SWEEP = tuple(Sampling(temperature=t) for t in TEMPERATURES)
 SEEDS = {"hard_ce": 20, "ce": 0, "e2e_tv": 10}
@@ -41,14 +40,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(rules: tuple[Rule, ...]) -> set[str]:
-    """All that rules name."""
-    parts = [part for rule in rules for group in rule.any_of for part in group]
-    found = {name for part in parts for name in (part.number, *part.arms)}
-    found |= {need.number for rule in rules for need in rule.needs}
-    return found | {name for rule in rules for name in re.findall(r"\{([^}]+)\}", rule.evidence)}
-
-
 def by_statement(findings: list[Finding], words: str) -> list[Finding]:
     return [finding for finding in findings if words in finding.statement]
 
@@ -56,7 +47,7 @@ def by_statement(findings: list[Finding], words: str) -> list[Finding]:
 @pytest.mark.slow
 def test_every_number_and_fact_that_the_rules_ask_for_is_measured(place: Path) -> None:
     told = measure(read(place), place)
-    assert asked(RULES) <= set(told.numbers) | set(told.facts)
+    check_names("real_entropy", {*told.numbers, *told.facts})
     findings = judge(RULES, told.numbers, told.facts)
     assert not any(finding.untested or "not measured" in finding.evidence for finding in findings)
 

@@ -1,4 +1,4 @@
-"""Heads of the study on a real model, on the built-in one: starts, losses, the flat curve, stopping and going on."""
+"""Heads of the study on a real model, on the built-in one: plans, starts, losses, the flat curve, stopping, looking."""
 
 import dataclasses
 import json
@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bebop.adaptation.probe import probe
@@ -16,14 +17,16 @@ from bebop.errors import UserError
 from bebop.kernels.losses import tv_loss
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
-from bebop.trainer.objectives import Sampling, Steps
-from recipes.reproduce.real import evaluation, starts
+from bebop.trainer.objectives import OBJECTIVES, Sampling, Steps
+from recipes.reproduce.real import built_in, evaluation, fused, starts
 from recipes.reproduce.real.__main__ import arguments, chosen
 from recipes.reproduce.real.curve import Validation, best, flat, rise
-from recipes.reproduce.real.heads import BEST, Training, done
-from recipes.reproduce.real.objectives import CHUNK, COMPARED, top_k_mean
-from recipes.reproduce.real.runs import HeadRun, all_runs
+from recipes.reproduce.real.heads import BEST, DONE, Training, done
+from recipes.reproduce.real.objectives import CHUNK, COMPARED, TOP_K_LOSSES, top_k_mean
+from recipes.reproduce.real.runs import CONVERGED, LAST, SHARED, HeadRun, all_runs
 from recipes.reproduce.real.states import Text
+from recipes.reproduce.real_losses.findings import CUT
+from recipes.reproduce.real_losses.findings import MARKS as RULED
 from recipes.reproduce.top_k.losses import top_k_tv
 from tests.recipes.reproduce.real_builders import PLAN, head_run, small_study
 
@@ -248,7 +251,7 @@ def test_a_run_goes_on_from_the_best_head_of_another(study: Study, tmp_path: Pat
 def test_held_out_chains_are_looked_at_once_by_split(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "EVERY", 2)  # answers are of some tokens here
+    monkeypatch.setattr(evaluation, "EVERY", 2)  # completions are of some tokens here
     model, text, _ = study
     run = head_run(depth=3)
     Training(run, tmp_path, model, text).fit()
@@ -297,3 +300,114 @@ def test_heads_are_chosen_by_name_and_shared_out() -> None:
         "corpus", "states", "fused", "heads", "evaluation", "claims",
     ]  # fmt: skip
     assert PLAN.model == "tiny"
+
+
+# ---- the plan
+
+
+def test_every_loss_is_compared_by_three_seeds_from_one_head_and_those_that_converge_by_six() -> None:
+    named = {"hard_ce", "ce", "tv", "e2e_tv", "e2e_tv_corrected", "nla", "hybrid", *TOP_K_LOSSES}
+    assert {*named, "kl"} <= set(COMPARED) and all(
+        COMPARED[name] is OBJECTIVES[name] for name in named & set(OBJECTIVES)
+    )
+    runs = all_runs()
+    assert runs[0].name == SHARED and runs[0].objective == "ce" and runs[0].depth == 5
+    seeds = {name: {r.seed for r in runs if r.objective == name and r.start == SHARED} for name in named}
+    assert seeds == {name: set(range(6 if name in CONVERGED else 3)) for name in named}
+    assert len({run.name for run in runs}) == len(runs)
+
+
+def test_what_claims_need_most_comes_first_and_reaches_every_mark() -> None:
+    runs = all_runs()[1:]
+    assert [run.name for run in runs[:8]] == [f"{name}-{seed}" for seed in (0, 1) for name in CONVERGED]
+    for run in runs:
+        assert run.marks == (100, LAST) and set(run.marks) <= set(range(0, LAST + 1, run.validate_every))
+        soonest = run.patience * (run.drops + 1)  # a curve that is flat from its beginning
+        assert min(soonest, run.most_steps) >= LAST and run.most_steps <= 1600
+        long = run.objective in CONVERGED and run.start == SHARED
+        assert (soonest <= run.most_steps) == long, "what is compared at marks alone never counts as flat"
+
+
+def test_marks_are_those_that_the_rules_ask_for() -> None:
+    named = (
+        [f"step {step}" for step in all_runs()[1].marks],
+        [f"second {mark:.0f}" for mark in all_runs()[1].second_marks],
+    )
+    assert [list(marks) for marks in RULED.values()] == list(named) and set(CUT) == set(TOP_K_LOSSES)
+
+
+def test_only_best_heads_of_some_losses_are_swept(tmp_path: Path) -> None:
+    def looks(name: str, objective: str) -> list[tuple[str, float, str]]:
+        run = head_run(name, objective=objective)
+        for file in (BEST, "step-00100.safetensors", f"step-{LAST:05d}.safetensors"):
+            run.folder(tmp_path).mkdir(parents=True, exist_ok=True)
+            (run.folder(tmp_path) / file).touch()
+        return [(Path(e.file).stem, e.sampling.temperature, e.split) for e in evaluation.wanted(run, tmp_path)]
+
+    best = [("best", 1.0, "test"), ("best", 1.0, "unseen")]
+    first, last = (f"step-{step:05d}" for step in (100, LAST))
+    assert looks("nla-0", "nla") == looks("kl-0", "kl") == [*best, (last, 1.0, "test")], (
+        "compared at the last mark alone"
+    )
+    assert looks("fresh-ce-0", "ce") == [*best, (first, 1.0, "test"), (last, 1.0, "test")]
+    for name, marks in (("ce-0", 2), (SHARED, 0)):
+        swept = looks(name, "ce")
+        assert len(swept) == len(best) + marks + 6 and {t for _, t, _ in swept} == set(evaluation.TEMPERATURES)
+        assert [one for one in swept if one[2] == "unseen"] == best[1:]
+
+
+# ---- the head that Bebop brings
+
+
+def test_the_best_head_that_has_ended_is_brought_in_half_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(built_in, "HERE", tmp_path)
+    monkeypatch.setattr(built_in, "HEAD", tmp_path / "head.safetensors")
+    with pytest.raises(UserError, match=r"no head of e2e_tv in .* has ended: run first python -m"):
+        built_in.main([])
+    heads = {"e2e_tv-0": 1.4, "e2e_tv-1": 1.6, "e2e_tv-2": 1.5, "tv-0": 1.9, "fresh-e2e_tv-0": 1.8}
+    for place, (name, length) in enumerate(heads.items()):
+        folder = tmp_path / "heads" / name
+        folder.mkdir(parents=True)
+        save_file({"project.weight": torch.full((2, 3), place + 1 / 3)}, folder / BEST)
+        (folder / DONE).write_text(json.dumps({"best length": length}))
+    built_in.main([])
+    assert "e2e_tv-1, accept length 1.600" in capsys.readouterr().out
+    (weight,) = load_file(tmp_path / "head.safetensors").values()
+    assert torch.equal(weight, torch.full((2, 3), 1 + 1 / 3).half())
+    with safe_open(tmp_path / "head.safetensors", framework="pt") as opened:
+        assert opened.metadata()["head"] == "e2e_tv-1"
+
+
+# ---- losses by plain autograd and by the kernels
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Steps:
+    return fused.example(*small_study(tmp_path_factory.mktemp("fused")))
+
+
+@pytest.mark.parametrize("name", fused.EAGER)
+def test_both_arms_compute_the_same(example: Steps, name: str) -> None:
+    assert not example.mask.all() and example.mask.sum(-1).max() == fused.DEPTH, "chains of different lengths"
+    (one,) = torch.autograd.grad(value := OBJECTIVES[name].loss(example), example.draft)
+    (two,) = torch.autograd.grad(other := fused.EAGER[name](example), example.draft)
+    assert value.item() == pytest.approx(other.item(), rel=1e-5) and torch.allclose(one, two, atol=1e-7)
+    assert one.abs().max() > 1e-5
+
+
+@pytest.mark.slow
+def test_memory_is_what_is_held_at_the_highest(example: Steps) -> None:
+    def holding(count: int) -> fused.Loss:
+        return lambda some: (torch.ones(count << 18).sum() * 0 + some.draft.sum()) * 0
+
+    found = [fused.held(holding(count), example) for count in (300, 60, 300)]
+    assert 300 <= found[0] == found[2] < 301 and 60 <= found[1] < 61, found
+
+
+@pytest.mark.slow
+def test_a_line_for_each_loss_and_arm(tmp_path: Path) -> None:
+    lines = fused.compare_losses(tmp_path, *small_study(tmp_path))
+    assert [(line["loss"], line["arm"]) for line in lines] == [(n, a) for n in fused.EAGER for a in ("fused", "eager")]
+    assert all(line["CPU seconds"] > 0 and line["vocabulary"] == 512 for line in lines)

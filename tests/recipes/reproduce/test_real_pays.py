@@ -1,10 +1,12 @@
-"""Speed against acceptance on a real model: choices, costs and ratios on numbers whose truth is known."""
+"""Speed against acceptance on a real model, on a processor and on a GPU: choices, costs and ratios that are known."""
 
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from bebop.errors import UserError
 from bebop.intervals import across_seeds
@@ -13,10 +15,13 @@ from recipes.reproduce.real.plan import load
 from recipes.reproduce.real_pays import analysis, prediction, rounds
 from recipes.reproduce.real_pays.findings import BATCHES, RULES
 from recipes.reproduce.real_pays.rounds import ARMS, LENGTHS, PLAIN, Arm, Round, Rounds, Sizes
+from recipes.reproduce.real_pays_gpu import __main__ as gpu_study
+from recipes.reproduce.real_pays_gpu import analysis as gpu
+from recipes.reproduce.real_pays_gpu import findings as gpu_findings
 from recipes.reproduce.throughput.timing import Costs, Timed
 from recipes.reproduce.verdicts import judge
 from tests.recipes.reproduce.real_builders import PLAN
-from tests.recipes.reproduce.test_names import missing
+from tests.recipes.reproduce.synthetic import check_names
 
 COSTS = Costs(draft=0.2, verify={1: 1.1, 2: 1.2, 3: 1.3})
 LENGTH = {1: 1.5, 2: 1.9, 3: 2.0}  # accept length by K
@@ -49,8 +54,8 @@ def planted(overhead: float = 0.0, seed: int = 0, greedy: float = 0.9, prefill: 
     return Round(timed=found, costs=COSTS)
 
 
-def everywhere(**options: float) -> Rounds:
-    return {batch: [planted(seed=10 * batch + i, **options) for i in range(4)] for batch in BATCHES}
+def everywhere(batches: Iterable[int] = BATCHES, **options: float) -> Rounds:
+    return {batch: [planted(seed=10 * batch + i, **options) for i in range(4)] for batch in batches}
 
 
 def test_the_number_of_drafts_is_chosen_by_the_other_rounds() -> None:
@@ -107,10 +112,10 @@ def test_findings_follow_what_was_planted() -> None:
 
 
 def test_every_name_of_the_rules_is_measured() -> None:
-    found = everywhere()
-    names = [*analysis.numbers(found), *analysis.facts(found)]
-    assert missing("real_pays", names) == set()
-    assert missing("real_pays", names[1:]) == {"accept length"}  # the test can fail
+    found, on_gpu = everywhere(), everywhere(gpu_findings.BATCHES)
+    predicted = dict.fromkeys(gpu_findings.BATCHES, SECONDS)
+    check_names("real_pays", [*analysis.numbers(found), *analysis.facts(found)])
+    check_names("real_pays_gpu", [*gpu.numbers(on_gpu, predicted), *gpu.facts(on_gpu, predicted)])
 
 
 def test_tables_say_whether_drafts_pay() -> None:
@@ -179,3 +184,43 @@ def test_a_head_that_is_not_trained_is_said_in_one_line(tmp_path: Path, monkeypa
     monkeypatch.setattr(rounds, "HEAD", tmp_path / "best.safetensors")
     with pytest.raises(UserError, match=r"best\.safetensors is not there: run first .* --heads shared"):
         rounds.policy()
+
+
+# ---- on a GPU
+
+SECONDS = {0: 0.001, **{k: 0.001 * (k * COSTS.draft + COSTS.verify[k]) for k in LENGTHS}}  # what is planted
+
+
+def judged(seconds: Mapping[int, float], **options: float) -> dict[str, set[str]]:
+    found, predicted = everywhere(gpu_findings.BATCHES, **options), dict.fromkeys(gpu_findings.BATCHES, seconds)
+    sides: dict[str, set[str]] = {}
+    for finding in judge(gpu_findings.RULES, gpu.numbers(found, predicted), gpu.facts(found, predicted)):
+        about = "prediction" if "roofline" in finding.statement else finding.claim
+        assert finding.p < 0.01 and finding.untested is None
+        sides.setdefault(about, set()).add(finding.side)
+    return sides
+
+
+def test_findings_on_a_gpu_follow_what_was_planted() -> None:
+    right = judged(SECONDS)
+    assert right == {name: {"confirmed"} for name in ("C5", "C2", "beyond", "prediction")}
+    slow = judged(SECONDS, overhead=0.5)  # cycles take more than their passes
+    assert slow == {"C5": {"refuted"}, "C2": {"confirmed"}, "beyond": {"refuted"}, "prediction": {"refuted"}}
+    dear = judged(SECONDS | {k: 2 * SECONDS[k] for k in LENGTHS})  # draft steps were predicted to cost more
+    assert dear == right | {"prediction": {"refuted"}}
+
+
+def test_the_prediction_is_held_against_what_a_whole_cycle_took() -> None:
+    assert gpu.beside_prediction(planted(), SECONDS) == pytest.approx(0, abs=0.01)
+    assert gpu.beside_prediction(planted(prefill=0.5), SECONDS) == pytest.approx(0, abs=0.01), "prefill plays no part"
+    assert gpu.beside_prediction(planted(overhead=0.25), SECONDS) == pytest.approx(-0.2, abs=0.01)
+    line = gpu.prediction_table({8: [planted(seed=i) for i in range(3)]}, {8: SECONDS})[1]
+    assert (line["K"], line["predicted"]) == (2, pytest.approx(1.6))
+    assert line["x predicted"].value == pytest.approx(line["x plain, prefill left out"].value, rel=0.01)
+
+
+def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpu_study, "QUICK", False)
+    with pytest.raises(UserError, match=r"needs a GPU, and torch finds none; on a processor: recipes\.reproduce\."):
+        gpu_study.policy()

@@ -1,6 +1,8 @@
-"""Heads beside GRPO on a real model, in small: the rule, what the monitor is shown, planted streams, the weights."""
+"""Heads beside GRPO on a real model, in small: rule, monitor, planted streams, weights, stored runs, and the task."""
 
 import dataclasses
+import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,16 +14,20 @@ from safetensors.torch import load_file
 
 from bebop.adaptation.probe import Probe
 from bebop.certify.declared import tolerance
+from bebop.config import TaskConfig
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.checkpoint import save_policy
+from bebop.monitor.probe_set import ProbeReading, Sweep
+from bebop.tasks.rewards import checked, make_reward
+from bebop.tasks.source import PromptSource
 from recipes.reproduce.cli import part_of
 from recipes.reproduce.measured import Number, over_seeds
 from recipes.reproduce.real.heads import BEST
 from recipes.reproduce.real.plan import load
 from recipes.reproduce.real.rl import __main__ as study
-from recipes.reproduce.real.rl import adapted, beside, findings, jobs, planted, task
-from recipes.reproduce.real.rl.plan import ORIGINS, SMOKE, directions
+from recipes.reproduce.real.rl import adapted, analysis, beside, findings, jobs, planted, stored, task
+from recipes.reproduce.real.rl.plan import ARMS, FROZEN, ORIGINS, SMOKE, directions
 from recipes.reproduce.real.rl.readings import records_of, sweep_of
 from recipes.reproduce.verdicts import corrected, judge
 from tests.recipes.reproduce.real_builders import PLAN
@@ -103,7 +109,7 @@ def probed(overlap: float, entropy: float, texts: int = 12, anchors: int = 20, s
     )  # fmt: skip
 
 
-def test_records_hold_the_first_draft_of_every_answer_with_an_anchor() -> None:
+def test_records_hold_the_first_draft_of_every_completion_with_an_anchor() -> None:
     found = probed(0.6, 2.0)
     records = records_of(found, range(100, 112), step=4)
     assert records.unit.tolist() == [unit for unit in range(100, 112) if unit != 103] and records.step == 4
@@ -158,7 +164,7 @@ def test_another_head_that_fits_as_well_is_no_mismatch() -> None:
 
 
 @pytest.mark.slow
-def test_heads_are_trained_on_answers_to_questions_of_the_runs_and_judged_on_others(tmp_path: Path) -> None:
+def test_heads_are_trained_on_completions_to_questions_of_the_runs_and_judged_on_others(tmp_path: Path) -> None:
     model = dataclasses.replace(load(PLAN), mtp=None)
     text = adapted.task_text(SMOKE, tmp_path, model)
     asked = [row["question"] for row in task.questions(SMOKE.questions) for _ in range(SMOKE.answers_each)]
@@ -249,3 +255,155 @@ def test_shares_have_every_run_once() -> None:
 def test_a_share_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
     study.judge(study.Work(plan=SMOKE, origins={}, part=(2, 2)))
     assert "not share 2/2: run --stage judge when all have ended" in capsys.readouterr().out
+
+
+CURVES = {name: {"ended": "flat", "flat": name != "tv"} for name in ("ce", "tv", "e2e_tv")}
+METRICS = ("reward/mean", "policy/entropy", "response/length")
+
+
+def fixed(overlap: float) -> ProbeReading:
+    """Of six texts with one context each."""
+    return ProbeReading(overlap=np.full(6, overlap), entropy=np.linspace(1, 3, 6), unit=np.arange(6))
+
+
+def look(step: int, overlap: float) -> dict[str, Any]:
+    records = {"cycles": [4, 4], "overlap": [4 * overlap, 4 * overlap], "entropy_sum": [8.0, 8.0]}
+    own = {"accept": [4 + 4 * overlap], "greedy": [4.0], "anchors": [4.0], "records": records}
+    return {"step": step, "reward": 0.5, "arms": {arm: {**own, "fixed": fixed(overlap).to_row()} for arm in ARMS}}
+
+
+def leave(place: Path, overlap: float) -> None:
+    """A run of two steps that has ended, as its stages leave it."""
+    for folder in ("run", "looks"):
+        (place / folder).mkdir(parents=True)
+    lines = [json.dumps({"step": step, **dict.fromkeys(METRICS, float(step))}) for step in (1, 2)]
+    (place / "run" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    for step, value in ((1, 0.5), (2, overlap)):
+        (place / "looks" / f"step-{step:04d}.json").write_text(json.dumps(look(step, value)))
+    sweep = Sweep(entropy=(1.0, 2.0), length=(0.4, 0.5), readings=(fixed(0.4),), sums=np.ones((2, 3, 4)))
+    (place / "sweep.json").write_text(json.dumps({arm: sweep.to_row() for arm in FROZEN}))
+    (place / study.DONE).write_text("{}")
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> study.Work:
+    """Runs in ``made``, results in ``results``; falling-0 and the streams of seed 0 have ended."""
+    monkeypatch.setattr(study, "PLACE", tmp_path / "made")
+    monkeypatch.setattr(study, "HERE", tmp_path / "results")
+    monkeypatch.setattr(study, "QUICK", False)
+    monkeypatch.setattr(study.adapted, "curves", lambda place: CURVES)
+    monkeypatch.setattr(study.adapted, "trained", lambda place, origins: {"ce": "ce", "other": "other"})
+    leave(study.place_of("falling", 0), 0.25)
+    study.place_of("rising", 0).mkdir()
+    study.rows_file(0).write_text(json.dumps([{"case": "nothing", "truth": "steady", "steady": 8}]))
+    return study.Work(plan=SMOKE, origins={})
+
+
+def test_what_has_ended_is_stored_and_read_as_it_was(work: study.Work) -> None:
+    study.store(work)
+    files = sorted(path.name for path in (work.folder / stored.FOLDER).iterdir())
+    assert files == ["falling-0.json.gz", "planted-0.json.gz"]
+    (run,) = stored.runs(work.folder, SMOKE, [("falling", 0)])
+    assert [analysis.accept(each, "ce") for each in run.looks] == [1.5, 1.25]
+    assert analysis.moved(run, "policy/entropy") == 1.0 and run.device
+    entropy, mismatch = analysis.parts(run, "ce")
+    assert entropy + mismatch == pytest.approx(-0.25)
+    assert [row["flat"] for row in analysis.head_rows([run, run])] == [True, False, True]
+    planted = stored.get(stored.planted_file(work.folder, 0), SMOKE)
+    assert planted["rows"] == [{"case": "nothing", "truth": "steady", "steady": 8}]
+
+
+def test_the_same_run_is_stored_in_the_same_bytes(work: study.Work) -> None:
+    path = stored.run_file(work.folder, "falling", 0)
+    study.store(work)
+    before = path.read_bytes()
+    study.store(work)
+    assert path.read_bytes() == before and [p.suffix for p in path.parent.iterdir()] == [".gz", ".gz"]
+
+
+def test_runs_of_another_plan_or_of_none_are_not_judged(work: study.Work) -> None:
+    with pytest.raises(UserError, match=r"falling-0\.json\.gz is not there: run --stage runs planted keep first"):
+        study.judge(work)
+    study.store(work)
+    assert stored.runs(work.folder, replace(SMOKE, seeds=7), [("falling", 0)]), "more seeds are no other plan"
+    with pytest.raises(UserError, match=r"falling-0\.json\.gz is of another plan \(lr, steps\)"):
+        stored.runs(work.folder, replace(SMOKE, lr=1.0, steps=2), [("falling", 0)])
+    assert not (work.folder / "results.json").exists()
+
+
+def test_only_runs_with_rising_entropy_depend_on_the_bonus(work: study.Work) -> None:
+    leave(study.place_of("rising", 1), 0.3)
+    study.store(work)
+    other = replace(SMOKE, bonus=2.0)
+    assert stored.runs(work.folder, other, [("falling", 0)]) and stored.get(stored.planted_file(work.folder, 0), other)
+    with pytest.raises(UserError, match=r"rising-1\.json\.gz is of another plan \(bonus\)"):
+        stored.runs(work.folder, other, [("rising", 1)])
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_what_is_stored_is_made_again_unless_it_is_left_out(
+    skip: bool, work: study.Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study.store(work)
+    (study.place_of("falling", 0) / study.DONE).unlink()
+    study.rows_file(0).unlink()
+    begun: list[str] = []
+
+    def beside(plan: Any, place: Path, *_: Any) -> SimpleNamespace:
+        begun.append(place.name)
+        return SimpleNamespace(done=plan.steps)
+
+    monkeypatch.setattr(study, "Beside", beside)
+    monkeypatch.setattr(study, "first_policy", lambda plan: None)
+    monkeypatch.setattr(study.texts, "fixed_texts", lambda *_: [])
+    monkeypatch.setattr(study.texts, "planted_texts", lambda *_: [])
+    monkeypatch.setattr(study, "with_head", lambda *_: None)
+    monkeypatch.setattr(study, "Streams", lambda *_: None)
+    monkeypatch.setattr(study, "confusion", lambda *_: [])
+    again = replace(work, skip_stored=skip)
+    study.carry_out(again)
+    study.plant(again)
+    assert ("falling-0" in begun) == (not skip) and {"rising-0", "falling-1", "rising-1"} <= set(begun)
+    assert [study.rows_file(seed).is_file() for seed in (0, 1)] == [not skip, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ("A dusty bridge over a calm and narrow river.", 1.0),
+        ("The bridge is old, isn't it?", 1.0),
+        ('"An old bridge that nobody crosses!"\n', 1.0),
+        ("A dusty bridge. It is old.", 0.5),  # two sentences
+        ("A dusty bridge\nover a river.", 0.5),  # two lines
+        ("A dusty bridge over a calm and narrow", 0.5),  # cut off
+        ("A dusty bridge over a calm and narrow river that nobody has ever seen.", 0.5),  # 14 words
+        ("A dusty bridge.", 0.5),  # 3 words
+        ("A dusty bridgehead over a calm river.", 0.5),  # another word
+        ("A cambridge scholar wrote this.", 0.5),
+        ("It is old. It is narrow.", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_half_for_a_short_sentence_half_for_the_word(text: str, reward: float) -> None:
+    assert task.score(text, {"answer": "bridge"}) == reward
+
+
+def test_questions_are_distinct_and_the_same_for_a_seed() -> None:
+    some = task.questions(60)
+    assert len({row["question"] for row in some}) == 60 and all(row["answer"] in row["question"] for row in some)
+    assert task.questions(100)[:60] == some != task.questions(60, seed=1)
+    most = len(task.KINDS) * len(task.THINGS)
+    assert len({row["question"] for row in task.questions(most)}) == most
+    with pytest.raises(UserError, match=rf"{most + 1} questions are not possible: give 1 to {most}"):
+        task.questions(most + 1)
+
+
+def test_a_job_asks_and_rewards_it(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    task.write_questions(path, 8)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == task.questions(8)
+    config = TaskConfig(source="file", name="short", path=str(path), reward=f"{task.__file__}:score", system=None)
+    prompt = PromptSource(config, lambda question: (question, (1, 2)), 8).prompt(0)
+    reward = make_reward(config)
+    assert checked(reward, f"An old and quiet {prompt.item['answer']} in the rain.", prompt) == 1.0
+    assert checked(reward, "Nothing", prompt) == 0.0

@@ -24,7 +24,7 @@ RNG = np.random.default_rng(0)
 
 
 def steps(slope: float, answer_effect: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """60 answers of 40 steps; acceptance falls by ``slope`` within answers, and answers differ by an effect."""
+    """60 completions of 40 steps; acceptance falls by ``slope`` within them, and they differ by an effect."""
     rng = np.random.default_rng(1)
     rows = np.repeat(np.arange(60), 40)
     level = rng.normal(size=60)
@@ -52,14 +52,14 @@ def test_token_slope_is_least_squares_over_all_tokens() -> None:
     assert sums.interval().low < -0.25 < sums.interval().high < 0
 
 
-def test_the_interval_resamples_answers_and_not_tokens() -> None:
+def test_the_interval_resamples_completions_and_not_tokens() -> None:
     rows, x, y = steps(0.0, answer_effect=0.3)
     honest = tokens(rows, x, y).interval()
-    naive = tokens(np.arange(len(x)), x, y).interval()  # every token its own answer
+    naive = tokens(np.arange(len(x)), x, y).interval()  # every token its own completion
     assert honest.high - honest.low > 2 * (naive.high - naive.low)
 
 
-def test_answers_leave_out_what_tasks_differ_by() -> None:
+def test_completions_leave_out_what_tasks_differ_by() -> None:
     rows, x, y = steps(-0.2)
     tasks = np.where(rows % 2 == 0, "easy", "hard")
     shifted_x, shifted_y = x + (tasks == "hard"), y + 0.9 * (tasks == "hard")  # a hard task that drafts well

@@ -33,7 +33,7 @@ DAMAGED = re.compile(r"\{(rows|log|metrics|run|resumed|model):([\w-]+)\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class WorkingFolder:
     """The working folder, and the words that stand in braces in the tables."""
 
     folder: Path
@@ -55,7 +55,7 @@ class World:
 
 
 @contextmanager
-def world(here: Path) -> Iterator[World]:
+def working_folder(here: Path) -> Iterator[WorkingFolder]:
     """Fill ``here``. The port is taken until the end."""
     here.mkdir()
     for name, text in FILES.items():
@@ -66,7 +66,7 @@ def world(here: Path) -> Iterator[World]:
         taken.bind(("", 0))
         taken.listen()
         words = {"here": str(here), "port": str(taken.getsockname()[1]), "tiny": str(resolve("tiny"))}
-        yield World(folder=here, words=words)
+        yield WorkingFolder(folder=here, words=words)
 
 
 def runs(here: Path) -> None:
