@@ -8,7 +8,12 @@ from typing import Literal
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from transformers import AutoConfig
 
+from bebop.config import JobConfig
+from bebop.decoding import SYSTEMS
+from bebop.errors import UserError
+from bebop.model.checkpoint import mtp_layout, resolve
 from bebop.model.experts import join_experts, split_experts
 from bebop.model.fingerprint import fingerprint
 from bebop.model.layouts import LAYOUTS, from_layout, to_layout
@@ -53,6 +58,27 @@ def update(
     own = {name.removeprefix(head): t for name, t in weights.items() if name.startswith(head)}
     assert len(target) + len(own) == len(weights), f"unknown weights among {list(weights)[:3]}, ..."
     return WeightUpdate(target=rename(target), draft=to_layout(own, LAYOUTS[layout], layers), version=version)
+
+
+def find_head(folder: Path) -> tuple[int, str | None, dict[str, Tensor]]:
+    """Return the layers of a checkpoint's backbone, the layout of its MTP head, and the head.
+
+    Without a head the layout is None.
+    """
+    layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
+    layout = mtp_layout(folder, layers)
+    return layers, layout, {} if layout is None else stored_head(folder, layout, layers)
+
+
+def refuse_missing_head(config: JobConfig, engine: str) -> None:
+    """Raise ``UserError`` where a system needs an MTP head and the checkpoint has none."""
+    folder = resolve(config.model.path)
+    layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
+    if SYSTEMS[config.decoding.system].head and mtp_layout(folder, layers) is None:
+        raise UserError(
+            f"model.path={config.model.path!r} has no MTP weights, and {engine} serves checkpoints as they are: train "
+            "a head with bebop.adapt first, or set decoding.system=autoregressive"
+        )
 
 
 def stored_head(folder: Path, layout: str, layers: int) -> dict[str, Tensor]:

@@ -66,7 +66,6 @@ class Prefilling(Protocol):
 
     def prefilled(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], top: int) -> list[Prefilled]:
         """Return, of each (prompt, completion), the ``top`` likeliest tokens at every position."""
-        ...
 
 
 def make(config: CertifyConfig, engine: LiveEngine) -> "ServerReference":
