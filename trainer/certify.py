@@ -54,7 +54,7 @@ COLUMNS = 1024  # of a block; of a larger vocabulary the likeliest tokens have o
 SPAN = 256  # places of a completion that are looked at, at most
 ALPHA = 1e-4  # the chance of an alarm in a whole run without a fault
 LIMIT = -math.log(ALPHA)
-MOST = 1e6  # of a metric
+MAX_METRIC = 1e6  # of a metric
 
 Places = dict[int, NDArray[np.int64]]  # version -> places of a completion
 
@@ -308,8 +308,8 @@ class Certifier:
         found = cause(evidence) if ledger.highest >= LIMIT else None
         return Certified(
             tokens=ledger.tokens,
-            log_e=min(ledger.log_e, MOST),
-            highest=min(ledger.highest, MOST),
+            log_e=min(ledger.log_e, MAX_METRIC),
+            highest=min(ledger.highest, MAX_METRIC),
             limit=LIMIT,
             tv=max(bounds, default=None),
             cause="" if found is None else found.name,

@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from bebop.errors import UserError
 from bebop.monitor.adapters import sglang_stats
-from bebop.rollout.served_engine import Part
+from bebop.rollout.served_engine import OutputChunk
 from bebop.trajectory import DecodeStats, FinishReason, SamplingParams
 
 SHARED = ("embed_tokens", "lm_head")  # the draft uses the target's
 
 
-def part(output: Mapping[str, Any], params: SamplingParams, drafts: int) -> Part:
+def output_chunk(output: Mapping[str, Any], params: SamplingParams, drafts: int) -> OutputChunk:
     """Return one output of SGLang; ``drafts`` is 0 for plain decoding."""
     meta, ids = output["meta_info"], np.asarray(output["output_ids"], dtype=np.int64)
-    return Part(
+    return OutputChunk(
         token_ids=ids,
         logprobs=_logprobs(meta, ids, params),
         versions=_versions(meta, len(ids)),

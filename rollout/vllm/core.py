@@ -13,7 +13,7 @@ import torch
 from bebop.errors import UserError
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.engine import EngineDied
-from bebop.rollout.served_engine import Part
+from bebop.rollout.served_engine import OutputChunk
 from bebop.rollout.served_weights import Sums
 from bebop.rollout.vllm.arguments import refuse_version, sampling_arguments
 from bebop.rollout.vllm.plugin import STEPS, StepCounts, Verified, register
@@ -33,10 +33,10 @@ class _Answer:
     versions: list[int] = field(default_factory=list)
     greedy: bool
 
-    def part(self, reason: FinishReason, why: object) -> Part:
+    def part(self, reason: FinishReason, why: object) -> OutputChunk:
         """Return the completion as far as it is."""
         logprobs = [0.0] * len(self.logprobs) if self.greedy else self.logprobs  # the greedy distribution has log p = 0
-        return Part(
+        return OutputChunk(
             token_ids=np.asarray(self.token_ids, dtype=np.int64),
             logprobs=np.asarray(logprobs, dtype=np.float32),
             versions=np.asarray(self.versions, dtype=np.int64),
@@ -121,7 +121,7 @@ class Core:
         self._open[key] = _Answer(name=name, prompt=tuple(token_ids), counts=counts, greedy=params.temperature == 0)
         return key
 
-    def step(self) -> list[tuple[str, Part]]:
+    def step(self) -> list[tuple[str, OutputChunk]]:
         """Make one step of vLLM; return the requests that ended."""
         finished = []
         outputs, seen = self.outputs()
@@ -148,7 +148,7 @@ class Core:
         answer.versions += [self.version] * len(ids)
         answer.counts.add(len(ids), verified)
 
-    def abort(self, key: str) -> Part | None:
+    def abort(self, key: str) -> OutputChunk | None:
         """End a request; return what there is of its completion, or None if it had ended. vLLM itself gives nothing
         back."""
         answer = self._open.pop(key, None)
