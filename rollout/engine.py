@@ -70,8 +70,7 @@ class Engine(Protocol):
         """Decode otherwise from the next cycle on; raise ``UserError`` if its drafts do not fit."""
 
     def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """Take past completions of a prompt, all that count, for ways of decoding that draft from them; others ignore
-        them."""
+        """Take all past completions of a prompt that count; ways of decoding without drafts from them do nothing."""
 
     @property
     def unfinished(self) -> int:

@@ -77,8 +77,7 @@ class Server(Protocol):
         """Replace weights between two cycles. Names as in ``Policy.weights``; those that are not sent stay."""
 
     async def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """Take past completions of a prompt, as ``Engine.remember``; a server that does not draft from them does
-        nothing."""
+        """Take past completions of a prompt; a server that does not draft from them does nothing."""
 
     async def rest(self) -> None:
         """Take notice that all completions were handed out: new weights may come next."""

@@ -36,10 +36,7 @@ class WeightUpdate:
 
     @property
     def selector(self) -> Selector:
-        """Return which of the server's models take part.
-
-        A frozen draft must not: loading would process its weights again.
-        """
+        """Return which models take part. A frozen draft must not: loading would process its weights again."""
         if self.target and self.draft:
             return "all"
         return "target" if self.target else "draft"
@@ -61,10 +58,7 @@ def update(
 
 
 def find_head(folder: Path) -> tuple[int, str | None, dict[str, Tensor]]:
-    """Return the layers of a checkpoint's backbone, the layout of its MTP head, and the head.
-
-    Without a head the layout is None.
-    """
+    """Return the layers of a checkpoint's backbone, the layout of its MTP head (None: it has none), and the head."""
     layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
     layout = mtp_layout(folder, layers)
     return layers, layout, {} if layout is None else stored_head(folder, layout, layers)
@@ -94,8 +88,7 @@ def stored_head(folder: Path, layout: str, layers: int) -> dict[str, Tensor]:
 
 
 def _own_name(name: str, layout: str) -> str:
-    """Return our name of a part: ``hidden_norm.weight`` for ``hidden_layernorm.weight``; the rest is of the decoder
-    layer."""
+    """Return our name of a part: ``hidden_norm.weight`` for ``hidden_layernorm.weight``."""
     for own, theirs in LAYOUTS[layout].names.items():
         if name.startswith(theirs + "."):
             return own + name.removeprefix(theirs)

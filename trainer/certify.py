@@ -235,8 +235,7 @@ class Certifier:
     def _places(
         self, groups: Sequence[Group], first: int, versions: Sequence[int]
     ) -> tuple[list[Answer], list[Places]]:
-        """Return the completions up to the last place that may be tested, in the order of submission, and the fair
-        places."""
+        """Return completions up to the last place that may be tested, in the order of submission, and fair places."""
         limit, task = self.config.rollout.sampling.max_new_tokens, self.config.task
         most = task.environment.max_turns if task.turns else 1
         answers, places = [], []

@@ -122,8 +122,7 @@ def reported(answers: Sequence[Answer]) -> Tensor | None:
 
 
 def cycles(answers: Sequence[Answer]) -> Tensor | None:
-    """Return the place of each token in its decoding cycle [N], from 0; -1 where a completion does not say, None where
-    none does."""
+    """Return each token's place in its decoding cycle [N]; -1 where a completion does not say, None where none does."""
     if all(answer.cycles is None for answer in answers):
         return None
     found = []

@@ -76,8 +76,7 @@ class ModelReference:
         return make_block(answers, parts, vocabulary)
 
     def _forward(self, answers: Sequence[Answer]) -> tuple[Tensor, Tensor | None]:
-        """Return states [B, L, d] after prompts and completions side by side, and the head's own, one token on; else
-        None."""
+        """Return states [B, L, d] after prompts and completions, and the head's own, one token on, or None."""
         policy = self.policy
         texts = [torch.tensor([*answer.prompt, *answer.token_ids.tolist()]) for answer in answers]
         ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(policy.device)  # causality hides the padding

@@ -69,8 +69,7 @@ class Prefilling(Protocol):
 
 
 def make(config: CertifyConfig, engine: LiveEngine) -> "ServerReference":
-    """Return the engine's own prefill; raise ``UserError`` if it has none, or its likeliest tokens do not decide the
-    claim."""
+    """Return the engine's prefill; raise ``UserError`` if it has none, or does not decide the claim."""
     if not hasattr(engine, "prefilled"):
         raise UserError(f"reference=server is not possible with engine.name={engine.name}: choose model or none")
     vocabulary = int(AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True).vocab_size)

@@ -47,8 +47,7 @@ class Backend(Protocol):
         """Answer one request: ``output_ids`` and ``meta_info``."""
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
-        """Make one of the calls in ``STRUCTS``, or ``abort_request``; a reply with ``success`` false raises
-        ``EngineDied``."""
+        """Make a call of ``STRUCTS``, or ``abort_request``; a reply with ``success`` false raises ``EngineDied``."""
 
     def dead(self) -> str | None:
         """Return why it is known to be dead; None: it is not."""

@@ -22,10 +22,7 @@ from bebop.trajectory import SamplingParams
 
 
 class SglangServer:
-    """SGLang as a ``Server``.
-
-    Not replayable unless ``deterministic``: SGLang draws from one generator for all requests.
-    """
+    """SGLang as a ``Server``. Replayable only if ``deterministic``: else all requests share one generator."""
 
     name = "SGLang"
 

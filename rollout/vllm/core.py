@@ -103,8 +103,7 @@ class Core:
         return len(self._open)
 
     def add(self, token_ids: Sequence[int], params: SamplingParams, fresh: int, **more: Any) -> str:
-        """Queue a request for ``fresh`` more tokens, with ``more`` of vLLM's parameters; return the name that its
-        outputs have."""
+        """Queue a request for ``fresh`` more tokens, with ``more`` parameters; return the name of its outputs."""
         from vllm import SamplingParams as Theirs
         from vllm.sampling_params import RequestOutputKind
 
@@ -149,8 +148,7 @@ class Core:
         answer.counts.add(len(ids), verified)
 
     def abort(self, key: str) -> OutputChunk | None:
-        """End a request; return what there is of its completion, or None if it had ended. vLLM itself gives nothing
-        back."""
+        """End a request; return what there is of its completion (vLLM gives nothing back), or None if it had ended."""
         answer = self._open.pop(key, None)
         if answer is None:
             return None
@@ -174,8 +172,7 @@ class Core:
             ) from error
 
     def loaded(self, version: int, recompute: bool) -> None:
-        """Take notice that all weights of a version are there. ``recompute``: compute open requests' keys and values
-        again."""
+        """Take notice of a version's weights; ``recompute``: compute open requests' keys and values again."""
         self.version = version
         self._salted()
         if recompute:
@@ -187,8 +184,7 @@ class Core:
         self._salt = f"{id(self):x}-{self.version}-{self._count}"
 
     def checksums(self) -> Sums:
-        """Return checksums of all parameters of both models; those that the draft shares with the target are the
-        target's."""
+        """Return checksums of both models' parameters; those that the draft shares are the target's."""
         found: Sums = self.engine.collective_rpc(checksums)[0]
         return found
 

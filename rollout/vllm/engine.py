@@ -23,10 +23,7 @@ T = TypeVar("T")
 
 
 class VllmServer:
-    """vLLM as a ``Server``.
-
-    Not replayable: vLLM draws drafts and verdicts from one generator for all requests, whatever their seeds.
-    """
+    """vLLM as a ``Server``. Not replayable: all requests share one generator, whatever their seeds."""
 
     name = "vLLM"
 

@@ -71,10 +71,7 @@ def _answers(core: Core) -> tuple[list[tuple[float, list[int], list[Row]]], list
 
 
 def _accepted_drafts_of_past(core: Core, past: Suffixes) -> int:
-    """Return the drafts that are accepted in a greedy completion which was told before.
-
-    None of the test's completions is kept.
-    """
+    """Return the drafts accepted in a greedy completion that was told before; none of the test's is kept."""
     past.clear()
     ids, _ = _greedy(core)
     past.clear()

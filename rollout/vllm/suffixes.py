@@ -14,9 +14,7 @@ from typing import Any, Protocol
 from bebop.errors import UserError
 
 MAX_MATCH = 24  # tokens of a match; of a prompt as many stand before its completions
-MAX_DRAFTS_PER_TOKEN = (
-    4.0  # most drafts a token of the match; vLLM's 1 lets a short match, as most are, draft next to nothing
-)
+MAX_DRAFTS_PER_TOKEN = 4.0  # of the match; vLLM's 1 lets a short match, as most are, draft next to nothing
 
 
 class Cache(Protocol):
