@@ -56,30 +56,22 @@ class Engine(Protocol):
 
     def add(self, request: Request) -> None:
         """Queue a request; raise ``UserError`` if it can never fit."""
-        ...
 
     def step(self) -> list[Finished]:
         """Admit what fits, run one decoding cycle, return what ended. Nothing to do returns at once."""
-        ...
 
     def abort(self, ids: Sequence[int] | None = None) -> list[Finished]:
         """End requests (all, if None) now; their partial completions can be resumed through ``Request.partial``."""
-        ...
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Replace weights in flight. Names as in ``Policy.weights``; those that are not sent stay."""
-        ...
 
     def configure(self, decoding: DecodingConfig) -> None:
         """Decode otherwise from the next cycle on; raise ``UserError`` if its drafts do not fit."""
-        ...
 
     def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """Take past completions of a prompt, all that count, for ways of decoding that draft from them; others ignore
-        them."""
-        ...
+        """Take all past completions of a prompt that count; ways of decoding without drafts from them do nothing."""
 
     @property
     def unfinished(self) -> int:
         """Return the number of requests queued or running."""
-        ...

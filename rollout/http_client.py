@@ -45,15 +45,7 @@ class HttpClient:
     """One address. Connections are opened when they are needed, also again after ``close``."""
 
     def __init__(self, url: str, key: str | None, *, timeout: float, keep_alive: bool = True) -> None:
-        """Remember whom to call.
-
-        Args:
-            url: http://HOST:PORT.
-            key: goes with every call.
-            timeout: of one call from its beginning to its end, in seconds.
-            keep_alive: use connections again. A server may close one just as it is used again, and nobody knows then
-                whether the call came through.
-        """
+        """``timeout`` of one call from its beginning to its end, in seconds; ``keep_alive``: use connections again."""
         self.url, self.keep_alive = url.rstrip("/"), keep_alive
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(timeout, CONNECT_SECONDS))
@@ -71,13 +63,8 @@ class HttpClient:
     ) -> HttpReply:
         """Return the reply to a call; raise ``NoReply`` when it failed and may not be tried again.
 
-        Args:
-            method: GET or POST.
-            name: path below the address.
-            payload: sent as JSON.
-            tries: at most so many, each after a longer wait.
-            busy: statuses that count as failures; every other one is a reply.
-            retry: whether a failure, one of ``FAILURES``, is worth another try.
+        There are at most so many ``tries``, each after a longer wait. Statuses in ``busy`` count as failures; every
+        other one is a reply. ``retry`` says whether a failure, one of ``FAILURES``, is worth another try.
         """
         retrying = AsyncRetrying(
             stop=stop_after_attempt(tries),
@@ -95,6 +82,7 @@ class HttpClient:
     ) -> HttpReply:
         """Return the reply to a call that is not tried again; raise ``Busy`` for a status in ``busy``."""
         if self._session is None:
+            # A connection that is kept may be closed just as it is used again: nobody knows if the call came through.
             connector = aiohttp.TCPConnector(limit=0, force_close=not self.keep_alive)
             self._session = aiohttp.ClientSession(headers=self.headers, timeout=self.timeout, connector=connector)
         async with self._session.request(method, f"{self.url}/{name}", json=payload) as response:

@@ -36,7 +36,7 @@ ABORT_SECONDS = 0.05  # between two tries to abort: a request may not have reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class OutputChunk:
     """What a server decoded of a completion until it ended or was cut: N tokens, perhaps none."""
 
     token_ids: NDArray[np.int64]  # [N]
@@ -66,7 +66,7 @@ class Server(Protocol):
     def check(self, request: Request) -> None:
         """Raise ``UserError`` for a request that it cannot serve."""
 
-    async def generate(self, request: Request, written: Sequence[int]) -> Part:
+    async def generate(self, request: Request, written: Sequence[int]) -> OutputChunk:
         """Go on with a request after the tokens that are ``written``, to its end or until it is cut."""
 
     async def abort(self, id: int) -> None:
@@ -76,8 +76,7 @@ class Server(Protocol):
         """Replace weights between two cycles. Names as in ``Policy.weights``; those that are not sent stay."""
 
     async def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """Take past completions of a prompt, as ``Engine.remember``; a server that does not draft from them does
-        nothing."""
+        """Take past completions of a prompt; a server that does not draft from them does nothing."""
 
     async def rest(self) -> None:
         """Take notice that all completions were handed out: new weights may come next."""
@@ -210,13 +209,13 @@ class ServedEngine:
         """Return a request's completion once it ended; one that is cut goes on where it was, unless it was aborted."""
         answer, cuts = request.partial or nothing(), 0
         while request.id not in self._aborted:
-            part = await self.server.generate(request, answer.token_ids.tolist())
-            answer = appended(answer, part, request.params, self.text, self.server.recomputes)
-            if part.reason != "abort":
+            chunk = await self.server.generate(request, answer.token_ids.tolist())
+            answer = appended(answer, chunk, request.params, self.text, self.server.recomputes)
+            if chunk.reason != "abort":
                 return answer
-            cuts = 0 if len(part.token_ids) else cuts + 1
+            cuts = 0 if len(chunk.token_ids) else cuts + 1
             if cuts > self.retries:
-                raise EngineDied(f"an answer was cut {cuts} times without a new token: {part.why}")
+                raise EngineDied(f"an answer was cut {cuts} times without a new token: {chunk.why}")
         return answer
 
     async def _abort(self, ids: Sequence[int]) -> None:
@@ -235,28 +234,30 @@ class ServedEngine:
         await asyncio.gather(*left, return_exceptions=True)
 
 
-def appended(before: Completion, part: Part, params: SamplingParams, text: TextOf, recomputed: bool) -> Completion:
+def appended(
+    before: Completion, chunk: OutputChunk, params: SamplingParams, text: TextOf, recomputed: bool
+) -> Completion:
     """Return a completion with what was decoded after it; ``recomputed`` as ``Server.recomputes``.
 
-    What went on with ``before`` began with a prefill of all of it: what counts as its context is what the part saw.
+    What went on with ``before`` began with a prefill of all of it: what counts as its context is what the chunk saw.
     """
-    ids = np.concatenate([before.token_ids, part.token_ids])
-    contexts = part.versions if recomputed else np.minimum.accumulate(part.versions)
+    ids = np.concatenate([before.token_ids, chunk.token_ids])
+    contexts = chunk.versions if recomputed else np.minimum.accumulate(chunk.versions)
     return Completion(
         token_ids=ids,
-        logprobs=np.concatenate([before.logprobs, part.logprobs]),
-        versions=np.concatenate([before.versions, part.versions]),
+        logprobs=np.concatenate([before.logprobs, chunk.logprobs]),
+        versions=np.concatenate([before.versions, chunk.versions]),
         contexts=np.concatenate([before.oldest, contexts]),
-        text=text(ids.tolist(), params, part.reason),
-        finish_reason=part.reason,
-        stats=before.stats + part.stats,
+        text=text(ids.tolist(), params, chunk.reason),
+        finish_reason=chunk.reason,
+        stats=before.stats + chunk.stats,
         exact=before.exact,
-        trace=_joined(before, part),
+        trace=_joined(before, chunk),
     )
 
 
-def _joined(before: Completion, part: Part) -> Trace | None:
+def _joined(before: Completion, chunk: OutputChunk) -> Trace | None:
     """Join both traces; return None if neither has one. Of tokens that came without one nothing is known."""
-    traces = [(before.trace, len(before.token_ids)), (part.trace, len(part.token_ids))]
+    traces = [(before.trace, len(before.token_ids)), (chunk.trace, len(chunk.token_ids))]
     tops = [trace.target_ids.shape[1] for trace, _ in traces if trace is not None]
     return join_traces([trace or unknown(count, tops[0]) for trace, count in traces]) if tops else None

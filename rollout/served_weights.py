@@ -8,7 +8,12 @@ from typing import Literal
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from transformers import AutoConfig
 
+from bebop.config import JobConfig
+from bebop.decoding import SYSTEMS
+from bebop.errors import UserError
+from bebop.model.checkpoint import mtp_layout, resolve
 from bebop.model.fingerprint import fingerprint
 from bebop.model.layouts import LAYOUTS, from_layout, join_experts, split_experts, to_layout
 from bebop.rollout.engine import EngineDied
@@ -30,10 +35,7 @@ class WeightUpdate:
 
     @property
     def selector(self) -> Selector:
-        """Return which of the server's models take part.
-
-        A frozen draft must not: loading would process its weights again.
-        """
+        """Return which models take part. A frozen draft must not: loading would process its weights again."""
         if self.target and self.draft:
             return "all"
         return "target" if self.target else "draft"
@@ -54,6 +56,24 @@ def update(
     return WeightUpdate(target=rename(target), draft=to_layout(own, LAYOUTS[layout], layers), version=version)
 
 
+def find_head(folder: Path) -> tuple[int, str | None, dict[str, Tensor]]:
+    """Return the layers of a checkpoint's backbone, the layout of its MTP head (None: it has none), and the head."""
+    layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
+    layout = mtp_layout(folder, layers)
+    return layers, layout, {} if layout is None else stored_head(folder, layout, layers)
+
+
+def refuse_missing_head(config: JobConfig, engine: str) -> None:
+    """Raise ``UserError`` where a system needs an MTP head and the checkpoint has none."""
+    folder = resolve(config.model.path)
+    layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
+    if SYSTEMS[config.decoding.system].head and mtp_layout(folder, layers) is None:
+        raise UserError(
+            f"model.path={config.model.path!r} has no MTP weights, and {engine} serves checkpoints as they are: train "
+            "a head with bebop.adapt first, or set decoding.system=autoregressive"
+        )
+
+
 def stored_head(folder: Path, layout: str, layers: int) -> dict[str, Tensor]:
     """Return the head in a checkpoint, under the names that ``MTPHead`` has."""
     kind = LAYOUTS[layout]
@@ -67,8 +87,7 @@ def stored_head(folder: Path, layout: str, layers: int) -> dict[str, Tensor]:
 
 
 def _own_name(name: str, layout: str) -> str:
-    """Return our name of a part: ``hidden_norm.weight`` for ``hidden_layernorm.weight``; the rest is of the decoder
-    layer."""
+    """Return our name of a part: ``hidden_norm.weight`` for ``hidden_layernorm.weight``."""
     for own, theirs in LAYOUTS[layout].names.items():
         if name.startswith(theirs + "."):
             return own + name.removeprefix(theirs)

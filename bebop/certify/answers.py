@@ -5,7 +5,7 @@ A ``Block`` holds both for a cohort, position by position. Everything in it but 
 what the positions have whatever the reference is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -69,6 +69,30 @@ class Block:
         return replace(self, **cut)
 
 
+def make_block(answers: Sequence[Answer], parts: Sequence[Mapping[str, Tensor | None]], vocabulary: int) -> Block:
+    """Return the block of a cohort from fields that a reference gives in ``parts``, in the order of the positions."""
+    none = torch.zeros(0, dtype=torch.float64)
+    rows: dict[str, Any] = {"probs": none.new_zeros(0, vocabulary), "cells": none.long(), "logprobs": none}
+    for name in parts[0] if parts else ():
+        there = [part[name] for part in parts]
+        rows[name] = None if there[0] is None else torch.cat(there)  # type: ignore[arg-type]
+    known: dict[str, Any] = columns(answers)
+    stops = answers[0].stops if answers else ()
+    return Block(**known, **rows, stops=stops, seen=seen(answers, rows.get("ids"), vocabulary))
+
+
+def narrow(probs: Tensor, ids: Tensor) -> Tensor:
+    """Return distributions [n, V] over the columns ``ids`` [n, M], the last of which takes what is left."""
+    own = probs.gather(1, ids[:, :-1])
+    return torch.cat([own, (1 - own.sum(1, keepdim=True)).clamp_min(0)], 1)
+
+
+def cells(ids: Tensor, tokens: Tensor) -> Tensor:
+    """Return the column [N] of each token [N]: its own, or the last."""
+    own = ids == tokens[:, None]
+    return torch.where(own.any(1), own.int().argmax(1), ids.shape[1] - 1)
+
+
 # ---- what positions have whatever the reference is
 
 
@@ -98,8 +122,7 @@ def reported(answers: Sequence[Answer]) -> Tensor | None:
 
 
 def cycles(answers: Sequence[Answer]) -> Tensor | None:
-    """Return the place of each token in its decoding cycle [N], from 0; -1 where a completion does not say, None where
-    none does."""
+    """Return each token's place in its decoding cycle [N]; -1 where a completion does not say, None where none does."""
     if all(answer.cycles is None for answer in answers):
         return None
     found = []

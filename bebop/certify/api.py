@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.certify.answers import Answer, Block, columns, seen
+from bebop.certify.answers import Answer, Block, make_block, seen
 from bebop.certify.certificate import Certificate
 from bebop.certify.function import FunctionEngine, Sample
 from bebop.certify.model_reference import processed
@@ -69,27 +69,20 @@ class ScoreReference:
     def block(self, answers: Sequence[Answer], params: SamplingParams) -> Block:
         """Return the distributions at every position of a cohort."""
         answers = [answer for answer in answers if len(answer.token_ids)]
-        parts: dict[str, list[Tensor]] = {"probs": [], "before": [], "raw": []}
-        for answer in answers:
-            logits = self._logits(answer)
-            written = seen([answer], None, logits.shape[1]) if params.repetition_penalty != 1 else None
-            probs = processed(logits, params, written)
-            parts["probs"].append(probs)
-            parts["before"].append(torch.cat([probs[:1], probs[:-1]]))  # of the first token nobody has been asked
-            parts["raw"].append(logits.softmax(-1))
-        if params.temperature == 1 and not params.truncated:
-            del parts["raw"]
-        rows = {name: torch.cat(part) if part else torch.zeros(0, 1).double() for name, part in parts.items()}
-        shared: dict[str, Any] = columns(answers)
-        tokens = shared["tokens"]
-        return Block(
-            **shared,
-            **rows,
-            cells=tokens,
-            logprobs=rows["probs"].gather(1, tokens[:, None])[:, 0].log(),
-            stops=params.stop_token_ids,
-            seen=seen(answers, None, rows["probs"].shape[1]),
-        )
+        parts = [self._rows(answer, params) for answer in answers]
+        return make_block(answers, parts, parts[0]["probs"].shape[1] if parts else 1)
+
+    def _rows(self, answer: Answer, params: SamplingParams) -> dict[str, Tensor]:
+        logits, tokens = self._logits(answer), torch.from_numpy(answer.token_ids)
+        written = seen([answer], None, logits.shape[1]) if params.repetition_penalty != 1 else None
+        probs = processed(logits, params, written)
+        rows = {
+            "probs": probs,
+            "before": torch.cat([probs[:1], probs[:-1]]),  # before the first token there is no row
+            "cells": tokens,
+            "logprobs": probs.gather(1, tokens[:, None])[:, 0].log(),
+        }
+        return rows if params.temperature == 1 and not params.truncated else rows | {"raw": logits.softmax(-1)}
 
     def _logits(self, answer: Answer) -> Tensor:
         """Return logits [T, V]; raise ``ValueError`` if there are not as many rows as tokens."""

@@ -49,10 +49,7 @@ class Bets:
                 self._keep(name, np.where(mask > 0, ratio, 0.0), places)
 
     def learn(self, names: Sequence[str], masks: Array, direction: Direction, p: Tensor) -> None:
-        """Learn how fast a fault towards this direction shows, by enumeration of rows.
-
-        ``p`` is [n, M], ``masks`` [names, n].
-        """
+        """Learn how fast a fault towards this direction shows, by enumeration of rows p [n, M]; masks [names, n]."""
         cells = torch.arange(p.shape[1], device=p.device).expand(len(p), -1)
         excess = direction.at(cells) / p.clamp_min(FLOOR) - 1
         shares = torch.tensor(SHARES, dtype=p.dtype, device=p.device)[:, None, None]

@@ -57,10 +57,7 @@ class Server:
         return await self.ask("GET", name, None, again=True)
 
     async def ask(self, method: str, name: str, payload: Mapping[str, Any] | None, *, again: bool) -> Any:
-        """Return the JSON that a call gives, None for 404.
-
-        ``again``: asking twice is harmless, as nothing is drawn.
-        """
+        """Return the JSON that a call gives, None for 404. ``again``: asking twice is harmless, as nothing is drawn."""
 
         def retry(error: Exception) -> bool:
             return isinstance(error, NOTHING_DRAWN) or (again and not isinstance(error, TimeoutError))

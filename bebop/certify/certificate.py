@@ -61,10 +61,7 @@ class SettingResult:
 
     @property
     def bound(self) -> float | None:
-        """Return the largest upper bound of the total variation per token over all directions;
-
-        None: nothing is bounded.
-        """
+        """Return the largest bound of the total variation per token over all directions; None: nothing is bounded."""
         bounds = [one.tv for one in self.evidence if one.tv is not None]
         return max(bounds, default=None)
 
@@ -110,10 +107,7 @@ class Certificate:
         return max(known) if known and len(known) == len(bounds) else None
 
     def require_pass(self) -> "Certificate":
-        """Return the certificate; raise ``NotCertified`` unless the verdict is ``pass``.
-
-        It is for other projects' tests.
-        """
+        """Return the certificate; raise ``NotCertified`` unless it is a pass: one line of other projects' tests."""
         if self.verdict != "pass":
             raise NotCertified(f"{self.sentence} {self.advice}")
         return self

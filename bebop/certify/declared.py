@@ -103,8 +103,7 @@ def find_mode(reported: Tensor | None, candidates: Mapping[Mode, Tensor]) -> Fou
 
 
 def declare(block: Block, mode: Mode, temperature: float) -> Block:
-    """Return the block with ``declared`` as a mode has it; raise ``UserError`` if the reference does not know enough
-    for it."""
+    """Return the block with ``declared`` as a mode has it; raise ``UserError`` if the reference does not know it."""
     if mode == "none" or block.reported is None:
         return replace(block, reported=None, declared=None)
     known = candidates(block, temperature)

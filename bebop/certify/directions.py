@@ -270,8 +270,7 @@ def draft_directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
 
 
 def _unnormalised(rows: Rows, residual: Tensor) -> Tensor:
-    """Return what a search of the residual's cumulative sum gives without its total: all that lacks goes to its last
-    token."""
+    """Return what a search without the residual's total gives: all that lacks goes to its last token."""
     ids = torch.arange(residual.shape[1], device=residual.device) if rows.part.ids is None else rows.part.ids
     last = torch.where(residual > 0, ids, -2).argmax(-1, keepdim=True)
     return residual.scatter_add(1, last, (1 - residual.sum(-1, keepdim=True)).clamp_min(0))

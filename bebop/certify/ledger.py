@@ -85,10 +85,7 @@ def why_not(name: str, tested: Container[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cohort:
-    """N positions, their neighbours and the uniforms behind their tokens.
-
-    ``upper``, ``own`` and ``ranked`` are filled chunk by chunk.
-    """
+    """N positions with neighbours and uniforms; ``upper``, ``own`` and ``ranked`` are filled chunk by chunk."""
 
     block: Block
     places: Index  # [N, 2] request, position

@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from bebop.certify.answers import Answer, Block, columns, seen
+from bebop.certify.answers import Answer, Block, cells, make_block, narrow, seen
 from bebop.certify.reference import LiveEngine
 from bebop.config_certify import CertifyConfig
 from bebop.model.attention import CausalContext
@@ -73,15 +73,10 @@ class ModelReference:
             for row, answer in enumerate(group):
                 own = hidden[row], None if drafting is None else drafting[row]
                 parts += self._rows(answer, *own, params, seen([answer], None, vocabulary) if penalised else None)
-        rows = {name: _joined([part[name] for part in parts]) for name in parts[0]} if parts else _empty(vocabulary)
-        shared: dict[str, Any] = columns(answers)
-        stops = answers[0].stops if answers else ()
-        written = seen(answers, rows["ids"], vocabulary)
-        return Block(**shared, **rows, stops=stops, seen=written)  # type: ignore[arg-type]
+        return make_block(answers, parts, vocabulary)
 
     def _forward(self, answers: Sequence[Answer]) -> tuple[Tensor, Tensor | None]:
-        """Return states [B, L, d] after prompts and completions side by side, and the head's own, one token on; else
-        None."""
+        """Return states [B, L, d] after prompts and completions, and the head's own, one token on, or None."""
         policy = self.policy
         texts = [torch.tensor([*answer.prompt, *answer.token_ids.tolist()]) for answer in answers]
         ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(policy.device)  # causality hides the padding
@@ -139,10 +134,9 @@ class ModelReference:
         if probs.shape[1] > width:
             # Which tokens have columns may depend on nothing but the text before: it is part of the bets.
             likely = sum(rows.values(), torch.zeros_like(probs)).topk(width - 1, -1).indices.sort(-1).values
-            fields["ids"] = torch.cat([likely, torch.full_like(likely[:, :1], -1)], 1).cpu()
-            hit = likely == tokens[:, None]
-            fields["cells"] = torch.where(hit.any(1), hit.int().argmax(1), width - 1)
-            rows = {name: _gathered(row, likely) for name, row in rows.items()}
+            ids = torch.cat([likely, torch.full_like(likely[:, :1], -1)], 1)
+            fields |= {"ids": ids, "cells": cells(ids, tokens)}
+            rows = {name: narrow(row, ids) for name, row in rows.items()}
         fields |= rows
         return {name: None if value is None else value.cpu() for name, value in fields.items()}
 
@@ -176,12 +170,6 @@ def _kept(probs: Tensor, which: Tensor) -> Tensor:
     return left / left.sum(-1, keepdim=True)
 
 
-def _gathered(probs: Tensor, ids: Tensor) -> Tensor:
-    """Return the probabilities of ``ids`` [n, m] and of all others together [n, m + 1]."""
-    named = probs.gather(1, ids)
-    return torch.cat([named, (1 - named.sum(1, keepdim=True)).clamp_min(0)], 1)
-
-
 def _passes(answers: Sequence[Answer]) -> list[list[Answer]]:
     """Return groups of neighbours that go through the model side by side: few enough, at least one."""
     groups: list[list[Answer]] = []
@@ -195,13 +183,3 @@ def _passes(answers: Sequence[Answer]) -> list[list[Answer]]:
             groups.append([answer])
             longest = length
     return groups
-
-
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    there = [part for part in parts if part is not None]
-    return torch.cat(there) if there else None
-
-
-def _empty(vocabulary: int) -> dict[str, Tensor | None]:
-    none = torch.zeros(0, dtype=torch.float64)
-    return {"probs": none.new_zeros(0, vocabulary), "cells": none.long(), "logprobs": none, "ids": None}

@@ -132,8 +132,7 @@ class OpenAIEngine:
         )
 
     def _logprobs(self, choice: Mapping[str, Any]) -> NDArray[np.float64] | None:
-        """Return the log-prob of each token, nan where the server gives none; raise ``UserError`` if it gives none at
-        all though it must."""
+        """Return log-probs, nan where one is missing; raise ``UserError`` if there are none though there must be."""
         given = (choice.get("logprobs") or {}).get("token_logprobs")
         if not self.logprobs:
             return None
@@ -159,8 +158,7 @@ class OpenAIEngine:
 
 
 def token_ids(choice: Mapping[str, Any], url: str) -> NDArray[np.int64]:
-    """Return the ids of a completion [T], from either way of giving them; raise ``UserError`` if the server has
-    neither."""
+    """Return the ids of a completion [T], given in either way; raise ``UserError`` if the server has neither."""
     given = choice.get("token_ids")
     if given is None:
         words = [TOKEN_ID.fullmatch(str(word)) for word in (choice.get("logprobs") or {}).get("tokens") or ()]

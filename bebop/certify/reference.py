@@ -19,22 +19,18 @@ class LiveEngine(Protocol):
     @property
     def white_box(self) -> WhiteBox | None:
         """Return what was seen inside verification so far; None: there is no look inside."""
-        ...
 
     def describe(self) -> dict[str, Any]:
         """Return what it says of itself: versions, weights, drafting, precision."""
-        ...
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
         """Ask for a cohort side by side; return an answer for every request, in their order.
 
         Interrupted, it ends them and gives what is there; unfinished ones have the reason ``abort``.
         """
-        ...
 
     def close(self) -> None:
         """Give back what was started."""
-        ...
 
 
 class Reference(Protocol):
@@ -44,8 +40,6 @@ class Reference(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Return what it is, and what it cannot see."""
-        ...
 
     def block(self, answers: Sequence[Answer], params: SamplingParams) -> Block:
         """Return the distributions at every position of a cohort."""
-        ...

@@ -125,10 +125,7 @@ class Examination:
 
 
 def seed_of(seed: int, number: int, stream: int, request: int) -> int:
-    """Return a seed of 31 bits, which every server takes.
-
-    No two of a setting are equal; those of another are as if drawn.
-    """
+    """Return a seed of 31 bits, which every server takes; no two of a setting are equal."""
     start = int.from_bytes(hashlib.sha256(f"{seed} {number} {stream}".encode()).digest()[:4], "big")
     return (start + request * STRIDE) % SEEDS
 
@@ -424,10 +421,7 @@ def sampling_params(config: CertifyConfig) -> SamplingParams:
 
 
 def _without_drafts(config: CertifyConfig, stack: contextlib.ExitStack) -> LiveEngine | None:
-    """Return the engine that completions are held against where there is no reference;
-
-    None: only repeats can be tested.
-    """
+    """Return the engine that completions are held against without a reference; None: only repeats can be tested."""
     if config.engine.name == "embedded":
         plain = dataclasses.replace(config, decoding=PLAIN, white_box=False)
     elif config.engine.other_url is not None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig
 
-from bebop.certify.answers import Answer, Block, columns, seen
+from bebop.certify.answers import Answer, Block, make_block, seen
 from bebop.certify.model_reference import processed as whole
 from bebop.certify.reference import LiveEngine
 from bebop.config_certify import CertifyConfig
@@ -66,12 +66,10 @@ class Prefilling(Protocol):
 
     def prefilled(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], top: int) -> list[Prefilled]:
         """Return, of each (prompt, completion), the ``top`` likeliest tokens at every position."""
-        ...
 
 
 def make(config: CertifyConfig, engine: LiveEngine) -> "ServerReference":
-    """Return the engine's own prefill; raise ``UserError`` if it has none, or its likeliest tokens do not decide the
-    claim."""
+    """Return the engine's prefill; raise ``UserError`` if it has none, or does not decide the claim."""
     if not hasattr(engine, "prefilled"):
         raise UserError(f"reference=server is not possible with engine.name={engine.name}: choose model or none")
     vocabulary = int(AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True).vocab_size)
@@ -120,15 +118,7 @@ class ServerReference:
             parts = [self._whole(answer, one, params) for answer, one in both]
         else:
             parts = [self._likeliest(answer, one, params) for answer, one in both]
-        names = parts[0] if parts else {}
-        rows: dict[str, Any] = {name: torch.cat([part[name] for part in parts]) for name in names}
-        if not parts:
-            none = torch.zeros(0, dtype=torch.float64)
-            rows = {"probs": none.new_zeros((0, self.vocabulary)), "cells": none.long(), "logprobs": none}
-        stops = answers[0].stops if answers else ()
-        written = seen(answers, rows.get("ids"), self.vocabulary)
-        shared: dict[str, Any] = columns(answers)
-        return Block(**shared, **rows, stops=stops, seen=written)
+        return make_block(answers, parts, self.vocabulary)
 
     def _whole(self, answer: Answer, one: Prefilled, params: SamplingParams) -> dict[str, Tensor]:
         """Return fields of a block where every token has a column."""

@@ -115,8 +115,7 @@ class SglangEngine:
         return answers
 
     def prefilled(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], top: int) -> list[Prefilled]:
-        """Return, of each (prompt, completion), the ``top`` likeliest tokens at every position, by a prefill of its
-        own."""
+        """Return, of each (prompt, completion), the ``top`` likeliest tokens at every position."""
         top = min(top, self.vocabulary)
         found = self.server.together([self._prefill(prompt, answer, top) for prompt, answer in pairs])
         if any(one is None for one in found):
@@ -148,10 +147,7 @@ class SglangEngine:
         raise UserError(f"{self.server.url} does not say how large its vocabulary is: use engine.name=openai")
 
     def _checksums(self) -> dict[str, str] | None:
-        """Return a hash of the weights of each role;
-
-        None if the server keeps that for itself. Nothing is changed by it.
-        """
+        """Return a hash of each role's weights; None if the server keeps it for itself. Nothing is changed by it."""
         asked = self.server.ask("POST", "weights_checker", {"action": "checksum", "selector": "all"}, again=True)
         try:
             reply = self.server.run(asked)
@@ -239,10 +235,7 @@ class SglangEngine:
         return found
 
     async def _prefill(self, prompt: Sequence[int], answer: Sequence[int], top: int) -> Prefilled:
-        """Ask for a prefill.
-
-        No keys and values of earlier passes take part: the name of their cache is new (``extra_key``).
-        """
+        """Ask for a prefill without keys and values of earlier ones: the name of their cache is new."""
         before = min(len(prompt), 2)  # the row before the first token needs one more
         payload = {
             "input_ids": [*prompt, *answer],

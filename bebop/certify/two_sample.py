@@ -61,8 +61,7 @@ class TwoSample:
 
 
 def features(answer: Answer) -> Features:
-    """Return what a classifier looks at: length, end, the first tokens at their places, and how often each token
-    occurs."""
+    """Return what a classifier looks at: length, end, the first tokens, and how often each token occurs."""
     ids = answer.token_ids.tolist()
     found: Features = {("length", 0): math.log1p(len(ids)) / 4, ("stopped", 0): float(answer.finish_reason == "stop")}
     for place, token in enumerate(ids[:3]):

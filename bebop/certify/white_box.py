@@ -41,8 +41,7 @@ class _Bets:
 
 
 class WhiteBox:
-    """Evidence on draft, acceptance, recovered and bonus token; ``evidence`` says which draw is wrong, and towards
-    what."""
+    """Evidence on each draw of verification; ``evidence`` says which is wrong, and towards what."""
 
     def __init__(self, alpha: float = 1e-4) -> None:
         self.alpha = alpha

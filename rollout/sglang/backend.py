@@ -42,24 +42,18 @@ class Backend(Protocol):
 
     async def start(self) -> None:
         """Make it ready; called again, bring it back."""
-        ...
 
     async def generate(self, payload: Mapping[str, Any]) -> Reply:
         """Answer one request: ``output_ids`` and ``meta_info``."""
-        ...
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
-        """Make one of the calls in ``STRUCTS``, or ``abort_request``; a reply with ``success`` false raises
-        ``EngineDied``."""
-        ...
+        """Make a call of ``STRUCTS``, or ``abort_request``; a reply with ``success`` false raises ``EngineDied``."""
 
     def dead(self) -> str | None:
         """Return why it is known to be dead; None: it is not."""
-        ...
 
     async def close(self) -> None:
         """End what was started."""
-        ...
 
 
 class LocalBackend:

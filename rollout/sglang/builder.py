@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 
 from bebop.config import JobConfig
 from bebop.config_engines import SglangConfig
@@ -18,14 +17,13 @@ from bebop.errors import UserError
 from bebop.model.checkpoint import (
     find_device,
     load_tokenizer,
-    mtp_layout,
     named_as_served,
     refuse_own_head,
     resolve,
     stop_tokens,
 )
 from bebop.rollout.served_engine import ServedEngine
-from bebop.rollout.served_weights import stored_head, update
+from bebop.rollout.served_weights import find_head, refuse_missing_head, update
 from bebop.rollout.sglang.arguments import (
     HOSTINGS,
     pause_mode,
@@ -57,9 +55,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     )
     folder = resolve(config.model.path)
     tokenizer = load_tokenizer(config.model)
-    layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
-    layout = mtp_layout(folder, layers)
-    head = stored_head(folder, layout, layers) if layout is not None else {}
+    layers, layout, head = find_head(folder)
     mask = mask_of(own) if hosting.refuse else None
 
     def rename(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -105,12 +101,7 @@ def check(config: JobConfig) -> None:
     )
     refuse_sampling(params, speculative, config.algorithm.rescore)
     refuse_own_head(config.model, "SGLang")
-    layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
-    if SYSTEMS[config.decoding.system].head and mtp_layout(folder, layers) is None:
-        raise UserError(
-            f"model.path={config.model.path!r} has no MTP weights, and SGLang serves checkpoints as they are: train a "
-            "head with bebop.adapt first, or set decoding.system=autoregressive"
-        )
+    refuse_missing_head(config, "SGLang")
 
 
 def gpus(config: JobConfig) -> float:

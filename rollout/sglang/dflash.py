@@ -61,8 +61,7 @@ def refuse_drafter(decoding: DecodingConfig, own: SglangConfig, folder: Path) ->
 
 
 def with_mask(weights: Mapping[str, Tensor], mask: tuple[int, Tensor]) -> dict[str, Tensor]:
-    """Return the target's weights with the drafter's MASK in its row of the embedding, where SGLang put it at the
-    start."""
+    """Return the target's weights with the drafter's MASK in its row of the embedding, where it was at the start."""
     token, vector = mask
     changed = {}
     for name, tensor in weights.items():

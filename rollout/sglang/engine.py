@@ -11,21 +11,18 @@ from torch import Tensor
 from bebop.config_engines import SglangConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import Request
-from bebop.rollout.served_engine import Part
+from bebop.rollout.served_engine import OutputChunk
 from bebop.rollout.served_weights import Sums, ToUpdate, WeightWatch
 from bebop.rollout.sglang.arguments import refuse_sampling, sampling_arguments
 from bebop.rollout.sglang.backend import Backend
-from bebop.rollout.sglang.outputs import by_role, part, refused
-from bebop.rollout.sglang.tracing import PREFIX, told
+from bebop.rollout.sglang.outputs import by_role, output_chunk, refused
+from bebop.rollout.sglang.tracing import PREFIX, parse_trace
 from bebop.rollout.sglang.transfer import WeightTransfer
 from bebop.trajectory import SamplingParams
 
 
 class SglangServer:
-    """SGLang as a ``Server``.
-
-    Not replayable unless ``deterministic``: SGLang draws from one generator for all requests.
-    """
+    """SGLang as a ``Server``. Replayable only if ``deterministic``: else all requests share one generator."""
 
     name = "SGLang"
 
@@ -96,7 +93,7 @@ class SglangServer:
         assert self._awake, "the weights are not there: new ones have to come first"
         refuse_sampling(request.params, self.drafts > 0, self.rescored)
 
-    async def generate(self, request: Request, written: Sequence[int]) -> Part:
+    async def generate(self, request: Request, written: Sequence[int]) -> OutputChunk:
         """Go on with a request after the tokens that are ``written``, to its end or until it is cut."""
         try:
             output = await self.backend.generate(self.payload(request, written))
@@ -104,8 +101,8 @@ class SglangServer:
             self._rids.pop(request.id, None)
         if (problem := refused(output)) is not None:
             raise UserError(f"SGLang refuses a request: {problem}")
-        found = part(output, request.params, self.drafts)
-        trace = told(output["meta_info"], found.token_ids, self.drafter) if request.trace else None
+        found = output_chunk(output, request.params, self.drafts)
+        trace = parse_trace(output["meta_info"], found.token_ids, self.drafter) if request.trace else None
         return replace(found, trace=trace)
 
     def payload(self, request: Request, written: Sequence[int]) -> dict[str, Any]:

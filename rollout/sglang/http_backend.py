@@ -129,10 +129,7 @@ class Fleet:
                 self.busy[chosen] -= 1
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
-        """Make a control call to all; return the first member's reply.
-
-        A pause for new weights brings dead members back.
-        """
+        """Call all; return the first member's reply. A pause for new weights brings dead members back."""
         if name == "pause_generation":
             await self._revive()
         alive = self._alive()

@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from bebop.errors import UserError
 from bebop.monitor.adapters import sglang_stats
-from bebop.rollout.served_engine import Part
+from bebop.rollout.served_engine import OutputChunk
 from bebop.trajectory import DecodeStats, FinishReason, SamplingParams
 
 SHARED = ("embed_tokens", "lm_head")  # the draft uses the target's
 
 
-def part(output: Mapping[str, Any], params: SamplingParams, drafts: int) -> Part:
+def output_chunk(output: Mapping[str, Any], params: SamplingParams, drafts: int) -> OutputChunk:
     """Return one output of SGLang; ``drafts`` is 0 for plain decoding."""
     meta, ids = output["meta_info"], np.asarray(output["output_ids"], dtype=np.int64)
-    return Part(
+    return OutputChunk(
         token_ids=ids,
         logprobs=_logprobs(meta, ids, params),
         versions=_versions(meta, len(ids)),
@@ -41,10 +41,7 @@ def _reason(meta: Mapping[str, Any]) -> FinishReason:
 
 
 def _logprobs(meta: Mapping[str, Any], ids: NDArray[np.int64], params: SamplingParams) -> NDArray[np.float32]:
-    """Return log p of each token.
-
-    SGLang gives log softmax(logits / T); the greedy distribution has log p = 0 instead.
-    """
+    """Return log p of each token. SGLang gives log softmax(logits / T); a greedy one has log p = 0 instead."""
     if params.temperature == 0:
         return np.zeros(len(ids), dtype=np.float32)
     rows = (meta.get("output_token_logprobs") or [])[: len(ids)]
@@ -90,8 +87,7 @@ def request_stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeSt
 
 
 def by_role(reply: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return checksums of target and draft over all ranks; what the draft shares with the target counts as the
-    target's."""
+    """Return checksums over all ranks by role; what the draft shares with the target counts as the target's."""
     roles: dict[str, dict[str, str]] = {"target": {}}
     for rank, entry in enumerate(reply.get("ranks") or []):
         for name, value in entry["checksums"].items():

@@ -67,7 +67,7 @@ class Following:
         return table
 
 
-def told(meta: Mapping[str, Any], ids: NDArray[np.int64], drafter: str) -> Trace | None:
+def parse_trace(meta: Mapping[str, Any], ids: NDArray[np.int64], drafter: str) -> Trace | None:
     """Return the trace of a completion [T], the prefill's token and those of the cycles; None where entries do not make
     it up.
 

@@ -26,7 +26,6 @@ class WeightTransfer(Protocol):
 
     async def send(self, backend: Backend, load: WeightUpdate, flush: bool) -> None:
         """Put weights into a paused engine; ``flush`` drops the keys and values that old weights produced."""
-        ...
 
 
 def parts(load: WeightUpdate, flush: bool) -> list[tuple[dict[str, Tensor], dict[str, Any]]]:

@@ -69,9 +69,9 @@ def suffix_arguments(decoding: DecodingConfig) -> dict[str, Any]:
     return {
         "method": "suffix",
         "num_speculative_tokens": decoding.limit,
-        "suffix_decoding_max_tree_depth": suffixes.LONGEST + decoding.limit,
+        "suffix_decoding_max_tree_depth": suffixes.MAX_MATCH + decoding.limit,
         "suffix_decoding_max_cached_requests": UNBOUNDED,
-        "suffix_decoding_max_spec_factor": suffixes.STRETCH,
+        "suffix_decoding_max_spec_factor": suffixes.MAX_DRAFTS_PER_TOKEN,
     }
 
 

@@ -5,8 +5,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from transformers import AutoConfig
 
 from bebop.config import JobConfig
 from bebop.decoding import SYSTEMS
@@ -14,15 +12,15 @@ from bebop.errors import UserError
 from bebop.model.checkpoint import (
     find_device,
     load_tokenizer,
-    mtp_layout,
     named_as_served,
     refuse_own_head,
     resolve,
     stop_tokens,
 )
 from bebop.model.layouts import LAYOUTS
+from bebop.model.skeleton import header
 from bebop.rollout.served_engine import ServedEngine
-from bebop.rollout.served_weights import stored_head, update
+from bebop.rollout.served_weights import find_head, refuse_missing_head, update
 from bebop.rollout.text import AnswerText
 from bebop.rollout.vllm.arguments import (
     ENVIRONMENT,
@@ -46,9 +44,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     check(config)
     system, own, folder = SYSTEMS[config.decoding.system], config.rollout.vllm, resolve(config.model.path)
     device, dtype = find_device(config.model).type, getattr(torch, config.model.dtype)
-    layers = _layers(folder)
-    layout = mtp_layout(folder, layers)
-    head = stored_head(folder, layout, layers) if layout is not None else {}
+    layers, layout, head = find_head(folder)
     every = own.monitor_every if config.monitor.decode_stats else 0
     environment = {**ENVIRONMENT, EVERY: str(every), CPU: str(int(device == "cpu"))}
     hosting = HOSTINGS[system.drafter]
@@ -89,7 +85,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
 
 def check(config: JobConfig) -> None:
     """Raise ``UserError`` for what vLLM cannot do for this job, before anything is started."""
-    folder, sampling, system = resolve(config.model.path), config.rollout.sampling, SYSTEMS[config.decoding.system]
+    sampling, system = config.rollout.sampling, SYSTEMS[config.decoding.system]
     if find_spec("vllm") is None:
         raise UserError("rollout=vllm needs vLLM: pip install -e '.[vllm]', see recipes/vllm")
     refuse_loop(config)
@@ -102,11 +98,7 @@ def check(config: JobConfig) -> None:
     params = SamplingParams(temperature=sampling.temperature, top_p=sampling.top_p, min_p=sampling.min_p)
     refuse_sampling(params, system.drafts)
     refuse_own_head(config.model, "vLLM")
-    if system.head and mtp_layout(folder, _layers(folder)) is None:
-        raise UserError(
-            f"model.path={config.model.path!r} has no MTP weights, and vLLM serves checkpoints as they are: train a "
-            "head with bebop.adapt first, or set decoding.system=autoregressive"
-        )
+    refuse_missing_head(config, "vLLM")
 
 
 def gpus(config: JobConfig) -> float:
@@ -116,13 +108,6 @@ def gpus(config: JobConfig) -> float:
 
 def weight_names(folder: Path, layout: str | None, layers: int) -> dict[str, set[str]]:
     """Return the names of all weights of a checkpoint, by role."""
-    names: set[str] = set()
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            names |= set(opened.keys())
+    names = {name for name, _ in header(folder)}
     head = set() if layout is None else {n for n in names if n.startswith(LAYOUTS[layout].prefix.format(L=layers))}
     return {"target": names - head, "draft": head}
-
-
-def _layers(folder: Path) -> int:
-    return int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)

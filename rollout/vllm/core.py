@@ -13,7 +13,7 @@ import torch
 from bebop.errors import UserError
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.engine import EngineDied
-from bebop.rollout.served_engine import Part
+from bebop.rollout.served_engine import OutputChunk
 from bebop.rollout.served_weights import Sums
 from bebop.rollout.vllm.arguments import refuse_version, sampling_arguments
 from bebop.rollout.vllm.plugin import STEPS, StepCounts, Verified, register
@@ -33,10 +33,10 @@ class _Answer:
     versions: list[int] = field(default_factory=list)
     greedy: bool
 
-    def part(self, reason: FinishReason, why: object) -> Part:
+    def part(self, reason: FinishReason, why: object) -> OutputChunk:
         """Return the completion as far as it is."""
         logprobs = [0.0] * len(self.logprobs) if self.greedy else self.logprobs  # the greedy distribution has log p = 0
-        return Part(
+        return OutputChunk(
             token_ids=np.asarray(self.token_ids, dtype=np.int64),
             logprobs=np.asarray(logprobs, dtype=np.float32),
             versions=np.asarray(self.versions, dtype=np.int64),
@@ -103,8 +103,7 @@ class Core:
         return len(self._open)
 
     def add(self, token_ids: Sequence[int], params: SamplingParams, fresh: int, **more: Any) -> str:
-        """Queue a request for ``fresh`` more tokens, with ``more`` of vLLM's parameters; return the name that its
-        outputs have."""
+        """Queue a request for ``fresh`` more tokens, with ``more`` parameters; return the name of its outputs."""
         from vllm import SamplingParams as Theirs
         from vllm.sampling_params import RequestOutputKind
 
@@ -121,7 +120,7 @@ class Core:
         self._open[key] = _Answer(name=name, prompt=tuple(token_ids), counts=counts, greedy=params.temperature == 0)
         return key
 
-    def step(self) -> list[tuple[str, Part]]:
+    def step(self) -> list[tuple[str, OutputChunk]]:
         """Make one step of vLLM; return the requests that ended."""
         finished = []
         outputs, seen = self.outputs()
@@ -148,9 +147,8 @@ class Core:
         answer.versions += [self.version] * len(ids)
         answer.counts.add(len(ids), verified)
 
-    def abort(self, key: str) -> Part | None:
-        """End a request; return what there is of its completion, or None if it had ended. vLLM itself gives nothing
-        back."""
+    def abort(self, key: str) -> OutputChunk | None:
+        """End a request; return what there is of its completion (vLLM gives nothing back), or None if it had ended."""
         answer = self._open.pop(key, None)
         if answer is None:
             return None
@@ -174,8 +172,7 @@ class Core:
             ) from error
 
     def loaded(self, version: int, recompute: bool) -> None:
-        """Take notice that all weights of a version are there. ``recompute``: compute open requests' keys and values
-        again."""
+        """Take notice of a version's weights; ``recompute``: compute open requests' keys and values again."""
         self.version = version
         self._salted()
         if recompute:
@@ -187,8 +184,7 @@ class Core:
         self._salt = f"{id(self):x}-{self.version}-{self._count}"
 
     def checksums(self) -> Sums:
-        """Return checksums of all parameters of both models; those that the draft shares with the target are the
-        target's."""
+        """Return checksums of both models' parameters; those that the draft shares are the target's."""
         found: Sums = self.engine.collective_rpc(checksums)[0]
         return found
 

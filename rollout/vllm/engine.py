@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.heartbeat import PATIENCE
-from bebop.rollout.served_engine import Part
+from bebop.rollout.served_engine import OutputChunk
 from bebop.rollout.served_weights import ToUpdate, WeightWatch
 from bebop.rollout.vllm.arguments import refuse_sampling
 from bebop.rollout.vllm.core import Core
@@ -23,10 +23,7 @@ T = TypeVar("T")
 
 
 class VllmServer:
-    """vLLM as a ``Server``.
-
-    Not replayable: vLLM draws drafts and verdicts from one generator for all requests, whatever their seeds.
-    """
+    """vLLM as a ``Server``. Not replayable: all requests share one generator, whatever their seeds."""
 
     name = "vLLM"
 
@@ -61,7 +58,7 @@ class VllmServer:
         self._stored = {f"mtp.{name}": tensor for name, tensor in head.items()}
         self._watch = WeightWatch(dtype)
         self._thread = ThreadPoolExecutor(1, "vllm", lambda: torch.set_num_threads(threads))
-        self._answers: dict[str, asyncio.Future[Part]] = {}
+        self._answers: dict[str, asyncio.Future[OutputChunk]] = {}
         self._keys: dict[int, str] = {}  # what a request is called in vLLM now
         self._steps: asyncio.Task[None] | None = None
         self._deadline = Deadline(PATIENCE * hang_after)
@@ -87,7 +84,7 @@ class VllmServer:
         """Raise ``UserError`` for a request that vLLM cannot serve."""
         refuse_sampling(request.params, self.core.drafts > 0)
 
-    async def generate(self, request: Request, written: Sequence[int]) -> Part:
+    async def generate(self, request: Request, written: Sequence[int]) -> OutputChunk:
         """Go on with a request after the tokens that are ``written``, to its end or until it is cut."""
         fresh = request.params.max_new_tokens - len(written)
         add = partial(self.core.add, [*request.token_ids, *written], request.params, fresh)

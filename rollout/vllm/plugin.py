@@ -57,19 +57,10 @@ STEPS = Steps()  # of this process
 
 
 class StepCounts:
-    """The steps of one request, added up.
-
-    What a completion's end cuts off counts nowhere.
-    """
+    """The steps of one request, added up. What a completion's end cuts off counts nowhere."""
 
     def __init__(self, *, drafts: int, head: bool, prefill: bool = True) -> None:
-        """Begin with nothing.
-
-        Args:
-            drafts: per cycle, 0 for plain decoding.
-            head: whether a model drafts.
-            prefill: whether the next token comes out of a prefill.
-        """
+        """``drafts`` per cycle, 0: plain decoding; ``head``: a model drafts; ``prefill``: the next token is of one."""
         self.drafts, self.head, self.prefill = drafts, head, prefill
         self.sums = DecodeStats.with_drafts(drafts)
 
@@ -155,9 +146,11 @@ def _watch(steps: Steps) -> None:
 def verified(
     out: Tensor, counts: Sequence[int], drafts: Tensor, q: Tensor | None, logits: Tensor, metadata: Any, steps: Steps
 ) -> list[Verified]:
-    """One a request. ``out`` [B, K + 1] the tokens, -1 where there is none; ``counts`` [B] drafts of each, N in all;
-    ``drafts`` [N]; ``q`` [N, V] what they were drawn from, None for one-hot ones; ``logits`` [N, V] of the target,
-    processed. Greedy requests have no distributions, and no measures."""
+    """Return what became of each request's drafts. Greedy requests have no distributions, and no measures.
+
+    ``out`` [B, K + 1] are the tokens, -1 where there is none; ``counts`` [B] drafts of each, N in all; ``drafts`` [N];
+    ``q`` [N, V] what they were drawn from, None for one-hot ones; ``logits`` [N, V] those of the target, processed.
+    """
     accepted = ((out >= 0).sum(-1) - 1).tolist()
     found = [Verified(drafted=n, accepted=a, sampled=q is not None) for n, a in zip(counts, accepted, strict=True)]
     if metadata.all_greedy or not steps.every:

@@ -63,8 +63,7 @@ def hand_on(output: Any, requests: list[Any]) -> None:
 
 
 def summed(make: Any, state: Any, drafts: int, given: dict[str, Any]) -> Any:
-    """Return a request's output with its statistics so far; in the front end. ``given`` is what ``make`` is called
-    with."""
+    """Return a request's output with its statistics so far, in the front end; ``given`` are arguments of ``make``."""
     rest = dict(given.get("kv_transfer_params") or {})
     step = rest.pop(FIELD, None)
     counts: StepCounts | None = getattr(state, "bebop_counts", None)

@@ -40,7 +40,7 @@ def self_test(core: Core, *, sampled: bool) -> None:
     if not core.drafts:
         return
     if core.past is not None:
-        if not _told(core, core.past):
+        if not _accepted_drafts_of_past(core, core.past):
             raise UserError("vLLM drafts nothing of a past answer that it was told; use rollout=torch")
     elif not seen:
         raise UserError("vLLM verified no draft: the checkpoint's head does not draft there; use rollout=torch")
@@ -70,11 +70,8 @@ def _answers(core: Core) -> tuple[list[tuple[float, list[int], list[Row]]], list
     return list(open_.values()), seen
 
 
-def _told(core: Core, past: Suffixes) -> int:
-    """Return the drafts that are accepted in a greedy completion which was told before.
-
-    None of the test's completions is kept.
-    """
+def _accepted_drafts_of_past(core: Core, past: Suffixes) -> int:
+    """Return the drafts accepted in a greedy completion that was told before; none of the test's is kept."""
     past.clear()
     ids, _ = _greedy(core)
     past.clear()

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from bebop.errors import UserError
 
-LONGEST = 24  # tokens of a match; of a prompt as many stand before its completions
-STRETCH = 4.0  # most drafts a token of the match; vLLM's 1 lets a short match, as most are, draft next to nothing
+MAX_MATCH = 24  # tokens of a match; of a prompt as many stand before its completions
+MAX_DRAFTS_PER_TOKEN = 4.0  # of the match; vLLM's 1 lets a short match, as most are, draft next to nothing
 
 
 class Cache(Protocol):
@@ -75,7 +75,7 @@ class Suffixes:
         for answer in filter(None, told):
             self._count += 1
             name = ("told", self._count)  # requests are called by strings
-            text = (*key[-LONGEST:], *answer)
+            text = (*key[-MAX_MATCH:], *answer)
             self.cache.start_request(name, ())
             self.cache.add_active_response(name, text)
             self.cache.stop_request(name)

@@ -18,7 +18,7 @@ import bebop.rollout.served_engine as served_engine
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied, Finished, Request, nothing
-from bebop.rollout.served_engine import Part, ServedEngine, appended
+from bebop.rollout.served_engine import OutputChunk, ServedEngine, appended
 from bebop.trajectory import Completion, DecodeStats, SamplingParams
 
 PARAMS = SamplingParams(max_new_tokens=40)
@@ -45,7 +45,7 @@ class Counter:
         if request.params.min_p:
             raise UserError("no min_p here")
 
-    async def generate(self, request: Request, written: Sequence[int]) -> Part:
+    async def generate(self, request: Request, written: Sequence[int]) -> OutputChunk:
         cut, made, versions = self.cut.setdefault(request.id, asyncio.Event()), list[int](), list[int]()
         cut.clear()
         wanted = request.params.max_new_tokens - len(written)
@@ -53,7 +53,7 @@ class Counter:
             made.append(len(written) + len(made))
             versions.append(self.version)
             await asyncio.sleep(0.01)
-        return Part(
+        return OutputChunk(
             token_ids=np.array(made, dtype=np.int64),
             logprobs=-np.array(versions, dtype=np.float32),
             versions=np.array(versions, dtype=np.int64),
@@ -206,7 +206,7 @@ def test_what_cannot_be_served_is_refused_at_once(engines: list[ServedEngine]) -
 def test_a_completion_that_was_not_exact_does_not_become_so() -> None:
     before = Completion(token_ids=np.array([1]), logprobs=np.zeros(1, np.float32), versions=np.zeros(1), exact=False)
     empty = nothing()
-    part = Part(
+    part = OutputChunk(
         token_ids=empty.token_ids, logprobs=empty.logprobs, versions=empty.versions, reason="stop",
         stats=DecodeStats(), why=None,
     )  # fmt: skip

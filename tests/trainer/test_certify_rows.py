@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from bebop.certify.answers import Answer, Block
-from bebop.trainer import certify_rows
-from bebop.trainer.certify_rows import Scored, block_of, score
+from bebop.trainer import certify
+from bebop.trainer.certify import Scored, block_of, score
 
 VOCAB, STOPS, TEMPERATURE = 40, (39,), 0.8
 
@@ -61,7 +61,7 @@ def wide(one: Block, table: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("columns", [1024, 12])
 def test_every_column_is_what_it_says(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(certify_rows, "COLUMNS", columns)
+    monkeypatch.setattr(certify, "COLUMNS", columns)
     found = block()
     flat = [(number, place) for number, own in PLACES.items() for place in own]
     assert len(found) == len(flat) and found.stops == STOPS
@@ -96,7 +96,7 @@ def test_every_column_is_what_it_says(columns: int, monkeypatch: pytest.MonkeyPa
 
 
 def test_columns_do_not_depend_on_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(certify_rows, "COLUMNS", 12)
+    monkeypatch.setattr(certify, "COLUMNS", 12)
     answer = answers()[0]
     other = Answer(request=20, prompt=answer.prompt, token_ids=answer.token_ids.copy(), logprobs=answer.logprobs)
     other.token_ids[2] = 30

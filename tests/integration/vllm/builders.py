@@ -9,7 +9,7 @@ from typing import Any
 
 from bebop.config import JobConfig
 from bebop.config_engines import VllmConfig
-from bebop.rollout.served_engine import Part, ServedEngine
+from bebop.rollout.served_engine import OutputChunk, ServedEngine
 from bebop.rollout.vllm.builder import make
 from bebop.rollout.vllm.core import Core
 from bebop.rollout.vllm.engine import VllmServer
@@ -53,7 +53,7 @@ def held(engine: ServedEngine, tokens: int) -> Iterator[None]:
     one, reached = core(engine), Event()
     step = one.step
 
-    def hold() -> list[tuple[str, Part]]:
+    def hold() -> list[tuple[str, OutputChunk]]:
         longest = max((len(answer.token_ids) for answer in one._open.values()), default=0)
         if longest < tokens and not reached.is_set():
             return step()

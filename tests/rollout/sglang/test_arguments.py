@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,21 +75,69 @@ def test_a_cpu_takes_what_it_can_run() -> None:
     assert arguments["attention_backend"] == "torch_native"
 
 
+SERVER = {
+    "version": "0.5.23", "speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 1,
+    "speculative_use_rejection_sampling": True, "speculative_accept_threshold_single": 1.0,
+}  # fmt: skip
+
+
+def system(own: SglangConfig | None = None, device: str = "cuda", **decoding: Any) -> Callable[[], None]:
+    return lambda: refuse_system(DecodingConfig(**decoding), own or SglangConfig(), device)
+
+
+def settings(**own: Any) -> Callable[[], SglangConfig]:
+    return lambda: SglangConfig(**own)
+
+
+def sampling(speculative: bool, rescored: bool, **params: Any) -> Callable[[], None]:
+    return lambda: refuse_sampling(SamplingParams(**params), speculative, rescored)
+
+
+def server(system: str = "bebop", **change: Any) -> Callable[[], None]:
+    return lambda: refuse_server(SERVER | change, DecodingConfig(system=system), "http://a")
+
+
 @pytest.mark.parametrize(
-    ("decoding", "own", "device", "word"),
+    ("refused", "word"),
     [
-        (DecodingConfig(draft_temperature=0.5), SglangConfig(), "cuda", "draft_temperature"),
-        (DecodingConfig(draft_tokens="auto"), SglangConfig(), "cuda", "draft_tokens=auto"),
-        (DecodingConfig(draft_temperature="auto"), SglangConfig(), "cuda", "draft_temperature=auto"),
-        (DecodingConfig(draft_temperature=0.0), SglangConfig(), "cuda", "target_only"),
-        (DecodingConfig(), SglangConfig(block_verification=True), "cpu", "GPU"),
-        (DecodingConfig(system="target_only"), SglangConfig(block_verification=True), "cuda", "sampled drafts"),
-        (DecodingConfig(), SglangConfig(deterministic=True), "cpu", "deterministic"),
+        (system(draft_temperature=0.5), "draft_temperature"),
+        (system(draft_tokens="auto"), "draft_tokens=auto"),
+        (system(draft_temperature="auto"), "draft_temperature=auto"),
+        (system(draft_temperature=0.0), "target_only"),
+        (system(SglangConfig(block_verification=True), "cpu"), "GPU"),
+        (system(SglangConfig(block_verification=True), system="target_only"), "sampled drafts"),
+        (system(SglangConfig(deterministic=True), "cpu"), "deterministic"),
+        (settings(extra={"speculative_eagle_topk": 4}), "speculative_eagle_topk"),
+        (settings(extra={"speculative_token_map": "hot.pt"}), "speculative_token_map"),
+        (settings(data_parallel=2), "data_parallel"),
+        (settings(transfer="disk"), "folder"),
+        (settings(transfer="pigeon"), "transfer"),
+        (settings(pause="wait"), "pause"),
+        (settings(urls=("localhost:30000",)), "urls"),
+        (settings(memory_fraction=1.5), "memory_fraction"),
+        (settings(tensor_parallel=0), "tensor_parallel"),
+        (settings(monitor_every=-1), "monitor_every"),
+        (settings(timeout=0.0), "timeout"),
+        (sampling(True, True, repetition_penalty=1.1), "repetition_penalty"),
+        (sampling(False, True, repetition_penalty=1.1), "repetition_penalty"),
+        (sampling(True, True, min_p=0.1), "min_p"),
+        (sampling(True, False, top_p=0.9), "rescore"),
+        (sampling(False, False, top_k=5), "rescore"),
+        *((partial(refuse_version, old), r"0\.5\.14") for old in ("0.5.13", "0.5.12.post2", "0.4.99", "")),
+        (server(version="0.5.12"), "0.5.14 or newer"),
+        (server(speculative_algorithm=None), "runs with speculative_algorithm=None"),
+        (server(speculative_algorithm="NGRAM"), "runs with speculative_algorithm='NGRAM'"),
+        (server(speculative_eagle_topk=4), "runs with speculative_eagle_topk=4"),
+        (server(speculative_use_rejection_sampling=False), "runs with speculative_use_rejection_sampling=False"),
+        (server("target_only"), "runs with speculative_use_rejection_sampling=True"),
+        (server("autoregressive"), "runs with speculative_algorithm='EAGLE'"),
+        (server(speculative_num_steps=2), "runs with speculative_num_steps=2"),
+        (server(speculative_accept_threshold_single=0.9), "runs with speculative_accept_threshold_single=0.9"),
     ],
 )
-def test_systems_that_sglang_lacks(decoding: DecodingConfig, own: SglangConfig, device: str, word: str) -> None:
+def test_what_sglang_cannot_do_is_refused(refused: Callable[[], Any], word: str) -> None:
     with pytest.raises(UserError, match=word):
-        refuse_system(decoding, own, device)
+        refused()
 
 
 def test_systems_that_it_has() -> None:
@@ -95,54 +146,12 @@ def test_systems_that_it_has() -> None:
     refuse_system(DecodingConfig(system="target_only", draft_temperature=0.0), SglangConfig(), "cpu")
 
 
-@pytest.mark.parametrize(
-    ("settings", "word"),
-    [
-        ({"extra": {"speculative_eagle_topk": 4}}, "speculative_eagle_topk"),
-        ({"extra": {"speculative_token_map": "hot.pt"}}, "speculative_token_map"),
-        ({"data_parallel": 2}, "data_parallel"),
-        ({"transfer": "disk"}, "folder"),
-        ({"transfer": "pigeon"}, "transfer"),
-        ({"pause": "wait"}, "pause"),
-        ({"urls": ("localhost:30000",)}, "urls"),
-        ({"memory_fraction": 1.5}, "memory_fraction"),
-        ({"tensor_parallel": 0}, "tensor_parallel"),
-        ({"monitor_every": -1}, "monitor_every"),
-        ({"timeout": 0.0}, "timeout"),
-    ],
-)
-def test_settings_that_cannot_be(settings: dict, word: str) -> None:
-    with pytest.raises(UserError, match=word):
-        SglangConfig(**settings)
-
-
-@pytest.mark.parametrize(
-    ("sampling", "speculative", "rescored", "word"),
-    [
-        ({"repetition_penalty": 1.1}, True, True, "repetition_penalty"),
-        ({"repetition_penalty": 1.1}, False, True, "repetition_penalty"),
-        ({"min_p": 0.1}, True, True, "min_p"),
-        ({"top_p": 0.9}, True, False, "rescore"),
-        ({"top_k": 5}, False, False, "rescore"),
-    ],
-)
-def test_sampling_that_it_would_not_follow(sampling: dict, speculative: bool, rescored: bool, word: str) -> None:
-    with pytest.raises(UserError, match=word):
-        refuse_sampling(SamplingParams(**sampling), speculative, rescored)
-
-
-def test_distributions_that_it_samples_from() -> None:
+def test_versions_and_distributions_that_it_takes() -> None:
+    for version in ("0.5.14", "0.5.23", "0.5.14.post1", "0.6.0rc1", "1.0"):
+        refuse_version(version)
     refuse_sampling(SamplingParams(temperature=0.7), True, False)
     refuse_sampling(SamplingParams(top_p=0.9, top_k=5), True, True)
     refuse_sampling(SamplingParams(min_p=0.1), False, True)
-
-
-def test_versions() -> None:
-    for version in ("0.5.14", "0.5.23", "0.5.14.post1", "0.6.0rc1", "1.0"):
-        refuse_version(version)
-    for version in ("0.5.13", "0.5.12.post2", "0.4.99", ""):
-        with pytest.raises(UserError, match=r"0\.5\.14"):
-            refuse_version(version)
 
 
 def test_a_draft_vocabulary_that_differs(tmp_path: Path) -> None:
@@ -154,31 +163,6 @@ def test_a_draft_vocabulary_that_differs(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(settings))
         with pytest.raises(UserError, match="of 100 tokens"):
             refuse_vocabulary(tmp_path)
-
-
-SERVER = {
-    "version": "0.5.23", "speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 1,
-    "speculative_use_rejection_sampling": True, "speculative_accept_threshold_single": 1.0,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("change", "system"),
-    [
-        ({"version": "0.5.12"}, "bebop"),
-        ({"speculative_algorithm": None}, "bebop"),
-        ({"speculative_algorithm": "NGRAM"}, "bebop"),
-        ({"speculative_eagle_topk": 4}, "bebop"),
-        ({"speculative_use_rejection_sampling": False}, "bebop"),
-        ({}, "target_only"),
-        ({}, "autoregressive"),
-        ({"speculative_num_steps": 2}, "bebop"),
-        ({"speculative_accept_threshold_single": 0.9}, "bebop"),
-    ],
-)
-def test_servers_that_decode_otherwise(change: dict, system: str) -> None:
-    with pytest.raises(UserError):
-        refuse_server(SERVER | change, DecodingConfig(system=system), "http://a")
 
 
 def test_servers_that_decode_as_wanted() -> None:

@@ -6,7 +6,7 @@ import pytest
 from bebop.errors import UserError
 from bebop.rollout.engine import nothing
 from bebop.rollout.served_engine import appended
-from bebop.rollout.sglang.outputs import part, refused
+from bebop.rollout.sglang.outputs import output_chunk, refused
 from bebop.trajectory import SamplingParams
 
 PARAMS = SamplingParams()
@@ -32,7 +32,7 @@ def output(ids=(5, 6, 7, 8), reason: str = "length", **meta: object) -> dict:
 
 
 def test_tokens_logprobs_and_version() -> None:
-    found = part(output(), PARAMS, 3)
+    found = output_chunk(output(), PARAMS, 3)
     assert found.token_ids.tolist() == [5, 6, 7, 8]
     np.testing.assert_allclose(found.logprobs, [-2.5, -3, -3.5, -4])
     assert found.versions.tolist() == [3, 3, 3, 3]
@@ -43,26 +43,26 @@ def test_tokens_logprobs_and_version() -> None:
 def test_versions_come_in_spans() -> None:
     spans = [{"version": "1", "start": 0, "end": 1}, {"version": "2", "start": 1, "end": 3}]
     spans.append({"version": "4", "start": 3, "end": 4})
-    assert part(output(weight_versions=spans), PARAMS, 3).versions.tolist() == [1, 2, 2, 4]
+    assert output_chunk(output(weight_versions=spans), PARAMS, 3).versions.tolist() == [1, 2, 2, 4]
     with pytest.raises(UserError, match="default"):
-        part(output(weight_version="default"), PARAMS, 3)
+        output_chunk(output(weight_version="default"), PARAMS, 3)
 
 
 def test_logprobs_of_other_tokens_are_noticed() -> None:
     with pytest.raises(AssertionError):
-        part(output(output_token_logprobs=[[-1.0, 9, None]] * 4), PARAMS, 3)
+        output_chunk(output(output_token_logprobs=[[-1.0, 9, None]] * 4), PARAMS, 3)
     with pytest.raises(AssertionError):
-        part(output(output_token_logprobs=[[-1.0, 5, None]]), PARAMS, 3)
+        output_chunk(output(output_token_logprobs=[[-1.0, 5, None]]), PARAMS, 3)
 
 
 def test_the_greedy_distribution_has_no_logprob_but_zero() -> None:
-    assert not part(output(), SamplingParams(temperature=0.0), 3).logprobs.any()
+    assert not output_chunk(output(), SamplingParams(temperature=0.0), 3).logprobs.any()
 
 
 def test_an_answer_that_was_cut_goes_on() -> None:
-    first = appended(nothing(), part(output((5, 6), "abort"), PARAMS, 3), PARAMS, text, recomputed=False)
+    first = appended(nothing(), output_chunk(output((5, 6), "abort"), PARAMS, 3), PARAMS, text, recomputed=False)
     assert first.finish_reason == "abort"
-    second = part(output((7,), "stop", weight_version="4"), PARAMS, 3)
+    second = output_chunk(output((7,), "stop", weight_version="4"), PARAMS, 3)
     whole = appended(first, second, PARAMS, text, recomputed=False)
     assert whole.token_ids.tolist() == [5, 6, 7] and whole.text == "5 6 7"
     assert whole.versions.tolist() == [3, 3, 4] and whole.finish_reason == "stop"
@@ -71,11 +71,11 @@ def test_an_answer_that_was_cut_goes_on() -> None:
 
 def test_an_answer_that_was_cut_before_it_began() -> None:
     bare = {"output_ids": [], "meta_info": {"finish_reason": {"type": "abort"}, "weight_version": "0"}}
-    assert len(part(bare, PARAMS, 3).token_ids) == 0
+    assert len(output_chunk(bare, PARAMS, 3).token_ids) == 0
 
 
 def test_counts_of_all_steps() -> None:
-    stats = part(output(), PARAMS, 3).stats
+    stats = output_chunk(output(), PARAMS, 3).stats
     assert (stats.cycles, stats.tokens, stats.target_forwards, stats.draft_forwards) == (2, 4, 2, 6)
     assert stats.reached.tolist() == [2, 1, 0] and stats.accepted.tolist() == [1, 0, 0]
     assert not stats.overlap.any()
@@ -84,7 +84,7 @@ def test_counts_of_all_steps() -> None:
 def test_measured_steps_stand_for_the_others() -> None:
     entry = {"accepted": 1, "weight": 2, "overlap": [0.5, 0.25, 0.9], "target_only": [0.4, 0.3, 0.9]}
     entry |= {"draft_entropy": [1.0, 2.0, 9.0], "target_entropy": [0.5, 0.75, 9.0]}
-    stats = part(output(bebop_verify=[entry]), PARAMS, 3).stats
+    stats = output_chunk(output(bebop_verify=[entry]), PARAMS, 3).stats
     # The third draft was not tested: its distributions belong to a text that was thrown away.
     assert stats.overlap.tolist() == [1.0, 0.5, 0.0] and stats.target_only.tolist() == [0.8, 0.6, 0.0]
     assert stats.draft_entropy.tolist() == [2.0, 4.0, 0.0] and stats.target_entropy.tolist() == [1.0, 1.5, 0.0]
@@ -101,20 +101,20 @@ def test_names_of_older_versions(names: tuple[str, str]) -> None:
     for new, old in zip(("spec_num_correct_drafts", "spec_num_proposed_drafts"), names, strict=True):
         meta[old] = meta.pop(new)
     meta["spec_accept_histogram"] = meta.pop("spec_correct_drafts_histogram")
-    stats = part(found, PARAMS, 3).stats
+    stats = output_chunk(found, PARAMS, 3).stats
     assert stats.cycles == 2 and stats.accepted.tolist() == [1, 0, 0]
 
 
 def test_an_answer_of_one_token_has_no_step() -> None:
     single = output((5,), spec_verify_ct=0)
-    assert part(single, PARAMS, 3).stats.cycles == 0
+    assert output_chunk(single, PARAMS, 3).stats.cycles == 0
     for name in [name for name in single["meta_info"] if name.startswith("spec_")]:
         del single["meta_info"][name]
-    assert part(single, PARAMS, 3).stats.cycles == 0
+    assert output_chunk(single, PARAMS, 3).stats.cycles == 0
 
 
 def test_plain_decoding_counts_one_pass_a_token() -> None:
-    stats = part(output(), PARAMS, 0).stats
+    stats = output_chunk(output(), PARAMS, 0).stats
     assert (stats.cycles, stats.tokens, stats.target_forwards) == (4, 4, 4)
 
 

@@ -10,9 +10,9 @@ import torch
 
 from bebop.rollout.engine import Request, nothing
 from bebop.rollout.served_engine import appended
-from bebop.rollout.sglang.outputs import part
+from bebop.rollout.sglang.outputs import output_chunk
 from bebop.rollout.sglang.plugin import _distribution
-from bebop.rollout.sglang.tracing import ENTRY, PREFIX, Following, told
+from bebop.rollout.sglang.tracing import ENTRY, PREFIX, Following, parse_trace
 from bebop.trajectory import NONE, VERDICTS, SamplingParams, Trace
 from tests.rollout.sglang.test_engine import Counting, make
 from tests.rollout.sglang.test_outputs import output, text
@@ -52,7 +52,7 @@ def answer(row: int, cycles: int = 3, **options: Any) -> tuple[dict[str, Any], l
 
 
 def of(meta: dict[str, Any], ids: list[int]) -> Trace:
-    found = told(meta, np.array(ids), "mtp")
+    found = parse_trace(meta, np.array(ids), "mtp")
     assert found is not None and len(found) == len(ids)
     return found
 
@@ -86,9 +86,9 @@ def test_a_bonus_and_an_answer_that_ends_within_a_cycle() -> None:
 def test_what_does_not_add_up_is_not_told() -> None:
     """Such as an answer with a second prefill, or one that began before entries were made."""
     meta, ids, _ = answer(2)
-    assert told(meta, np.array([5, *ids]), "mtp") is None
-    assert told(meta, np.array([*ids, 6]), "mtp") is None
-    assert told({}, np.array(ids), "mtp") is None and told({ENTRY: [{}]}, np.array(ids), "mtp") is None
+    assert parse_trace(meta, np.array([5, *ids]), "mtp") is None
+    assert parse_trace(meta, np.array([*ids, 6]), "mtp") is None
+    assert parse_trace({}, np.array(ids), "mtp") is None and parse_trace({ENTRY: [{}]}, np.array(ids), "mtp") is None
 
 
 def test_nobody_else_is_looked_at() -> None:
@@ -103,7 +103,7 @@ def test_nobody_else_is_looked_at() -> None:
 def test_parts_of_an_answer_are_joined() -> None:
     meta, ids, _ = answer(1)
     params = SamplingParams()
-    plain = part(output(tuple(ids)), params, K)
+    plain = output_chunk(output(tuple(ids)), params, K)
     known = dataclasses.replace(plain, trace=of(meta, ids))
     first = appended(nothing(), known, params, text, False)
     assert first.trace is not None and len(first.trace) == len(ids)

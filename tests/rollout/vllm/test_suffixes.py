@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bebop.errors import UserError
-from bebop.rollout.vllm.suffixes import LONGEST, Suffixes, suffix_cache
+from bebop.rollout.vllm.suffixes import MAX_MATCH, Suffixes, suffix_cache
 
 PROMPT, OTHER = (3, 1, 4), (2, 7)
 
@@ -46,12 +46,12 @@ class Tree:
 
 
 def test_a_past_answer_stands_behind_the_end_of_its_prompt() -> None:
-    tree, long = Tree(), tuple(range(3 * LONGEST))
+    tree, long = Tree(), tuple(range(3 * MAX_MATCH))
     known = Suffixes(tree, 1000)
     known.remember(PROMPT, [[5, 6], [], [5, 7]])
     known.remember(long, [[9]])
-    assert list(tree.texts.values()) == [[3, 1, 4, 5, 6], [3, 1, 4, 5, 7], [*long[-LONGEST:], 9]]
-    assert not tree.active and known.tokens == 10 + LONGEST + 1
+    assert list(tree.texts.values()) == [[3, 1, 4, 5, 6], [3, 1, 4, 5, 7], [*long[-MAX_MATCH:], 9]]
+    assert not tree.active and known.tokens == 10 + MAX_MATCH + 1
 
 
 def test_what_is_told_takes_the_place_of_what_was_known_of_a_prompt() -> None:
