@@ -1,4 +1,4 @@
-"""Writes state to files and reads it back, without pickle: ``stem.json`` has its structure, ``stem.safetensors`` numbers.
+"""Writes state to files and reads it back without pickle: the structure to ``stem.json``, numbers to ``stem.safetensors``.
 
 Invariants:
 

@@ -22,7 +22,7 @@ from bebop.identity import identity
 from bebop.model.checkpoint import save_policy
 from bebop.parsing import settings
 from bebop.resume_rules import ADAPT, JOB, MAY, refusals
-from bebop.run import placed
+from bebop.run import choose_folder
 from bebop.run_folder import RunFolder
 from bebop.store import STEPS, Store, seal
 from tests.builders import bare_policy, letters
@@ -166,7 +166,7 @@ def resumed(path: Path, *overrides: str) -> None:
     config = job_config(
         compose.resumed_overrides([f"runtime.dir={path}", "runtime.resume=true", *overrides], "config", "runtime.")
     )
-    folder, config = placed(config)
+    folder, config = choose_folder(config)
     try:
         folder.check(config, JOB)
         folder.identify(identity(config.model, {"task.path": config.task.path}))
