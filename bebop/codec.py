@@ -1,4 +1,4 @@
-"""Writes state to files and reads it back without pickle: the structure to ``stem.json``, numbers to ``stem.safetensors``.
+"""Writes state to files and reads it back without pickle: ``stem.json`` has the structure, ``.safetensors`` numbers.
 
 Invariants:
 
