@@ -1,7 +1,10 @@
-"""State to files and back without pickle: ``stem.json`` says what there is, ``stem.safetensors`` holds the numbers.
+"""Writes state to files and reads it back without pickle: ``stem.json`` has the structure, ``.safetensors`` numbers.
 
-Reading runs no code that a file could name: what comes back is made of the types below and of the dataclasses that the
-reader lists itself. Every number comes back to the bit, NaN, infinities and the type of a number among them.
+Invariants:
+
+- Reading runs no code that a file could name. What comes back consists of the types below and of the dataclasses that
+  the reader lists itself.
+- Every number comes back to the bit, with its type; NaN and infinities do, too.
 
 In JSON, None, truth values, whole numbers, finite floats, texts and lists are themselves. Everything else is an object
 of one entry, its kind and what it is made of::
@@ -11,8 +14,8 @@ of one entry, its kind and what it is made of::
     {"datetime": ["2026-05-04T03:02:01", "Europe/Berlin", 0]}  {"decimal": ["1.50"]}  {"set": [...]}
     {"Group": {field: ...}}
 
-Tensors are entries of the safetensors file under their paths. Arrays are many and short, so all those of one type lie
-in one entry ``array/float64``, and ``place`` is where an array begins there.
+Tensors are entries of the safetensors file, named by their paths. Arrays are many and short, so all arrays of one type
+lie in one entry such as ``array/float64``, and ``place`` is where an array begins in it.
 """
 
 import dataclasses
@@ -47,12 +50,12 @@ SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def files(stem: Path) -> tuple[Path, Path]:
-    """Where a state is kept: what there is, and the numbers."""
+    """Return the files of a state: the structure, and the numbers."""
     return stem.with_name(stem.name + WORDS), stem.with_name(stem.name + NUMBERS)
 
 
 def save(tree: Any, stem: Path, kinds: Sequence[type] = ()) -> None:
-    """Write ``tree``; ``TypeError`` for what is neither described above nor a dataclass among ``kinds``."""
+    """Write ``tree``; raise ``TypeError`` for what is neither described above nor a dataclass among ``kinds``."""
     writer = _Writer(kinds)
     content = writer.put(tree, "")
     words, numbers = files(stem)
@@ -62,10 +65,10 @@ def save(tree: Any, stem: Path, kinds: Sequence[type] = ()) -> None:
 
 
 def load(stem: Path, kinds: Sequence[type] = ()) -> Any:
-    """What ``save`` was given, tensors on the CPU.
+    """Read what ``save`` was given, with tensors on the CPU.
 
-    ``DamagedError`` where the files are not what ``save`` writes, ``UserError`` for another format or a kind that is
-    not among ``kinds``: nothing that a file says is looked up anywhere else.
+    Raise ``DamagedError`` if the files are not what ``save`` writes, and ``UserError`` for another format. A kind that
+    is not among ``kinds`` counts as damage: nothing that a file names is looked up anywhere else.
     """
     words, numbers = files(stem)
     try:
@@ -97,7 +100,7 @@ class _Writer:
         self._places: dict[str, int] = {}
 
     def put(self, value: Any, path: str) -> Any:
-        """``value`` as JSON; ``path`` names its tensors."""
+        """Return ``value`` as JSON; ``path`` names its tensors."""
         if value is None or type(value) in (bool, int, str):
             return value
         if type(value) is float:
@@ -129,7 +132,7 @@ class _Writer:
         raise TypeError(f"{path or 'the state'} is a {type(value).__qualname__}, which no checkpoint can keep")
 
     def joined(self) -> dict[str, Tensor]:
-        """All arrays, one entry a type."""
+        """Return all arrays, one entry for each type."""
         return {f"array/{name}": torch.from_numpy(np.concatenate(found)) for name, found in self._arrays.items()}
 
     def _tensor(self, value: Tensor, path: str) -> str:
@@ -159,7 +162,7 @@ class _Reader:
         self.tensors, self.kinds = tensors, {kind.__name__: kind for kind in kinds}
 
     def get(self, value: Any) -> Any:
-        """The value of a piece of JSON."""
+        """Return the value of a piece of JSON."""
         if type(value) is list:
             return [self.get(one) for one in value]
         if type(value) is not dict:
@@ -199,7 +202,7 @@ class _Reader:
 
 
 def _write_numbers(path: Path, tensors: dict[str, Tensor]) -> None:
-    """A safetensors file, a tensor at a time: the library's own writer holds a second copy of all of them in memory."""
+    """Write a safetensors file, one tensor at a time: the library's own writer copies all of them in memory."""
     ordered = sorted(tensors.items(), key=lambda entry: -entry[1].element_size())  # so that each is aligned
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -1,4 +1,4 @@
-"""What befell the parts of a run: deaths, hangs and replacements, a line of JSON each in ``events.jsonl``."""
+"""Writes deaths, hangs and replacements of the parts of a run to ``events.jsonl``, a line of JSON each."""
 
 import json
 import logging
@@ -10,13 +10,13 @@ NAME = "events.jsonl"
 
 
 class EventLog:
-    """Appends to a run folder that exists; before that, and where the disk refuses, nothing is written.
+    """Appends events to a run folder; nothing is written before the folder exists or if the disk refuses.
 
     >>> EventLog(Path("runs/a")).write("hang", "rollout worker 1", "in decoding", silent_s=31.0)  # doctest: +SKIP
     """
 
     def __init__(self, run_dir: Path | None) -> None:
-        """``run_dir`` None: nothing is kept."""
+        """Write to ``run_dir``; None writes nothing."""
         self.run_dir = run_dir
 
     def write(
@@ -29,15 +29,15 @@ class EventLog:
         notice_s: float | None = None,
         recover_s: float | None = None,
     ) -> None:
-        """One event.
+        """Append one event.
 
         Args:
-            kind: death, hang, replaced (it works again) or session (Ray itself is gone).
+            kind: death, hang, replaced (the part works again) or session (Ray itself is gone).
             who: "rollout worker 1", "trainer", "ray".
             why: one line.
-            silent_s: seconds that it was silent, as they count for a hang.
-            notice_s: seconds between its last sign of life and the moment when its end was noticed.
-            recover_s: seconds from there until it worked again.
+            silent_s: seconds of silence, as they count for a hang.
+            notice_s: seconds between the last sign of life and the moment when the end was noticed.
+            recover_s: seconds from that moment until the part worked again.
         """
         seconds = {"silent_s": silent_s, "notice_s": notice_s, "recover_s": recover_s}
         rounded = {name: None if value is None else round(value, 3) for name, value in seconds.items()}
@@ -51,7 +51,7 @@ class EventLog:
             log.warning("%s cannot be written: %s", self.run_dir / NAME, error.strerror)
 
     def keep_stacks(self, who: str, text: str) -> str:
-        """Put a dump of stacks aside; the file's name in the run folder, empty if it could not be written."""
+        """Write a dump of stacks and return the file's name in the run folder; empty if it cannot be written."""
         if self.run_dir is None or not self.run_dir.is_dir():
             return ""
         name = f"hangs/{time.strftime('%Y%m%d-%H%M%S')}-{who.replace(' ', '-')}.txt"

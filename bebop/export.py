@@ -1,4 +1,4 @@
-"""Trained parts for other programs: ``python -m bebop.export --out DIR`` writes one as that program loads it."""
+"""Writes a trained part in the format of another program: ``python -m bebop.export --out DIR``."""
 
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +13,7 @@ EXPORTED = [name for name, part in PARTS.items() if part.export]
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Return the parser of the command line."""
     top = Parser(prog="python -m bebop.export", description=__doc__)
     top.add_argument("--out", type=Path, required=True, help="the folder to write")
     top.add_argument("--part", default="block", choices=EXPORTED, help="block: for SGLang's DFLASH (default: block)")
@@ -28,7 +28,7 @@ def parser() -> Parser:
 
 
 def main(arguments: list[str]) -> int:
-    """Load the part with its model, which it is held against, and write it."""
+    """Load the part with its model, which checks it, and write it."""
     options = parser().parse_args(arguments)
     check_writable("--out", options.out)
     refuse_folder(options.out)
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 
 def refuse_folder(folder: Path) -> None:
-    """Raise ``UserError`` for a folder that holds another model; one that was written before is written again."""
+    """Raise ``UserError`` for a folder that holds another model; an exported part may be written again."""
     if not (folder / "config.json").is_file():
         return
     from bebop.model.dflash import read_settings

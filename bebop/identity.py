@@ -1,4 +1,4 @@
-"""What the settings of a run name, by content: a model's weights and tokenizer, a file of questions or of text."""
+"""Identifies by content what the settings of a run name: a model's weights and tokenizer, and files of questions."""
 
 import hashlib
 import json
@@ -9,16 +9,16 @@ from bebop.config import ModelConfig
 from bebop.model.checkpoint import resolve
 
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template*")
-SAMPLE = 4096  # bytes read of each tensor: another training changes all of them
-UNREADABLE = ""  # whoever loads it says what is wrong with it
+SAMPLE = 4096  # bytes read of each tensor: further training changes all of them
+UNREADABLE = ""  # the part that loads it says what is wrong with it
 
 
 def identity(model: ModelConfig, files: Mapping[str, str | None]) -> dict[str, str]:
-    """SHA-256 of each part, under the names by which errors call them.
+    """Return SHA-256 of each part, by the names that errors use for them.
 
     Args:
-        model: read without its weights in full: names, shapes and the first 4 KiB of each tensor.
-        files: setting -> path of a file that is read whole; None: there is none.
+        model: a model, of whose weights names, shapes and the first 4 KiB of each tensor are read.
+        files: setting -> path of a file that is read whole, or None.
     """
     folder = resolve(model.path)
     tokenizer = sorted({path for pattern in TOKENIZER for path in folder.glob(pattern) if path.is_file()})
@@ -48,13 +48,13 @@ def _files(paths: list[Path]) -> str:
 
 
 def _weights(paths: list[Path]) -> str:
-    """Of all shards together, tensor by tensor, so that another sharding is the same."""
+    """Hash all shards together, tensor by tensor, so that another sharding gives the same."""
     marks = sorted(mark for path in paths for mark in _tensors(path))
     return hashlib.sha256("\n".join(marks).encode()).hexdigest()
 
 
 def _tensors(path: Path) -> Iterator[str]:
-    """Name, type, shape and a sample of each tensor in a safetensors file."""
+    """Yield name, type, shape and the hash of a sample of each tensor in a safetensors file."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))

@@ -1,6 +1,6 @@
-"""Where a run or a measurement was made: commit, processor and versions, without which a number means nothing.
+"""Describes where a run or a measurement was made: commit, processor, GPU and versions.
 
-Nothing heavy is imported: a driver without torch can ask.
+Nothing heavy is imported, so a driver without torch can ask.
 """
 
 import os
@@ -19,9 +19,9 @@ GPUS = Path("/proc/driver/nvidia/gpus")
 
 @cache
 def machine() -> dict[str, object]:
-    """Commit, processor, GPU and versions, as ``machine.json`` has them; None for what is not there.
+    """Return commit, processor, GPU and versions, as ``machine.json`` has them; None for what is not there.
 
-    Asked once a process: what a process runs is what it has imported, whatever is committed meanwhile.
+    A process is described once: it runs what it has imported, whatever is committed meanwhile.
 
     >>> machine()  # doctest: +SKIP
     {'commit': '3f2c...', 'dirty': False, 'processor': 'AMD EPYC, 2 cores', 'gpu': None, 'python': '3.11.9', ...}
@@ -37,20 +37,20 @@ def machine() -> dict[str, object]:
 
 
 def commit(root: Path = ROOT) -> dict[str, object]:
-    """The commit of a checkout, and whether its files differ from it.
+    """Return the commit of a checkout, and whether its files differ from it (``dirty``).
 
-    ``dirty`` is None without a repository, and where $BEBOP_COMMIT says which commit it is: files that were copied to
-    another machine cannot tell. An installed package is no checkout, whatever repository it lies in.
+    ``dirty`` is None without a repository, and where $BEBOP_COMMIT names the commit: files that were copied to another
+    machine cannot tell. An installed package is no checkout, whatever repository it lies in.
     """
-    told = os.environ.get("BEBOP_COMMIT")
-    top = None if told else _git(root, "rev-parse", "--show-toplevel")
+    given = os.environ.get("BEBOP_COMMIT")
+    top = None if given else _git(root, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != root.resolve():
-        return {"commit": told or "unknown", "dirty": None}
+        return {"commit": given or "unknown", "dirty": None}
     return {"commit": _git(root, "rev-parse", "HEAD") or "unknown", "dirty": bool(_git(root, "status", "--porcelain"))}
 
 
 def processor() -> str:
-    """Its name, and how many cores there are."""
+    """Return the processor's name and the number of its cores."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
@@ -58,7 +58,7 @@ def processor() -> str:
 
 
 def version_of(package: str) -> str | None:
-    """None where it is not installed: decoding and kernels need no ray."""
+    """Return the version of a package, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -66,7 +66,7 @@ def version_of(package: str) -> str | None:
 
 
 def without_folders(word: str) -> str:
-    """A setting or a word of a command, with the last part of absolute paths alone: the rest is of one machine."""
+    """Return a setting or a word of a command with only the last part of absolute paths: the rest is one machine's."""
     return re.sub(r"(?:^|(?<=[=\[,{('\" ]))/(?:[^/,\]}]+/)+(?=[^/])", "", word)
 
 
@@ -76,7 +76,7 @@ def _gpu(path: Path) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git says; None where there is no git or no repository."""
+    """Return what git prints; None if there is no git or no repository."""
     try:
         done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:

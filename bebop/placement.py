@@ -1,4 +1,4 @@
-"""Where actors run: a pool of shares for the trainer and one for the rollout, reserved as Ray placement groups."""
+"""Reserves CPUs and GPUs for the actors of a job: a Ray placement group for the trainer and one for the rollout."""
 
 import math
 from dataclasses import dataclass
@@ -17,17 +17,20 @@ WAIT_SECONDS = 60.0  # for a reservation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Equal shares, one an actor; each lies on one machine."""
+    """Equal shares of a cluster, one for each actor; a share lies on one machine."""
 
     name: str
     count: int
     cpus: int
     gpus: float
-    strategy: str  # of Ray: STRICT_PACK puts all of them on one machine
+    strategy: str  # Ray's; STRICT_PACK puts all shares on one machine
 
 
 def pools(config: JobConfig, gpus: float) -> tuple[Pool, Pool]:
-    """Trainer and rollout on a cluster with that many GPUs. Engines that span GPUs have them for themselves."""
+    """Return the pools of trainer and rollout for a cluster with that many GPUs.
+
+    Engines that span several GPUs share them with nobody.
+    """
     rollout, trainer = config.rollout, config.trainer
     each, left = engine_module(config).gpus(config), gpus
     if config.model.device == "cpu" or not gpus:
@@ -49,7 +52,7 @@ def pools(config: JobConfig, gpus: float) -> tuple[Pool, Pool]:
 
 
 def reserve(pool: Pool) -> list[dict[str, Any]]:
-    """Ray's options for each actor of a pool; ``UserError`` if the cluster has no room for it."""
+    """Reserve a pool and return Ray's options for each of its actors; ``UserError`` if the cluster has no room."""
     bundle = {"CPU": float(pool.cpus)} | ({"GPU": pool.gpus} if pool.gpus else {})
     group = placement_group([bundle] * pool.count, strategy=pool.strategy)
     if not group.wait(WAIT_SECONDS):
@@ -67,5 +70,5 @@ def reserve(pool: Pool) -> list[dict[str, Any]]:
 
 
 def _share(gpus: float, processes: int) -> float:
-    """The part of a GPU for each process, the same for all."""
+    """Return the part of a GPU that each process gets."""
     return 1 / max(1, math.ceil(processes / gpus))

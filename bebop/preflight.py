@@ -1,4 +1,7 @@
-"""What can be found wrong with a job before anything is started, loaded or written: seconds, and no weights read."""
+"""Finds what is wrong with a job before anything is started, loaded or written.
+
+The checks take seconds and read no weights.
+"""
 
 import errno
 import logging
@@ -39,22 +42,20 @@ from bebop.tasks.rewards import check_reward
 from bebop.tasks.source import EnvironmentSource, Items, PromptSource, chat_encoder, instruction, open_items
 
 log = logging.getLogger(__name__)
-CHECKED_QUESTIONS = (
-    16  # questions of an environment that are made before a job, to see whether a checkpoint can hold them
-)
-# Ray puts sockets below its folder, and a socket's path has at most 107 characters; these are those below.
+CHECKED_QUESTIONS = 16  # of an environment, made before a job to see whether a checkpoint can hold them
+# Ray puts sockets below its folder, and the path of a socket has at most 107 characters. This is the longest of them.
 SESSION = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 MAX_FOLDER_LENGTH = 107 - len(SESSION)
-# Ray keeps what its processes share in one file, as large from the start as it may become: of the memory, and at most.
+# Ray keeps shared objects in one file that has its full size from the start: this share of the memory, and at most.
 RAY_STORE_SHARE, MAX_RAY_STORE = 0.3, 200 * 10**9
 
 
 def checked(config: JobConfig, items: Items | None = None) -> PromptSource | EnvironmentSource:
-    """The prompts of a job; ``UserError`` for the first thing found that would end it later.
+    """Check a job and return its prompts; raise ``UserError`` for the first thing that would end it later.
 
-    ``items``: its questions, where they are open and held against the reward already (``bebop.run``).
+    ``items`` are its questions if they are open and were checked against the reward already.
     """
-    here = config.runtime.address is None  # else what it runs on is not this machine
+    here = config.runtime.address is None  # else the job runs on other machines
     settings = check_model(config.model, here)
     check_positions(settings, config.rollout.max_length)
     if SYSTEMS[config.decoding.system].head or config.cotrain.mode != "off":
@@ -73,9 +74,9 @@ def checked(config: JobConfig, items: Items | None = None) -> PromptSource | Env
 
 
 def check_model(config: ModelConfig, here: bool = True) -> Any:
-    """The Hugging Face configuration of a checkpoint whose files are there and whole, as far as their headers say.
+    """Check that a model's files are there and whole, by their headers, and return its Hugging Face configuration.
 
-    ``here``: the device that it is to run on must be one of this machine's.
+    With ``here`` the device must be one of this machine's.
     """
     if here:
         find_device(config)
@@ -90,12 +91,12 @@ def check_model(config: ModelConfig, here: bool = True) -> Any:
     for file in files:
         try:
             with safe_open(file, framework="pt"):
-                pass  # the header has been read and held against the size
+                pass  # this reads the header and compares it with the size
         except (SafetensorError, OSError) as error:
             raise UserError(f"{name} cannot be loaded: {file.name}: {error}; give a whole file") from error
     check_tokenizer(load_tokenizer(config), settings.get_text_config().vocab_size, name)
     require_known(config)
-    if config.path == "tiny":  # the package's own: not worth the driver's 4.2 s for transformers' modeling code
+    if config.path == "tiny":  # the package's own: not worth 4.2 s for importing transformers' modeling code
         return settings
     with readable(config):
         skeleton = check_weights(settings, folder, name)
@@ -105,7 +106,7 @@ def check_model(config: ModelConfig, here: bool = True) -> Any:
 
 
 def expected_memory(config: JobConfig) -> list[str]:
-    """What the job will take of this machine's memory, in a line; nothing for the built-in model, or elsewhere."""
+    """Return a line with the memory that the job needs; none for the built-in model or on other machines."""
     if config.model.path == "tiny" or config.runtime.address is not None:
         return []
     count = parameters(sorted(resolve(config.model.path).glob("*.safetensors")))
@@ -115,7 +116,7 @@ def expected_memory(config: JobConfig) -> list[str]:
 
 
 def check_task(config: JobConfig, items: Items | None = None) -> PromptSource | EnvironmentSource:
-    """The prompts, of which the first was asked for; the reward fits them, an environment can begin."""
+    """Check that the reward fits the questions or that an environment can begin, and return the prompts."""
     if config.task.turns:
         environment = EnvironmentSource(config.task)
         for index in range(min(config.task.size or CHECKED_QUESTIONS, CHECKED_QUESTIONS)):
@@ -131,7 +132,7 @@ def check_task(config: JobConfig, items: Items | None = None) -> PromptSource | 
 
 
 def check_adaptation(config: AdaptConfig) -> None:
-    """The same for an adaptation: the model, the length and number of its answers, the questions."""
+    """Check an adaptation: the model, the length and number of its completions, the questions."""
     settings, data = check_model(config.model), config.data
     check_positions(settings, data.max_length, "data.max_length")
     dtype, device = getattr(torch, config.model.dtype), find_device(config.model)
@@ -144,7 +145,7 @@ def check_adaptation(config: AdaptConfig) -> None:
 
 
 def prompts(model: ModelConfig, task: TaskConfig, room: int, items: Items | None = None) -> PromptSource:
-    """The prompt stream of a task for a model, in at most ``room`` tokens each; a warning without a chat template."""
+    """Return the prompts of a task in at most ``room`` tokens each; warn if the model has no chat template."""
     tokenizer = load_tokenizer(model)
     if not tokenizer.chat_template:
         log.warning(
@@ -154,7 +155,7 @@ def prompts(model: ModelConfig, task: TaskConfig, room: int, items: Items | None
 
 
 def check_ports(runtime: RuntimeConfig) -> None:
-    """Ports that are asked for by number must be free."""
+    """Check that ports which are given by number are free."""
     asked = {"port": runtime.port, "metrics_port": runtime.metrics_port}
     if runtime.dashboard:
         asked["dashboard_port"] = runtime.dashboard_port
@@ -172,7 +173,7 @@ def check_ports(runtime: RuntimeConfig) -> None:
 
 
 def check_temp(runtime: RuntimeConfig) -> None:
-    """Ray's folder can be made, and is short enough for the sockets in it."""
+    """Check that Ray's folder can be made and is short enough for the sockets in it."""
     if runtime.temp_dir is None:
         check_writable("TMPDIR", Path(tempfile.gettempdir()))  # which Python has found by writing to it
         return
@@ -186,7 +187,7 @@ def check_temp(runtime: RuntimeConfig) -> None:
 
 
 def check_file_size() -> None:
-    """Ray's store may be as large as it will be; its processes end without a word where the system says no."""
+    """Check that the system allows a file as large as Ray's store; else Ray's processes end without a word."""
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     store = int(min(RAY_STORE_SHARE * memory, MAX_RAY_STORE))

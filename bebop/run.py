@@ -45,7 +45,7 @@ Output goes to runtime.dir (default runs/<date and time>).
 
 
 def main(arguments: list[str]) -> int:
-    """Parse, run, report; the exit code."""
+    """Parse the command, run the job and write the report; return the exit code."""
     if (group := asked(arguments)) is not None:
         sys.stdout.write(about(JobConfig, group) if group else HELP.format(groups=overview(JobConfig)))
         return 0
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
         return 0
     if config.runtime.resume:
         refuse_foreign(config.runtime.dir, config, given, "config", SECTION)
-    folder, config = placed(config)
+    folder, config = choose_folder(config)
     with contextlib.closing(folder):
         check_writable("runtime.dir", folder.path)
         folder.check(config)
@@ -96,13 +96,13 @@ def main(arguments: list[str]) -> int:
 
 
 def model_notes(config: JobConfig) -> list[str]:
-    """What the choice of model has set, for the start of a run."""
+    """Return a line about the settings that follow from the model, to be shown at the start of a run."""
     named = [f"{name}={value}" for name, value in model_defaults(config).items()]
     return [f"set for this model: {', '.join(named)} (docs/settings.md)"] if named else []
 
 
 def questions(config: TaskConfig) -> "Items | None":
-    """The questions of a task, held against its reward; None for those of an environment."""
+    """Return the questions of a task, checked against its reward; None for an environment."""
     from bebop.tasks.rewards import check_reward
     from bebop.tasks.source import open_items
 
@@ -113,8 +113,8 @@ def questions(config: TaskConfig) -> "Items | None":
     return items
 
 
-def placed(config: JobConfig) -> tuple[RunFolder, JobConfig]:
-    """The run folder, of which nothing is made yet, and the configuration that names it."""
+def choose_folder(config: JobConfig) -> tuple[RunFolder, JobConfig]:
+    """Return the run folder, of which nothing is made yet, and the configuration with its path."""
     runtime = config.runtime
     path = Path(runtime.dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}").resolve()
     folder = RunFolder(path, "runtime.dir", runtime.resume, Store(path, STEPS))

@@ -1,4 +1,9 @@
-"""Builds the parts of a job from its configuration, runs it on Ray, and brings a dead trainer back."""
+"""Builds the parts of a job from its configuration, runs it on Ray, and recovers from deaths.
+
+Who recovers from what: the pool replaces a dead rollout worker within a step. ``Job`` goes back to the newest sound
+checkpoint when the trainer dies, with fresh actors. ``run_job`` does the same on a new Ray session when Ray's own
+servers die. Each gives up after ``runtime.max_restarts`` deaths.
+"""
 
 import asyncio
 import contextlib
@@ -36,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class RaySink:
-    """Every metric as a Ray gauge ``bebop_<name>``, with / as _; Ray exports them to Prometheus."""
+    """Exports every metric as a Ray gauge ``bebop_<name>``, with / as _, which Prometheus can read."""
 
     def __init__(self) -> None:
         self._gauges: dict[str, Gauge] = {}
@@ -50,21 +55,21 @@ class RaySink:
             self._gauges[key].set(value)
 
     def close(self) -> None:
-        """Nothing to close: Ray owns the gauges."""
+        """Do nothing: Ray owns the gauges."""
 
 
 def run_job(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], begin: Callable[[], None]) -> bool:
-    """Run a job that ``preflight`` has checked to its end in ``run_dir``; False if it was interrupted.
+    """Run a job that ``preflight`` has checked to its end in ``run_dir``; return False if it was interrupted.
 
-    An interrupted job leaves a checkpoint. ``prompt(i)`` gives prompt number i.
-    ``begin`` is called once all parts run: nothing is written to ``run_dir`` before.
+    An interrupted job leaves a checkpoint. ``prompt(i)`` gives prompt i of the stream. ``begin`` is called once all
+    parts run; nothing is written to ``run_dir`` before.
     """
     checkpoints, events = checkpoint.store(run_dir), EventLog(run_dir)
     newest = checkpoints.newest_sound() if config.runtime.resume else None
     if config.runtime.resume and newest is None:
         raise UserError(f"runtime.resume=true: {run_dir} holds no finished checkpoint")
     stopping = False
-    ended: float | None = None  # when Ray's servers were found dead
+    ended: float | None = None  # when Ray's servers died
     for deaths in range(config.runtime.max_restarts + 1):
         with ray_session(config, events) as session:
             ranks, places = (reserve(pool) for pool in pools(config, ray.cluster_resources().get("GPU", 0.0)))
@@ -80,7 +85,7 @@ def run_job(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], b
                     events.write("replaced", "ray", "a new session", recover_s=time.monotonic() - ended)
 
             try:
-                return asyncio.run(_beside(session, job, newest, started))
+                return asyncio.run(_run_in(session, job, newest, started))
             except SessionDied as death:
                 ended, stopping = time.monotonic(), job.stop.is_set()
                 events.write("session", "ray", str(death), silent_s=death.silent, notice_s=death.silent)
@@ -91,8 +96,8 @@ def run_job(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], b
     raise AssertionError("unreachable")
 
 
-async def _beside(session: Session, job: "Job", newest: Path | None, begin: Callable[[], None]) -> bool:
-    """Run a job for as long as Ray's servers live: ``SessionDied``. What fails in it then fails for want of them."""
+async def _run_in(session: Session, job: "Job", newest: Path | None, begin: Callable[[], None]) -> bool:
+    """Run a job; raise ``SessionDied`` once Ray's servers are dead, whatever fails in the job because of that."""
     running, watch = asyncio.create_task(job.run(newest, begin)), asyncio.create_task(session.watch())
     try:
         await asyncio.wait([running, watch], return_when=asyncio.FIRST_COMPLETED)
@@ -111,7 +116,7 @@ async def _beside(session: Session, job: "Job", newest: Path | None, begin: Call
 
 
 class Job:
-    """The loop with all its parts, begun again whenever the trainer dies."""
+    """The loop with all its parts, started again whenever the trainer dies."""
 
     def __init__(
         self,
@@ -122,7 +127,7 @@ class Job:
         workers: Sequence[RayWorker],
         stopping: bool = False,
     ) -> None:
-        """``stopping``: it was told to stop already."""
+        """Join the parts; ``stopping`` says that the user has interrupted the job already."""
         self.config, self.run_dir, self.prompt, self.trainer, self.workers = config, run_dir, prompt, trainer, workers
         self.sinks: list[Sink] = []
         self.trajectories: TrajectoryLog | None = None
@@ -133,7 +138,7 @@ class Job:
             self.stop.set()
 
     async def run(self, newest: Path | None, begin: Callable[[], None]) -> bool:
-        """Run the loop from checkpoint ``newest``; when the trainer dies, from the newest then, with fresh actors."""
+        """Run the loop from checkpoint ``newest``, and again from the newest one whenever the trainer dies."""
         checkpoints, most = checkpoint.store(self.run_dir), self.config.runtime.max_restarts
         # Ctrl-C and SIGTERM drop or end the step in progress and leave a checkpoint; a second one ends at once.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -141,13 +146,13 @@ class Job:
         try:
             for deaths in range(most + 1):
                 try:
-                    await _together([self.trainer.restart(), *[worker.restart() for worker in self.workers]])
+                    await _gather([self.trainer.restart(), *[worker.restart() for worker in self.workers]])
                     if self.loop is None:
                         begin()
                         checkpoints.set_aside(newest)
                     return await (await self._loop(newest)).run()
                 except (TrainerDied, WorkerDied) as death:
-                    if self.loop is None:  # what cannot even start is no death to recover from
+                    if self.loop is None:  # a part that cannot even start is no death to recover from
                         raise UserError(f"a part of the job did not start: {death}") from death
                     self.monitor.close()
                     newest = checkpoints.newest_sound()
@@ -160,7 +165,7 @@ class Job:
             self._close()
 
     async def _loop(self, newest: Path | None) -> Loop:
-        """The loop, as it was at checkpoint ``newest``."""
+        """Make the loop as it was at checkpoint ``newest``."""
         start = checkpoint.store(self.run_dir).step(newest) if newest else 0
         if self.loop is None:
             self.sinks = _sinks(self.config, self.run_dir, start)
@@ -182,7 +187,7 @@ class Job:
         return self.loop
 
     def _interrupt(self) -> None:
-        """Ask the loop to stop; the second time, give up waiting."""
+        """Ask the loop to stop; the second time, end at once."""
         if self.stop.is_set():
             raise KeyboardInterrupt
         log.warning("stopping; a checkpoint of all finished steps will be written (once more to stop at once)")
@@ -191,15 +196,15 @@ class Job:
             self.loop.stopping.set()
 
     def _close(self) -> None:
-        """All are closed, whatever one of them raises."""
+        """Close all parts, whatever one of them raises."""
         with contextlib.ExitStack() as closing:
             parts = [*self.workers, self.trainer, *self.sinks, self.monitor]
             for close in [*(part.close for part in parts), *([self.trajectories.close] if self.trajectories else [])]:
                 closing.callback(close)
 
 
-async def _together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Await all; if one fails, the others are ended before that is known."""
+async def _gather(works: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Await all works; if one fails, end the others before raising its error."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         await asyncio.gather(*tasks)
@@ -214,14 +219,14 @@ def _name(newest: Path | None) -> str:
 
 
 def _monitor(config: JobConfig, run_dir: Path, start: int) -> Monitor:
-    """The monitor, going on after step ``start``; it does nothing where ``can_monitor`` says no."""
+    """Make the monitor, which goes on after step ``start``; it does nothing if it is off or cannot tell anything."""
     return JobMonitor(config, run_dir, start) if can_monitor(config) else NullMonitor(config)
 
 
 def _trajectories(config: JobConfig, run_dir: Path, start: int) -> TrajectoryLog | None:
-    """Where answers are kept, going on after step ``start``; None: they are not.
+    """Open the file that keeps completions, to go on after step ``start``; None if they are not kept.
 
-    What a run has kept so far stays when it goes on without, up to that step.
+    What a run has kept up to that step stays, also if it goes on without keeping more.
     """
     path, mode = run_dir / NAME, config.monitor.trace
     if mode == "off" and not (start and path.exists()):
@@ -235,7 +240,7 @@ def _trajectories(config: JobConfig, run_dir: Path, start: int) -> TrajectoryLog
 
 
 def _sinks(config: JobConfig, run_dir: Path, start: int) -> list[Sink]:
-    """Where metrics go; those that keep files go on after step ``start``."""
+    """Make the sinks for metrics; sinks that write files go on after step ``start``."""
     monitor = config.monitor
     sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl", start if start else None)]
     if monitor.tensorboard:
@@ -250,7 +255,7 @@ def _sinks(config: JobConfig, run_dir: Path, start: int) -> list[Sink]:
 
 
 def _write_pids(run_dir: Path, trainer: RayTrainer, workers: Sequence[RayWorker]) -> None:
-    """Who is who, for a look with ps or a debugger."""
+    """Write down which process is which, for ps or a debugger."""
     lines = [
         f"driver {os.getpid()}",
         *[f"trainer {pid}" for pid in trainer.pids],

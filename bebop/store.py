@@ -1,9 +1,11 @@
-"""Folders that are there whole or not at all: how every checkpoint is written, found again and cleared away.
+"""Writes, finds and removes checkpoints, which are there whole or not at all.
 
-A checkpoint is a folder ``<run>/checkpoints/<prefix>000020``. It is filled under a hidden name, sealed (a manifest with
-size and SHA-256 of every file; files and folders flushed to the disk), and appears by *one* rename to a free name.
-Nothing is ever replaced: saving a step once more gives ``<prefix>000020.2``, and the older one goes afterwards. So a
-crash leaves what was there before, or what is there now, and at worst a hidden folder that nobody reads.
+A checkpoint is a folder ``<run>/checkpoints/<prefix>000020``. Invariants:
+
+- It is filled under a hidden name and sealed: a manifest has size and SHA-256 of every file, and files and folders are
+  flushed to the disk. Then it appears by *one* rename to a free name.
+- Nothing is ever replaced: saving a step once more gives ``<prefix>000020.2``, and the older one goes afterwards.
+- So a crash leaves the checkpoints from before or those from after, and at worst a hidden folder that nobody reads.
 """
 
 import contextlib
@@ -41,19 +43,19 @@ class Store:
 
     @property
     def folder(self) -> Path:
-        """Where they are."""
+        """Return the folder that they are in."""
         return self.run_dir / "checkpoints"
 
     def path(self, step: int) -> Path:
-        """The name under which the first checkpoint of a step appears."""
+        """Return the name under which the first checkpoint of a step appears."""
         return self.folder / f"{self.prefix}{step:06d}"
 
     def staging(self, step: int) -> Path:
-        """A fresh hidden name to fill; it does not exist yet."""
+        """Return a fresh hidden name to fill, which does not exist yet."""
         return self.folder / f"{HIDDEN}{self.path(step).name}-{uuid.uuid4().hex[:8]}"
 
     def publish(self, staged: Path, step: int) -> Path:
-        """Let a sealed folder appear, the only step that counts; returns its place. One writer at a time."""
+        """Let a sealed folder appear, and return its place. One process may do so at a time."""
         place, again = self.path(step), 1
         while os.path.lexists(place):
             again += 1
@@ -63,19 +65,19 @@ class Store:
         return place
 
     def all(self) -> list[Path]:
-        """Every checkpoint that has appeared, oldest first; of one step, in the order in which they were written."""
+        """Return every checkpoint that has appeared, oldest first, those of one step in the order of writing."""
         if not self.folder.is_dir():
             return []
         return sorted((p for p in self.folder.iterdir() if self._place(p) and p.is_dir()), key=self._place)
 
     def step(self, path: Path) -> int:
-        """After how many updates a checkpoint was written."""
+        """Return the number of updates before a checkpoint was written."""
         return self._place(path)[0]
 
     def newest_sound(self) -> Path | None:
-        """The newest checkpoint that is whole; None if there is none at all.
+        """Return the newest checkpoint that is whole; None if there is no checkpoint.
 
-        Warns of each damaged one that is passed over. ``UserError`` if all are damaged.
+        Warn of each damaged one that is passed over; raise ``UserError`` if all are damaged.
         """
         saved, damages = self.all(), []
         for path in reversed(saved):
@@ -92,7 +94,7 @@ class Store:
         return None
 
     def set_aside(self, newest: Path | None) -> None:
-        """Rename what is newer than the checkpoint that a run goes on from: it is not of this run any more."""
+        """Rename the checkpoints after the one that a run goes on from: they do not belong to this run any more."""
         newer = [path for path in self.all() if newest is None or self._place(path) > self._place(newest)]
         for path in newer:
             os.rename(path, self.folder / f"{ASIDE}{path.name}-{uuid.uuid4().hex[:8]}")
@@ -100,10 +102,10 @@ class Store:
             flush(self.folder)
 
     def prune(self, keep: int, written: Path) -> None:
-        """Remove all but the newest ``keep`` checkpoints, and what interrupted writers left. Not while one is writing.
+        """Remove all but the newest ``keep`` checkpoints, and what interrupted writers left; not beside a writer.
 
-        ``written`` is the one that this process has just published. It stays; and should it not be as it was written
-        (judged by names and sizes), everything does.
+        ``written``, which this process has just published, stays. If its names and sizes are not as they were written,
+        everything stays.
         """
         try:
             verify(written, contents=False)
@@ -121,19 +123,19 @@ class Store:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _remove(self, path: Path) -> None:
-        """By its name first, so that a half removed checkpoint is none."""
+        """Rename a checkpoint before removing it, so that one that is half removed is none."""
         hidden = path.with_name(f"{HIDDEN}old-{path.name}-{uuid.uuid4().hex[:8]}")
         os.rename(path, hidden)
         shutil.rmtree(hidden, ignore_errors=True)
 
     def _place(self, path: Path) -> tuple[int, ...]:
-        """Step and how often it had been saved; empty for another name."""
+        """Return the step of a checkpoint and how often it had been saved by then; empty for another name."""
         match = re.fullmatch(re.escape(self.prefix) + r"(\d{6,})(?:\.(\d+))?", path.name)
         return (int(match[1]), int(match[2] or 1)) if match else ()
 
 
 def seal(folder: Path) -> None:
-    """Write the manifest of a folder that is complete, and have all of it on the disk."""
+    """Write the manifest of a complete folder, and flush all of it to the disk."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     entries = {path.relative_to(folder).as_posix(): _entry(path) for path in files}
     (folder / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": entries}, indent=2) + "\n")
@@ -142,9 +144,9 @@ def seal(folder: Path) -> None:
 
 
 def verify(folder: Path, contents: bool = True) -> None:
-    """Check every file against the manifest; ``DamagedError`` names the first that differs.
+    """Check every file against the manifest, only names and sizes without ``contents``.
 
-    ``contents`` False reads nothing but the manifest: names and sizes. ``UserError`` for an unknown format.
+    Raise ``DamagedError`` with the first file that differs, and ``UserError`` for an unknown format.
     """
     manifest = folder / MANIFEST
     try:
@@ -171,7 +173,7 @@ def verify(folder: Path, contents: bool = True) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step, on the disk when this returns: a reader finds the old text or the new one."""
+    """Replace a file in one step and flush it to the disk: a reader finds the old text or the new one."""
     scratch = path.with_name(f".{path.name}.new")
     with scratch.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -182,10 +184,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Have a file, or a folder's list of names, on the disk before going on."""
+    """Flush a file, or a folder's list of names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        # Some file systems cannot flush folders and say so; there is nothing else to do there.
+        # Some file systems cannot flush folders and say so; nothing else can be done there.
         with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
             os.fsync(descriptor)
     finally:
@@ -193,6 +195,6 @@ def flush(path: Path) -> None:
 
 
 def _entry(path: Path) -> dict[str, Any]:
-    """Size and checksum of a file."""
+    """Return size and checksum of a file."""
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

@@ -1,7 +1,7 @@
-"""``trajectories.sqlite`` of a run: every answer that was trained on, and how the tokens of those traced came about.
+"""Reads ``trajectories.sqlite``: the completions that a run trained on, and how the tokens of traced ones came about.
 
-One file, a transaction a step, so that a reader beside a running job sees whole steps. ``bebop.trajectory_schema`` has
-its tables, ``bebop.trajectory_log`` writes.
+One transaction writes one step, so a reader beside a running job sees whole steps. ``bebop.trajectory_schema`` has the
+tables, ``bebop.trajectory_log`` writes them.
 """
 
 import json
@@ -21,16 +21,16 @@ from bebop.trajectory import Trace
 from bebop.trajectory_schema import COLUMNS, FORMAT
 
 NAME = "trajectories.sqlite"
-WAIT = 30.0  # seconds that a reader waits for a step to be written, and a writer for readers
+WAIT = 30.0  # seconds that a reader waits for a writer, and a writer for readers
 PAIRS = ("target_ids", "target_top", "draft_ids", "draft_top")
 TRACED = tuple(field.name for field in fields(Trace) if field.name != "names")
-MOST = 500  # variables in one query; SQLite's own limit was 999 once
+MAX_VARIABLES = 500  # variables in one query; SQLite's own limit was 999 once
 ROLL_BACK = ("SQLITE_READONLY_ROLLBACK", "SQLITE_READONLY_RECOVERY", "SQLITE_READONLY_CANTLOCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoredAnswer:
-    """One answer: the columns of ``answers`` and ``prompts``, and its T tokens. The arrays are read-only."""
+    """One completion: its columns of ``answers`` and ``prompts``, and its T tokens. The arrays are read-only."""
 
     id: int
     step: int
@@ -72,13 +72,13 @@ class StoredAnswer:
 
 
 class Trajectories:
-    """Reads the file of a run, finished or running, and changes nothing in it; every failure is one ``UserError``.
+    """Reads the file of a run, finished or running, without changing it; every failure is one ``UserError``.
 
     ``with Trajectories(run / NAME) as stored: stored.answer(17)``. Calls may come from several threads, one at a time.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open ``path``; ``UserError`` where it is missing, is none of ours, or has a format that is not known."""
+        """Open ``path``; raise ``UserError`` if it is missing, is not ours, or has an unknown format."""
         self.path = path
         if not path.is_file():
             raise UserError(f"{path} is not there: the run keeps no trajectories (monitor.trace=off)")
@@ -91,39 +91,39 @@ class Trajectories:
             raise
 
     def query(self, sql: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> list[sqlite3.Row]:
-        """All rows of a SELECT at once: what is read little by little would keep the job from writing."""
+        """Return all rows of a SELECT at once: reading them one by one would keep the job from writing."""
         with reading(self.path):
             try:
                 return self._connection.execute(sql, parameters).fetchall()
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorname not in ROLL_BACK:
                     raise
-            # A job was killed while it wrote a step: who may write takes the half of it back, as SQLite does it.
+            # A job was killed while it wrote a step. A connection that may write rolls it back, as SQLite does.
             with closing(_open(self.path, "rw")) as other:
                 other.execute("SELECT * FROM meta").fetchall()
             return self._connection.execute(sql, parameters).fetchall()
 
     def answer(self, number: int) -> StoredAnswer:
-        """The answer with this ``id``; ``UserError`` if there is none."""
+        """Return the completion with this ``id``; raise ``UserError`` if there is none."""
         found = self._answers("answers.id = ?", (number,))
         if not found:
             raise UserError(f"{self.path} has no answer {number}")
         return found[0]
 
     def answers(self, steps: range) -> list[StoredAnswer]:
-        """All answers of some consecutive steps, in the order in which they were trained on."""
+        """Return all completions of consecutive steps, in the order in which they were trained on."""
         return self._answers("step >= ? AND step < ?", (steps.start, steps.stop))
 
     def traced_tokens(self, steps: range) -> list[StoredAnswer]:
-        """The traced answers of some consecutive steps, in the order in which they were trained on."""
+        """Return the traced completions of consecutive steps, in the order in which they were trained on."""
         return self._answers("traced AND step >= ? AND step < ?", (steps.start, steps.stop))
 
     def pieces(self, ids: Iterable[int]) -> dict[int, str]:
-        """The text of each of these tokens that occurs in the file."""
+        """Return the text of each of these tokens that occurs in the file."""
         wanted = sorted({int(i) for i in ids})
         found: dict[int, str] = {}
-        for start in range(0, len(wanted), MOST):
-            part = wanted[start : start + MOST]
+        for start in range(0, len(wanted), MAX_VARIABLES):
+            part = wanted[start : start + MAX_VARIABLES]
             marks = ",".join("?" * len(part))
             found |= dict(map(tuple, self.query(f"SELECT id, text FROM pieces WHERE id IN ({marks})", part)))
         return found
@@ -161,7 +161,7 @@ def check_format(path: Path, rows: Sequence[Sequence[str]]) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """What SQLite finds wrong with ``path`` within the block is one ``UserError``."""
+    """Raise what SQLite finds wrong with ``path`` within the block as one ``UserError``."""
     try:
         yield
     except sqlite3.Error as error:
@@ -195,7 +195,7 @@ def _answer(row: sqlite3.Row) -> StoredAnswer:
 
 
 def _array(name: str, blob: bytes | None, length: int) -> NDArray[Any] | None:
-    """[T], or [T, M]; None where nothing was kept."""
+    """Return [T], or [T, M]; None if nothing was kept."""
     if blob is None:
         return None
     values = np.frombuffer(blob, dtype=COLUMNS[name])

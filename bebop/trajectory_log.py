@@ -1,8 +1,10 @@
-"""Writes ``trajectories.sqlite`` while a job runs, a transaction a step; ``bebop.trajectories`` reads it.
+"""Writes ``trajectories.sqlite`` while a job runs, one transaction for each step; ``bebop.trajectories`` reads it.
 
-The journal is SQLite's default (a file beside it while a step is committed), not WAL: between two steps a run is one
-file that can be copied as it is, read where nothing may be written, and read over a network file system, where WAL does
-not work. The price is that a commit waits for readers, so readers fetch what they ask for at once.
+Invariants: each step is there whole or not at all, and at most once. Writing a step drops it and all later ones first.
+
+The journal is SQLite's default (a file beside it while a step is committed), not WAL. So between two steps a run is one
+file that can be copied, and read where nothing may be written or over a network file system, where WAL does not work.
+The price is that a commit waits for readers, so readers fetch all rows at once.
 """
 
 import errno
@@ -30,7 +32,7 @@ from bebop.trajectory_schema import COLUMNS, FORMAT, SCHEMA
 log = logging.getLogger(__name__)
 BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED")
 DAMAGED = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
-# SQLite's errors by the start of their name, as what the system says.
+# SQLite's errors, by the start of their name, as errors of the system.
 REFUSED = {
     "SQLITE_FULL": errno.ENOSPC, "SQLITE_READONLY": errno.EACCES, "SQLITE_CANTOPEN": errno.EACCES,
     "SQLITE_IOERR": errno.EIO,
@@ -41,7 +43,7 @@ SPACE = "▁"  # of SentencePiece, which leaves the first one out of a text
 
 
 class TrajectoryLog:
-    """The answers of each step, at most once: of a step that is there already, it and all later ones are dropped."""
+    """Keeps the completions of each step in the file of a run."""
 
     def __init__(
         self,
@@ -53,8 +55,8 @@ class TrajectoryLog:
     ) -> None:
         """Start ``path``, or keep its steps up to and including ``resume_from``.
 
-        ``piece`` gives the text of a token (``piece_of``), and is asked once a token. ``UserError`` where the file
-        cannot be written, is none of ours, or has another format.
+        ``piece`` gives the text of a token (``piece_of``), and is called once for each token. ``UserError`` is raised
+        if the file cannot be written, is not ours, or has another format.
         """
         self.path, self._piece, self._group_size = path, piece, group_size
         with storing(path):
@@ -77,17 +79,17 @@ class TrajectoryLog:
         system: str,
         trainer_logprobs: Mapping[int, NDArray[np.float32]],
     ) -> None:
-        """Keep the answers that update ``step`` (from 1) has learned from, in one go; then they are on the disk.
+        """Write the completions that update ``step`` (from 1) has learned from, in one transaction.
 
         Args:
             step: the number of the update.
             groups: its batch.
-            version: of the weights that it was made to.
+            version: of the weights that it updated.
             system: the decoding system in force.
-            trainer_logprobs: of the written tokens of traced answers [T], by place in the batch, group by group.
+            trainer_logprobs: [T] of the written tokens of traced completions, by place in the batch, group by group.
 
-        ``UserError`` for what the disk refuses. Where somebody holds the file for longer than WAIT, the step is left
-        out with a warning: looking at a run must not end it.
+        Raise ``UserError`` if the disk refuses. If another process holds the file for longer than ``WAIT``, leave the
+        step out with a warning: looking at a run must not end it.
         """
         trajectories = [(group.prompt.index, m, t) for group in groups for m, t in enumerate(group.trajectories)]
         answers = [
@@ -125,7 +127,7 @@ class TrajectoryLog:
 
     @contextmanager
     def _step(self) -> Iterator[None]:
-        """One transaction: all of it, or nothing."""
+        """Make the block one transaction."""
         try:
             self._file.execute("BEGIN IMMEDIATE")
             yield
@@ -136,7 +138,7 @@ class TrajectoryLog:
             raise
 
     def _drop(self, step: int) -> None:
-        """Forget ``step`` and all later ones."""
+        """Delete ``step`` and all later ones."""
         later = "SELECT id FROM answers WHERE step >= ?"
         if self._file.execute(f"{later} LIMIT 1", (step,)).fetchone() is None:
             return
@@ -145,7 +147,7 @@ class TrajectoryLog:
         self._file.execute("DELETE FROM prompts WHERE prompt NOT IN (SELECT prompt FROM answers)")
 
     def _insert(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Rows that all have the keys of the first."""
+        """Insert rows that all have the keys of the first."""
         if rows:
             names = list(rows[0])
             sql = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"
@@ -153,7 +155,7 @@ class TrajectoryLog:
 
 
 def prompt_row(group: Group) -> dict[str, Any]:
-    """A row of ``prompts``."""
+    """Return a row of ``prompts``."""
     prompt = group.prompt
     return {
         "prompt": prompt.index,
@@ -167,7 +169,7 @@ def prompt_row(group: Group) -> dict[str, Any]:
 
 
 def _gold(answer: object) -> str | None:
-    """The right answer as text; one that is no text as JSON."""
+    """Return the right answer as text, or as JSON if it is no text."""
     if answer is None:
         return None
     text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
@@ -175,7 +177,7 @@ def _gold(answer: object) -> str | None:
 
 
 def summary_row(trajectory: Trajectory, version: int) -> dict[str, Any]:
-    """The columns of ``answers`` that the trajectory itself gives; ``version``: of the weights that it trains."""
+    """Return the columns of ``answers`` that follow from a trajectory, which updates weights of ``version``."""
     turns = [turn.completion for turn in trajectory.turns]
     stats = sum((turn.stats for turn in turns[1:]), turns[0].stats)
     versions = np.concatenate([turn.versions for turn in turns])
@@ -207,17 +209,17 @@ def summary_row(trajectory: Trajectory, version: int) -> dict[str, Any]:
 
 
 def _ratio(sums: NDArray[np.float64], count: float) -> float | None:
-    """A mean over ``count``; None: of nothing."""
+    """Return a mean over ``count``, or None if that is 0."""
     return _number(float(sums.sum()) / count) if count else None
 
 
 def _number(value: float) -> float | None:
-    """SQLite has no NaN."""
+    """Return a number for SQLite, which has no NaN."""
     return float(value) if np.isfinite(value) else None
 
 
 def token_row(trajectory: Trajectory, trainer_logprobs: NDArray[np.float32] | None) -> dict[str, Any]:
-    """The columns of ``tokens``; ``trainer_logprobs`` are of what the policy wrote alone."""
+    """Return the columns of ``tokens``; ``trainer_logprobs`` [T] are of the tokens that the policy wrote."""
     completion, trace = trajectory.completion, _trace(trajectory)
     written, count = completion.written, len(completion.token_ids)
     assert trace is None or len(trace) == count, f"a trace of {len(trace)} tokens, an answer of {count}"
@@ -241,7 +243,7 @@ def token_row(trajectory: Trajectory, trainer_logprobs: NDArray[np.float32] | No
 
 
 def _marks(trajectory: Trajectory) -> NDArray[np.int32]:
-    """[T] the turn that wrote each token; -i: it was read before turn i."""
+    """Return [T] the turn that wrote each token; -i if it was read before turn i."""
     parts = [
         np.repeat(np.array([-i, i], dtype=np.int32), [len(turn.observation), len(turn.completion.token_ids)])
         for i, turn in enumerate(trajectory.turns)
@@ -250,7 +252,7 @@ def _marks(trajectory: Trajectory) -> NDArray[np.int32]:
 
 
 def _trace(trajectory: Trajectory) -> Trace | None:
-    """Of all turns, with rows of which nothing is known for what was read; None: some turn has none."""
+    """Return the trace of all turns, with empty rows for observations; None if some turn has none."""
     traces = [turn.completion.trace for turn in trajectory.turns]
     known = [trace for trace in traces if trace is not None]
     if len(known) < len(traces):
@@ -263,7 +265,7 @@ def _blob(name: str, values: Iterable[Any] | NDArray[Any]) -> bytes:
 
 
 def token_ids(groups: Sequence[Group]) -> set[int]:
-    """Every token that a reader may have to show."""
+    """Return every token that a reader may have to show."""
     turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
     traces = [trace for turn in turns if (trace := turn.completion.trace) is not None]
     shown = chain(
@@ -276,9 +278,10 @@ def token_ids(groups: Sequence[Group]) -> set[int]:
 
 
 def piece_of(tokenizer: Any) -> Callable[[int], str]:
-    """The text of one token of a Hugging Face tokenizer; of a part of a character, the token as its vocabulary has it.
+    """Return a function that gives the text of one token of a Hugging Face tokenizer.
 
-    A number that the tokenizer does not know (a model may have more) is ``<number>``.
+    A part of a character is shown as the vocabulary has it. A number that the tokenizer does not know (a model may have
+    more) is ``<number>``.
     """
 
     def piece(number: int) -> str:
@@ -295,7 +298,7 @@ def piece_of(tokenizer: Any) -> Callable[[int], str]:
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """What the disk refuses while SQLite writes ``path``, and a file that is none of ours, is one ``UserError``."""
+    """Raise what the disk refuses while SQLite writes ``path``, and a file that is not ours, as one ``UserError``."""
     with writing(path):
         try:
             yield
@@ -314,10 +317,10 @@ def storing(path: Path) -> Iterator[None]:
 
 
 def _create(path: Path) -> None:
-    """An empty file that appears with its tables in it: a reader may be waiting for it."""
+    """Create a file that appears with its tables in it, since a reader may be waiting for it."""
     scratch = path.with_name(f".{path.name}.new")
     for old in (scratch, path, *(place.with_name(f"{place.name}-journal") for place in (scratch, path))):
-        old.unlink(missing_ok=True)  # a journal of before would be played back into the new file
+        old.unlink(missing_ok=True)  # an old journal would be played back into the new file
     with closing(sqlite3.connect(scratch, isolation_level=None)) as file:
         meta = {"format": FORMAT, "mode": "off", "top": TOP}
         values = ", ".join(f"('{key}', '{value}')" for key, value in meta.items())

@@ -19,7 +19,7 @@ from bebop.tasks.environment import ENVIRONMENTS
 
 BUILT_IN = ("auto", "math_verify", "dataset")
 OF_ENVIRONMENT = ("task.name", "task.args")
-# What a resume would do with a setting beyond reading files and writing into the run folder.
+# What a resume would do with a setting, other than read files and write into the run folder.
 REACHING = {
     "task.reward": "import and run",
     "task.name": "run the environment",
@@ -46,12 +46,12 @@ def refuse_foreign(
     section: str = "",
     apart: str | None = None,
 ) -> None:
-    """``UserError`` if resuming ``run``, which somebody else began, would do any of the above.
+    """Raise ``UserError`` if resuming ``run``, which somebody else began, would do any of the above.
 
     Args:
-        run: the folder; None or one without settings of before: nothing is taken from it.
+        run: the folder; nothing is taken from None, or from a folder without stored settings.
         config: the configuration dataclass that the resume would use.
-        given: the overrides of this call alone; the rest as in ``resumed_overrides``.
+        given: the overrides of this call only; the other arguments are those of ``resumed_overrides``.
     """
     folder = Path(run) if run else None
     if folder is None or not (folder / OVERRIDES).is_file() or trusted(given, section) or own(folder):
@@ -74,7 +74,7 @@ def refuse_foreign(
 
 
 def _alone(cls: type[Any], overrides: Sequence[str], root: str) -> Mapping[str, Any]:
-    """What these overrides say; nothing where they only make sense beside those of the folder."""
+    """Return what these overrides alone set; nothing if they need the stored ones to make sense."""
     try:
         return dataclasses.asdict(from_dict(cls, composed(overrides, root)))
     except UserError:
@@ -82,7 +82,7 @@ def _alone(cls: type[Any], overrides: Sequence[str], root: str) -> Mapping[str, 
 
 
 def _stays_here(task: Any) -> bool:
-    """Whether a task has no environment, or one that runs no code but ours and reaches no server."""
+    """Return whether a task has no environment, or one that runs only our code and reaches no server."""
     if not isinstance(task, Mapping) or task["source"] != "environment":
         return True
     kind = ENVIRONMENTS.get(task["name"])
@@ -90,7 +90,7 @@ def _stays_here(task: Any) -> bool:
 
 
 def _value(config: Any, name: str) -> Any:
-    """A setting out of nested mappings; None without."""
+    """Return a setting from nested mappings; None if it is missing."""
     for part in name.split("."):
         config = config.get(part) if isinstance(config, Mapping) else None
     return config

@@ -1,8 +1,12 @@
-"""Trajectories of several turns: the engine decodes, an environment answers, in turns, until one of them has enough.
+"""Trajectories of several turns: the engine decodes and an environment replies, until one of them ends it.
 
-History is append-only ids. What was sampled is what is fed back, and what is trained on: no text of the policy is ever
-rendered or tokenised. An asyncio thread waits for environments, so that none of them holds up decoding; one that waits
-holds no slot of the engine.
+Invariants:
+
+- History is append-only token ids. What was sampled is fed back and trained on: no text of the policy is ever rendered
+  or tokenised.
+- An asyncio thread waits for environments, so none of them holds up decoding. A trajectory that waits holds no slot of
+  the engine.
+- A lost environment is never the policy's fault: its trajectory starts again from turn 0.
 """
 
 import asyncio
@@ -31,8 +35,8 @@ from bebop.trajectory import Completion, Ending, Prompt, SamplingParams, Traject
 
 log = logging.getLogger(__name__)
 
-BEAT_SECONDS = 0.5  # between two signs that the asyncio thread gets on
-CLOSE_SECONDS = 10.0  # for environments to end, when the worker does
+BEAT_SECONDS = 0.5  # between two signs that the asyncio thread makes progress
+CLOSE_SECONDS = 10.0  # for environments to end when the worker does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +51,15 @@ class Played:
 class _Attempt:
     """A trajectory in the making."""
 
-    history: list[int] = field(default_factory=list)  # prompt, answer, observation, answer, ...
+    history: list[int] = field(default_factory=list)  # prompt, completion, observation, completion, ...
     first: tuple[int, ...] = ()  # the prompt
     turns: list[Turn] = field(default_factory=list)
     reward: float = 0.0
     counts: dict[str, float] = field(default_factory=dict)
     ended: Ending = "done"
 
-    def hear(self, step: EnvStep, name: str) -> None:
-        """Add a step's reward and counts; ``UserError`` if the reward is no finite number."""
+    def add(self, step: EnvStep, name: str) -> None:
+        """Add a step's reward and counts; raise ``UserError`` if the reward is no finite number."""
         if not math.isfinite(step.reward):
             raise UserError(f"environment {name}: a step gave reward {step.reward!r}: a finite number is wanted")
         self.reward += step.reward
@@ -74,26 +78,26 @@ class AgentLoop:
         delta: ChatDelta | GivenTokens,
         episodes: Episodes,
     ) -> None:
-        """``max_length``: tokens of a trajectory, with its prompt and all that was read."""
+        """Make a loop for trajectories of at most ``max_length`` tokens, with prompt and observations."""
         self.thread, self.task, self.max_length, self.delta, self.episodes = thread, task, max_length, delta, episodes
         self.limits = task.environment
         self._open: set[asyncio.Task[Any]] = set()  # trajectories in progress
-        self._lost = 0  # environments
+        self._lost = 0  # environments so far
         self._beat = time.monotonic()
         self._slowest = 0.0  # seconds between two beats
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="environments", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def play(self, prompt: Prompt, params: SamplingParams, trace: bool = False) -> Future[Played]:
-        """One trajectory; its draws go by ``params.seed`` and the tokens before them, in all turns."""
+        """Play one trajectory; what is drawn depends on ``params.seed`` and the tokens before, in all turns."""
         return asyncio.run_coroutine_threadsafe(self._play(prompt, params, trace), self._loop)
 
     def pace(self) -> Pace:
-        """How long the thread of environments did not get on: one that blocks it holds up all others."""
+        """Return for how long the thread made no progress: an environment that blocks it holds up all others."""
         silent = time.monotonic() - self._beat - BEAT_SECONDS if self._open else 0.0
         limit = max(self.limits.step_seconds, self.limits.reset_seconds)
         return Pace(name="environments", silent=max(0.0, silent), slowest=self._slowest, limit=limit)
@@ -116,7 +120,7 @@ class AgentLoop:
             self._loop.close()
 
     async def _close(self) -> None:
-        """End the trajectories in progress with their environments, but do not wait for ever."""
+        """End the trajectories in progress and their environments, but do not wait for ever."""
         for task in self._open:
             task.cancel()
         if self._open:
@@ -131,7 +135,7 @@ class AgentLoop:
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _play(self, prompt: Prompt, params: SamplingParams, trace: bool) -> Played:
-        """Attempts until one ends by itself: what is lost is never the policy's fault, and begins again from turn 0."""
+        """Attempt a trajectory until no environment of it is lost."""
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
@@ -143,7 +147,7 @@ class AgentLoop:
                     await self._turns(episode, attempt, prompt, params, trace, began)
                 except EnvironmentLost as lost:
                     seconds += episode.seconds
-                    self._tell(prompt, lost)
+                    self._warn(prompt, lost)
                     continue
                 finally:
                     await episode.close()
@@ -160,8 +164,8 @@ class AgentLoop:
         finally:
             self._open.discard(task)
 
-    def _tell(self, prompt: Prompt, lost: EnvironmentLost) -> None:
-        """Why environments are lost: of many, the 1st, 2nd, 4th, 8th, ..."""
+    def _warn(self, prompt: Prompt, lost: EnvironmentLost) -> None:
+        """Log why environments are lost: of many, the 1st, 2nd, 4th, 8th, ..."""
         self._lost += 1
         if self._lost & (self._lost - 1) == 0:
             name, number = self.task.name, self._lost
@@ -170,7 +174,7 @@ class AgentLoop:
     async def _turns(
         self, episode: Episode, attempt: _Attempt, prompt: Prompt, params: SamplingParams, trace: bool, began: float
     ) -> None:
-        """Turn after turn, until the environment, a turn's length or the budget ends it."""
+        """Play turns until the environment, the length of a turn or the budget ends the trajectory."""
         name = self.task.name
         messages = await episode.reset(prompt.item, environment_seed(self.task.seed, prompt.number))
         attempt.first = tuple(self.delta.first(messages))
@@ -190,7 +194,7 @@ class AgentLoop:
                 attempt.ended = "tokens" if full else "length"
                 return
             step = await episode.step(completion if self.episodes.kind.tokens else completion.text)
-            attempt.hear(step, name)
+            attempt.add(step, name)
             if step.done:
                 return
             observation = self.delta.observation(step.messages)
@@ -200,14 +204,14 @@ class AgentLoop:
             attempt.history += observation
 
     async def _decode(self, history: Sequence[int], params: SamplingParams, trace: bool) -> Completion:
-        """The next turn, of as many tokens as there is room for."""
+        """Decode the next turn, of as many tokens as there is room for."""
         room = min(params.max_new_tokens, self.max_length - len(history))
         own = replace(params, max_new_tokens=room)
         request = Request(id=0, token_ids=tuple(history), params=own, trace=trace, park=True)
         return await asyncio.wrap_future(self.thread.submit([request])[0])
 
     def _spent(self, attempt: _Attempt, observed: int, began: float) -> Ending | None:
-        """The budget that leaves no other turn; None: there is one."""
+        """Return the budget that leaves no other turn; None if there is another turn."""
         if len(attempt.turns) >= self.limits.max_turns:
             return "turns"
         if len(attempt.history) + observed >= self.max_length:

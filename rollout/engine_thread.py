@@ -1,6 +1,6 @@
-"""The decoding thread: an engine that is asked from any thread, and answers with futures.
+"""The decoding thread: an engine that any thread may call, and that returns futures.
 
-Everything that touches the engine happens in this thread, between two steps, in the order in which it was asked for:
+Invariant: everything that touches the engine happens in this thread, between two steps, in the order of the calls. So
 new weights reach every request that is submitted after them, and an abort ends those that were submitted before it.
 """
 
@@ -24,11 +24,11 @@ STOP_SECONDS = 60.0  # for the step in progress, when the thread is to end
 
 
 class Stopped(RuntimeError):
-    """The thread was ended before it came to what was asked of it."""
+    """The thread was ended before it came to a call."""
 
 
 class Progress(NamedTuple):
-    """What the thread did since it was last asked, and what it decodes with."""
+    """What the thread did since the last call of ``progress``, and what it decodes with."""
 
     busy: float  # seconds in steps
     swap: float  # seconds in loads of weights
@@ -39,87 +39,87 @@ class Progress(NamedTuple):
 class EngineThread:
     """Drives an engine; every method but ``turn`` may be called from any thread.
 
-    A future raises what the engine raised for it alone (``UserError``: a request that can never fit). What a step
-    raises ends the thread; all that is open, queued or asked for later raises it too, or ``Stopped`` after ``stop``.
+    A future raises what the engine raised for its call (``UserError`` for a request that can never fit). What a step
+    raises ends the thread. All open, queued and later calls raise it as well, or ``Stopped`` after ``stop``.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._calls: list[tuple[Call, Future[Any]]] = []
         self._open: dict[int, Future[Completion]] = {}
         self._next = 0
         self._busy = self._swap = 0.0
-        self._slowest = 0.0  # seconds of a turn
-        self._since: float | None = None  # when it last got on, while there is something to do
+        self._slowest = 0.0  # seconds of the slowest turn
+        self._since: float | None = None  # when it last made progress; None: there is nothing to do
         self._loaded = (engine.version, engine.head)
         self._stopping = False
         self._error: BaseException | None = None  # what ended the thread
         self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
 
     def start(self) -> None:
-        """Begin; without, each ``turn`` is the caller's."""
+        """Start the thread; without it, the caller calls ``turn``."""
         self._thread.start()
 
     def submit(self, requests: Sequence[Request]) -> list[Future[Completion]]:
-        """Queue requests, which enter the engine together; their ids are chosen here."""
+        """Queue requests, which enter the engine together; this thread chooses their ids."""
         return self._post([partial(self._add, request) for request in requests])
 
     def abort(self) -> Future[int]:
-        """End all requests; their futures get what there is of an answer (reason ``abort``). Yields how many."""
+        """End all requests, whose futures get partial completions (reason ``abort``); return how many there were."""
         return self._post([self._abort])[0]
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> Future[None]:
-        """New weights, taken in between two steps; requests in progress go on with them."""
+        """Load weights between two steps; requests in progress go on with them."""
         return self._post([partial(self._load, weights, version)])[0]
 
     def configure(self, decoding: DecodingConfig) -> Future[None]:
-        """Another way of decoding, between two steps; requests in progress go on with it."""
+        """Change how to decode between two steps; requests in progress go on with it."""
         return self._post([partial(self._configure, decoding)])[0]
 
-    def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> Future[None]:
-        """Past answers to a prompt, before any request that is submitted later."""
-        return self._post([partial(self._remember, prompt, answers)])[0]
+    def remember(self, prompt: Sequence[int], completions: Sequence[Iterable[int]]) -> Future[None]:
+        """Give the engine past completions of a prompt, before any request that is submitted later."""
+        return self._post([partial(self._remember, prompt, completions)])[0]
 
     def progress(self) -> Progress:
-        """Seconds since the last call; version and head."""
-        with self._news:
+        """Return the seconds since the last call, and version and head."""
+        with self._changed:
             progress = Progress(self._busy, self._swap, *self._loaded)
             self._busy = self._swap = 0.0
         return progress
 
     def pace(self) -> Pace:
-        """How long the thread did not get on, and its slowest turn."""
-        with self._news:
+        """Return for how long the thread made no progress, and its slowest turn."""
+        with self._changed:
             silent = 0.0 if self._since is None else time.monotonic() - self._since
             return Pace(name="decoding", silent=silent, slowest=self._slowest)
 
     def stop(self) -> None:
-        """End after the step in progress, whose answers are still given."""
-        with self._news:
+        """End the thread after the step in progress, whose completions are still returned."""
+        with self._changed:
             self._stopping = True
-            self._news.notify_all()
+            self._changed.notify_all()
         if self._thread.ident is None:  # never started
             self._end(Stopped("the decoding thread was stopped"))
         elif self._thread is not threading.current_thread():
             self._thread.join(STOP_SECONDS)
 
     def turn(self) -> None:
-        """Do what was asked for, then one step of the engine; answer what ended."""
-        with self._news:
+        """Serve the queued calls, run one step of the engine, and return what ended."""
+        with self._changed:
             begun = self._since = time.monotonic()
             calls, self._calls = self._calls, []
         for call, future in calls:
             try:
                 call(future)
-            except Exception as error:  # whoever asked gets it
+            except Exception as error:  # the caller gets it
                 future.set_exception(error)
         started = time.perf_counter()
         ended = self.engine.step()
-        with self._news:
+        with self._changed:
             self._busy += time.perf_counter() - started
-        self._answer(ended)
-        with self._news:
+        self._resolve(ended)
+        with self._changed:
             now = time.monotonic()
             self._slowest = max(self._slowest, now - begun)
             self._since = now if self._calls or self.engine.unfinished else None
@@ -134,13 +134,13 @@ class EngineThread:
         self._end(error)
 
     def _wait(self) -> bool:
-        """Sleep until there is something to do; False if that is to end."""
-        with self._news:
-            self._news.wait_for(lambda: self._stopping or self._calls or self.engine.unfinished)
+        """Sleep until there is something to do; return False if the thread is to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or self._calls or self.engine.unfinished)
             return not self._stopping
 
     def _end(self, error: BaseException) -> None:
-        with self._news:
+        with self._changed:
             self._error, self._since = error, None
             waiting = [*self._open.values(), *(future for _, future in self._calls)]
             self._open, self._calls = {}, []
@@ -148,15 +148,15 @@ class EngineThread:
             future.set_exception(error)
 
     def _post(self, calls: Sequence[Call]) -> list[Future[Any]]:
-        """Queue calls, taken in together; each settles its future, now or later."""
+        """Queue calls that are served together; each settles its future, now or later."""
         futures: list[Future[Any]] = [Future() for _ in calls]
         for future in futures:
-            future.set_running_or_notify_cancel()  # one that is cancelled by who waits would refuse its result
-        with self._news:
+            future.set_running_or_notify_cancel()  # a future that a waiter has cancelled would refuse its result
+        with self._changed:
             if self._error is None:
                 self._calls += zip(calls, futures, strict=True)
                 self._since = self._since or time.monotonic()
-                self._news.notify_all()
+                self._changed.notify_all()
                 return futures
         for future in futures:
             future.set_exception(self._error)
@@ -169,13 +169,13 @@ class EngineThread:
 
     def _abort(self, future: Future[int]) -> None:
         ended = self.engine.abort()
-        self._answer(ended)
+        self._resolve(ended)
         future.set_result(len(ended))
 
     def _load(self, weights: Mapping[str, Tensor], version: int, future: Future[None]) -> None:
         started = time.perf_counter()
         self.engine.load_weights(weights, version)
-        with self._news:
+        with self._changed:
             self._swap += time.perf_counter() - started
             self._loaded = (self.engine.version, self.engine.head)
         future.set_result(None)
@@ -184,10 +184,10 @@ class EngineThread:
         self.engine.configure(decoding)
         future.set_result(None)
 
-    def _remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]], future: Future[None]) -> None:
-        self.engine.remember(prompt, answers)
+    def _remember(self, prompt: Sequence[int], completions: Sequence[Iterable[int]], future: Future[None]) -> None:
+        self.engine.remember(prompt, completions)
         future.set_result(None)
 
-    def _answer(self, ended: Sequence[Finished]) -> None:
+    def _resolve(self, ended: Sequence[Finished]) -> None:
         for finished in ended:
             self._open.pop(finished.id).set_result(finished.completion)

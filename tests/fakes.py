@@ -111,6 +111,7 @@ class FakeTrainer:
     """Counts updates; keeps batches and checkpoints."""
 
     version: int = 0
+    seen: list[Batch] = field(default_factory=list)
     batches: list[list[int]] = field(default_factory=list)
     lags: list[int] = field(default_factory=list)
     saved: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -125,6 +126,7 @@ class FakeTrainer:
         if self.version == self.endless:
             await self.abandoned.wait()
             return {}, self.version
+        self.seen.append(batch)
         self.batches.append([g.prompt.index for g in batch.groups])
         self.lags += [self.version - oldest_version(g) for g in batch.groups if g.trajectories]
         self.version += 1
@@ -147,7 +149,7 @@ class FakeTrainer:
         return f"weights {version}"
 
     async def save(self, step: int, loop_state: dict[str, Any]) -> None:
-        assert step == self.version
+        assert step == self.version and step not in self.saved, "a step is saved once"
         self.saved[step] = copy.deepcopy(loop_state)
 
 
@@ -166,13 +168,13 @@ def prompt(index: int) -> Prompt:
     return Prompt(index=index, task="test", text=str(index), token_ids=(index,), item={})
 
 
-def job(steps: int = 5, staleness: int = 1, save_every: int = 0, max_restarts: int = 3) -> JobConfig:
-    sections = {
-        "rollout": {"staleness": staleness},
-        "trainer": {"steps": steps, "groups_per_step": GROUPS, "group_size": SIZE, "save_every": save_every},
-        "runtime": {"max_restarts": max_restarts},
-    }
-    return from_dict(JobConfig, sections)
+def job(
+    steps: int = 5, staleness: int = 1, save_every: int = 0, max_restarts: int = 3, **sections: dict[str, Any]
+) -> JobConfig:
+    trainer = {"steps": steps, "groups_per_step": GROUPS, "group_size": SIZE, "save_every": save_every}
+    rollout = {"staleness": staleness, **sections.pop("rollout", {})}
+    whole = {"rollout": rollout, "trainer": trainer, "runtime": {"max_restarts": max_restarts}, **sections}
+    return from_dict(JobConfig, whole)
 
 
 def make(

@@ -11,11 +11,11 @@ LONGEST = (
     "tests/test_job.py",
     "tests/monitor/test_watch_job.py",
     "tests/chaos/test_short.py",
-    "tests/test_endings.py",
+    "tests/test_exit_paths.py",
     "tests/test_job_environment.py",
     "tests/monitor/test_certified_job.py",
     "tests/test_bad_input.py",
-    "tests/test_listeners.py",
+    "tests/test_open_ports.py",
     "tests/recipes/test_cluster.py",
 )
 

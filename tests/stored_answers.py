@@ -67,6 +67,14 @@ def write(log: TrajectoryLog, step: int, groups: int = 2, first: int | None = No
     return batch
 
 
+def written(folder: Path, *numbers: int, resume_from: int | None = None) -> list[list[Group]]:
+    """Write these steps and close the file."""
+    log = opened(folder, resume_from)
+    batches = [write(log, step) for step in numbers]
+    log.close()
+    return batches
+
+
 def steps(folder: Path) -> list[int]:
     with Trajectories(folder / NAME) as stored:
         return [row["step"] for row in stored.query("SELECT DISTINCT step FROM answers ORDER BY step")]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from bebop.processes import lives
 from bebop.store import verify
 from bebop.trainer import checkpoint
 from bebop.trajectories import NAME, Trajectories
@@ -58,13 +59,6 @@ def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> No
 def pids(folder: Path, kind: str) -> list[int]:
     lines = (line.split() for line in (folder / "pids.txt").read_text().splitlines())
     return [int(pid) for name, pid in lines if name == kind]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def learned(folder: Path) -> dict[str, torch.Tensor]:
@@ -148,7 +142,7 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
         os.kill(pids(folder, killed)[0], signal.SIGKILL)
         wait_for_step(folder, len(rows(folder)) + 3, run)
     last = pids(folder, "trainer") + pids(folder, "rollout")
-    assert len(last) == 3 and all(map(alive, last))
+    assert len(last) == 3 and all(map(lives, last))
     os.killpg(run.pid, signal.SIGINT)  # as Ctrl-C does: the whole foreground group gets it
     code, errors = finish(run)
     return Disturbed(folder, code, errors, scraped, parts.union(last), len(rows(folder)))
@@ -185,9 +179,9 @@ def test_an_interrupt_leaves_a_checkpoint_and_no_process(disturbed: Disturbed) -
     assert newest is not None and newest.name == f"step_{disturbed.steps:06d}"
     verify(newest)
     deadline = time.time() + 10
-    while any(map(alive, disturbed.parts)) and time.time() < deadline:
+    while any(map(lives, disturbed.parts)) and time.time() < deadline:
         time.sleep(0.1)
-    assert len(disturbed.parts) >= 5 and not any(map(alive, disturbed.parts))
+    assert len(disturbed.parts) >= 5 and not any(map(lives, disturbed.parts))
 
 
 def test_prometheus_can_scrape_the_metrics_of_a_run(disturbed: Disturbed) -> None:

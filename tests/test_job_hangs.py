@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from bebop.processes import descendants, status
+from bebop.processes import descendants, lives, status
 from tests.commands import HANGING
-from tests.test_job import alive, counted, finish, pids, rows, start, wait_for_step
+from tests.test_job import counted, finish, pids, rows, start, wait_for_step
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +87,7 @@ def test_a_stopped_worker_a_standing_decode_thread_and_a_stopped_rank(
     dumps = sorted(path.read_text() for path in (folder / "hangs").iterdir())
     assert len(dumps) == 3 and any("in turn" in dump for dump in dumps)
     assert errors.count("prompts start again") == 2 and errors.count("going back to step_0000") == 1
-    assert not any(map(alive, ranks)), "all ranks are replaced"
+    assert not any(map(lives, ranks)), "all ranks are replaced"
     steps = range(1, len(rows(folder)) + 1)
     assert counted(folder) == dict.fromkeys(steps, (16, 4)), "every prompt was trained on once"
     temporary.rmdir()  # fails if anything was left there, such as the folders where ranks meet
@@ -113,7 +113,7 @@ def test_a_job_goes_on_when_a_server_of_rays_is_gone(tmp_path: Path) -> None:
         assert (gone["kind"], gone["who"], again["kind"]) == ("session", "ray", "replaced")
         assert gone["notice_s"] < 30 and again["recover_s"] > 0
     assert counted(tmp_path) == dict.fromkeys(range(1, 26), (16, 4))
-    until(lambda: not any(map(alive, seen)), _Nothing())
+    until(lambda: not any(map(lives, seen)), _Nothing())
 
 
 class _Nothing:

@@ -1,12 +1,10 @@
 """The loop asks for the certificate of answers that nobody chose: not around deaths of workers, nor after a resume."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
-from bebop.config import JobConfig
 from bebop.loop import Loop
 from bebop.monitor.certified import Certified
 from bebop.pool import WorkerChannel
@@ -20,7 +18,6 @@ class Certifying(FakeTrainer):
     """Notes the versions at which it was asked, and of which prompts."""
 
     asked: dict[int, list[int]] = field(default_factory=dict)
-    disturbed: list[int] = field(default_factory=list)
 
     async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
         assert since == 1 and all(len(group.trajectories) == min(2, SIZE) for group in groups)
@@ -29,10 +26,8 @@ class Certifying(FakeTrainer):
 
 
 def make(staleness: int, *workers: FakeWorker, steps: int = 8, version: int = 0) -> tuple[Loop, Certifying, FakeSink]:
-    config: JobConfig = job(steps=steps, staleness=staleness)
-    monitor = dataclasses.replace(config.monitor, certify_every=1)
     trainer, sink = Certifying(version=version, slow=50), FakeSink()
-    loop = Loop(dataclasses.replace(config, monitor=monitor), prompt, workers, trainer, [sink])
+    loop = Loop(job(steps, staleness, monitor={"certify_every": 1}), prompt, workers, trainer, [sink])
     return loop, trainer, sink
 
 

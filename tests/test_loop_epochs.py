@@ -2,17 +2,17 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
 from bebop.config import JobConfig, TaskConfig
 from bebop.loop import Loop
-from bebop.metrics import Metrics, values
+from bebop.metrics import values
 from bebop.monitor.estimators import rollout_metrics
 from bebop.protocols import PartialGroup, WorkerReport
 from bebop.tasks.source import PromptSource
-from bebop.trajectory import Batch, Group, Prompt
+from bebop.trajectory import Group, Prompt
 from tests.fakes import GROUPS, FakeSink, FakeTrainer, FakeWorker, answer, go, job
 from tests.fakes import prompt as endless
 from tests.tasks.test_source import letters
@@ -36,21 +36,14 @@ def remembering() -> Callable[[int], Prompt]:
     return prompt
 
 
-@dataclass(kw_only=True)
-class Asked(FakeTrainer):
-    """Remembers the questions that it learned from."""
-
-    questions: list[tuple[int | None, int, tuple[int, ...]]] = field(default_factory=list)
-
-    async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
-        self.questions += [(g.prompt.question, g.prompt.epoch, g.prompt.token_ids) for g in batch.groups]
-        return await super().update(batch, cotrain)
+def questions(trainer: FakeTrainer) -> list[tuple[int | None, int, tuple[int, ...]]]:
+    """Return question, epoch and tokens of all prompts that it learned from."""
+    prompts = [group.prompt for batch in trainer.seen for group in batch.groups]
+    return [(prompt.question, prompt.epoch, prompt.token_ids) for prompt in prompts]
 
 
 def config(staleness: int, dynamic: bool) -> JobConfig:
-    whole = job(steps=STEPS, staleness=staleness, save_every=1)
-    chosen = replace(whole.algorithm, dynamic_sampling=dynamic)
-    return replace(whole, algorithm=chosen, monitor=replace(whole.monitor, certify_every=0))
+    return job(STEPS, staleness, 1, algorithm={"dynamic_sampling": dynamic}, monitor={"certify_every": 0})
 
 
 class Uneven(FakeWorker):
@@ -68,9 +61,9 @@ def rewarded(part: PartialGroup) -> PartialGroup:
 
 def ran(
     config: JobConfig, prompt: Callable[[int], Prompt], found: FakeTrainer | None = None, after: int = 0
-) -> tuple[Asked, FakeSink]:
+) -> tuple[FakeTrainer, FakeSink]:
     """A run, or one that goes on from what ``found`` has saved ``after`` so many steps."""
-    trainer, sink = Asked(version=after), FakeSink()
+    trainer, sink = FakeTrainer(version=after), FakeSink()
     loop = Loop(config, prompt, [Uneven()], trainer, [sink])
     if found is not None:
         loop.restore(found.saved[after])
@@ -81,10 +74,10 @@ def ran(
 def differs(config: JobConfig, stream: Callable[[], Callable[[int], Prompt]]) -> bool:
     """Whether a run that was resumed after any of its steps asks otherwise than an uninterrupted one."""
     whole, _ = ran(config, stream())
-    assert len(whole.questions) == STEPS * GROUPS
+    asked = questions(whole)
+    assert len(asked) == STEPS * GROUPS
     return any(
-        ran(config, stream(), whole, after)[0].questions != whole.questions[after * GROUPS :]
-        for after in range(1, STEPS)
+        questions(ran(config, stream(), whole, after)[0]) != asked[after * GROUPS :] for after in range(1, STEPS)
     )
 
 
@@ -100,17 +93,17 @@ def test_a_stream_with_a_memory_is_noticed() -> None:
 
 def test_every_question_is_learned_from_once_an_epoch() -> None:
     trainer, sink = ran(config(1, False), finite())
-    numbers = [question for question, _, _ in trainer.questions]
+    numbers = [question for question, _, _ in questions(trainer)]
     epochs = [numbers[i : i + QUESTIONS] for i in range(0, len(numbers) - QUESTIONS, QUESTIONS)]
     assert len(epochs) == 4 and all({*epoch} == {*range(QUESTIONS)} for epoch in epochs)
-    assert len({tokens for *_, tokens in trainer.questions}) == QUESTIONS
+    assert len({tokens for *_, tokens in questions(trainer)}) == QUESTIONS
     assert [row["samples/epoch"] for _, row in sink.rows] == [(3 * step - 1) // QUESTIONS for step in range(1, 8)]
 
 
 def test_groups_without_spread_are_passed_over_in_every_epoch() -> None:
     trainer, sink = ran(config(0, True), finite())
-    assert {question for question, _, _ in trainer.questions} == {0, 2, 4}
-    assert [epoch for _, epoch, _ in trainer.questions] == [i // 3 for i in range(STEPS * GROUPS)]
+    assert {question for question, _, _ in questions(trainer)} == {0, 2, 4}
+    assert [epoch for _, epoch, _ in questions(trainer)] == [i // 3 for i in range(STEPS * GROUPS)]
     assert sum(row["rollout/filtered_groups"] for _, row in sink.rows) > STEPS
 
 

@@ -17,10 +17,10 @@ from bebop.metrics import Metrics
 from bebop.monitor.controller import Action
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.monitor.watch import JobMonitor, NullMonitor, Observation
-from bebop.parsing import from_dict
 from bebop.protocols import WorkerReport
-from bebop.trajectory import Batch, Prompt
-from tests.fakes import GROUPS, SIZE, FakeSink, FakeTrainer, FakeWorker, answer
+from bebop.trajectory import Batch
+from tests import fakes
+from tests.fakes import SIZE, FakeSink, FakeTrainer, FakeWorker, answer, go, prompt
 
 
 @dataclass(kw_only=True)
@@ -77,18 +77,8 @@ class Teaching(FakeTrainer):
         return reading, Sweep(readings=(reading, reading)) if sweep else None
 
 
-def prompt(index: int) -> Prompt:
-    return Prompt(index=index, task="test", text=str(index), token_ids=(index,), item={})
-
-
 def job(steps: int = 6, staleness: int = 0, mode: str = "off", **monitor: Any) -> JobConfig:
-    sections = {
-        "rollout": {"staleness": staleness},
-        "trainer": {"steps": steps, "groups_per_step": GROUPS, "group_size": SIZE, "save_every": 2},
-        "cotrain": {"mode": mode},
-        "monitor": monitor,
-    }
-    return from_dict(JobConfig, sections)
+    return fakes.job(steps, staleness, save_every=2, cotrain={"mode": mode}, monitor=monitor)
 
 
 def make(
@@ -97,10 +87,6 @@ def make(
     taught, sink = Teaching(**trainer), FakeSink()
     watch = JobMonitor(config, folder, resume_from)
     return Loop(config, prompt, workers or (Drafting(),), taught, [sink], watch), taught, sink
-
-
-def go(loop: Loop) -> bool:
-    return asyncio.run(asyncio.wait_for(loop.run(), 10))
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -226,7 +212,7 @@ def test_a_worker_that_loses_the_trained_head_stays_broken(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_skipped_sync_is_noticed(staleness: int, tmp_path: Path) -> None:
-    """Weights from version 2 on get lost; the newest answers then come from too old a version."""
+    """Weights from version 2 on get lost; the first batch that should have them is the one trained on at version 2."""
 
     class Deaf(Drafting):
         async def set_weights(self, weights: Any, version: int) -> None:
@@ -236,8 +222,36 @@ def test_a_skipped_sync_is_noticed(staleness: int, tmp_path: Path) -> None:
     loop, _, sink = make(job(steps=8, staleness=staleness), tmp_path, Deaf())
     assert go(loop)
     told = [row["drift/state"] for _, row in sink.rows]
-    assert 3.0 in told[2 : 5 + staleness] and told[:2] == [0.0, 0.0]
+    assert 3.0 in (told[2 : 5 + staleness] if staleness else told[2:3]) and told[:2] == [0.0, 0.0]
     assert "weight version is 1, not" in lines(tmp_path / "controller.jsonl")[0]["evidence"]
+
+
+def test_a_wrong_head_is_noticed_on_a_worker_that_is_a_version_behind(tmp_path: Path) -> None:
+    """What it says is held against the head that belongs to its version, not to the newest."""
+
+    @dataclass(kw_only=True)
+    class Behind(Drafting):
+        """Takes weights in after its next report; that of version 3, when version 4 is there, names a wrong head."""
+
+        coming: list[tuple[Any, int]] = field(default_factory=list)
+
+        async def set_weights(self, weights: Any, version: int) -> None:
+            await asyncio.sleep(0)
+            self.coming.append((weights, version))
+
+        async def collect(self, seen: int) -> WorkerReport:
+            wrong = None
+            if self.coming and self.version == 3:
+                self.reports += 1
+                wrong = dataclasses.replace(self._report((), 0.0), head="zeroed")
+            while self.coming:
+                await super().set_weights(*self.coming.pop(0))
+            return wrong or await super().collect(seen)
+
+    loop, _, _ = make(job(steps=8, staleness=1), tmp_path, Behind())
+    assert go(loop)
+    evidence = [line["evidence"] for line in lines(tmp_path / "controller.jsonl")]
+    assert any("checksum of the head is zeroed, not head 0" in one for one in evidence)
 
 
 @pytest.mark.parametrize("staleness", [0, 2])

@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pytest
 
 from bebop.config import JobConfig
 from bebop.errors import UserError
 from bebop.loop import Loop
-from bebop.parsing import from_dict
 from bebop.protocols import PartialGroup, WorkerReport
-from bebop.trajectory import Batch
 from tests.fakes import GROUPS, SIZE, FakeSink, FakeTrainer, FakeWorker, go, job, prompt
 
 
@@ -39,19 +36,8 @@ class LosingWorker(FakeWorker):
         return PartialGroup(prompt=asked, members=part.members, trajectories=trajectories)
 
 
-@dataclass(kw_only=True)
-class KeepingTrainer(FakeTrainer):
-    """Keeps its batches whole."""
-
-    seen: list[Batch] = field(default_factory=list)
-
-    async def update(self, batch: Batch, cotrain: bool) -> Any:
-        self.seen.append(batch)
-        return await super().update(batch, cotrain)
-
-
-def play(config: JobConfig, *workers: FakeWorker) -> tuple[KeepingTrainer, FakeSink]:
-    trainer, sink = KeepingTrainer(), FakeSink()
+def play(config: JobConfig, *workers: FakeWorker) -> tuple[FakeTrainer, FakeSink]:
+    trainer, sink = FakeTrainer(), FakeSink()
     assert go(Loop(config, lambda i: replace(prompt(i), token_ids=()), workers, trainer, [sink]))
     return trainer, sink
 
@@ -77,17 +63,14 @@ def test_a_step_without_any_trajectory_ends_the_job() -> None:
 
 def test_members_that_begin_differently_are_refused() -> None:
     """The group of prompt 0 is split between workers whose environments are not the same."""
-    config = job(steps=2)
-    config = replace(config, rollout=replace(config.rollout, in_flight=1, slots=1))
+    config = job(steps=2, rollout={"in_flight": 1, "slots": 1})
     with pytest.raises(UserError, match=r"group of prompt \d+ begin differently \(token 0: 5 and 6\)"):
         play(config, LosingWorker(first=5), LosingWorker(first=6))
 
 
 def test_groups_without_spread_are_replaced_by_the_next_in_order() -> None:
     flat = {1: (1.0, 1.0), 2: (0.0, 0.0), 7: (0.5, 0.5)}
-    sections = {"algorithm": {"dynamic_sampling": True}, "rollout": {"staleness": 1}, "monitor": {"certify_every": 0}}
-    sections |= {"trainer": {"steps": 3, "groups_per_step": GROUPS, "group_size": SIZE, "save_every": 0}}
-    config = from_dict(JobConfig, sections)
+    config = job(steps=3, algorithm={"dynamic_sampling": True}, monitor={"certify_every": 0})
     trainer, sink = play(config, LosingWorker(rewards=flat), LosingWorker(rewards=flat))
     assert trainer.batches == [[0, 3, 4], [5, 6, 8], [9, 10, 11]]
     assert [row["rollout/filtered_groups"] for _, row in sink.rows] == [2.0, 1.0, 0.0]

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 
 from bebop.config import JobConfig
 from bebop.loop import Loop
-from bebop.metrics import Metrics
 from bebop.parsing import from_dict
 from bebop.pool import in_flight
 from bebop.protocols import Assignment, DamagedWeights, PartialGroup, WorkerDied, WorkerReport
-from bebop.trajectory import Batch, Completion, DecodeStats, Prompt, Trajectory
+from bebop.trajectory import Completion, DecodeStats, Prompt, Trajectory
 from tests.fakes import FakeSink, FakeTrainer, go, prompt
 
 GROUPS, SIZE, STEPS = 3, 4, 5
@@ -128,17 +127,6 @@ class Unruly:
         return Trajectory.single(completion=answer, reward=1.0)
 
 
-@dataclass(kw_only=True)
-class Auditor(FakeTrainer):
-    """Keeps what it was given to learn from: [step][group][member] -> (prompt, member, process)."""
-
-    seen: list[list[list[tuple[int, ...]]]] = field(default_factory=list)
-
-    async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
-        self.seen.append([[tuple(t.completion.token_ids) for t in group.trajectories] for group in batch.groups])
-        return await super().update(batch, cotrain)
-
-
 def run(seed: int, trouble: float, staleness: int, dispatch: str, workers: int, bound: int | None) -> None:
     """A job to its end, and all that has to be true of it."""
     sections: dict[str, Any] = {
@@ -148,7 +136,7 @@ def run(seed: int, trouble: float, staleness: int, dispatch: str, workers: int, 
     }
     config = from_dict(JobConfig, sections)
     fleet = Fleet(chance=random.Random(seed), trouble=trouble, config=config)
-    trainer = Auditor(slow=fleet.chance.randrange(60))
+    trainer = FakeTrainer(slow=fleet.chance.randrange(60))
     loop = Loop(config, prompt, [Unruly(fleet) for _ in range(workers)], trainer, [FakeSink()])
     counted: dict[tuple[str, int], float] = {}
     arrived, add = set(), loop.timer.add
@@ -163,14 +151,18 @@ def run(seed: int, trouble: float, staleness: int, dispatch: str, workers: int, 
 
     loop.timer.add = count  # type: ignore[method-assign]
     assert go(loop, 30)
-    found = [[[answer[:2] for answer in group] for group in step] for step in trainer.seen]
+    # [step][group][member] -> (prompt, member, process)
+    learned = [
+        [[tuple(t.completion.token_ids) for t in g.trajectories] for g in batch.groups] for batch in trainer.seen
+    ]
+    found = [[[answer[:2] for answer in group] for group in step] for step in learned]
     wanted = [
         [[(index, member) for member in range(SIZE)] for index in range(step * GROUPS, (step + 1) * GROUPS)]
         for step in range(STEPS)
     ]
     assert found == wanted
     assert max(trainer.lags) <= staleness
-    assert all(answer in arrived for step in trainer.seen for group in step for answer in group)
+    assert all(answer in arrived for step in learned for group in step for answer in group)
     assert all(fleet.told[int(process), number] == busy for (process, number), busy in counted.items())
 
 

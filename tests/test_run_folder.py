@@ -19,7 +19,7 @@ from bebop.errors import UserError
 from bebop.identity import identity
 from bebop.model.checkpoint import save_policy
 from bebop.parsing import plain, resume_refusals, settings
-from bebop.run import placed
+from bebop.run import choose_folder
 from bebop.run_folder import RunFolder
 from bebop.store import STEPS, Store, seal
 from tests.builders import bare_policy, letters
@@ -152,7 +152,7 @@ def resumed(path: Path, *overrides: str) -> None:
     config = job_config(
         compose.resumed_overrides([f"runtime.dir={path}", "runtime.resume=true", *overrides], "config", "runtime.")
     )
-    folder, config = placed(config)
+    folder, config = choose_folder(config)
     try:
         folder.check(config)
         folder.identify(identity(config.model, {"task.path": config.task.path}))

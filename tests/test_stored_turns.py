@@ -1,16 +1,17 @@
 """trajectories.sqlite holds trajectories of several turns with what was read between them."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 
 from bebop.trajectories import NAME, StoredAnswer, Trajectories
-from bebop.trajectory import NONE, VERDICTS
+from bebop.trajectory import NONE, VERDICTS, join_traces
 from bebop.trajectory_log import TrajectoryLog
 from bebop.view.drift_tokens import _tested
 from bebop.view.folders import answer, facets, listing
 from tests.several_turns import group, trajectory
-from tests.stored_answers import SIZE
+from tests.stored_answers import SIZE, trace
 
 MARKS = [0, 0, 0, 0, -1, -1, -1, 1, 1, 1, -2, -2, -2, -2, -2, 2, 2]
 TRAINER = np.array([-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -8.0, -9.0], dtype=np.float32)
@@ -75,3 +76,16 @@ def test_the_viewer_is_told_what_was_read(tmp_path: Path) -> None:
         assert [value is None for value in columns[name]] == [mark < 0 for mark in MARKS], name
     assert whole["pieces"]["150"] == "150"
     assert whole["turns"][0] == {"role": "prompt", "text": "123"}  # of its tokens: an environment's has no text
+
+
+def test_cycles_go_on_and_what_is_not_known_stays_so() -> None:
+    known = trace(4)  # cycles 0, 0, 1, 1
+    unknown = dataclasses.replace(known, cycles=np.full(4, NONE, dtype=np.int32))
+    assert join_traces([known, unknown, known]).cycles.tolist() == [0, 0, 1, 1, *[NONE] * 4, 2, 2, 3, 3]
+
+
+def test_drafters_keep_their_names() -> None:
+    one = dataclasses.replace(trace(2), names=("mtp",), drafters=np.array([0, NONE], dtype=np.int8))
+    other = dataclasses.replace(trace(2), names=("block", "mtp"), drafters=np.array([0, 1], dtype=np.int8))
+    whole = join_traces([one, other])
+    assert whole.names == ("mtp", "block") and whole.drafters.tolist() == [0, NONE, 1, 0]

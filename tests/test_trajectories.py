@@ -15,13 +15,11 @@ from bebop.trajectory import NONE, Completion, Group, Prompt, Trajectory
 from bebop.trajectory_log import TrajectoryLog, piece_of
 from bebop.trajectory_schema import COLUMNS, SCHEMA
 from tests.builders import letters
-from tests.stored_answers import SIZE, TOKENS, group, opened, same, trace, write
+from tests.stored_answers import SIZE, TOKENS, group, opened, same, trace, write, written
 
 
 def test_an_answer_is_read_back_as_it_was(tmp_path: Path) -> None:
-    log = opened(tmp_path)
-    batches = [write(log, step) for step in (1, 2, 3)]
-    log.close()
+    batches = written(tmp_path, 1, 2, 3)
     with Trajectories(tmp_path / NAME) as stored:
         for prompt, group in enumerate(g for batch in batches for g in batch):
             for member in range(SIZE):
@@ -38,10 +36,7 @@ def test_an_answer_is_read_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_traced_answers_of_some_steps_and_the_text_of_their_tokens(tmp_path: Path) -> None:
-    log = opened(tmp_path)
-    for step in (1, 2, 3):
-        write(log, step)
-    log.close()
+    written(tmp_path, 1, 2, 3)
     with Trajectories(tmp_path / NAME) as stored:
         found = stored.traced_tokens(range(2, 4))
         assert [(one.step, one.id) for one in found] == [(2, 4), (2, 6), (3, 8), (3, 10)]

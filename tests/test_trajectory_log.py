@@ -19,15 +19,12 @@ from bebop.errors import UserError
 from bebop.trajectories import NAME, Trajectories
 from bebop.trajectory import TOP
 from bebop.trajectory_log import prompt_row
-from tests.stored_answers import group, opened, same, steps, write
+from tests.stored_answers import group, opened, same, steps, write, written
 from tests.test_full_disk import at_most
 
 
 def test_going_on_after_a_step_drops_the_later_ones(tmp_path: Path) -> None:
-    log = opened(tmp_path)
-    for step in range(1, 6):
-        write(log, step)
-    log.close()
+    written(tmp_path, *range(1, 6))
     again = opened(tmp_path, resume_from=3)
     assert steps(tmp_path) == [1, 2, 3]
     write(again, 4, first=100)  # a crash, then other prompts
@@ -49,9 +46,7 @@ def test_going_back_in_flight_replaces_steps(tmp_path: Path) -> None:
 
 
 def test_a_new_run_begins_with_an_empty_file(tmp_path: Path) -> None:
-    log = opened(tmp_path)
-    write(log, 1)
-    log.close()
+    written(tmp_path, 1)
     opened(tmp_path).close()
     assert steps(tmp_path) == []
 
@@ -73,9 +68,7 @@ def test_the_right_answer_is_kept_as_text(item: dict[str, Any], gold: str | None
 
 
 def test_a_run_that_kept_nothing_may_begin_to(tmp_path: Path) -> None:
-    log = opened(tmp_path, resume_from=6)
-    write(log, 7)
-    log.close()
+    written(tmp_path, 7, resume_from=6)
     assert steps(tmp_path) == [7]
     with Trajectories(tmp_path / NAME) as stored:
         meta = {row["key"]: row["value"] for row in stored.query("SELECT * FROM meta")}
@@ -85,7 +78,6 @@ def test_a_run_that_kept_nothing_may_begin_to(tmp_path: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from bebop.trajectory_log import prompt_row
 from tests.stored_answers import group, opened, write
 log = opened(Path(sys.argv[1]))
 for step in range(1, 10**6):
@@ -123,9 +115,7 @@ os._exit(9)
 
 
 def test_a_reader_takes_back_half_a_step(tmp_path: Path) -> None:
-    log = opened(tmp_path)
-    batch = write(log, 1)
-    log.close()
+    (batch,) = written(tmp_path, 1)
     before = Trajectories(tmp_path / NAME)
     assert subprocess.run([sys.executable, "-c", HALF, str(tmp_path / NAME)]).returncode == 9
     assert (tmp_path / f"{NAME}-journal").exists()
@@ -222,9 +212,7 @@ def test_files_that_are_not_ours_are_one_line(tmp_path: Path) -> None:
             Trajectories(path)
         with pytest.raises(UserError, match="is damaged or no file of bebop's"):
             opened(tmp_path, resume_from=1)
-    log = opened(tmp_path)
-    write(log, 1)
-    log.close()
+    written(tmp_path, 1)
     good = path.read_bytes()
     path.write_bytes(good[:8192] + b"\xff" * (len(good) - 8192))
     with pytest.raises(UserError, match="is damaged"), Trajectories(path) as stored:
@@ -244,9 +232,7 @@ def test_files_that_are_not_ours_are_one_line(tmp_path: Path) -> None:
 
 
 def test_what_may_not_be_written_can_be_read(tmp_path: Path) -> None:
-    log = opened(tmp_path)
-    batch = write(log, 1)
-    log.close()
+    (batch,) = written(tmp_path, 1)
     assert [path.name for path in tmp_path.iterdir()] == [NAME], "one file, to be copied as it is"
     stamp = (tmp_path / NAME).stat()
     (tmp_path / NAME).chmod(0o400)

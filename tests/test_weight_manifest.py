@@ -154,3 +154,15 @@ def test_a_worker_that_weights_never_reach_is_replaced_and_not_for_ever() -> Non
     loop, _, _ = make(job(steps=4, max_restarts=2), Refusing(bad=10**6))
     with pytest.raises(UserError, match="weights of version 0 arrived 3 times damaged: w: contents differ"):
         go(loop)
+
+
+def test_of_two_sets_of_weights_the_later_one_stays() -> None:
+    """Both arrive before the worker gets round to them."""
+    policy = exact()
+    one = worker(policy=policy)
+    sent = {v: {n: w.detach() + v for n, w in policy.weights().items()} for v in (1, 2)}
+    for version, weights in sent.items():
+        one.set_weights(weights, version)
+    one.turn()
+    assert one.engine.version == 2
+    assert all(torch.equal(w.detach(), sent[2][n]) for n, w in policy.weights().items())

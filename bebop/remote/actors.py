@@ -1,4 +1,4 @@
-"""Workers and trainer as Ray actors, behind the protocols of the loop; how their deaths reach it."""
+"""Workers and trainer as Ray actors behind the protocols of the loop (``bebop.protocols``)."""
 
 import os
 import shutil
@@ -25,24 +25,24 @@ COLLECT_SECONDS = 5.0  # a collect call that finds nothing returns after this lo
 
 
 def make_worker(config: JobConfig) -> Any:
-    """Make a rollout worker in its own process: the driver imports neither engine nor rewards."""
+    """Make a rollout worker in its own process, so that the driver imports neither engine nor rewards."""
     from bebop.rollout.worker import make_worker as make
 
     return make(config)
 
 
 def make_rank(config: JobConfig, rank: int, world: int, meeting: str | None) -> Any:
-    """Make a rank of the trainer in its own process: the driver imports no trainer, and no model code for it."""
+    """Make a rank of the trainer in its own process, so that the driver imports no trainer and no model code."""
     from bebop.trainer.rank import TrainerRank
 
     return TrainerRank(config, rank, world, meeting)
 
 
 class RayWorker:
-    """A rollout worker behind Ray; see ``protocols.Worker``."""
+    """A rollout worker behind Ray."""
 
     def __init__(self, config: JobConfig, options: Options, number: int = 0, events: EventLog | None = None) -> None:
-        """``number``: of the worker in the job."""
+        """Describe worker ``number`` of the job; ``restart`` starts it."""
         self.config = config
         self.group = ActorGroup(
             f"rollout worker {number}",
@@ -51,15 +51,15 @@ class RayWorker:
             config.runtime.hang_after,
             events or EventLog(None),
         )
-        self._ready = False  # not before it can serve: until then it counts as dead
+        self._ready = False  # it counts as dead until it can serve
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Return its process id."""
         return self.group.pids[0]
 
     async def restart(self) -> None:
-        """Start, or start again after a death. What the engine started goes with its process."""
+        """Start the worker, or start it again after a death; what its engine started ends with its process."""
         self._ready = False
 
         async def make(actors: Sequence[Any]) -> list[Awaitable[Any]]:
@@ -70,21 +70,18 @@ class RayWorker:
         self._ready = True
 
     async def submit(self, assignments: Sequence[Assignment]) -> None:
-        """See ``protocols.Worker``."""
         await self._ask("submit", assignments)
 
     async def collect(self, seen: int) -> WorkerReport:
-        """See ``protocols.Worker``."""
         report: WorkerReport = await self._ask("collect", COLLECT_SECONDS, seen, allowed=COLLECT_SECONDS)
         self.group.watchdog.threads.update(report.paces, self.group.watchdog.clock.read())
         return report
 
     async def set_weights(self, weights: Any, version: int) -> None:
-        """See ``protocols.Worker``; ``weights`` is a Ray reference, resolved on the worker's side."""
+        """Send a Ray reference, which the worker resolves on its side."""
         await self._ask("set_weights", weights, version)
 
     async def configure(self, decoding: DecodingConfig) -> None:
-        """See ``protocols.Worker``."""
         await self._ask("configure", decoding)
 
     async def _ask(self, method: str, *arguments: Any, allowed: float = 0.0) -> Any:
@@ -99,23 +96,23 @@ class RayWorker:
 
 
 class RayTrainer:
-    """All ranks of the trainer behind Ray; see ``protocols.Trainer``."""
+    """All ranks of the trainer behind Ray."""
 
     def __init__(
         self, config: JobConfig, run_dir: Path, options: Sequence[Options], events: EventLog | None = None
     ) -> None:
-        """``options`` of each rank."""
+        """Describe a trainer with Ray's ``options`` of each rank; ``restart`` starts it."""
         self.config, self.run_dir = config, run_dir
         self.group = ActorGroup("trainer", TrainerDied, options, config.runtime.hang_after, events or EventLog(None))
         self._meeting: Path | None = None  # the folder of the file by which ranks meet
 
     @property
     def pids(self) -> list[int]:
-        """Of the ranks' processes."""
+        """Return the process ids of all ranks."""
         return self.group.pids
 
     def close(self) -> None:
-        """End the ranks' processes and whatever they started."""
+        """End the processes of all ranks and everything that they started."""
         self.group.close()
         if self._meeting is not None:
             shutil.rmtree(self._meeting, ignore_errors=True)
@@ -128,8 +125,8 @@ class RayTrainer:
         async def make(actors: Sequence[Any]) -> list[Awaitable[Any]]:
             world, meeting = len(actors), None
             if world > 1:
-                # A file that is there for this start alone: a port would be open to everybody. In the job's own
-                # folder, if it has one; ``tempfile`` remembers the place of before.
+                # Ranks meet by a file of this start: a port would be open to everybody. It lies in the job's own folder
+                # if there is one; ``tempfile`` remembers an older place.
                 self._meeting = Path(tempfile.mkdtemp(prefix="ranks-", dir=os.environ.get("TMPDIR")))
                 meeting = f"file://{self._meeting}/meeting"
             return [a.make.remote(make_rank, self.config, rank, world, meeting) for rank, a in enumerate(actors)]
@@ -137,52 +134,47 @@ class RayTrainer:
         await self.group.start(make)
 
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
-        """See ``protocols.Trainer``."""
         return (await self._all("update", ray.put(batch), cotrain))[0]
 
     async def abandon(self) -> None:
-        """See ``protocols.Trainer``."""
         await self.group.tell_all("abandon")
 
     async def logprobs(self) -> dict[int, NDArray[np.float32]]:
-        """See ``protocols.Trainer``; ranks share the answers."""
+        """Join the parts of all ranks, which share the completions of a batch."""
         return {place: found for part in await self._all("logprobs") for place, found in part.items()}
 
     async def read_probe_set(
         self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig
     ) -> tuple[ProbeReading, Sweep | None]:
-        """See ``protocols.Trainer``."""
         return (await self._all("read_probe_set", texts, sweep, decoding))[0]
 
     async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
-        """See ``protocols.Trainer``."""
         certified: Certified | None = (await self._all("certify", groups, since))[0]
         return certified
 
     async def head_fingerprint(self) -> str:
-        """See ``protocols.Trainer``."""
         found = self.group.actors[0].call.remote("head_fingerprint")
         mark: str = await self.group.ask(0, "head_fingerprint", found)
         return mark
 
     async def weights(self, head: bool) -> Any:
-        """A Ray reference to rank 0's weights, for workers to resolve; they do not pass through this process."""
+        """Return a Ray reference to rank 0's weights, which do not pass through this process."""
         references = [actor.call.remote("weights", head) for actor in self.group.actors]
-        # Ranks serve one call after another: once this one is answered, the weights are there, or the trainer is dead.
+        # Ranks serve one call after another: once this call returns, the weights are there, or the trainer is dead.
         await self.group.ask_all("weights", "version")
         return references[0]
 
     async def save(self, step: int, loop_state: dict[str, Any]) -> None:
-        """See ``protocols.Trainer``; the oldest checkpoints beyond ``trainer.keep`` are removed afterwards."""
+        """Write a checkpoint, then remove the oldest ones beyond ``trainer.keep``."""
         checkpoints = checkpoint.store(self.run_dir)
         staged = checkpoints.staging(step)
         await self._all("save", staged, loop_state)
         checkpoints.prune(self.config.trainer.keep, checkpoints.publish(staged, step))
 
     async def load(self, folder: Path) -> dict[str, Any]:
-        """Go on from a checkpoint; the loop's state."""
+        """Go on from a checkpoint, and return the loop's state."""
         return (await self._all("load", folder))[0]
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
-        """Every rank is asked the same; their answers."""
+        """Call a method of every rank, and return the results."""
         return await self.group.ask_all(method, method, *arguments)

@@ -1,7 +1,7 @@
-"""Continuous batching in virtual time: when each answer ends, at the cost of one event an answer.
+"""Continuous batching in virtual time: when each completion ends, at the cost of one event for each.
 
 All rows of a batch take part in every cycle, so the seconds of a cycle change only when a row comes or goes. Between
-two such changes whole runs of cycles are passed over at once; what comes out is what stepping cycle by cycle gives.
+two such changes a whole run of cycles is skipped at once. The result is that of stepping cycle by cycle.
 """
 
 import heapq
@@ -15,7 +15,7 @@ SLACK = 1e-9  # of a cycle: times are sums of floats
 
 
 class Ended(NamedTuple):
-    """An answer that is finished."""
+    """A completion that is finished."""
 
     key: int
     at: float  # seconds
@@ -23,7 +23,7 @@ class Ended(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """An answer asked for, or weights (then ``key`` is their version, and they take ``seconds``)."""
+    """A request for a completion, or weights: then ``key`` is their version, and loading takes ``seconds``."""
 
     at: float
     key: int
@@ -39,16 +39,16 @@ class _Row:
 
 
 class SimulatedBatch:
-    """An engine's rows, queue and clock; calls are taken in between two cycles, in the order in which they came."""
+    """An engine's rows, queue and clock; it takes in calls between two cycles, in the order in which they came."""
 
     def __init__(self, slots: int, cycle: Callable[[int], float], prefill: float = 0.0) -> None:
-        """``cycle(n)``: seconds of a cycle of n rows; ``prefill``: seconds that each admission takes."""
+        """Make an engine whose cycle of n rows takes ``cycle(n)`` seconds, and each admission ``prefill`` seconds."""
         self.slots, self.cycle, self.prefill = slots, cycle, prefill
-        self.at = 0.0  # the boundary between cycles up to which all is known
+        self.at = 0.0  # seconds of the boundary between cycles up to which all is known
         self.version = 0
         self.busy = self.swap = 0.0  # seconds so far: in cycles and prefills, in loads
         self._cycles = 0
-        self._began = False  # whether the turn at ``at`` has taken its calls in: what comes later waits for the next
+        self._began = False  # whether the turn at ``at`` has taken in its calls: later ones wait for the next turn
         self._calls: deque[_Call] = deque()  # that came since the last boundary
         self._waiting: deque[_Call] = deque()
         self._rows: list[tuple[int, int, _Row]] = []  # heap: (cycle after which it ends, order, row)
@@ -56,15 +56,15 @@ class SimulatedBatch:
         self._loads: list[tuple[int, int]] = [(0, 0)]  # (cycles before, version)
 
     def add(self, key: int, cycles: int, now: float) -> None:
-        """Ask for an answer of so many cycles, 1 or more."""
+        """Request a completion of so many cycles, 1 or more."""
         self._calls.append(_Call(now, key, cycles, None))
 
     def load(self, version: int, seconds: float, now: float) -> None:
-        """New weights, which take so long to be taken in."""
+        """Load new weights, which takes ``seconds``."""
         self._calls.append(_Call(now, version, 0, seconds))
 
     def advance(self, now: float) -> list[Ended]:
-        """All that has ended by ``now``, in order; a cycle that is in progress then is left for later."""
+        """Return what has ended by ``now``, in order; a cycle that is in progress then is left for later."""
         ended: list[Ended] = []
         while True:
             self._take_in()
@@ -85,21 +85,21 @@ class SimulatedBatch:
                 ended.append(self._end(heapq.heappop(self._rows)[2]))
 
     def next_change(self) -> float | None:
-        """When something will have ended or been taken in, if nobody asks for anything more; None: never."""
+        """Return when something will have ended or been taken in, without further calls; None if never."""
         if self._rows:
             seconds = self.cycle(len(self._rows))
             return self.at + self._until_change(seconds) * seconds
         return max(self.at, self._calls[0].at) if self._calls else None
 
     def _until_change(self, seconds: float) -> int:
-        """Cycles until a row ends or a call that has come meanwhile can be taken in."""
+        """Return the number of cycles until a row ends or a call that has come meanwhile can be taken in."""
         count = self._rows[0][0] - self._cycles
         if self._calls:
             count = min(count, max(1, math.ceil((self._calls[0].at - self.at) / seconds - SLACK)))
         return count
 
     def _take_in(self) -> None:
-        """Calls that have come by the boundary, then as many rows as there are slots: once a turn."""
+        """Once in a turn, take in the calls that have come by its boundary, then fill the slots."""
         if self._began:
             return
         boundary = self.at + SLACK
@@ -122,7 +122,7 @@ class SimulatedBatch:
         self._began = bool(self._rows)
 
     def _end(self, row: _Row) -> Ended:
-        """With the weights that ran each of its cycles."""
+        """Return a finished row with the weights that ran each of its cycles."""
         spans: list[tuple[int, int]] = []
         for index in range(row.loads, len(self._loads)):
             begin = max(row.started, self._loads[index][0])

@@ -1,4 +1,4 @@
-"""What takes how long, as functions of the sizes that a job chooses."""
+"""The seconds of cycles and updates, as functions of the sizes that a job chooses."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ GIGABYTE = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds; a token stands for ``grain`` tokens wherever time goes by the token."""
+    """Seconds of each operation; a simulated token stands for ``grain`` tokens."""
 
     config: CostsConfig
     drafts: int  # K
@@ -19,11 +19,11 @@ class Costs:
 
     @classmethod
     def of(cls, config: SimulateConfig) -> "Costs":
-        """Those of a simulation."""
+        """Make the costs of a simulation."""
         return cls(config.costs, config.completions.draft_tokens, config.grain)
 
     def cycle(self, rows: int) -> float:
-        """Of a cycle: K draft steps and one pass of the target over K + 1 positions of each row."""
+        """Return the seconds of a cycle: K draft steps, and a pass of the target over K + 1 positions of each row."""
         c, k = self.config, self.drafts
         if (measured := self._measured(rows)) is not None:
             return self.grain * measured
@@ -31,7 +31,7 @@ class Costs:
         return self.grain * (target + k * (c.draft + c.draft_row * (rows - 1)))
 
     def _measured(self, rows: int) -> float | None:
-        """Between the measured sizes on a straight line, beyond the largest in proportion to it."""
+        """Interpolate between the measured batch sizes; beyond the largest, time grows in proportion."""
         known = sorted((n, seconds) for drafts, n, seconds in self.config.cycles if drafts == self.drafts)
         if not known:
             return None
@@ -39,17 +39,17 @@ class Costs:
         return float(np.interp(rows, sizes, seconds)) * max(1.0, rows / sizes[-1])
 
     def update(self, tokens: float) -> float:
-        """Of an update on so many tokens, prompts included, each standing for ``grain``."""
+        """Return the seconds of an update on so many simulated tokens, prompts included."""
         return self.config.update + self.config.update_token * tokens * self.grain
 
     @property
     def transfer(self) -> float:
-        """Until the weights are at a worker."""
+        """Return the seconds until the weights are at a worker."""
         return self.config.weights / self.config.bandwidth
 
 
 def emitted(answers: CompletionsConfig) -> tuple[float, float]:
-    """Mean and variance of the tokens that a cycle emits: accepted drafts and one more."""
+    """Return mean and variance of the tokens that a cycle emits: accepted drafts and one more."""
     reached = np.cumprod([1.0, *answers.accept_rates[: answers.draft_tokens]])  # [K + 1] P(at least k are accepted)
     counts = np.arange(len(reached)) + 1
     chances = reached - np.append(reached[1:], 0.0)
@@ -58,7 +58,7 @@ def emitted(answers: CompletionsConfig) -> tuple[float, float]:
 
 
 def cycles(length: int, answers: CompletionsConfig, rng: np.random.Generator) -> int:
-    """Cycles until an answer of ``length`` tokens is there, drawn from the counts of accepted drafts."""
+    """Draw the number of cycles of a completion of ``length`` tokens from the chances of accepted drafts."""
     if not answers.draft_tokens:
         return length
     rates = np.array(answers.accept_rates[: answers.draft_tokens])

@@ -1,4 +1,4 @@
-"""One job from its first update to its last, in virtual time, and its numbers."""
+"""Runs one job in virtual time, from its first update to its last, and summarises it."""
 
 import asyncio
 import tempfile
@@ -23,7 +23,7 @@ from bebop.trajectory import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What a job would be like, ``fleet.skip`` steps left out; seconds are virtual but for ``own_seconds``."""
+    """Numbers of a job without its first ``fleet.skip`` steps; seconds are virtual, except for ``own_seconds``."""
 
     step_seconds: float
     trainer_idle: float  # share of the time
@@ -35,8 +35,8 @@ class Simulated:
     accept_length: float
     seconds: float  # of the whole job
     own_seconds: float  # of real processor time for all of it, the simulated parts included
-    decoded: int  # answers, those that were never trained on among them
-    trajectories: int  # answers that were trained on
+    decoded: int  # completions, those that were never trained on included
+    trajectories: int  # that were trained on
     rows: tuple[Mapping[str, float], ...] = ()  # metrics of each step
 
 
@@ -51,7 +51,7 @@ class _Rows:
 
 
 class _TimedMonitor(JobMonitor):
-    """The monitor of a job, which takes its time."""
+    """The monitor of a job, which takes ``seconds`` for each step."""
 
     seconds = 0.0
 
@@ -63,7 +63,7 @@ class _TimedMonitor(JobMonitor):
 
 
 def job(config: SimulateConfig) -> JobConfig:
-    """The settings of a job that the loop, its pool, buffer and monitor look at."""
+    """Return the settings of a job that the loop, its pool, buffer and monitor read."""
     fleet = config.fleet
     sections: dict[str, Any] = {
         "rollout": {
@@ -84,7 +84,7 @@ def job(config: SimulateConfig) -> JobConfig:
 
 
 def simulate(config: SimulateConfig, speeds: Sequence[float] = ()) -> Simulated:
-    """Run it. ``speeds``: of the first workers' engines against that of the others."""
+    """Simulate a job; ``speeds`` are those of the first workers' engines against the others'."""
     began = time.process_time()
     rows, seconds, decoded = run_virtually(_run(config, speeds))
     own, fleet = time.process_time() - began, config.fleet

@@ -1,4 +1,4 @@
-"""What would be better: another split of the GPUs, another draft length or batch. One simulation each."""
+"""Searches better settings: another split of the GPUs, with a simulation each, or another draft length or batch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from bebop.simulation.run import Simulated, simulate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """GPUs of the trainer and of the rollouts, and what comes of it."""
+    """A split of GPUs between trainer and rollouts, and its simulation."""
 
     trainer_gpus: int
     workers: int
@@ -18,10 +18,10 @@ class Split:
 
 
 def splits(config: SimulateConfig) -> Iterator[tuple[int, SimulateConfig]]:
-    """Every sensible way of sharing the same GPUs, as (GPUs of the trainer, configuration).
+    """Yield sensible splits of the same GPUs as (GPUs of the trainer, configuration).
 
-    An update is taken to be as much faster as there are GPUs for it: with all that is exchanged between them it is
-    less, the more so the more there are.
+    An update is assumed to be as much faster as there are more GPUs for it. In truth it gains less, the more GPUs there
+    are, since they exchange data.
     """
     fleet, costs = config.fleet, config.costs
     total = fleet.trainer_gpus + fleet.workers * fleet.gpus_per_worker
@@ -36,7 +36,7 @@ def splits(config: SimulateConfig) -> Iterator[tuple[int, SimulateConfig]]:
 
 
 def best_splits(config: SimulateConfig) -> list[Split]:
-    """All of them."""
+    """Simulate all splits."""
     return [
         Split(trainer_gpus=trainer, workers=other.fleet.workers, result=simulate(other))
         for trainer, other in splits(config)
@@ -45,7 +45,7 @@ def best_splits(config: SimulateConfig) -> list[Split]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """What drafting K tokens gains over plain decoding at a batch: the quotient of tokens a second while it is full."""
+    """Tokens a second of a full batch with K drafts, over those of plain decoding at the same batch."""
 
     draft_tokens: int
     batch: int
@@ -54,7 +54,7 @@ class Speculation:
 
 
 def speculation(config: SimulateConfig) -> list[Speculation]:
-    """At every draft length for which there is a rate, and batches up to the slots: by arithmetic, without a loop."""
+    """Compute the gain at every draft length that has a rate, and at batches up to the slots, without a simulation."""
     found = []
     answers = config.completions
     batches = sorted({1 << i for i in range(20) if 1 << i < config.fleet.slots} | {config.fleet.slots})

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer as soon as nothing else is to do: hours pass in seconds."""
+"""An event loop whose clock jumps to the next timer when there is nothing else to do, so hours pass in seconds."""
 
 import asyncio
 import selectors
@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 
 class Deadlock(RuntimeError):
-    """Everybody waits and no timer is set: in real time this would never end."""
+    """All tasks wait and no timer is set: in real time this would never end."""
 
 
 class _Jumping(selectors.SelectSelector):
-    """Instead of waiting for files, moves the time on by as much as would have been waited."""
+    """Moves the time on instead of waiting for files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,19 +30,19 @@ class _Jumping(selectors.SelectSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """``time()`` is virtual. Threads and sockets do not belong into it: what they wait for takes no time here."""
+    """A loop whose ``time()`` is virtual; threads and sockets must not be used, since their waits take no time here."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
 
     def time(self) -> float:
-        """Seconds since the loop was made."""
+        """Return the virtual seconds since the loop was made."""
         return self._jumping.now
 
 
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end in virtual time; ``Deadlock`` if that would never come."""
+    """Run a coroutine to its end in virtual time; raise ``Deadlock`` if it would never end."""
     loop = VirtualTimeLoop()
     try:
         return loop.run_until_complete(work)

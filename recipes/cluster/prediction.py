@@ -1,4 +1,4 @@
-"""What the simulator says of a recipe, and the file that keeps it."""
+"""Predicts the numbers of a recipe with the simulator, and stores them."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from recipes.cluster.recipe import GIGABYTE, Recipe
 
 STORED = Path(__file__).parent / "predictions.json"
 WORD = "PREDICTIONS, not measured: roofline arithmetic and simulated engines. No recipe has run on a cluster."
-TOLD = (
+REPORTED = (
     "trajectories_per_second",
     "tokens_per_second",
     "step_seconds",
@@ -20,13 +20,13 @@ TOLD = (
     "staleness_max",
     "accept_length",
 )
-DIGITS = 4  # that are stored
+DIGITS = 4  # stored
 
 
 def predicted(recipe: Recipe) -> dict[str, float]:
-    """Numbers of the whole job, over the steps that count, and gigabytes on a GPU."""
+    """Return numbers of the whole job, over the steps that count, and gigabytes on a GPU."""
     found = simulate(recipe.simulation)
-    numbers = {name: float(getattr(found, name)) for name in TOLD}
+    numbers = {name: float(getattr(found, name)) for name in REPORTED}
     numbers["speedup"] = speedup(recipe)
     numbers |= waiting(recipe)
     numbers["engine_gb"] = recipe.roofline.engine_bytes() / GIGABYTE
@@ -35,7 +35,7 @@ def predicted(recipe: Recipe) -> dict[str, float]:
 
 
 def speedup(recipe: Recipe) -> float:
-    """Tokens a second of a full engine with drafts, over those without."""
+    """Return the tokens a second of a full engine with drafts, over those without."""
     slots, answers = recipe.roofline.plan.slots, recipe.simulation.completions
     with_drafts = Costs(recipe.roofline.costs(answers.draft_tokens), answers.draft_tokens).cycle(slots)
     without = Costs(recipe.roofline.costs(0), 0).cycle(slots)
@@ -43,10 +43,11 @@ def speedup(recipe: Recipe) -> float:
 
 
 def waiting(recipe: Recipe) -> dict[str, float]:
-    """What environments add to a trajectory of the most turns, by arithmetic: nothing of it is simulated.
+    """Return what environments add to a trajectory of the most turns, by arithmetic; nothing of it is simulated.
 
-    Seconds that it waits; trajectories an engine has open if all its rows are to be in use; gigabytes on a GPU of the
-    engine if the contexts of those that wait stay in memory. Nothing for recipes without environments.
+    These are the seconds that it waits; the trajectories that an engine has open if all its rows are in use; and the
+    gigabytes on a GPU of the engine if the contexts of waiting trajectories stay in memory. A recipe without
+    environments has none of them.
     """
     task, roofline, answers = recipe.job.task, recipe.roofline, recipe.simulation.completions
     if not task.turns:
@@ -61,7 +62,7 @@ def waiting(recipe: Recipe) -> dict[str, float]:
 
 
 def shown(recipe: Recipe, numbers: dict[str, float]) -> str:
-    """For readers."""
+    """Return the prediction as text."""
     fleet, n = recipe.simulation.fleet, numbers
     engines = f"{fleet.workers} engines of {fleet.gpus_per_worker} GPUs, {fleet.slots} rows each"
     rows = {
@@ -87,5 +88,5 @@ def shown(recipe: Recipe, numbers: dict[str, float]) -> str:
 
 
 def table(rows: dict[str, Any]) -> str:
-    """``predictions.json``."""
+    """Return the contents of ``predictions.json``."""
     return json.dumps({"kind": WORD, "recipes": rows}, indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""A recipe: a YAML file that names GPUs, model and job, and is refused where they do not fit one another."""
+"""A recipe is a YAML file that names GPUs, model and job; it is refused where they do not fit one another."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,12 +10,12 @@ from bebop.compose import job_config
 from bebop.config import MAX_BATCH_TOKENS, JobConfig
 from bebop.config_simulate import CompletionsConfig, SimulateConfig
 from bebop.errors import UserError
-from bebop.parsing import Settings, at_least, choice, from_dict, setting
+from bebop.parsing import at_least, choice, from_dict, setting
 from recipes.cluster.roofline import GPUS, MODELS, Gpu, Lengths, Plan, Roofline
 
 FOLDER = Path(__file__).parent / "recipes"
 TrainerName = Literal["own", "verl"]
-# Of a simulation, what follows from the job and the roofline.
+# Settings of a simulation that follow from the job and the roofline.
 DERIVED = {
     "fleet": ("workers", "slots", "staleness", "groups_per_step", "group_size", "gpus_per_worker", "trainer_gpus"),
     "completions": ("longest", "draft_tokens"),
@@ -24,8 +24,8 @@ GIGABYTE = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeFile(Settings):
-    """What stands in a recipe."""
+class RecipeFile:
+    """The contents of a recipe."""
 
     about: str = setting("", "a line")
     gpu: str = setting("h100", "a row of GPUS in roofline.py", choice(GPUS))
@@ -56,17 +56,17 @@ class Recipe:
 
     @property
     def gpus(self) -> int:
-        """Of all machines."""
+        """Return the number of GPUs of all machines."""
         return self.file.machines * self.roofline.gpu.per_machine
 
 
 def names() -> list[str]:
-    """Of all recipes, smallest first."""
+    """Return the names of all recipes, smallest first."""
     return sorted((file.stem for file in FOLDER.glob("*.yaml")), key=lambda name: (int(name.split("-")[0]), name))
 
 
 def load(name: str, folder: Path = FOLDER) -> Recipe:
-    """A recipe by its name; ``UserError`` if there is none, or if it is not possible."""
+    """Return a recipe by its name; raise ``UserError`` if there is none, or if it is not possible."""
     path = folder / f"{name}.yaml"
     if "/" in name or not path.is_file():
         raise UserError(f"{name!r} is no recipe; there are {', '.join(names())}")
@@ -77,13 +77,13 @@ def load(name: str, folder: Path = FOLDER) -> Recipe:
     if not isinstance(read, dict):
         raise UserError(f"recipe {name}: a mapping is wanted, not {read!r:.80}")
     try:
-        return made(name, from_dict(RecipeFile, read))
+        return build(name, from_dict(RecipeFile, read))
     except UserError as error:
         raise UserError(f"recipe {name}: {error}") from None
 
 
-def made(name: str, file: RecipeFile) -> Recipe:
-    """With everything that follows from the file; ``UserError`` where something does not fit."""
+def build(name: str, file: RecipeFile) -> Recipe:
+    """Return a recipe with everything that follows from its file; raise ``UserError`` if something does not fit."""
     given = any(override.startswith("model.path=") for override in file.job)
     job = job_config([*file.job, *["model.path=tiny"] * (not given)])  # the folder is its user's
     for section, keys in DERIVED.items():
@@ -145,7 +145,7 @@ def _plan(file: RecipeFile, job: JobConfig, gpu: Gpu) -> Plan:
 
 
 def _check_counts(file: RecipeFile, job: JobConfig, roofline: Roofline) -> None:
-    """GPUs are all there, and each part lies where it can."""
+    """Check that there are enough GPUs, and that each part lies where it can."""
     gpu, plan = roofline.gpu, roofline.plan
     have = file.machines * gpu.per_machine
     wanted = job.rollout.workers * plan.tensor_parallel + plan.trainer_gpus
@@ -169,7 +169,7 @@ def _check_counts(file: RecipeFile, job: JobConfig, roofline: Roofline) -> None:
 
 
 def _check_memory(roofline: Roofline) -> None:
-    """Engine and trainer fit their GPUs."""
+    """Check that engine and trainer fit into the memory of their GPUs."""
     room = roofline.gpu.memory * roofline.gpu.usable
     for part, wanted in (("an engine", roofline.engine_bytes()), ("the trainer", roofline.trainer_bytes())):
         if wanted > room:

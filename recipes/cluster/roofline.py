@@ -1,8 +1,8 @@
-"""Seconds and bytes of a job from what its GPUs and its model are: arithmetic, nothing measured.
+"""Computes seconds and bytes of a job from the data of its GPUs and its model; nothing is measured.
 
 A pass takes as long as the slower of its products and its traffic to memory (Williams, Waterman and Patterson, 2009,
-"Roofline"); what tensor parallelism sends comes on top. The simulator's costs are straight lines in the number of rows:
-here the chord from one row to all slots, which a convex roofline lies below.
+"Roofline"). What tensor parallelism sends comes on top. The simulator's costs are straight lines in the number of rows:
+here the chord from one row to all slots, which lies above a convex roofline.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,8 @@ from bebop.config_simulate import CompletionsConfig, CostsConfig
 
 GIGABYTE = 1e9
 BF16 = 2  # bytes
-OPTIMIZER = (
-    16  # bytes a parameter: weight, gradient and both moments of Adam in fp32, as trainer/ and verl's FSDP2 keep
-)
+# Bytes of a parameter: weight, gradient and both moments of Adam in fp32, as trainer/ and verl's FSDP2 keep them.
+OPTIMIZER = 16
 # Kept for the backward pass, a token and layer, in units of the hidden size: 34 bytes with attention that keeps no
 # scores (Korthikanti et al., 2022, "Reducing Activation Recomputation", section 4); 2 where layers are computed again.
 KEPT, KEPT_INPUTS = 34, 2
@@ -47,7 +46,7 @@ class Gpu:
 
 
 def _gpu(name: str) -> Gpu:
-    """A row of ``PEAKS``, its operations and bandwidth measured where a card of the kind was."""
+    """Return a row of ``PEAKS``, with measured operations and bandwidth where a card of the kind was measured."""
     peaks = measured(name)
     return Gpu(
         flops=peaks.flops, bandwidth=peaks.bandwidth, memory=peaks.memory, nvlink=peaks.nvlink, network=peaks.network,
@@ -72,38 +71,38 @@ class Model:
 
     @property
     def layer(self) -> float:
-        """Parameters of a layer; norms and biases, some thousands, are left out."""
+        """Return the parameters of a layer, without norms and biases, which are some thousands."""
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         return attention + 3 * self.hidden * self.intermediate
 
     @property
     def output(self) -> float:
-        """Parameters of the output matrix; the embedding has as many."""
+        """Return the parameters of the output matrix; the embedding has as many."""
         return self.vocabulary * self.hidden
 
     @property
     def parameters(self) -> float:
-        """Of the policy."""
+        """Return the parameters of the policy."""
         return self.layers * self.layer + 2 * self.output
 
     @property
     def head(self) -> float:
-        """Parameters of the MTP head: a layer, and the projection of state and embedding."""
+        """Return the parameters of the MTP head: a layer, and the projection of state and embedding."""
         return self.layer + 2 * self.hidden**2
 
     @property
     def multiplied(self) -> float:
-        """Parameters that a token is multiplied with: all but the embedding."""
+        """Return the parameters that a token is multiplied with: all but the embedding."""
         return self.parameters - self.output
 
     @property
     def kv_bytes(self) -> float:
-        """Of keys and values of a token in one layer, bf16."""
+        """Return the bytes of keys and values of a token in one layer, bf16."""
         return 2 * self.kv_heads * self.head_dim * BF16
 
     @property
     def attended(self) -> float:
-        """FLOPs in one layer of one position that attends to one other: score and value."""
+        """Return the FLOPs in one layer of one position that attends to one other: score and value."""
         return 4 * self.heads * self.head_dim
 
 
@@ -118,16 +117,16 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Of answers, in tokens: moments of the log-normal that the simulator draws from, cut at the longest."""
+    """Lengths of completions in tokens: moments of the simulator's log-normal, cut at the longest."""
 
     mean: float
-    weighted: float  # length of the answer that a token belongs to, over tokens: E L^2 / E L
+    weighted: float  # mean over tokens of the length of their completion: E L^2 / E L
     prompt: float
-    longest: int  # prompt and answer
+    longest: int  # prompt and completion
 
     @classmethod
     def of(cls, answers: CompletionsConfig) -> "Lengths":
-        """By quantiles."""
+        """Compute the moments from quantiles."""
         normal = NormalDist(float(np.log(answers.median)), max(answers.sigma, 1e-9))
         logs = [normal.inv_cdf((i + 0.5) / QUANTILES) for i in range(QUANTILES)]
         drawn = np.minimum(np.exp(logs), answers.longest)
@@ -137,7 +136,7 @@ class Lengths:
 
     @property
     def context(self) -> float:
-        """Tokens before the position that a running row decodes, over time: a long answer runs for longer."""
+        """Return the mean number of tokens before the position that a row decodes: long completions run for longer."""
         return self.prompt + self.weighted / 2
 
 
@@ -148,7 +147,7 @@ class Plan:
     tensor_parallel: int  # GPUs of one engine
     slots: int  # rows of one engine
     trainer_gpus: int
-    sequence_parallel: int  # GPUs of the trainer that share one answer
+    sequence_parallel: int  # GPUs of the trainer that share one completion
     recompute: bool  # whether the trainer computes layers again in the backward pass
     micro_batch: int  # tokens that one group of sequence_parallel GPUs trains on at a time
     by_network: bool  # whether weights go from GPU to GPU, or through Ray's object store
@@ -157,7 +156,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Seconds of a job's parts."""
+    """Seconds and bytes of the parts of a job."""
 
     gpu: Gpu
     model: Model
@@ -165,7 +164,7 @@ class Roofline:
     lengths: Lengths
 
     def passes(self, rows: int, positions: int, layers: int, weights: float) -> float:
-        """Seconds of a pass over ``rows`` times ``positions`` tokens; ``weights``: parameters that are read."""
+        """Return the seconds of a pass over ``rows * positions`` tokens that reads ``weights`` parameters."""
         gpu, model, ranks = self.gpu, self.model, self.plan.tensor_parallel
         tokens, context = rows * positions, self.lengths.context
         products = 2 * weights * tokens + layers * model.attended * context * tokens
@@ -179,32 +178,32 @@ class Roofline:
         return max(worked, moved) + sent
 
     def target(self, rows: int, positions: int) -> float:
-        """Of a pass of the policy that verifies ``positions - 1`` drafts of each row."""
+        """Return the seconds of a pass of the policy that verifies ``positions - 1`` drafts of each row."""
         return self.gpu.launch + self.passes(rows, positions, self.model.layers, self.model.multiplied)
 
     def draft(self, rows: int) -> float:
-        """Of a step of the head, with the output matrix."""
+        """Return the seconds of a step of the head, with the output matrix."""
         return self.passes(rows, 1, 1, self.model.head + self.model.output)
 
     def prefill(self) -> float:
-        """Of one prompt; a prefix that a group shares is counted for each of its answers."""
+        """Return the seconds of one prompt; a prefix that a group shares counts for each of its completions."""
         ranks, prompt = self.plan.tensor_parallel, self.lengths.prompt
         products = 2 * self.model.multiplied * prompt + self.model.layers * self.model.attended * prompt**2 / 2
         return products / (ranks * self.gpu.flops * self.gpu.products)
 
     def update_token(self) -> float:
-        """Of training on one token, with all GPUs of the trainer: forward, and backward at twice its price."""
+        """Return the seconds of training on one token with all GPUs: forward, and backward at twice its price."""
         length = self.lengths.prompt + self.lengths.weighted
         forward = 2 * self.model.multiplied + self.model.layers * self.model.attended * length / 2
         return forward * (4 if self.plan.recompute else 3) / (self.plan.trainer_gpus * self.gpu.flops * self.gpu.mfu)
 
     def update(self) -> float:
-        """Of the optimizer's own work: it reads and writes what it keeps."""
+        """Return the seconds of the optimizer, which reads and writes its state."""
         kept = OPTIMIZER * self.model.parameters / self.plan.trainer_gpus
         return 2 * kept / (self.gpu.bandwidth * self.gpu.traffic)
 
     def weights(self) -> tuple[float, float, float]:
-        """Bytes a second into one engine; seconds until they are together; seconds to take them in."""
+        """Return the bytes a second into one engine, the seconds to gather the weights, and those to load them."""
         gpu, size, ranks = self.gpu, BF16 * self.model.parameters, self.plan.tensor_parallel
         if self.plan.by_network:  # each GPU of the engine has a port of its own
             together = size / (gpu.network * gpu.sent)
@@ -213,7 +212,7 @@ class Roofline:
         return through, size / (gpu.host * gpu.sent), size / (gpu.host * gpu.sent)
 
     def costs(self, drafts: int) -> CostsConfig:
-        """What the simulator takes; ``drafts``: K."""
+        """Return the simulator's costs for K ``drafts``."""
         slots, further = self.plan.slots, max(1, self.plan.slots - 1)
         one, full, verified = self.target(1, 1), self.target(slots, 1), self.target(slots, drafts + 1)
         bandwidth, fetch, load = self.weights()
@@ -235,14 +234,14 @@ class Roofline:
     # ---- memory, in bytes of one GPU
 
     def engine_bytes(self) -> float:
-        """Weights, head, and keys and values: of all slots at the context that rows have on average, or one longest."""
+        """Return the bytes of weights, head, and keys and values: of all slots at mean context, or one longest row."""
         model, ranks = self.model, self.plan.tensor_parallel
         tokens = max(self.plan.slots * self.lengths.context, self.lengths.longest)
         cached = (model.layers + 1) * model.kv_bytes * tokens
         return (BF16 * (model.parameters + model.head) + cached) / ranks
 
     def trainer_bytes(self) -> float:
-        """Optimizer, two layers gathered in bf16 and their gradients, and what the backward pass needs."""
+        """Return the bytes of the optimizer, two gathered layers with gradients, and what the backward pass needs."""
         model, plan = self.model, self.plan
         tokens = plan.micro_batch / plan.sequence_parallel
         gathered = 4 * BF16 * max(model.layer, model.output)

@@ -1,4 +1,4 @@
-"""From a recipe to a job: the arguments of ``python -m bebop.run`` that start it on a Ray cluster."""
+"""Turns a recipe into the arguments of ``python -m bebop.run`` that start it on a Ray cluster."""
 
 from recipes.cluster.recipe import Recipe
 
@@ -6,14 +6,14 @@ VERL = "runtime=verl"
 
 
 def arguments(recipe: Recipe) -> list[str]:
-    """Of ``bebop.run``; what a user adds comes behind them."""
+    """Return the arguments of ``bebop.run``; those that a user adds come behind them."""
     if recipe.file.trainer == "own":
         return [*recipe.file.job, "runtime.address=auto"]
     return [VERL, f"bebop={recipe.file.group}", *verl_overrides(recipe)]
 
 
 def verl_overrides(recipe: Recipe) -> list[str]:
-    """The same sizes under verl's names: trainer and engines apart, weights after every update."""
+    """Return the sizes of a recipe by verl's names: trainer and engines apart, weights sent after every update."""
     job, each = recipe.job, recipe.roofline.gpu.per_machine
     rollout, trainer, sampling = job.rollout, job.trainer, job.rollout.sampling
     engines = rollout.workers * rollout.sglang.tensor_parallel

@@ -21,7 +21,7 @@ WORKER, TRAINER, RAY = "rollout worker", "trainer", "ray"
 class Fault:
     """One kind."""
 
-    do: Callable[["Run", random.Random], str]  # returns what it was done to
+    do: "Do"  # returns what it was done to
     who: str = ""  # of whom events.jsonl must say that it was replaced
     order: str = ""  # to be taken by a process of the job: else it did not happen
     ends: bool = False  # the job ends by it, and is resumed by the command that a user would give
@@ -36,64 +36,56 @@ def one(run: "Run", rng: random.Random, found: Callable[[], list[int]]) -> int:
     return rng.choice(found())
 
 
-def hit(kind: str, number: signal.Signals) -> Callable[["Run", random.Random], str]:
+Do = Callable[["Run", random.Random], str]
+
+
+def signalled(name: str, found: Callable[["Run"], list[int]], number: signal.Signals) -> Do:
+    """Signal one of the processes that are ``found``."""
+
+    def do(run: "Run", rng: random.Random) -> str:
+        pid = one(run, rng, lambda: found(run))
+        os.kill(pid, number)
+        return f"{name} {pid}"
+
+    return do
+
+
+def hit(kind: str, number: signal.Signals) -> Do:
     """Signal one of the processes of a kind."""
-
-    def do(run: "Run", rng: random.Random) -> str:
-        pid = one(run, rng, lambda: run.pids(kind))
-        os.kill(pid, number)
-        return f"{kind} {pid}"
-
-    return do
+    return signalled(kind, lambda run: run.pids(kind), number)
 
 
-def engine(name: str, number: signal.Signals) -> Callable[["Run", random.Random], str]:
+def below(run: "Run") -> list[int]:
+    """All processes that workers have started."""
+    return [pid for parent in run.pids("rollout") for pid in descendants(parent)]
+
+
+def called(name: str, pids: list[int]) -> list[int]:
+    """Those whose name begins so."""
+    return [pid for pid in pids if (of := status(pid)) is not None and of.name.startswith(name)]
+
+
+def engine(name: str, number: signal.Signals) -> Do:
     """Signal a process of the engine's own, below a worker's."""
-
-    def named(run: "Run") -> list[int]:
-        below = [pid for parent in run.pids("rollout") for pid in descendants(parent)]
-        return [pid for pid in below if (of := status(pid)) is not None and of.name.startswith(name)]
-
-    def do(run: "Run", rng: random.Random) -> str:
-        pid = one(run, rng, lambda: named(run))
-        os.kill(pid, number)
-        return f"{name} {pid}"
-
-    return do
+    return signalled(name, lambda run: called(name, below(run)), number)
 
 
-def server(name: str, number: signal.Signals) -> Callable[["Run", random.Random], str]:
+def server(name: str, number: signal.Signals) -> Do:
     """Signal one of Ray's servers."""
-
-    def named(run: "Run") -> list[int]:
-        return [pid for pid in descendants(run.driver) if (of := status(pid)) is not None and of.name == name]
-
-    def do(run: "Run", rng: random.Random) -> str:
-        pid = one(run, rng, lambda: named(run)[:1])
-        os.kill(pid, number)
-        return f"{name} {pid}"
-
-    return do
+    return signalled(name, lambda run: called(name, descendants(run.driver))[:1], number)
 
 
-def child(command: str, number: signal.Signals) -> Callable[["Run", random.Random], str]:
+def child(command: str, number: signal.Signals) -> Do:
     """Signal a process that computes rewards for a worker."""
 
-    def called(run: "Run") -> list[int]:
-        return [
-            pid for parent in run.pids("rollout") for pid in descendants(parent)
-            if command in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-        ]  # fmt: skip
+    def found(run: "Run") -> list[int]:
+        lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace") for pid in below(run)}
+        return [pid for pid, line in lines.items() if command in line]
 
-    def do(run: "Run", rng: random.Random) -> str:
-        pid = one(run, rng, lambda: called(run))
-        os.kill(pid, number)
-        return f"{command} {pid}"
-
-    return do
+    return signalled(command, found, number)
 
 
-def ordered(name: str) -> Callable[["Run", random.Random], str]:
+def ordered(name: str) -> Do:
     """Have a process of the job do it."""
 
     def do(run: "Run", _: random.Random) -> str:

@@ -22,7 +22,7 @@ from tests.chaos import served
 from tests.chaos.control import BUG, ENVIRONMENT, Control
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.plan import SMALL, Plan, Planned
-from tests.test_listeners import listeners
+from tests.test_open_ports import listeners
 
 PATIENCE = 240.0  # seconds for a job to go on after a fault
 LEAVE = 30.0  # ... for processes to be gone after the end

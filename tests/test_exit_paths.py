@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from bebop.processes import descendants, lives
 from bebop.trainer import checkpoint
 from tests.commands import HANGING
-from tests.test_job import SMALL, alive, pids, wait_for_step
+from tests.test_job import SMALL, pids, wait_for_step
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +37,7 @@ def start(folder: Path, temp: Path, *overrides: str, limit: int | None = None) -
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment)
 
 
-def told(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
+def outcome(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
     """Exit code and the lines of stderr that are no progress."""
     _, errors = process.communicate(timeout=HANGING)
     return process.returncode, [line for line in errors.splitlines() if not line.startswith("step ")]
@@ -48,23 +49,12 @@ def open_to_others(folder: Path) -> list[str]:
     return [str(p) for p in found if not p.is_symlink() and not p.is_socket() and p.stat().st_mode & 0o002]
 
 
-def descendants(pid: int) -> list[int]:
-    """All processes that a process started, and theirs."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = {int(a): int(b) for a, b in (line.split() for line in listed.splitlines())}
-    found, new = list[int](), [pid]
-    while new:
-        new = [child for child, parent in parents.items() if parent in new]
-        found += new
-    return found
-
-
 def gone(processes: list[int]) -> bool:
     """Whether all of them end within ten seconds."""
     deadline = time.time() + 10
-    while any(map(alive, processes)) and time.time() < deadline:
+    while any(map(lives, processes)) and time.time() < deadline:
         time.sleep(0.1)
-    return not any(map(alive, processes))
+    return not any(map(lives, processes))
 
 
 def test_a_second_interrupt_ends_at_once_without_a_word_too_many(tmp_path: Path, temp: Path) -> None:
@@ -75,7 +65,7 @@ def test_a_second_interrupt_ends_at_once_without_a_word_too_many(tmp_path: Path,
     os.killpg(run.pid, signal.SIGINT)
     time.sleep(0.05)
     os.killpg(run.pid, signal.SIGINT)
-    code, lines = told(run)
+    code, lines = outcome(run)
     assert code == 130
     assert [line for line in lines if not line.startswith(("run folder: ", "bebop.runtime: stopping"))] == [
         "interrupted"
@@ -84,7 +74,7 @@ def test_a_second_interrupt_ends_at_once_without_a_word_too_many(tmp_path: Path,
     assert list(temp.iterdir()) == []
 
 
-@pytest.mark.exhaustive("starts a job; the other endings of this file are slow tests")
+@pytest.mark.exhaustive("starts a job; the other exit paths of this file are slow tests")
 @pytest.mark.parametrize("seconds", [1.0, 4.0])
 def test_an_interrupt_before_the_first_step_leaves_nothing(seconds: float, tmp_path: Path, temp: Path) -> None:
     """While modules are imported, checks are made and Ray comes up."""
@@ -94,7 +84,7 @@ def test_an_interrupt_before_the_first_step_leaves_nothing(seconds: float, tmp_p
     os.killpg(run.pid, signal.SIGINT)
     time.sleep(0.2)
     os.killpg(run.pid, signal.SIGINT)
-    code, lines = told(run)
+    code, lines = outcome(run)
     assert code == 130 and not any("Traceback" in line for line in lines), lines
     assert gone(others)
     assert list(temp.iterdir()) == []
@@ -105,12 +95,12 @@ def test_nothing_stays_in_the_temporary_folder_and_nothing_is_open_to_others(tmp
     wait_for_step(tmp_path / "run", 1, run)
     assert [oct(p.stat().st_mode & 0o777) for p in temp.iterdir()] == ["0o700"]
     assert open_to_others(temp) == []
-    code, lines = told(run)
+    code, lines = outcome(run)
     assert code == 0, lines
     assert list(temp.iterdir()) == []
 
 
-@pytest.mark.exhaustive("starts a job; the other endings of this file are slow tests")
+@pytest.mark.exhaustive("starts a job; the other exit paths of this file are slow tests")
 def test_a_part_that_does_not_start_leaves_nothing(tmp_path: Path, temp: Path) -> None:
     """Its reward can be imported once, when it is checked, and not once more for the worker."""
     (tmp_path / "reward.py").write_text(
@@ -119,7 +109,7 @@ def test_a_part_that_does_not_start_leaves_nothing(tmp_path: Path, temp: Path) -
         "def reward(text, item):\n    return 0.0\n"
     )
     run = start(tmp_path / "run", temp, f"task.reward={tmp_path}/reward.py:reward")
-    code, lines = told(run)
+    code, lines = outcome(run)
     assert code == 2 and len(lines) == 1 and lines[0].startswith("error: task.reward="), lines
     assert not (tmp_path / "run").exists()
     assert list(temp.iterdir()) == []
@@ -144,7 +134,7 @@ def test_a_disk_that_fills_up_keeps_earlier_checkpoints(tmp_path: Path, temp: Pa
     with small_disk(tmp_path / "disk", 64) as disk:
         settings = ("trainer.steps=9", "trainer.save_every=1", "trainer.keep=9")
         run = start(disk / "run", temp, *settings)
-        code, lines = told(run)
+        code, lines = outcome(run)
         assert code == 2
         errors = [line for line in lines if not line.startswith("run folder: ")]
         assert len(errors) == 1 and errors[0].startswith(f"error: '{disk}/run/checkpoints/"), errors
@@ -154,12 +144,12 @@ def test_a_disk_that_fills_up_keeps_earlier_checkpoints(tmp_path: Path, temp: Pa
     assert list(temp.iterdir()) == []
 
 
-@pytest.mark.exhaustive("starts a job; the other endings of this file are slow tests")
+@pytest.mark.exhaustive("starts a job; the other exit paths of this file are slow tests")
 @pytest.mark.parametrize("kib", [2000, 1 << 20])
 def test_a_limit_on_the_size_of_files_is_told_before_ray_fails_over_it(kib: int, tmp_path: Path, temp: Path) -> None:
     """Ray waits half a minute for a store that cannot be made, and says that it may be overloaded."""
     run = start(tmp_path / "run", temp, "trainer.steps=2", limit=kib)
-    code, lines = told(run)
+    code, lines = outcome(run)
     assert code == 2 and len(lines) == 1, lines
     assert lines[0].startswith(f"error: files of at most {kib} KiB (ulimit -f) are too small for Ray"), lines
     assert not (tmp_path / "run").exists()
