@@ -70,8 +70,8 @@ def _drafting() -> tuple[Alert, ...]:
             "0s",
             "critical",
             "The monitor calls the draft broken",
-            "Drafts are as good as chance, the engine does not run the weights that it should, or its answers do not "
-            "follow the policy's distribution.",
+            "Drafts are as good as chance, the engine does not run the weights that it should, or its completions do "
+            "not follow the policy's distribution.",
         ),
         _state(
             "mismatch-driven",
@@ -97,7 +97,7 @@ def _running(staleness: int) -> tuple[Alert, ...]:
             expr=f"{series('certify/failed')} == 1",
             hold="0s",
             severity="critical",
-            summary="Answers do not follow the policy's distribution",
+            summary="Completions do not follow the policy's distribution",
             description="What speaks for it, and for which cause, is in the run's controller.jsonl and in its log. "
             "python -m bebop.certify holds the engine against the model without a job around it.",
         ),

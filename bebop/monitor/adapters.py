@@ -54,7 +54,7 @@ def sglang_stats(meta: Mapping[str, Any]) -> DecodeStats | None:
 
 
 def sglang_stretches(verified: Sequence[Mapping[str, Any]]) -> list[tuple[int, DecodeStats]]:
-    """``bebop_verify`` as statistics of stretches of the answer: (first token, statistics), cut at 64, 128, 256, ..."""
+    """Return ``bebop_verify`` as statistics of stretches: (first token, statistics), cut at tokens 64, 128, 256, ..."""
     stretches: list[tuple[int, DecodeStats]] = []
     token, cut = 0, STRETCH
     for entry in verified:

@@ -1,5 +1,4 @@
-"""Whether the engine's answers follow the trainer's distributions: what a reading says, when one is due, since when it
-counts.
+"""Whether the engine's completions follow the trainer's distributions: what a reading says, and when one is due.
 
 The test itself is the certificate's black box (``bebop.certify.ledger``), beside the trainer; see
 ``bebop.trainer.certify`` for what it looks at. Here is what the monitor makes of it.
@@ -7,7 +6,7 @@ The test itself is the certificate's black box (``bebop.certify.ledger``), besid
 Weights change at every step, and the hypothesis does not: each token follows the distribution of the weights that
 produced it. Evidence is therefore gathered over the whole run. It starts afresh where the question is a new one: after
 weights and head were sent again (the engine that failed is not the one that runs now), and after a change of the
-decoding system (evidence for one says nothing about the other). Answers that were begun before belong to neither.
+decoding system (evidence for one says nothing about the other). Completions that were begun before belong to neither.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ from bebop.trajectory import Group
 
 log = logging.getLogger(__name__)
 
-PAIRS = 4  # prompts of a reading, with two answers each
+PAIRS = 4  # prompts of a reading, with two completions each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,7 @@ class Certified:
             return ""
         found = f"{self.cause}: {self.sentence}" if self.cause else self.sentence
         evidence = f"ln E {self.highest:.1f} of {self.limit:.1f} after {self.tokens} tokens"
-        return f"answers do not follow the policy's distribution ({evidence}); {found}"
+        return f"completions do not follow the policy's distribution ({evidence}); {found}"
 
     def metrics(self) -> dict[str, float]:
         """For the log."""
@@ -76,25 +75,25 @@ class CertifyingTrainer(Protocol):
     """The part of ``bebop.protocols.Trainer`` that is asked here."""
 
     async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
-        """Look at all of these answers; evidence from before ``since`` is dropped."""
+        """Look at all of these completions; evidence from before ``since`` is dropped."""
         ...
 
 
 def untestable(config: JobConfig) -> str:
-    """Why answers of this job cannot be held against the trainer's distributions; empty if they can."""
+    """Why completions of this job cannot be held against the trainer's distributions; empty if they can."""
     system = config.decoding.system
     if not SYSTEMS[system].exact:
         return f"decoding.system={system} does not claim to keep the policy's distribution"
     if config.algorithm.rescore:
-        return "algorithm.rescore=true trains on answers whose distribution the trainer does not compute"
+        return "algorithm.rescore=true trains on completions whose distribution the trainer does not compute"
     return ""
 
 
 def chosen(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """The first two answers of some groups, evenly spaced in the order of the prompts.
+    """The first two completions of some groups, evenly spaced in the order of the prompts.
 
     Which they are is fixed by their numbers before anything of them is known, so it depends neither on how long they
-    become nor on what they are worth; answers that were cut off are among them.
+    become nor on what they are worth; completions that were cut off are among them.
     """
     count = min(PAIRS, len(groups))
     spaced = [groups[i * len(groups) // count] for i in range(count)]
@@ -106,7 +105,7 @@ class Certificate:
 
     def __init__(self, config: JobConfig) -> None:
         """Says in the log why nothing will be looked at, if so."""
-        self.every, self.since = config.monitor.certify_every, 1  # the first step whose answers count
+        self.every, self.since = config.monitor.certify_every, 1  # the first step whose completions count
         self.staleness = config.rollout.staleness
         self._told = False
         if self.every and (reason := untestable(config)):
@@ -119,8 +118,8 @@ class Certificate:
         """A reading before update ``step`` (from 1), if one is due.
 
         ``undisturbed``: none of the groups was in the hands of a worker that died, or of a job that was resumed. There
-        an answer that had ended was kept and one that had not was drawn again, so that which tokens are seen depends on
-        the tokens.
+        a completion that had ended was kept and one that had not was drawn again, so that which tokens are seen
+        depends on the tokens.
         """
         due = self.every and step % self.every == 0 and step >= self.since and undisturbed
         certified = await trainer.certify(chosen(groups), self.since) if due else None
@@ -130,5 +129,5 @@ class Certificate:
         return certified
 
     def restart(self, step: int) -> None:
-        """After ``step`` the engine is another one: count the answers that are wholly of that one."""
+        """After ``step`` the engine is another one: count the completions that are wholly of that one."""
         self.since, self._told = step + self.staleness + 1, False

@@ -70,7 +70,7 @@ class Signals:
     boundary: Estimate | None = None  # overlap minus p(argmax q)
     drafts: tuple[int, Estimate] | None = None  # the best number of drafts and its relative gain
     health: Health | None = None
-    uncertified: str = ""  # why answers do not follow their distribution, at a step that finds so
+    uncertified: str = ""  # why completions do not follow their distribution, at a step that finds so
     chance: float | None = None  # rate of unrelated distributions as measured; None: the configured one
 
 
@@ -115,7 +115,7 @@ class Controller:
         self._seen: list[State] = []  # candidates of the last steps
         self._healthy: Estimate | None = None  # accept length before it broke
         self._broken_for = 0  # steps in a row
-        self._uncertified = ""  # what stands against the engine's answers; cleared when weights are sent again
+        self._uncertified = ""  # what stands against the engine's completions; cleared when weights are sent again
         self._sent_again = False  # for that reason
         self._acted = -self.config.pause  # step of the last action on system or length
 
@@ -179,8 +179,8 @@ class Controller:
     def _holds(self, cause: Decomposition, others: Sequence[Decomposition], state: State) -> bool:
         """Whether a part is beyond doubt and does not hang on a slope that only correlates.
 
-        Between answers, entropy goes with difficulty, so a slope over them may be too steep: what it tells counts if
-        acceptance itself moved the same way, and no other slope says the opposite.
+        Between completions, entropy goes with difficulty, so a slope over them may be too steep: what it tells counts
+        if acceptance itself moved the same way, and no other slope says the opposite.
         """
         part = _part(cause, state)
         if not self._moved(part, cause.small):
@@ -221,8 +221,8 @@ class Controller:
     def _repair(self, health: Health | None, evidence: str) -> Action:
         """Send the weights again; if the engine has the right ones by now and drafts are no better, train the head.
 
-        Wrong weights are the one cause of wrong answers that a job can put right, and they can look like any other, so
-        they are sent again once for that reason; what is found after that is for a person.
+        Wrong weights are the one cause of wrong completions that a job can put right, and they can look like any
+        other, so they are sent again once for that reason; what is found after that is for a person.
         """
         wrong = health is not None and bool(health.diagnosis())
         if self._uncertified and not wrong:

@@ -2,8 +2,9 @@
 
 entropy part = slope x (H now - H then); mismatch part = the rest, which the head not fitting the policy any more, and
 everything else that is not entropy, amounts to. As the rest is a definition, the split is only as good as its slope.
-Slopes differ: for the built-in model a nat costs 2.1 tokens a cycle between answers (hard questions have both, entropy
-and rejections) and 0.6 over temperatures, which change entropy alone. ``bebop.monitor.probe_set`` does without a slope.
+Slopes differ: for the built-in model a nat costs 2.1 tokens a cycle between completions (hard questions have both,
+entropy and rejections) and 0.6 over temperatures, which change entropy alone. ``bebop.monitor.probe_set`` does without
+a slope.
 """
 
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ def split(
 
 
 def by_key(key: Key, records: StepRecords) -> dict[str, StepRecords]:
-    """The rows of each task, stretch of the answer, weight version, lag or kind of turn; label -> rows.
+    """The rows of each task, stretch of the completion, weight version, lag or kind of turn; label -> rows.
 
     Kinds of turns overlap: the first cycles after what was read (``records.AFTER``) are counted with their turns, too.
     """
@@ -111,9 +112,8 @@ def _unusable(slope: Slope, entropy_change: Estimate, change: Estimate, small: f
     if not slope.value.known:
         return f"the {slope.source} slope has no interval"
     if not entropy_change.known:
-        return (
-            "entropy was not measured" if not np.isfinite(entropy_change.point) else "too few answers for an interval"
-        )
+        measured = np.isfinite(entropy_change.point)
+        return "too few completions for an interval" if measured else "entropy was not measured"
     low, high = slope.value.interval()
     blur = (high - low) / 2 * abs(entropy_change.point)
     if blur > max(abs(change.point), small):

@@ -47,7 +47,7 @@ class Explanation:
     step: int
     verdict: Verdict
     length: Estimate  # accept length of the last steps, weighted by cycles
-    length_by_request: Estimate  # the same with equal weight for every answer
+    length_by_request: Estimate  # the same with equal weight for every completion
     entropy: Estimate  # nats, last steps
     boundary: Estimate | None  # overlap minus p(argmax q); None if they were not measured
     parts: dict[str, Decomposition]  # length, position/1, ..., bank; empty before the reference is complete
@@ -113,7 +113,7 @@ class DriftMonitor:
 
         ``reading``: the fixed contexts under the distributions of now; the first reading is what later ones are held
         against. ``sweep``: the first weights at several temperatures, once, as early as it is there. ``uncertified``:
-        why answers do not follow their distribution, where they were found not to.
+        why completions do not follow their distribution, where they were found not to.
         """
         if not len(records):
             return None
@@ -137,7 +137,7 @@ class DriftMonitor:
         return self._explain(records.step, health, uncertified)
 
     def breakdown(self, key: Key) -> dict[str, Decomposition]:
-        """The accept length's change by task, position in the answer, weight version or lag.
+        """The accept length's change by task, position in the completion, weight version or lag.
 
         A task or position is held against itself in the reference, a version or lag against the whole of it. By
         ``turn`` it is the acceptance rate of the first draft instead, held against itself: turns of different length
@@ -201,7 +201,7 @@ class DriftMonitor:
         return [self._length, *(Measure(position=k, rate=self.settings.rate) for k in range(1, window.drafts + 1))]
 
     def _slope(self, measure: Measure) -> Slope:
-        """The most trustworthy slope there is: over temperatures, else over answers, else over the early steps."""
+        """The most trustworthy slope there is: over temperatures, else over completions, else over the early steps."""
         order: tuple[Source, ...] = ("temperature", "frozen", "early")
         slopes = [slope for source in order if (slope := self._slopes.get((source, measure))) is not None]
         return next((slope for slope in slopes if not slope.unidentified), slopes[0])

@@ -1,7 +1,7 @@
 """A number with what is known about it: a point and bootstrap draws, which arithmetic carries along.
 
 Differences, sums and products of estimates are taken draw by draw, so what two of them share (the same resampled
-answers) stays shared in the result. There is no way to average estimates: means are formed once, in
+completions) stays shared in the result. There is no way to average estimates: means are formed once, in
 ``bebop.monitor.window``, from totals and counts.
 """
 

@@ -27,7 +27,8 @@ SHARES = {"p50": 0.5, "p99": 0.99}
 def rollout_metrics(groups: Sequence[Group], version: int | None = None, solved: float = 1.0) -> Metrics:
     """All metrics of some finished groups.
 
-    ``version`` is the trainer's at the time the groups are used; None leaves staleness out. An answer counts as solved
+    ``version`` is the trainer's at the time the groups are used; None leaves staleness out. A completion counts as
+    solved
     from a reward of ``solved`` on.
     """
     completions = [t.completion for group in groups for t in group.trajectories]
@@ -45,7 +46,7 @@ def epoch_metrics(groups: Sequence[Group]) -> Metrics:
 
 
 def reward_metrics(groups: Sequence[Group], solved: float = 1.0) -> Metrics:
-    """Mean reward over answers; spread (population) within groups; share of groups without a learning signal.
+    """Mean reward over completions; spread (population) within groups; share of groups without a learning signal.
 
     Groups that lost all their members say nothing.
     """
@@ -63,7 +64,7 @@ def reward_metrics(groups: Sequence[Group], solved: float = 1.0) -> Metrics:
 
 
 def response_metrics(completions: Sequence[Completion]) -> Metrics:
-    """Length of answers in tokens and the share cut off by the length limit."""
+    """Length of completions in tokens and the share cut off by the length limit."""
     if not completions:
         return {}
     lengths = [int(c.written.sum()) for c in completions]
@@ -116,7 +117,7 @@ def _over_reached(sums: NDArray[np.float64], reached: NDArray[np.float64]) -> li
 
 
 def several(groups: Sequence[Group]) -> bool:
-    """Whether there are environments: a single answer ends as ``answered``, and is never lost."""
+    """Whether there are environments: a single completion ends as ``answered``, and is never lost."""
     return any(group.lost or any(t.ended != "answered" for t in group.trajectories) for group in groups)
 
 

@@ -164,7 +164,7 @@ def _logged(
     step: int,
     known: Mapping[str, tuple[str | None, ...]],
 ) -> LoggedStep:
-    """Records of one answer (or of one reading of counters), with the labels of its line."""
+    """Records of one completion (or of one reading of counters), with the labels of its line."""
     count = len(stretches)
     prompt, version, lag = (_whole(_find(row, known[name])) for name in ("prompt", "version", "lag"))
     records = from_stats(

@@ -32,11 +32,11 @@ REACH = 0.05  # an entropy just beyond a context's sweep counts as inside: part 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeText:
-    """A prompt with an answer of the first weights; each of its answer tokens is a context of the probe set."""
+    """A prompt with a completion of the first weights; each of its completion tokens is a context of the probe set."""
 
     prompt: tuple[int, ...]  # [P]
     answer: tuple[int, ...]  # [T]
-    shown: int = 1  # the token of the answer whose distributions are kept for the report
+    shown: int = 1  # the token of the completion whose distributions are kept for the report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,18 +27,20 @@ AFTER = "after"  # in place of a kind of turn: the first cycle after each observ
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepRecords:
-    """The N answers of one step, K draft positions. ``unit`` is what is resampled: answers to one prompt are dependent.
+    """The N completions of one step, K draft positions.
+
+    ``unit`` is what is resampled: completions to one prompt are dependent.
 
     ``emitted / cycles`` is the accept length, ``entropy_sum / entropy_count`` the target's entropy in nats over all
-    verified positions. Those are the answer's tokens, bonus tokens left out, so the set hardly depends on the head
+    verified positions. Those are the completion's tokens, bonus tokens left out, so the set hardly depends on the head
     (with a spoiled head of the built-in model the mean moved by 0.016 of 0.2 nats).
     """
 
     step: int
     unit: NDArray[np.int64]  # [N] resampled together: the prompt
-    answer: NDArray[np.int64]  # [N] stretches of one answer have the same number
+    answer: NDArray[np.int64]  # [N] stretches of one completion have the same number
     position: NDArray[np.int64]  # [N] token of the turn at which the stretch begins; OPENING: its first cycle alone
-    turn: NDArray[np.int64]  # [N] of the trajectory, from 0; 0 for an answer in one turn
+    turn: NDArray[np.int64]  # [N] of the trajectory, from 0; 0 for a completion in one turn
     version: NDArray[np.int64]  # [N] weights that wrote it (median over tokens); -1 unknown
     lag: NDArray[np.int64]  # [N] updates between them and the trainer's; -1 unknown
     task: NDArray[np.str_]  # [N]
@@ -147,7 +149,7 @@ def _rounded(table: Array) -> list[Any]:
 def from_groups(
     groups: Sequence[Group], step: int, version: int | None = None, head_alone: bool = False
 ) -> StepRecords:
-    """A step's records from its finished groups; ``version`` is the trainer's, for the lag. O(answers).
+    """A step's records from its finished groups; ``version`` is the trainer's, for the lag. O(completions).
 
     ``head_alone``: drafts come from a mixture, of which the head by itself is recorded, see ``of_head``.
     """
@@ -214,7 +216,7 @@ def from_stats(
     version: Sequence[int] | None = None,
     lag: Sequence[int] | None = None,
 ) -> StepRecords:
-    """Records from decoding statistics, one row each; labels default to: its own unit and answer, the whole answer."""
+    """Return records from decoding statistics, a row each; by default each is a whole completion and its own unit."""
     count = len(stats)
     drafts = max((len(s.reached) for s in stats), default=0)
     sums = {name: _padded([getattr(s, name) for s in stats], drafts) for name in DRAFT_STATS}

@@ -1,9 +1,9 @@
 """The slope of acceptance on entropy, *signed* (dvalue/dH, tokens or rate per nat), from three sources.
 
 ``early``: least squares over the steps at the beginning of the run, as the paper does. Weights and entropy move
-together there, so mismatch that grows with the entropy's change is taken for slope. ``frozen``: answers of one step,
-hence of one set of weights, grouped by entropy. ``temperature``: the same weights sampled at several temperatures. A
-slope that the data do not give is marked *unidentified*, with the reason, and has no interval.
+together there, so mismatch that grows with the entropy's change is taken for slope. ``frozen``: completions of one
+step, hence of one set of weights, grouped by entropy. ``temperature``: the same weights sampled at several
+temperatures. A slope that the data do not give is marked *unidentified*, with the reason, and has no interval.
 
 What the intervals vary over: other steps of the run (early), other prompts (frozen, temperature). Those of 95 % hold
 the truth in 93 to 97 % of simulated runs, whose steps may correlate by half (early), with 16 prompts or more (frozen),
@@ -25,7 +25,7 @@ from bebop.monitor.window import Measure, per_unit, resample, table
 MIN_ENTROPY_SPREAD = 0.01  # nats; below this standard deviation the slope is unidentified (SPEC 1.2)
 MIN_STEPS = 20  # of the early window; it takes this or 10 % of the run's steps, whichever is more
 BLOCK = 5  # steps resampled together
-BUCKETS = 10  # of answers by entropy
+BUCKETS = 10  # of completions by entropy
 MIN_UNITS = 16  # prompts below which a frozen slope is not tried
 # Parts of seeds, so that no slope is resampled with the numbers that a window of some step is (``Window.of``).
 FROZEN_DRAWS, TEMPERATURE_DRAWS = 1, 2
@@ -69,10 +69,10 @@ def early_slope(
 
 
 def frozen_slope(steps: Sequence[StepRecords], measure: Measure, draws: int = 400, seed: int = 0) -> Slope:
-    """Weighted least squares over buckets of answers by entropy, within steps; units are resampled.
+    """Weighted least squares over buckets of completions by entropy, within steps; units are resampled.
 
-    Value and entropy of an answer are taken relative to those of its step, so that nothing which changes from step to
-    step enters. Buckets are formed once: their means are totals over counts.
+    Value and entropy of a completion are taken relative to those of its step, so that nothing which changes from step
+    to step enters. Buckets are formed once: their means are totals over counts.
     """
     answers = [(record.unit, *_within(np.stack(measure.sums(table(record))))) for record in steps if len(record)]
     entropies = np.concatenate([entropy for _, _, _, entropy in answers]) if answers else np.zeros(0)
@@ -84,7 +84,7 @@ def frozen_slope(steps: Sequence[StepRecords], measure: Measure, draws: int = 40
         return _none("frozen", "entropy or acceptance was not measured", draws)
     spread = math.sqrt(np.average(entropies**2, weights=counts))
     if spread < MIN_ENTROPY_SPREAD:
-        flat = f"entropy varies by {spread:.3g} nats between answers, it takes {MIN_ENTROPY_SPREAD}"
+        flat = f"entropy varies by {spread:.3g} nats between completions, it takes {MIN_ENTROPY_SPREAD}"
         return _none("frozen", flat, draws)
     edges = np.quantile(entropies[counts > 0], np.linspace(0, 1, BUCKETS + 1)[1:-1])
     sums = [_bucket_sums(*answer, edges) for answer in answers]  # each [U, 3 J]
@@ -125,9 +125,9 @@ def temperature_slope(
 
 
 def _within(sums: Array) -> tuple[Array, Array, Array]:
-    """Value, count and entropy [N] of a step's answers from ``Measure.sums`` [4, N], relative to the step's means.
+    """Value, count and entropy [N] of a step's completions from ``Measure.sums`` [4, N], relative to the step's means.
 
-    An answer in which something was not measured has a count of 0.
+    A completion in which something was not measured has a count of 0.
     """
     total, count, entropy, positions = sums
     kept = (count > 0) & (positions > 0) & np.isfinite(total) & np.isfinite(entropy)

@@ -1,6 +1,6 @@
 """Which tokens a change of acceptance comes from: overlap lost in some steps against others, shared out over tokens.
 
-At every tested place i of an answer the overlap o_i and the target's entropy H_i are known (``bebop.token_trace``).
+At every tested place i of a completion the overlap o_i and the target's entropy H_i are known (``bebop.token_trace``).
 From the steps before, f(H) is what overlap goes with an entropy, and r_g by how much places of kind g lay off it. In
 the steps after, f(H_i) + r_g is what would be expected had only entropies and the mix of places changed; the loss
 
@@ -27,9 +27,9 @@ DRAWS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """N tested places of traced answers."""
+    """N tested places of traced completions."""
 
-    answer: Ints  # [N] which answer; answers are what is resampled
+    answer: Ints  # [N] which completion; completions are what is resampled
     place: Ints  # [N] index of the token in it
     overlap: Array  # [N] sum of min(p, q)
     entropy: Array  # [N] of the target, nats
@@ -48,8 +48,8 @@ class Part:
     overlap_before: float  # NaN: there were none
     overlap_after: float
     expected: float  # in the steps after
-    loss: Estimate  # overlap a place *of all kinds*; its interval is over answers
-    worst: Ints  # indices into the places after, the largest loss first, an answer once
+    loss: Estimate  # overlap a place *of all kinds*; its interval is over completions
+    worst: Ints  # indices into the places after, the largest loss first, a completion once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -119,7 +119,7 @@ def _curve(places: Places) -> _Curve:
 
 
 def _by_answer(answer: Ints, kind: NDArray[np.intp], kinds: int, values: Array) -> Array:
-    """Sums [n, A, G] of values [n, N] by answer and kind."""
+    """Sums [n, A, G] of values [n, N] by completion and kind."""
     answers, row = np.unique(answer, return_inverse=True)
     sums = np.zeros((len(values), len(answers), kinds))
     for own, value in zip(sums, values, strict=True):
@@ -150,7 +150,7 @@ def _losses(then: Array, later: Array) -> tuple[Array, Array]:
 
 
 def _draws(then: Array, later: Array, seed: int) -> Array:
-    """Losses [B, G] with the answers of both windows resampled; f stays as it is."""
+    """Losses [B, G] with the completions of both windows resampled; f stays as it is."""
     rng = np.random.default_rng([seed, then.shape[1], later.shape[1]])
 
     def resampled(sums: Array) -> Array:
@@ -163,7 +163,7 @@ def _draws(then: Array, later: Array, seed: int) -> Array:
 
 
 def _worst(answer: Ints, missing: Array, among: NDArray[np.intp], count: int) -> Ints:
-    """Indices of the largest ``missing`` [N] among some places, each answer once."""
+    """Indices of the largest ``missing`` [N] among some places, each completion once."""
     ordered = among[np.argsort(-missing[among], kind="stable")]
     _, first = np.unique(answer[ordered], return_index=True)
     return ordered[np.sort(first)][:count].astype(np.int64)

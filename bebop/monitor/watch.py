@@ -103,7 +103,7 @@ class JobMonitor:
     def probe_due(self, step: int, groups: Sequence[Group]) -> tuple[tuple[ProbeText, ...], bool] | None:
         """The texts to be read before update ``step`` (from 1), and whether at several temperatures; None: not now.
 
-        The first batch's answers become the texts. While things are unsettled, or the head is being repaired, every
+        The first batch's completions become the texts. While things are unsettled, or the head is being repaired, every
         step is read.
         """
         mode = self.config.cotrain.mode
@@ -227,7 +227,7 @@ def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None
 
 
 def choose(groups: Sequence[Group], count: int) -> tuple[ProbeText, ...]:
-    """``count`` answers, from as many prompts as there are; an answer of a single token may have no context.
+    """``count`` completions, from as many prompts as there are; a completion of a single token may have no context.
 
     Of a trajectory of several turns it is one of them, with all that came before as its prompt: the members of a group
     take different ones.
@@ -238,8 +238,8 @@ def choose(groups: Sequence[Group], count: int) -> tuple[ProbeText, ...]:
 
 
 def _text(group: Group, trajectory: Trajectory, member: int) -> ProbeText | None:
-    """An answer, to be shown where the policy surprised itself most: its distributions are wide there. None: all turns
-    are of one token."""
+    """A completion, to be shown where the policy surprised itself most: its distributions are wide there. None: all
+    turns are of one token."""
     turns = [place for place, turn in enumerate(trajectory.turns) if len(turn.completion.token_ids) > 1]
     if not turns:
         return None

@@ -1,8 +1,8 @@
-"""Totals over answers, with bootstrap replicates of the totals: they merge by ``+`` and are divided once, at the end.
+"""Totals over completions with bootstrap replicates: they merge by ``+`` and are divided once, at the end.
 
-The bootstrap resamples *units* (the answers to one prompt), never cycles: those of one answer resemble one another, and
-an interval over cycles is too narrow (SPEC 0.6). Replicates of disjoint data add up to replicates of the union, so
-windows of workers and of steps merge exactly as their points do.
+The bootstrap resamples *units* (the completions to one prompt), never cycles: those of one completion resemble one
+another, and an interval over cycles is too narrow (SPEC 0.6). Replicates of disjoint data add up to replicates of the
+union, so windows of workers and of steps merge exactly as their points do.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Window:
-    """Totals of some answers and B bootstrap replicates of them; ``+`` merges disjoint data."""
+    """Totals of some completions and B bootstrap replicates of them; ``+`` merges disjoint data."""
 
     totals: Array  # [C], see ``table``
     replicates: Array  # [B, C]
@@ -94,7 +94,7 @@ class Window:
         return self._ratio(totals[2], totals[3], replicates[2], replicates[3])
 
     def by_request(self) -> tuple[Estimate, Estimate]:
-        """Accept length and entropy with the same weight for every answer, however long."""
+        """Accept length and entropy with the same weight for every completion, however long."""
         answers, replicated = self.totals[4], self.replicates[:, 4]
         length, entropy = (self._ratio(self.totals[i], answers, self.replicates[:, i], replicated) for i in (5, 6))
         return length, entropy

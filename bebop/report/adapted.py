@@ -130,8 +130,8 @@ def _summary(config: AdaptConfig, results: Results) -> Card:
         f"{results.steps} steps of {config.head.objective} over {config.head.depth} recursive steps on "
         f"{data_text(config, results)}; {minutes:.1f} minutes in all. Measured by decoding "
         f"{results.held_out()} with {drafts(results)} drafts a cycle; in "
-        "brackets 95 % bootstrap intervals over answers, those of the change prompt by prompt. Overlap estimates the "
-        "same acceptance as the counts above it, with less noise."
+        "brackets 95 % bootstrap intervals over completions, those of the change prompt by prompt. Overlap estimates "
+        "the same acceptance as the counts above it, with less noise."
     )
     return Card(title="Before and after", text=text, table=table(HEADS, lines), wide=True)
 
@@ -148,7 +148,7 @@ def length_card(results: Results) -> Card:
     text = (
         "Tokens per verification pass while decoding held-out prompts: accepted drafts plus the one token that a pass "
         f"always yields. With sampled drafts it changed by {rise}, with greedy drafts by "
-        f"{results.change('target_only', 'accept_length')}. Bars are 95 % bootstrap intervals over answers; the "
+        f"{results.change('target_only', 'accept_length')}. Bars are 95 % bootstrap intervals over completions; the "
         "changes are taken prompt by prompt."
     )
     panels = _by_system(results, lengths, labels, "tokens per pass", "task")
@@ -223,9 +223,10 @@ def _held_out(steps: Sequence[dict[str, Any]], count: int) -> list[Card]:
         panels.append(Panel(caption=caption, traces=traces, layout=layout("step")))
         keys += [Key(label=n, color=s) for (_, n), s in zip(drawn, shades, strict=True)] if len(drawn) > 1 else []
     text = (
-        "Estimated without decoding, on up to 64 held-out answers of the model, the same ones each time. The accept "
-        "length is the mean over all places of the answers at which a cycle could begin; decoding begins its cycles "
-        "elsewhere, so that the figures above differ a little. Still rising at the end: more steps would help."
+        "Estimated without decoding, on up to 64 held-out completions of the model, the same ones each time. The "
+        "accept length is the mean over all places of the completions at which a cycle could begin; decoding begins "
+        "its cycles elsewhere, so that the figures above differ a little. Still rising at the end: more steps would "
+        "help."
     )
     return [Card(title="On the way", text=text, panels=panels, keys=keys)]
 
@@ -236,10 +237,10 @@ def entropy_card(results: Results) -> Card:
     probe = results.before.probe
     bins = _bins(probe.numbers["target_entropy"][:, 0], ENTROPIES)
     text = (
-        "The first draft at every token of the held-out answers, by the entropy of the model's own distribution there "
-        "(the same text for both heads). Greedy drafts must fall where the model is uncertain, since they are accepted "
-        f"with a single probability; sampled drafts need not. Bins of fewer than {FEWEST} tokens are left out; the "
-        "last panel shows how many tokens each holds."
+        "The first draft at every token of the held-out completions, by the entropy of the model's own distribution "
+        "there (the same text for both heads). Greedy drafts must fall where the model is uncertain, since they are "
+        f"accepted with a single probability; sampled drafts need not. Bins of fewer than {FEWEST} tokens are left "
+        "out; the last panel shows how many tokens each holds."
     )
     panels = [
         *_by_bin(results, bins, labels, "target entropy, nats"),
@@ -249,15 +250,15 @@ def entropy_card(results: Results) -> Card:
 
 
 def place_card(results: Results) -> Card:
-    """First drafts by their place in the answer."""
+    """First drafts by their place in the completion."""
     labels = [f"{a}" if b == a + 1 else f"{a}+" if b == PLACES[-1] else f"{a}-{b - 1}" for a, b in pairwise(PLACES)]
     bins = _bins(results.before.probe.place.astype(float), PLACES)
     text = (
-        "The first draft by its place in the answer: 0 is the answer's first token, drafted from the prompt alone. A "
-        "fall towards the end would mean that the head was trained on shorter answers than it drafts."
+        "The first draft by its place in the completion: 0 is the completion's first token, drafted from the prompt "
+        "alone. A fall towards the end would mean that the head was trained on shorter completions than it drafts."
     )
-    panels = _by_bin(results, bins, labels, "place in the answer")
-    return Card(title="Acceptance by place in the answer", text=text, panels=panels, keys=KEYS)
+    panels = _by_bin(results, bins, labels, "place in the completion")
+    return Card(title="Acceptance by place in the completion", text=text, panels=panels, keys=KEYS)
 
 
 def boundary_card(results: Results) -> Card:
@@ -416,10 +417,10 @@ def model_name(config: AdaptConfig) -> str:
 def data_text(config: AdaptConfig, results: Results) -> str:
     """What was trained on, in a sentence."""
     data, sampling = config.data, sampling_words(config)
-    size = f"{results.rows:,} sequences with {results.tokens:,} answer tokens"
+    size = f"{results.rows:,} sequences with {results.tokens:,} completion tokens"
     if data.source == "file":
         return f"{size} from {PurePath(str(data.path)).name}; target distributions at {sampling}"
-    return f"{size}, answers that the model itself sampled at {sampling}"
+    return f"{size}, completions that the model itself sampled at {sampling}"
 
 
 def sampling_words(config: AdaptConfig) -> str:
@@ -466,7 +467,7 @@ def _acceptance(results: Results) -> str:
     """The tables of both systems."""
     k = drafts(results)
     text = (
-        f"## Acceptance\n\n{results.held_out()}, {k} drafts a cycle, 95 % bootstrap intervals over answers. Accept "
+        f"## Acceptance\n\n{results.held_out()}, {k} drafts a cycle, 95 % bootstrap intervals over completions. Accept "
         "length is tokens per\nverification pass (1 is plain decoding); acceptance of draft k is among the cycles that "
         "reached it.\n"
     )
@@ -479,7 +480,7 @@ def _acceptance(results: Results) -> str:
 def _serving(k: int) -> str:
     return f"""## Serving
 
-SGLang 0.5.14 or later, which drafts with the head and accepts by rejection sampling, so that answers keep the
+SGLang 0.5.14 or later, which drafts with the head and accepts by rejection sampling, so that completions keep the
 distribution of the model:
 
     python -m sglang.launch_server --model-path DIR --speculative-algorithm NEXTN \\

@@ -35,7 +35,7 @@ FITS = {
 KEYS: tuple[tuple[Key, str], ...] = (
     ("task", "Task"),
     ("lag", "Updates behind"),
-    ("position", "Tokens into the answer"),
+    ("position", "Tokens into the completion"),
 )
 
 LENGTH = (
@@ -50,13 +50,13 @@ PROBE_SET = (
 )
 ENTROPY = (
     "One point a step (darker is later). Lines are the slopes that the split may rest on, drawn through the first "
-    "steps: over temperatures (same weights, only the entropy changes), between answers of one step, and over the "
+    "steps: over temperatures (same weights, only the entropy changes), between completions of one step, and over the "
     "early steps. Points that leave the lines have moved for another reason than entropy."
 )
 LOG = "States the controller entered and what it proposed, with the evidence it had. No line: nothing happened."
 BREAKDOWN = (
-    "The change of the accept length at the end of the run, in parts. A task and a stretch of the answer are held "
-    "against themselves in the first steps; answers that lag behind against all of them."
+    "The change of the accept length at the end of the run, in parts. A task and a stretch of the completion are held "
+    "against themselves in the first steps; completions that lag behind against all of them."
 )
 BY_TURN = (
     "The change of the acceptance rate of the first draft at the end of the run by turn, each kind of turn against "
@@ -286,7 +286,7 @@ def _distributions(runs: Sequence[tuple[str, Sequence[tuple[TokenProbs, TokenPro
     """A panel a context; ``runs``: names with their contexts, each at the first and the last reading."""
     pairs = [(name, *pair) for name, contexts in runs for pair in contexts]
     pairs.sort(key=lambda pair: abs(pair[2].overlap - pair[1].overlap))
-    apart = {(name, last.context): (name, first, last) for name, first, last in pairs}  # many answers begin alike
+    apart = {(name, last.context): (name, first, last) for name, first, last in pairs}  # many completions begin alike
     pairs = sorted(apart.values(), key=lambda pair: -abs(pair[2].overlap - pair[1].overlap))
     many = len({name for name, *_ in pairs}) > 1
     panels = [_context(first, last, f"{name}: " if many else "") for name, first, last in pairs[:MAX_CONTEXTS]]

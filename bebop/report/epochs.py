@@ -1,4 +1,4 @@
-"""The card of runs whose questions are asked again: reward, acceptance and speed of their answers, epoch by epoch."""
+"""The card of runs whose questions are asked again: reward, acceptance and speed of completions, epoch by epoch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,19 +17,19 @@ from bebop.trajectories import NAME, Trajectories
 
 T = TypeVar("T")
 EPOCH = "samples/epoch"
-HEADS = ("Epoch", "Questions", "Answers", "Reward", "Accept length", "Overlap", "Tokens/s", "Trainer busy")
+HEADS = ("Epoch", "Questions", "Completions", "Reward", "Accept length", "Overlap", "Tokens/s", "Trainer busy")
 ENDS = 10  # rows of the table at either end; those between are in the figure alone
 CLUSTERS = 4096  # that are resampled at most: of more questions, those of one remainder together
 TEXT = (
-    "The answers that were trained on, by epoch: how often all questions had been asked before, so the first is 0. "
+    "The completions that were trained on, by epoch: how often all questions had been asked before, so the first is 0. "
     "Every epoch asks the same questions in another order. A hollow point has fewer of them than others: its epoch is "
-    "not over, or groups were passed over. Reward: mean over answers. Accept length: tokens per cycle, overlap: mean "
-    "Σ min(p, q) over tested drafts, both over all cycles of an epoch. Intervals of 95 %: of other questions under the "
-    "same weights, the answers to one question taken together. Tokens/s: those that came in from all workers for each "
-    "second in which a worker decoded (mean over workers), in the steps that trained on this epoch; its interval is "
-    "over those steps. It is of the machine as it was: Trainer busy is the share of these steps in which the trainer "
-    "computed, beside the workers unless the run is synchronous, and what else ran there is not known. What rises from "
-    "epoch to epoch was learned on these very questions: on others it may be less."
+    "not over, or groups were passed over. Reward: mean over completions. Accept length: tokens per cycle, overlap: "
+    "mean Σ min(p, q) over tested drafts, both over all cycles of an epoch. Intervals of 95 %: of other questions "
+    "under the same weights, the completions to one question taken together. Tokens/s: those that came in from all "
+    "workers for each second in which a worker decoded (mean over workers), in the steps that trained on this epoch; "
+    "its interval is over those steps. It is of the machine as it was: Trainer busy is the share of these steps in "
+    "which the trainer computed, beside the workers unless the run is synchronous, and what else ran there is not "
+    "known. What rises from epoch to epoch was learned on these very questions: on others it may be less."
 )
 QUERY = f"""
 SELECT epoch, count(DISTINCT question) AS questions, count(*) AS answers, sum(reward) AS reward,
@@ -45,7 +45,7 @@ FROM answers JOIN prompts USING (prompt) GROUP BY step, epoch
 """
 # Columns with a panel: caption, whether its axis begins at 0.
 DRAWN = {
-    "reward": ("reward per answer", True),
+    "reward": ("reward per completion", True),
     "accept_length": ("accept length, tokens per pass", False),
     "overlap": ("overlap, share", False),
     "speed": ("tokens per second of decoding", True),
@@ -54,7 +54,7 @@ DRAWN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """All answers of one epoch, with intervals over questions; a single question has none.
+    """All completions of one epoch, with intervals over questions; a single question has none.
 
     >>> Epoch(epoch=1, questions=256, answers=2048, reward=Interval(0.5, 0.4, 0.6), accept_length=None,
     ...       overlap=None, speed=None, trainer=None)  # doctest: +SKIP

@@ -65,11 +65,11 @@ def render(runs: Sequence[Run], replays: Sequence[Replay] = (), folders: Sequenc
 
 
 def _opening(verdicts: Sequence[tuple[str, Said]], answered: Sequence[Run] = ()) -> str:
-    """The first lines of the page, with the way from here to the answers; ``answered``: runs that kept them."""
+    """The first lines of the page, with the way from here to the completions; ``answered``: runs that kept them."""
     note = ""
     if answered:
         command = escape(shlex.join(["python", "-m", "bebop.view", *(run.place or "" for run in answered)]))
-        note = f"Answers token by token: <code>{command}</code>, then <a href='{ADDRESS}'>{ADDRESS}</a>."
+        note = f"Completions token by token: <code>{command}</code>, then <a href='{ADDRESS}'>{ADDRESS}</a>."
     lines = [
         (name, one.verdict, f"{one.advice} `{one.command}`" if one.command else one.advice) for name, one in verdicts
     ]

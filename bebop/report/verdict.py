@@ -96,7 +96,7 @@ def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[s
         return "nothing was drafted", Advice(text=text, settings=(setting,))
     if system is not None and system.history and not (system.head and explanations):
         return (
-            "acceptance of drafts from history moves with how answers repeat, so nothing was concluded from it",
+            "acceptance of drafts from history moves with how completions repeat, so nothing was concluded from it",
             NO_ADVICE,
         )
     if not explanations:
@@ -159,7 +159,7 @@ def _fit(system: System | None, config: Mapping[str, Any]) -> Advice:
         part = system.needs[0] if system.needs else ""
         if not part:
             return NO_ADVICE
-        text = f"Train its part on answers of this policy: python -m bebop.adapt part={part}."
+        text = f"Train its part on completions of this policy: python -m bebop.adapt part={part}."
         return Advice(text=text, kind="adapt", settings=(f"part={part}",))
     if str((config.get("cotrain") or {}).get("mode", "off")) == "off":
         setting = "cotrain.mode=auto"
@@ -172,7 +172,7 @@ def _fit(system: System | None, config: Mapping[str, Any]) -> Advice:
 
 
 def _repair(last: Explanation) -> Advice:
-    """What a broken engine asks for: its own evidence says which weights, answers or drafts are wrong."""
+    """What a broken engine asks for: its own evidence says which weights, completions or drafts are wrong."""
     text = f"Do not trust what was learned since then before this is mended: {last.verdict.evidence}."
     return Advice(text=text, kind="none")
 
@@ -204,7 +204,7 @@ def _waiting(run: Run) -> Advice | None:
             f"rollout.workers={int(workers) + 1 if workers.isdigit() else 2}",
             "another worker (rollout.workers)",
         )
-    text = f"The trainer waits for answers {100 * idle / whole:.0f} % of the time: try {words}."
+    text = f"The trainer waits for completions {100 * idle / whole:.0f} % of the time: try {words}."
     return Advice(text=text, settings=(setting,))
 
 

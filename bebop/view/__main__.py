@@ -23,8 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve the page until interrupted; ``UserError`` for what is no run, or a port that is taken."""
     parser = Parser(
         prog="python -m bebop.view",
-        description="Look at runs in the browser: curves, drift alarms, every answer kept (monitor.trace) and how each "
-        "of its tokens came about. The page follows a job that still runs. It is served on this machine alone.",
+        description="Look at runs in the browser: curves, drift alarms, every completion kept (monitor.trace) and how "
+        "each of its tokens came about. The page follows a job that still runs. It is served on this machine alone.",
         epilog="On a machine without a browser: ssh -L 8710:127.0.0.1:8710 MACHINE, and open the address at home.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a run, for instance runs/gcd")

@@ -26,7 +26,7 @@ WHOLE = ("expects", "follows", "position", "turn")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tested:
-    """Tested places of traced answers, and what kinds they are of; all [N]."""
+    """Tested places of traced completions, and what kinds they are of; all [N]."""
 
     answers: Sequence[StoredAnswer]
     places: Places
@@ -41,7 +41,7 @@ def explain(run: Path, step: int) -> dict[str, Any]:
 
     ``change`` of the mean overlap at tested places is ``explained`` (by entropies and the mix of places) less ``loss``;
     ``tokens`` share that loss out by the token that the target expects, ``previous`` by the token before,
-    ``positions`` by the draft's place in its cycle, ``turns`` by the turn (0, 1, 2-3, ...; empty where all answers
+    ``positions`` by the draft's place in its cycle, ``turns`` by the turn (0, 1, 2-3, ...; empty where all completions
     are of one). A ``note`` says where too little was traced. ``UserError``: there is no alarm.
     """
     rows = {row["step"]: row for row in alarms(run)}
@@ -86,7 +86,7 @@ def _windows(run: Path, step: int) -> tuple[range, range]:
 
 
 def _tested(answers: Sequence[StoredAnswer]) -> _Tested:
-    """The tested places of some answers."""
+    """The tested places of some completions."""
     columns: dict[str, list[np.ndarray[Any, Any]]] = {
         name: [np.zeros(0)] for name in ("answer", "place", "overlap", "entropy", *WHOLE)
     }
@@ -175,7 +175,7 @@ def _row(part: Part, name: str, whole: Estimate, after: _Tested, texts: Mapping[
 
 
 def _example(after: _Tested, index: int, texts: Mapping[int, str]) -> dict[str, Any]:
-    """One place, by the number of its answer and its own, with the text before it."""
+    """One place, by the number of its completion and its own, with the text before it."""
     answer, place = after.answers[int(after.places.answer[index])], int(after.places.place[index])
     ids = answer.ids[max(0, place - CONTEXT) : place].tolist()
     return {

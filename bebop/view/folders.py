@@ -48,14 +48,14 @@ class Folder:
 
     @property
     def state(self) -> State:
-        """Ended unless a job holds the folder; waiting until that job has written answers."""
+        """Ended unless a job holds the folder; waiting until that job has written completions."""
         if not _locked(self.path / LOCK):
             return "ended"
         return "running" if self.store.is_file() else "waiting"
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Trajectories | None]:
-        """Its answers, for one request: a job may put another file there meanwhile. None: there are none yet."""
+        """Its completions, for one request: a job may put another file there meanwhile. None: there are none yet."""
         if not self.store.is_file():
             yield None
             return
@@ -75,9 +75,9 @@ class Folder:
 
     def _explain_absence(self) -> None:
         if self.setting("monitor", "trace") in ("off", False):  # YAML reads a bare off as False
-            raise UserError(f"{self.path} ran with monitor.trace=off, which keeps no answers: set sample or all")
+            raise UserError(f"{self.path} ran with monitor.trace=off, which keeps no completions: set sample or all")
         if self.state == "ended":
-            raise UserError(f"{self.store} is missing and no job runs there: this run kept no answers to show")
+            raise UserError(f"{self.store} is missing and no job runs there: this run kept no completions to show")
 
     def setting(self, group: str, name: str) -> Any:
         """A setting out of its ``config.yaml``; None if that does not say."""
@@ -100,7 +100,7 @@ class Folder:
         return alarms(self.path)
 
     def counts(self) -> dict[str, Any]:
-        """What tells cheaply whether something is new: state, answers, the newest step, sizes of the logs."""
+        """What tells cheaply whether something is new: state, completions, the newest step, sizes of the logs."""
         with self.open() as answers:
             rows = [] if answers is None else answers.query("SELECT count(*), max(step) FROM answers")
         sizes = [_size(self.path / name) for name in (METRICS, ALARMS)]
@@ -166,16 +166,16 @@ WORDS = ("task", "system", "finish", "ended")
 SHOWN = (*NUMBERS, *WORDS, "id", "timed_out", "exact")
 SORTABLE = (*NUMBERS, *WORDS, "id")
 PAGE = 500  # rows of a list at once, at most
-EXCERPT = 160  # characters of an answer beside its row
+EXCERPT = 160  # characters of a completion beside its row
 _FROM = "FROM answers JOIN prompts USING (prompt)"
 
 
 def listing(store: Trajectories, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Rows of the list from ``offset`` on, how many there are in all, and where answer ``anchor`` stands.
+    """Rows of the list from ``offset`` on, how many there are in all, and where completion ``anchor`` stands.
 
     Args:
         asked: the query of the address: sort, order (asc, desc), offset, limit, q (text to search for in prompts and
-            answers), anchor, min_NAME and max_NAME of NUMBERS, NAME of WORDS. ``UserError`` for anything else.
+            completions), anchor, min_NAME and max_NAME of NUMBERS, NAME of WORDS. ``UserError`` for anything else.
     """
     where, values = _where(asked)
     order = _order(asked)
@@ -205,7 +205,7 @@ def facets(store: Trajectories) -> dict[str, Any]:
 
 
 def siblings(store: Trajectories, prompt: int, text: str) -> list[dict[str, Any]]:
-    """All answers to prompt number ``prompt``, and to others of the same text; ``same_text`` tells whether it is it."""
+    """Return all completions to prompt number ``prompt``, and to others of the same text, as ``same_text`` says."""
     columns = ", ".join(SHOWN)
     query = (
         f"SELECT {columns}, prompts.text = ? AS same_text, substr(answers.text, 1, {EXCERPT}) AS excerpt {_FROM} "
@@ -239,7 +239,7 @@ def _where(asked: Mapping[str, str]) -> tuple[str, list[Any]]:
 
 
 def _order(asked: Mapping[str, str]) -> str:
-    """Unless asked otherwise traced ones first, of each the newest; answers without the number come last either way."""
+    """Unless asked otherwise traced ones come first, of each the newest; those without the number always come last."""
     sort, order = asked.get("sort", "traced"), asked.get("order", "desc")
     if sort not in SORTABLE or order not in ("asc", "desc"):
         raise UserError(f"sort={sort}, order={order} is not possible: sort by {', '.join(SORTABLE)}, asc or desc")
@@ -271,19 +271,19 @@ DIGITS = {
     "logprobs": 7, "trainer_logprobs": 7, "draft_target_probs": 9, "draft_probs": 9, "overlap": 5, "target_entropy": 4,
     "draft_entropy": 4, "target_top": 5, "draft_top": 5,
 }  # fmt: skip
-PLAIN = ("ids", "logprobs", "versions", "trainer_logprobs")  # kept of every answer
+PLAIN = ("ids", "logprobs", "versions", "trainer_logprobs")  # kept of every completion
 WRITTEN = ("logprobs", "versions")  # of what the policy wrote alone
 OPTIONAL = ("cycles", "drafters", "drafts")  # whole numbers where NONE means that there is none
 IDS = ("ids", "drafts", "target_ids", "draft_ids")
 
 
 def answer(store: Trajectories, number: int) -> dict[str, Any] | None:
-    """Everything about answer ``number``; None if there is none.
+    """Everything about completion ``number``; None if there is none.
 
     Returns:
-        ``answer`` (columns of the list), ``gold`` (the right answer, or None), ``turns`` (role, text; an answer's with
-        ``tokens``: [first, end)), ``tokens`` (column -> [T] or [T, M]; None for a column that is not stored),
-        ``pieces`` (id -> text of every id in it), ``verdicts`` (their names) and ``drafters`` (theirs). An answer of
+        ``answer`` (columns of the list), ``gold`` (the right answer, or None), ``turns`` (role, text; a completion's
+        with ``tokens``: [first, end)), ``tokens`` (column -> [T] or [T, M]; None for a column that is not stored),
+        ``pieces`` (id -> text of every id in it), ``verdicts`` (their names) and ``drafters`` (theirs). A completion of
         several turns is one text, with what was read between them in it: the column ``turns`` has the turn that wrote
         each token, or -i where it was read before turn i; log-probs and versions of the latter are None.
     """
@@ -293,7 +293,7 @@ def answer(store: Trajectories, number: int) -> dict[str, Any] | None:
     arrays = _arrays(found)
     turns = [
         {"role": "prompt", "text": found.prompt_text or _text(store, found.prompt_ids)},
-        {"role": "answer", "text": found.text, "tokens": [0, len(found.ids)]},
+        {"role": "completion", "text": found.text, "tokens": [0, len(found.ids)]},
     ]
     return {
         "answer": {name: _plain(found, name) for name in SHOWN},

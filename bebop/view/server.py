@@ -90,7 +90,7 @@ async def _plotly(request: web.Request) -> web.StreamResponse:
 
 @cache
 def _plotly_source() -> str:
-    from plotly.offline import get_plotlyjs  # only once it is asked for: a list of answers needs no plots
+    from plotly.offline import get_plotlyjs  # only once it is asked for: a list of completions needs no plots
 
     source: str = get_plotlyjs()
     return source
@@ -151,7 +151,7 @@ async def _answer(request: web.Request) -> web.StreamResponse:
 
 
 async def _siblings(request: web.Request) -> web.StreamResponse:
-    """Answers to the same prompt, in every run."""
+    """Completions to the same prompt, in every run."""
     number = int(request.match_info["answer"])
     query = "SELECT prompt, prompts.text AS text, gold FROM answers JOIN prompts USING (prompt) WHERE id = ?"
     prompts = await _asked(request, lambda store: store.query(query, (number,)), [])
@@ -174,7 +174,7 @@ def _folder(request: web.Request) -> Folder:
 
 
 async def _asked(request: web.Request, ask: Callable[[Trajectories], Any], nothing: Any) -> Any:
-    """What ``ask`` finds in the request's run; ``nothing`` while that has no answers."""
+    """What ``ask`` finds in the request's run; ``nothing`` while that has no completions."""
     return await asyncio.to_thread(_read, _folder(request), ask, nothing)
 
 
