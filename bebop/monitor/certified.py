@@ -43,11 +43,11 @@ class Certified:
 
     @property
     def failed(self) -> bool:
-        """Whether the evidence ever reached its limit: what came after does not take that back."""
+        """Return whether the evidence ever reached its limit: what came after does not take that back."""
         return self.highest >= self.limit
 
     def diagnosis(self) -> str:
-        """What is wrong, in words; empty if nothing was found."""
+        """Return what is wrong, in words; empty if nothing was found."""
         if not self.failed:
             return ""
         found = f"{self.cause}: {self.sentence}" if self.cause else self.sentence
@@ -55,19 +55,19 @@ class Certified:
         return f"completions do not follow the policy's distribution ({evidence}); {found}"
 
     def metrics(self) -> dict[str, float]:
-        """For the log."""
+        """Return the numbers for the log."""
         row = {"certify/log_e": self.log_e, "certify/tokens": float(self.tokens), "certify/failed": float(self.failed)}
         if self.tv is not None and math.isfinite(self.tv):
             row["certify/tv_bound"] = self.tv
         return row
 
     def to_row(self) -> dict[str, Any]:
-        """For ``drift.jsonl``."""
+        """Return the row for ``drift.jsonl``."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Certified":
-        """The inverse of ``to_row``."""
+        """Return what ``to_row`` wrote."""
         return cls(**row)
 
 
@@ -80,7 +80,7 @@ class CertifyingTrainer(Protocol):
 
 
 def untestable(config: JobConfig) -> str:
-    """Why completions of this job cannot be held against the trainer's distributions; empty if they can."""
+    """Say why completions of this job cannot be held against the trainer's distributions; empty if they can."""
     system = config.decoding.system
     if not SYSTEMS[system].exact:
         return f"decoding.system={system} does not claim to keep the policy's distribution"
@@ -90,7 +90,7 @@ def untestable(config: JobConfig) -> str:
 
 
 def chosen(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """The first two completions of some groups, evenly spaced in the order of the prompts.
+    """Return the first two completions of some groups, evenly spaced in the order of the prompts.
 
     Which they are is fixed by their numbers before anything of them is known, so it depends neither on how long they
     become nor on what they are worth; completions that were cut off are among them.
@@ -104,7 +104,7 @@ class Certificate:
     """Asks for readings every ``monitor.certify_every`` steps."""
 
     def __init__(self, config: JobConfig) -> None:
-        """Says in the log why nothing will be looked at, if so."""
+        """Say in the log why nothing will be looked at, if so."""
         self.every, self.since = config.monitor.certify_every, 1  # the first step whose completions count
         self.staleness = config.rollout.staleness
         self._told = False
@@ -115,7 +115,7 @@ class Certificate:
     async def read(
         self, step: int, groups: Sequence[Group], trainer: CertifyingTrainer, undisturbed: bool = True
     ) -> Certified | None:
-        """A reading before update ``step`` (from 1), if one is due.
+        """Read the certificate before update ``step`` (from 1), if that is due.
 
         ``undisturbed``: none of the groups was in the hands of a worker that died, or of a job that was resumed. There
         a completion that had ended was kept and one that had not was drawn again, so that which tokens are seen
@@ -129,5 +129,5 @@ class Certificate:
         return certified
 
     def restart(self, step: int) -> None:
-        """After ``step`` the engine is another one: count the completions that are wholly of that one."""
+        """Count the completions of the engine after ``step``, which is another one."""
         self.since, self._told = step + self.staleness + 1, False

@@ -71,7 +71,7 @@ class Epoch:
 
 
 def read_epochs(path: Path, run: Run | None = None) -> list[Epoch]:
-    """The epochs in a ``trajectories.sqlite``, in order; those of its questions that are asked once have none.
+    """Return the epochs in a ``trajectories.sqlite``, in order; those of its questions that are asked once have none.
 
     ``run``: where the seconds of its steps are.
     """
@@ -82,7 +82,7 @@ def read_epochs(path: Path, run: Run | None = None) -> list[Epoch]:
 
 
 def _epoch(number: int, rows: Sequence[Row], shares: Sequence[Row], times: Mapping[int, "_Times"]) -> Epoch:
-    """From the sums of its questions, and the steps that it had a share in."""
+    """Return an epoch from the sums of its questions and the steps that it had a share in."""
     own = [(row["share"], times[row["step"]]) for row in shares if row["epoch"] == number and row["step"] in times]
     whole = sum(share * step.whole for share, step in own)
     return Epoch(
@@ -98,7 +98,7 @@ def _epoch(number: int, rows: Sequence[Row], shares: Sequence[Row], times: Mappi
 
 
 def _mean(rows: Sequence[Row], top: str, bottom: str) -> Interval | None:
-    """Of sums over questions, some of which may have none; None: all of them."""
+    """Return the mean of sums over questions, some of which may have none; None if all have none."""
     known = [(row[top], row[bottom]) for row in rows if row[bottom]]
     return ratio(*zip(*known, strict=True)) if known else None
 
@@ -114,7 +114,7 @@ class _Times:
 
 
 def _times(run: Run) -> dict[int, _Times]:
-    """Of the steps that have them all."""
+    """Return the times of the steps that have them all."""
     names = ("rollout/tokens_per_s", "time/rollout", "time/idle", "time/step")
     columns = [run.columns.get(name, [None] * len(run.steps)) for name in names]
     found = dict[int, _Times]()
@@ -125,7 +125,7 @@ def _times(run: Run) -> dict[int, _Times]:
 
 
 def cards(runs: Sequence[Run], folders: Sequence[Path]) -> list[Card]:
-    """The card of those runs that came to a second epoch; empty without any."""
+    """Draw the card of those runs that came to a second epoch; none without any."""
     found, absent = list[tuple[int, Run, list[Epoch]]](), list[str]()
     for i, (run, folder) in enumerate(zip(runs, folders, strict=True)):
         if max((epoch for epoch in run.columns.get(EPOCH, []) if epoch is not None), default=0.0) < 1:
@@ -217,7 +217,7 @@ def _cells(epoch: Epoch) -> tuple[str, ...]:
 
 
 def shown(one: Interval | None, digits: int = 3) -> str:
-    """A number with its interval, where it has one."""
+    """Return a number with its interval, where it has one."""
     if one is None or not math.isfinite(one.value):
         return DASH
     ends = f" [{one.low:,.{digits}f}, {one.high:,.{digits}f}]" if math.isfinite(one.low + one.high) else ""

@@ -77,7 +77,7 @@ class Part:
 
 
 def read_parts(path: Path) -> tuple[list[Part], list[Part]]:
-    """What a ``trajectories.sqlite`` says of drafts from history, by epoch and by age; empty without counts."""
+    """Return what a ``trajectories.sqlite`` says of drafts from history, by epoch and by age; empty without counts."""
     with Trajectories(path) as stored:
         rows = stored.query(QUERY)
     if not rows:
@@ -108,7 +108,7 @@ def ages(columns: Columns) -> NDArray[np.float64]:
 
 
 def _by_age(columns: Columns) -> list[Part]:
-    """Completions for which nothing was remembered, then ages of 1, 2, 3 to 4, 5 to 8 and so on."""
+    """Group the completions: those for which nothing was remembered, then ages of 1, 2, 3 to 4, 5 to 8 and so on."""
     age = columns["age"]
     parts = [_part("nothing", NEVER, columns, age == NEVER)] if (age == NEVER).any() else []
     low, high = 0, 1
@@ -121,7 +121,7 @@ def _by_age(columns: Columns) -> list[Part]:
 
 
 def _part(name: str, place: float, columns: Columns, mask: NDArray[np.bool_]) -> Part:
-    """The completions where ``mask`` is true."""
+    """Return the part of the completions where ``mask`` is true."""
     _, cluster = np.unique(columns["cluster"][mask], return_inverse=True)
     cycles, tokens, tested, accepted, history, kept, head, read = (
         np.bincount(cluster, columns[key][mask]).astype(float)
@@ -140,7 +140,7 @@ def _part(name: str, place: float, columns: Columns, mask: NDArray[np.bool_]) ->
 
 
 def _mean(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> Interval | None:
-    """Over questions that have any; what rounding leaves of nothing is nothing."""
+    """Return the mean over questions that have any; what rounding leaves of nothing is nothing."""
     return ratio(top, bottom) if bottom.sum() > 1e-3 else None
 
 
@@ -148,7 +148,7 @@ Found = list[tuple[int, Run, list[Part]]]  # place on the page, run, its parts
 
 
 def cards(runs: Sequence[Run], folders: Sequence[Path]) -> list[Card]:
-    """The cards of those runs that drafted from history; empty without any."""
+    """Draw the cards of those runs that drafted from history; none without any."""
     drafted = [(i, run, folders[i] / NAME) for i, run in enumerate(runs) if run.has(METRIC)]
     read = {i: read_parts(path) if path.is_file() else ([], []) for i, _, path in drafted}
     epochs: Found = [(i, run, read[i][0]) for i, run, _ in drafted if read[i][0]]
@@ -173,7 +173,7 @@ def cards(runs: Sequence[Run], folders: Sequence[Path]) -> list[Card]:
 
 
 def _panels(found: Found, title: str, names: Sequence[str]) -> list[Panel]:
-    """A panel for each of the numbers, a line a run; shares that are accepted have one scale."""
+    """Return a panel for each of the numbers, a line a run; shares that are accepted have one scale."""
     panels = {name: panel for name in names if (panel := _panel(found, title, name)) is not None}
     alike = figures.same_scale([panels[name] for name in names if name in ACCEPTED and name in panels], True)
     panels |= dict(zip([name for name in names if name in ACCEPTED and name in panels], alike, strict=True))
@@ -190,7 +190,7 @@ def _panel(found: Found, title: str, name: str) -> Panel | None:
 
 
 def _rows(found: Found, runs: Sequence[Run]) -> tuple[list[tuple[str, ...]], list[str]]:
-    """The rows of the table, and what it leaves out."""
+    """Return the rows of the table, and what it leaves out."""
     rows, notes = list[tuple[str, ...]](), list[str]()
     for _, run, parts in found:
         kept, left_out = ends(parts)

@@ -41,7 +41,10 @@ class Said:
 
 
 def said(run: Run | None, explanations: Sequence[Explanation]) -> Said:
-    """Of a run, or of a log alone (None); ``explanations``: a step each, none where acceptance was not watched."""
+    """Return verdict and advice on a run, or on a log alone (None).
+
+    ``explanations``: one a step, none where acceptance was not watched.
+    """
     moved, advice = _acceptance(run, explanations)
     reward = _reward(run) if run is not None else ""
     verdict = "; ".join(part for part in (reward, moved) if part)
@@ -52,7 +55,7 @@ def said(run: Run | None, explanations: Sequence[Explanation]) -> Said:
 
 
 def _command(run: Run, advice: Advice) -> str:
-    """The command that carries an advice out; empty where there is none, or where the run's folder is not known.
+    """Return the command that carries an advice out; empty where there is none, or where the run's folder is not known.
 
     A run goes on from its folder, beyond its last step if it has come to that. It is made anew for a setting that may
     not change on the way.
@@ -76,7 +79,7 @@ def _command(run: Run, advice: Advice) -> str:
 
 
 def _reward(run: Run) -> str:
-    """How the reward moved from the first steps to the last, as far as their spread lets one say so."""
+    """Return how the reward moved from the first steps to the last, as far as their spread lets one say so."""
     first, last = windows(run.columns.get("reward/mean", []))
     if len(first) + len(last) < FIRST + 2:
         return f"after {_steps(len(run.steps))} it is too early to say how the reward moves" if last else ""
@@ -87,7 +90,7 @@ def _reward(run: Run) -> str:
 
 
 def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[str, Advice]:
-    """What became of acceptance, and what that asks for."""
+    """Return what became of acceptance, and what that asks for."""
     config = run.config if run is not None else {}
     system = _system(config)
     if system is not None and not system.drafts:
@@ -123,7 +126,7 @@ def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[s
 def _beside_history(
     explanations: Sequence[Explanation], system: System, config: Mapping[str, Any]
 ) -> tuple[str, Advice]:
-    """Of the head alone, as the fixed texts say it: whatever comes from history is no matter of its."""
+    """Judge the head alone, by the fixed texts: what comes from history does not count."""
     state = explanations[-1].state
     read = [bank for e in explanations if (bank := e.parts.get("bank")) is not None]
     if not read:
@@ -138,7 +141,7 @@ def _beside_history(
 
 
 def _moved(cause: Decomposition, state: State, system: System | None, config: Mapping[str, Any]) -> tuple[str, Advice]:
-    """What moved acceptance, by how much, and what that asks for."""
+    """Return what moved acceptance, by how much, and what that asks for."""
     part = cause.entropy if state == "entropy-driven" else cause.mismatch
     unit = "tokens a cycle" if cause.unit == "tokens" else "of the acceptance rate"
     if part.point > 0:
@@ -154,7 +157,7 @@ def _moved(cause: Decomposition, state: State, system: System | None, config: Ma
 
 
 def _fit(system: System | None, config: Mapping[str, Any]) -> Advice:
-    """How drafts are made to fit again."""
+    """Return how drafts are made to fit again."""
     if system is not None and not system.head:
         part = system.needs[0] if system.needs else ""
         if not part:
@@ -172,13 +175,13 @@ def _fit(system: System | None, config: Mapping[str, Any]) -> Advice:
 
 
 def _repair(last: Explanation) -> Advice:
-    """What a broken engine asks for: its own evidence says which weights, completions or drafts are wrong."""
+    """Return what a broken engine asks for: its own evidence says which weights, completions or drafts are wrong."""
     text = f"Do not trust what was learned since then before this is mended: {last.verdict.evidence}."
     return Advice(text=text, kind="none")
 
 
 def _proposed(explanations: Sequence[Explanation]) -> Advice:
-    """The newest proposal of the controller on system or draft length."""
+    """Return the newest proposal of the controller on system or draft length."""
     for e in reversed(explanations):
         if e.action.kind == "set_length":
             setting = f"decoding.draft_tokens={e.action.value}"
@@ -191,7 +194,7 @@ def _proposed(explanations: Sequence[Explanation]) -> Advice:
 
 
 def _waiting(run: Run) -> Advice | None:
-    """Where the time went to waste."""
+    """Return an advice where the time went to waste."""
     idle, whole = (
         sum(value for value in run.columns.get(f"time/{name}", []) if value is not None) for name in ("idle", "step")
     )
@@ -209,14 +212,14 @@ def _waiting(run: Run) -> Advice | None:
 
 
 def _size(part: Estimate) -> str:
-    """A size with its interval; its direction is in the words around it."""
+    """Return a size with its interval; its direction is in the words around it."""
     sign = math.copysign(1, part.point)
     low, high = sorted(sign * end for end in part.interval())
     return f"{abs(part.point):.2g} [{low:.2g}, {high:.2g}]"
 
 
 def _since(explanations: Sequence[Explanation]) -> int:
-    """The first step of the state that the last one is in."""
+    """Return the first step of the state that the last one is in."""
     first = explanations[-1]
     for e in reversed(explanations):
         if e.state != first.state:
@@ -230,7 +233,7 @@ def _system(config: Mapping[str, Any]) -> System | None:
 
 
 def _default_system() -> str:
-    """A system that drafts with what every checkpoint with a head has."""
+    """Return a system that drafts with what every checkpoint with a head has."""
     return next(name for name, row in SYSTEMS.items() if row.head and row.sampled)
 
 
