@@ -10,7 +10,7 @@ import pytest
 
 from bebop.errors import UserError
 from recipes import docs
-from recipes.docs import ALLOWED, ROOT, STUDIES, complaints, filled, free_numbers
+from recipes.docs import ALLOWED, ROOT, STUDIES, filled, free_numbers, problems
 
 PAGE = """# Page
 
@@ -46,7 +46,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def found(project: Path) -> list[str]:
-    return complaints(project, project / "s")
+    return problems(project, project / "s")
 
 
 def test_numbers_are_filled_in_and_filling_in_again_changes_nothing(project: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_path_to_nowhere_is_one_line(project: Path, path: str, line: str) -> N
 
 
 def test_every_number_of_the_pages_is_stored() -> None:
-    assert complaints() == []
+    assert problems() == []
     assert docs.stale_results() == []
 
 
@@ -139,13 +139,11 @@ def test_the_real_pages_are_held(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
     text = (ROOT / "README.md").read_text()
     (tmp_path / "README.md").write_text(text)
-    assert complaints(tmp_path, STUDIES) == []
+    assert problems(tmp_path, STUDIES) == []
     marked = docs.MARK.search(text)
     assert marked is not None
     (tmp_path / "README.md").write_text(text.replace(marked[0], marked[0].replace(marked[3], "9.99")))
-    assert complaints(tmp_path, STUDIES) == [
-        "README.md: numbers differ from what is stored; run python -m recipes.docs"
-    ]
+    assert problems(tmp_path, STUDIES) == ["README.md: numbers differ from what is stored; run python -m recipes.docs"]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bebop.errors import UserError
-from recipes.docs import AT_START, STUDIES, complaints, filled, free_numbers, way_up
+from recipes.docs import AT_START, STUDIES, filled, free_numbers, problems, way_up
 from recipes.reproduce.real_losses.findings import RULES
 from tests.recipes.reproduce.made_up import keep
 from tests.tree import ROOT
@@ -67,16 +67,16 @@ def test_a_verdict_written_by_hand_is_noticed_and_one_that_results_changed(studi
     page = root / "docs" / "findings.md"
     page.write_text(filled(PAGE, root, studies, "../"))
     (root / "README.md").write_text("# Read me\n")
-    assert complaints(root, studies) == []
+    assert problems(root, studies) == []
     wrong = ["docs/findings.md: numbers differ from what is stored; run python -m recipes.docs"]
     right = page.read_text()
     page.write_text(right.replace("-->confirmed<!--", "-->refuted<!--"))
-    assert page.read_text() != right and complaints(root, studies) == wrong
+    assert page.read_text() != right and problems(root, studies) == wrong
     page.write_text(right)
     shutil.rmtree(studies / "real_losses")
-    assert complaints(root, studies) == wrong
+    assert problems(root, studies) == wrong
     page.write_text(filled(right, root, studies, "../"))
-    assert complaints(root, studies) == [] and "-->no results yet.<!--" in page.read_text()
+    assert problems(root, studies) == [] and "-->no results yet.<!--" in page.read_text()
 
 
 @pytest.mark.parametrize(
