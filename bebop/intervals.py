@@ -52,10 +52,10 @@ def resampled(statistic: Callable[[Array], Array], count: int, seed: int = 0, dr
 
     Percentiles of the draws or 1.96 of their standard deviations, whichever end is further away, stretched for few
     sequences: n of n drawn spread too little by sqrt((n - 1) / n), and Student's t takes the place of the normal
-    distribution. Bare percentiles hold the mean of 8 answers in 86 % of cases and of 24 in 91 %; these hold it in 92 to
-    95 %, from 2 answers on. Where nearly all sequences are at a bound (rates of 1, and those of the rest down to .5)
-    the few that are not decide: 60 % with 2 sequences, 88 % with 8, 90 % with 24, 93 % with 40. A single one has no
-    interval.
+    distribution. Bare percentiles hold the mean of 8 completions in 86 % of cases and of 24 in 91 %; these hold it in
+    92 to 95 %, from 2 completions on. Where nearly all sequences are at a bound (rates of 1, and those of the rest down
+    to .5) the few that are not decide: 60 % with 2 sequences, 88 % with 8, 90 % with 24, 93 % with 40. A single one has
+    no interval.
     """
     nan = float("nan")
     if count == 0:

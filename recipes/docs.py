@@ -57,7 +57,7 @@ VERSION = re.compile(r"[-+]?\d+\.\d+\.(\d+|x)[,.]*")
 
 
 def documents(root: Path = ROOT) -> list[Path]:
-    """The pages whose numbers are held against what is stored."""
+    """Return the pages whose numbers are compared with what is stored."""
     pages = [root / "README.md", *sorted(root.glob("docs/*.md"))]
     return [page for page in pages if page.relative_to(root) not in APART]
 
@@ -66,7 +66,7 @@ def documents(root: Path = ROOT) -> list[Path]:
 
 
 def filled(text: str, root: Path = ROOT, studies: Path = STUDIES, up: str = "") -> str:
-    """A page with every marked number and verdict as it is stored; ``up``: the way from the page to the root.
+    """Return a page with every marked number and verdict as stored; ``up``: the way from the page to the root.
 
     Raises:
         UserError: A path leads nowhere, or to something that is no number.
@@ -80,14 +80,14 @@ def filled(text: str, root: Path = ROOT, studies: Path = STUDIES, up: str = "") 
         elif path.startswith("claims > "):
             shown = paper_text(path, results(), up)
         else:
-            shown = told(looked_up(path, root, studies), form or ".3g", path)
+            shown = format_number(looked_up(path, root, studies), form or ".3g", path)
         return f"<!-- {path}{f' as {form}' if form else ''} -->{shown}<!-- / -->"
 
     return MARK.sub(one, text)
 
 
 def looked_up(path: str, root: Path = ROOT, studies: Path = STUDIES) -> Any:
-    """What stands at a path."""
+    """Return what stands at a path."""
     name, *steps = path.split(" > ")
     file = within(studies, name) / "results.json" if "/" not in name else root / "benchmarks" / f"{name}.json"
     if not file.is_file():
@@ -113,8 +113,8 @@ def _step(at: Any, step: str, path: str) -> Any:
     raise UserError(f"{path!r}: no {step!r} among {there}")
 
 
-def told(value: Any, form: str, path: str) -> str:
-    """A number, or a number with its interval, as it is shown."""
+def format_number(value: Any, form: str, path: str) -> str:
+    """Return a number, or a number with its interval, as text."""
     try:
         if isinstance(value, dict) and {"value", "low", "high"} <= value.keys():
             return f"{value['value']:{form}} [{value['low']:{form}}, {value['high']:{form}}]"
@@ -126,7 +126,7 @@ def told(value: Any, form: str, path: str) -> str:
 
 
 def way_up(page: Path, root: Path = ROOT) -> str:
-    """From the folder of a page to the root: ``../`` for ``docs/findings.md``."""
+    """Return the way from the folder of a page to the root: ``../`` for ``docs/findings.md``."""
     return "../" * (len(page.relative_to(root).parts) - 1)
 
 
@@ -134,7 +134,7 @@ def way_up(page: Path, root: Path = ROOT) -> str:
 
 
 def free_numbers(text: str, allowed: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
-    """Line and number of every number that is neither marked, nor code, nor allowed by a phrase."""
+    """Yield line and text of every number that is neither marked, nor code, nor allowed by a phrase."""
     for pattern in BESIDE:
         text = pattern.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
     for phrase in allowed:
@@ -145,13 +145,13 @@ def free_numbers(text: str, allowed: Sequence[str] = ()) -> Iterator[tuple[int, 
 
 
 def _loose(phrase: str) -> str:
-    """A phrase as a pattern: line breaks count as spaces, and it neither begins nor ends within a word or number."""
+    """Return a phrase as a pattern. Line breaks count as spaces; it does not begin or end within a word or number."""
     inner = r"\s+".join(map(re.escape, phrase.split()))
     return rf"(?<![\w.]){inner}(?![\w]|\.\d)" if phrase[0].isalnum() else rf"{inner}(?![\w]|\.\d)"
 
 
 def allowed_phrases(root: Path = ROOT) -> list[tuple[str, str]]:
-    """(file or ``*``, phrase) of each entry, longest first."""
+    """Return (file or ``*``, phrase) of each entry, longest first."""
     path = root / ALLOWED
     lines = [line.strip() for line in path.read_text().splitlines()] if path.is_file() else []
     entries = [line.partition(": ") for line in lines if line and not line.startswith("#")]
@@ -160,8 +160,8 @@ def allowed_phrases(root: Path = ROOT) -> list[tuple[str, str]]:
     return sorted(((name, phrase) for name, _, phrase in entries), key=lambda entry: -len(entry[1]))
 
 
-def complaints(root: Path = ROOT, studies: Path = STUDIES) -> list[str]:
-    """What is wrong with the pages, a line each."""
+def problems(root: Path = ROOT, studies: Path = STUDIES) -> list[str]:
+    """Return what is wrong with the pages, a line each."""
     entries, used, wrong = allowed_phrases(root), set(), []
     for page in documents(root):
         name, text = page.relative_to(root).as_posix(), page.read_text()
@@ -182,7 +182,7 @@ def complaints(root: Path = ROOT, studies: Path = STUDIES) -> list[str]:
 
 
 def stale_results() -> list[str]:
-    """Pages of results that are not what ``recipes.reproduce --rebuild`` would write."""
+    """Return pages of results that are not what ``recipes.reproduce --rebuild`` would write."""
     from recipes.reproduce import __main__ as reproduce
 
     folders = {name: within(STUDIES, name) for name in reproduce.STUDIES}
@@ -192,7 +192,7 @@ def stale_results() -> list[str]:
 
 
 def stale_picture(picture: Path = PICTURE) -> list[str]:
-    """Whether the picture is another than the stored files make."""
+    """Return a line if the picture is another than the stored files make."""
     with tempfile.TemporaryDirectory() as folder:
         draw(Path(folder, picture.name))
         fresh = Path(folder, picture.name).read_text()
@@ -210,7 +210,7 @@ def main(arguments: list[str]) -> int:
         for page in documents():
             page.write_text(filled(page.read_text(), up=way_up(page)))
         draw(PICTURE)
-    wrong = complaints() + stale_results() + stale_picture()
+    wrong = problems() + stale_results() + stale_picture()
     show("".join(f"{line}\n" for line in wrong) or "every number in the pages is stored\n")
     return 1 if wrong else 0
 

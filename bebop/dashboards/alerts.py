@@ -24,12 +24,12 @@ class Alert:
 
 
 def alerts(staleness: int) -> tuple[Alert, ...]:
-    """The rules of a run whose bound ``rollout.staleness`` is given."""
+    """Return the rules of a run whose bound ``rollout.staleness`` is given."""
     return (*_drafting(), *_running(staleness))
 
 
 def rule_file(staleness: int) -> dict[str, Any]:
-    """The rules in Prometheus' form."""
+    """Return the rules in Prometheus' form."""
     rules = [
         {
             "alert": alert.name,
@@ -70,8 +70,8 @@ def _drafting() -> tuple[Alert, ...]:
             "0s",
             "critical",
             "The monitor calls the draft broken",
-            "Drafts are as good as chance, the engine does not run the weights that it should, or its answers do not "
-            "follow the policy's distribution.",
+            "Drafts are as good as chance, the engine does not run the weights that it should, or its completions do "
+            "not follow the policy's distribution.",
         ),
         _state(
             "mismatch-driven",
@@ -84,7 +84,7 @@ def _drafting() -> tuple[Alert, ...]:
 
 
 def _state(state: State, hold: str, severity: Literal["warning", "critical"], summary: str, description: str) -> Alert:
-    """The monitor is in a state."""
+    """Return the rule that the monitor is in a state."""
     name = "Bebop" + "".join(word.capitalize() for word in state.split("-"))
     expr = f"{series('drift/state')} == {STATES.index(state)}"
     return Alert(name=name, expr=expr, hold=hold, severity=severity, summary=summary, description=description)
@@ -97,7 +97,7 @@ def _running(staleness: int) -> tuple[Alert, ...]:
             expr=f"{series('certify/failed')} == 1",
             hold="0s",
             severity="critical",
-            summary="Answers do not follow the policy's distribution",
+            summary="Completions do not follow the policy's distribution",
             description="What speaks for it, and for which cause, is in the run's controller.jsonl and in its log. "
             "python -m bebop.certify holds the engine against the model without a job around it.",
         ),
@@ -128,7 +128,7 @@ SKIPPED = (("BebopSkippedSteps", "the policy", "train"), ("BebopSkippedHeadSteps
 
 
 def _no_progress(name: str, window: str, step: str) -> Alert:
-    """No update in a window, for runs whose last step took a time that such a window holds three times."""
+    """Return the rule that no update was finished in a window, for steps that the window holds three times."""
     count, duration = series("step"), series("time/step")
     still = f"changes({count}[{window}]) == 0 and {count} offset {window}"  # a run that has just begun is not still
     return Alert(
@@ -143,7 +143,7 @@ def _no_progress(name: str, window: str, step: str) -> Alert:
 
 
 def _skipped(name: str, what: str, prefix: str) -> Alert:
-    """Prometheus sees the step of the moment, so that short steps are sampled."""
+    """Return the rule on skipped steps. Prometheus sees the step of the moment, so short steps are sampled."""
     return Alert(
         name=name,
         expr=f"max_over_time({series(prefix + '/skipped')}[10m]) > 0",

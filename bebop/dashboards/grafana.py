@@ -15,7 +15,7 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard as Grafana's JSON model."""
+    """Return the dashboard as Grafana's JSON model."""
     return {
         "uid": UID,
         "title": "Bebop",
@@ -33,7 +33,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def on_top(ray: dict[str, Any]) -> dict[str, Any]:
-    """Ray's own dashboard with these panels above its own, once however often it is done."""
+    """Return Ray's own dashboard with these panels above its own, once however often it is done."""
     theirs = [copy.deepcopy(panel) for panel in ray["panels"] if panel["id"] < FIRST_ID]
     ours = list(_laid_out())
     shift = _bottom(ours) - min((panel["gridPos"]["y"] for panel in theirs), default=0)
@@ -48,7 +48,7 @@ def _bottom(panels: list[dict[str, Any]]) -> int:
 
 
 def _variables() -> list[dict[str, Any]]:
-    """Which Prometheus, and which Ray session; the newest unless another is chosen."""
+    """Return the variables: which Prometheus, and which Ray session (the newest unless another is chosen)."""
     sessions = f"label_values({series('step')}, SessionName)"
     return [
         {"name": "datasource", "type": "datasource", "query": "prometheus", "hide": 2, "refresh": 1},
@@ -68,7 +68,7 @@ def _variables() -> list[dict[str, Any]]:
 
 
 def _laid_out() -> Iterator[dict[str, Any]]:
-    """Rows and panels with ids and places, two panels side by side."""
+    """Yield rows and panels with ids and places, two panels side by side."""
     identity, y = FIRST_ID, 0
     for title, panels in ROWS.items():
         place = {"h": 1, "w": COLUMNS, "x": 0, "y": y}
@@ -113,7 +113,7 @@ def _states(names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _band(query: Query) -> list[dict[str, Any]]:
-    """The two edges of an interval: no lines, not in the legend, the space between them filled."""
+    """Return the rules for both edges of an interval: no lines, not in the legend, the space between them filled."""
     if query.band_of is None:
         return []
     hidden = [

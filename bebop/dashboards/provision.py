@@ -24,12 +24,12 @@ STALENESS = RolloutConfig().staleness
 
 
 def default_session() -> Path:
-    """The newest Ray session that was started without a folder of its own."""
+    """Return the newest Ray session that was started without a folder of its own."""
     return Path(tempfile.gettempdir()) / "ray" / "session_latest"
 
 
 def metrics_folder(session: Path) -> Path:
-    """Where Ray keeps what Grafana and Prometheus read."""
+    """Return where Ray keeps what Grafana and Prometheus read."""
     return Path(os.environ.get("RAY_METRICS_OUTPUT_ROOT") or session / "metrics")
 
 
@@ -63,7 +63,7 @@ def export(folder: Path, staleness: int = STALENESS) -> list[Path]:
 
 
 def scrape_config(discovery: Path) -> dict[str, Any]:
-    """Ray's own scrape configuration, and the alerts."""
+    """Return Ray's own scrape configuration, and the alerts."""
     return {
         "global": {"scrape_interval": "10s", "evaluation_interval": "10s"},  # Ray renews its numbers as often
         "rule_files": [ALERTS],  # beside this file
@@ -72,17 +72,17 @@ def scrape_config(discovery: Path) -> dict[str, Any]:
 
 
 def as_json(content: dict[str, Any]) -> str:
-    """Indented, with a newline at the end."""
+    """Return indented JSON with a newline at the end."""
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def as_yaml(content: dict[str, Any]) -> str:
-    """In the order given, without folded lines."""
+    """Return YAML in the order given, without folded lines."""
     return yaml.safe_dump(content, sort_keys=False, width=10_000)
 
 
 def _grafana(root: Path, dashboards: Path) -> list[Path]:
-    """Grafana's configuration where Ray has not written it, for instance as its dashboard is off."""
+    """Write Grafana's configuration where Ray has not written it, for instance as its dashboard is off."""
     provisioning = root / "provisioning"
     provider = {"name": "Ray", "folder": "Ray", "type": "file", "options": {"path": str(dashboards)}}
     source = {
@@ -101,7 +101,7 @@ def _grafana(root: Path, dashboards: Path) -> list[Path]:
 
 
 def _discovery(session: Path) -> list[Path]:
-    """The list of nodes, where Ray does not write it: with its dashboard off there is this node alone."""
+    """Write the list of nodes, where Ray does not write it: with its dashboard off there is this node alone."""
     path = session / DISCOVERY
     ports = [port.read_text(encoding="utf-8").strip() for port in session.glob("metrics_export_port_*")]
     if path.exists() or not ports:
@@ -124,7 +124,7 @@ provisioning = {provisioning}
 
 
 def _write(path: Path, text: str) -> Path:
-    """In one go, as Grafana and Prometheus may be reading."""
+    """Write a file in one go, as Grafana and Prometheus may be reading."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".new")
     scratch.write_text(text, encoding="utf-8")

@@ -24,7 +24,7 @@ _SAMPLE = re.compile(r"^(vllm:spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})?\s+(\
 
 
 def sglang_stats(meta: Mapping[str, Any]) -> DecodeStats | None:
-    """One request's statistics from its ``meta_info``; None if nothing was verified. ``UserError`` if unreadable."""
+    """Return one request's statistics from its ``meta_info``; None if nothing was verified."""
     verified = meta.get("bebop_verify")
     if verified:
         return DecodeStats.total(stats for _, stats in sglang_stretches(verified))
@@ -54,7 +54,7 @@ def sglang_stats(meta: Mapping[str, Any]) -> DecodeStats | None:
 
 
 def sglang_stretches(verified: Sequence[Mapping[str, Any]]) -> list[tuple[int, DecodeStats]]:
-    """``bebop_verify`` as statistics of stretches of the answer: (first token, statistics), cut at 64, 128, 256, ..."""
+    """Return ``bebop_verify`` as statistics of stretches: (first token, statistics), cut at tokens 64, 128, 256, ..."""
     stretches: list[tuple[int, DecodeStats]] = []
     token, cut = 0, STRETCH
     for entry in verified:
@@ -83,7 +83,7 @@ class VllmCounters:
 
     @classmethod
     def parse(cls, text: str) -> "VllmCounters":
-        """From the text of ``/metrics``."""
+        """Read the text of ``/metrics``."""
         sums: dict[str, float] = {}
         for line in text.splitlines():
             if sample := _SAMPLE.match(line):
@@ -95,7 +95,7 @@ class VllmCounters:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "VllmCounters":
-        """From names to numbers; positions as a list under ``..._per_pos`` or one by one as ``..._per_pos:k``."""
+        """Read names and numbers; positions are a list under ``..._per_pos``, or single ones, ``..._per_pos:k``."""
         values = {key.replace("_total", ""): value for key, value in values.items() if key.startswith(VLLM)}
         listed = values.get(f"{VLLM}accepted_tokens_per_pos")
         if listed is None:
@@ -113,7 +113,7 @@ class VllmCounters:
             raise UserError(f"vLLM's {error.args[0]} is missing: is speculative decoding on?") from None
 
     def since(self, before: "VllmCounters | None") -> DecodeStats | None:
-        """Statistics of what happened since ``before``; None if nothing did. A restarted server counts from zero."""
+        """Return what happened since ``before``; None if nothing did. A restarted server counts from zero."""
         restarted = before is None or self.drafts < before.drafts
         zero = VllmCounters(drafts=0, draft_tokens=0, accepted=0)
         base = zero if restarted or before is None else before
@@ -133,7 +133,7 @@ class VllmCounters:
 
 
 def _verified(entry: Mapping[str, Any]) -> DecodeStats:
-    """One verification step."""
+    """Return the statistics of one verification step."""
     accepted = _number(entry, "accepted")
     if accepted is None or entry.get("overlap") is None:
         raise UserError(f"an entry of bebop_verify has {sorted(entry)}: it takes accepted and overlap")
@@ -153,7 +153,7 @@ def _verified(entry: Mapping[str, Any]) -> DecodeStats:
 
 
 def _from_histogram(histogram: Array, drafts: int) -> DecodeStats:
-    """histogram[a] = verification steps that accepted a drafts; it may end before the number of drafts."""
+    """Read ``histogram``, [a] = verification steps that accepted a drafts; it may end before the number of drafts."""
     drafts = max(drafts, len(histogram) - 1)
     counts = np.pad(histogram, (0, drafts + 1 - len(histogram)))
     tail = counts[::-1].cumsum()[::-1]  # tail[a]: at least a
@@ -167,6 +167,6 @@ def _from_histogram(histogram: Array, drafts: int) -> DecodeStats:
 
 
 def _number(source: Mapping[str, Any], *names: str) -> float | None:
-    """The first of ``names`` that is a number."""
+    """Return the first of ``names`` that is a number."""
     values = (source.get(name) for name in names)
     return next((float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)), None)

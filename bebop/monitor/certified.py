@@ -1,5 +1,4 @@
-"""Whether the engine's answers follow the trainer's distributions: what a reading says, when one is due, since when it
-counts.
+"""Whether the engine's completions follow the trainer's distributions: what a reading says, and when one is due.
 
 The test itself is the certificate's black box (``bebop.certify.ledger``), beside the trainer; see
 ``bebop.trainer.certify`` for what it looks at. Here is what the monitor makes of it.
@@ -7,7 +6,7 @@ The test itself is the certificate's black box (``bebop.certify.ledger``), besid
 Weights change at every step, and the hypothesis does not: each token follows the distribution of the weights that
 produced it. Evidence is therefore gathered over the whole run. It starts afresh where the question is a new one: after
 weights and head were sent again (the engine that failed is not the one that runs now), and after a change of the
-decoding system (evidence for one says nothing about the other). Answers that were begun before belong to neither.
+decoding system (evidence for one says nothing about the other). Completions that were begun before belong to neither.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ from bebop.trajectory import Group
 
 log = logging.getLogger(__name__)
 
-PAIRS = 4  # prompts of a reading, with two answers each
+PAIRS = 4  # prompts of a reading, with two completions each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,31 +43,31 @@ class Certified:
 
     @property
     def failed(self) -> bool:
-        """Whether the evidence ever reached its limit: what came after does not take that back."""
+        """Return whether the evidence ever reached its limit: what came after does not take that back."""
         return self.highest >= self.limit
 
     def diagnosis(self) -> str:
-        """What is wrong, in words; empty if nothing was found."""
+        """Return what is wrong, in words; empty if nothing was found."""
         if not self.failed:
             return ""
         found = f"{self.cause}: {self.sentence}" if self.cause else self.sentence
         evidence = f"ln E {self.highest:.1f} of {self.limit:.1f} after {self.tokens} tokens"
-        return f"answers do not follow the policy's distribution ({evidence}); {found}"
+        return f"completions do not follow the policy's distribution ({evidence}); {found}"
 
     def metrics(self) -> dict[str, float]:
-        """For the log."""
+        """Return the numbers for the log."""
         row = {"certify/log_e": self.log_e, "certify/tokens": float(self.tokens), "certify/failed": float(self.failed)}
         if self.tv is not None and math.isfinite(self.tv):
             row["certify/tv_bound"] = self.tv
         return row
 
     def to_row(self) -> dict[str, Any]:
-        """For ``drift.jsonl``."""
+        """Return the row for ``drift.jsonl``."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Certified":
-        """The inverse of ``to_row``."""
+        """Return what ``to_row`` wrote."""
         return cls(**row)
 
 
@@ -76,25 +75,25 @@ class CertifyingTrainer(Protocol):
     """The part of ``bebop.protocols.Trainer`` that is asked here."""
 
     async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
-        """Look at all of these answers; evidence from before ``since`` is dropped."""
+        """Look at all of these completions; evidence from before ``since`` is dropped."""
         ...
 
 
 def untestable(config: JobConfig) -> str:
-    """Why answers of this job cannot be held against the trainer's distributions; empty if they can."""
+    """Say why completions of this job cannot be held against the trainer's distributions; empty if they can."""
     system = config.decoding.system
     if not SYSTEMS[system].exact:
         return f"decoding.system={system} does not claim to keep the policy's distribution"
     if config.algorithm.rescore:
-        return "algorithm.rescore=true trains on answers whose distribution the trainer does not compute"
+        return "algorithm.rescore=true trains on completions whose distribution the trainer does not compute"
     return ""
 
 
 def chosen(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """The first two answers of some groups, evenly spaced in the order of the prompts.
+    """Return the first two completions of some groups, evenly spaced in the order of the prompts.
 
     Which they are is fixed by their numbers before anything of them is known, so it depends neither on how long they
-    become nor on what they are worth; answers that were cut off are among them.
+    become nor on what they are worth; completions that were cut off are among them.
     """
     count = min(PAIRS, len(groups))
     spaced = [groups[i * len(groups) // count] for i in range(count)]
@@ -105,8 +104,8 @@ class Certificate:
     """Asks for readings every ``monitor.certify_every`` steps."""
 
     def __init__(self, config: JobConfig) -> None:
-        """Says in the log why nothing will be looked at, if so."""
-        self.every, self.since = config.monitor.certify_every, 1  # the first step whose answers count
+        """Say in the log why nothing will be looked at, if so."""
+        self.every, self.since = config.monitor.certify_every, 1  # the first step whose completions count
         self.staleness = config.rollout.staleness
         self._told = False
         if self.every and (reason := untestable(config)):
@@ -116,11 +115,11 @@ class Certificate:
     async def read(
         self, step: int, groups: Sequence[Group], trainer: CertifyingTrainer, undisturbed: bool = True
     ) -> Certified | None:
-        """A reading before update ``step`` (from 1), if one is due.
+        """Read the certificate before update ``step`` (from 1), if that is due.
 
         ``undisturbed``: none of the groups was in the hands of a worker that died, or of a job that was resumed. There
-        an answer that had ended was kept and one that had not was drawn again, so that which tokens are seen depends on
-        the tokens.
+        a completion that had ended was kept and one that had not was drawn again, so that which tokens are seen
+        depends on the tokens.
         """
         due = self.every and step % self.every == 0 and step >= self.since and undisturbed
         certified = await trainer.certify(chosen(groups), self.since) if due else None
@@ -130,5 +129,5 @@ class Certificate:
         return certified
 
     def restart(self, step: int) -> None:
-        """After ``step`` the engine is another one: count the answers that are wholly of that one."""
+        """Count the completions of the engine after ``step``, which is another one."""
         self.since, self._told = step + self.staleness + 1, False

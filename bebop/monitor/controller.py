@@ -39,16 +39,16 @@ class Health:
     expected_head_checksum: str | None = None
 
     def to_row(self) -> dict[str, Any]:
-        """For ``drift.jsonl``."""
+        """Return the row for ``drift.jsonl``."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Health":
-        """The inverse of ``to_row``."""
+        """Return what ``to_row`` wrote."""
         return cls(**row)
 
     def diagnosis(self) -> str:
-        """What is wrong, in words; empty if nothing is."""
+        """Return what is wrong, in words; empty if nothing is."""
         pairs = (
             ("weight version", self.version, self.expected_version),
             ("checksum of the head", self.head_checksum, self.expected_head_checksum),
@@ -70,7 +70,7 @@ class Signals:
     boundary: Estimate | None = None  # overlap minus p(argmax q)
     drafts: tuple[int, Estimate] | None = None  # the best number of drafts and its relative gain
     health: Health | None = None
-    uncertified: str = ""  # why answers do not follow their distribution, at a step that finds so
+    uncertified: str = ""  # why completions do not follow their distribution, at a step that finds so
     chance: float | None = None  # rate of unrelated distributions as measured; None: the configured one
 
 
@@ -115,13 +115,13 @@ class Controller:
         self._seen: list[State] = []  # candidates of the last steps
         self._healthy: Estimate | None = None  # accept length before it broke
         self._broken_for = 0  # steps in a row
-        self._uncertified = ""  # what stands against the engine's answers; cleared when weights are sent again
+        self._uncertified = ""  # what stands against the engine's completions; cleared when weights are sent again
         self._sent_again = False  # for that reason
         self._acted = -self.config.pause  # step of the last action on system or length
 
     @property
     def unsettled(self) -> bool:
-        """Whether a closer look would tell more: the last step said another state, or weights are being repaired."""
+        """Return whether a closer look is worth it: the last step said another state, or weights are repaired."""
         if self._uncertified:  # no reading of drafts says more about that
             return False
         return self.state == "broken" or (bool(self._seen) and self._seen[-1] != self.state)
@@ -145,7 +145,7 @@ class Controller:
         )
 
     def _broken(self, signals: Signals) -> tuple[bool, str]:
-        """Whether drafts are as good as chance, or the engine does not run or draw what it should."""
+        """Return whether drafts are as good as chance, or the engine does not run or draw what it should."""
         diagnosis = (signals.health.diagnosis() if signals.health else "") or self._uncertified
         if diagnosis:
             return True, diagnosis
@@ -162,7 +162,7 @@ class Controller:
         return True, f"{what}; around {floor:.2f} hardly a draft is accepted: look at the weights that were synced last"
 
     def _candidate(self, cause: Decomposition | None, others: Sequence[Decomposition]) -> State:
-        """What this step alone says; the present state is kept until its cause is clearly over."""
+        """Return what this step alone says; the present state is kept until its cause is clearly over."""
         if cause is None:
             return "steady"
         if cause.unidentified:
@@ -177,10 +177,10 @@ class Controller:
         return self.state if self.state in strong and strong[leader] < 1.25 * strong[self.state] else leader
 
     def _holds(self, cause: Decomposition, others: Sequence[Decomposition], state: State) -> bool:
-        """Whether a part is beyond doubt and does not hang on a slope that only correlates.
+        """Return whether a part is beyond doubt and does not hang on a slope that only correlates.
 
-        Between answers, entropy goes with difficulty, so a slope over them may be too steep: what it tells counts if
-        acceptance itself moved the same way, and no other slope says the opposite.
+        Between completions, entropy goes with difficulty, so a slope over them may be too steep: what it tells counts
+        if acceptance itself moved the same way, and no other slope says the opposite.
         """
         part = _part(cause, state)
         if not self._moved(part, cause.small):
@@ -192,11 +192,11 @@ class Controller:
         return along and not any(p.excludes_zero() and p.point * part.point < 0 for p in rest)
 
     def _moved(self, part: Estimate, small: float) -> bool:
-        """Whether a part is beyond doubt, and of consequence."""
+        """Return whether a part is beyond doubt, and of consequence."""
         return part.known and abs(part.point) >= small and part.excludes_zero(self.config.level)
 
     def _act(self, signals: Signals, evidence: str) -> Action:
-        """At most one action a step."""
+        """Return at most one action a step."""
         if self.state == "broken":
             repair = self._repair(signals.health, evidence)
             if repair.kind == "resync":  # evidence is gathered afresh
@@ -221,8 +221,8 @@ class Controller:
     def _repair(self, health: Health | None, evidence: str) -> Action:
         """Send the weights again; if the engine has the right ones by now and drafts are no better, train the head.
 
-        Wrong weights are the one cause of wrong answers that a job can put right, and they can look like any other, so
-        they are sent again once for that reason; what is found after that is for a person.
+        Wrong weights are the one cause of wrong completions that a job can put right, and they can look like any
+        other, so they are sent again once for that reason; what is found after that is for a person.
         """
         wrong = health is not None and bool(health.diagnosis())
         if self._uncertified and not wrong:
@@ -238,7 +238,7 @@ class Controller:
         return Action(why="check the weight sync")
 
     def _system(self, boundary: Estimate | None) -> Action | None:
-        """The other side of the decision boundary."""
+        """Propose the system on the other side of the decision boundary."""
         now = SYSTEMS[self.system] if self.system is not None else None
         if now is None or now.other is None or boundary is None or not boundary.excludes_zero(self.config.level):
             return None
@@ -248,7 +248,7 @@ class Controller:
         return Action(kind="set_system", value=now.other, why=f"overlap minus p(argmax q) is {boundary.text()}")
 
     def _length(self, drafts: tuple[int, Estimate] | None) -> Action | None:
-        """Another number of drafts."""
+        """Propose another number of drafts."""
         if drafts is None or self.drafts is None or drafts[0] == self.drafts:
             return None
         best, gain = drafts
@@ -266,7 +266,7 @@ def _part(cause: Decomposition, state: State) -> Estimate:
 
 
 def _evidence(signals: Signals) -> str:
-    """What moved by how much, in words."""
+    """Return what moved by how much, in words."""
     cause = signals.cause
     if cause is None:
         return f"accept length {signals.now.text()}; the reference is not complete yet"

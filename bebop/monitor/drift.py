@@ -2,8 +2,9 @@
 
 entropy part = slope x (H now - H then); mismatch part = the rest, which the head not fitting the policy any more, and
 everything else that is not entropy, amounts to. As the rest is a definition, the split is only as good as its slope.
-Slopes differ: for the built-in model a nat costs 2.1 tokens a cycle between answers (hard questions have both, entropy
-and rejections) and 0.6 over temperatures, which change entropy alone. ``bebop.monitor.probe_set`` does without a slope.
+Slopes differ: for the built-in model a nat costs 2.1 tokens a cycle between completions (hard questions have both,
+entropy and rejections) and 0.6 over temperatures, which change entropy alone. ``bebop.monitor.probe_set`` does without
+a slope.
 """
 
 from dataclasses import dataclass
@@ -41,11 +42,11 @@ class Decomposition:
 
     @property
     def small(self) -> float:
-        """A change that is of no consequence, in the same unit."""
+        """Return a change that is of no consequence, in the same unit."""
         return SMALL[self.unit]
 
     def metrics(self) -> dict[str, float]:
-        """Flat numbers for a log: ``drift/<name>/<part>`` with ``_low`` and ``_high``."""
+        """Return flat numbers for a log: ``drift/<name>/<part>`` with ``_low`` and ``_high``."""
         row: dict[str, float] = {}
         for part in ("change", "entropy", "mismatch", "entropy_change"):
             values = getattr(self, part).triple()
@@ -68,7 +69,7 @@ def decompose(measure: Measure, reference: Window, now: Window, slope: Slope) ->
 def split(
     name: str, unit: Unit, source: str, change: Estimate, entropy: Estimate, entropy_change: Estimate, reason: str = ""
 ) -> Decomposition:
-    """The parts, given the one that entropy explains."""
+    """Return the parts, given the one that entropy explains."""
     mismatch = change - entropy
     gap = abs(change.point - (entropy.point + mismatch.point))
     assert not gap > IDENTITY * max(1.0, abs(entropy.point), abs(change.point)), "parts do not add up to the change"
@@ -85,7 +86,7 @@ def split(
 
 
 def by_key(key: Key, records: StepRecords) -> dict[str, StepRecords]:
-    """The rows of each task, stretch of the answer, weight version, lag or kind of turn; label -> rows.
+    """Return the rows of each task, stretch of the completion, weight version, lag or kind of turn; label -> rows.
 
     Kinds of turns overlap: the first cycles after what was read (``records.AFTER``) are counted with their turns, too.
     """
@@ -99,7 +100,7 @@ def by_key(key: Key, records: StepRecords) -> dict[str, StepRecords]:
 
 
 def _stretch(records: StepRecords) -> "np.ndarray[tuple[int], np.dtype[np.str_]]":
-    """``0-63``, ``64-127``, ``128-255``, ... for where each row begins."""
+    """Return the stretch in which each row begins: ``0-63``, ``64-127``, ``128-255``, ..."""
     edges = STRETCH * 2.0 ** np.arange(-1, 24)
     edges[0] = 0
     place = np.searchsorted(edges, records.position.clip(0), side="right") - 1
@@ -107,13 +108,12 @@ def _stretch(records: StepRecords) -> "np.ndarray[tuple[int], np.dtype[np.str_]]
 
 
 def _unusable(slope: Slope, entropy_change: Estimate, change: Estimate, small: float) -> str:
-    """Why the slope's interval leaves nothing to be said: it alone blurs the parts by more than there is to split."""
+    """Say why the slope is of no use: its interval alone may blur the parts by more than there is to split."""
     if not slope.value.known:
         return f"the {slope.source} slope has no interval"
     if not entropy_change.known:
-        return (
-            "entropy was not measured" if not np.isfinite(entropy_change.point) else "too few answers for an interval"
-        )
+        measured = np.isfinite(entropy_change.point)
+        return "too few completions for an interval" if measured else "entropy was not measured"
     low, high = slope.value.interval()
     blur = (high - low) / 2 * abs(entropy_change.point)
     if blur > max(abs(change.point), small):

@@ -47,7 +47,7 @@ class Explanation:
     step: int
     verdict: Verdict
     length: Estimate  # accept length of the last steps, weighted by cycles
-    length_by_request: Estimate  # the same with equal weight for every answer
+    length_by_request: Estimate  # the same with equal weight for every completion
     entropy: Estimate  # nats, last steps
     boundary: Estimate | None  # overlap minus p(argmax q); None if they were not measured
     parts: dict[str, Decomposition]  # length, position/1, ..., bank; empty before the reference is complete
@@ -56,16 +56,16 @@ class Explanation:
 
     @property
     def state(self) -> State:
-        """steady, entropy-driven, mismatch-driven or broken."""
+        """Return the state: steady, entropy-driven, mismatch-driven or broken."""
         return self.verdict.state
 
     @property
     def action(self) -> Action:
-        """What is proposed."""
+        """Return what is proposed."""
         return self.verdict.action
 
     def metrics(self) -> dict[str, float]:
-        """Flat numbers for a log; what is not known is left out."""
+        """Return flat numbers for a log; what is not known is left out."""
         row = {"drift/state": float(STATES.index(self.state)), "drift/length_by_request": self.length_by_request.point}
         if self.boundary is not None:
             row |= dict(zip(_ends("drift/boundary"), self.boundary.triple(), strict=True))
@@ -98,7 +98,7 @@ class DriftMonitor:
 
     @property
     def has_reading(self) -> bool:
-        """Whether there is a first reading of the probe set to hold others against."""
+        """Return whether there is a first reading of the probe set to hold others against."""
         return self._first_reading is not None
 
     def observe(
@@ -113,7 +113,7 @@ class DriftMonitor:
 
         ``reading``: the fixed contexts under the distributions of now; the first reading is what later ones are held
         against. ``sweep``: the first weights at several temperatures, once, as early as it is there. ``uncertified``:
-        why answers do not follow their distribution, where they were found not to.
+        why completions do not follow their distribution, where they were found not to.
         """
         if not len(records):
             return None
@@ -137,7 +137,7 @@ class DriftMonitor:
         return self._explain(records.step, health, uncertified)
 
     def breakdown(self, key: Key) -> dict[str, Decomposition]:
-        """The accept length's change by task, position in the answer, weight version or lag.
+        """Return the accept length's change by task, position in the completion, weight version or lag.
 
         A task or position is held against itself in the reference, a version or lag against the whole of it. By
         ``turn`` it is the acceptance rate of the first draft instead, held against itself: turns of different length
@@ -168,7 +168,7 @@ class DriftMonitor:
         return list(self._recent)[-self.settings.window_steps :]
 
     def _pool(self, steps: Sequence[tuple[StepRecords, Window]]) -> Window:
-        """The window of some steps; steps of a single row (logs of averages) are resampled as units themselves."""
+        """Return the window of some steps; steps of one row (logs of averages) are resampled as units themselves."""
         if any(window.units < 2 for _, window in steps):
             return self._window(merge_records([records for records, _ in steps]))
         total = steps[0][1]
@@ -195,13 +195,13 @@ class DriftMonitor:
                 self._slopes["early", measure] = early_slope(entropies, values, s.draws, s.seed, need)
 
     def _measures(self, window: Window) -> list[Measure]:
-        """The accept length, then each draft position; none where the probe set alone says why."""
+        """Return the accept length, then each draft position; none where the probe set alone says why."""
         if self.settings.head_alone:
             return []
         return [self._length, *(Measure(position=k, rate=self.settings.rate) for k in range(1, window.drafts + 1))]
 
     def _slope(self, measure: Measure) -> Slope:
-        """The most trustworthy slope there is: over temperatures, else over answers, else over the early steps."""
+        """Return the most trustworthy slope: over temperatures, else over completions, else over early steps."""
         order: tuple[Source, ...] = ("temperature", "frozen", "early")
         slopes = [slope for source in order if (slope := self._slopes.get((source, measure))) is not None]
         return next((slope for slope in slopes if not slope.unidentified), slopes[0])
@@ -245,7 +245,7 @@ class DriftMonitor:
         others: tuple[Decomposition, ...],
         edge: Estimate | None,
     ) -> Signals:
-        """What the controller needs; the probe set counts more than a slope.
+        """Return what the controller needs; the probe set counts more than a slope.
 
         Beside history it alone counts, and what it said last holds until it is read again: cycles begin where drafts
         from history end, so first drafts of the same head are accepted otherwise as soon as there is more history.
@@ -269,7 +269,7 @@ class DriftMonitor:
 
 
 def _alone(now: Estimate, before: Estimate | None, steps: int) -> Estimate:
-    """A step's estimate; that of an average, which has no interval, takes it from the scatter of the steps before."""
+    """Return a step's estimate; an average, which has no interval, gets it from the scatter of earlier steps."""
     if now.known or before is None or not before.known:
         return now
     # Away from ``before`` in the opposite direction, so that their difference is wide rather than narrow.
@@ -281,12 +281,12 @@ def _ends(name: str) -> tuple[str, str, str]:
 
 
 def boundary(window: Window) -> Estimate:
-    """Mean overlap minus mean p(argmax q): rejection sampling accepts more iff above 0 (TV < 1 - p(argmax q))."""
+    """Return mean overlap - mean p(argmax q): above 0 rejection sampling accepts more (TV < 1 - p(argmax q))."""
     return window.gap("overlap", "target_only")
 
 
 def length_gain(window: Window, current: int, costs: Costs, rate: Rate = "accepted") -> tuple[int, Estimate]:
-    """The number of drafts with the best expected speed, and its relative gain over ``current`` drafts.
+    """Return the number of drafts with the best expected speed, and its relative gain over ``current`` drafts.
 
     Speed of K drafts: (1 + sum of P_k) / (1 + K (draft + verify)), P_k the chance that position k is accepted. One
     position beyond those that were drafted is considered, at the rate of the last.

@@ -1,7 +1,7 @@
 """A number with what is known about it: a point and bootstrap draws, which arithmetic carries along.
 
 Differences, sums and products of estimates are taken draw by draw, so what two of them share (the same resampled
-answers) stays shared in the result. There is no way to average estimates: means are formed once, in
+completions) stays shared in the result. There is no way to average estimates: means are formed once, in
 ``bebop.monitor.window``, from totals and counts.
 """
 
@@ -30,7 +30,7 @@ class Estimate:
 
     @classmethod
     def unknown(cls, draws: int) -> "Estimate":
-        """NaN: not measured, or not identified."""
+        """Return NaN: not measured, or not identified."""
         return cls(point=math.nan, draws=np.full(draws, math.nan))
 
     def __add__(self, other: "Estimate") -> "Estimate":
@@ -44,48 +44,51 @@ class Estimate:
 
     @property
     def known(self) -> bool:
-        """Whether there is a number with an interval."""
+        """Return whether there is a number with an interval."""
         return math.isfinite(self.point) and math.isfinite(self.error)
 
     @property
     def error(self) -> float:
-        """Standard error."""
+        """Return the standard error."""
         away = self.draws - self.draws.mean()
         return math.sqrt(float(away @ away) / (len(away) - 1))
 
     @property
     def low(self) -> float:
-        """Lower end of the 95 % interval."""
+        """Return the lower end of the 95 % interval."""
         return self.interval()[0]
 
     @property
     def high(self) -> float:
-        """Upper end of the 95 % interval."""
+        """Return the upper end of the 95 % interval."""
         return self.interval()[1]
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        """Point -+ normal quantile x standard error: draws already carry the correction for few units."""
+        """Return point -+ normal quantile x standard error: draws already carry the correction for few units."""
         half = _quantile(level) * self.error
         return self.point - half, self.point + half
 
     def excludes_zero(self, level: float = LEVEL) -> bool:
-        """Whether the interval lies on one side of zero; False where nothing is known."""
+        """Return whether the interval lies on one side of zero; False where nothing is known."""
         low, high = self.interval(level)
         return low > 0 or high < 0
 
     def text(self) -> str:
-        """``point [low, high]`` for a sentence."""
+        """Return ``point [low, high]`` for a sentence."""
         low, high = self.interval()
         return f"{self.point:.2g} [{low:.2g}, {high:.2g}]" if math.isfinite(high - low) else "unknown"
 
     def triple(self) -> tuple[float, float, float]:
-        """(point, low, high)."""
+        """Return (point, low, high)."""
         return self.point, *self.interval()
 
 
 @cache
 def t_over_normal(freedom: float) -> float:
-    """How much wider a 95 % interval is under Student's t (Cornish-Fisher, within 3 % from 2 degrees on); inf below."""
+    """Return how much wider a 95 % interval is under Student's t; inf below 2 degrees of freedom.
+
+    By Cornish-Fisher, within 3 %: the monitor needs numpy alone, and degrees of freedom may be fractions.
+    """
     if freedom < 2:
         return math.inf
     z = _quantile(LEVEL)
@@ -100,5 +103,5 @@ def t_over_normal(freedom: float) -> float:
 
 @cache
 def _quantile(level: float) -> float:
-    """Of the normal distribution, for a two-sided interval."""
+    """Return the quantile of the normal distribution for a two-sided interval."""
     return NormalDist().inv_cdf(0.5 + level / 2)

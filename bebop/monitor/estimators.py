@@ -25,9 +25,10 @@ SHARES = {"p50": 0.5, "p99": 0.99}
 
 
 def rollout_metrics(groups: Sequence[Group], version: int | None = None, solved: float = 1.0) -> Metrics:
-    """All metrics of some finished groups.
+    """Return all metrics of some finished groups.
 
-    ``version`` is the trainer's at the time the groups are used; None leaves staleness out. An answer counts as solved
+    ``version`` is the trainer's at the time the groups are used; None leaves staleness out. A completion counts as
+    solved
     from a reward of ``solved`` on.
     """
     completions = [t.completion for group in groups for t in group.trajectories]
@@ -39,13 +40,13 @@ def rollout_metrics(groups: Sequence[Group], version: int | None = None, solved:
 
 
 def epoch_metrics(groups: Sequence[Group]) -> Metrics:
-    """The newest epoch among the questions; nothing where each is asked once."""
+    """Return the newest epoch among the questions; nothing where each is asked once."""
     epochs = [group.prompt.epoch for group in groups if group.prompt.question is not None]
     return {"samples/epoch": Max(float(max(epochs)))} if epochs else {}
 
 
 def reward_metrics(groups: Sequence[Group], solved: float = 1.0) -> Metrics:
-    """Mean reward over answers; spread (population) within groups; share of groups without a learning signal.
+    """Return mean reward, spread within groups (population), and share of groups without a learning signal.
 
     Groups that lost all their members say nothing.
     """
@@ -63,7 +64,7 @@ def reward_metrics(groups: Sequence[Group], solved: float = 1.0) -> Metrics:
 
 
 def response_metrics(completions: Sequence[Completion]) -> Metrics:
-    """Length of answers in tokens and the share cut off by the length limit."""
+    """Return the length of completions in tokens and the share cut off by the length limit."""
     if not completions:
         return {}
     lengths = [int(c.written.sum()) for c in completions]
@@ -75,7 +76,7 @@ def response_metrics(completions: Sequence[Completion]) -> Metrics:
 
 
 def decode_metrics(stats: DecodeStats) -> Metrics:
-    """Acceptance, overlap and entropies from summed decoding statistics; entropies in nats."""
+    """Return acceptance, overlap and entropies from summed decoding statistics; entropies in nats."""
     metrics: Metrics = {}
     if stats.cycles:
         metrics["rollout/accept_length"] = Mean(stats.emitted, stats.cycles)
@@ -99,7 +100,7 @@ def decode_metrics(stats: DecodeStats) -> Metrics:
 
 
 def staleness_metrics(completions: Sequence[Completion], version: int) -> Metrics:
-    """Updates between the weights that produced a token and ``version``: mean and largest over tokens."""
+    """Return the updates between the weights that produced a token and ``version``: mean and largest over tokens."""
     lags = [version - c.versions[c.written] for c in completions if c.written.any()]
     if not lags:
         return {}
@@ -108,7 +109,7 @@ def staleness_metrics(completions: Sequence[Completion], version: int) -> Metric
 
 
 def _over_reached(sums: NDArray[np.float64], reached: NDArray[np.float64]) -> list[Mean]:
-    """Each position's sum over the cycles that reached it; positions that were not measured are left out."""
+    """Return each position's sum over the cycles that reached it; positions that were not measured are left out."""
     return [Mean(float(total), float(count)) for total, count in zip(sums, reached, strict=False)]
 
 
@@ -116,12 +117,12 @@ def _over_reached(sums: NDArray[np.float64], reached: NDArray[np.float64]) -> li
 
 
 def several(groups: Sequence[Group]) -> bool:
-    """Whether there are environments: a single answer ends as ``answered``, and is never lost."""
+    """Return whether there are environments: a single completion ends as ``answered``, and is never lost."""
     return any(group.lost or any(t.ended != "answered" for t in group.trajectories) for group in groups)
 
 
 def turn_metrics(groups: Sequence[Group]) -> Metrics:
-    """Metrics of trajectories with environments; none of others."""
+    """Return metrics of trajectories with environments; none of others."""
     if not several(groups):
         return {}
     members = [t for group in groups for t in group.trajectories]
@@ -130,7 +131,7 @@ def turn_metrics(groups: Sequence[Group]) -> Metrics:
 
 
 def _whole(members: Sequence[Trajectory]) -> Metrics:
-    """Of trajectories as wholes."""
+    """Return the metrics of trajectories as wholes."""
     turns = [len(t.turns) for t in members]
     seconds = [t.environment_seconds for t in members]
     metrics: Metrics = {"turn/count": Mean.of(turns)}
@@ -146,7 +147,7 @@ def _whole(members: Sequence[Trajectory]) -> Metrics:
 
 
 def drafting_metrics(parts: Iterable[tuple[int | str, DecodeStats]]) -> Metrics:
-    """Acceptance and overlap by kind of turn (``first_of_kind``, or AFTER) and draft position."""
+    """Return acceptance and overlap by kind of turn (``first_of_kind``, or AFTER) and draft position."""
     sums: dict[int | str, DecodeStats] = {}
     for kind, stats in parts:
         sums[kind] = sums.get(kind, DecodeStats()) + stats
@@ -160,7 +161,7 @@ def drafting_metrics(parts: Iterable[tuple[int | str, DecodeStats]]) -> Metrics:
 
 
 def _parts(members: Sequence[Trajectory]) -> Iterator[tuple[int | str, DecodeStats]]:
-    """Each turn by its kind, and its first cycle by itself where the engine tells it apart."""
+    """Yield each turn by its kind, and its first cycle by itself where the engine tells it apart."""
     for trajectory in members:
         for number, turn in enumerate(trajectory.turns):
             yield first_of_kind(number), turn.completion.stats

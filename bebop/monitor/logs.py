@@ -67,14 +67,14 @@ def log_row(
     health: Health | None = None,
     restart: bool = False,
 ) -> dict[str, Any]:
-    """One line of ``drift.jsonl``: enough to recompute every estimate."""
+    """Return one line of ``drift.jsonl``: enough to recompute every estimate."""
     extra = {"bank": reading, "sweep": sweep, "certified": certified, "health": health}
     row = records.to_row() | {name: part.to_row() for name, part in extra.items() if part is not None}
     return row | ({"restart": True} if restart else {})
 
 
 def read_log(path: Path, names: Mapping[str, str] | None = None) -> list[LoggedStep]:
-    """The steps of a log. ``names`` maps ours (keys of ``NAMES``) to the log's, for instance ``entropy=actor/entropy``.
+    """Read the steps of a log; ``names`` maps keys of ``NAMES`` to those of the log.
 
     ``UserError`` for a missing file, a broken line, an unknown name, or a log without acceptance.
     """
@@ -108,7 +108,7 @@ def read_log(path: Path, names: Mapping[str, str] | None = None) -> list[LoggedS
 
 
 def read_row(row: Mapping[str, Any]) -> LoggedStep:
-    """A line of ``drift.jsonl``: the inverse of ``log_row``, up to its rounding."""
+    """Read a line of ``drift.jsonl``: the inverse of ``log_row``, up to its rounding."""
     kinds: dict[str, Any] = {"bank": ProbeReading, "sweep": Sweep, "certified": Certified, "health": Health}
     try:
         parts = {name: kind.from_row(row[name]) for name, kind in kinds.items() if row.get(name) is not None}
@@ -119,7 +119,7 @@ def read_row(row: Mapping[str, Any]) -> LoggedStep:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Numbered objects of a JSONL file; a torn last line is left out."""
+    """Yield the numbered objects of a JSONL file; a torn last line is left out."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -142,7 +142,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _read(
     row: Mapping[str, Any], step: int, known: Mapping[str, tuple[str | None, ...]], counters: VllmCounters | None
 ) -> tuple[LoggedStep | None, VllmCounters | None]:
-    """What one line says; None if nothing about drafts."""
+    """Return what one line says; None if it says nothing about drafts."""
     if isinstance(row.get("reached"), list) and "unit" in row:
         return read_row({**row, "step": step}), counters
     if any(key.startswith(VLLM) for key in row):
@@ -164,7 +164,7 @@ def _logged(
     step: int,
     known: Mapping[str, tuple[str | None, ...]],
 ) -> LoggedStep:
-    """Records of one answer (or of one reading of counters), with the labels of its line."""
+    """Return the records of one completion (or of one reading of counters), with the labels of its line."""
     count = len(stretches)
     prompt, version, lag = (_whole(_find(row, known[name])) for name in ("prompt", "version", "lag"))
     records = from_stats(
@@ -184,7 +184,7 @@ def _logged(
 
 
 def _averages(row: Mapping[str, Any], step: int, known: Mapping[str, tuple[str | None, ...]]) -> LoggedStep | None:
-    """A line of averages: one row, weighted by its number of tokens if there is one."""
+    """Read a line of averages: one row, weighted by its number of tokens if there is one."""
     length = _find(row, known["accept_length"])
     if not isinstance(length, int | float) or not math.isfinite(length):
         return None
@@ -205,7 +205,7 @@ def _averages(row: Mapping[str, Any], step: int, known: Mapping[str, tuple[str |
 
 
 def _joined(parts: list[LoggedStep]) -> LoggedStep:
-    """The requests of one step; those without a prompt number are units of their own."""
+    """Return the requests of one step; those without a prompt number are units of their own."""
     records = merge_records([part.records for part in parts])
     alone = records.unit < 0
     unit = np.where(alone, records.unit.max(initial=-1) + 1 + records.answer, records.unit)
@@ -213,12 +213,12 @@ def _joined(parts: list[LoggedStep]) -> LoggedStep:
 
 
 def _find(row: Mapping[str, Any], names: tuple[str | None, ...]) -> Any:
-    """The first of ``names`` that the row has."""
+    """Return the first of ``names`` that the row has."""
     return next((row[name] for name in names if name is not None and row.get(name) is not None), None)
 
 
 def _positions(row: Mapping[str, Any], prefixes: tuple[str | None, ...]) -> list[float]:
-    """Numbers under ``<prefix>1``, ``<prefix>2``, ... for the first prefix that is there."""
+    """Return the numbers under ``<prefix>1``, ``<prefix>2``, ... for the first prefix that is there."""
     for prefix in prefixes:
         values: list[float] = []
         while prefix is not None and isinstance(value := row.get(f"{prefix}{len(values) + 1}"), int | float):
@@ -229,7 +229,7 @@ def _positions(row: Mapping[str, Any], prefixes: tuple[str | None, ...]) -> list
 
 
 def _whole(value: Any) -> int:
-    """A whole number for a label; -1 if there is none."""
+    """Return a whole number for a label; -1 if there is none."""
     try:
         return round(float(value))
     except (TypeError, ValueError):

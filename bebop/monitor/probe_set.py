@@ -32,11 +32,11 @@ REACH = 0.05  # an entropy just beyond a context's sweep counts as inside: part 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeText:
-    """A prompt with an answer of the first weights; each of its answer tokens is a context of the probe set."""
+    """A prompt with a completion of the first weights; each of its completion tokens is a context of the probe set."""
 
     prompt: tuple[int, ...]  # [P]
     answer: tuple[int, ...]  # [T]
-    shown: int = 1  # the token of the answer whose distributions are kept for the report
+    shown: int = 1  # the token of the completion whose distributions are kept for the report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class ProbeReading:
             raise UserError(f"a reading of the probe set has shapes {sorted(shapes)}: give one number a context")
 
     def to_row(self) -> dict[str, Any]:
-        """For ``drift.jsonl``."""
+        """Return the row for ``drift.jsonl``."""
         unit = None if self.unit is None else self.unit.tolist()
         rounded = {"overlap": np.round(self.overlap, 5).tolist(), "entropy": np.round(self.entropy, 5).tolist()}
         probs = [dataclasses.asdict(token) for token in self.token_probs]
@@ -76,7 +76,7 @@ class ProbeReading:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "ProbeReading":
-        """The inverse of ``to_row``."""
+        """Return what ``to_row`` wrote."""
         unit = None if row.get("unit") is None else np.asarray(row["unit"], dtype=np.int64)
         overlap, entropy = (np.asarray(row[name], dtype=float) for name in ("overlap", "entropy"))
         probs = tuple(TokenProbs(**{k: _frozen(v) for k, v in token.items()}) for token in row.get("looks", ()))
@@ -102,14 +102,14 @@ class Sweep:
             raise UserError(f"the sums of a sweep have shape {self.sums.shape}: give (temperatures, prompts, 4)")
 
     def to_row(self) -> dict[str, Any]:
-        """For ``drift.jsonl``."""
+        """Return the row for ``drift.jsonl``."""
         readings = [reading.to_row() for reading in self.readings]
         means = {"entropy": list(self.entropy), "length": list(self.length)}
         return means | {"bank": readings, "sums": np.round(self.sums, 5).tolist()}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Sweep":
-        """The inverse of ``to_row``."""
+        """Return what ``to_row`` wrote."""
         readings = tuple(ProbeReading.from_row(reading) for reading in row["bank"])
         sums = np.asarray(row["sums"], dtype=float) if row["sums"] else np.zeros((0, 0, 4))
         return cls(entropy=tuple(row["entropy"]), length=tuple(row["length"]), readings=readings, sums=sums)
@@ -152,14 +152,14 @@ def direct(
 
 
 def _means(before: ProbeReading, after: ProbeReading, weights: Array, expected: Array) -> tuple[Array, Array, Array]:
-    """Change of overlap, its entropy part and change of entropy, each [B]; ``expected`` [B]: by entropy alone."""
+    """Return change of overlap, its entropy part, change of entropy, each [B]; ``expected``: by entropy alone."""
     total = weights.sum(1)
     was, now = weights @ before.overlap / total, weights @ after.overlap / total
     return now - was, expected - was, weights @ (after.entropy - before.entropy) / total
 
 
 def _matched(readings: Sequence[ProbeReading], entropy: Array) -> tuple[Array, float]:
-    """Each context's overlap [N] at the temperature that gives it ``entropy`` [N]; share of contexts that reach it."""
+    """Return each context's overlap [N] at the temperature of its ``entropy`` [N], and the share that reach it."""
     entropies = np.stack([reading.entropy for reading in readings])  # [T, N]
     overlap = np.stack([reading.overlap for reading in readings])
     order = entropies.argsort(0, kind="stable")
@@ -171,7 +171,7 @@ def _matched(readings: Sequence[ProbeReading], entropy: Array) -> tuple[Array, f
 
 
 def _reweighted(before: ProbeReading, after: ProbeReading, weights: Array) -> Array:
-    """Mean overlap [B] of the first distributions if entropies were distributed as they are now, for weights [B, N]."""
+    """Return the mean overlap [B] of the first distributions, had they the entropies of now, for weights [B, N]."""
     knots = np.unique(np.quantile(np.concatenate([before.entropy, after.entropy]), np.linspace(0, 1, KNOTS)))
     then, now = _hats(before.entropy, knots), _hats(after.entropy, knots)
     total, size, middle = weights.sum(1), len(knots), before.overlap.mean()
@@ -185,14 +185,14 @@ def _reweighted(before: ProbeReading, after: ProbeReading, weights: Array) -> Ar
 
 
 def _hats(entropy: Array, knots: Array) -> Array:
-    """Piecewise linear basis [N, J]: a histogram whose bins overlap, so that it is unbiased within bins too."""
+    """Return a piecewise linear basis [N, J]: a histogram whose bins overlap, hence unbiased within bins too."""
     if len(knots) == 1:
         return np.ones((len(entropy), 1))
     return np.stack([np.interp(entropy, knots, row) for row in np.eye(len(knots))], 1)
 
 
 def _support(before: Array, after: Array) -> float:
-    """Share of the later entropies inside the range of the earlier ones."""
+    """Return the share of the later entropies inside the range of the earlier ones."""
     if not len(before):
         return math.nan
     return float(((after >= before.min() - 1e-9) & (after <= before.max() + 1e-9)).mean())

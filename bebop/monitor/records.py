@@ -27,18 +27,20 @@ AFTER = "after"  # in place of a kind of turn: the first cycle after each observ
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepRecords:
-    """The N answers of one step, K draft positions. ``unit`` is what is resampled: answers to one prompt are dependent.
+    """The N completions of one step, K draft positions.
+
+    ``unit`` is what is resampled: completions to one prompt are dependent.
 
     ``emitted / cycles`` is the accept length, ``entropy_sum / entropy_count`` the target's entropy in nats over all
-    verified positions. Those are the answer's tokens, bonus tokens left out, so the set hardly depends on the head
+    verified positions. Those are the completion's tokens, bonus tokens left out, so the set hardly depends on the head
     (with a spoiled head of the built-in model the mean moved by 0.016 of 0.2 nats).
     """
 
     step: int
     unit: NDArray[np.int64]  # [N] resampled together: the prompt
-    answer: NDArray[np.int64]  # [N] stretches of one answer have the same number
+    answer: NDArray[np.int64]  # [N] stretches of one completion have the same number
     position: NDArray[np.int64]  # [N] token of the turn at which the stretch begins; OPENING: its first cycle alone
-    turn: NDArray[np.int64]  # [N] of the trajectory, from 0; 0 for an answer in one turn
+    turn: NDArray[np.int64]  # [N] of the trajectory, from 0; 0 for a completion in one turn
     version: NDArray[np.int64]  # [N] weights that wrote it (median over tokens); -1 unknown
     lag: NDArray[np.int64]  # [N] updates between them and the trainer's; -1 unknown
     task: NDArray[np.str_]  # [N]
@@ -58,20 +60,20 @@ class StepRecords:
 
     @property
     def drafts(self) -> int:
-        """K."""
+        """Return K."""
         return self.reached.shape[1]
 
     def select(self, mask: NDArray[np.bool_]) -> "StepRecords":
-        """The rows where ``mask`` is true."""
+        """Return the rows where ``mask`` is true."""
         names = (*LABELS, *OPTIONAL, "task", *PER_ROW, *DRAFT_STATS)
         return dataclasses.replace(self, **{name: getattr(self, name)[mask] for name in names})
 
     def relabelled(self, unit: NDArray[np.int64]) -> "StepRecords":
-        """The same rows with other units."""
+        """Return the same rows with other units."""
         return dataclasses.replace(self, unit=unit)
 
     def sample(self, units: int, seed: int = 0) -> "StepRecords":
-        """At most so many units, drawn at random: bounds cost and the size of ``drift.jsonl``."""
+        """Draw at most so many units at random, which bounds cost and the size of ``drift.jsonl``."""
         present = np.unique(self.unit)
         if len(present) <= units:
             return self
@@ -79,7 +81,7 @@ class StepRecords:
         return self.select(np.isin(self.unit, kept))
 
     def to_row(self) -> dict[str, Any]:
-        """One line of ``drift.jsonl``; NaN becomes None."""
+        """Return the row for ``drift.jsonl``."""
         row: dict[str, Any] = {"step": self.step, "task": self.task.tolist()}
         row |= {name: getattr(self, name).tolist() for name in LABELS}
         row |= {name: labels.tolist() for name in OPTIONAL if (labels := getattr(self, name)).any()}
@@ -87,7 +89,7 @@ class StepRecords:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "StepRecords":
-        """The inverse of ``to_row``. ``UserError`` if the columns do not fit together."""
+        """Return what ``to_row`` wrote."""
         try:
             count = len(row["unit"])
             columns: dict[str, Any] = {name: np.array(row[name], dtype=float).reshape(count) for name in PER_ROW}
@@ -106,7 +108,7 @@ class StepRecords:
 
 
 def merge_records(parts: Sequence[StepRecords]) -> StepRecords:
-    """The union of parts of one step (workers), or of several steps; units stay apart where steps differ.
+    """Return the union of parts of one step (workers), or of several steps; units stay apart where steps differ.
 
     Parts of one step keep their unit numbers: two workers that answer the same prompt share its unit.
     """
@@ -125,7 +127,7 @@ def merge_records(parts: Sequence[StepRecords]) -> StepRecords:
 
 
 def _numbered(*keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A number for every distinct combination."""
+    """Return a number for every distinct combination."""
     return np.unique(np.stack(keys, 1), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
@@ -147,7 +149,7 @@ def _rounded(table: Array) -> list[Any]:
 def from_groups(
     groups: Sequence[Group], step: int, version: int | None = None, head_alone: bool = False
 ) -> StepRecords:
-    """A step's records from its finished groups; ``version`` is the trainer's, for the lag. O(answers).
+    """Return a step's records from its finished groups; ``version`` is the trainer's, for the lag. O(completions).
 
     ``head_alone``: drafts come from a mixture, of which the head by itself is recorded, see ``of_head``.
     """
@@ -214,7 +216,7 @@ def from_stats(
     version: Sequence[int] | None = None,
     lag: Sequence[int] | None = None,
 ) -> StepRecords:
-    """Records from decoding statistics, one row each; labels default to: its own unit and answer, the whole answer."""
+    """Return records from decoding statistics, a row each; by default each is a whole completion and its own unit."""
     count = len(stats)
     drafts = max((len(s.reached) for s in stats), default=0)
     sums = {name: _padded([getattr(s, name) for s in stats], drafts) for name in DRAFT_STATS}
@@ -250,7 +252,7 @@ def from_averages(
     overlap: Sequence[float] = (),
     target_only: Sequence[float] = (),
 ) -> StepRecords:
-    """One row for a step of which only averages are known; rates are conditional on reaching the position."""
+    """Return one row for a step of which only averages are known; rates are conditional on reaching the position."""
     rate = np.array(accept_rate, dtype=float)
     reached = cycles * np.concatenate([[1.0], np.cumprod(rate)[:-1]])[: len(rate)]
     expected = {"overlap": overlap, "target_only": target_only}
@@ -279,7 +281,7 @@ def from_averages(
 
 
 def with_entropy(records: StepRecords, entropy: float) -> StepRecords:
-    """The same rows with an entropy from elsewhere (the policy's), taken for every position, nats."""
+    """Return the same rows with an entropy from elsewhere (the policy's), taken for every position, nats."""
     count = records.cycles
     return dataclasses.replace(
         records, entropy_sum=count * entropy, entropy_count=count, target_entropy=records.reached * entropy
@@ -287,7 +289,7 @@ def with_entropy(records: StepRecords, entropy: float) -> StepRecords:
 
 
 def _version(completion: Completion, start: int) -> int:
-    """The weights that wrote the stretch from ``start`` on: it ends where twice as much is written."""
+    """Return the weights that wrote the stretch from ``start`` on: it ends where twice as much is written."""
     if start == OPENING:
         written = completion.versions[:1]
     elif completion.stretches:
@@ -302,7 +304,7 @@ def _labels(values: Iterable[int] | None, default: Iterable[int]) -> NDArray[np.
 
 
 def _padded(rows: Sequence[Array], width: int) -> Array:
-    """Rows of different length under one another, zeros beyond their ends."""
+    """Return rows of different length as a table, with zeros beyond their ends."""
     table = np.zeros((len(rows), width))
     for line, row in zip(table, rows, strict=True):
         line[: len(row)] = row
@@ -313,17 +315,17 @@ def _padded(rows: Sequence[Array], width: int) -> Array:
 
 
 def first_of_kind(turn: int) -> int:
-    """Turns come in kinds 0, 1, 2-3, 4-7, 8-15, ...; a kind is called by the first of its turns."""
+    """Return the first turn of a kind; turns come in kinds 0, 1, 2-3, 4-7, 8-15, ..."""
     return 1 << (turn.bit_length() - 1) if turn else 0
 
 
 def kind_name(first: int) -> str:
-    """``0``, ``1``, ``2-3``, ``4-7``, ... for the kind that begins with turn ``first``."""
+    """Return ``0``, ``1``, ``2-3``, ``4-7``, ... for the kind that begins with turn ``first``."""
     return str(first) if first < 2 else f"{first}-{2 * first - 1}"
 
 
 def by_turn(records: StepRecords) -> dict[str, StepRecords]:
-    """The rows of each kind of turn, then those of first cycles after observations; name -> rows."""
+    """Return the rows of each kind of turn, then those of first cycles after observations; name -> rows."""
     kinds = np.array([first_of_kind(int(turn)) for turn in records.turn], dtype=np.int64)
     found = {kind_name(int(kind)): records.select(kinds == kind) for kind in np.unique(kinds)}
     after = (records.turn > 0) & (records.position == OPENING)

@@ -1,9 +1,9 @@
 """The slope of acceptance on entropy, *signed* (dvalue/dH, tokens or rate per nat), from three sources.
 
 ``early``: least squares over the steps at the beginning of the run, as the paper does. Weights and entropy move
-together there, so mismatch that grows with the entropy's change is taken for slope. ``frozen``: answers of one step,
-hence of one set of weights, grouped by entropy. ``temperature``: the same weights sampled at several temperatures. A
-slope that the data do not give is marked *unidentified*, with the reason, and has no interval.
+together there, so mismatch that grows with the entropy's change is taken for slope. ``frozen``: completions of one
+step, hence of one set of weights, grouped by entropy. ``temperature``: the same weights sampled at several
+temperatures. A slope that the data do not give is marked *unidentified*, with the reason, and has no interval.
 
 What the intervals vary over: other steps of the run (early), other prompts (frozen, temperature). Those of 95 % hold
 the truth in 93 to 97 % of simulated runs, whose steps may correlate by half (early), with 16 prompts or more (frozen),
@@ -25,7 +25,7 @@ from bebop.monitor.window import Measure, per_unit, resample, table
 MIN_ENTROPY_SPREAD = 0.01  # nats; below this standard deviation the slope is unidentified (SPEC 1.2)
 MIN_STEPS = 20  # of the early window; it takes this or 10 % of the run's steps, whichever is more
 BLOCK = 5  # steps resampled together
-BUCKETS = 10  # of answers by entropy
+BUCKETS = 10  # of completions by entropy
 MIN_UNITS = 16  # prompts below which a frozen slope is not tried
 # Parts of seeds, so that no slope is resampled with the numbers that a window of some step is (``Window.of``).
 FROZEN_DRAWS, TEMPERATURE_DRAWS = 1, 2
@@ -43,14 +43,14 @@ class Slope:
 
 
 def early_window(steps: int | None) -> int:
-    """m = max(20, 10 % of the run's steps); ``steps`` None if unknown."""
+    """Return m = max(20, 10 % of the run's steps); ``steps`` None if unknown."""
     return max(MIN_STEPS, math.ceil(0.1 * steps) if steps else 0)
 
 
 def early_slope(
     entropies: Sequence[float], values: Sequence[float], draws: int = 400, seed: int = 0, least: int = MIN_STEPS
 ) -> Slope:
-    """Least squares over step values [m], with a bootstrap of its residuals in blocks of 5 neighbouring steps.
+    """Fit least squares over step values [m], with a bootstrap of its residuals in blocks of 5 neighbouring steps.
 
     Fewer than ``least`` steps are not enough.
     """
@@ -69,10 +69,10 @@ def early_slope(
 
 
 def frozen_slope(steps: Sequence[StepRecords], measure: Measure, draws: int = 400, seed: int = 0) -> Slope:
-    """Weighted least squares over buckets of answers by entropy, within steps; units are resampled.
+    """Fit weighted least squares over buckets of completions by entropy, within steps; units are resampled.
 
-    Value and entropy of an answer are taken relative to those of its step, so that nothing which changes from step to
-    step enters. Buckets are formed once: their means are totals over counts.
+    Value and entropy of a completion are taken relative to those of its step, so that nothing which changes from step
+    to step enters. Buckets are formed once: their means are totals over counts.
     """
     answers = [(record.unit, *_within(np.stack(measure.sums(table(record))))) for record in steps if len(record)]
     entropies = np.concatenate([entropy for _, _, _, entropy in answers]) if answers else np.zeros(0)
@@ -84,7 +84,7 @@ def frozen_slope(steps: Sequence[StepRecords], measure: Measure, draws: int = 40
         return _none("frozen", "entropy or acceptance was not measured", draws)
     spread = math.sqrt(np.average(entropies**2, weights=counts))
     if spread < MIN_ENTROPY_SPREAD:
-        flat = f"entropy varies by {spread:.3g} nats between answers, it takes {MIN_ENTROPY_SPREAD}"
+        flat = f"entropy varies by {spread:.3g} nats between completions, it takes {MIN_ENTROPY_SPREAD}"
         return _none("frozen", flat, draws)
     edges = np.quantile(entropies[counts > 0], np.linspace(0, 1, BUCKETS + 1)[1:-1])
     sums = [_bucket_sums(*answer, edges) for answer in answers]  # each [U, 3 J]
@@ -99,7 +99,7 @@ def frozen_slope(steps: Sequence[StepRecords], measure: Measure, draws: int = 40
 def temperature_slope(
     entropies: Sequence[float], values: Sequence[float], sums: Array, draws: int = 400, seed: int = 0
 ) -> Slope:
-    """Least squares over the T pairs (entropy, value) of one set of weights at several temperatures.
+    """Fit least squares over the T pairs (entropy, value) of one set of weights at several temperatures.
 
     The pairs themselves are no sample: all come from the same texts, so they err together, and lie on a curve rather
     than around a line. Prompts are the sample. ``sums`` [T, U, 4] of a ``Sweep`` are resampled by prompt, with the
@@ -125,9 +125,9 @@ def temperature_slope(
 
 
 def _within(sums: Array) -> tuple[Array, Array, Array]:
-    """Value, count and entropy [N] of a step's answers from ``Measure.sums`` [4, N], relative to the step's means.
+    """Return value, count and entropy [N] of completions, from ``Measure.sums`` [4, N], relative to the step's means.
 
-    An answer in which something was not measured has a count of 0.
+    A completion in which something was not measured has a count of 0.
     """
     total, count, entropy, positions = sums
     kept = (count > 0) & (positions > 0) & np.isfinite(total) & np.isfinite(entropy)
@@ -141,13 +141,13 @@ def _within(sums: Array) -> tuple[Array, Array, Array]:
 
 
 def _bucket_sums(unit: NDArray[np.int64], value: Array, count: Array, entropy: Array, edges: Array) -> Array:
-    """Per unit and bucket [U, 3 J]: counts, then totals of value, then totals of entropy."""
+    """Return sums per unit and bucket [U, 3 J]: counts, then totals of value, then totals of entropy."""
     member = np.eye(BUCKETS)[np.searchsorted(edges, entropy)] * count[:, None]
     return per_unit(unit, np.concatenate([member, member * value[:, None], member * entropy[:, None]], 1))
 
 
 def _bucket_slope(sums: Array) -> Array:
-    """Slopes [B] of weighted least squares through bucket means, from ``_bucket_sums`` over all units [B, 3 J]."""
+    """Fit weighted least squares through bucket means: slopes [B] from ``_bucket_sums`` of all units [B, 3 J]."""
     count, value, entropy = np.split(sums, 3, axis=1)
     x, y = (np.divide(total, count, out=np.zeros_like(total), where=count > 0) for total in (entropy, value))
     everything = count.sum(1)
@@ -158,7 +158,7 @@ def _bucket_slope(sums: Array) -> Array:
 
 
 def _least_squares(x: Array, y: Array, weight: Array) -> tuple[float, Array, Array]:
-    """Slope, residuals [m], and the weights [m] with which an error in y enters the slope."""
+    """Return the slope, residuals [m], and the weights [m] with which an error in y enters the slope."""
     centred = x - np.average(x, weights=weight)
     lever = weight * centred / (weight * centred**2).sum()
     slope = float(lever @ y)
@@ -166,19 +166,19 @@ def _least_squares(x: Array, y: Array, weight: Array) -> tuple[float, Array, Arr
 
 
 def _slopes(x: Array, y: Array) -> Array:
-    """Slopes [B] of least squares through the T points of each replicate [B, T]."""
+    """Return the slopes [B] of least squares through the T points of each replicate [B, T]."""
     x, y = x - x.mean(1, keepdims=True), y - y.mean(1, keepdims=True)
     slopes: Array = np.divide((x * y).sum(1), (x * x).sum(1), out=np.full(len(x), math.nan), where=(x * x).any(1))
     return slopes
 
 
 def _filled(total: Array, count: Array) -> Array:
-    """Means, NaN where nothing was counted."""
+    """Return the means, NaN where nothing was counted."""
     return np.divide(total, count, out=np.full(total.shape, math.nan), where=count > 0)
 
 
 def _too_little(entropy: Array, value: Array, least: int, what: str) -> str:
-    """Why a slope over pairs cannot be had; empty if it can."""
+    """Say why a slope over pairs cannot be had; empty if it can."""
     assert entropy.shape == value.shape
     if len(entropy) < least:
         return f"{len(entropy)} {what}, it takes {least}"

@@ -1,6 +1,6 @@
 """Which tokens a change of acceptance comes from: overlap lost in some steps against others, shared out over tokens.
 
-At every tested place i of an answer the overlap o_i and the target's entropy H_i are known (``bebop.trajectory``).
+At every tested place i of a completion the overlap o_i and the target's entropy H_i are known (``bebop.trajectory``).
 From the steps before, f(H) is what overlap goes with an entropy, and r_g by how much places of kind g lay off it. In
 the steps after, f(H_i) + r_g is what would be expected had only entropies and the mix of places changed; the loss
 
@@ -27,9 +27,9 @@ DRAWS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """N tested places of traced answers."""
+    """N tested places of traced completions."""
 
-    answer: Ints  # [N] which answer; answers are what is resampled
+    answer: Ints  # [N] which completion; completions are what is resampled
     place: Ints  # [N] index of the token in it
     overlap: Array  # [N] sum of min(p, q)
     entropy: Array  # [N] of the target, nats
@@ -48,8 +48,8 @@ class Part:
     overlap_before: float  # NaN: there were none
     overlap_after: float
     expected: float  # in the steps after
-    loss: Estimate  # overlap a place *of all kinds*; its interval is over answers
-    worst: Ints  # indices into the places after, the largest loss first, an answer once
+    loss: Estimate  # overlap a place *of all kinds*; its interval is over completions
+    worst: Ints  # indices into the places after, the largest loss first, a completion once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -119,7 +119,7 @@ def _curve(places: Places) -> _Curve:
 
 
 def _by_answer(answer: Ints, kind: NDArray[np.intp], kinds: int, values: Array) -> Array:
-    """Sums [n, A, G] of values [n, N] by answer and kind."""
+    """Return the sums [n, A, G] of values [n, N] by completion and kind."""
     answers, row = np.unique(answer, return_inverse=True)
     sums = np.zeros((len(values), len(answers), kinds))
     for own, value in zip(sums, values, strict=True):
@@ -128,7 +128,7 @@ def _by_answer(answer: Ints, kind: NDArray[np.intp], kinds: int, values: Array) 
 
 
 def _expected(then: Array, later: Array) -> Array:
-    """Mean overlap of each kind [..., G] in the steps after, had only entropies and the mix of places changed.
+    """Return each kind's mean overlap [..., G] in the steps after, had only entropies and the mix of places changed.
 
     NaN of a kind without places there; ``then``, ``later``: sums [3, ..., G].
     """
@@ -137,20 +137,20 @@ def _expected(then: Array, later: Array) -> Array:
 
 
 def _off(then: Array) -> Array:
-    """r_g [..., G] from counts and sums [3, ..., G] of the steps before."""
+    """Return r_g [..., G] from counts and sums [3, ..., G] of the steps before."""
     found: Array = then[1] / (then[0] + SHRINK)
     return found
 
 
 def _losses(then: Array, later: Array) -> tuple[Array, Array]:
-    """The loss of each kind [..., G], and places [...] of all, from sums [3, ..., G]."""
+    """Return the loss of each kind [..., G], and places [...] of all, from sums [3, ..., G]."""
     whole = later[0].sum(-1, keepdims=True)
     expected = np.where(later[0] > 0, later[0] * _expected(then, later), 0.0)
     return (expected - later[2]) / whole, whole
 
 
 def _draws(then: Array, later: Array, seed: int) -> Array:
-    """Losses [B, G] with the answers of both windows resampled; f stays as it is."""
+    """Return the losses [B, G] with the completions of both windows resampled; f stays as it is."""
     rng = np.random.default_rng([seed, then.shape[1], later.shape[1]])
 
     def resampled(sums: Array) -> Array:
@@ -163,12 +163,12 @@ def _draws(then: Array, later: Array, seed: int) -> Array:
 
 
 def _worst(answer: Ints, missing: Array, among: NDArray[np.intp], count: int) -> Ints:
-    """Indices of the largest ``missing`` [N] among some places, each answer once."""
+    """Return the indices of the largest ``missing`` [N] among some places, each completion once."""
     ordered = among[np.argsort(-missing[among], kind="stable")]
     _, first = np.unique(answer[ordered], return_index=True)
     return ordered[np.sort(first)][:count].astype(np.int64)
 
 
 def _ratio(total: Any, count: Any) -> Any:
-    """Total over count, NaN where there is none."""
+    """Return the total over the count, NaN where there is none."""
     return np.divide(total, count, out=np.full(np.shape(total), np.nan), where=np.asarray(count) > 0)

@@ -47,7 +47,7 @@ class NullMonitor:
     async def read(
         self, step: int, groups: Sequence[Group], trainer: Trainer, undisturbed: bool = True
     ) -> tuple[None, None, Certified | None]:
-        """The certificate alone, if it is due."""
+        """Read the certificate alone, if it is due."""
         return None, None, await self.certificate.read(step, groups, trainer, undisturbed)
 
     def observe(
@@ -60,18 +60,18 @@ class NullMonitor:
         certified: Certified | None = None,
         health: Health | None = None,
     ) -> Observation:
-        """What the certificate says, and nothing to do about it."""
+        """Return what the certificate says, and nothing to do about it."""
         return Observation(metrics={} if certified is None else certified.metrics(), action=Action())
 
     def state(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return an empty state."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to go on from."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 class JobMonitor:
@@ -80,7 +80,7 @@ class JobMonitor:
     fingerprints = True  # the heads that workers run are compared with the trainer's
 
     def __init__(self, config: JobConfig, folder: Path, resume_from: int = 0) -> None:
-        """Keeps its logs in ``folder``; goes on after step ``resume_from``, whose later lines are dropped."""
+        """Keep logs in ``folder``; go on after step ``resume_from``, whose later lines are dropped."""
         self.config = config
         self.monitor = DriftMonitor(settings(config.decoding, config.monitor, config.trainer.steps))
         self.texts: tuple[ProbeText, ...] = ()  # the probe set
@@ -96,14 +96,14 @@ class JobMonitor:
 
     @property
     def cotraining(self) -> bool:
-        """Whether the next update should train the head as well."""
+        """Return whether the next update should train the head as well."""
         mode = self.config.cotrain.mode
         return mode == "always" or (mode == "auto" and self.monitor.controller.cotraining)
 
     def probe_due(self, step: int, groups: Sequence[Group]) -> tuple[tuple[ProbeText, ...], bool] | None:
-        """The texts to be read before update ``step`` (from 1), and whether at several temperatures; None: not now.
+        """Return the texts to read before update ``step`` (from 1), and whether at several temperatures; None: not now.
 
-        The first batch's answers become the texts. While things are unsettled, or the head is being repaired, every
+        The first batch's completions become the texts. While things are unsettled, or the head is being repaired, every
         step is read.
         """
         mode = self.config.cotrain.mode
@@ -157,7 +157,7 @@ class JobMonitor:
         return Observation(metrics=metrics, action=taken)
 
     def state(self) -> dict[str, Any]:
-        """What the job's checkpoint has to keep; the rest is in the log."""
+        """Return what the job's checkpoint has to keep; the rest is in the log."""
         return {"bank": self.texts}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -170,7 +170,7 @@ class JobMonitor:
         self._concluded.close()
 
     def _carried_out(self, action: Action) -> bool:
-        """Whether the job does what is proposed, rather than leaving it to whoever reads the log."""
+        """Return whether the job does what is proposed, rather than leaving it to whoever reads the log."""
         if action.kind in DECODING:
             return self.config.monitor.actions
         return action.kind == "resync" or (action.kind in COTRAIN and self.config.cotrain.mode == "auto")
@@ -188,7 +188,7 @@ class JobMonitor:
         self._restart_at = explanation.step + self.config.rollout.staleness + 1
 
     def _record(self, explanation: Explanation) -> None:
-        """A line of ``controller.jsonl``, where the state changed or something is to be done."""
+        """Write a line of ``controller.jsonl``, where the state changed or something is to be done."""
         verdict = explanation.verdict
         if not verdict.changed and verdict.action.kind == "none":
             return
@@ -202,14 +202,16 @@ Monitor = JobMonitor | NullMonitor
 
 
 def can_monitor(config: JobConfig) -> bool:
-    """Whether a job can be watched: of a head beside history, overlaps have to be measured."""
+    """Return whether a job can be watched: of a head beside history, overlaps have to be measured."""
     system, monitor = SYSTEMS[config.decoding.system], config.monitor
     return monitor.drift and system.watched and (monitor.decode_stats or not system.history)
 
 
 def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None = None) -> MonitorSettings:
-    """How a job is watched. A greedy draft's distribution is one-hot, so its overlap is p(argmax q), what accepts
-    it."""
+    """Return how a job is watched.
+
+    A greedy draft's distribution is one-hot, so its overlap is p(argmax q), what accepts it.
+    """
     system = SYSTEMS[decoding.system]
     fixed = decoding.length == "fixed" and not system.history  # history drafts as many as it is sure of
     chain = not system.tree  # the overlap is that of a single draft, and more nodes need not be deeper
@@ -227,7 +229,7 @@ def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None
 
 
 def choose(groups: Sequence[Group], count: int) -> tuple[ProbeText, ...]:
-    """``count`` answers, from as many prompts as there are; an answer of a single token may have no context.
+    """Choose ``count`` completions from as many prompts as there are; one of a single token may have no context.
 
     Of a trajectory of several turns it is one of them, with all that came before as its prompt: the members of a group
     take different ones.
@@ -238,8 +240,10 @@ def choose(groups: Sequence[Group], count: int) -> tuple[ProbeText, ...]:
 
 
 def _text(group: Group, trajectory: Trajectory, member: int) -> ProbeText | None:
-    """An answer, to be shown where the policy surprised itself most: its distributions are wide there. None: all turns
-    are of one token."""
+    """Take a completion, to be shown where the policy surprised itself most, as its distributions are wide there.
+
+    None: all turns are of one token.
+    """
     turns = [place for place, turn in enumerate(trajectory.turns) if len(turn.completion.token_ids) > 1]
     if not turns:
         return None

@@ -1,8 +1,8 @@
-"""Totals over answers, with bootstrap replicates of the totals: they merge by ``+`` and are divided once, at the end.
+"""Totals over completions with bootstrap replicates: they merge by ``+`` and are divided once, at the end.
 
-The bootstrap resamples *units* (the answers to one prompt), never cycles: those of one answer resemble one another, and
-an interval over cycles is too narrow (SPEC 0.6). Replicates of disjoint data add up to replicates of the union, so
-windows of workers and of steps merge exactly as their points do.
+The bootstrap resamples *units* (the completions to one prompt), never cycles: those of one completion resemble one
+another, and an interval over cycles is too narrow (SPEC 0.6). Replicates of disjoint data add up to replicates of the
+union, so windows of workers and of steps merge exactly as their points do.
 """
 
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ class Measure:
 
     @property
     def name(self) -> str:
-        """``length`` or ``position/k``."""
+        """Return ``length`` or ``position/k``."""
         return "length" if self.position is None else f"position/{self.position}"
 
     def sums(self, columns: Array) -> tuple[Array, Array, Array, Array]:
-        """Value total and count, entropy total and count from columns [..., C] of ``table``."""
+        """Return value total and count, entropy total and count from columns [..., C] of ``table``."""
         if self.position is not None:
             return (
                 _per_position(columns, self.rate)[..., self.position - 1],
@@ -52,7 +52,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Window:
-    """Totals of some answers and B bootstrap replicates of them; ``+`` merges disjoint data."""
+    """Totals of some completions and B bootstrap replicates of them; ``+`` merges disjoint data."""
 
     totals: Array  # [C], see ``table``
     replicates: Array  # [B, C]
@@ -67,7 +67,7 @@ class Window:
         return cls(totals=columns.sum(0), replicates=weights @ columns, units=len(columns), strata=1)
 
     def __add__(self, other: "Window") -> "Window":
-        """The window of the union."""
+        """Return the window of the union."""
         if not isinstance(other, Window):
             return NotImplemented
         width = max(len(self.totals), len(other.totals))
@@ -80,27 +80,27 @@ class Window:
 
     @property
     def drafts(self) -> int:
-        """K."""
+        """Return K."""
         return (len(self.totals) - len(FIXED)) // len(DRAFT_STATS)
 
     def value(self, measure: Measure) -> Estimate:
-        """The measure, weighted by cycles (by tokens)."""
+        """Return the measure, weighted by cycles (by tokens)."""
         totals, replicates = measure.sums(self.totals), measure.sums(self.replicates)
         return self._ratio(totals[0], totals[1], replicates[0], replicates[1])
 
     def entropy(self, measure: Measure) -> Estimate:
-        """The target's entropy where the measure is taken, nats."""
+        """Return the target's entropy where the measure is taken, nats."""
         totals, replicates = measure.sums(self.totals), measure.sums(self.replicates)
         return self._ratio(totals[2], totals[3], replicates[2], replicates[3])
 
     def by_request(self) -> tuple[Estimate, Estimate]:
-        """Accept length and entropy with the same weight for every answer, however long."""
+        """Return accept length and entropy with the same weight for every completion, however long."""
         answers, replicated = self.totals[4], self.replicates[:, 4]
         length, entropy = (self._ratio(self.totals[i], answers, self.replicates[:, i], replicated) for i in (5, 6))
         return length, entropy
 
     def gap(self, first: Rate, second: Rate, position: int | None = None) -> Estimate:
-        """Mean of ``first`` minus mean of ``second`` over the same verified positions (all of them, or one)."""
+        """Return the mean of ``first`` minus ``second`` over the same verified positions (all of them, or one)."""
         part = slice(None) if position is None else slice(position - 1, position)
         totals, replicates = (
             (
@@ -112,7 +112,7 @@ class Window:
         return self._ratio(totals[0], totals[1], replicates[0], replicates[1])
 
     def _ratio(self, total: Array, count: Array, totals: Array, counts: Array) -> Estimate:
-        """Total over count; draws widened for few units (Student's t). Unknown without data or with a single unit."""
+        """Return total over count, with draws widened for few units; unknown without data or with a single unit."""
         wider = t_over_normal(self.units - self.strata)
         if not (np.isfinite(total) and count > 0 and np.isfinite(wider)):
             point = float(total / count) if count > 0 else float("nan")
@@ -124,7 +124,7 @@ class Window:
 
 
 def table(records: StepRecords) -> Array:
-    """[N, C]: the columns FIXED, then each of DRAFT_STATS for position 1, those for position 2, and so on."""
+    """Return [N, C]: the columns FIXED, then each of DRAFT_STATS for position 1, those for position 2, and so on."""
     answers, first, number = np.unique(records.answer, return_index=True, return_inverse=True)
     opens = np.zeros(len(records))
     opens[first] = 1.0
@@ -140,7 +140,7 @@ def table(records: StepRecords) -> Array:
 
 
 def per_unit(unit: NDArray[np.int64], columns: Array) -> Array:
-    """Sums [U, C] over the rows of each unit of columns [N, C]; units in ascending order."""
+    """Return the sums [U, C] over the rows of each unit of columns [N, C]; units in ascending order."""
     present, number = np.unique(unit, return_inverse=True)
     sums = np.zeros((len(present), columns.shape[1]))
     np.add.at(sums, number.reshape(-1), columns)
@@ -148,7 +148,7 @@ def per_unit(unit: NDArray[np.int64], columns: Array) -> Array:
 
 
 def resample(units: int, draws: int, rng: np.random.Generator) -> Array:
-    """Bootstrap weights [B, U]: n - 1 of the n units with replacement, scaled by n / (n - 1) (Rao and Wu).
+    """Return bootstrap weights [B, U]: n - 1 of the n units with replacement, scaled by n / (n - 1) (Rao and Wu).
 
     Taking n - 1 makes the variance unbiased, which matters where a step has few prompts. One unit: weights of 1.
     """
@@ -160,11 +160,11 @@ def resample(units: int, draws: int, rng: np.random.Generator) -> Array:
 
 
 def _per_position(columns: Array, name: str) -> Array:
-    """The columns [..., K] of one per-position sum."""
+    """Return the columns [..., K] of one per-position sum."""
     return columns[..., len(FIXED) + DRAFT_STATS.index(name) :: len(DRAFT_STATS)]
 
 
 def _wide(columns: Array, width: int) -> Array:
-    """Zeros for positions that only the other window has: nothing reached them here."""
+    """Fill with zeros the positions that only the other window has: nothing reached them here."""
     missing = width - columns.shape[-1]
     return np.concatenate([columns, np.zeros((*columns.shape[:-1], missing))], -1) if missing else columns

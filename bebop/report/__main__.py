@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _names(pairs: Sequence[str]) -> dict[str, str]:
-    """``OURS=THEIRS`` as a mapping."""
+    """Return ``OURS=THEIRS`` as a mapping."""
     wrong = next((pair for pair in pairs if "=" not in pair), None)
     if wrong is not None:
         raise UserError(f"--map {wrong} is not possible: give OURS=THEIRS, for instance entropy=actor/entropy")

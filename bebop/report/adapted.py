@@ -60,7 +60,7 @@ class Row:
 
 
 def rows(results: Results) -> Iterator[Row]:
-    """Every row: accept length (over all and by task), acceptance per position, and the distributions at those
+    """Yield every row: accept length (over all and by task), acceptance per position, and the distributions at those
     positions."""
     for system in results.after.decoded:
         yield _row(results, system, "accept length", "accept_length")
@@ -75,12 +75,12 @@ def rows(results: Results) -> Iterator[Row]:
 
 
 def drafts(results: Results) -> int:
-    """K, the drafts of a cycle."""
+    """Return K, the drafts of a cycle."""
     return int(results.after.decoded["bebop"].reached.shape[1])
 
 
 def tasks(results: Results) -> list[str]:
-    """The tasks of the held-out prompts, in the order of their appearance."""
+    """Return the tasks of the held-out prompts, in the order of their appearance."""
     return list(dict.fromkeys(results.after.decoded["bebop"].tasks))
 
 
@@ -108,7 +108,7 @@ def write_page(folder: Path, config: AdaptConfig, results: Results) -> None:
 
 
 def render_page(folder: Path, config: AdaptConfig, results: Results) -> str:
-    """The whole page as HTML."""
+    """Return the whole page as HTML."""
     cards = [
         _summary(config, results),
         length_card(results),
@@ -123,21 +123,21 @@ def render_page(folder: Path, config: AdaptConfig, results: Results) -> str:
 
 
 def _summary(config: AdaptConfig, results: Results) -> Card:
-    """The table, and what was done."""
+    """Return the table, and what was done."""
     lines = [(f"{r.system}: {r.label}", str(r.before), str(r.after), str(r.change)) for r in rows(results)]
     minutes = sum(results.seconds.values()) / 60
     text = (
         f"{results.steps} steps of {config.head.objective} over {config.head.depth} recursive steps on "
         f"{data_text(config, results)}; {minutes:.1f} minutes in all. Measured by decoding "
         f"{results.held_out()} with {drafts(results)} drafts a cycle; in "
-        "brackets 95 % bootstrap intervals over answers, those of the change prompt by prompt. Overlap estimates the "
-        "same acceptance as the counts above it, with less noise."
+        "brackets 95 % bootstrap intervals over completions, those of the change prompt by prompt. Overlap estimates "
+        "the same acceptance as the counts above it, with less noise."
     )
     return Card(title="Before and after", text=text, table=table(HEADS, lines), wide=True)
 
 
 def length_card(results: Results) -> Card:
-    """Accept length over all and by task."""
+    """Draw the accept length over all and by task."""
     names = tasks(results)
     labels = ["all", *names] if len(names) > 1 else ["all"]
 
@@ -148,7 +148,7 @@ def length_card(results: Results) -> Card:
     text = (
         "Tokens per verification pass while decoding held-out prompts: accepted drafts plus the one token that a pass "
         f"always yields. With sampled drafts it changed by {rise}, with greedy drafts by "
-        f"{results.change('target_only', 'accept_length')}. Bars are 95 % bootstrap intervals over answers; the "
+        f"{results.change('target_only', 'accept_length')}. Bars are 95 % bootstrap intervals over completions; the "
         "changes are taken prompt by prompt."
     )
     panels = _by_system(results, lengths, labels, "tokens per pass", "task")
@@ -156,7 +156,7 @@ def length_card(results: Results) -> Card:
 
 
 def position_card(results: Results) -> Card:
-    """Acceptance at each draft position."""
+    """Draw the acceptance at each draft position."""
     positions = range(1, drafts(results) + 1)
 
     def rates(decoded: Measured) -> list[Interval]:
@@ -175,7 +175,7 @@ def position_card(results: Results) -> Card:
 def _by_system(
     results: Results, numbers: Callable[[Measured], list[Interval]], labels: Sequence[str], unit: str, x_title: str
 ) -> list[Panel]:
-    """What decoding gave with sampled and with greedy drafts, before and after."""
+    """Draw what decoding gave with sampled and with greedy drafts, before and after."""
     panels = [
         _dots(results, lambda s, system=system: numbers(s.decoded[system]), labels, f"{name}, {unit}", x_title)  # type: ignore[misc]
         for system, name in SYSTEMS.items()
@@ -184,7 +184,7 @@ def _by_system(
 
 
 def training_cards(config: AdaptConfig, results: Results, steps: Sequence[dict[str, Any]]) -> list[Card]:
-    """Loss and gradient over training, and the held-out numbers on the way; nothing for what was not recorded."""
+    """Draw loss and gradient over training, and the held-out numbers on the way; nothing for what was not recorded."""
     warm, objective = config.train.warm(results.fresh), config.head.objective
     phases = [(config.train.warm_objective, steps[:warm]), (objective, steps[warm:])] if warm else [(objective, steps)]
     shades = [PALETTE[4], AFTER] if warm else [AFTER]
@@ -206,7 +206,7 @@ def training_cards(config: AdaptConfig, results: Results, steps: Sequence[dict[s
 
 
 def _held_out(steps: Sequence[dict[str, Any]], count: int) -> list[Card]:
-    """The evaluations during training."""
+    """Draw the evaluations during training."""
     seen = [step for step in steps if "eval/accept_length" in step]
     if not seen:
         return []
@@ -223,23 +223,24 @@ def _held_out(steps: Sequence[dict[str, Any]], count: int) -> list[Card]:
         panels.append(Panel(caption=caption, traces=traces, layout=layout("step")))
         keys += [Key(label=n, color=s) for (_, n), s in zip(drawn, shades, strict=True)] if len(drawn) > 1 else []
     text = (
-        "Estimated without decoding, on up to 64 held-out answers of the model, the same ones each time. The accept "
-        "length is the mean over all places of the answers at which a cycle could begin; decoding begins its cycles "
-        "elsewhere, so that the figures above differ a little. Still rising at the end: more steps would help."
+        "Estimated without decoding, on up to 64 held-out completions of the model, the same ones each time. The "
+        "accept length is the mean over all places of the completions at which a cycle could begin; decoding begins "
+        "its cycles elsewhere, so that the figures above differ a little. Still rising at the end: more steps would "
+        "help."
     )
     return [Card(title="On the way", text=text, panels=panels, keys=keys)]
 
 
 def entropy_card(results: Results) -> Card:
-    """First drafts by the entropy of the model's distribution at their place."""
+    """Draw first drafts by the entropy of the model's distribution at their place."""
     labels = [_span(a, b) for a, b in pairwise(ENTROPIES)]
     probe = results.before.probe
     bins = _bins(probe.numbers["target_entropy"][:, 0], ENTROPIES)
     text = (
-        "The first draft at every token of the held-out answers, by the entropy of the model's own distribution there "
-        "(the same text for both heads). Greedy drafts must fall where the model is uncertain, since they are accepted "
-        f"with a single probability; sampled drafts need not. Bins of fewer than {FEWEST} tokens are left out; the "
-        "last panel shows how many tokens each holds."
+        "The first draft at every token of the held-out completions, by the entropy of the model's own distribution "
+        "there (the same text for both heads). Greedy drafts must fall where the model is uncertain, since they are "
+        f"accepted with a single probability; sampled drafts need not. Bins of fewer than {FEWEST} tokens are left "
+        "out; the last panel shows how many tokens each holds."
     )
     panels = [
         *_by_bin(results, bins, labels, "target entropy, nats"),
@@ -249,19 +250,19 @@ def entropy_card(results: Results) -> Card:
 
 
 def place_card(results: Results) -> Card:
-    """First drafts by their place in the answer."""
+    """Draw first drafts by their place in the completion."""
     labels = [f"{a}" if b == a + 1 else f"{a}+" if b == PLACES[-1] else f"{a}-{b - 1}" for a, b in pairwise(PLACES)]
     bins = _bins(results.before.probe.place.astype(float), PLACES)
     text = (
-        "The first draft by its place in the answer: 0 is the answer's first token, drafted from the prompt alone. A "
-        "fall towards the end would mean that the head was trained on shorter answers than it drafts."
+        "The first draft by its place in the completion: 0 is the completion's first token, drafted from the prompt "
+        "alone. A fall towards the end would mean that the head was trained on shorter completions than it drafts."
     )
-    panels = _by_bin(results, bins, labels, "place in the answer")
-    return Card(title="Acceptance by place in the answer", text=text, panels=panels, keys=KEYS)
+    panels = _by_bin(results, bins, labels, "place in the completion")
+    return Card(title="Acceptance by place in the completion", text=text, panels=panels, keys=KEYS)
 
 
 def boundary_card(results: Results) -> Card:
-    """Token by token: overlap against the probability of the greedy draft, and who wins where."""
+    """Draw, token by token, the overlap against the probability of the greedy draft, and who wins where."""
     panels = [_density(s.probe, when) for when, s in (("before", results.before), ("after", results.after))]
     share = boundary_share(results.after.probe)
     text = (
@@ -282,7 +283,7 @@ def boundary_card(results: Results) -> Card:
 
 
 def _sides(probe: Probe, task: str | None, label: str) -> tuple[str, ...]:
-    """Shares on each side of the boundary, of one task or of all."""
+    """Return shares on each side of the boundary, of one task or of all."""
     chosen = np.isfinite(probe.numbers["overlap"][:, 0]) & (True if task is None else probe.task == task)
     lead = np.where(chosen, probe.numbers["overlap"][:, 0] - probe.numbers["target_only"][:, 0], np.nan)
 
@@ -299,7 +300,7 @@ def _percent(interval: Interval) -> str:
 
 
 def _density(probe: Probe, when: str) -> Panel:
-    """Tokens in cells of a twentieth each, on a logarithmic scale of colours."""
+    """Draw tokens in cells of a twentieth each, on a logarithmic scale of colours."""
     edges = np.linspace(0, 1, 21)
     across, up = probe.numbers["target_only"][:, 0], probe.numbers["overlap"][:, 0]
     known = np.isfinite(across) & np.isfinite(up)
@@ -325,13 +326,13 @@ def _density(probe: Probe, when: str) -> Panel:
 
 
 def _bins(values: Array, edges: Sequence[float]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The bin of each value; -1 where there is none."""
+    """Return the bin of each value; -1 where there is none."""
     bins = np.searchsorted(np.asarray(edges, float), values, side="right") - 1
     return np.where(np.isfinite(values), bins, -1)
 
 
 def _by_bin(results: Results, bins: Any, labels: Sequence[str], x_title: str) -> list[Panel]:
-    """First drafts of both kinds, averaged in bins, before and after."""
+    """Draw first drafts of both kinds, averaged in bins, before and after."""
     shown = [i for i in range(len(labels)) if (bins == i).sum() >= FEWEST]
     kinds = {"overlap": "sampled drafts: overlap", "target_only": "greedy drafts: p(argmax q)"}
 
@@ -343,7 +344,7 @@ def _by_bin(results: Results, bins: Any, labels: Sequence[str], x_title: str) ->
 
 
 def _share(probe: Probe, bins: Any, labels: Sequence[str], x_title: str) -> Panel:
-    """How many tokens each bin holds."""
+    """Draw how many tokens each bin holds."""
     total = max(1, int((bins >= 0).sum()))
     heights = [round(float((bins == i).sum()) / total, 4) for i in range(len(labels))]
     bar: Trace = {
@@ -358,7 +359,7 @@ def _share(probe: Probe, bins: Any, labels: Sequence[str], x_title: str) -> Pane
 def _dots(
     results: Results, numbers: Callable[[Snapshot], list[Interval]], labels: Sequence[str], caption: str, x_title: str
 ) -> Panel:
-    """Intervals before and after side by side over labelled places."""
+    """Draw intervals before and after side by side over labelled places."""
     traces = []
     for shift, (when, shade) in zip((-0.08, 0.08), SHADES.items(), strict=True):
         intervals = numbers(getattr(results, when))
@@ -371,7 +372,7 @@ def _dots(
 
 
 def _errors(places: Sequence[float], intervals: Sequence[Interval], name: str, shade: str) -> Trace:
-    """Points with error bars."""
+    """Draw points with error bars."""
     up = [rounded(i.high - i.value) for i in intervals]
     down = [rounded(i.value - i.low) for i in intervals]
     bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "color": shade, "width": 4}
@@ -383,13 +384,13 @@ def _errors(places: Sequence[float], intervals: Sequence[Interval], name: str, s
 
 
 def _line(steps: Sequence[dict[str, Any]], metric: str, name: str, shade: str) -> Trace:
-    """A number over the steps at which it was recorded."""
+    """Draw a number over the steps at which it was recorded."""
     recorded = [step for step in steps if step.get(metric) is not None]
     return line_trace([step["step"] for step in recorded], [step[metric] for step in recorded], name, shade)
 
 
 def _span(low: float, high: float) -> str:
-    """A bin of entropies as text."""
+    """Return a bin of entropies as text."""
     short = [f"{x:g}".removeprefix("0") or "0" for x in (low, high)]
     return f"<{short[1]}" if low == 0 else f">{short[0]}" if np.isinf(high) else "-".join(short)
 
@@ -403,27 +404,27 @@ def write_card(out: Path, config: AdaptConfig, results: Results) -> None:
 
 
 def render_card(config: AdaptConfig, results: Results) -> str:
-    """The whole card."""
+    """Return the whole card."""
     parts = (_front(), _trained(config, results), _acceptance(results), _serving(drafts(results)), _made_with(config))
     return "\n".join(parts)
 
 
 def model_name(config: AdaptConfig) -> str:
-    """The model that was adapted, as a name: the folder's own where it is a folder."""
+    """Return the model that was adapted, as a name: the folder's own where it is a folder."""
     return config.model.path if config.model.path in BUILT_IN else Path(config.model.path).resolve().name
 
 
 def data_text(config: AdaptConfig, results: Results) -> str:
-    """What was trained on, in a sentence."""
+    """Return what was trained on, in a sentence."""
     data, sampling = config.data, sampling_words(config)
-    size = f"{results.rows:,} sequences with {results.tokens:,} answer tokens"
+    size = f"{results.rows:,} sequences with {results.tokens:,} completion tokens"
     if data.source == "file":
         return f"{size} from {PurePath(str(data.path)).name}; target distributions at {sampling}"
-    return f"{size}, answers that the model itself sampled at {sampling}"
+    return f"{size}, completions that the model itself sampled at {sampling}"
 
 
 def sampling_words(config: AdaptConfig) -> str:
-    """The sampling distribution, as far as it is not the plain one."""
+    """Return the sampling distribution, as far as it is not the plain one."""
     sampling = config.data.sampling
     plain = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     extra = [f"{name} {getattr(sampling, name):g}" for name, value in plain.items() if getattr(sampling, name) != value]
@@ -431,7 +432,7 @@ def sampling_words(config: AdaptConfig) -> str:
 
 
 def _front() -> str:
-    """The YAML at the head that model hubs read."""
+    """Return the YAML at the head that model hubs read."""
     front = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": TAGS}
     return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n"
 
@@ -463,10 +464,10 @@ def _trained(config: AdaptConfig, results: Results) -> str:
 
 
 def _acceptance(results: Results) -> str:
-    """The tables of both systems."""
+    """Return the tables of both systems."""
     k = drafts(results)
     text = (
-        f"## Acceptance\n\n{results.held_out()}, {k} drafts a cycle, 95 % bootstrap intervals over answers. Accept "
+        f"## Acceptance\n\n{results.held_out()}, {k} drafts a cycle, 95 % bootstrap intervals over completions. Accept "
         "length is tokens per\nverification pass (1 is plain decoding); acceptance of draft k is among the cycles that "
         "reached it.\n"
     )
@@ -479,7 +480,7 @@ def _acceptance(results: Results) -> str:
 def _serving(k: int) -> str:
     return f"""## Serving
 
-SGLang 0.5.14 or later, which drafts with the head and accepts by rejection sampling, so that answers keep the
+SGLang 0.5.14 or later, which drafts with the head and accepts by rejection sampling, so that completions keep the
 distribution of the model:
 
     python -m sglang.launch_server --model-path DIR --speculative-algorithm NEXTN \\
@@ -493,7 +494,7 @@ Reinforcement learning with Bebop, whose rollouts draft with the head:
 
 
 def _made_with(config: AdaptConfig) -> str:
-    """Versions and configuration."""
+    """Return the versions and the configuration."""
     versions = {"bebop-rl": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
     versions |= {"Python": platform.python_version()}
     made = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -501,7 +502,7 @@ def _made_with(config: AdaptConfig) -> str:
 
 
 def _public(config: AdaptConfig) -> str:
-    """The configuration as YAML; of paths only the last part, and none of where this run wrote."""
+    """Return the configuration as YAML; of paths only the last part, and none of where this run wrote."""
     values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     values["model"]["path"] = model_name(config)
     for section in ("data", "task"):

@@ -35,7 +35,7 @@ FITS = {
 KEYS: tuple[tuple[Key, str], ...] = (
     ("task", "Task"),
     ("lag", "Updates behind"),
-    ("position", "Tokens into the answer"),
+    ("position", "Tokens into the completion"),
 )
 
 LENGTH = (
@@ -50,13 +50,13 @@ PROBE_SET = (
 )
 ENTROPY = (
     "One point a step (darker is later). Lines are the slopes that the split may rest on, drawn through the first "
-    "steps: over temperatures (same weights, only the entropy changes), between answers of one step, and over the "
+    "steps: over temperatures (same weights, only the entropy changes), between completions of one step, and over the "
     "early steps. Points that leave the lines have moved for another reason than entropy."
 )
 LOG = "States the controller entered and what it proposed, with the evidence it had. No line: nothing happened."
 BREAKDOWN = (
-    "The change of the accept length at the end of the run, in parts. A task and a stretch of the answer are held "
-    "against themselves in the first steps; answers that lag behind against all of them."
+    "The change of the accept length at the end of the run, in parts. A task and a stretch of the completion are held "
+    "against themselves in the first steps; completions that lag behind against all of them."
 )
 BY_TURN = (
     "The change of the acceptance rate of the first draft at the end of the run by turn, each kind of turn against "
@@ -115,7 +115,7 @@ def replay_log(
 
 
 def replay_runs(folders: Sequence[Path], runs: Sequence[Run]) -> list[Replay]:
-    """The logs of those runs that were watched."""
+    """Return the logs of those runs that were watched."""
     pairs = [(f / "drift.jsonl", run) for f, run in zip(folders, runs, strict=True)]
     return [
         replay_log(path, run.name, _rules(run.config)) for path, run in pairs if path.is_file() and path.stat().st_size
@@ -123,7 +123,7 @@ def replay_runs(folders: Sequence[Path], runs: Sequence[Run]) -> list[Replay]:
 
 
 def cards(replays: Sequence[Replay]) -> list[Card]:
-    """All cards for which there is data."""
+    """Draw all cards for which there is data."""
     return [
         *_parts(replays, "length", "Why the accept length moved", "tokens per pass", LENGTH),
         *_entropy(replays),
@@ -136,7 +136,7 @@ def cards(replays: Sequence[Replay]) -> list[Card]:
 
 
 def _rules(config: Mapping[str, Any]) -> MonitorSettings | None:
-    """As the job itself was watched; None if config.yaml does not say."""
+    """Return how the job itself was watched; None if config.yaml does not say."""
     try:
         decoding = from_dict(DecodingConfig, config.get("decoding", {}))
         monitor = from_dict(MonitorConfig, config.get("monitor", {}))
@@ -146,7 +146,7 @@ def _rules(config: Mapping[str, Any]) -> MonitorSettings | None:
 
 
 def _parts(replays: Sequence[Replay], name: str, title: str, unit: str, text: str) -> list[Card]:
-    """Stacked parts of a change, a panel a run."""
+    """Draw stacked parts of a change, a panel a run."""
     panels = []
     for replay in replays:
         steps = [(e.step, e.parts[name]) for e in replay.explanations if name in e.parts and e.parts[name].change.known]
@@ -161,13 +161,13 @@ def _parts(replays: Sequence[Replay], name: str, title: str, unit: str, text: st
 
 
 def _plots(title: str, text: str, panels: list[Panel], keys: list[figures.Key]) -> list[Card]:
-    """A card of panels in one unit; none without panels."""
+    """Draw a card of panels in one unit; none without panels."""
     drawn = figures.same_scale(panels, False)
     return [Card(title=title, text=text, panels=drawn, keys=keys)] if panels else []
 
 
 def _stacked(steps: Sequence[tuple[int, Decomposition]]) -> list[Trace]:
-    """Bars of both parts with whiskers; the whole as a line in its band."""
+    """Draw bars of both parts with whiskers; the whole as a line in its band."""
     x, name = [step for step, _ in steps], steps[0][1].name
     traces: list[Trace] = []
     for part, shade in SHADES.items():
@@ -186,7 +186,7 @@ def _stacked(steps: Sequence[tuple[int, Decomposition]]) -> list[Trace]:
 
 
 def _entropy(replays: Sequence[Replay]) -> list[Card]:
-    """Accept length against entropy, with the slopes through the first steps; a panel a run."""
+    """Draw the accept length against entropy, with the slopes through the first steps; a panel a run."""
     panels = []
     for replay in replays:
         seen = [e for e in replay.explanations if math.isfinite(e.entropy.point) and math.isfinite(e.length.point)]
@@ -203,7 +203,7 @@ def _entropy(replays: Sequence[Replay]) -> list[Card]:
 
 
 def _cloud(seen: Sequence[Explanation]) -> list[Trace]:
-    """The steps, and a line a slope."""
+    """Draw the steps, and a line a slope."""
     x, y = ([rounded(getattr(e, name).point) for e in seen] for name in ("entropy", "length"))
     points = {
         "type": "scatter", "mode": "markers", "x": x, "y": y, "name": "steps", "text": [str(e.step) for e in seen],
@@ -230,7 +230,7 @@ def _cloud(seen: Sequence[Explanation]) -> list[Trace]:
 
 
 def _controller(replays: Sequence[Replay]) -> list[Card]:
-    """The controller's log as a table."""
+    """Draw the controller's log as a table."""
     rows = [
         (
             f"{replay.name}, step {e.step}" if len(replays) > 1 else f"step {e.step}",
@@ -283,10 +283,10 @@ def _parts_table(title: str, text: str, rows: Sequence[tuple[str, ...]]) -> Card
 
 
 def _distributions(runs: Sequence[tuple[str, Sequence[tuple[TokenProbs, TokenProbs]]]]) -> list[Card]:
-    """A panel a context; ``runs``: names with their contexts, each at the first and the last reading."""
+    """Draw a panel for each context; ``runs``: names with their contexts, each at the first and the last reading."""
     pairs = [(name, *pair) for name, contexts in runs for pair in contexts]
     pairs.sort(key=lambda pair: abs(pair[2].overlap - pair[1].overlap))
-    apart = {(name, last.context): (name, first, last) for name, first, last in pairs}  # many answers begin alike
+    apart = {(name, last.context): (name, first, last) for name, first, last in pairs}  # many completions begin alike
     pairs = sorted(apart.values(), key=lambda pair: -abs(pair[2].overlap - pair[1].overlap))
     many = len({name for name, *_ in pairs}) > 1
     panels = [_context(first, last, f"{name}: " if many else "") for name, first, last in pairs[:MAX_CONTEXTS]]
@@ -324,5 +324,5 @@ def _context(first: TokenProbs, last: TokenProbs, prefix: str) -> Panel:
 
 
 def _short(name: str) -> str:
-    """As much of a token as has room below its bars: longer labels would be turned, or lie over one another."""
+    """Return as much of a token as has room below its bars: longer labels would be turned, or lie over one another."""
     return name if len(name) <= LABEL_LENGTH else f"{name[: LABEL_LENGTH - 1]}…"

@@ -1,4 +1,4 @@
-"""The card of runs whose questions are asked again: reward, acceptance and speed of their answers, epoch by epoch."""
+"""The card of runs whose questions are asked again: reward, acceptance and speed of completions, epoch by epoch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,19 +17,19 @@ from bebop.trajectories import NAME, Trajectories
 
 T = TypeVar("T")
 EPOCH = "samples/epoch"
-HEADS = ("Epoch", "Questions", "Answers", "Reward", "Accept length", "Overlap", "Tokens/s", "Trainer busy")
+HEADS = ("Epoch", "Questions", "Completions", "Reward", "Accept length", "Overlap", "Tokens/s", "Trainer busy")
 ENDS = 10  # rows of the table at either end; those between are in the figure alone
 CLUSTERS = 4096  # that are resampled at most: of more questions, those of one remainder together
 TEXT = (
-    "The answers that were trained on, by epoch: how often all questions had been asked before, so the first is 0. "
+    "The completions that were trained on, by epoch: how often all questions had been asked before, so the first is 0. "
     "Every epoch asks the same questions in another order. A hollow point has fewer of them than others: its epoch is "
-    "not over, or groups were passed over. Reward: mean over answers. Accept length: tokens per cycle, overlap: mean "
-    "Σ min(p, q) over tested drafts, both over all cycles of an epoch. Intervals of 95 %: of other questions under the "
-    "same weights, the answers to one question taken together. Tokens/s: those that came in from all workers for each "
-    "second in which a worker decoded (mean over workers), in the steps that trained on this epoch; its interval is "
-    "over those steps. It is of the machine as it was: Trainer busy is the share of these steps in which the trainer "
-    "computed, beside the workers unless the run is synchronous, and what else ran there is not known. What rises from "
-    "epoch to epoch was learned on these very questions: on others it may be less."
+    "not over, or groups were passed over. Reward: mean over completions. Accept length: tokens per cycle, overlap: "
+    "mean Σ min(p, q) over tested drafts, both over all cycles of an epoch. Intervals of 95 %: of other questions "
+    "under the same weights, the completions to one question taken together. Tokens/s: those that came in from all "
+    "workers for each second in which a worker decoded (mean over workers), in the steps that trained on this epoch; "
+    "its interval is over those steps. It is of the machine as it was: Trainer busy is the share of these steps in "
+    "which the trainer computed, beside the workers unless the run is synchronous, and what else ran there is not "
+    "known. What rises from epoch to epoch was learned on these very questions: on others it may be less."
 )
 QUERY = f"""
 SELECT epoch, count(DISTINCT question) AS questions, count(*) AS answers, sum(reward) AS reward,
@@ -45,7 +45,7 @@ FROM answers JOIN prompts USING (prompt) GROUP BY step, epoch
 """
 # Columns with a panel: caption, whether its axis begins at 0.
 DRAWN = {
-    "reward": ("reward per answer", True),
+    "reward": ("reward per completion", True),
     "accept_length": ("accept length, tokens per pass", False),
     "overlap": ("overlap, share", False),
     "speed": ("tokens per second of decoding", True),
@@ -54,7 +54,7 @@ DRAWN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """All answers of one epoch, with intervals over questions; a single question has none.
+    """All completions of one epoch, with intervals over questions; a single question has none.
 
     >>> Epoch(epoch=1, questions=256, answers=2048, reward=Interval(0.5, 0.4, 0.6), accept_length=None,
     ...       overlap=None, speed=None, trainer=None)  # doctest: +SKIP
@@ -71,7 +71,7 @@ class Epoch:
 
 
 def read_epochs(path: Path, run: Run | None = None) -> list[Epoch]:
-    """The epochs in a ``trajectories.sqlite``, in order; those of its questions that are asked once have none.
+    """Return the epochs in a ``trajectories.sqlite``, in order; those of its questions that are asked once have none.
 
     ``run``: where the seconds of its steps are.
     """
@@ -82,7 +82,7 @@ def read_epochs(path: Path, run: Run | None = None) -> list[Epoch]:
 
 
 def _epoch(number: int, rows: Sequence[Row], shares: Sequence[Row], times: Mapping[int, "_Times"]) -> Epoch:
-    """From the sums of its questions, and the steps that it had a share in."""
+    """Return an epoch from the sums of its questions and the steps that it had a share in."""
     own = [(row["share"], times[row["step"]]) for row in shares if row["epoch"] == number and row["step"] in times]
     whole = sum(share * step.whole for share, step in own)
     return Epoch(
@@ -98,7 +98,7 @@ def _epoch(number: int, rows: Sequence[Row], shares: Sequence[Row], times: Mappi
 
 
 def _mean(rows: Sequence[Row], top: str, bottom: str) -> Interval | None:
-    """Of sums over questions, some of which may have none; None: all of them."""
+    """Return the mean of sums over questions, some of which may have none; None if all have none."""
     known = [(row[top], row[bottom]) for row in rows if row[bottom]]
     return ratio(*zip(*known, strict=True)) if known else None
 
@@ -114,7 +114,7 @@ class _Times:
 
 
 def _times(run: Run) -> dict[int, _Times]:
-    """Of the steps that have them all."""
+    """Return the times of the steps that have them all."""
     names = ("rollout/tokens_per_s", "time/rollout", "time/idle", "time/step")
     columns = [run.columns.get(name, [None] * len(run.steps)) for name in names]
     found = dict[int, _Times]()
@@ -125,7 +125,7 @@ def _times(run: Run) -> dict[int, _Times]:
 
 
 def cards(runs: Sequence[Run], folders: Sequence[Path]) -> list[Card]:
-    """The card of those runs that came to a second epoch; empty without any."""
+    """Draw the card of those runs that came to a second epoch; none without any."""
     found, absent = list[tuple[int, Run, list[Epoch]]](), list[str]()
     for i, (run, folder) in enumerate(zip(runs, folders, strict=True)):
         if max((epoch for epoch in run.columns.get(EPOCH, []) if epoch is not None), default=0.0) < 1:
@@ -217,7 +217,7 @@ def _cells(epoch: Epoch) -> tuple[str, ...]:
 
 
 def shown(one: Interval | None, digits: int = 3) -> str:
-    """A number with its interval, where it has one."""
+    """Return a number with its interval, where it has one."""
     if one is None or not math.isfinite(one.value):
         return DASH
     ends = f" [{one.low:,.{digits}f}, {one.high:,.{digits}f}]" if math.isfinite(one.low + one.high) else ""

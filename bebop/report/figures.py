@@ -52,7 +52,7 @@ class Figure:
 
 
 def color(index: int) -> str:
-    """Colour of a run or series; they repeat after eight."""
+    """Return the colour of a run or series; they repeat after eight."""
     return PALETTE[index % len(PALETTE)]
 
 
@@ -73,12 +73,12 @@ def draw(plot: Plot, runs: Sequence[Run]) -> Figure:
 
 
 def run_keys(runs: Sequence[Run]) -> list[Key]:
-    """One key a run, the same on the whole page."""
+    """Return one key a run, the same on the whole page."""
     return [Key(label=run.name, color=color(i), group=f"run {i}") for i, run in enumerate(runs)]
 
 
 def running_mean(column: Sequence[float | None], window: int = WINDOW) -> list[float | None]:
-    """Mean of the last ``window`` numbers up to each place, missing ones left out."""
+    """Return the mean of the last ``window`` numbers up to each place, missing ones left out."""
     means: list[float | None] = []
     for end in range(1, len(column) + 1):
         seen = [value for value in column[max(0, end - window) : end] if value is not None]
@@ -139,7 +139,7 @@ def _occurs(run: Run, series: Series) -> bool:
 
 
 def same_scale(panels: list[Panel], zero: bool) -> list[Panel]:
-    """Panels side by side in one unit get one y range, so that heights compare."""
+    """Give panels side by side in one unit one y range, so that heights compare."""
     heights = [height for panel in panels for height in _heights(panel.traces)]
     if len(panels) < 2 or not heights:
         return panels
@@ -150,7 +150,7 @@ def same_scale(panels: list[Panel], zero: bool) -> list[Panel]:
 
 
 def _heights(traces: Sequence[Trace]) -> list[float]:
-    """How far a panel reaches: its lines, its points with their errors, its bars on top of one another."""
+    """Return how far a panel reaches: its lines, its points with their errors, its bars on top of one another."""
     lines = []
     for trace in (trace for trace in traces if trace["type"] != "bar"):
         ends = trace.get("error_y", {"array": [0.0] * len(trace["y"]), "arrayminus": [0.0] * len(trace["y"])})
@@ -168,7 +168,7 @@ def _bar_or_line(plot: Plot, index: int, run: Run) -> Trace:
 
 
 def _lines(chart: Chart, series: Series, run: Run, name: str, shade: str, group: str) -> list[Trace]:
-    """The line of a series, with its dashed companion or, if smoothed, its faint original."""
+    """Draw the line of a series, with its dashed companion or, if smoothed, its faint original."""
     column = run.columns[series.metric]
     if chart.smooth:
         faint = line_trace(run.steps, column, f"{name}, step", shade, group) | {"opacity": 0.35}
@@ -184,7 +184,7 @@ def _lines(chart: Chart, series: Series, run: Run, name: str, shade: str, group:
 
 
 def _bar(chart: Chart, runs: Sequence[Run]) -> list[Trace]:
-    """The height at which something is decided, over all steps."""
+    """Draw the height at which something is decided, over all steps."""
     if chart.bar is None:
         return []
     steps = [step for run in runs for step in run.steps]
@@ -194,7 +194,7 @@ def _bar(chart: Chart, runs: Sequence[Run]) -> list[Trace]:
 
 
 def line_trace(x: Sequence[float], y: Sequence[float | None], name: str, shade: str, group: str | None = None) -> Trace:
-    """A line over steps; points as well while they are few, as a single one would not show.
+    """Draw a line over steps; points as well while they are few, as a single one would not show.
 
     It goes on over steps without a number: what is measured at every tenth step is a line, too.
     """
@@ -204,7 +204,7 @@ def line_trace(x: Sequence[float], y: Sequence[float | None], name: str, shade: 
 
 
 def with_ends(trace: Trace, intervals: Sequence[Interval | None]) -> Trace:
-    """A line or bars with the intervals of its points; one that is not known has none."""
+    """Draw a line or bars with the intervals of its points; one that is not known has none."""
     ends = [None if one is None else (one.value - one.low, one.high - one.value) for one in intervals]
     down, up = ([rounded(0.0 if pair is None else pair[i]) or 0.0 for pair in ends] for i in range(2))
     bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down}
@@ -213,7 +213,7 @@ def with_ends(trace: Trace, intervals: Sequence[Interval | None]) -> Trace:
 
 
 def bar_trace(x: Sequence[Any], y: Sequence[float | None], name: str, shade: str, group: str | None = None) -> Trace:
-    """Bars without an edge."""
+    """Draw bars without an edge."""
     return _trace("bar", x, y, name, group) | {"marker": {"color": shade, "line": {"width": 0}}}
 
 
@@ -223,7 +223,7 @@ def _trace(kind: str, x: Sequence[Any], y: Sequence[float | None], name: str, gr
 
 
 def layout(x_title: str, zero: bool = False) -> dict[str, Any]:
-    """Axes and margins of any plot. Text is 12 px or more on any screen, since nothing is scaled."""
+    """Return axes and margins of any plot. Text is 12 px or more on any screen, since nothing is scaled."""
     axis = {"gridcolor": GRID, "zeroline": False, "automargin": True, "tickfont": {"size": 12}, "nticks": 6}
     axis |= {"ticks": "outside", "ticklen": 5, "tickcolor": "rgba(0,0,0,0)"}  # room between number and line
     x = {**axis, "showgrid": False, "title": {"text": x_title, "font": {"size": 12}, "standoff": 6}}
@@ -242,7 +242,7 @@ def layout(x_title: str, zero: bool = False) -> dict[str, Any]:
 
 
 def _layout(chart: Chart, runs: Sequence[Run], traces: Sequence[Trace]) -> dict[str, Any]:
-    """The layout of a chart over steps."""
+    """Return the layout of a chart over steps."""
     frame = over_steps([step for run in runs for step in run.steps], chart.zero)
     heights = _heights(traces)
     if min(heights) == max(heights):
@@ -251,19 +251,19 @@ def _layout(chart: Chart, runs: Sequence[Run], traces: Sequence[Trace]) -> dict[
 
 
 def over_steps(steps: Sequence[int], zero: bool = False) -> dict[str, Any]:
-    """The layout of lines and stacked bars over some steps."""
+    """Return the layout of lines and stacked bars over some steps."""
     frame = layout("step", zero) | {"barmode": "relative", "bargap": 0.15 if len(steps) <= 80 else 0}
     frame["xaxis"] |= whole_ticks(steps)
     return frame
 
 
 def whole_ticks(numbers: Sequence[float]) -> dict[str, Any]:
-    """Of an axis of whole numbers: a tick for each where they lie close together, a few of them otherwise."""
+    """Return the ticks of whole numbers: each where they lie close together, else a few of them."""
     return {"tickformat": "d"} | ({"dtick": 1} if max(numbers) - min(numbers) < CLOSE else {})
 
 
 def around(level: float, zero: bool) -> list[float]:
-    """The y range of a flat line, which plotly.js would put anywhere: at mid-height, but 0 at the bottom."""
+    """Return the y range of a flat line, which plotly.js would put anywhere: at mid-height, but 0 at the bottom."""
     room = abs(level) / 4 or 1.0
     low = min(0.0, level) if zero or level == 0 else level - room
     return [low, level + room]
@@ -282,7 +282,7 @@ def _style_keys(plot: Plot, runs: Sequence[Run]) -> list[Key]:
 
 
 def rounded(value: float | None) -> float | None:
-    """Six significant digits: what a plot can show, in a third of the size; None for what JSON does not have."""
+    """Return six significant digits: what a plot can show, in a third of the size; None for what JSON does not have."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 

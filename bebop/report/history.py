@@ -1,6 +1,6 @@
 """The cards of runs that drafted from history: how much of it, how it was accepted, and how that ages.
 
-An answer counts as remembered once it was trained on (``bebop.past_answers``). How old the newest one was is
+A completion counts as remembered once it was trained on (``bebop.past_answers``). How old the newest one was is
 found here, from the weights that began both: engines do not know.
 """
 
@@ -23,22 +23,24 @@ from bebop.trajectories import NAME, Trajectories
 
 METRIC = "rollout/history/1"  # of runs that draft from history
 NEVER = -1  # an age: nothing was remembered
-HEADS = ("", "Answers", "From history", "Accepted of history", "Accepted of the rest", "Head alone", "Accept length")
+HEADS = (
+    "", "Completions", "From history", "Accepted of history", "Accepted of the rest", "Head alone", "Accept length",
+)  # fmt: skip
 BY_EPOCH = (
     "Drafts that were tested, by epoch. From history: the mean weight that history had in what they were drawn from; "
     "the rest is the head's. Accepted: share of either that stood, a draft from a mixture of the two counting for both "
-    "by its weight. As history takes the places where answers repeat, those that are left to the head are the harder "
-    "ones: the rest falls although the head is as good as before. Head alone: mean Σ min(p, m) over first drafts, m "
-    "being the head's own distribution: what would be accepted if it drafted by itself where it is asked, "
+    "by its weight. As history takes the places where completions repeat, those that are left to the head are the "
+    "harder ones: the rest falls although the head is as good as before. Head alone: mean Σ min(p, m) over first "
+    "drafts, m being the head's own distribution: what would be accepted if it drafted by itself where it is asked, "
     "which it is not where history is sure. Accept length: tokens per cycle. Intervals of 95 % over questions, the "
-    "answers to one taken together."
+    "completions to one taken together."
 )
 BY_AGE = (
-    "The same by age of what was remembered: updates between the weights that began the newest earlier answer to the "
-    "question and those that began this one; of earlier answers those count that had been trained on by then, be they "
-    "still kept or not. Points are at the mean age. Nothing: no earlier answer, so history is what others of the group "
-    "had written by then, which takes part at every age. A line that falls is history growing stale as the policy "
-    "learns."
+    "The same by age of what was remembered: updates between the weights that began the newest earlier completion to "
+    "the question and those that began this one; of earlier completions those count that had been trained on by then, "
+    "be they still kept or not. Points are at the mean age. Nothing: no earlier completion, so history is what others "
+    "of the group had written by then, which takes part at every age. A line that falls is history growing stale as "
+    "the policy learns."
 )
 CAPTIONS = {
     "share": "from history, share of drafts",
@@ -62,7 +64,7 @@ Columns = dict[str, NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Some of the answers, with intervals over questions; None: not known, or of nothing."""
+    """Some of the completions, with intervals over questions; None: not known, or of nothing."""
 
     name: str
     place: float  # on the x axis: the epoch, or the mean age; NEVER: nowhere
@@ -75,7 +77,7 @@ class Part:
 
 
 def read_parts(path: Path) -> tuple[list[Part], list[Part]]:
-    """What a ``trajectories.sqlite`` says of drafts from history, by epoch and by age; empty without counts."""
+    """Return what a ``trajectories.sqlite`` says of drafts from history, by epoch and by age; empty without counts."""
     with Trajectories(path) as stored:
         rows = stored.query(QUERY)
     if not rows:
@@ -90,7 +92,7 @@ def read_parts(path: Path) -> tuple[list[Part], list[Part]]:
 
 
 def ages(columns: Columns) -> NDArray[np.float64]:
-    """[N] updates between the weights that began the newest answer remembered and those that began each answer."""
+    """Return the updates [N] between the weights that began each completion and the newest one remembered then."""
     asked: dict[float, dict[tuple[float, float], float]] = defaultdict(dict)  # question -> (step, prompt) -> version
     names = ("question", "step", "prompt", "version_first")
     for question, step, prompt, version in zip(*(columns[name].tolist() for name in names), strict=True):
@@ -106,7 +108,7 @@ def ages(columns: Columns) -> NDArray[np.float64]:
 
 
 def _by_age(columns: Columns) -> list[Part]:
-    """Answers for which nothing was remembered, then ages of 1, 2, 3 to 4, 5 to 8 and so on."""
+    """Group the completions: those for which nothing was remembered, then ages of 1, 2, 3 to 4, 5 to 8 and so on."""
     age = columns["age"]
     parts = [_part("nothing", NEVER, columns, age == NEVER)] if (age == NEVER).any() else []
     low, high = 0, 1
@@ -119,7 +121,7 @@ def _by_age(columns: Columns) -> list[Part]:
 
 
 def _part(name: str, place: float, columns: Columns, mask: NDArray[np.bool_]) -> Part:
-    """The answers where ``mask`` is true."""
+    """Return the part of the completions where ``mask`` is true."""
     _, cluster = np.unique(columns["cluster"][mask], return_inverse=True)
     cycles, tokens, tested, accepted, history, kept, head, read = (
         np.bincount(cluster, columns[key][mask]).astype(float)
@@ -138,7 +140,7 @@ def _part(name: str, place: float, columns: Columns, mask: NDArray[np.bool_]) ->
 
 
 def _mean(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> Interval | None:
-    """Over questions that have any; what rounding leaves of nothing is nothing."""
+    """Return the mean over questions that have any; what rounding leaves of nothing is nothing."""
     return ratio(top, bottom) if bottom.sum() > 1e-3 else None
 
 
@@ -146,12 +148,12 @@ Found = list[tuple[int, Run, list[Part]]]  # place on the page, run, its parts
 
 
 def cards(runs: Sequence[Run], folders: Sequence[Path]) -> list[Card]:
-    """The cards of those runs that drafted from history; empty without any."""
+    """Draw the cards of those runs that drafted from history; none without any."""
     drafted = [(i, run, folders[i] / NAME) for i, run in enumerate(runs) if run.has(METRIC)]
     read = {i: read_parts(path) if path.is_file() else ([], []) for i, _, path in drafted}
     epochs: Found = [(i, run, read[i][0]) for i, run, _ in drafted if read[i][0]]
     aged: Found = [(i, run, read[i][1]) for i, run, _ in drafted if len(read[i][1]) > 1]
-    notes = [f"Not recorded in {run.name}: what came from history, answer by answer." for i, run, _ in drafted
+    notes = [f"Not recorded in {run.name}: what came from history, completion by completion." for i, run, _ in drafted
              if not read[i][0]]  # fmt: skip
     named, made = figures.run_keys(runs), []
     for found, title, text, axis, names in (
@@ -171,7 +173,7 @@ def cards(runs: Sequence[Run], folders: Sequence[Path]) -> list[Card]:
 
 
 def _panels(found: Found, title: str, names: Sequence[str]) -> list[Panel]:
-    """A panel for each of the numbers, a line a run; shares that are accepted have one scale."""
+    """Return a panel for each of the numbers, a line a run; shares that are accepted have one scale."""
     panels = {name: panel for name in names if (panel := _panel(found, title, name)) is not None}
     alike = figures.same_scale([panels[name] for name in names if name in ACCEPTED and name in panels], True)
     panels |= dict(zip([name for name in names if name in ACCEPTED and name in panels], alike, strict=True))
@@ -188,7 +190,7 @@ def _panel(found: Found, title: str, name: str) -> Panel | None:
 
 
 def _rows(found: Found, runs: Sequence[Run]) -> tuple[list[tuple[str, ...]], list[str]]:
-    """The rows of the table, and what it leaves out."""
+    """Return the rows of the table, and what it leaves out."""
     rows, notes = list[tuple[str, ...]](), list[str]()
     for _, run, parts in found:
         kept, left_out = ends(parts)

@@ -15,7 +15,7 @@ from bebop.report.runs import DASH, Run
 
 
 def cards(runs: Sequence[Run]) -> list[Card]:
-    """The card; empty where nothing of it was kept."""
+    """Return the card; none where nothing of it was kept."""
     rows = {"Settings": _settings, "Bebop": _commit, "Machine": _processor, "Versions": _versions}
     cells = [(name, *(cell(run) or DASH for run in runs)) for name, cell in rows.items()]
     folds = [_fold(run) for run in runs if run.config]
@@ -26,14 +26,14 @@ def cards(runs: Sequence[Run]) -> list[Card]:
 
 
 def _settings(run: Run) -> str:
-    """What it was started with."""
+    """Return the settings that the run was started with."""
     if run.given is None:
         return ""
     return " ".join(map(without_folders, run.given)) or "none given: the defaults"
 
 
 def _commit(run: Run) -> str:
-    """Version and commit."""
+    """Return the version and the commit."""
     commit, version = run.machine.get("commit"), run.machine.get(PACKAGES[0])
     changed = ", with changes that are in no commit" if run.machine.get("dirty") else ""
     known = [str(version)] * bool(version) + [f"commit {str(commit)[:12]}{changed}"] * (commit not in (None, "unknown"))
@@ -50,13 +50,13 @@ def _versions(run: Run) -> str:
 
 
 def _fold(run: Run) -> str:
-    """All settings as YAML."""
+    """Return all settings as YAML."""
     text = yaml.safe_dump(_bare(run.config), sort_keys=False, allow_unicode=True)
     return f"<details><summary>All settings of {escape(run.name)}</summary><pre>{escape(text)}</pre></details>"
 
 
 def _bare(value: Any) -> Any:
-    """Settings without folders."""
+    """Return settings without the folders in them."""
     if isinstance(value, dict):
         return {key: _bare(one) for key, one in value.items()}
     if isinstance(value, list):

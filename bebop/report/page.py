@@ -27,7 +27,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def write_log_report(logs: Sequence[Path], names: Mapping[str, str], out: Path | None = None) -> Path:
-    """The cards on drift from logs of any trainer, by default beside the first; ``names`` as in ``logs.read_log``."""
+    """Write the cards on drift from logs of any trainer; ``names`` as in ``logs.read_log``; returns where."""
 
     def page() -> str:
         replays = [replay_log(path, path.stem, names=names) for path in logs]
@@ -50,7 +50,7 @@ def _write(out: Path, page: Callable[[], str]) -> Path:
 
 
 def render(runs: Sequence[Run], replays: Sequence[Replay] = (), folders: Sequence[Path] = ()) -> str:
-    """The whole page as HTML; ``replays``: the logs of those that were watched; ``folders``: where the runs are."""
+    """Return the page as HTML; ``replays``: logs of those that were watched; ``folders``: where the runs are."""
     figures = [draw(plot, runs) for plot in plots(runs)]
     drawn = [_card(figure, len(runs)) for figure in figures if figure.panels]
     drawn += [*epochs.cards(runs, folders), *history.cards(runs, folders)] if folders else []
@@ -65,11 +65,11 @@ def render(runs: Sequence[Run], replays: Sequence[Replay] = (), folders: Sequenc
 
 
 def _opening(verdicts: Sequence[tuple[str, Said]], answered: Sequence[Run] = ()) -> str:
-    """The first lines of the page, with the way from here to the answers; ``answered``: runs that kept them."""
+    """Return the first lines of the page, with the way to the completions; ``answered``: runs that kept them."""
     note = ""
     if answered:
         command = escape(shlex.join(["python", "-m", "bebop.view", *(run.place or "" for run in answered)]))
-        note = f"Answers token by token: <code>{command}</code>, then <a href='{ADDRESS}'>{ADDRESS}</a>."
+        note = f"Completions token by token: <code>{command}</code>, then <a href='{ADDRESS}'>{ADDRESS}</a>."
     lines = [
         (name, one.verdict, f"{one.advice} `{one.command}`" if one.command else one.advice) for name, one in verdicts
     ]
@@ -77,14 +77,14 @@ def _opening(verdicts: Sequence[tuple[str, Said]], answered: Sequence[Run] = ())
 
 
 def _summary(runs: Sequence[Run]) -> Card:
-    """The table at the top, with the colours of several runs."""
+    """Return the table at the top, with the colours of several runs."""
     rows = [summary(run) for run in runs]
     keys = run_keys(runs) if len(runs) > 1 else []
     return Card(title="Summary", text=NOTE, table=table(HEADS, rows, keys), wide=True)
 
 
 def _card(figure: Figure, runs: int) -> Card:
-    """One figure, with what could not be drawn, run by run."""
+    """Draw one figure, with what could not be drawn, run by run."""
     where = " in {}" if runs > 1 else ""
     notes = [f"Not recorded{where.format(run)}: {', '.join(absent)}." for run, absent in figure.missing.items()]
     return Card(
@@ -93,7 +93,7 @@ def _card(figure: Figure, runs: int) -> Card:
 
 
 def _left_out(figures: Sequence[Figure]) -> list[Card]:
-    """A note on the figures for which there is no data at all."""
+    """Return a note on the figures for which there is no data at all."""
     absent = [f"{f.plot.chart.title} ({', '.join(f.plot.metrics)})" for f in figures if not f.panels]
     text = f"Nothing was recorded for: {'; '.join(absent)}."
     return [Card(title="Left out", text=text, wide=True)] if absent else []

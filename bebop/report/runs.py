@@ -37,19 +37,19 @@ class Run:
     machine: dict[str, Any] = field(default_factory=dict)  # see ``machine.machine``; empty: not kept
 
     def has(self, metric: str) -> bool:
-        """Whether there is at least one number of that name."""
+        """Return whether there is at least one number of that name."""
         return any(value is not None for value in self.columns.get(metric, []))
 
     @property
     def place(self) -> str | None:
-        """Its folder as one would type it here: a page that is sent around should not tell of more than it has to."""
+        """Return its folder as one would type it here, as a page that is sent around should show no more."""
         if self.folder is None:
             return None
         here, there = Path.cwd(), self.folder.resolve()
         return str(there.relative_to(here) if there.is_relative_to(here) else self.folder)
 
     def setting(self, path: str) -> str:
-        """A setting such as ``model.path`` as text; a dash if config.yaml does not have it."""
+        """Return a setting such as ``model.path`` as text; a dash if config.yaml does not have it."""
         value: Any = self.config
         for key in path.split("."):
             value = value.get(key) if isinstance(value, dict) else None
@@ -77,7 +77,7 @@ def _load(folder: Path, name: str) -> Run:
 
 
 def origin(folder: Path) -> dict[str, Any]:
-    """The fields ``config``, ``given`` and ``machine`` of the run in a folder."""
+    """Return the fields ``config``, ``given`` and ``machine`` of the run in a folder."""
     given, machine = _json(folder / OVERRIDES), _json(folder / MACHINE)
     return {
         "config": _config(folder / CONFIG),
@@ -87,7 +87,7 @@ def origin(folder: Path) -> dict[str, Any]:
 
 
 def _json(path: Path) -> Any:
-    """What a file holds; None where it is not there or cannot be read: nothing is drawn from it."""
+    """Return what a file holds; None where it is not there or cannot be read: nothing is drawn from it."""
     try:
         return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -95,7 +95,7 @@ def _json(path: Path) -> Any:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """The configuration; empty without the file, as the figures do not need it."""
+    """Return the configuration; empty without the file, as the figures do not need it."""
     if not path.is_file():
         return {}
     try:
@@ -109,7 +109,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def summary(run: Run) -> tuple[str, ...]:
-    """The cells of one run, in the order of ``HEADS``; a dash where there is no data."""
+    """Return the cells of one run, in the order of ``HEADS``; a dash where there is no data."""
     drafts = run.setting("decoding.draft_tokens")
     system = run.setting("decoding.system")
     drafting = DASH not in (system, drafts) and (system not in SYSTEMS or SYSTEMS[system].drafts)
@@ -127,14 +127,14 @@ def summary(run: Run) -> tuple[str, ...]:
 
 
 def windows(column: Sequence[float | None]) -> tuple[list[float], list[float]]:
-    """The first numbers and the last ones, none of which is in both; a single number is among the last."""
+    """Return the first numbers and the last ones, none of which is in both; a single number is among the last."""
     known = [value for value in column if value is not None]
     first = min(FIRST, len(known) // 2)
     return known[:first], known[first:][-LAST:]
 
 
 def _first_last(run: Run, metric: str, digits: int) -> str:
-    """Mean of the first steps, mean of the last ones, and the difference."""
+    """Return the mean of the first steps, that of the last ones, and the difference."""
     first, last = map(_mean, windows(run.columns.get(metric, [])))
     if first is None or last is None:
         return DASH if last is None else f"{last:.{digits}f}"
@@ -142,7 +142,7 @@ def _first_last(run: Run, metric: str, digits: int) -> str:
 
 
 def _over_time(run: Run, metric: str) -> float | None:
-    """Mean of a rate over time: steps weigh as long as they took; evenly where that is not known."""
+    """Return the mean of a rate over time: steps weigh as long as they took; evenly where that is not known."""
     rates = run.columns.get(metric, [])
     times = run.columns.get("time/step", [None] * len(rates))
     pairs = [(rate, time) for rate, time in zip(rates, times, strict=True) if rate is not None and time is not None]
@@ -152,17 +152,17 @@ def _over_time(run: Run, metric: str) -> float | None:
 
 
 def _minutes(run: Run) -> float | None:
-    """Time in steps; None if it was not recorded."""
+    """Return the minutes spent in steps; None if it was not recorded."""
     times = [time for time in run.columns.get("time/step", []) if time is not None]
     return sum(times) / 60 if times else None
 
 
 def _mean(column: Sequence[float | None]) -> float | None:
-    """Mean of the numbers in a column; None without any."""
+    """Return the mean of the numbers in a column; None without any."""
     numbers = [value for value in column if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
 
 
 def _shown(value: float | None, digits: int) -> str:
-    """A number with thousands separated, or a dash."""
+    """Return a number with thousands separated, or a dash."""
     return DASH if value is None else f"{value:,.{digits}f}"

@@ -42,7 +42,10 @@ class Said:
 
 
 def said(run: Run | None, explanations: Sequence[Explanation]) -> Said:
-    """Of a run, or of a log alone (None); ``explanations``: a step each, none where acceptance was not watched."""
+    """Return verdict and advice on a run, or on a log alone (None).
+
+    ``explanations``: one a step, none where acceptance was not watched.
+    """
     moved, advice = _acceptance(run, explanations)
     reward = _reward(run) if run is not None else ""
     verdict = "; ".join(part for part in (reward, moved) if part)
@@ -53,7 +56,7 @@ def said(run: Run | None, explanations: Sequence[Explanation]) -> Said:
 
 
 def _command(run: Run, advice: Advice) -> str:
-    """The command that carries an advice out; empty where there is none, or where the run's folder is not known.
+    """Return the command that carries an advice out; empty where there is none, or where the run's folder is not known.
 
     A run goes on from its folder, beyond its last step if it has come to that. It is made anew for a setting that may
     not change on the way.
@@ -77,7 +80,7 @@ def _command(run: Run, advice: Advice) -> str:
 
 
 def _reward(run: Run) -> str:
-    """How the reward moved from the first steps to the last, as far as their spread lets one say so."""
+    """Return how the reward moved from the first steps to the last, as far as their spread lets one say so."""
     first, last = windows(run.columns.get("reward/mean", []))
     if len(first) + len(last) < FIRST + 2:
         return f"after {_steps(len(run.steps))} it is too early to say how the reward moves" if last else ""
@@ -88,7 +91,7 @@ def _reward(run: Run) -> str:
 
 
 def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[str, Advice]:
-    """What became of acceptance, and what that asks for."""
+    """Return what became of acceptance, and what that asks for."""
     config = run.config if run is not None else {}
     system = _system(config)
     if system is not None and not system.drafts:
@@ -97,7 +100,7 @@ def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[s
         return "nothing was drafted", Advice(text=text, settings=(setting,))
     if system is not None and system.history and not (system.head and explanations):
         return (
-            "acceptance of drafts from history moves with how answers repeat, so nothing was concluded from it",
+            "acceptance of drafts from history moves with how completions repeat, so nothing was concluded from it",
             NO_ADVICE,
         )
     if not explanations:
@@ -124,7 +127,7 @@ def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[s
 def _beside_history(
     explanations: Sequence[Explanation], system: System, config: Mapping[str, Any]
 ) -> tuple[str, Advice]:
-    """Of the head alone, as the fixed texts say it: whatever comes from history is no matter of its."""
+    """Judge the head alone, by the fixed texts: what comes from history does not count."""
     state = explanations[-1].state
     read = [bank for e in explanations if (bank := e.parts.get("bank")) is not None]
     if not read:
@@ -139,7 +142,7 @@ def _beside_history(
 
 
 def _moved(cause: Decomposition, state: State, system: System | None, config: Mapping[str, Any]) -> tuple[str, Advice]:
-    """What moved acceptance, by how much, and what that asks for."""
+    """Return what moved acceptance, by how much, and what that asks for."""
     part = cause.entropy if state == "entropy-driven" else cause.mismatch
     unit = "tokens a cycle" if cause.unit == "tokens" else "of the acceptance rate"
     if part.point > 0:
@@ -155,12 +158,12 @@ def _moved(cause: Decomposition, state: State, system: System | None, config: Ma
 
 
 def _fit(system: System | None, config: Mapping[str, Any]) -> Advice:
-    """How drafts are made to fit again."""
+    """Return how drafts are made to fit again."""
     if system is not None and not system.head:
         part = system.needs[0] if system.needs else ""
         if not part:
             return NO_ADVICE
-        text = f"Train its part on answers of this policy: python -m bebop.adapt part={part}."
+        text = f"Train its part on completions of this policy: python -m bebop.adapt part={part}."
         return Advice(text=text, kind="adapt", settings=(f"part={part}",))
     if str((config.get("cotrain") or {}).get("mode", "off")) == "off":
         setting = "cotrain.mode=auto"
@@ -173,13 +176,13 @@ def _fit(system: System | None, config: Mapping[str, Any]) -> Advice:
 
 
 def _repair(last: Explanation) -> Advice:
-    """What a broken engine asks for: its own evidence says which weights, answers or drafts are wrong."""
+    """Return what a broken engine asks for: its own evidence says which weights, completions or drafts are wrong."""
     text = f"Do not trust what was learned since then before this is mended: {last.verdict.evidence}."
     return Advice(text=text, kind="none")
 
 
 def _proposed(explanations: Sequence[Explanation]) -> Advice:
-    """The newest proposal of the controller on system or draft length."""
+    """Return the newest proposal of the controller on system or draft length."""
     for e in reversed(explanations):
         if e.action.kind == "set_length":
             setting = f"decoding.draft_tokens={e.action.value}"
@@ -192,7 +195,7 @@ def _proposed(explanations: Sequence[Explanation]) -> Advice:
 
 
 def _waiting(run: Run) -> Advice | None:
-    """Where the time went to waste."""
+    """Return an advice where the time went to waste."""
     idle, whole = (
         sum(value for value in run.columns.get(f"time/{name}", []) if value is not None) for name in ("idle", "step")
     )
@@ -205,19 +208,19 @@ def _waiting(run: Run) -> Advice | None:
             f"rollout.workers={int(workers) + 1 if workers.isdigit() else 2}",
             "another worker (rollout.workers)",
         )
-    text = f"The trainer waits for answers {100 * idle / whole:.0f} % of the time: try {words}."
+    text = f"The trainer waits for completions {100 * idle / whole:.0f} % of the time: try {words}."
     return Advice(text=text, settings=(setting,))
 
 
 def _size(part: Estimate) -> str:
-    """A size with its interval; its direction is in the words around it."""
+    """Return a size with its interval; its direction is in the words around it."""
     sign = math.copysign(1, part.point)
     low, high = sorted(sign * end for end in part.interval())
     return f"{abs(part.point):.2g} [{low:.2g}, {high:.2g}]"
 
 
 def _since(explanations: Sequence[Explanation]) -> int:
-    """The first step of the state that the last one is in."""
+    """Return the first step of the state that the last one is in."""
     first = explanations[-1]
     for e in reversed(explanations):
         if e.state != first.state:
@@ -231,7 +234,7 @@ def _system(config: Mapping[str, Any]) -> System | None:
 
 
 def _default_system() -> str:
-    """A system that drafts with what every checkpoint with a head has."""
+    """Return a system that drafts with what every checkpoint with a head has."""
     return next(name for name, row in SYSTEMS.items() if row.head and row.sampled)
 
 

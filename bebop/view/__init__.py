@@ -1,1 +1,1 @@
-"""A viewer of runs: a page in the browser, from a run's curves to how each token of an answer came about."""
+"""A viewer of runs: a page in the browser, from a run's curves to how each token of a completion came about."""

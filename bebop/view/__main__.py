@@ -23,8 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve the page until interrupted; ``UserError`` for what is no run, or a port that is taken."""
     parser = Parser(
         prog="python -m bebop.view",
-        description="Look at runs in the browser: curves, drift alarms, every answer kept (monitor.trace) and how each "
-        "of its tokens came about. The page follows a job that still runs. It is served on this machine alone.",
+        description="Look at runs in the browser: curves, drift alarms, every completion kept (monitor.trace) and how "
+        "each of its tokens came about. The page follows a job that still runs. It is served on this machine alone.",
         epilog="On a machine without a browser: ssh -L 8710:127.0.0.1:8710 MACHINE, and open the address at home.",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a run, for instance runs/gcd")
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(app: web.Application, listening: socket.socket) -> None:
-    """Until this process is interrupted."""
+    """Serve until this process is interrupted."""
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
@@ -57,7 +57,7 @@ async def _serve(app: web.Application, listening: socket.socket) -> None:
 
 
 def _listening(port: int | None) -> socket.socket:
-    """A socket on ``port``; without one asked for, the first free one from PORT on. ``UserError`` if there is none."""
+    """Return a socket on ``port``, or on the first free one from PORT on; ``UserError`` if there is none."""
     for tried in range(PORT, PORT + TRIED) if port is None else (port,):
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         # A port that a viewer has just left is free, one that another listens on is not.

@@ -26,7 +26,7 @@ WHOLE = ("expects", "follows", "position", "turn")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tested:
-    """Tested places of traced answers, and what kinds they are of; all [N]."""
+    """Tested places of traced completions, and what kinds they are of; all [N]."""
 
     answers: Sequence[StoredAnswer]
     places: Places
@@ -37,11 +37,11 @@ class _Tested:
 
 
 def explain(run: Path, step: int) -> dict[str, Any]:
-    """What the alarm of a step comes from.
+    """Explain what the alarm of a step comes from.
 
     ``change`` of the mean overlap at tested places is ``explained`` (by entropies and the mix of places) less ``loss``;
     ``tokens`` share that loss out by the token that the target expects, ``previous`` by the token before,
-    ``positions`` by the draft's place in its cycle, ``turns`` by the turn (0, 1, 2-3, ...; empty where all answers
+    ``positions`` by the draft's place in its cycle, ``turns`` by the turn (0, 1, 2-3, ...; empty where all completions
     are of one). A ``note`` says where too little was traced. ``UserError``: there is no alarm.
     """
     rows = {row["step"]: row for row in alarms(run)}
@@ -74,7 +74,7 @@ def explain(run: Path, step: int) -> dict[str, Any]:
 
 
 def _windows(run: Path, step: int) -> tuple[range, range]:
-    """The steps that the monitor held against each other: the first ones of the reference, and those up to ``step``."""
+    """Return the steps that the monitor compared: the first ones of the reference, and those up to ``step``."""
     settings, start = MonitorSettings(), 1
     path = run / "drift.jsonl"
     if path.is_file():
@@ -86,7 +86,7 @@ def _windows(run: Path, step: int) -> tuple[range, range]:
 
 
 def _tested(answers: Sequence[StoredAnswer]) -> _Tested:
-    """The tested places of some answers."""
+    """Return the tested places of some completions."""
     columns: dict[str, list[np.ndarray[Any, Any]]] = {
         name: [np.zeros(0)] for name in ("answer", "place", "overlap", "entropy", *WHOLE)
     }
@@ -121,7 +121,7 @@ def _tested(answers: Sequence[StoredAnswer]) -> _Tested:
 
 
 def _explained(stored: Trajectories, before: _Tested, after: _Tested) -> dict[str, Any]:
-    """The tables of an explanation."""
+    """Return the tables of an explanation."""
     asked = [("tokens", "expects"), ("previous", "follows"), ("positions", "position")]
     asked += [("turns", "turn")] * bool(before.turn.any() or after.turn.any())
     drifts: dict[str, TokenDrift] = {
@@ -150,7 +150,7 @@ def _explained(stored: Trajectories, before: _Tested, after: _Tested) -> dict[st
 
 
 def _name(part: Part, table: str, texts: Mapping[int, str]) -> str:
-    """What a row is called: the text of its token, the draft's place, or the turn."""
+    """Return what a row is called: the text of its token, the draft's place, or the turn."""
     if table == "turns":
         return f"turn {kind_name(part.kind)}"
     if table == "positions":
@@ -159,7 +159,7 @@ def _name(part: Part, table: str, texts: Mapping[int, str]) -> str:
 
 
 def _row(part: Part, name: str, whole: Estimate, after: _Tested, texts: Mapping[int, str]) -> dict[str, Any]:
-    """A row of a table, with examples."""
+    """Return a row of a table, with examples."""
     return {
         "id": part.kind,
         "piece": name,
@@ -175,7 +175,7 @@ def _row(part: Part, name: str, whole: Estimate, after: _Tested, texts: Mapping[
 
 
 def _example(after: _Tested, index: int, texts: Mapping[int, str]) -> dict[str, Any]:
-    """One place, by the number of its answer and its own, with the text before it."""
+    """Return one place, by the number of its completion and its own, with the text before it."""
     answer, place = after.answers[int(after.places.answer[index])], int(after.places.place[index])
     ids = answer.ids[max(0, place - CONTEXT) : place].tolist()
     return {
@@ -189,7 +189,7 @@ def _example(after: _Tested, index: int, texts: Mapping[int, str]) -> dict[str, 
 
 
 def _interval(estimate: Estimate) -> list[float | None]:
-    """Point, low, high."""
+    """Return point, low and high."""
     return [_number(value) for value in estimate.triple()]
 
 

@@ -43,19 +43,19 @@ class Folder:
 
     @property
     def store(self) -> Path:
-        """Its ``trajectories.sqlite``."""
+        """Return its ``trajectories.sqlite``."""
         return self.path / NAME
 
     @property
     def state(self) -> State:
-        """Ended unless a job holds the folder; waiting until that job has written answers."""
+        """Return the state: ended unless a job holds the folder, waiting until that job has written completions."""
         if not _locked(self.path / LOCK):
             return "ended"
         return "running" if self.store.is_file() else "waiting"
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Trajectories | None]:
-        """Its answers, for one request: a job may put another file there meanwhile. None: there are none yet."""
+        """Open its completions for one request, as a job may put another file there; None while there are none."""
         if not self.store.is_file():
             yield None
             return
@@ -63,7 +63,7 @@ class Folder:
             yield answers
 
     def check(self) -> None:
-        """``UserError`` if there is nothing to show, and will not be."""
+        """Raise ``UserError`` if there is nothing to show, and will not be."""
         if not self.path.is_dir():
             raise UserError(f"{self.path} is not a folder: give the folder of a run")
         if not any((self.path / name).exists() for name in (METRICS, CONFIG, NAME, LOCK)):
@@ -75,12 +75,12 @@ class Folder:
 
     def _explain_absence(self) -> None:
         if self.setting("monitor", "trace") in ("off", False):  # YAML reads a bare off as False
-            raise UserError(f"{self.path} ran with monitor.trace=off, which keeps no answers: set sample or all")
+            raise UserError(f"{self.path} ran with monitor.trace=off, which keeps no completions: set sample or all")
         if self.state == "ended":
-            raise UserError(f"{self.store} is missing and no job runs there: this run kept no answers to show")
+            raise UserError(f"{self.store} is missing and no job runs there: this run kept no completions to show")
 
     def setting(self, group: str, name: str) -> Any:
-        """A setting out of its ``config.yaml``; None if that does not say."""
+        """Return a setting out of its ``config.yaml``; None if that does not say."""
         try:
             return parse_yaml((self.path / CONFIG).read_text(encoding="utf-8"))[group][name]
         except (OSError, ValueError, TypeError, KeyError, IndexError):
@@ -96,11 +96,11 @@ class Folder:
         return {"steps": [row["step"] for row in rows], "columns": kept, "labels": labels}
 
     def alarms(self) -> list[dict[str, Any]]:
-        """Where the drift monitor's state changed or something was to be done: step, state, evidence, action."""
+        """Return where the drift monitor's state changed or something was to be done: step, state, evidence, action."""
         return alarms(self.path)
 
     def counts(self) -> dict[str, Any]:
-        """What tells cheaply whether something is new: state, answers, the newest step, sizes of the logs."""
+        """Return what shows cheaply that something is new: state, completions, newest step, sizes of the logs."""
         with self.open() as answers:
             rows = [] if answers is None else answers.query("SELECT count(*), max(step) FROM answers")
         sizes = [_size(self.path / name) for name in (METRICS, ALARMS)]
@@ -109,12 +109,12 @@ class Folder:
 
 
 def alarms(run: Path) -> list[dict[str, Any]]:
-    """Lines of ``controller.jsonl``: step, state, evidence and action of every change of state and every proposal."""
+    """Return step, state, evidence and action of every change of state and every proposal of the controller."""
     return _rows(run / ALARMS)
 
 
 def folders(paths: Sequence[Path]) -> list[Folder]:
-    """The runs, named by their folders, or by whole paths where two folders have one name; checked."""
+    """Return the runs, named by their folders, or by whole paths where two folders have one name; checked."""
     names = [path.resolve().name for path in paths]
     unique = len(set(names)) == len(names)
     found = [Folder(path=path, name=name if unique else str(path)) for path, name in zip(paths, names, strict=True)]
@@ -124,7 +124,7 @@ def folders(paths: Sequence[Path]) -> list[Folder]:
 
 
 def _locked(lock: Path) -> bool:
-    """Whether a process holds the lock, without touching it: a job that takes it just then must not be refused."""
+    """Return whether a process holds the lock, without touching it: a job may take it just then."""
     try:
         inode, holder = lock.stat().st_ino, lock.read_text(encoding="utf-8").split()[1:2]
         held = LOCKS.read_text(encoding="utf-8").splitlines()
@@ -146,12 +146,12 @@ def _size(path: Path) -> int:
 
 
 def dumps(value: object) -> str:
-    """JSON that every browser reads: ``ValueError`` for NaN, which has no place in it."""
+    """Return JSON that every browser reads: ``ValueError`` for NaN, which has no place in it."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """Lines of a log; none while it is not there."""
+    """Return the lines of a log; none while it is not there."""
     return read_jsonl(path) if path.is_file() else []
 
 
@@ -166,16 +166,16 @@ WORDS = ("task", "system", "finish", "ended")
 SHOWN = (*NUMBERS, *WORDS, "id", "timed_out", "exact")
 SORTABLE = (*NUMBERS, *WORDS, "id")
 PAGE = 500  # rows of a list at once, at most
-EXCERPT = 160  # characters of an answer beside its row
+EXCERPT = 160  # characters of a completion beside its row
 _FROM = "FROM answers JOIN prompts USING (prompt)"
 
 
 def listing(store: Trajectories, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Rows of the list from ``offset`` on, how many there are in all, and where answer ``anchor`` stands.
+    """Return rows from ``offset`` on, how many there are in all, and where completion ``anchor`` stands.
 
     Args:
         asked: the query of the address: sort, order (asc, desc), offset, limit, q (text to search for in prompts and
-            answers), anchor, min_NAME and max_NAME of NUMBERS, NAME of WORDS. ``UserError`` for anything else.
+            completions), anchor, min_NAME and max_NAME of NUMBERS, NAME of WORDS. ``UserError`` for anything else.
     """
     where, values = _where(asked)
     order = _order(asked)
@@ -194,7 +194,7 @@ def listing(store: Trajectories, asked: Mapping[str, str]) -> dict[str, Any]:
 
 
 def facets(store: Trajectories) -> dict[str, Any]:
-    """What can be chosen from: values of WORDS with their counts, least and most of NUMBERS."""
+    """Return what can be chosen from: the values of WORDS with their counts, least and most of NUMBERS."""
     words = {
         name: {row[0]: row[1] for row in store.query(f"SELECT {name}, count(*) {_FROM} GROUP BY {name} ORDER BY 1")}
         for name in WORDS
@@ -205,7 +205,7 @@ def facets(store: Trajectories) -> dict[str, Any]:
 
 
 def siblings(store: Trajectories, prompt: int, text: str) -> list[dict[str, Any]]:
-    """All answers to prompt number ``prompt``, and to others of the same text; ``same_text`` tells whether it is it."""
+    """Return all completions to prompt number ``prompt``, and to others of the same text, as ``same_text`` says."""
     columns = ", ".join(SHOWN)
     query = (
         f"SELECT {columns}, prompts.text = ? AS same_text, substr(answers.text, 1, {EXCERPT}) AS excerpt {_FROM} "
@@ -215,7 +215,7 @@ def siblings(store: Trajectories, prompt: int, text: str) -> list[dict[str, Any]
 
 
 def _where(asked: Mapping[str, str]) -> tuple[str, list[Any]]:
-    """The condition and its values."""
+    """Return the condition and its values."""
     parts: list[str] = []
     values: list[Any] = []
     for key, text in asked.items():
@@ -239,7 +239,7 @@ def _where(asked: Mapping[str, str]) -> tuple[str, list[Any]]:
 
 
 def _order(asked: Mapping[str, str]) -> str:
-    """Unless asked otherwise traced ones first, of each the newest; answers without the number come last either way."""
+    """Unless asked otherwise traced ones come first, of each the newest; those without the number always come last."""
     sort, order = asked.get("sort", "traced"), asked.get("order", "desc")
     if sort not in SORTABLE or order not in ("asc", "desc"):
         raise UserError(f"sort={sort}, order={order} is not possible: sort by {', '.join(SORTABLE)}, asc or desc")
@@ -271,19 +271,19 @@ DIGITS = {
     "logprobs": 7, "trainer_logprobs": 7, "draft_target_probs": 9, "draft_probs": 9, "overlap": 5, "target_entropy": 4,
     "draft_entropy": 4, "target_top": 5, "draft_top": 5,
 }  # fmt: skip
-PLAIN = ("ids", "logprobs", "versions", "trainer_logprobs")  # kept of every answer
+PLAIN = ("ids", "logprobs", "versions", "trainer_logprobs")  # kept of every completion
 WRITTEN = ("logprobs", "versions")  # of what the policy wrote alone
 OPTIONAL = ("cycles", "drafters", "drafts")  # whole numbers where NONE means that there is none
 IDS = ("ids", "drafts", "target_ids", "draft_ids")
 
 
 def answer(store: Trajectories, number: int) -> dict[str, Any] | None:
-    """Everything about answer ``number``; None if there is none.
+    """Return everything about completion ``number``; None if there is none.
 
     Returns:
-        ``answer`` (columns of the list), ``gold`` (the right answer, or None), ``turns`` (role, text; an answer's with
-        ``tokens``: [first, end)), ``tokens`` (column -> [T] or [T, M]; None for a column that is not stored),
-        ``pieces`` (id -> text of every id in it), ``verdicts`` (their names) and ``drafters`` (theirs). An answer of
+        ``answer`` (columns of the list), ``gold`` (the right answer, or None), ``turns`` (role, text; a completion's
+        with ``tokens``: [first, end)), ``tokens`` (column -> [T] or [T, M]; None for a column that is not stored),
+        ``pieces`` (id -> text of every id in it), ``verdicts`` (their names) and ``drafters`` (theirs). A completion of
         several turns is one text, with what was read between them in it: the column ``turns`` has the turn that wrote
         each token, or -i where it was read before turn i; log-probs and versions of the latter are None.
     """
@@ -293,7 +293,7 @@ def answer(store: Trajectories, number: int) -> dict[str, Any] | None:
     arrays = _arrays(found)
     turns = [
         {"role": "prompt", "text": found.prompt_text or _text(store, found.prompt_ids)},
-        {"role": "answer", "text": found.text, "tokens": [0, len(found.ids)]},
+        {"role": "completion", "text": found.text, "tokens": [0, len(found.ids)]},
     ]
     return {
         "answer": {name: _plain(found, name) for name in SHOWN},
@@ -333,13 +333,13 @@ def _listed(values: NDArray[Any], name: str, found: StoredAnswer) -> list[Any]:
 
 
 def _pieces(store: Trajectories, arrays: dict[str, NDArray[Any] | None]) -> dict[str, str]:
-    """The text of every id that occurs in the columns."""
+    """Return the text of every id that occurs in the columns."""
     ids = [values.ravel() for name in IDS if (values := arrays[name]) is not None]
     wanted = np.unique(np.concatenate(ids))
     return {str(number): text for number, text in store.pieces(wanted[wanted != NONE].tolist()).items()}
 
 
 def _text(store: Trajectories, ids: NDArray[np.int32]) -> str:
-    """What tokens say, one after the other: of an environment's prompt nothing else is kept."""
+    """Return what tokens say, one after the other: of an environment's prompt nothing else is kept."""
     pieces = store.pieces(ids.tolist())
     return "".join(pieces.get(int(number), "") for number in ids)

@@ -33,7 +33,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(folders: Sequence[Folder]) -> web.Application:
-    """The server of some runs, which the page knows by their place in ``folders``."""
+    """Return the server of some runs, which the page knows by their place in ``folders``."""
     app = web.Application(middlewares=[_guarded])
     app[FOLDERS] = folders
     run = "/api/runs/{run:[0-9]{1,4}}"
@@ -58,7 +58,7 @@ def application(folders: Sequence[Folder]) -> web.Application:
 
 @web.middleware
 async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn strangers away; errors as JSON; headers on whatever is answered."""
+    """Turn strangers away, return errors as JSON, and put headers on whatever is answered."""
     host = request.host.rpartition(":")[0] if ":" in request.host else request.host
     if host not in HOSTS:
         response: web.StreamResponse = _json({"error": f"host {host[:80]!r} is not served here"}, 403)
@@ -90,7 +90,7 @@ async def _plotly(request: web.Request) -> web.StreamResponse:
 
 @cache
 def _plotly_source() -> str:
-    from plotly.offline import get_plotlyjs  # only once it is asked for: a list of answers needs no plots
+    from plotly.offline import get_plotlyjs  # only once it is asked for: a list of completions needs no plots
 
     source: str = get_plotlyjs()
     return source
@@ -121,7 +121,7 @@ async def _alarms(request: web.Request) -> web.StreamResponse:
 
 
 async def _alarm(request: web.Request) -> web.StreamResponse:
-    """The tokens behind an alarm."""
+    """Return the tokens behind an alarm."""
     folder, step = _folder(request), int(request.match_info["step"])
     return _json(await asyncio.to_thread(_explained, folder, step))
 
@@ -151,7 +151,7 @@ async def _answer(request: web.Request) -> web.StreamResponse:
 
 
 async def _siblings(request: web.Request) -> web.StreamResponse:
-    """Answers to the same prompt, in every run."""
+    """Return the completions of the same prompt, in every run."""
     number = int(request.match_info["answer"])
     query = "SELECT prompt, prompts.text AS text, gold FROM answers JOIN prompts USING (prompt) WHERE id = ?"
     prompts = await _asked(request, lambda store: store.query(query, (number,)), [])
@@ -174,7 +174,7 @@ def _folder(request: web.Request) -> Folder:
 
 
 async def _asked(request: web.Request, ask: Callable[[Trajectories], Any], nothing: Any) -> Any:
-    """What ``ask`` finds in the request's run; ``nothing`` while that has no answers."""
+    """Return what ``ask`` finds in the request's run; ``nothing`` while that has no completions."""
     return await asyncio.to_thread(_read, _folder(request), ask, nothing)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from bebop.errors import UserError
 from recipes import docs
-from recipes.docs import ALLOWED, AT_START, ROOT, STUDIES, complaints, filled, free_numbers, way_up
+from recipes.docs import ALLOWED, AT_START, ROOT, STUDIES, filled, free_numbers, problems, way_up
 from recipes.reproduce.real_losses.findings import RULES
 from tests.recipes.reproduce.synthetic import keep
 
@@ -48,7 +48,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def found(project: Path) -> list[str]:
-    return complaints(project, project / "s")
+    return problems(project, project / "s")
 
 
 def test_numbers_are_filled_in_and_filling_in_again_changes_nothing(project: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_path_to_nowhere_is_one_line(project: Path, path: str, line: str) -> N
 
 
 def test_every_number_of_the_pages_is_stored() -> None:
-    assert complaints() == []
+    assert problems() == []
     assert docs.stale_results() == []
 
 
@@ -141,13 +141,11 @@ def test_the_real_pages_are_held(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
     text = (ROOT / "README.md").read_text()
     (tmp_path / "README.md").write_text(text)
-    assert complaints(tmp_path, STUDIES) == []
+    assert problems(tmp_path, STUDIES) == []
     marked = docs.MARK.search(text)
     assert marked is not None
     (tmp_path / "README.md").write_text(text.replace(marked[0], marked[0].replace(marked[3], "9.99")))
-    assert complaints(tmp_path, STUDIES) == [
-        "README.md: numbers differ from what is stored; run python -m recipes.docs"
-    ]
+    assert problems(tmp_path, STUDIES) == ["README.md: numbers differ from what is stored; run python -m recipes.docs"]
 
 
 @pytest.mark.slow
@@ -245,16 +243,16 @@ def test_a_verdict_written_by_hand_is_noticed_and_one_that_results_changed(studi
     page = root / "docs" / "findings.md"
     page.write_text(filled(VERDICTS, root, studies, "../"))
     (root / "README.md").write_text("# Read me\n")
-    assert complaints(root, studies) == []
+    assert problems(root, studies) == []
     wrong = ["docs/findings.md: numbers differ from what is stored; run python -m recipes.docs"]
     right = page.read_text()
     page.write_text(right.replace("-->confirmed<!--", "-->refuted<!--"))
-    assert page.read_text() != right and complaints(root, studies) == wrong
+    assert page.read_text() != right and problems(root, studies) == wrong
     page.write_text(right)
     shutil.rmtree(studies / "real_losses")
-    assert complaints(root, studies) == wrong
+    assert problems(root, studies) == wrong
     page.write_text(filled(right, root, studies, "../"))
-    assert complaints(root, studies) == [] and "-->no results yet.<!--" in page.read_text()
+    assert problems(root, studies) == [] and "-->no results yet.<!--" in page.read_text()
 
 
 @pytest.mark.parametrize(

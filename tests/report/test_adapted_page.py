@@ -18,7 +18,7 @@ from tests.adaptation.builders import config, results
 from tests.report.test_report import headings, specs
 
 TITLES = ["Before and after", "Accept length", "Acceptance per draft position", "Training", "On the way"]
-TITLES += ["Acceptance against entropy", "Decision boundary", "Acceptance by place in the answer"]
+TITLES += ["Acceptance against entropy", "Decision boundary", "Acceptance by place in the completion"]
 
 
 def page(folder: Path, measured: Results, steps: int = 30, warm: int | None = None, evaluated: bool = True) -> str:
@@ -127,7 +127,7 @@ def test_the_card_has_what_a_reader_needs(tmp_path: Path) -> None:
     measured = results()
     for expected in (
         "# tiny with an adapted MTP head", "| Objective | `e2e_tv` |", "| Depth | 5 recursive steps |",
-        "2,000 sequences with 163,840 answer tokens", "temperature 1", "| Tasks | chain_sum, gcd |", "| Seed | 0 |",
+        "2,000 sequences with 163,840 completion tokens", "temperature 1", "| Tasks | chain_sum, gcd |", "| Seed | 0 |",
         "AdamW, learning rate 0.001", "came with the checkpoint",
         "--speculative-algorithm NEXTN", "--speculative-num-steps 3", "--speculative-eagle-topk 1",
         "--speculative-num-draft-tokens 4", "--speculative-use-rejection-sampling", "0.5.14",

@@ -104,8 +104,8 @@ def test_both_cards_are_on_the_page_and_drawn(tmp_path: Path) -> None:
     assert [title for title in headings(text) if title in TITLES] == TITLES
     first, second = (card(text, title) for title in TITLES)
     assert first.count("class='plot'") == 5 and second.count("class='plot'") == 3
-    assert "<tr><th scope='row'>epoch 1</th><td data-head='Answers'>8</td>" in first
-    assert "<tr><th scope='row'>3 to 4 updates</th><td data-head='Answers'>8</td>" in second
+    assert "<tr><th scope='row'>epoch 1</th><td data-head='Completions'>8</td>" in first
+    assert "<tr><th scope='row'>3 to 4 updates</th><td data-head='Completions'>8</td>" in second
     line = drawn(text, TITLES[1])[0]["data"][0]
     assert line["x"] == [1, 2, 3.5], "what nothing was remembered for is at no age"
     assert line["y"] == [0.5, 0.5, 0.5]
@@ -120,7 +120,7 @@ def test_runs_are_overlaid_and_old_ones_said_to_lack_it(tmp_path: Path) -> None:
     text = page(a, without, b, old)
     first = card(text, TITLES[0])
     assert "a, epoch 0" in first and "b, epoch 1" in first and "plain, epoch" not in first
-    assert "Not recorded in old: what came from history, answer by answer." in first
+    assert "Not recorded in old: what came from history, completion by completion." in first
     assert [trace["name"] for trace in drawn(text, TITLES[0])[0]["data"]] == ["a", "b"]
     assert not set(TITLES) & set(headings(page(without))) and not set(TITLES) & set(headings(page(old)))
 

@@ -106,7 +106,7 @@ def test_what_is_not_known_is_said(one: Run | None, told: int, verdict: str, adv
 def test_a_trainer_that_waits_is_given_something_to_do() -> None:
     idle = {"time/step": [10.0] * STEPS, "time/idle": [4.0] * STEPS}
     told = said(run(columns=idle, rollout={"staleness": 0}), explained())
-    assert told.advice == "The trainer waits for answers 40 % of the time: try rollout.staleness=1."
+    assert told.advice == "The trainer waits for completions 40 % of the time: try rollout.staleness=1."
     assert "rollout.workers" in said(run(columns=idle), explained()).advice
 
 

@@ -93,7 +93,7 @@ def test_what_cannot_be_shown_is_said_in_one_line(tmp_path: Path) -> None:
     old, newer = tmp_path / "old", write_run(tmp_path / "newer", answers=4)
     old.mkdir()
     (old / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(UserError, match=rf"{NAME} .* kept no answers"):
+    with pytest.raises(UserError, match=rf"{NAME} .* kept no completions"):
         folders([old])
     (old / "config.yaml").write_text("monitor:\n  trace: off\n")  # which YAML reads as False
     with pytest.raises(UserError, match=r"monitor\.trace=off"):

@@ -33,7 +33,7 @@ def test_new_answers_come_in_without_moving_what_is_read(page: Page, tmp_path: P
     run = tmp_path / "run"
     with held(run), served([write_run(run, answers=320, length=20)]) as address:
         page.goto(f"{address}#/run/0")
-        expect(page.locator(".count")).to_have_text("320 answers")
+        expect(page.locator(".count")).to_have_text("320 completions")
         expect(page.locator("#live")).to_have_text("live: 1 running")
         page.locator(".list").evaluate("list => (list.scrollTop = 3400)")
         expect(page.locator(".row[data-place='105'][data-id]")).to_be_visible()
@@ -41,7 +41,7 @@ def test_new_answers_come_in_without_moving_what_is_read(page: Page, tmp_path: P
         seen = page.locator(".row[data-place='105']").get_attribute("data-id")
         before = page.evaluate(look, seen)
         grow(run, 320, 32)
-        expect(page.locator(".count")).to_have_text("352 answers", timeout=8000)
+        expect(page.locator(".count")).to_have_text("352 completions", timeout=8000)
         expect(page.locator(f".row[data-id='{seen}']")).to_have_attribute("data-place", "129")  # 24 of 32 are traced
         assert abs(page.evaluate(look, seen) - before) < 1.5
         page.locator(".list").evaluate("list => (list.scrollTop = 0)")
@@ -79,7 +79,7 @@ def test_ten_thousand_answers_open_within_two_seconds(page: Page, tmp_path: Path
                 page.goto(f"{address}#/run/0")
                 page.wait_for_selector(".row[data-place='0'][data-id]")
                 taken[count].append(time.perf_counter() - began)
-                expect(page.locator(".count")).to_have_text(f"{count:,} answers")
+                expect(page.locator(".count")).to_have_text(f"{count:,} completions")
     assert best(MANY) < max(SECONDS, MORE * best(FEW)), taken
 
 

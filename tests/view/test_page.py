@@ -49,7 +49,7 @@ def test_runs_curves_and_alarms_are_on_the_first_page(page: Page, address: str) 
 @pytest.mark.slow
 def test_a_list_is_sorted_searched_filtered_and_opened(page: Page, address: str) -> None:
     page.goto(f"{address}#/run/0")
-    expect(page.locator(".count")).to_have_text("300 answers")
+    expect(page.locator(".count")).to_have_text("300 completions")
     assert page.locator(".row").count() < 60  # those in sight alone
     page.get_by_role("button", name="length").click()
     page.wait_for_selector("[data-sort=length]:has-text('↓')")
@@ -58,16 +58,16 @@ def test_a_list_is_sorted_searched_filtered_and_opened(page: Page, address: str)
         expect(page.locator(f".row[data-place='{place}'] > div").nth(4)).to_have_text(str(row["length"]))
     page.keyboard.press("/")
     page.keyboard.type("(17)")
-    expect(page.locator(".count")).to_have_text("4 of 300 answers")
+    expect(page.locator(".count")).to_have_text("4 of 300 completions")
     page.get_by_role("button", name="Filters").click()
     page.get_by_label("traced").select_option("0")
-    expect(page.locator(".count")).to_have_text("1 of 300 answers")
+    expect(page.locator(".count")).to_have_text("1 of 300 completions")
     assert "q=%2817%29" in page.url and "max_traced=0" in page.url and "sort=length" in page.url
     page.reload()  # what was asked for is in the address
-    expect(page.locator(".count")).to_have_text("1 of 300 answers")
+    expect(page.locator(".count")).to_have_text("1 of 300 completions")
     page.get_by_role("button", name="Filters").click()
     page.get_by_role("button", name="Clear").click()
-    expect(page.locator(".count")).to_have_text("300 answers")
+    expect(page.locator(".count")).to_have_text("300 completions")
     assert "q=" not in page.url and "traced" not in page.url
 
 
@@ -127,7 +127,7 @@ def test_an_answer_that_was_not_traced_says_so_and_leads_to_those_that_were(page
     expect(page.locator(".legend")).to_contain_text("untraced")
     expect(page.locator("main")).not_to_contain_text("the engine does not say")
     expect(page.locator(".turn.gold")).to_contain_text(str(rows[0]["prompt"] + 2))
-    page.get_by_role("link", name="Traced answers").click()
+    page.get_by_role("link", name="Traced completions").click()
     expect(page.locator(".count")).to_contain_text("225 of 300")  # all but the last of each group
 
 
@@ -197,7 +197,7 @@ def test_a_token_and_an_answer_are_copied_as_json(page: Page, address: str) -> N
     token = json.loads(page.evaluate(read))
     assert token["place"] == 3 and token["answer"] == 5 and token["run"] == "first" and len(token["p"]) == 8
     page.keyboard.press("Shift+C")
-    expect(page.locator("#toast")).to_contain_text("answer copied")
+    expect(page.locator("#toast")).to_contain_text("completion copied")
     answer = json.loads(page.evaluate(read))
     assert answer["tokens"][3] == {k: v for k, v in token.items() if k not in ("run", "answer")}
 
@@ -208,7 +208,7 @@ def test_two_answers_are_compared_from_the_first_token_that_differs(page: Page, 
     page.get_by_role("link", name="Compare").click()
     expect(page.locator(".picker tbody tr")).to_have_count(8)  # the second run has another prompt of that number
     expect(page.get_by_text("another text under this number")).to_have_count(4)
-    page.get_by_role("link", name="right: answer 5 of first").click()
+    page.get_by_role("link", name="right: completion 5 of first").click()
     expect(page.locator(".pair .tokens")).to_have_count(2)
     a, b = (page.request.get(f"{address}api/runs/0/answers/{i}").json()["tokens"]["ids"] for i in (4, 5))
     first = next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
@@ -293,12 +293,12 @@ def epochs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.slow
 def test_a_list_is_filtered_by_epoch_and_question(page: Page, epochs: str) -> None:
     page.goto(f"{epochs}#/run/1")
-    expect(page.locator(".count")).to_have_text("40 answers")
+    expect(page.locator(".count")).to_have_text("40 completions")
     page.get_by_role("button", name="Filters").click()
     page.get_by_label("question, at least").fill("3")
-    expect(page.locator(".count")).to_have_text("8 of 40 answers")
+    expect(page.locator(".count")).to_have_text("8 of 40 completions")
     page.get_by_label("epoch, at least").fill("1")
-    expect(page.locator(".count")).to_have_text("4 of 40 answers")
+    expect(page.locator(".count")).to_have_text("4 of 40 completions")
     place = page.locator(".row[data-place='0'] > div").nth(1)
     assert place.inner_text().startswith("7.") and "question 3, epoch 1" in str(place.get_attribute("title"))
     page.goto(f"{epochs}#/run/1/answer/28")
@@ -366,8 +366,8 @@ def test_what_was_read_is_marked_and_has_no_probability(page: Page, turns: str) 
 @pytest.mark.slow
 def test_lists_can_be_filtered_by_turns(page: Page, turns: str) -> None:
     page.goto(f"{turns}#/run/0")
-    expect(page.locator(".count")).to_have_text("2 answers")
+    expect(page.locator(".count")).to_have_text("2 completions")
     page.get_by_role("button", name="Filters").click()
     page.get_by_label("ended").select_option("turns")
-    expect(page.locator(".count")).to_have_text("1 of 2 answers")
+    expect(page.locator(".count")).to_have_text("1 of 2 completions")
     assert "ended=turns" in page.url

@@ -1,4 +1,4 @@
-// From a drift alarm to the tokens behind it: a row a token, its places below, each a link into its answer.
+// From a drift alarm to the tokens behind it: a row a token, its places below, each a link into its completion.
 
 import { factList } from "./answer.js";
 import { get } from "./api.js";
@@ -51,7 +51,7 @@ function interval(triple) {
 function head(found, step, some) {
   const steps = (ends) => (ends ? `${ends[0]} to ${ends[1]}` : "–");
   const facts = [["steps before", steps(found.before)], ["steps after", steps(found.after)]];
-  if (found.answers) facts.push(["traced answers", found.answers.join(" and ")]);
+  if (found.answers) facts.push(["traced completions", found.answers.join(" and ")]);
   if (typeof found.change === "number") facts.push(["change of overlap", small(found.change)]);
   if (typeof found.explained === "number") facts.push(["explained by entropy and mix", small(found.explained)]);
   if (found.loss) facts.push(["lost beyond that", interval(found.loss)]);
@@ -59,7 +59,7 @@ function head(found, step, some) {
     el("h2", {}, `Step ${step} `, el("span", { class: `badge ${found.state}` }, found.state ?? "")),
     el("p", {}, found.evidence ?? ""), found.action ? el("p", { class: "muted" }, done(found.action)) : null,
     factList(facts), found.note ? el("p", {}, found.note) : null,
-    some ? el("p", { class: "muted" }, "Choose a row to see its worst places; each opens in its answer.") : null);
+    some ? el("p", { class: "muted" }, "Choose a row to see its worst places; each opens in its completion.") : null);
 }
 
 function table(rows, [name, title, what], run) {
@@ -88,7 +88,7 @@ function rowOf(row, run) {
 }
 
 function example(one, run) {
-  const where = `overlap ${small(one.overlap)} · step ${one.step}, answer ${one.answer}, token ${one.place}`;
+  const where = `overlap ${small(one.overlap)} · step ${one.step}, completion ${one.answer}, token ${one.place}`;
   const href = link(["run", run, "answer", one.answer], { token: one.place });
   return el("li", {}, el("a", { class: "go example", href },
     el("span", { class: "context" }, visible(one.context ?? ""), el("mark", {}, visible(one.token ?? ""))),

@@ -1,4 +1,4 @@
-// One answer token by token, with the token chosen beside it.
+// One completion token by token, with the token chosen beside it.
 
 import { get } from "./api.js";
 import { button, choice, copy, el, number } from "./dom.js";
@@ -6,7 +6,7 @@ import { tokenPanel } from "./panel.js";
 import { link, remember } from "./route.js";
 import { MODES, SOUGHT, Tokens, TokenText, VERDICTS } from "./tokens.js";
 
-/** The view of answer `id` of run number `run`; `query`: token, mode. */
+/** The view of completion `id` of run number `run`; `query`: token, mode. */
 export async function answerView(runs, run, id, query) {
   const found = await get(`runs/${run}/answers/${id}`);
   const tokens = new Tokens(found);
@@ -31,7 +31,7 @@ export async function answerView(runs, run, id, query) {
   };
   const copyToken = () => state.at !== null && copy({ ...about, ...tokens.describe(state.at) }, "token");
   const copyAnswer = () =>
-    copy({ ...about, ...found.answer, gold: found.gold, turns: found.turns, tokens: all(tokens) }, "answer");
+    copy({ ...about, ...found.answer, gold: found.gold, turns: found.turns, tokens: all(tokens) }, "completion");
   const asked = query.get("token");
   const mode = query.get("mode") in MODES ? query.get("mode") : "verdict";
   return {
@@ -50,14 +50,14 @@ export async function answerView(runs, run, id, query) {
     },
     help: [["j k ArrowLeft ArrowRight", "next and previous token"], ["Home End", "first and last token"],
       ["n p", "next and previous of what is looked for (recovered tokens)"],
-      ["c C", "copy the token, the answer, as JSON"], ["m", "compare with other answers to the prompt"]],
+      ["c C", "copy the token, the completion, as JSON"], ["m", "compare with other completions of the prompt"]],
   };
 }
 
 const all = (tokens) => Array.from({ length: tokens.length }, (_, i) => tokens.describe(i));
 const compareLink = (run, id) => link(["compare", `${run}:${id}`]);
 
-/** What is known of the answer as a whole, and what can be done with it. */
+/** What is known of the completion as a whole, and what can be done with it. */
 function summary(row, run, id, copyAnswer) {
   const one = row.version_first === row.version_last;
   const versions = one ? row.version_last : `${row.version_first} to ${row.version_last}`;
@@ -71,25 +71,25 @@ function summary(row, run, id, copyAnswer) {
   if (row.turns > 1) facts.push(["turns", row.turns], ["written", `${row.written} tokens`]);
   if (row.ended !== "answered") facts.push(["ended", row.ended], ["restarts", row.restarts]);
   if (row.timed_out) facts.push(["reward function", "ran out of time"]);
-  return el("section", { class: "card summary", "aria-label": "The answer" },
+  return el("section", { class: "card summary", "aria-label": "The completion" },
     factList(facts),
     el("p", { class: "buttons" }, el("a", { class: "button", href: compareLink(run, id) }, "Compare"),
-      button("Copy answer as JSON", copyAnswer, { title: "C" })));
+      button("Copy completion as JSON", copyAnswer, { title: "C" })));
 }
 
-/** What an answer lacks of which only the text was kept, and where others are. */
+/** What a completion lacks of which only the text was kept, and where others are. */
 function untraced(run) {
   const why = "Not traced: how its tokens came about was not kept (monitor.trace=sample keeps it of the first prompt "
-    + "of each step, monitor.trace=all of every answer). ";
+    + "of each step, monitor.trace=all of every completion). ";
   const href = link(["run", run], { min_traced: 1 });
-  return el("p", { class: "card untraced" }, why, el("a", { href }, "Traced answers"));
+  return el("p", { class: "card untraced" }, why, el("a", { href }, "Traced completions"));
 }
 
 /** Names and values in a row. */
 export const factList = (facts) => el("dl", { class: "facts wide" },
   facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 
-/** Prompt, answer and whatever turns there are, and what would have been right. */
+/** Prompt, completion and whatever turns there are, and what would have been right. */
 export function turns(found, text) {
   const gold = found.gold === null ? [] : [{ role: "gold answer", text: found.gold }];
   return [...found.turns, ...gold].map((turn) =>
@@ -146,7 +146,7 @@ function key(label, name, text, title = null) {
 function scale(name, tokens) {
   const mode = MODES[name];
   if (tokens.columns[mode.column] === null || tokens.columns[mode.column] === undefined) {
-    return el("span", { class: "muted" }, "not stored of this answer");
+    return el("span", { class: "muted" }, "not stored of this completion");
   }
   if (name === "version") return el("span", { class: "muted" }, "a colour a version");
   const most = tokens.most(mode.column);

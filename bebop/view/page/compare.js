@@ -1,4 +1,4 @@
-// Two answers to one prompt side by side, from the first token that differs.
+// Two completions of one prompt side by side, from the first token that differs.
 
 import { turns } from "./answer.js";
 import { get } from "./api.js";
@@ -11,10 +11,10 @@ import { Tokens, TokenText } from "./tokens.js";
 export async function compareView(runs, picked) {
   const chosen = picked.slice(0, 2).map((text) => {
     const found = /^(\d+):(\d+)$/.exec(text);
-    if (!found || !runs[Number(found[1])]) throw new Error(`there is no answer ${text}`);
+    if (!found || !runs[Number(found[1])]) throw new Error(`there is no completion ${text}`);
     return { run: Number(found[1]), id: Number(found[2]) };
   });
-  if (!chosen.length) throw new Error("choose an answer first, then compare it");
+  if (!chosen.length) throw new Error("choose a completion first, then compare it");
   const [sides, siblings] = await Promise.all([
     Promise.all(chosen.map(({ run, id }) => get(`runs/${run}/answers/${id}`))),
     get(`runs/${chosen[0].run}/answers/${chosen[0].id}/siblings`),
@@ -54,7 +54,7 @@ export async function compareView(runs, picked) {
   };
 }
 
-/** The first place at which two answers differ, also by one having ended; null: they are equal. */
+/** The first place at which two completions differ, also by one having ended; null: they are equal. */
 export function firstDifference(a, b) {
   const shorter = Math.min(a.length, b.length);
   for (let i = 0; i < shorter; i += 1) if (a.columns.ids[i] !== b.columns.ids[i]) return i;
@@ -80,12 +80,12 @@ function column(runs, { run, id }, found, text) {
     `${answer.length} tokens`, `accept length ${number(answer.accept_length)}`,
   ].join(" · ");
   const body = { ...found, gold: null, turns: found.turns.filter((turn) => turn.role !== "prompt") };
-  return el("section", { class: "column", "aria-label": `answer ${id} of ${runs[run].name}` },
-    el("h2", {}, el("a", { href: link(["run", run, "answer", id]) }, `${runs[run].name} · answer ${id}`)),
+  return el("section", { class: "column", "aria-label": `completion ${id} of ${runs[run].name}` },
+    el("h2", {}, el("a", { href: link(["run", run, "answer", id]) }, `${runs[run].name} · completion ${id}`)),
     el("p", { class: "muted" }, line), turns(body, text));
 }
 
-/** The prompt, and every answer to it; two of them are chosen. */
+/** The prompt, and every completion of it; two of them are chosen. */
 function picker(runs, chosen, siblings) {
   const at = (row, side) => chosen[side]?.run === row.run && chosen[side]?.id === row.id;
   const pick = (row, side) => {
@@ -96,14 +96,14 @@ function picker(runs, chosen, siblings) {
   const rows = siblings.answers.map((row) => el("tr", {},
     el("td", {}, ["left", "right"].map((name, side) => el("a", {
       class: `button pick${at(row, side) ? " on" : ""}`, href: pick(row, side),
-      "aria-current": at(row, side) ? "true" : null, "aria-label": `${name}: answer ${row.id} of ${runs[row.run].name}`,
+      "aria-current": at(row, side) ? "true" : null, "aria-label": `${name}: completion ${row.id} of ${runs[row.run].name}`,
     }, name))),
     ...[runs[row.run].name, row.id, row.step, row.version_last, number(row.reward), row.system, row.length,
       number(row.accept_length)].map((value) => el("td", {}, value)),
     el("td", { class: "text" }, row.same_text ? row.excerpt : "another text under this number")));
-  const heads = ["show", "run", "answer", "step", "version", "reward", "system", "tokens", "acc. len", "text"];
+  const heads = ["show", "run", "completion", "step", "version", "reward", "system", "tokens", "acc. len", "text"];
   return el("details", { class: "card picker", open: chosen.length < 2 },
-    el("summary", {}, `Prompt ${siblings.prompt}: ${siblings.answers.length} answers`),
+    el("summary", {}, `Prompt ${siblings.prompt}: ${siblings.answers.length} completions`),
     el("div", { class: "plaintext" }, siblings.text),
     siblings.gold === null ? null : el("p", { class: "gold" }, el("b", {}, "gold answer "), siblings.gold),
     el("div", { class: "scroll" }, el("table", {},

@@ -1,4 +1,4 @@
-// What a list of answers shows of each, and how it is sorted, filtered and searched.
+// What a list of completions shows of each, and how it is sorted, filtered and searched.
 
 import { button, choice, el, number } from "./dom.js";
 
@@ -9,7 +9,7 @@ export const COLUMNS = [
     name: "prompt", head: "prompt", show: (row) => `${row.prompt}.${row.member}`,
     title: (row) => {
       const asked = row.question === null ? "" : `; question ${row.question}, epoch ${row.epoch}`;
-      return `number of the prompt, and which of its answers${asked}`;
+      return `number of the prompt, and which of its completions${asked}`;
     },
   },
   { name: "task", head: "task", kind: "word", show: (row) => row.task, title: (row) => row.task },
@@ -34,7 +34,7 @@ export const COLUMNS = [
     name: "traced", head: "traced", show: (row) => (row.traced ? "yes" : "no"),
     title: () => "whether it is known how each token came about",
   },
-  { name: null, head: "answer", kind: "text", show: (row) => row.excerpt.replace(/\s+/g, " ") },
+  { name: null, head: "completion", kind: "text", show: (row) => row.excerpt.replace(/\s+/g, " ") },
 ];
 const FIRST = "traced"; // what the server sorts by unless asked: see bebop/view/queries.py
 const RANGES = [
@@ -81,7 +81,7 @@ export function filterBar(facets, asked, changed) {
     mark();
   };
   const search = el("input", {
-    type: "search", placeholder: "Search prompts and answers", "aria-label": "Search prompts and answers",
+    type: "search", placeholder: "Search prompts and completions", "aria-label": "Search prompts and completions",
     value: asked.q ?? "",
   });
   search.addEventListener("input", () => set("q", search.value));

@@ -3,7 +3,7 @@
 import { button, el } from "./dom.js";
 import { switchTheme } from "./theme.js";
 
-const EVERYWHERE = [["?", "this list"], ["d", "dark or light"], ["Esc", "back, or close"], ["/", "search the answers"]];
+const EVERYWHERE = [["?", "this list"], ["d", "dark or light"], ["Esc", "back, or close"], ["/", "search the completions"]];
 
 /** What is written for a key. */
 const NAMES = { ArrowDown: "↓", ArrowUp: "↑", ArrowLeft: "←", ArrowRight: "→", Escape: "Esc", " ": "space" };

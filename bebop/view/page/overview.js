@@ -48,9 +48,9 @@ function step(by) {
 
 function card(run, number) {
   const facts = [
-    ["system", run.system ?? "–"], ["answers", run.answers.toLocaleString("en")], ["newest step", run.step ?? "–"],
+    ["system", run.system ?? "–"], ["completions", run.answers.toLocaleString("en")], ["newest step", run.step ?? "–"],
   ];
-  const waiting = run.state === "waiting" ? "The job has started; its first answers come with its first step." : "";
+  const waiting = run.state === "waiting" ? "The job has started; its first completions come with its first step." : "";
   return el("a", { class: "card go run", href: link(["run", number]), title: run.path },
     el("h2", {}, swatch(number), run.name, el("span", { class: `badge ${run.state}` }, run.state)),
     el("dl", {}, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
@@ -81,7 +81,7 @@ export function done(action) {
   return `${action.kind}${value} (${action.carried_out ? "carried out" : "advice"})`;
 }
 
-/** One plot a metric, a line a run; a click on a point opens the answers of its step. */
+/** One plot a metric, a line a run; a click on a point opens the completions of its step. */
 async function drawCurves(place, runs, curves) {
   const names = [...new Set(curves.flatMap((found) => Object.keys(found.columns)))];
   if (!names.length) {

@@ -48,7 +48,7 @@ function fate(one) {
 /** Bars of p and q over the likeliest tokens of both, the one emitted and the one drafted marked. */
 function bars(one, tokens) {
   if (!one.p.length && !one.q.length) {
-    const kept = "p and q of this answer were not kept: monitor.trace=sample keeps those of each step's first prompt.";
+    const kept = "p and q of this completion were not kept: monitor.trace=sample keeps those of each step's first prompt.";
     const why = one.written ? kept : "The policy did not draw it: there is no p.";
     return [el("p", { class: "muted note" }, why)];
   }

@@ -1,5 +1,5 @@
-// The list of a run's answers: sorted, filtered and searched by the server, of which only the rows in sight are asked
-// for and drawn, so that any number of answers opens at once.
+// The list of a run's completions: sorted, filtered and searched by the server, of which only the rows in sight are asked
+// for and drawn, so that any number of completions opens at once.
 
 import { get } from "./api.js";
 import { el, toast } from "./dom.js";
@@ -36,15 +36,15 @@ export async function tableView(runs, run, query) {
       Home: move(-Infinity), End: move(Infinity), Enter: () => list.open(), "/": () => bar.search.focus(),
       Escape: () => (location.hash = "#/"),
     },
-    help: [["j k ArrowDown ArrowUp", "next and previous answer"], ["PageDown PageUp Home End", "further"],
-      ["Enter", "open the answer"]],
+    help: [["j k ArrowDown ArrowUp", "next and previous completion"], ["PageDown PageUp Home End", "further"],
+      ["Enter", "open the completion"]],
   };
 }
 
 function countText(total, run) {
   if (run.state === "waiting") return "waiting for the first step of the job";
   const [found, all] = [total, run.answers].map((count) => count.toLocaleString("en"));
-  return found === all ? `${all} answers` : `${found} of ${all} answers`;
+  return found === all ? `${all} completions` : `${found} of ${all} completions`;
 }
 
 class List {
@@ -55,10 +55,10 @@ class List {
     this.total = 0;
     this.selected = null; // {id, place}
     this.known = Object.keys(asked); // what the address holds
-    this.round = 0; // a change of what is asked for makes older answers void
+    this.round = 0; // a change of what is asked for makes older replies void
     this.rows = el("div", { class: "rows", role: "rowgroup" });
     this.heads = heads(asked, () => this.restart());
-    const named = { class: "list", role: "grid", "aria-label": "Answers", tabindex: "0" };
+    const named = { class: "list", role: "grid", "aria-label": "Completions", tabindex: "0" };
     this.element = el("div", named, this.heads, this.rows);
     this.element.addEventListener("scroll", () => this.draw(), { passive: true });
     this.rows.addEventListener("click", (event) => {
@@ -80,7 +80,7 @@ class List {
     places.set(this.run, { scroll: this.element.scrollTop, selected: this.selected, asked });
   }
 
-  /** Scroll to where the reader was before opening an answer of the same list. */
+  /** Scroll to where the reader was before opening a completion of the same list. */
   comeBack() {
     const kept = places.get(this.run);
     if (kept?.asked === JSON.stringify(this.asked)) {
@@ -126,7 +126,7 @@ class List {
     this.draw();
   }
 
-  /** New answers came: the rows in sight stay where they are, whatever was put before them. */
+  /** New completions came: the rows in sight stay where they are, whatever was put before them. */
   async refresh() {
     const round = this.round;
     const top = Math.floor(this.element.scrollTop / this.height);
@@ -202,7 +202,7 @@ class List {
 
   anchor(row, text) {
     const href = link(["run", this.run, "answer", row.id]);
-    return el("a", { href, tabindex: "-1", "aria-label": `answer ${row.id}, step ${row.step}` }, text);
+    return el("a", { href, tabindex: "-1", "aria-label": `completion ${row.id}, step ${row.step}` }, text);
   }
 
   select(place) {

@@ -1,4 +1,4 @@
-// The tokens of an answer as text: coloured by what is asked for, one of them chosen, others found.
+// The tokens of a completion as text: coloured by what is asked for, one of them chosen, others found.
 
 import { el, small, visible } from "./dom.js";
 
@@ -8,7 +8,7 @@ export const VERDICTS = {
   recovered: "drawn after a rejection",
   bonus: "drawn after all drafts of its cycle stand",
   unknown: "the engine does not say",
-  untraced: "how it came about was not kept of this answer",
+  untraced: "how it came about was not kept of this completion",
   observed: "read between two turns, not written by the policy",
 };
 
@@ -34,7 +34,7 @@ export const SOUGHT = {
   turn: ["next turn", (t, i) => i > 0 && t.turn(i) > Math.abs(t.turn(i - 1))],
 };
 
-/** One answer's tokens as the server sends them, with names in place of numbers. */
+/** One completion's tokens as the server sends them, with names in place of numbers. */
 export class Tokens {
   constructor(found) {
     this.found = found;
@@ -117,12 +117,12 @@ export class Tokens {
   }
 }
 
-/** The text of an answer; `choose(i)` is called when a token is clicked. */
+/** The text of a completion; `choose(i)` is called when a token is clicked. */
 export class TokenText {
   constructor(tokens, choose) {
     this.tokens = tokens;
     this.spans = [];
-    this.element = el("div", { class: "tokens", role: "listbox", tabindex: "0", "aria-label": "Tokens of the answer" });
+    this.element = el("div", { class: "tokens", role: "listbox", tabindex: "0", "aria-label": "Tokens of the completion" });
     this.element.addEventListener("click", (event) => {
       const span = event.target.closest("[data-i]");
       if (span) choose(Number(span.dataset.i));
