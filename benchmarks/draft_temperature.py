@@ -64,7 +64,7 @@ def table(model: Policy, rows: Sequence[TokenRow], depth: int, temperatures: Seq
 
 
 def walk(known: Table, temperature: int | None, grid: slice, walks: int = WALKS, seed: int = 0) -> float:
-    """Return how many tokens a cycle gives over all completions, with drafts at one temperature of the table; None: chosen by
+    """Return the tokens a cycle over all completions, with drafts at one temperature of the table; None: chosen by
     ``Overlaps``.
 
     ``grid``: where the temperatures of ``GRID`` are in the table.
