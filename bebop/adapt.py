@@ -115,7 +115,7 @@ def begin(config: AdaptConfig, overrides: Sequence[str], folder: RunFolder, rank
 
 
 def run_folder(config: AdaptConfig, ranks: "Ranks") -> RunFolder:
-    """The run folder, at which nothing has been looked yet."""
+    """Return the run folder, at which nothing has been looked yet."""
     names = ranks.union({ranks.rank: f"runs/adapt-{time.strftime('%Y%m%d-%H%M%S')}"})  # clocks differ: rank 0's counts
     path = Path(config.dir or names[0]).resolve()
     return RunFolder(path, "dir", config.resume, Store(path, HEADS), "an adaptation")

@@ -235,7 +235,7 @@ def main(arguments: list[str]) -> int:
 
 
 def parser(about: str) -> Parser:
-    """What can be asked for; ``about`` all of it."""
+    """Return the parser of all that can be asked for; ``about``: what it says of all of it."""
     top = Parser(prog="python -m bebop.bench", description=about)
     ended = "of one that is ended before it is done, what was measured is kept as KIND-unfinished"
     top.add_argument(
@@ -372,12 +372,12 @@ def _add_bound(kind: argparse.ArgumentParser) -> None:
 
 
 def _drafts(text: str) -> int | str:
-    """A type for ``add_argument``: auto, or a number of drafts."""
+    """Return a type for ``add_argument``: auto, or a number of drafts."""
     return text if text == "auto" else whole(1, 16)(text)
 
 
 def _part(text: str) -> tuple[str, str]:
-    """A type for ``add_argument``: the name and the file of a trained part."""
+    """Return a type for ``add_argument``: the name and the file of a trained part."""
     name, separator, path = text.partition("=")
     if not separator:
         raise argparse.ArgumentTypeError(f"{text[:80]!r} is not possible: give NAME=PATH")

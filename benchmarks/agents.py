@@ -72,16 +72,16 @@ class Sleeper:
 
     @staticmethod
     def item(index: int, seed: int) -> dict[str, Any]:
-        """A question of ``store`` with its number."""
+        """Return a question of ``store`` with its number."""
         return {**store_item(index, seed, length=STEPS), "index": index}
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
-        """As in ``store``."""
+        """Begin as ``store`` does."""
         self.asleep = bool(self.sleepers) and item["index"] % self.sleepers == 0
         return await self.store.reset(item, seed)
 
     async def step(self, text: str) -> EnvStep:
-        """As in ``store``, a while later."""
+        """Answer as ``store`` does, a while later."""
         if self.asleep:
             self.asleep = False
             await asyncio.sleep(SLEEP)
@@ -93,7 +93,7 @@ class Sleeper:
 
 
 def task(name: str, turns: int, **args: Any) -> TaskConfig:
-    """Of ``turns`` turns, and no other limit."""
+    """Return the limits of ``turns`` turns and nothing else."""
     limits = EnvironmentConfig(max_turns=turns, max_seconds=float("inf"))
     return TaskConfig(source="environment", name=name, args=args, environment=limits)
 
@@ -130,12 +130,12 @@ def play(
 
 
 def tokens(played: list[Played]) -> list[list[int]]:
-    """Of each trajectory."""
+    """Return the tokens of each trajectory."""
     return [one.trajectory.completion.token_ids.tolist() if one.trajectory else [] for one in played]
 
 
 def conversations(policy: Policy, length: int, seed: int, parked: int) -> tuple[float, list[list[int]]]:
-    """Seconds of the step in which all go on, and the tokens of that turn."""
+    """Return the seconds of the step in which all go on, and the tokens of that turn."""
     engine = TorchEngine(
         policy, DecodingConfig(), slots=SIDE_BY_SIDE, max_length=length + 64, measure=False, parked_bytes=parked
     )
@@ -212,7 +212,7 @@ def kept(policy: Policy, rounds: int) -> Row:
 
 
 def slow(policy: Policy, rounds: int) -> Row:
-    """A quarter of the environments asleep, and none."""
+    """Measure with a quarter of the environments asleep, and with none."""
     name, seconds = f"{Path(__file__).resolve()}:Sleeper", {0: list[float](), SHARE: list[float]()}
     turns = longest = 0
     for seed in tqdm(range(rounds), desc="slow"):
@@ -232,6 +232,6 @@ def slow(policy: Policy, rounds: int) -> Row:
 
 
 def run(rounds: int = ROUNDS) -> list[Row]:
-    """All rows."""
+    """Measure all rows."""
     policy = load_policy(ModelConfig(), need_head=True)
     return [*(context(policy, length, rounds) for length in LENGTHS), kept(policy, rounds), slow(policy, rounds)]

@@ -56,11 +56,11 @@ class Plan:
 
     @property
     def speeds(self) -> list[float]:
-        """Of the workers' engines."""
+        """Return the speeds of the workers' engines."""
         return [SLOW if self.slow else 1.0, *[1.0] * (self.workers - 1)]
 
     def config(self, dispatch: Way, seed: int) -> SimulateConfig:
-        """What is simulated."""
+        """Return the configuration that is simulated."""
         fleet = FleetConfig(
             workers=self.workers, slots=SLOTS, staleness=self.staleness, dispatch=dispatch, group_size=SIZE,
             groups_per_step=ROUNDS * SLOTS * self.workers // SIZE, steps=STEPS[self.workers], skip=SKIP,
@@ -70,14 +70,14 @@ class Plan:
 
 
 def plans() -> Iterator[Plan]:
-    """All rows."""
+    """Measure all rows."""
     for workers, sigmas in SIGMAS.items():
         for staleness, slow, sigma in itertools.product(STALENESS, (False, True), sigmas):
             yield Plan(workers=workers, staleness=staleness, sigma=sigma, slow=slow)
 
 
 def bound(config: SimulateConfig, speeds: Sequence[float]) -> float:
-    """The most answers a second that engines of these speeds can make of those that count."""
+    """Return how many completions a second engines of these speeds can make at most, of those that count."""
     fleet, costs, answers = config.fleet, Costs.of(config), Completions(config)
     counted = range(fleet.skip * fleet.groups_per_step, fleet.steps * fleet.groups_per_step)
     drawn = [cycles for index in counted for _, cycles in answers.draw(index)]
@@ -108,12 +108,12 @@ def row(plan: Plan, seeds: Sequence[int] = SEEDS) -> dict[str, Any]:
 
 
 def misses(plan: Plan, gain: Interval, reached: Interval) -> list[str]:
-    """Which parts of the rule a row breaks."""
+    """Return which parts of the rule a row breaks."""
     judged = plan.workers == 8 and plan.staleness == 2
     broken = {"worse than static": gain.high < 1, "below the bar": judged and reached.low < BAR}
     return [name for name, found in broken.items() if found]
 
 
 def run(seeds: Sequence[int] = SEEDS) -> list[dict[str, Any]]:
-    """All rows."""
+    """Measure all rows."""
     return [noted(row(plan, seeds)) for plan in tqdm(list(plans()), desc="balance")]

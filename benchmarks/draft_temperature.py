@@ -64,7 +64,8 @@ def table(model: Policy, rows: Sequence[TokenRow], depth: int, temperatures: Seq
 
 
 def walk(known: Table, temperature: int | None, grid: slice, walks: int = WALKS, seed: int = 0) -> float:
-    """Tokens a cycle over all answers, with drafts at one temperature of the table; None: chosen by ``Overlaps``.
+    """Return the tokens a cycle over all completions, with drafts at one temperature of the table; None: chosen by
+    ``Overlaps``.
 
     ``grid``: where the temperatures of ``GRID`` are in the table.
     """
@@ -101,7 +102,7 @@ def arms(model: Policy, rows: Sequence[TokenRow], depth: int) -> dict[str, float
 
 
 def judged(head: str, found: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """A row: means over seeds, and whether the rule holds."""
+    """Return a row: means over seeds, and whether the rule holds."""
     mean = {arm: sum(one[arm] for one in found) / len(found) for arm in found[0]}
     best = max(FIXED, key=lambda t: mean[str(t)])
     gain, own = mean[str(best)] - mean["1.0"], mean["auto"] - mean["1.0"]
@@ -121,7 +122,7 @@ def judged(head: str, found: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def run(heads: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """A row an arm of ``recipes.reproduce.objectives``; none named: all.
+    """Return a row for each arm of ``recipes.reproduce.objectives``; none named: all.
 
     Heads are trained, or found where a study has kept them (``BEBOP_REPRODUCE``).
     """

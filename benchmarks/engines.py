@@ -45,7 +45,7 @@ def arms(systems: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def run(bench: RolloutBench) -> list[dict[str, Any]]:
-    """One row per arm and batch size; requests are ``waves`` times the batch, 12 or more."""
+    """Return one row per arm and batch size; requests are ``waves`` times the batch, 12 or more."""
     if find_spec("vllm") is None:
         raise UserError("bench engines needs vLLM: pip install -e '.[vllm]', see recipes/vllm")
     policy = load_policy(bench.model, need_head=any(SYSTEMS[system].head for system in bench.systems))
@@ -94,7 +94,7 @@ class Served:
             self._process.join()
 
     def measure(self, asked: Sequence[Request], batch: int) -> dict[str, Any]:
-        """A row of numbers."""
+        """Return a row of numbers."""
         self._here.send((list(asked), batch))
         return self._answer(None)
 
@@ -127,7 +127,7 @@ def _serve(pipe: Connection, bench: RolloutBench, system: str) -> None:
 
 
 def job(bench: RolloutBench, system: str) -> JobConfig:
-    """What vLLM is started from: as many seats as the largest batch."""
+    """Return what vLLM is started from: as many seats as the largest batch."""
     return JobConfig(
         model=bench.model,
         task=bench.task,
@@ -143,7 +143,7 @@ def job(bench: RolloutBench, system: str) -> JobConfig:
 
 
 def timed(answer: Any) -> dict[str, Any]:
-    """A row of what the answers, and the time for them, say."""
+    """Return a row of what the completions, and the time for them, say."""
     started = time.perf_counter()
     answers = answer()
     seconds = time.perf_counter() - started

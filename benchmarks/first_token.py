@@ -33,12 +33,12 @@ class FirstTokenBench:
 
 
 def run(bench: FirstTokenBench) -> list[dict[str, Any]]:
-    """One row per arm and length of the prompt."""
+    """Return one row per arm and length of the prompt."""
     return measure(load_with_parts(bench.model, bench.systems), bench)
 
 
 def measure(policy: Policy, bench: FirstTokenBench) -> list[dict[str, Any]]:
-    """The same for a policy that is there.
+    """Measure a policy that is there.
 
     ``ms`` and ``x plain`` (plain over arm, turn by turn) are medians over the rounds, with their 5th and 95th percent;
     ``entries`` is how many a cache has after the first token. The first turn warms up and does not count.
@@ -64,7 +64,7 @@ def measure(policy: Policy, bench: FirstTokenBench) -> list[dict[str, Any]]:
 
 
 def first_token(policy: Policy, system: str, length: int, seed: int) -> tuple[float, int]:
-    """Seconds from a request of random tokens to its first, and the entries of a cache then.
+    """Return the seconds from a request of random tokens to its first, and the entries of a cache then.
 
     Processor time, or on a GPU that of the clock.
     """

@@ -55,7 +55,7 @@ class HistoryBench:
 
 
 def run(bench: HistoryBench) -> list[dict[str, Any]]:
-    """A row for lookups alone, then one per arm and batch size."""
+    """Return a row for lookups alone, then one per arm and batch size."""
     policy = load_policy(bench.model, need_head=any(SYSTEMS[arm].head for arm in bench.arms))
     source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
     sampling = SamplingParams(max_new_tokens=bench.max_new_tokens, stop_token_ids=policy.eos_token_ids)
@@ -76,7 +76,7 @@ def run(bench: HistoryBench) -> list[dict[str, Any]]:
 
 
 def engine(policy: Policy, bench: HistoryBench, batch: int, arm: str) -> TorchEngine:
-    """A new one for an arm."""
+    """Return a new engine for an arm."""
     system = SYSTEMS[arm]
     drafts = system.draft_tokens if system.history else bench.draft_tokens
     return TorchEngine(policy, DecodingConfig(system=arm, draft_tokens=drafts), slots=batch)
@@ -94,7 +94,7 @@ def remembered(one: TorchEngine, asked: Sequence[Request], answers: int) -> Past
 
 
 def lookups(past: Past) -> dict[str, Any]:
-    """What it costs to remember a token, in time and memory, and to look one up."""
+    """Return what it costs to remember a token, in time and memory, and to look one up."""
     tracemalloc.start()
     kept = [_built(answers) for answers in past.values()]
     size, _ = tracemalloc.get_traced_memory()
@@ -132,7 +132,7 @@ def _built(answers: Sequence[Sequence[int]]) -> Automaton:
 
 
 def decoded(make: Callable[[str], TorchEngine], asked: Sequence[Request], past: Past, arm: str) -> dict[str, Any]:
-    """A row of one turn of an arm."""
+    """Return a row of one turn of an arm."""
     one = make(arm)
     with looking_up(SYSTEMS[arm].history) as spent:
         started = time.process_time()

@@ -66,7 +66,7 @@ Turn = tuple[Sequence[Request], Past]  # what is asked, and what is told of befo
 
 
 def run(bench: PrimingBench) -> list[dict[str, Any]]:
-    """A row for each arm and what it knows."""
+    """Return a row for each arm and what it knows."""
     if find_spec("vllm") is None:
         raise UserError("bench told needs vLLM: pip install -e '.[vllm]', see recipes/vllm")
     policy = load_policy(bench.model)
@@ -121,7 +121,7 @@ def row(counts: Mapping[str, Counts], known: str) -> dict[str, Any]:
 
 
 def embedded(bench: PrimingBench, policy: Policy, temperature: float | None) -> TorchEngine:
-    """A new one."""
+    """Return a new engine."""
     decoding = DecodingConfig(system=SYSTEM, draft_tokens=bench.draft_tokens, draft_temperature=temperature)
     return TorchEngine(policy, decoding, slots=32)
 
@@ -146,7 +146,7 @@ def vllm(bench: PrimingBench) -> ServedEngine:
 
 
 def forgotten(engine: ServedEngine) -> ServedEngine:
-    """The same, which knows of no answer any more."""
+    """Return the same engine, which has forgotten all completions."""
     server: Any = engine.server
     server.core.past.clear()
     return engine

@@ -36,7 +36,7 @@ MakeVerify = Callable[..., Callable[[], object]]  # device, tokens, draft, targe
 
 
 def _peer(module: str, distribution: str) -> ModuleType:
-    """A module of another project."""
+    """Return a module of another project."""
     try:
         return importlib.import_module(module)
     except ImportError as failure:
@@ -70,7 +70,7 @@ def _needs_gpu(device: str, name: str) -> None:
 
 
 def tv_of_softmaxes(draft: Tensor, target: Tensor) -> Tensor:
-    """What one writes first."""
+    """Compute total variation as one writes it first."""
     return 1 - torch.minimum(draft.float().softmax(-1), target.float().softmax(-1)).sum(-1)
 
 
@@ -158,7 +158,7 @@ def _eager_kind(kind: str) -> LabelledLoss:
 
 
 def _speculators_kind(kind: str) -> LabelledLoss:
-    """Those for a CPU."""
+    """Return a loss of speculators for a CPU."""
     peer = _peer("speculators.losses.eager", "speculators")
     if kind not in SPECULATORS:
         raise Skip(f"speculators has no {kind}")
@@ -199,7 +199,7 @@ LINEAR: dict[str, MakeLinear] = {
 def _sglang_verify(
     device: str, tokens: Tensor, q: Tensor, p: Tensor, u: Tensor, block: bool = False
 ) -> Callable[[], object]:
-    """Of 0.5.23; ``block``: by block verification."""
+    """Return the verifier of SGLang 0.5.23; ``block``: by block verification."""
     _needs_gpu(device, "the verifier of SGLang")
     peer = _peer("sglang.kernels.ops.speculative.reject_sampling", "sglang")
     batch, drafts = tokens.shape
@@ -241,7 +241,7 @@ def _vllm_verify(device: str, tokens: Tensor, q: Tensor, p: Tensor, u: Tensor) -
 
 
 def _tried(verify: Callable[[], object], name: str) -> Callable[[], object]:
-    """One call now: a peer whose signature or requirements have changed is skipped, with what it said."""
+    """Call once now: a peer whose signature or requirements have changed is skipped, with what it said."""
     try:
         verify()
     except (TypeError, ValueError, AttributeError, AssertionError, RuntimeError) as failure:
@@ -252,7 +252,7 @@ def _tried(verify: Callable[[], object], name: str) -> Callable[[], object]:
 
 
 def _read(device: str, tokens: Tensor, q: Tensor, p: Tensor, u: Tensor) -> Callable[[], object]:
-    """The sums of the rows that the next tokens come from, side by side in memory: what reading them once costs."""
+    """Sum the rows that the next tokens come from, side by side in memory: what reading them once costs."""
     accepted, _ = reference(tokens, q, p, u)
     requests = torch.arange(len(tokens), device=p.device)
     rejected = accepted < tokens.shape[1]

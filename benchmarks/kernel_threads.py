@@ -71,7 +71,7 @@ class Case:
 
 
 def run(bench: ThreadsBench) -> list[Row]:
-    """A row per case, arm, number of threads and of neighbours, times in ms.
+    """Return a row per case, arm, number of threads and of neighbours, times in ms.
 
     ``x one thread`` is the speed relative to the same arm on one thread, ``x eager`` relative to the fastest that plain
     PyTorch is on any of the numbers of threads; both beside as many neighbours. ``saved MB`` is what lives between
@@ -119,7 +119,7 @@ def _measure(case: Case, bench: ThreadsBench) -> list[Row]:
 
 
 def saved_bytes(call: Call, inputs: Sequence[Tensor]) -> int:
-    """Of all tensors that autograd keeps for a backward pass in ``call``; each memory once, without that of inputs."""
+    """Return the bytes of all tensors that autograd keeps for a backward pass in ``call``, without those of inputs."""
     own, kept = {x.untyped_storage().data_ptr() for x in inputs}, dict[int, int]()
 
     def keep(tensor: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ def neighbours(count: int) -> Iterator[list[int]]:
 
 
 def _cases(bench: ThreadsBench) -> Iterator[Case]:
-    """Every sort at its first shape, then at its second: where time runs out, every sort has been measured."""
+    """Yield every sort at its first shape, then at its second: where time runs out, every sort has been measured."""
     for at in range(max(map(len, (bench.losses, bench.linear, bench.chains)))):
         for kind, (rows, vocabulary) in ((kind, shape) for kind in LOSSES for shape in bench.losses[at : at + 1]):
             yield _loss(kind, rows, vocabulary)
@@ -174,7 +174,7 @@ def _cases(bench: ThreadsBench) -> Iterator[Case]:
 
 
 def _logits(rows: int, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Of draft and target [rows, V], which resemble each other."""
+    """Return logits of draft and target [rows, V], which resemble each other."""
     generator = torch.Generator().manual_seed(0)
     target = torch.empty(rows, vocabulary).normal_(0, 2, generator=generator)
     return torch.empty_like(target).normal_(0, 0.4, generator=generator).add_(target), target
@@ -239,5 +239,5 @@ def _decoding(batch: int, drafts: int, vocabulary: int) -> Iterator[Case]:
 
 
 def _made(call: Call) -> Call:
-    """What needs nothing to be made first."""
+    """Return the call itself, which needs nothing to be made first."""
     return call

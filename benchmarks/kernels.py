@@ -43,7 +43,7 @@ VOCABULARIES = (32_000, 151_936, 248_320)
 
 
 def on_gpu() -> KernelBench:
-    """Full vocabularies, 1k-16k rows, batches of 1-256: some minutes on one device."""
+    """Return full vocabularies, 1k-16k rows, batches of 1-256: some minutes on one device."""
     batches = [(b, k) for b in (1, 8, 64, 256) for k in (1, 3, 7)]
     return KernelBench(
         device="cuda",
@@ -58,7 +58,7 @@ def on_gpu() -> KernelBench:
 
 
 def on_cpu() -> KernelBench:
-    """The same arms on smaller shapes, in fp32: about a minute with one thread."""
+    """Return the same arms on smaller shapes, in fp32: about a minute with one thread."""
     return KernelBench(
         device="cpu",
         losses=((128, 32_000), (512, 32_768), (64, 151_936), (32, 248_320)),
@@ -72,7 +72,8 @@ def on_cpu() -> KernelBench:
 
 
 def run(bench: KernelBench) -> list[Row]:
-    """One row per arm and shape; times in ms, ``x eager`` is the speed relative to plain PyTorch at that shape."""
+    """Return one row per arm and shape; times in ms, ``x eager`` is the speed relative to plain PyTorch at that
+    shape."""
     timer = Timer(bench.device, bench.repeats)
     ends = time.monotonic() + bench.seconds
     bandwidth = _copy_bandwidth(timer)
@@ -91,7 +92,7 @@ def run(bench: KernelBench) -> list[Row]:
 
 
 def _in_turns(bench: KernelBench) -> list[tuple[Callable[..., Iterator["Case"]], tuple[int, ...]]]:
-    """All shapes, one of each sort after the other: where time runs out, every sort has been measured."""
+    """Return all shapes, one of each sort after the other: where time runs out, every sort has been measured."""
     sorts = ((_loss_cases, bench.losses), (_linear_cases, bench.linear), (_chain_cases, bench.chains))
     turns = zip_longest(*([(cases, shape) for shape in shapes] for cases, shapes in sorts))
     return [case for turn in turns for case in turn if case is not None]
@@ -108,7 +109,7 @@ class Case:
     traffic: float  # bytes that any implementation must move
 
     def row(self, **numbers: object) -> Row:
-        """What is kept of it."""
+        """Return what is kept of the case."""
         blank: Row = dict.fromkeys(("ms", "GB/s", "% of copy", "peak MB", "x eager", "skipped"))
         return {"what": self.what, "shape": self.shape, "arm": self.arm, **blank, **numbers}
 
@@ -252,7 +253,7 @@ class Timer:
         return float(first.elapsed_time(last))
 
     def peak(self, call: Callable[[], object]) -> float:
-        """Bytes that one call needs beyond what was there, its results included."""
+        """Return the bytes that one call needs beyond what was there, its results included."""
         if self.cuda:
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()
@@ -272,12 +273,12 @@ def _copy_bandwidth(timer: Timer) -> float:
 
 
 def default() -> KernelBench:
-    """The benchmark of the present device."""
+    """Return the benchmark of the present device."""
     return on_gpu() if torch.cuda.is_available() else on_cpu()
 
 
 def charts(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """What was measured, apart from the copy and what was skipped: the rows of one bar chart each."""
+    """Return what was measured, apart from the copy and what was skipped: the rows of one bar chart each."""
     by_kind: dict[str, list[Row]] = {}
     for row in rows:
         if row["what"] != "copy" and row.get("ms") is not None:

@@ -27,7 +27,7 @@ WARM_UP = 3  # steps that are left out: first allocations, and a pipeline that f
 
 
 def run(steps: int, rounds: int, overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """One row per arm; the arms take turns and the best round of each counts."""
+    """Return one row per arm; the arms take turns and the best round of each counts."""
     with tqdm(total=rounds * len(ARMS), desc="loop") as progress:
         best = best_of(rounds, ARMS, lambda arm: _measure(steps, [*ARMS[arm], *overrides]), "samples/s", progress)
     base = best["synchronous"]["samples/s"]

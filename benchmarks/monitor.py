@@ -34,7 +34,8 @@ from bebop.trajectory import Completion, Group, SamplingParams, Trajectory
 
 
 def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
-    """One row a part of the monitor: seconds a step without it, and what it adds. ``UserError`` if nothing drafts."""
+    """Return one row a part of the monitor: seconds a step without it, and what it adds. ``UserError`` if nothing
+    drafts."""
     if not engine_module(config).EMBEDDED or not SYSTEMS[config.decoding.system].drafts:
         what = f"rollout.engine={config.rollout.engine} decoding.system={config.decoding.system}"
         raise UserError(f"{what} cannot be measured here: give the embedded engine and a system that drafts")
@@ -74,7 +75,7 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
 
 
 def step_requests(config: JobConfig, policy: Policy, source: PromptSource) -> list[Request]:
-    """The requests of one step."""
+    """Return the requests of one step."""
     size, sampling = config.trainer.group_size, config.rollout.sampling
     return [
         Request(
@@ -104,7 +105,7 @@ def decode(
 
 
 def grouped(config: JobConfig, source: PromptSource, answers: Sequence[Completion]) -> list[Group]:
-    """The answers of one step as the trainer gets them, all with the same reward."""
+    """Return the completions of one step as the trainer gets them, all with the same reward."""
     size = config.trainer.group_size
     return [
         Group(
@@ -116,7 +117,8 @@ def grouped(config: JobConfig, source: PromptSource, answers: Sequence[Completio
 
 
 def _watching(config: JobConfig, groups: Sequence[Group], steps: int = 20) -> float:
-    """Seconds a step: to collect, estimate, explain and write down; the last half of the steps, with all windows."""
+    """Return the seconds a step: to collect, estimate, explain and write down; the last half of the steps, with all
+    windows."""
     with tempfile.TemporaryDirectory() as folder:
         watch, seconds = JobMonitor(config, Path(folder)), []
         for number in range(1, steps + 1):
@@ -128,7 +130,7 @@ def _watching(config: JobConfig, groups: Sequence[Group], steps: int = 20) -> fl
 
 
 def _reading(config: JobConfig, policy: Policy, groups: Sequence[Group]) -> float:
-    """Seconds of one reading of the probe set, later ones, without the sweep."""
+    """Return the seconds of one reading of the probe set, later ones, without the sweep."""
     trainer, texts = PolicyTrainer(policy, config), choose(groups, config.monitor.probe_completions)
     seconds = []
     for _ in range(4):
@@ -139,7 +141,7 @@ def _reading(config: JobConfig, policy: Policy, groups: Sequence[Group]) -> floa
 
 
 def percent(spent: dict[bool, list[float]]) -> dict[str, float]:
-    """Total over total, rounds resampled."""
+    """Return total over total in percent, rounds resampled."""
     on, off = np.array(spent[True]), np.array(spent[False])
     ratio = resampled(lambda weights: (weights @ on) / (weights @ off), len(on))
     return {"added %": 100 * (ratio.value - 1), "low %": 100 * (ratio.low - 1), "high %": 100 * (ratio.high - 1)}

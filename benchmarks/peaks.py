@@ -43,7 +43,7 @@ PEAKS = {
 
 
 def measured(name: str, folder: Path = MEASURED) -> Peaks:
-    """A row of ``PEAKS``, with the operations and the bandwidth of a card of the kind where one was measured.
+    """Return a row of ``PEAKS``, with the operations and the bandwidth of a card of the kind where one was measured.
 
     Raises:
         KeyError: There is no such row.
@@ -59,7 +59,7 @@ def measured(name: str, folder: Path = MEASURED) -> Peaks:
 
 
 def card_of(device: str) -> str | None:
-    """The row of ``PEAKS`` that a device's name belongs to; None: it has none.
+    """Return the row of ``PEAKS`` that a device's name belongs to; None: it has none.
 
     >>> card_of("NVIDIA H100 80GB HBM3")
     'h100'

@@ -23,7 +23,7 @@ ROOT = machine.ROOT
 
 
 def begin(root: Path = ROOT) -> dict[str, object]:
-    """What has to be asked before anything is measured: the commit, whether the tree differed from it, the command.
+    """Ask what has to be known before anything is measured: the commit, whether the tree differed from it, the command.
 
     A commit made while a measurement runs is not the one that was measured. See ``machine.commit``.
     """
@@ -65,7 +65,7 @@ _noted: list[dict[str, Any]] = []  # by the benchmark that is running
 
 
 def noted(row: dict[str, Any]) -> dict[str, Any]:
-    """The same row, or turn of one; it is kept even if the benchmark is ended before it is done."""
+    """Note a row, or turn of one, and return it; it is kept even if the benchmark is ended before it is done."""
     _noted.append(row)
     return row
 
@@ -89,7 +89,7 @@ def kept_if_ended(
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a Markdown table; numbers with three significant digits."""
+    """Return the rows as a Markdown table; numbers with three significant digits."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
@@ -117,7 +117,8 @@ def best_of(
     progress: "tqdm[Any]",
     **about: object,
 ) -> dict[str, dict[str, Any]]:
-    """The best row of each arm by ``by``; arms take turns, as other work on the machine can only slow a run down.
+    """Return the best row of each arm by ``by``; arms take turns, as other work on the machine can only slow a run
+    down.
 
     ``about``: what else a turn is of, where it is ``noted``.
     """

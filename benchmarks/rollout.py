@@ -47,7 +47,7 @@ class RolloutBench:
     most_drafts: int = 5
 
     def arms(self) -> dict[str, DecodingConfig]:
-        """What is measured, by the name of its row."""
+        """Return what is measured, by the name of its row."""
         made = {}
         for name in self.systems:
             system = SYSTEMS[name]
@@ -63,7 +63,7 @@ class RolloutBench:
 
 
 def run(bench: RolloutBench) -> list[dict[str, Any]]:
-    """One row per arm and batch size."""
+    """Return one row per arm and batch size."""
     policy = load_with_parts(bench.model, bench.systems)
     source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
     configs = bench.arms()
@@ -96,7 +96,7 @@ def load_with_parts(model: ModelConfig, systems: Sequence[str]) -> Policy:
 
 
 def _held(best: Mapping[str, dict[str, Any]], arm: str, plain: float) -> dict[str, Any]:
-    """Of a number of drafts that is chosen: its speed beside the best fixed one, plain decoding included."""
+    """Compare a chosen number of drafts with the best fixed one, plain decoding included."""
     name, chosen, rest = arm.partition(" auto")
     if not chosen or rest:
         return {}
@@ -108,7 +108,7 @@ def _held(best: Mapping[str, dict[str, Any]], arm: str, plain: float) -> dict[st
 
 
 def requests(bench: RolloutBench, policy: Policy, source: PromptSource, count: int) -> list[Request]:
-    """Prompts in groups of four, as training asks them."""
+    """Return the prompts in groups of four, as training asks them."""
     return [
         Request(
             id=i,
@@ -122,7 +122,7 @@ def requests(bench: RolloutBench, policy: Policy, source: PromptSource, count: i
 
 
 def measure(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch: int, arm: str) -> dict[str, Any]:
-    """A row of one turn of an arm: a system, or ``hf_generate``."""
+    """Return a row of one turn of an arm: a system, or ``hf_generate``."""
     if arm == "hf_generate":
         return _hugging_face(bench, policy, asked, batch)
     engine = TorchEngine(policy, bench.arms()[arm], slots=batch, max_length=512)
@@ -213,7 +213,7 @@ def _megaflops(policy: Policy, asked: Sequence[Request], config: DecodingConfig)
 
 
 def _hugging_face(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch: int) -> dict[str, Any]:
-    """The same requests through ``generate``, left-padded, batch after batch; each waits for its longest answer."""
+    """Run the same requests through ``generate``, left-padded; each batch waits for its longest completion."""
     stock = AutoModelForCausalLM.from_config(policy.backbone.config.__class__(**policy.backbone.config.to_dict()))
     stock.load_state_dict(policy.backbone.state_dict())
     stock = stock.to(dtype=policy.backbone.dtype, device=policy.device).eval()

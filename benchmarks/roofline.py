@@ -58,7 +58,8 @@ class Work:
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> Self:
-        """Of a decoder with grouped queries and a gated MLP; embeddings are looked up, which reads next to nothing."""
+        """Return the work of a decoder with grouped queries and a gated MLP; embeddings are looked up, which costs
+        nothing."""
         heads, hidden, inner = config.num_attention_heads, config.hidden_size, config.intermediate_size
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         size = getattr(config, "head_dim", None) or hidden // heads
@@ -71,11 +72,11 @@ class Work:
 
     @property
     def weights(self) -> int:
-        """Numbers in the matrices."""
+        """Return numbers in the matrices."""
         return sum(rows * columns * count for (rows, columns), count in self.matrices.items())
 
     def cache(self, context: float) -> float:
-        """Keys and values of a row with so many entries."""
+        """Return keys and values of a row with so many entries."""
         return 2 * self.layers * self.kv_heads * self.head_dim * context
 
     def operations(self, context: float) -> float:
@@ -91,7 +92,7 @@ class Turn(NamedTuple):
 
 
 def run(bench: RooflineBench) -> list[dict[str, Any]]:
-    """One row a model and batch size; the engine and its hollow twin take turns, and the best counts."""
+    """Return one row a model and batch size; the engine and its hollow twin take turns, and the best counts."""
     rows = []
     call = call_seconds()
     with tqdm(total=len(bench.models) * len(bench.batches), desc="bound") as progress:
@@ -112,7 +113,8 @@ def run(bench: RooflineBench) -> list[dict[str, Any]]:
 
 
 def bound(work: Work, batch: int, found: Turn, calls: float, operators: tuple[int, float]) -> dict[str, Any]:
-    """A row. ``calls``: seconds of a cycle that computes next to nothing; ``operators``: of a cycle, seconds of one."""
+    """Return a row. ``calls``: seconds of a cycle that computes next to nothing; ``operators``: of a cycle, seconds of
+    one."""
     weights, cache = BYTES * work.weights, BYTES * batch * work.cache(found.context)
     read = peak_bandwidth(int(weights + cache))
     rate = peak_arithmetic(batch, [*work.matrices])
@@ -131,7 +133,7 @@ def bound(work: Work, batch: int, found: Turn, calls: float, operators: tuple[in
 
 
 def charted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A bar for each of the speeds in a row."""
+    """Return a bar for each of the speeds in a row."""
     speeds = ("tokens/s", "products alone", "bound by memory", "bound by arithmetic")
     return [
         {"case": f"{row['model']}, batch {row['batch']}", "what": "measured" if what == "tokens/s" else what}
@@ -154,7 +156,7 @@ def turn(policy: Policy, prompts: Sequence[Sequence[int]], cycles: int) -> Turn:
 
 
 def started(policy: Policy, prompts: Sequence[Sequence[int]], tokens: int) -> TorchEngine:
-    """An engine whose requests have so many tokens each."""
+    """Return an engine whose requests have so many tokens each."""
     longest = max(map(len, prompts)) + tokens
     engine = TorchEngine(policy, DecodingConfig(system="autoregressive"), slots=len(prompts), max_length=longest)
     for i, prompt in enumerate(prompts):
@@ -164,7 +166,7 @@ def started(policy: Policy, prompts: Sequence[Sequence[int]], tokens: int) -> To
 
 @torch.inference_mode()
 def products(work: Work, batch: int) -> float:
-    """Seconds of a cycle's products with matrices, one after the other, and nothing else."""
+    """Return the seconds of a cycle's products with matrices, one after the other, and nothing else."""
     layer = [shape for shape, count in work.matrices.items() if count >= work.layers]
     order = [*layer * work.layers, *(shape for shape in work.matrices if shape not in layer)]
     held = [(torch.randn(batch, 1, shape[1]), torch.randn(shape)) for shape in order]
@@ -178,7 +180,7 @@ def products(work: Work, batch: int) -> float:
 
 
 def narrow(policy: Policy) -> Policy:
-    """A model of the same family with as many layers and heads, which computes next to nothing."""
+    """Return a model of the same family with as many layers and heads, which computes next to nothing."""
     config = type(policy.backbone.config)(**policy.backbone.config.to_dict())
     config.head_dim, config.hidden_size = HEAD, HEAD * config.num_attention_heads
     config.intermediate_size, config.vocab_size = INNER, VOCABULARY
@@ -236,8 +238,8 @@ def fastest(work: Callable[[], object]) -> float:
 
 @torch.inference_mode()
 def peak_bandwidth(size: int) -> float:
-    """Bytes a second read from a buffer of ``size`` bytes, by the best of three ways, again and again: a small buffer
-    stays in a cache."""
+    """Return bytes a second read from a buffer of ``size`` bytes, by the best of three ways, again and again: a small
+    buffer stays in a cache."""
     values = torch.ones(max(4096, size // 4 // 4096 * 4096))
     matrix, vector = values.view(-1, 4096), torch.ones(4096)
     readers: list[Callable[[], object]] = [values.sum, lambda: torch.dot(values, values), lambda: matrix @ vector]
@@ -260,7 +262,7 @@ def peak_arithmetic(rows: int, shapes: list[tuple[int, int]]) -> float:
 
 @torch.inference_mode()
 def call_seconds() -> float:
-    """Seconds that calling an operator takes, beside what it does: of one that adds two numbers."""
+    """Return the seconds that calling an operator takes, beside what it does: of one that adds two numbers."""
     one = torch.ones(1)
     into = torch.ones(1)
 

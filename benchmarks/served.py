@@ -34,7 +34,8 @@ class ServedBench(RolloutBench):
 
 
 def run(bench: ServedBench) -> list[dict[str, Any]]:
-    """One row per arm and batch size; ``x plain`` and ``x without plugin`` are ratios of tokens/s at the same size."""
+    """Return one row per arm and batch size; ``x plain`` and ``x without plugin`` are ratios of tokens/s at the same
+    size."""
     for system, every in arms(bench):
         check(job(bench, system, every, LONGEST_PROMPT))
     asked, rows = prompts(bench), list[dict[str, Any]]()
@@ -59,13 +60,13 @@ def arms(bench: ServedBench) -> Iterator[tuple[str, int]]:
 
 
 def prompts(bench: ServedBench) -> list[tuple[int, ...]]:
-    """As many as the largest batch needs, in groups of four, as training asks them."""
+    """Return as many as the largest batch needs, in groups of four, as training asks them."""
     source = PromptSource(bench.task, chat_encoder(load_tokenizer(bench.model)), LONGEST_PROMPT)
     return [source.prompt(i // 4).token_ids for i in range(max(bench.batches) * bench.waves)]
 
 
 def job(bench: ServedBench, system: str, every: int, longest: int) -> JobConfig:
-    """The configuration that an arm's engine is made from; ``longest`` prompt, in tokens."""
+    """Return the configuration that an arm's engine is made from; ``longest`` prompt, in tokens."""
     return JobConfig(
         model=bench.model,
         task=bench.task,
@@ -112,7 +113,7 @@ def _measure(engine: Engine, asked: Sequence[Request], batch: int) -> dict[str, 
 
 
 def side_by_side(engine: Engine, asked: Sequence[Request], batch: int) -> list[Completion]:
-    """All answers, never more than ``batch`` at a time."""
+    """Decode all requests, never more than ``batch`` at a time."""
     waiting, done = list(reversed(asked)), list[Completion]()
     while waiting or engine.unfinished:
         while waiting and engine.unfinished < batch:

@@ -74,7 +74,7 @@ def drafts(name: str) -> int:
 
 
 def overrides(name: str, fleet: FleetConfig) -> list[str]:
-    """The real job."""
+    """Return the overrides of the real job."""
     system = "bebop" if drafts(name) else "autoregressive"
     return [
         f"rollout.workers={fleet.workers}", f"rollout.slots={fleet.slots}", f"rollout.staleness={fleet.staleness}",
@@ -101,7 +101,7 @@ def measured(name: str, fleet: FleetConfig) -> dict[str, Any]:
 
 
 def numbers(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The three that are compared."""
+    """Return the three numbers that are compared."""
     spent = sum(row["time/step"] for row in rows)
     idle = {key: sum(row[f"time/{name}"] for row in rows) / spent for key, name in
             (("trainer idle", "idle"), ("rollout idle", "rollout_idle"))}  # fmt: skip
@@ -109,7 +109,7 @@ def numbers(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def of(result: Simulated) -> dict[str, float]:
-    """The same of a simulation."""
+    """Return the same numbers of a simulation."""
     return {
         "step seconds": result.step_seconds,
         "trainer idle": result.trainer_idle,
@@ -118,7 +118,7 @@ def of(result: Simulated) -> dict[str, float]:
 
 
 def configured(name: str, fleet: FleetConfig, answers: CompletionsConfig, costs: CostsConfig) -> SimulateConfig:
-    """A job as it is simulated."""
+    """Return the configuration that a job is simulated with."""
     return SimulateConfig(
         fleet=replace(fleet, steps=STEPS, skip=SKIP),
         completions=replace(answers, draft_tokens=drafts(name)),
@@ -156,7 +156,8 @@ def fitted(
 def decoding(
     jobs: Mapping[str, Mapping[str, Any]], answers: CompletionsConfig, costs: CostsConfig
 ) -> tuple[CostsConfig, float]:
-    """What a cycle in a job takes against the engine alone, and a report, so that busy and step times come out."""
+    """Return what a cycle in a job takes against the engine alone, and a report, so that busy and step times come
+    out."""
     seen = {
         name: (numbers(job["rows"]), np.mean([row["time/rollout"] for row in job["rows"]]))
         for name, job in jobs.items()
@@ -180,7 +181,7 @@ def decoding(
 
 
 def agrees(name: str, simulated: float, real: float) -> bool:
-    """One number of one job, by the rule above."""
+    """Say whether one number of one job agrees, by the rule above."""
     if name == "step seconds":
         return abs(simulated / real - 1) <= WITHIN
     return abs(simulated - real) <= max(WITHIN * real, SHARE)
@@ -189,7 +190,7 @@ def agrees(name: str, simulated: float, real: float) -> bool:
 def compared(
     jobs: Mapping[str, Mapping[str, Any]], answers: CompletionsConfig, costs: CostsConfig
 ) -> list[dict[str, Any]]:
-    """A row a job."""
+    """Return a row a job."""
     table = []
     for name, fleet in {**FITTED, **HELD_OUT}.items():
         real = numbers(jobs[name]["rows"])
@@ -218,7 +219,7 @@ def run(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def _kept(place: Path, measure: Callable[[], Any]) -> Any:
-    """What ``place`` holds; if there is nothing, what is measured now."""
+    """Return what ``place`` holds; if there is nothing, what is measured now."""
     place.parent.mkdir(parents=True, exist_ok=True)
     if not place.exists():
         place.write_text(json.dumps(measure()))
@@ -267,7 +268,8 @@ class Size(NamedTuple):
 
 
 def cycle_seconds(rounds: int) -> tuple[list[tuple[int, int, float]], float]:
-    """Median seconds of (drafts, rows), and of what each admission adds; the arms in turns, after a wave to warm up."""
+    """Return median seconds of (drafts, rows), and of what each admission adds; the arms in turns, after a wave to warm
+    up."""
     torch.set_num_threads(1)
     policy = load_policy(ModelConfig(), need_head=True, needs=[])
     source = PromptSource(TaskConfig(), chat_encoder(policy.tokenizer), 1024)
@@ -280,7 +282,8 @@ def cycle_seconds(rounds: int) -> tuple[list[tuple[int, int, float]], float]:
 
 
 def medians(seen: Sequence[tuple[Size, float]]) -> tuple[list[tuple[int, int, float]], float]:
-    """Of cycles without admissions by (drafts, rows), and of what an admission adds to such a cycle."""
+    """Return the medians of cycles without admissions by (drafts, rows), and of what an admission adds to such a
+    cycle."""
     by_size: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for size, seconds in seen:
         if not size.admitted:

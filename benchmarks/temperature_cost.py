@@ -40,7 +40,7 @@ class CostBench:
 
 
 def run(bench: CostBench) -> list[dict[str, Any]]:
-    """One row a model and batch size; the round with the fastest cycles counts."""
+    """Return one row a model and batch size; the round with the fastest cycles counts."""
     rows = []
     with tqdm(total=len(bench.models) * len(bench.batches) * bench.rounds, desc="cost") as progress:
         for model in bench.models:
@@ -69,7 +69,7 @@ def with_head(policy: Policy) -> Policy:
 
 @torch.inference_mode()
 def turn(policy: Policy, prompts: list[tuple[int, ...]], cycles: int, drafts: int) -> dict[str, Any]:
-    """A row of one turn; the cycle that reads the prompts is counted without reading them."""
+    """Measure one turn; the cycle that reads the prompts is counted without reading them."""
     tokens = cycles * (drafts + 1) + 1
     config = DecodingConfig(draft_tokens=drafts, draft_temperature="auto")
     engine = TorchEngine(policy, config, slots=len(prompts), max_length=max(map(len, prompts)) + tokens)

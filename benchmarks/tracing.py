@@ -50,7 +50,7 @@ class TraceBench:
 
 
 def run(bench: TraceBench) -> list[dict[str, Any]]:
-    """One row a model, batch size and arm."""
+    """Return one row a model, batch size and arm."""
     policy = load_policy(bench.model, need_head=True)
     if 0 < bench.vocabulary < policy.vocab_size:
         raise UserError(f"--vocabulary {bench.vocabulary} is not possible: give at least {policy.vocab_size}, or 0")
@@ -71,7 +71,8 @@ def run(bench: TraceBench) -> list[dict[str, Any]]:
 
 
 def large(like: Policy, bench: TraceBench) -> Policy:
-    """A random policy of two layers with a large vocabulary and a random head, which reads prompts of ``like``."""
+    """Return a random policy of two layers with a large vocabulary and a random head, which reads prompts of
+    ``like``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = Qwen2Config(
@@ -87,7 +88,7 @@ def large(like: Policy, bench: TraceBench) -> Policy:
 
 
 def wanted(prompts: Sequence[tuple[int, ...]], tokens: int, stops: tuple[int, ...]) -> list[Request]:
-    """The requests of a step, a group a prompt."""
+    """Return the requests of a step, a group a prompt."""
     params = SamplingParams(max_new_tokens=tokens, stop_token_ids=stops)
     return [
         Request(id=i, token_ids=prompts[i // GROUP], params=replace(params, seed=i))
@@ -109,7 +110,7 @@ class Turn:
 def turns(
     policy: Policy, asked: Sequence[Request], batch: int, rounds: int, progress: "tqdm[Any]"
 ) -> Mapping[str, list[Turn]]:
-    """The turns of every arm; the first round warms up."""
+    """Take the turns of every arm; the first round warms up."""
     found: dict[str, list[Turn]] = {arm: [] for arm in ARMS}
     for number in range(rounds + 1):
         first = number % len(ARMS)
@@ -122,7 +123,7 @@ def turns(
 
 
 def decode(policy: Policy, asked: Sequence[Request], batch: int, arm: TraceMode) -> Turn:
-    """All requests; of a step's prompts, the first is the sample."""
+    """Decode all requests; of a step's prompts, the first is the sample."""
     step = len(asked) // GROUP
     chosen = [replace(request, trace=is_traced(arm, request.id // GROUP, step)) for request in asked]
     engine = TorchEngine(policy, DecodingConfig(), slots=batch, max_length=512)
@@ -140,7 +141,7 @@ def decode(policy: Policy, asked: Sequence[Request], batch: int, arm: TraceMode)
 
 
 def timed(engine: TorchEngine, clock: Callable[[], float]) -> list[float]:
-    """Seconds of each call of an engine's tracer from now on."""
+    """Note the seconds of each call of an engine's tracer from now on."""
     assert isinstance(engine.decoder, DraftVerify)
     spent: list[float] = []
     engine.decoder.observers = [clocked(observe, spent, clock) for observe in engine.decoder.observers]
@@ -149,7 +150,7 @@ def timed(engine: TorchEngine, clock: Callable[[], float]) -> list[float]:
 
 
 def compared(found: Mapping[str, list[Turn]]) -> list[dict[str, Any]]:
-    """A row an arm; what it adds to the cost of ``off`` is total over total, rounds resampled."""
+    """Return a row an arm; what it adds to the cost of ``off`` is total over total, rounds resampled."""
     rows = []
     off = np.array([turn.cost for turn in found["off"]])
     for arm, of_arm in found.items():
@@ -172,5 +173,5 @@ def compared(found: Mapping[str, list[Turn]]) -> list[dict[str, Any]]:
 
 
 def size(trace: Trace) -> int:
-    """Bytes of its arrays."""
+    """Return the bytes of its arrays."""
     return sum(getattr(trace, f.name).nbytes for f in fields(Trace) if f.name != "names")

@@ -45,7 +45,7 @@ def block_verify(
 def reference(
     draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, lengths: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Plain PyTorch, any dtype."""
+    """Compute the same in plain PyTorch, in any dtype."""
     batch, drafts = draft_tokens.shape
     rows = torch.arange(batch, device=draft_tokens.device)
     if drafts == 0:

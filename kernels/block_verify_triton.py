@@ -46,7 +46,7 @@ def _prefix_weights(
 
 @triton.jit
 def _at(numbers: tl.tensor, lane: tl.tensor, LANES: tl.constexpr) -> tl.tensor:
-    """One of [LANES] numbers."""
+    """Return one of [LANES] numbers."""
     return tl.sum(tl.where(tl.arange(0, LANES) == lane, numbers, 0.0), 0)
 
 
@@ -54,7 +54,7 @@ def _at(numbers: tl.tensor, lane: tl.tensor, LANES: tl.constexpr) -> tl.tensor:
 def _tile_of_distributions(
     q: tl.tensor, p: tl.tensor, offsets: tl.tensor, V: tl.tensor, weight: tl.tensor, rejected: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """One tile of max(0, w p - q) (of p itself where nothing was rejected; q is then not read) and of p."""
+    """Return one tile of max(0, w p - q) (of p itself where nothing was rejected; q is then not read) and of p."""
     inside = offsets < V
     target = tl.load(p + offsets, mask=inside, other=0.0).to(tl.float32)
     draft = tl.load(q + offsets, mask=inside & rejected, other=0.0).to(tl.float32)

@@ -59,7 +59,7 @@ class DraftLoss:
 
 
 def one(alpha: Tensor, eta: Tensor | float) -> Tensor:
-    """The coefficient 1, with which nothing is multiplied."""
+    """Return the coefficient 1, with which nothing is multiplied."""
     return torch.ones_like(alpha)
 
 
@@ -69,7 +69,7 @@ def inverse(alpha: Tensor, eta: Tensor | float) -> Tensor:
 
 
 def fading(alpha: Tensor, eta: Tensor | float) -> Tensor:
-    """The weight of the divergence in ``hybrid``: it fades as the overlap grows."""
+    """Return the weight of the divergence in ``hybrid``: it fades as the overlap grows."""
     return (-eta * alpha).exp()
 
 
@@ -127,14 +127,14 @@ LOSSES = {
 
 
 def loss_named(kind: str) -> DraftLoss:
-    """The row of ``LOSSES``; ``UserError`` that lists the names if there is none."""
+    """Return the row of ``LOSSES``; ``UserError`` that lists the names if there is none."""
     if kind not in LOSSES:
         raise UserError(f"unknown kind of draft loss {kind!r}; known are {', '.join(LOSSES)}")
     return LOSSES[kind]
 
 
 def needs_labels(kind: str) -> bool:
-    """Whether a loss looks at one token of the data."""
+    """Return whether a loss looks at one token of the data."""
     divergence = LOSSES[kind].divergence
     return divergence is not None and divergence.labels
 

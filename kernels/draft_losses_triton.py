@@ -28,13 +28,13 @@ class Twin:
     early: bool = False  # whether the gradient needs no sum, and is written in the pass that makes them
 
     def constants(self) -> dict[str, Any]:
-        """As the kernels name them."""
+        """Return the fields as the kernels name them."""
         return {name.upper(): getattr(self, name) for name in self.__slots__}
 
 
 @triton.jit
 def one(alpha: tl.tensor, eta: tl.tensor) -> tl.tensor:
-    """The coefficient 1."""
+    """Return the coefficient 1."""
     return 1.0
 
 
@@ -46,19 +46,19 @@ def inverse(alpha: tl.tensor, eta: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def fading(alpha: tl.tensor, eta: tl.tensor) -> tl.tensor:
-    """The weight of the divergence in ``hybrid``."""
+    """Return the weight of the divergence in ``hybrid``."""
     return tl.exp2(-eta * alpha / LN2)
 
 
 @triton.jit
 def rest(alpha: tl.tensor, eta: tl.tensor) -> tl.tensor:
-    """The weight of TV in ``hybrid``."""
+    """Return the weight of TV in ``hybrid``."""
     return 1.0 - fading(alpha, eta)
 
 
 @triton.jit
 def kl_terms(q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor) -> tl.tensor:
-    """Of KL(p||q)."""
+    """Return the tile of KL(p||q)."""
     return tl.where(p > 0, p * (p_log - q_log), 0.0)
 
 
@@ -66,13 +66,13 @@ def kl_terms(q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor) -> 
 def kl_gradient(
     q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor, hit: tl.tensor, total: tl.tensor, second: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """Of KL(p||q)."""
+    """Return the tile of KL(p||q)."""
     return q - p
 
 
 @triton.jit
 def reverse_kl_terms(q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor) -> tl.tensor:
-    """Of KL(q||p)."""
+    """Return the tile of KL(q||p)."""
     return tl.where(q > 0, q * (q_log - p_log), 0.0)
 
 
@@ -80,7 +80,7 @@ def reverse_kl_terms(q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.ten
 def reverse_kl_gradient(
     q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor, hit: tl.tensor, total: tl.tensor, second: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """Of KL(q||p)."""
+    """Return the tile of KL(q||p)."""
     return tl.where(q > 0, q * ((q_log - p_log) * LN2 - total), 0.0)
 
 
@@ -92,13 +92,13 @@ def middle(q: tl.tensor, p: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def to_middle_terms(q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor) -> tl.tensor:
-    """Of KL(q||m)."""
+    """Return the tile of KL(q||m)."""
     return tl.where(q > 0, q * (q_log - middle(q, p)), 0.0)
 
 
 @triton.jit
 def jensen_shannon_terms(q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor) -> tl.tensor:
-    """Of (KL(p||m) + KL(q||m)) / 2."""
+    """Return the tile of (KL(p||m) + KL(q||m)) / 2."""
     return (to_middle_terms(p, p_log, q, q_log) + to_middle_terms(q, q_log, p, p_log)) * 0.5
 
 
@@ -106,7 +106,7 @@ def jensen_shannon_terms(q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl
 def jensen_shannon_gradient(
     q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor, hit: tl.tensor, total: tl.tensor, second: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """Of (KL(p||m) + KL(q||m)) / 2; ``second`` is KL(q||m)."""
+    """Return the gradient of (KL(p||m) + KL(q||m)) / 2; ``second`` is KL(q||m)."""
     return tl.where(q > 0, q * ((q_log - middle(q, p)) * LN2 - second) * 0.5, 0.0)
 
 
@@ -114,7 +114,7 @@ def jensen_shannon_gradient(
 def label_gradient(
     q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor, hit: tl.tensor, total: tl.tensor, second: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """Of -log q[label]."""
+    """Return the gradient of -log q[label]."""
     return q - tl.where(hit, 1.0, 0.0)
 
 
@@ -132,19 +132,19 @@ def surprise(alpha: tl.tensor, d: tl.tensor, h: tl.tensor, eta: tl.tensor) -> tl
 
 @triton.jit
 def alone(alpha: tl.tensor, d: tl.tensor, h: tl.tensor, eta: tl.tensor) -> tl.tensor:
-    """The divergence."""
+    """Return the divergence."""
     return d
 
 
 @triton.jit
 def cross(alpha: tl.tensor, d: tl.tensor, h: tl.tensor, eta: tl.tensor) -> tl.tensor:
-    """The divergence and the target's entropy."""
+    """Return the divergence and the target's entropy."""
     return h + d
 
 
 @triton.jit
 def mixed(alpha: tl.tensor, d: tl.tensor, h: tl.tensor, eta: tl.tensor) -> tl.tensor:
-    """Of ``hybrid``."""
+    """Return the value of ``hybrid``."""
     return fading(alpha, eta) * d + rest(alpha, eta) * (1.0 - alpha)
 
 

@@ -89,12 +89,12 @@ def _gated(x: tl.tensor, out: tl.tensor, width: tl.tensor, BLOCK: tl.constexpr) 
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The root mean square norm of states [..., d] with weights [d]."""
+    """Return the root mean square norm of states [..., d] with weights [d]."""
     return _normed(x, None, weight, eps)[1]
 
 
 def add_norm(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum of states [..., d] and what a layer adds to them [..., d], and its root mean square norm."""
+    """Return the sum of states [..., d] and what a layer adds to them [..., d], and its root mean square norm."""
     return _normed(x, more, weight, eps)
 
 

@@ -68,7 +68,8 @@ def linear_draft_loss(
     weight_grad: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> DraftLossOutput:
-    """The draft loss of each row, from hidden states and heads: equal to the unfused loss of ``hidden @ weight.T``.
+    """Return the draft loss of each row, from hidden states and heads: equal to the unfused loss of ``hidden @
+    weight.T``.
 
     Args:
         hidden: [N, d], the draft's; receives the gradient.
@@ -214,7 +215,8 @@ def _check_steps(hidden: Tensor, target_hidden: Tensor, mask: Tensor, tokens: Te
 
 
 def chunked_losses(inputs: Inputs, plan: Plan, weight_grad: bool) -> list[DraftLossOutput]:
-    """The losses [N] of every kind, from one product with either head per chunk; gradients as in ``linear_losses``."""
+    """Return the losses [N] of every kind, from one product with either head per chunk; gradients as in
+    ``linear_losses``."""
     hidden, weight, target_hidden, target_weight, labels = inputs
     head = weight if weight_grad else weight.detach()
     # Asked here: inside of the Function gradients are always off, and no_grad does not show.
@@ -293,7 +295,7 @@ def _chunk(inputs: Inputs, rows: slice, plan: Plan, numbers: Tensor, gradient: T
 
 
 def _logits(inputs: Inputs, rows: slice, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Of draft and target [R, V]; the target's are truncated."""
+    """Return the logits of draft and target [R, V]; the target's are truncated."""
     hidden, weight, target_hidden, target_weight, _ = inputs
     target = product(target_hidden[rows], target_weight.T)
     return product(hidden[rows], weight.T), truncation.truncate_(
@@ -320,7 +322,7 @@ def _weight_gradient(upstream: Tensor, inputs: Inputs, plan: Plan) -> Tensor:
     total = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
 
     def parts(rows: slice) -> list[Tensor]:
-        """Of a chunk, by kind."""
+        """Return the products of a chunk, by kind."""
         pair, products = _logits(inputs, rows, plan), []
         for kind, factors in zip(plan.kinds, upstream, strict=True):
             grad = _row_losses(pair, kind, inputs[4], rows, plan, need_grad=True, row_weights=factors[rows]).grad
@@ -342,7 +344,7 @@ def _weight_gradient(upstream: Tensor, inputs: Inputs, plan: Plan) -> Tensor:
 
 
 def counted(mask: Tensor) -> Tensor:
-    """The steps [N, K] before the first masked one."""
+    """Return the steps [N, K] before the first masked one."""
     return mask.bool().cumprod(-1).bool()
 
 
@@ -357,7 +359,7 @@ def product_loss(loss: Tensor, alpha: Tensor, valid: Tensor) -> Tensor:
 
 
 def corrected_loss(loss: Tensor, draft_log: Tensor, target_log: Tensor, valid: Tensor) -> Tensor:
-    """The unbiased form for data y ~ p (SPEC 1.3).
+    """Return the unbiased form for data y ~ p (SPEC 1.3).
 
     Step j counts alpha_j times the product of min(1, q(y) / p(y)) over the steps before it. ``draft_log`` and
     ``target_log`` are the logarithms of q(y) and p(y) [N, K]; gradients flow through ``loss``, the TV losses, and

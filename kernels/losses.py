@@ -35,7 +35,7 @@ def tv_loss(
     eta: float = 3.0,
     row_weights: Tensor | None = None,
 ) -> DraftLossOutput:
-    """The draft loss of each row; total variation unless ``kind`` says otherwise.
+    """Return the draft loss of each row; total variation unless ``kind`` says otherwise.
 
     Args:
         draft_logits: [N, V], any row stride; fp32, bf16, fp16 or fp64. Receives the gradient.

@@ -43,7 +43,7 @@ class RowLosses:
     target_log: Tensor | None = None  # [N], log p[label], of kinds with labels alone
 
     def numbers(self) -> tuple[Tensor, ...]:
-        """Those of ``NUMBERS`` that there are."""
+        """Return those of ``NUMBERS`` that there are."""
         return tuple(x for x in (getattr(self, name) for name in NUMBERS) if x is not None)
 
 

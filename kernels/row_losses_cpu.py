@@ -58,7 +58,7 @@ class Variant:
     shared: bool  # whether it runs on several threads at a time
 
     def inputs(self) -> tuple[Any, ...]:
-        """What ``Core`` takes, without the kind."""
+        """Return what ``Core`` takes, without the kind."""
         draft, target = (torch.zeros(ROWS, VOCABULARY, dtype=dtype) for dtype in (self.draft, self.target))
         scale, eta = (torch.ones((), dtype=self.sums) for _ in range(2))
         labels = None if self.labels is None else torch.zeros(ROWS, dtype=self.labels)
@@ -67,7 +67,7 @@ class Variant:
 
 
 def number_count(kind: str) -> int:
-    """How many of ``row_losses.NUMBERS`` a kind has."""
+    """Return how many of ``row_losses.NUMBERS`` a kind has."""
     return 5 if needs_labels(kind) else 4
 
 
@@ -101,7 +101,7 @@ def worth_compiling(logits: Tensor, so_far: int = 0) -> bool:
 
 
 def variant(draft: Tensor, target: Tensor, kind: str, labels: Tensor | None, need_grad: bool) -> Variant:
-    """What these inputs need."""
+    """Return what these inputs need."""
     return Variant(
         kind=kind,
         draft=draft.dtype,
@@ -143,7 +143,8 @@ def run_in_chunks(
 
 
 def chunk_rows(rows: int, vocabulary: int) -> int:
-    """Rows that fit the cache, at most 1/64 of all unless those are tiny: a chunk takes about ten times its logits."""
+    """Return the rows that fit the cache, at most 1/64 of all unless those are tiny: a chunk takes about ten times its
+    logits."""
     cached = min(CHUNK_ELEMENTS // vocabulary, rows // 64)
     return max(1, cached, min(SMALLEST_CHUNK // vocabulary, rows))
 
@@ -232,7 +233,7 @@ class CompiledLosses:
         self._lock = threading.Lock()
 
     def get(self, variant: Variant) -> Core:
-        """Some seconds at first."""
+        """Return the compiled core; compiling it takes some seconds."""
         found = self.made.get(variant)
         if found is None:
             with self._lock:
@@ -260,9 +261,9 @@ class CompiledLosses:
         return compiled
 
     def _compile(self, function: Callable[..., None], shared: bool) -> Callable[..., None]:
-        """What ``torch.compile`` makes by default runs under the interpreter's lock, one thread at a time. With a
-        wrapper in C++ it lets go of it; headers take some ten seconds once a machine, so only threads that share rows
-        have it. The loops are the same, and so are their numbers."""
+        """Compile. What ``torch.compile`` makes by default runs under the interpreter's lock, one thread at a time.
+        With a wrapper in C++ it lets go of it; headers take some ten seconds once a machine, so only threads that share
+        rows have it. The loops are the same, and so are their numbers."""
         options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
         if self.backend == "inductor":
             options |= {"cpp.threads": 1, "cpp_wrapper": shared}

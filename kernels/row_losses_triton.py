@@ -95,7 +95,7 @@ def _row_kernel(
 def _merged_normalisers(
     partial: tl.tensor, row: tl.tensor, rows: tl.tensor, splits: tl.tensor, scale: tl.tensor, LANES: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """What ``normalise`` gives of a whole row, from that of its splits."""
+    """Return what ``normalise`` gives of a whole row, from that of its splits."""
     lane = tl.arange(0, LANES)
     at = partial + row * splits + lane
     step = rows * splits
@@ -114,7 +114,7 @@ def _merged_normalisers(
 def _merged_sum(
     partial: tl.tensor, field: tl.constexpr, row: tl.tensor, rows: tl.tensor, splits: tl.tensor, LANES: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """One of the sums of pass 2 over the splits of a row."""
+    """Return one of the sums of pass 2 over the splits of a row."""
     lane = tl.arange(0, LANES)
     return tl.sum(tl.load(partial + (field * rows + row) * splits + lane, mask=lane < splits, other=0.0), 0)
 

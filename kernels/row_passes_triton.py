@@ -19,7 +19,7 @@ from bebop.kernels.draft_losses_triton import LN2
 
 @triton.jit
 def load(row: tl.tensor, offsets: tl.tensor, V: tl.tensor) -> tl.tensor:
-    """A tile of logits in fp32; what lies beyond the row has no mass."""
+    """Return a tile of logits in fp32; what lies beyond the row has no mass."""
     return tl.load(row + offsets, mask=offsets < V, other=-float("inf")).to(tl.float32)
 
 
@@ -56,7 +56,7 @@ def absorb(x: tl.tensor, top: tl.tensor, total: tl.tensor, moment: tl.tensor, sc
 
 @triton.jit
 def merge(tops: tl.tensor, totals: tl.tensor, moments: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """One maximum and both sums from those of parts [parts]."""
+    """Return one maximum and both sums from those of parts [parts]."""
     top = tl.max(tops, 0)
     shift = exponent_of(tops, top, scale)
     factor = tl.exp2(shift)
@@ -94,7 +94,7 @@ def normalise(
 def distribution(
     row: tl.tensor, offsets: tl.tensor, V: tl.tensor, top: tl.tensor, total: tl.tensor, scale: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """A tile of probabilities and of their binary logarithms: the same rounded numbers in every pass."""
+    """Return a tile of probabilities and of their binary logarithms: the same rounded numbers in every pass."""
     exponent = (load(row, offsets, V) - top) * scale
     return tl.exp2(exponent) * (1.0 / total), exponent - tl.log2(total)  # one division per row, not per token
 
@@ -210,8 +210,8 @@ def write_gradient(
 
 @triton.jit
 def lost(q_sum: tl.tensor, p_sum: tl.tensor) -> tl.tensor:
-    """What a row's numbers and ``slope`` get added: NaN where a side has no finite logit, and so no distribution; else
-    0."""
+    """Return what a row's numbers and ``slope`` get added: NaN where a side has no finite logit, and so no
+    distribution; else 0."""
     return tl.where((q_sum > 0) & (p_sum > 0), 0.0, float("nan"))
 
 
@@ -219,7 +219,8 @@ def lost(q_sum: tl.tensor, p_sum: tl.tensor) -> tl.tensor:
 def row_slope(
     slope: tl.tensor, weights: tl.tensor, row: tl.tensor, q_sum: tl.tensor, p_sum: tl.tensor, WEIGHTED: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """What a row's gradient is multiplied by: ``slope``, the row's weight if there are any, and NaN for lost rows."""
+    """Return what a row's gradient is multiplied by: ``slope``, the row's weight if there are any, and NaN for lost
+    rows."""
     slope += lost(q_sum, p_sum)
     return slope * tl.load(weights + row) if WEIGHTED else slope
 

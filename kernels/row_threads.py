@@ -30,7 +30,7 @@ _this = threading.local()
 
 
 def threads_for(elements: int, device: torch.device) -> int:
-    """How many threads share blocks of so many ``elements`` in all.
+    """Return how many threads share blocks of so many ``elements`` in all.
 
     One where the caller has but one, as within ``work``; where elements are few; on a GPU; and where somebody watches
     operators, which is of a thread as well.
@@ -125,13 +125,14 @@ class _Sharing:
 
 
 def sharing() -> bool:
-    """Whether this thread does blocks of rows beside others: what holds the interpreter's lock holds up all of them."""
+    """Return whether this thread does blocks of rows beside others: what holds the interpreter's lock holds up all of
+    them."""
     return getattr(_this, "shares", False)
 
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    """Of this process; a forked child has none of its parent's threads and makes its own."""
+    """Return the threads of this process; a forked child has none of its parent's and makes its own."""
     return ThreadPoolExecutor(MAX_THREADS, "rows", functools.partial(_begin, threading.Lock()))
 
 
@@ -154,7 +155,7 @@ def _begin(one_by_one: threading.Lock) -> None:
 
 
 def _modes() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """What this thread has set of what PyTorch keeps for each thread, for another one to enter."""
+    """Return what this thread has set of what PyTorch keeps for each thread, for another one to enter."""
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 

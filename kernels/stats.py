@@ -59,7 +59,7 @@ def pair_stats(draft: Tensor, target: Tensor, *, temperature: float = 1.0, from_
 
 
 def _in_chunks(draft: Tensor, target: Tensor, temperature: float, from_logits: bool) -> PairStats:
-    """Rows a few at a time, so that intermediates stay small, shared between the threads of a CPU."""
+    """Take rows a few at a time, so that intermediates stay small, shared between the threads of a CPU."""
     rows = max(1, CHUNK.get(draft.device.type, 1 << 22) // max(1, draft.shape[-1]))
     pairs = list(zip(draft.split(rows), target.split(rows), strict=True))
     parts: dict[int, PairStats] = {}
@@ -73,7 +73,7 @@ def _in_chunks(draft: Tensor, target: Tensor, temperature: float, from_logits: b
 
 
 def reference(draft: Tensor, target: Tensor, temperature: float = 1.0, from_logits: bool = True) -> PairStats:
-    """Plain PyTorch, fp32 or, for fp64 inputs, fp64 inside."""
+    """Compute the statistics in plain PyTorch, in fp32 or, for fp64 inputs, fp64 inside."""
     dtype = torch.promote_types(torch.promote_types(draft.dtype, target.dtype), torch.float32)
     q, p = draft.to(dtype), target.to(dtype)
     if from_logits:

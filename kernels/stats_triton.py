@@ -29,7 +29,7 @@ def _distributions(
     draft: tl.tensor, target: tl.tensor, offsets: tl.tensor, V: tl.tensor, scale: tl.tensor, q_top: tl.tensor,
     q_sum: tl.tensor, p_top: tl.tensor, p_sum: tl.tensor, LOGITS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """One tile of both distributions and of their binary logarithms."""
+    """Return one tile of both distributions and of their binary logarithms."""
     if LOGITS:
         q, q_log = distribution(draft, offsets, V, q_top, q_sum, scale)
         p, p_log = distribution(target, offsets, V, p_top, p_sum, scale)

@@ -84,7 +84,8 @@ def tree_verify(
 
 
 def ancestry(parents: Tensor) -> Tensor:
-    """Which nodes [B, K, K] (bool) lie on the way to each, itself included, of ``parents`` [B, K], -1 at the top."""
+    """Return which nodes [B, K, K] (bool) lie on the way to each, itself included, of ``parents`` [B, K], -1 at the
+    top."""
     nodes = parents.shape[1]
     # The step to a parent, squared again and again: after m times it covers 2 ** m generations.
     step = (parents[..., None] == torch.arange(nodes, device=parents.device)).float()
@@ -96,7 +97,8 @@ def ancestry(parents: Tensor) -> Tensor:
 
 
 def visible(first: Tensor, ways: Tensor, used: int) -> Tensor:
-    """Entries [B, n, used] (bool) of a cache that queries see: those before ``first`` [B], and of the tree their way.
+    """Return entries [B, n, used] (bool) of a cache that queries see: those before ``first`` [B], and of the tree their
+    way.
 
     ``ways`` [B, n, K]: the nodes that each sees; node k has entry ``first`` + k.
     """

@@ -47,7 +47,7 @@ def truncate_(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0, top_
 
 
 def _kept(probs: Tensor, top_p: float, top_k: int) -> Tensor:
-    """The tokens [N, V] of the truncated distribution."""
+    """Return the tokens [N, V] of the truncated distribution."""
     vocabulary = probs.shape[-1]
     ranked = probs.topk(min(top_k or CANDIDATES, vocabulary)).values
     count = _count(ranked, top_p, renormalise=top_k > 0)
@@ -60,7 +60,7 @@ def _kept(probs: Tensor, top_p: float, top_k: int) -> Tensor:
 
 
 def _count(ranked: Tensor, top_p: float, renormalise: bool) -> Tensor:
-    """How many of the largest probabilities [N, M] a row keeps, at least 1."""
+    """Return how many of the largest probabilities [N, M] a row keeps, at least 1."""
     if renormalise:
         ranked = ranked / ranked.sum(-1, keepdim=True)
     # Rounding may take a sum to 1 before the tail: p = 1 keeps all.

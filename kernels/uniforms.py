@@ -19,7 +19,7 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014), a bijection of 64-bit numbers."""
+    """Apply the finaliser of splitmix64 (Steele, Lea, Flood 2014), a bijection of 64-bit numbers."""
     x = (x ^ _shift(x, 30)) * _MIX_1
     x = (x ^ _shift(x, 27)) * _MIX_2
     return x ^ _shift(x, 31)
@@ -41,7 +41,8 @@ def uniforms(seeds: Tensor, counters: Tensor, count: int) -> Tensor:
 
 
 def digest(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """A 64-bit hash [B] of the first ``lengths`` [B] tokens of each row [B, n], the places of the tokens included."""
+    """Return a 64-bit hash [B] of the first ``lengths`` [B] tokens of each row [B, n], the places of the tokens
+    included."""
     if compiled(None, tokens):
         from bebop.kernels import uniforms_triton
 

@@ -64,13 +64,13 @@ def chain_verify(
 
 
 def compiled(draft: Tensor | None, target: Tensor) -> bool:
-    """Whether the Triton kernels can take it; fp64 and machines without Triton stay with the reference."""
+    """Return whether the Triton kernels can take it; fp64 and machines without Triton stay with the reference."""
     double = torch.float64 in (target.dtype, target.dtype if draft is None else draft.dtype)
     return target.is_cuda and find_spec("triton") is not None and not double
 
 
 def one_hot(tokens: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor:
-    """The distributions [..., V] of tokens [...] that were not sampled."""
+    """Return the one-hot distributions [..., V] of tokens [...] that were not sampled."""
     distributions = torch.zeros(*tokens.shape, vocabulary, dtype=dtype, device=tokens.device)
     return distributions.scatter_(-1, tokens[..., None], 1.0)
 
@@ -85,7 +85,7 @@ def reference(
     uniforms: Tensor,
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Plain PyTorch, any dtype."""
+    """Compute the same in plain PyTorch, in any dtype."""
     batch, drafts = draft_tokens.shape
     rows = torch.arange(batch, device=draft_tokens.device)
     if drafts == 0:

@@ -45,7 +45,7 @@ def accepted_drafts(
 def tile_of_distributions(
     q: tl.tensor, p: tl.tensor, offsets: tl.tensor, V: tl.tensor, rejected: tl.tensor
 ) -> tl.tensor:
-    """One tile of the residual (of p itself where nothing was rejected; q is then not read) and of p."""
+    """Return one tile of the residual (of p itself where nothing was rejected; q is then not read) and of p."""
     inside = offsets < V
     target = tl.load(p + offsets, mask=inside, other=0.0).to(tl.float32)
     draft = tl.load(q + offsets, mask=inside & rejected, other=0.0).to(tl.float32)
@@ -54,8 +54,8 @@ def tile_of_distributions(
 
 @triton.jit
 def tile_without(token: tl.tensor, p: tl.tensor, offsets: tl.tensor, V: tl.tensor) -> tl.tensor:
-    """One tile of the residual of a one-hot distribution, which is p without the token (-1: nothing was rejected), and
-    of p."""
+    """Return one tile of the residual of a one-hot distribution, which is p without the token (-1: nothing was
+    rejected), and of p."""
     target = tl.load(p + offsets, mask=offsets < V, other=0.0).to(tl.float32)
     return tl.where(offsets == token, 0.0, target), target
 
@@ -148,7 +148,7 @@ def block_of(vocabulary: int, widest: int = BLOCK) -> int:
 def check(
     draft_tokens: Tensor, draft: Tensor | None, target: Tensor, uniforms: Tensor, lengths: Tensor | None
 ) -> Tensor:
-    """Shapes and dtypes of a chain; returns ``lengths``, K for all if None."""
+    """Check shapes and dtypes of a chain; return ``lengths``, K for all if None."""
     batch, drafts = draft_tokens.shape
     vocabulary = target.shape[-1]
     for name, tensor, shape in (

@@ -85,7 +85,7 @@ def _chunks(rows: int, width: int, device: torch.device) -> list[slice]:
 def _normalisers(
     pair: tuple[Tensor, Tensor], temperature: float, dtype: torch.dtype, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, int]:
-    """Maxima [2, N], sums [2, N] of the whole rows, and the first token of this shard: the first collective."""
+    """Return maxima [2, N], sums [2, N] of the whole rows, and the first token of this shard: the first collective."""
     rows, width = pair[0].shape
     mine = torch.empty(4 * rows + 1, dtype=dtype, device=pair[0].device)
     local = mine[:-1].view(2, 2, rows)  # side, (maximum, sum), row

@@ -56,11 +56,11 @@ class ChainRows:
         return int(self.steps.sum() if per == "step" else (self.steps > 0).sum())
 
     def mask(self, depth: int) -> Tensor:
-        """Which steps exist [B, A, depth]."""
+        """Return which steps exist [B, A, depth]."""
         return torch.arange(depth, device=self.steps.device) < self.steps[..., None]
 
     def tokens(self, step: int) -> Tensor:
-        """The token of ``step`` (from 1) at each anchor [B, A]; anything where the step does not exist."""
+        """Return the token of ``step`` (from 1) at each anchor [B, A]; anything where the step does not exist."""
         return self.token_ids.gather(1, (self.anchors + step + 1).clamp_max(self.token_ids.shape[1] - 1))
 
 
@@ -71,7 +71,7 @@ def chain_rows(rows: Sequence[TokenRow], depth: int, device: torch.device | str 
 
 
 def known_chains(rows: Sequence[KnownRow], depth: int) -> ChainRows:
-    """As ``chain_rows``, on the device of the hidden states; of several turns as ``masked_rows``."""
+    """Lay out rows as ``chain_rows``, on the device of the hidden states; those of several turns as ``masked_rows``."""
     device, ids = rows[0].hidden.device, [row.token_ids for row in rows]
     counts = [int(row.answer.sum()) for row in rows]
     if all(bool(row.answer[len(row.answer) - count :].all()) for row, count in zip(rows, counts, strict=True)):
@@ -81,7 +81,7 @@ def known_chains(rows: Sequence[KnownRow], depth: int) -> ChainRows:
 
 
 def _lay(ids: Sequence[Tensor], answers: Sequence[int], depth: int, device: torch.device | str) -> ChainRows:
-    """Rows [L] side by side; what they have of an answer is at their end."""
+    """Lay rows [L] side by side; what they have of a completion is at their end."""
     lengths, answered = torch.tensor([len(row) for row in ids]), torch.tensor(answers)
     first = (lengths - answered - 2).clamp_min(0)
     token_ids = pad_sequence(list(ids), batch_first=True)
@@ -123,7 +123,7 @@ def masked_rows(token_ids: Tensor, answer: Tensor, depth: int, most: int = 0, se
 
 
 def spaced(rows: ChainRows, every: int, seed: int) -> ChainRows:
-    """Each ``every``-th chain of a row, from one on that the row's tokens and ``seed`` determine; all for 1.
+    """Return each ``every``-th chain of a row, from one on that the row's tokens and ``seed`` determine; all for 1.
 
     Neighbouring chains say nearly the same, and the price of a chain is that of its logits: with a large vocabulary a
     share of the chains of more rows teaches more than all of few. Every chain is as likely to be among them, so means
@@ -144,13 +144,14 @@ def spaced(rows: ChainRows, every: int, seed: int) -> ChainRows:
 
 
 def side_by_side(packed: Tensor, starts: Tensor) -> Tensor:
-    """Rows laid end to end [T, ...] that begin at ``starts`` [B + 1] (the last is their end) -> [B, L, ...]."""
+    """Return rows laid end to end [T, ...] that begin at ``starts`` [B + 1] (the last is their end) -> [B, L, ...]."""
     bounds = starts.tolist()
     return pad_sequence([packed[a:b] for a, b in pairwise(bounds)], batch_first=True)
 
 
 def rows_of_step(count: int, size: int, seed: int, step: int) -> list[int]:
-    """Which of ``count`` rows step ``step`` (from 0) trains on: epoch after epoch, each in an order of its own."""
+    """Return which of ``count`` rows step ``step`` (from 0) trains on: epoch after epoch, each in an order of its
+    own."""
     places = [divmod(index, count) for index in range(step * size, (step + 1) * size)]
     orders = {epoch: random.Random(f"{seed}/{epoch}").sample(range(count), count) for epoch in dict(places)}
     return [orders[epoch][place] for epoch, place in places]

@@ -39,7 +39,7 @@ class Checkpoint:
 
 
 def store(run_dir: Path) -> Store:
-    """The checkpoints of a run."""
+    """Return the checkpoints of a run."""
     return Store(run_dir, STEPS)
 
 

@@ -73,7 +73,7 @@ class HeadLoss(nn.Module):
     def forward(
         self, rows: ChainRows, loss: ChainLoss, hidden: Tensor | None = None, shared: Shared | None = None
     ) -> Tensor:
-        """The loss of some rows; ``hidden`` [B, L, d] saves the backbone's pass where its states are known.
+        """Return the loss of some rows; ``hidden`` [B, L, d] saves the backbone's pass where its states are known.
 
         ``shared``: embedding and language-model head, where the backbone's own are split over the ranks.
         """

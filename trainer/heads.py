@@ -39,7 +39,7 @@ class HeadTrainer:
         hidden: Sequence[Tensor] | None = None,
         every: int = 1,
     ) -> dict[str, float]:
-        """One optimizer step on the mean loss of all rows (of all ranks, which are given the same rows).
+        """Take one optimizer step on the mean loss of all rows (of all ranks, which are given the same rows).
 
         ``objective``: its name in ``OBJECTIVES``, or one of another kind; None: the configuration's.
         ``hidden``: the backbone's states [L, d] of each row, where they are known; else they are computed.
@@ -59,7 +59,7 @@ class HeadTrainer:
     def _batches(
         self, rows: Sequence[TokenRow], parts: Sequence[Sequence[int]], hidden: Sequence[Tensor] | None, every: int
     ) -> Iterator[MicroBatch]:
-        """The rows of each part side by side, one part at a time."""
+        """Yield the rows of each part side by side, one part at a time."""
         for part in parts:
             known = None if hidden is None else pad_sequence([hidden[i] for i in part], batch_first=True)
             layout = chain_rows([rows[i] for i in part], self.config.depth, self.backend.device)
@@ -76,7 +76,7 @@ class HeadTrainer:
         return self._learn(zip(layouts, hidden, strict=True), max(1, total), objective)
 
     def _learn(self, batches: Iterable[MicroBatch], total: int, objective: Objective) -> dict[str, float]:
-        """Gradients of the micro-batches, each weighted by its share of ``total``; then a step."""
+        """Compute gradients of the micro-batches, each weighted by its share of ``total``, and take a step."""
         if total == 0:
             raise UserError("no answer in these rows is long enough to draft a token of: answers of 1 token or more")
         loss = torch.zeros((), device=self.backend.device)
@@ -90,7 +90,7 @@ class HeadTrainer:
         return self.step(float(self.backend.total(loss)))
 
     def step(self, loss: float, scale: float = 1.0) -> dict[str, float]:
-        """The guarded step on the gradients of all ranks, times ``scale``; returns and raises as ``update``."""
+        """Take the guarded step on the gradients of all ranks, times ``scale``; returns and raises as ``update``."""
         norm = self.backend.reduce(scale)
         numbers = self.optimizer.guarded_step(warm_up(self.config, self.version), norm)
         if not numbers["skipped"]:
@@ -99,7 +99,7 @@ class HeadTrainer:
         return {"head/loss": loss, **{f"head/{name}": value for name, value in numbers.items()}}
 
     def _fitting(self, rows: Sequence[KnownRow]) -> list[list[KnownRow]]:
-        """Rows by length, in micro-batches of at most ``max_tokens`` with padding."""
+        """Return the rows by length, in micro-batches of at most ``max_tokens`` with padding."""
         parts: list[list[KnownRow]] = []
         for row in sorted(rows, key=lambda row: -len(row.token_ids)):
             if parts and (len(parts[-1]) + 1) * len(parts[-1][0].token_ids) <= self.config.max_tokens:
@@ -121,11 +121,11 @@ class HeadTrainer:
         return [shares[rank][a:b] for a, b in pairwise(ends)]
 
     def weights(self) -> dict[str, Tensor]:
-        """The head's full fp32 weights on the CPU, by the names of ``MTPHead``; all ranks take part."""
+        """Return the head's full fp32 weights on the CPU, by the names of ``MTPHead``; all ranks take part."""
         return self.backend.weights()
 
     def state_dict(self) -> State:
-        """All that an exact resume needs, unsharded: any number of ranks can load it."""
+        """Return all that an exact resume needs, unsharded: any number of ranks can load it."""
         return {"version": self.version, **optimizer_state(self.optimizer)}
 
     def load_state_dict(self, state: State) -> None:

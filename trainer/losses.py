@@ -72,12 +72,12 @@ def advantages(groups: Sequence[Group], name: str) -> Rewards:
 
 
 def token_mean(lengths: Lengths, max_new_tokens: int) -> Weights:
-    """Every token of the minibatch counts alike: 1 / tokens."""
+    """Weigh every token of the minibatch alike: 1 / tokens."""
     return np.full(len(lengths), 1 / max(1, lengths.sum()))
 
 
 def seq_mean_token_mean(lengths: Lengths, max_new_tokens: int) -> Weights:
-    """Every completion counts alike, SPEC Eq. 3: tokens of long completions count less."""
+    """Weigh every completion alike, SPEC Eq. 3: tokens of long completions count less."""
     return 1 / (len(lengths) * np.maximum(1, lengths))
 
 
@@ -110,18 +110,19 @@ class AnswerTokens:
         return ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
 
     def pessimistic(self, ratio: Tensor) -> tuple[Tensor, Tensor]:
-        """The smaller of the gains with and without the clip, and where it is that of the clip."""
+        """Return the smaller of the gains with and without the clip, and where it is that of the clip."""
         gain, clipped = ratio * self.advantages, self.clip(ratio) * self.advantages
         return torch.minimum(gain, clipped), clipped < gain
 
 
 def ppo_clip(tokens: AnswerTokens) -> tuple[Tensor, Tensor]:
-    """The ratio of each token, clipped where that lowers the gain (Schulman et al. 2017)."""
+    """Return the ratio of each token, clipped where that lowers the gain (Schulman et al. 2017)."""
     return tokens.pessimistic(bounded_exp(tokens.logp - tokens.proximal))
 
 
 def gspo(tokens: AnswerTokens) -> tuple[Tensor, Tensor]:
-    """The ratio of the whole completion, the geometric mean over its tokens (Zheng et al. 2025), clipped as in PPO.
+    """Return the ratio of the whole completion, the geometric mean over its tokens (Zheng et al. 2025), clipped as in
+    PPO.
 
     GSPO-token: each token's ratio has the completion's value and the token's own gradient, so that advantages may
     differ.
@@ -133,7 +134,7 @@ def gspo(tokens: AnswerTokens) -> tuple[Tensor, Tensor]:
 
 
 def cispo(tokens: AnswerTokens) -> tuple[Tensor, Tensor]:
-    """The clipped ratio of each token as a constant weight of its log-prob (MiniMax-M1): all keep a gradient."""
+    """Return the clipped ratio of each token as a constant weight of its log-prob (MiniMax-M1): all keep a gradient."""
     ratio = bounded_exp(tokens.logp - tokens.proximal).detach()
     clipped = tokens.clip(ratio)
     return clipped * tokens.advantages * tokens.logp, clipped != ratio
@@ -179,7 +180,7 @@ def policy_loss(
     weights: Tensor,
     reference: Tensor | None = None,
 ) -> tuple[Tensor, Metrics]:
-    """The share of one micro-batch in the minibatch's loss (a weighted sum), and its metrics.
+    """Return the share of one micro-batch in the minibatch's loss (a weighted sum), and its metrics.
 
     All tensors are [A], one number per completion token, but ``answers`` [R], the tokens of each completion.
     ``entropy`` needs a gradient only with an entropy bonus; ``reference``: log-probs of the initial policy, for the KL
@@ -212,7 +213,7 @@ def policy_loss(
 
 
 def bounded(entropy: Tensor, answers: Tensor, target: float | None) -> Tensor:
-    """The entropy [A] of completions [R] whose mean lies below ``target`` nats, 0 for the others; None: of all.
+    """Return the entropy [A] of completions [R] whose mean lies below ``target`` nats, 0 for the others; None: of all.
 
     A bonus for all may run away: the flatter the policy, the less reward tells its completions apart, and nothing holds
     against the bonus any more. By completions and not by batches, so that parts of a minibatch need not know one
@@ -235,7 +236,8 @@ def k3(logp: Tensor, reference: Tensor) -> Tensor:
 
 
 def ratio_metrics(proximal: Tensor, rollout_logprobs: Tensor) -> Metrics:
-    """How far the trainer's distribution at the start of an update is from the one that produced the tokens, both [A].
+    """Return how far the trainer's distribution at the start of an update is from the one that produced the tokens,
+    both [A].
 
     ``rollout/logprob_diff`` is the mean |log p - log p|, over tokens of all weights: older ones add what was learned
     since.
@@ -245,7 +247,7 @@ def ratio_metrics(proximal: Tensor, rollout_logprobs: Tensor) -> Metrics:
 
 
 def weight_metrics(config: AlgorithmConfig, proximal: Tensor, rollout_logprobs: Tensor, answers: Tensor) -> Metrics:
-    """What importance weights cost in samples, and how many the cap cuts; arguments as of ``policy_loss``.
+    """Return what importance weights cost in samples, and how many the cap cuts; arguments as of ``policy_loss``.
 
     ``train/tis_ess_answers`` is of whole completions without a cap, whatever ``tis_level`` says: what an estimate
     without bias would have to live on.
@@ -261,8 +263,8 @@ def weight_metrics(config: AlgorithmConfig, proximal: Tensor, rollout_logprobs: 
 
 
 def same_weights_metrics(rows: PackedRows, logp: Tensor, version: int) -> Metrics:
-    """How far two implementations of one distribution are apart: log-probs [A] of the trainer under the weights
-    ``version`` against the engine's, over the tokens that these weights produced.
+    """Compare two implementations of one distribution: log-probs [A] of the trainer under the weights ``version``
+    against the engine's, over the tokens that these weights produced.
 
     *Current* are those whose whole context was computed under them, ``train/ratio_tokens`` of them. For these,
     ``train/ratio_error_max`` beyond rounding is a bug. *Kept* are those that saw keys and values of older weights
@@ -283,5 +285,5 @@ def same_weights_metrics(rows: PackedRows, logp: Tensor, version: int) -> Metric
 
 
 def mean(values: Tensor) -> Mean:
-    """The mean over tokens [A], summed in fp64."""
+    """Return the mean over tokens [A], summed in fp64."""
     return Mean(float(values.detach().double().sum()), values.numel())

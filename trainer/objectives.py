@@ -28,7 +28,7 @@ class Sampling:
     target_top_k: int = 0  # 0 is all
 
     def options(self) -> dict[str, Any]:
-        """As the losses take them."""
+        """Return the settings as the losses take them."""
         return {name: getattr(self, name) for name in ("temperature", "target_top_p", "target_top_k")}
 
 
@@ -76,7 +76,7 @@ def unroll(
 
 
 def mean_over_steps(steps: Steps, kind: str) -> Tensor:
-    """The mean of a single-step loss over all steps that exist, whatever their depth; 0 where there is none."""
+    """Return the mean of a single-step loss over all steps that exist, whatever their depth; 0 where there is none."""
     chosen = steps.mask
     labels = steps.tokens[chosen] if needs_labels(kind) else None
     sampling = steps.sampling.options()
@@ -103,7 +103,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def make_objective(name: str) -> Objective:
-    """The objective of a name."""
+    """Return the objective of a name."""
     if name not in OBJECTIVES:
         raise UserError(f"objective={name!r} is not possible: choose one of {', '.join(OBJECTIVES)}")
     return OBJECTIVES[name]

@@ -47,12 +47,12 @@ class OldPolicies:
 
     @property
     def versions(self) -> list[int]:
-        """Those that are kept, in order."""
+        """Return the versions that are kept, in order."""
         return sorted(self._kept)
 
     @torch.no_grad()
     def compare(self, packed: Sequence[PackedRows], versions: Collection[int]) -> Metrics:
-        """Log-probs of this rank's rows under each of ``versions`` that is kept, against the engine's.
+        """Compare log-probs of this rank's rows under each kept one of ``versions`` with the engine's.
 
         Metrics as in ``same_weights_metrics``.
         """
@@ -87,7 +87,7 @@ class OldPolicies:
             part.copy_(tensor)
 
     def _parts(self) -> list[Tensor]:
-        """The parts of the parameters that live on this rank, not copies."""
+        """Return the parts of the parameters that live on this rank, not copies."""
         reshard(self.scorer)  # else some are whole, and changing those would be forgotten
         return [p.to_local() if isinstance(p, DTensor) else p.detach() for p in self.scorer.parameters()]
 

@@ -21,7 +21,7 @@ State = dict[str, Any]
 
 
 def learning_rate(config: TrainerConfig, version: int) -> float:
-    """The rate of the update that follows ``version`` finished ones: linear warm-up, then the schedule.
+    """Return the rate of the update that follows ``version`` finished ones: linear warm-up, then the schedule.
 
     ``cosine`` and ``linear`` would reach 0 at update ``steps``, one after the last.
     """
@@ -34,7 +34,7 @@ def learning_rate(config: TrainerConfig, version: int) -> float:
 
 
 def warm_up(config: HeadConfig, version: int) -> float:
-    """The rate of a head's update that follows ``version`` finished ones: linear warm-up, then constant."""
+    """Return the rate of a head's update that follows ``version`` finished ones: linear warm-up, then constant."""
     return config.lr * min(1.0, (version + 1) / max(1, config.lr_warmup_steps))
 
 
@@ -82,12 +82,13 @@ class GuardedAdamW(torch.optim.AdamW):
 
 
 def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
-    """Of all gradients together, sharded or not; all ranks take part."""
+    """Return the norm of all gradients together, sharded or not; all ranks take part."""
     return whole(get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
 
 def whole_copies(named: Mapping[str, Tensor], dtype: torch.dtype | None = None, keep: bool = True) -> dict[str, Tensor]:
-    """Full copies on the CPU; all ranks take part, one tensor at a time, and those that do not ``keep`` get nothing."""
+    """Return full copies on the CPU; all ranks take part, a tensor at a time, and those that do not ``keep`` get
+    nothing."""
     full = {}
     for name, tensor in named.items():
         gathered = whole(tensor.detach())

@@ -31,7 +31,7 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and answer."""
+        """Return the tokens of prompt and answer."""
         return len(self.prompt) + len(self.completion.token_ids)
 
 
@@ -58,7 +58,7 @@ class PackedRows:
     weights: Tensor  # [A] weight in the loss; over all micro-batches of all ranks they follow the aggregation
 
     def known(self, hidden: Tensor) -> list[KnownRow]:
-        """Each row with its part of the hidden states [N, d]."""
+        """Return each row with its part of the hidden states [N, d]."""
         lengths = self.lengths.tolist()
         answer = torch.zeros_like(self.token_ids, dtype=torch.bool)
         answer[self.predictors + 1] = True
@@ -66,7 +66,7 @@ class PackedRows:
         return [KnownRow(token_ids=ids, answer=own, hidden=states) for ids, own, states in parts]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "PackedRows":
-        """The same on a device, floating-point fields as ``dtype``."""
+        """Return the same on a device, floating-point fields as ``dtype``."""
         moved = {name: getattr(self, name).to(device) for name in self.__slots__}
         return PackedRows(**{k: t.to(dtype) if t.is_floating_point() else t for k, t in moved.items()})
 
@@ -90,7 +90,7 @@ def pack(rows: Sequence[Row], max_tokens: int, world: int = 1) -> list[PackedRow
 
 
 def _cuts(lengths: list[int], capacity: int) -> list[int]:
-    """Where consecutive rows are cut when each bin is filled up to ``capacity``: 0, ..., R."""
+    """Return where consecutive rows are cut when each bin is filled up to ``capacity``: 0, ..., R."""
     cuts, filled = [0], 0
     for i, length in enumerate(lengths):
         if filled and filled + length > capacity:
@@ -101,7 +101,7 @@ def _cuts(lengths: list[int], capacity: int) -> list[int]:
 
 
 def _level(lengths: list[int], max_tokens: int, count: int) -> int:
-    """The smallest capacity at which ``count`` bins still do: it levels the bins, hence the ranks."""
+    """Return the smallest capacity at which ``count`` bins still do: it levels the bins, hence the ranks."""
     low, high = 1, max_tokens
     while low < high:
         middle = (low + high) // 2
@@ -145,7 +145,7 @@ def _lay(rows: Sequence[Row], numbers: Sequence[int]) -> PackedRows:
 
 
 def _blank(row: Row) -> PackedRows:
-    """A micro-batch that predicts nothing, for a rank without rows: one token of context."""
+    """Return a micro-batch that predicts nothing, for a rank without rows: one token of context."""
     empty = np.zeros(0, dtype=np.int64)
     nothing = Completion(token_ids=empty, logprobs=empty.astype(np.float32), versions=empty)
     return _lay([Row(prompt=row.prompt[:1], completion=nothing, advantage=0.0, weight=0.0)], [-1])

@@ -154,7 +154,7 @@ class PolicyTrainer:
         return self._gathered(merge(compared, *parts))
 
     def _micro_batch(self, config: JobConfig) -> int:
-        """Tokens of a micro-batch, the same on every rank."""
+        """Return the tokens of a micro-batch, the same on every rank."""
         if config.trainer.max_tokens is not None:
             return config.trainer.max_tokens
         model, dtype = self.policy.backbone.config, getattr(torch, config.model.dtype)
@@ -163,13 +163,13 @@ class PolicyTrainer:
 
     @property
     def head_changed(self) -> bool:
-        """Whether the head is another one than the checkpoint's, so that engines have to be sent it."""
+        """Return whether the head is another one than the checkpoint's, so that engines have to be sent it."""
         if self.head_trainer is None:
             return self._trained_head is not None
         return self.head_trainer.version > 0
 
     def head_fingerprint(self) -> str:
-        """Of the head that engines should have, in the model's dtype; empty without a head."""
+        """Return the fingerprint of the head that engines should have, in the model's dtype; empty without a head."""
         if self.policy.mtp is None:
             return ""
         dtype = torch.bfloat16 if self.mixed else None
@@ -178,7 +178,7 @@ class PolicyTrainer:
     def read_probe_set(
         self, texts: Sequence[ProbeText], sweep: bool = False, decoding: DecodingConfig | None = None
     ) -> tuple[ProbeReading, Sweep | None]:
-        """The monitor's fixed texts under the weights of now; see ``ProbeReader``. All ranks take part.
+        """Read the monitor's fixed texts under the weights of now (``ProbeReader``). All ranks take part.
 
         ``decoding``: how drafts are made by now; None: as configured.
         """
@@ -194,12 +194,13 @@ class PolicyTrainer:
         return reader.read(texts, sweep)
 
     def weights(self, mtp: bool = False) -> dict[str, Tensor]:
-        """Full weights on the CPU, in the model's dtype, named as in ``Policy.weights()``; empty on ranks above 0."""
+        """Return full weights on the CPU, in the model's dtype, named as in ``Policy.weights()``; empty on ranks above
+        0."""
         dtype = torch.bfloat16 if self.mixed else None
         return whole_copies(self.policy.weights(mtp), dtype, keep=self.rank == 0)
 
     def state_dict(self) -> State:
-        """All that an exact resume needs, by parameter name, unsharded: any number of ranks can load it.
+        """Return all that an exact resume needs, by parameter name, unsharded: any number of ranks can load it.
 
         Weights and optimizer are empty on ranks above 0.
         """
@@ -260,7 +261,8 @@ class PolicyTrainer:
         return [part.to(self.policy.device, self.policy.backbone.dtype) for part in packed]
 
     def _compare_past(self, batch: Batch) -> Metrics:
-        """Some of the tokens that older weights produced, under these weights; those of now are compared in passing."""
+        """Compare some of the tokens that older weights produced, under these weights; those of now are compared in
+        passing."""
         pairs = [(group.prompt, t.completion) for group in batch.groups for t in group.trajectories]
         rows = [
             Row(prompt=prompt.token_ids, completion=completion, advantage=0.0, weight=0.0)
@@ -271,13 +273,13 @@ class PolicyTrainer:
 
     @torch.no_grad()
     def _logprobs(self, packed: Sequence[PackedRows]) -> list[Tensor]:
-        """Log-probs [A] of each micro-batch under the current weights."""
+        """Return log-probs [A] of each micro-batch under the current weights."""
         return [self.scorer(rows)[0] for rows in packed]
 
     def _step(
         self, first: int, packed: Sequence[PackedRows], proximal: Sequence[Tensor] | None, weighted: bool
     ) -> Metrics | None:
-        """One optimizer step on a minibatch, which begins with answer number ``first`` of the batch.
+        """Take one optimizer step on a minibatch, which begins with completion number ``first`` of the batch.
 
         None: it was told to stop before the first step of the update.
 
@@ -317,7 +319,7 @@ class PolicyTrainer:
         return merge(*parts, self._descend())
 
     def _descend(self) -> Metrics:
-        """The guarded step. Metrics on rank 0 only."""
+        """Take the guarded step; return metrics on rank 0 only."""
         numbers = self.optimizer.guarded_step(learning_rate(self.config.trainer, self.version))
         if self.rank:
             return {}
@@ -329,7 +331,7 @@ class PolicyTrainer:
         return None if self.reference is None else self.reference(rows)[0]
 
     def _all_ranks(self, value: Any) -> list[Any]:
-        """One value a rank, on every rank."""
+        """Return one value a rank, on every rank."""
         values = [value] * self.world
         if self.world > 1:
             dist.all_gather_object(values, value)
@@ -340,7 +342,7 @@ class PolicyTrainer:
 
 
 def _frozen(policy: Policy) -> Policy:
-    """A copy of the backbone for the KL term, without gradients."""
+    """Return a copy of the backbone for the KL term, without gradients."""
     backbone = copy.deepcopy(policy.backbone).requires_grad_(False)
     return Policy(backbone=backbone, tokenizer=policy.tokenizer, mtp=None, layout=policy.layout)
 

@@ -101,7 +101,8 @@ class ProbeReader:
         texts_read: Sequence[ProbeText],
         shown: dict[int, TokenProbs],
     ) -> dict[int, Tensor]:
-        """Text -> numbers [temperatures, tokens, 4]: acceptance, entropy, accept length, acceptance by chance.
+        """Return by text the numbers [temperatures, tokens, 4]: acceptance, entropy, accept length, acceptance by
+        chance.
 
         ``shown`` gets both distributions at the chosen token of each text.
         """
@@ -190,7 +191,7 @@ class ProbeReader:
         return torch.cat(rates), torch.cat(entropies), torch.cat(chances)
 
     def _distribution(self, hidden: Tensor, weight: Tensor, temperature: float, draft: bool) -> Tensor:
-        """Logits [m, V] of what the engine would sample from at ``temperature`` times its own."""
+        """Return logits [m, V] of what the engine would sample from at ``temperature`` times its own."""
         temperature = self._draft_temperature(temperature) if draft else self.sampling.temperature * temperature
         logits = (hidden @ weight.T).float() / (temperature or 1.0)
         return truncate_(logits, 1.0, self.sampling.top_p, self.sampling.top_k)
@@ -202,6 +203,6 @@ class ProbeReader:
 
 
 def _columns(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each context [N, 4]: accept length and 1, entropy and 1; their totals are what ``Sweep.sums`` holds."""
+    """Return for each context [N, 4] accept length and 1, entropy and 1; ``Sweep.sums`` holds their totals."""
     one = np.ones(len(numbers))
     return np.stack([numbers[:, 2], one, numbers[:, 1], one], 1)

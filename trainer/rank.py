@@ -60,7 +60,7 @@ class TrainerRank:
     def read_probe_set(
         self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig
     ) -> tuple[ProbeReading, Sweep | None]:
-        """The monitor's fixed texts under the weights of now, the same answer on every rank."""
+        """Read the monitor's fixed texts under the weights of now; the result is the same on every rank."""
         return self.trainer.read_probe_set(texts, sweep, decoding)
 
     def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
@@ -72,14 +72,14 @@ class TrainerRank:
         return self.trainer.version
 
     def weights(self, mtp: bool = False) -> CheckedWeights:
-        """Full weights for the engines, on rank 0; the other ranks take part in gathering and send none.
+        """Return full weights for the engines, on rank 0; the other ranks take part in gathering and send none.
 
         The head's are among them if asked for, and always once it has been trained: a replaced engine needs them too.
         """
         return with_manifest(self.trainer.weights(mtp or self.trainer.head_changed))
 
     def head_fingerprint(self) -> str:
-        """Of the head that engines should have by now; empty without a head."""
+        """Return the fingerprint of the head that engines should have by now; empty without a head."""
         return self.trainer.head_fingerprint()
 
     def save(self, folder: Path, loop_state: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ class Scorer(nn.Module):
         self.kept: list[tuple[PackedRows, Tensor]] | None = None  # rows and hidden states [N, d], where they are wanted
 
     def forward(self, rows: PackedRows) -> tuple[Tensor, Tensor]:
-        """Log-probs [A] of the answer tokens and entropies [A] of the distributions that they come from."""
+        """Return log-probs [A] of the completion tokens and entropies [A] of the distributions that they come from."""
         device = rows.token_ids.device
         # No cache of casts: each weight is used once a pass, and the cache would keep gathered shards alive.
         with torch.autocast(device.type, torch.bfloat16, enabled=self.mixed, cache_enabled=False):
@@ -69,7 +69,7 @@ def reshard(scorer: Scorer) -> None:
 
 @torch.no_grad()
 def whole_tables(policy: Policy) -> tuple[Tensor, Tensor]:
-    """Token embedding and language-model head [V, d], whole and detached; every rank takes part."""
+    """Return the token embedding and language-model head [V, d], whole and detached; every rank takes part."""
     backbone = policy.backbone
     tables = (backbone.get_input_embeddings().weight, backbone.get_output_embeddings().weight)
     embedding, head = (whole(table.detach()) for table in tables)
@@ -77,12 +77,12 @@ def whole_tables(policy: Policy) -> tuple[Tensor, Tensor]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The full tensor behind a shard; every rank has to take part. A plain tensor is returned as it is."""
+    """Return the full tensor behind a shard; every rank has to take part. A plain tensor is returned as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(full: Tensor, shard: Tensor) -> Tensor:
-    """A full tensor (the same on all ranks) placed, typed and split as ``shard`` is; no communication."""
+    """Return a full tensor (the same on all ranks) placed, typed and split as ``shard`` is; no communication."""
     full = full.to(device=shard.device, dtype=shard.dtype)
     if not isinstance(shard, DTensor):
         return full

@@ -77,7 +77,7 @@ class Search:
 
 
 def seeds_of(seed: int, row: int, place: int, rollouts: int) -> list[int]:
-    """Of the K continuations at one place, whatever token stands there: common random numbers.
+    """Return the seeds of the K continuations at one place, whatever token stands there: common random numbers.
 
     Apart from the seeds that answers are sampled with, which count from seed << 40.
     """
@@ -247,7 +247,8 @@ class Continuations:
     def _finish(
         self, prompts: Sequence[Prompt], rows: Sequence[TokenRow], wanted: Sequence[tuple[int, tuple[int, ...], int]]
     ) -> list[Ending]:
-        """The answers that texts become. Equal texts come one after another, so that the engine reads them once."""
+        """Return the answers that texts become. Equal texts come one after another, so that the engine reads them
+        once."""
         stops, most = self.policy.eos_token_ids, self.data.sampling.max_new_tokens
         distinct = sorted(set(wanted))
         texts: dict[int, tuple[int, ...]] = {}
@@ -268,7 +269,7 @@ class Continuations:
         return [endings[one] for one in wanted]
 
     def _text(self, row: TokenRow, ids: Sequence[int]) -> str:
-        """What a reward sees of a text."""
+        """Return what a reward sees of a text."""
         answer = ids[len(row.prompt) :]
         ended = bool(answer) and answer[-1] in self.policy.eos_token_ids
         sampling = params(self.policy, self.data.sampling, 0)
@@ -276,7 +277,7 @@ class Continuations:
 
 
 def unsound(prefix: str, endings: Sequence[Ending]) -> bool:
-    """Whether the success of median length has a wrong step that its prefix has not."""
+    """Return whether the success of median length has a wrong step that its prefix has not."""
     successes = sorted((e.text for e in endings if e.success), key=len)
     return bool(successes) and wrong_steps(successes[len(successes) // 2]) > wrong_steps(prefix)
 

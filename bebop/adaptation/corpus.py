@@ -38,7 +38,7 @@ Answer = tuple[Prompt, Completion]  # a turn, with all tokens before it as its p
 
 
 def params(policy: Policy, sampling: SamplingConfig, seed: int) -> SamplingParams:
-    """The sampling distribution of a configuration for one request."""
+    """Return the sampling distribution of a configuration for one request."""
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop")
     chosen: dict[str, Any] = {name: getattr(sampling, name) for name in names}
     return SamplingParams(**chosen, stop_token_ids=policy.eos_token_ids, seed=seed)
@@ -55,7 +55,7 @@ def run_engine(
     sampling: SamplingConfig | None = None,
     keep_state: bool = False,
 ) -> list[Completion]:
-    """An answer to each prompt, in their order; each rank decodes its share. ``label`` None shows no progress bar.
+    """Return a completion of each prompt, in order; each rank decodes its share. ``label`` None shows no progress bar.
 
     ``sampling``: other than that of the data; ``keep_state``: with what the decoding system kept of each answer.
     """
@@ -75,14 +75,14 @@ def run_engine(
 
 
 def drafting(policy: Policy, system: str = "bebop", draft_tokens: int = 3) -> DecodingConfig:
-    """A decoding system, or plain decoding where there is no head: the distribution of the answers is the same."""
+    """Return a decoding system, or plain decoding where there is no head: completions have the same distribution."""
     if policy.mtp is None:
         return DecodingConfig(system="autoregressive", draft_tokens=0)
     return DecodingConfig(system=system, draft_tokens=draft_tokens)
 
 
 def token_rows(prompts: Sequence[Prompt], answers: Sequence[Completion]) -> list[TokenRow]:
-    """Prompts with their answers as text to train on."""
+    """Return the prompts with their completions as text to train on."""
     return [
         TokenRow(prompt=p.token_ids, answer=tuple(a.token_ids.tolist()), task=p.task)
         for p, a in zip(prompts, answers, strict=True)
@@ -90,7 +90,7 @@ def token_rows(prompts: Sequence[Prompt], answers: Sequence[Completion]) -> list
 
 
 def question_streams(config: AdaptConfig, policy: Policy) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts to train on, and other ones that are held out: all different, and none of them is trained on.
+    """Return the prompts to train on, and other ones that are held out: all different, and none of them is trained on.
 
     A task with questions to spare gives ``evaluation.prompts`` of those that training does not ask. One that has no
     more than training asks has up to a fifth of its questions held out, and training asks the rest again.
@@ -120,7 +120,7 @@ def question_streams(config: AdaptConfig, policy: Policy) -> tuple[list[Prompt],
 
 
 def split_rows(config: AdaptConfig, rows: Sequence[TokenRow]) -> tuple[list[TokenRow], list[TokenRow]]:
-    """Rows of a file to train on, and held-out ones: those of its last prompts, of which they are up to a fifth.
+    """Return the rows of a file to train on, and held-out ones: those of its last prompts, up to a fifth of them.
 
     No prompt is on both sides. ``UserError`` for fewer than ten prompts.
     """
@@ -133,7 +133,7 @@ def split_rows(config: AdaptConfig, rows: Sequence[TokenRow]) -> tuple[list[Toke
 
 
 def _held_out_count(config: AdaptConfig, questions: int) -> int:
-    """How many of so many are held out where training would ask them all: a fifth, or what is wanted."""
+    """Return how many of so many are held out where training would ask them all: a fifth, or what is wanted."""
     return min(config.evaluation.prompts, questions // 5)
 
 
@@ -146,8 +146,9 @@ def sampled(
     ranks: Ranks = ALONE,
     streams: tuple[list[Prompt], list[Prompt]] | None = None,
 ) -> tuple[list[Prompt], list[TokenRow], list[Prompt]]:
-    """Prompts to train on, the model's answers to them, and held-out prompts. The answers are kept in the run folder,
-    for a resume and for others; rank 0 writes. ``streams``: what ``question_streams`` gave, if that is known."""
+    """Return the prompts to train on, the model's completions, and held-out prompts. Completions are kept in the run
+    folder, for a resume and for others; rank 0 writes. ``streams``: what ``question_streams`` gave, if that is
+    known."""
     path = folder / CORPUS
     training, held_out = streams or question_streams(config, policy)
     if config.resume and path.is_file():
@@ -160,7 +161,7 @@ def sampled(
 
 
 def from_file(data: DataConfig, policy: Policy) -> list[TokenRow]:
-    """Rows of a file: token ids (``prompt_ids``, ``answer_ids``), or a prompt and an answer as text."""
+    """Return the rows of a file: token ids (``prompt_ids``, ``answer_ids``), or a prompt and an answer as text."""
     rows = read_rows(Path(str(data.path)), "data.path")
     encode = chat_encoder(policy.tokenizer)
     read = [_row(row, where, data, policy, encode) for where, row in rows[: data.sequences or None]]
@@ -174,7 +175,7 @@ def from_file(data: DataConfig, policy: Policy) -> list[TokenRow]:
 
 
 def _row(row: dict[str, Any], where: str, data: DataConfig, policy: Policy, encode: Any) -> TokenRow:
-    """One row of a file as tokens; the end-of-text token is part of the answer."""
+    """Return one row of a file as tokens; the end-of-text token is part of the answer."""
     if "prompt_ids" in row and "answer_ids" in row:
         if not (_token_ids(row["prompt_ids"]) and _token_ids(row["answer_ids"])):
             raise UserError(f"data.path={data.path!r}: {where} has token ids that are no whole numbers from 0 on")
@@ -211,7 +212,7 @@ def keep(rows: Iterable[TokenRow], path: Path) -> None:
 
 
 def read_back(path: Path) -> list[TokenRow]:
-    """Rows as ``keep`` wrote them."""
+    """Return the rows as ``keep`` wrote them."""
     rows = [row for _, row in read_rows(path, "corpus")]
     return [TokenRow(prompt=tuple(r["prompt_ids"]), answer=tuple(r["answer_ids"]), task=r["task"]) for r in rows]
 
@@ -227,7 +228,7 @@ def sampled_turns(
     label: str | None,
     ranks: Ranks = ALONE,
 ) -> tuple[list[Prompt], list[TokenRow], list[Prompt]]:
-    """Prompts to train on, the model's turns after them, and held-out prompts; as ``sampled``."""
+    """Return the prompts to train on, the model's turns after them, and held-out prompts; as ``sampled``."""
     other = dataclasses.replace(config.task, seed=config.task.seed + HELD_OUT_SEED, size=None)
     # Draws go by seed and tokens: with the seeds of the training games, a held-out one would begin as one of them.
     seed = (config.seed + HELD_OUT_SEED) % MAX_SEED
@@ -254,7 +255,7 @@ def play(
     ranks: Ranks = ALONE,
     seed: int | None = None,
 ) -> list[Answer]:
-    """The first ``wanted`` turns of trajectories 0, 1, ..., of which each rank plays its share.
+    """Return the first ``wanted`` turns of trajectories 0, 1, ..., of which each rank plays its share.
 
     ``seed``: of the draws, other than that of the configuration; ``UserError`` if all are lost.
     """
@@ -289,7 +290,7 @@ def play(
 
 
 def answers_of(prompt: Prompt, trajectory: Trajectory) -> list[Answer]:
-    """Each turn of a trajectory as an answer to all before it."""
+    """Return each turn of a trajectory as a completion of all before it."""
     before, answers = list(prompt.token_ids), list[Answer]()
     for turn in trajectory.turns:
         before += turn.observation.tolist()
@@ -319,6 +320,6 @@ def backbone_states(policy: Policy, rows: Sequence[TokenRow], batch: int = 32) -
 
 
 def size_of_states(policy: Policy, rows: Sequence[TokenRow]) -> int:
-    """Bytes that ``backbone_states`` would take."""
+    """Return the bytes that ``backbone_states`` would take."""
     tokens = sum(len(row.token_ids) for row in rows)
     return tokens * int(policy.backbone.config.hidden_size) * policy.backbone.dtype.itemsize

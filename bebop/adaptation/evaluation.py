@@ -34,24 +34,25 @@ class Measured:
     target_entropy: Array  # [S, K]
 
     def of(self, task: str) -> "Measured":
-        """The answers to one task."""
+        """Return the completions of one task."""
         chosen = np.array([t == task for t in self.tasks])
         arrays = {f.name: getattr(self, f.name)[chosen] for f in dataclasses.fields(self) if f.name != "tasks"}
         return Measured(tasks=tuple(t for t in self.tasks if t == task), **arrays)
 
     def ratio_of(self, name: str, position: int | None = None) -> tuple[Array, Array]:
-        """Totals and counts [S] of a number: accept_length, or a sum at a position (from 1; None: all) over reached."""
+        """Return totals and counts [S] of a number: accept_length, or a sum at a position (from 1; None: all) over
+        reached."""
         if name == "accept_length":
             return self.tokens, self.cycles
         where = slice(None) if position is None else slice(position - 1, position)
         return getattr(self, name)[:, where].sum(1), self.reached[:, where].sum(1)
 
     def interval(self, name: str, position: int | None = None) -> Interval:
-        """A number of ``ratio_of`` with its bootstrap interval over answers."""
+        """Return a number of ``ratio_of`` with its bootstrap interval over answers."""
         return ratio(*self.ratio_of(name, position))
 
     def summary(self) -> dict[str, Interval]:
-        """Every number: accept_length, and rates, overlaps and entropies at each position and over all."""
+        """Return every number: accept_length, and rates, overlaps and entropies at each position and over all."""
         intervals = {"accept_length": self.interval("accept_length")}
         names = {"accepted": "accept_rate", **{name: name for name in MEASURED}}
         for name, label in names.items():
@@ -62,7 +63,7 @@ class Measured:
 
 
 def change(after: Measured, before: Measured, name: str, position: int | None = None) -> Interval:
-    """How much a number rose from one head to another on the same prompts, resampled together."""
+    """Return how much a number rose from one head to another on the same prompts, resampled together."""
     return ratio_difference(after.ratio_of(name, position), before.ratio_of(name, position))
 
 
@@ -81,7 +82,7 @@ def measure(
 
 
 def measured(tasks: Sequence[str], answers: Sequence[Completion], drafts: int) -> Measured:
-    """The statistics of some answers as arrays; an answer of one cycle may have reached fewer than ``drafts``."""
+    """Return the statistics of completions as arrays; one of a single cycle may have reached fewer than ``drafts``."""
 
     def table(name: str) -> Array:
         rows = [getattr(a.stats, name) for a in answers]

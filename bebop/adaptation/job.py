@@ -89,7 +89,7 @@ class Adaptation:
         self._load(path)
 
     def run(self) -> Results:
-        """All phases that are left."""
+        """Run all phases that are left."""
         began = time.perf_counter()
         rows, held_out = self._sequences()
         self._clock("sequences", began)
@@ -112,14 +112,15 @@ class Adaptation:
         return results
 
     def written(self) -> dict[str, Path]:
-        """What a finished run leaves for its user."""
+        """Return what a finished run leaves for its user."""
         out = Path(self.config.out or self.folder / "model")
         return {"checkpoint": out, "report": self.folder / "report.html"}
 
     # ---- sequences
 
     def _sequences(self) -> tuple[list[TokenRow], list[Prompt]]:
-        """Text to train on, and the prompts that are held out. Sampled text is kept, for a resume and for others."""
+        """Return the text to train on, and the prompts that are held out. Sampled text is kept, for a resume and for
+        others."""
         if self.config.data.source == "file":
             return self.read or self._split_file(from_file(self.config.data, self.policy))
         label, decoding = self._label("sample"), drafting(self.policy)
@@ -133,7 +134,7 @@ class Adaptation:
         return rows, held_out
 
     def _split_file(self, rows: list[TokenRow]) -> tuple[list[TokenRow], list[Prompt]]:
-        """The last prompts of a file are held out: the model itself answers them."""
+        """Hold the last prompts of a file out: the model itself answers them."""
         training, held_out = split_rows(self.config, rows)
         room = self.config.data.max_length - self.config.data.sampling.max_new_tokens
         tasks = {row.prompt: row.task for row in held_out if len(row.prompt) <= room}
@@ -149,7 +150,8 @@ class Adaptation:
     # ---- measuring
 
     def _first_look(self, held_out: Sequence[Prompt]) -> tuple[Snapshot, list[TokenRow]]:
-        """The head as it came; and the answers to the held-out prompts, the text that every head is probed on."""
+        """Measure the head as it came; return that and the answers to the held-out prompts, which every head is probed
+        on."""
         began = time.perf_counter()
         data, decoding = self.config.data, drafting(self.policy, draft_tokens=self.config.evaluation.draft_tokens)
         label = self._label("held out")
@@ -208,18 +210,18 @@ class Adaptation:
         self._clock("train", began)
 
     def _states(self, rows: Sequence[TokenRow]) -> list[Tensor] | None:
-        """The backbone's states of the training text, if they will be used more than once and fit."""
+        """Return the backbone's states of the training text, if they will be used more than once and fit."""
         used = self.config.train.steps * self.config.train.rows_per_step
         fits = size_of_states(self.policy, rows) <= self.config.train.cache_mb << 20
         return backbone_states(self.policy, rows) if fits and used > len(rows) and self.ranks.world == 1 else None
 
     def _objective(self, step: int) -> str:
-        """The warm-up objective first, then the one that was asked for."""
+        """Return the warm-up objective first, then the one that was asked for."""
         train = self.config.train
         return train.warm_objective if step < train.warm(self.fresh) else self.config.head.objective
 
     def _progress(self, text: Sequence[TokenRow]) -> dict[str, float]:
-        """Numbers of the held-out text on the way, small enough to be taken often."""
+        """Return numbers of the held-out text on the way, small enough to be taken often."""
         self._sync()
         probed = probe(self.policy, text[:64], self.config.evaluation.draft_tokens, self.sampling)
         lengths = {

@@ -96,7 +96,7 @@ def unrolled(
     states: Sequence[Tensor] | None = None,
     every: int = 1,
 ) -> Iterator[Unrolled]:
-    """What ``probe`` takes its numbers from, ``batch`` rows at a time, for whoever asks for other numbers."""
+    """Yield what ``probe`` takes its numbers from, ``batch`` rows at a time, for whoever asks for other numbers."""
     assert policy.mtp is not None
     for start in range(0, len(rows), batch):
         some = rows[start : start + batch]
@@ -118,7 +118,7 @@ def unrolled(
 
 
 def _numbers(steps: Steps, depth: int, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the anchors with a step: NUMBERS [n, depth, len], and both estimates of the accept length [n]."""
+    """Return of the anchors with a step NUMBERS [n, depth, len] and both estimates of the accept length [n]."""
     mask, tokens = steps.mask[chosen], steps.tokens[chosen]  # [n, K]
     stats, log_ratio, hit = _pairs(steps.draft[chosen][mask], steps.target[chosen][mask], tokens[mask], steps)
     shape = (*mask.shape[:1], depth)
@@ -134,7 +134,8 @@ def _numbers(steps: Steps, depth: int, chosen: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def _pairs(draft: Tensor, target: Tensor, tokens: Tensor, steps: Steps) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Of m steps: NUMBERS, log q(y) - log p(y) of the text's token y, and whether y is the head's first choice."""
+    """Return of m steps NUMBERS, log q(y) - log p(y) of the text's token y, and whether y is the head's first
+    choice."""
     numbers: dict[str, list[Tensor]] = {name: [] for name in NUMBERS}
     log_ratio, hit = [], []
     for q_rows, p_rows, y in zip(draft.split(CHUNK), target.split(CHUNK), tokens.split(CHUNK), strict=True):
@@ -149,6 +150,6 @@ def _pairs(draft: Tensor, target: Tensor, tokens: Tensor, steps: Steps) -> tuple
 
 
 def _logits(hidden: Tensor, steps: Steps) -> Tensor:
-    """Logits [m, V] of the distribution that rollouts sample with, which truncate draft and target alike."""
+    """Return logits [m, V] of the distribution that rollouts sample with, which truncate draft and target alike."""
     sampling = steps.sampling
     return truncate_(hidden @ steps.weight.T / sampling.temperature, 1.0, sampling.target_top_p, sampling.target_top_k)

@@ -20,7 +20,7 @@ class Ranks:
     world: int
 
     def union(self, part: dict[int, T]) -> dict[int, T]:
-        """The parts of all ranks in one mapping, on every rank."""
+        """Return the parts of all ranks in one mapping, on every rank."""
         if self.world == 1:
             return part
         parts: list[dict[int, T]] = [{}] * self.world
@@ -28,7 +28,7 @@ class Ranks:
         return {key: value for one in parts for key, value in one.items()}
 
     def any(self, mine: bool) -> bool:
-        """Whether it holds on one rank or more, on every rank."""
+        """Return whether it holds on one rank or more, on every rank."""
         return any(self.union({self.rank: mine}).values())
 
     def wait(self) -> None:

@@ -31,7 +31,7 @@ class Results:
     seconds: dict[str, float]  # phase -> duration
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: every interval as value, low, high."""
+        """Return plain data for JSON: every interval as value, low, high."""
         snapshots = {"before": self.before, "after": self.after}
         systems = {
             name: {
@@ -68,11 +68,11 @@ class Results:
 
     @property
     def prompts(self) -> int:
-        """How many prompts acceptance was measured on."""
+        """Return how many prompts acceptance was measured on."""
         return len(self.after.decoded["bebop"].tasks)
 
     def held_out(self) -> str:
-        """What acceptance was measured on, in words."""
+        """Return what acceptance was measured on, in words."""
         if not self.repeated:
             return f"{self.prompts} held-out prompts"
         return (
@@ -80,7 +80,7 @@ class Results:
         )
 
     def change(self, system: str, name: str) -> Interval:
-        """How much a number of ``Measured.ratio_of`` rose, on the same prompts."""
+        """Return how much a number of ``Measured.ratio_of`` rose, on the same prompts."""
         return change(self.after.decoded[system], self.before.decoded[system], name)
 
 

@@ -108,7 +108,7 @@ def attention(
     scaling: float,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """The function registered with transformers; refuses what a context would silently get wrong."""
+    """Attend as transformers asks, in a context; refuse what a context would silently get wrong."""
     refuse_call(module, attention_mask, settings)
     return context.attend(module.layer_idx, query, key, value, scaling), None  # type: ignore[arg-type]
 
@@ -228,7 +228,8 @@ class Span:
     def of(
         cls, first: int, starts: Sequence[int], lengths: Sequence[int], width: int, room: int, device: torch.device
     ) -> Self:
-        """Of ``lengths`` tokens each, after ``starts`` entries that are there already, padded to ``width``.
+        """Return the span of ``lengths`` tokens each, after ``starts`` entries that are there already, padded to
+        ``width``.
 
         ``room``: entries of a slot, of which no context takes the last. That is where padding goes that would lie
         beyond it; elsewhere padding lies behind its own row, where nothing looks before it is overwritten.
@@ -271,7 +272,8 @@ class SlotContext:
 
     @classmethod
     def for_model(cls, config: PreTrainedConfig, slots: int, length: int, like: Tensor, layers: int = 0) -> Self:
-        """A cache for a model with these settings, of the type and device of ``like``; ``layers`` 0: all of them."""
+        """Return a cache for a model with these settings, of the type and device of ``like``; ``layers`` 0: all of
+        them."""
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return cls(layers or config.num_hidden_layers, slots, length, kv_heads, head_dim, like)
@@ -318,7 +320,8 @@ class SlotContext:
         return out.unflatten(2, (group, width)).permute(0, 3, 1, 2, 4).reshape(batch, width, heads, size)
 
     def _looked_at(self, batch: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Of each layer, keys and values [B,Hkv,C,D] to write into, without gradients, and those [B,Hkv,P,D] to see."""
+        """Return by layer keys and values [B,Hkv,C,D] to write into, without gradients, and those [B,Hkv,P,D] to
+        see."""
         size = (self.first_slot, batch, self.bias.shape[-1])
         if self._views[0] != size:
             rows, used = slice(size[0], size[0] + batch), slice(size[2])
@@ -327,7 +330,7 @@ class SlotContext:
         return self._views[1]
 
     def _bias_of(self, group: int) -> Tensor:
-        """The bias [B,1,group*n,P] where ``group`` query heads are rows of one."""
+        """Return the bias [B,1,group*n,P] where ``group`` query heads are rows of one."""
         if self._rows[0] is not self.bias or self._rows[1] != group:
             self._rows = (self.bias, group, self.bias.expand(-1, 1, group, -1, -1).flatten(2, 3))
         return self._rows[2]
@@ -338,7 +341,7 @@ class SlotContext:
         return keys.scatter_(2, self.index, key), values.scatter_(2, self.index, value)
 
     def held(self, layer: int, batch: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [B,Hkv,C,D] that the rows of a pass hold in a layer, as views."""
+        """Return keys and values [B,Hkv,C,D] that the rows of a pass hold in a layer, as views."""
         rows = slice(self.first_slot, self.first_slot + batch)
         return self.keys[layer - self.first_layer, rows], self.values[layer - self.first_layer, rows]
 
@@ -373,7 +376,7 @@ class SlotContext:
             store[:, first:end, :, :length] = store[:, source : source + 1, :, :length].clone()
 
     def taken(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        """A copy of the first ``length`` entries of a slot: keys and values [layers, Hkv, length, D]."""
+        """Return a copy of the first ``length`` entries of a slot: keys and values [layers, Hkv, length, D]."""
         return self.keys[:, slot, :, :length].clone(), self.values[:, slot, :, :length].clone()
 
     def give(self, slot: int, held: tuple[Tensor, Tensor], length: int) -> None:

@@ -25,7 +25,7 @@ LARGE_MATRIX = 2**19  # ... and weights, even where each is used once: then read
 
 
 def stop_token_ids(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Every token that ends an answer, in order."""
+    """Return every token that ends a completion, in order."""
     ids = generation.eos_token_id if generation is not None else None
     listed = [ids] if isinstance(ids, int) else list(ids or ())
     own = tokenizer.eos_token_id
@@ -58,26 +58,26 @@ class Policy:
         return product(hidden, head.weight, head.bias)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """Token embeddings: [...] -> [..., d]."""
+        """Return token embeddings: [...] -> [..., d]."""
         return self.backbone.get_input_embeddings()(token_ids)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Return the device of the weights."""
         return self.backbone.get_input_embeddings().weight.device
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the language-model head."""
+        """Return how many rows the language-model head has."""
         return int(self.backbone.config.vocab_size)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Every token that ends an answer, by the tokenizer and the generation settings."""
+        """Return every token that ends a completion, by the tokenizer and the generation settings."""
         return stop_token_ids(self.backbone.generation_config, self.tokenizer)
 
     def modules(self) -> list[nn.Module]:
-        """The modules that hold weights: the backbone, then the head if there is one."""
+        """Return the modules that hold weights: the backbone, then the head if there is one."""
         return [self.backbone] if self.mtp is None else [self.backbone, self.mtp]
 
     def weights(self, mtp: bool = False) -> dict[str, Tensor]:
@@ -97,12 +97,12 @@ class Policy:
             own[name].data.copy_(tensor)
 
     def head_fingerprint(self) -> str:
-        """Of the MTP head; empty where there is none."""
+        """Return the fingerprint of the MTP head; empty where there is none."""
         return "" if self.mtp is None else fingerprint(dict(self.mtp.named_parameters()))
 
 
 def head_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The head's among weights that are named as ``Policy.weights`` names them, under the head's own names."""
+    """Return the head's among weights that are named as ``Policy.weights`` names them, under the head's own names."""
     return {name.removeprefix("mtp."): tensor for name, tensor in weights.items() if name.startswith("mtp.")}
 
 
@@ -130,7 +130,7 @@ def tapped(modules: Any, layers: Collection[int]) -> Iterator[dict[int, Tensor]]
 
 
 def onednn_rows(weight: Tensor) -> float:
-    """Rows from which oneDNN is the faster one for ``weight`` [N, K]; infinite where it is not to be had."""
+    """Return the rows from which oneDNN is the faster one for ``weight`` [N, K]; infinite where it is not to be had."""
     if ONEDNN is None or weight.dtype != torch.float32 or weight.device.type != "cpu":
         return math.inf
     return 0 if weight.numel() >= LARGE_MATRIX else math.ceil(LARGE / weight.numel())

@@ -76,14 +76,14 @@ def load_policy(config: ModelConfig, need_head: bool = False, needs: Sequence[st
 
 
 def _identity(folder: Path, config: ModelConfig) -> tuple[object, ...]:
-    """What a check of a loaded model holds for: the files as they are, and how they were loaded."""
+    """Return what a check of a loaded model holds for: the files as they are, and how they were loaded."""
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.json"), *folder.glob("*.bin")])
     stats = [(file.name, stat.st_mtime_ns, stat.st_size) for file in files for stat in [file.stat()]]
     return (folder.resolve(), config.dtype, find_device(config), *stats)
 
 
 def find_device(config: ModelConfig) -> torch.device:
-    """The device that ``model.device`` names; ``auto`` is the first GPU, or the CPU where there is none."""
+    """Return the device that ``model.device`` names; ``auto`` is the first GPU, or the CPU where there is none."""
     gpus = torch.cuda.device_count()
     if config.device == "auto":
         return torch.device("cuda" if gpus else "cpu")
@@ -95,7 +95,8 @@ def find_device(config: ModelConfig) -> torch.device:
 
 
 def load_backbone(config: ModelConfig) -> "PreTrainedModel":
-    """The causal LM of a checkpoint on the CPU. Weights that are missing or do not fit are an error, never random.
+    """Return the causal LM of a checkpoint on the CPU. Weights that are missing or do not fit are an error, never
+    random.
 
     So is what bebop's attention does not have, before any weights are read.
     """
@@ -119,7 +120,7 @@ def load_backbone(config: ModelConfig) -> "PreTrainedModel":
 
 
 def read_config(config: ModelConfig) -> Any:
-    """The Hugging Face configuration of a checkpoint; ``UserError`` for sizes that no model has."""
+    """Return the Hugging Face configuration of a checkpoint; ``UserError`` for sizes that no model has."""
     folder, name = resolve(config.path), f"model.path={config.path!r}"
     with readable(config, "config.json: "):
         check_file(folder, name)
@@ -131,7 +132,7 @@ def read_config(config: ModelConfig) -> Any:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint, without its weights.
+    """Return the tokenizer of a checkpoint, without its weights.
 
     A folder that names a generic class means its tokenizer.json as it stands. AutoTokenizer would put the class of
     the model's family in its place (for ``qwen2`` one with another pre-tokenizer and an added token).
@@ -151,7 +152,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def stop_tokens(config: ModelConfig) -> tuple[int, ...]:
-    """The tokens that end an answer of a checkpoint, without its weights; see ``Policy.eos_token_ids``."""
+    """Return the tokens that end a completion of a checkpoint, without its weights (``Policy.eos_token_ids``)."""
     folder = resolve(config.path)
     settings = read_config(config)
     with readable(config, "generation_config.json: "):
@@ -184,7 +185,7 @@ def readable(config: ModelConfig, what: str = "") -> Iterator[None]:
 
 
 def resolve(path: str) -> Path:
-    """The folder of a built-in name, or the path itself."""
+    """Return the folder of a built-in name, or the path itself."""
     if path == "tiny":
         return Path(__file__).parent / "tiny"
     if path == "smollm2":
@@ -195,12 +196,13 @@ def resolve(path: str) -> Path:
 
 
 def trained_head(folder: Path) -> Path | None:
-    """The head that bebop brings for a model that has none of its own; its weights are named as in ``MTPHead``."""
+    """Return the head that bebop brings for a model that has none of its own; its weights are named as in
+    ``MTPHead``."""
     return HEAD if HEAD.is_file() and folder.resolve() == cached().resolve() else None
 
 
 def mtp_layout(folder: Path, layers: int) -> str | None:
-    """The layout of the MTP weights in a folder whose backbone has ``layers`` layers; None if it has none.
+    """Return the layout of the MTP weights in a folder whose backbone has ``layers`` layers; None if it has none.
 
     ``UserError`` for weights of further layers that are no MTP layers.
     """
@@ -249,7 +251,7 @@ def refuse_own_head(config: ModelConfig, engine: str) -> None:
 
 
 def load_mtp(folder: Path, backbone: "PreTrainedModel", fresh: bool) -> tuple[str, MTPHead | None]:
-    """The MTP head found in a folder and the name of its layout; a fresh one if asked for and none is there."""
+    """Return the MTP head found in a folder and the name of its layout; a fresh one if asked for and none is there."""
     layers = backbone.config.num_hidden_layers
     name = mtp_layout(folder, layers)
     if name is not None:
@@ -280,7 +282,7 @@ def load_mtp(folder: Path, backbone: "PreTrainedModel", fresh: bool) -> tuple[st
 
 
 def _names(folder: Path) -> list[str]:
-    """The names of all tensors in the folder's safetensors files."""
+    """Return the names of all tensors in the folder's safetensors files."""
     try:
         return [name for name, _ in header(folder)]
     except SafetensorError as error:
@@ -288,7 +290,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _tensors(folder: Path, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in the folder's safetensors files whose name starts with ``prefix``."""
+    """Yield every tensor in the folder's safetensors files whose name starts with ``prefix``."""
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt") as opened:
@@ -300,7 +302,7 @@ def _tensors(folder: Path, prefix: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _types(folder: Path, backbone: "PreTrainedModel") -> dict[str, torch.dtype]:
-    """The types that a checkpoint of a loaded model has, by the names on disk.
+    """Return the types that a checkpoint of a loaded model has, by the names on disk.
 
     Each as it came where the model was loaded in the main type of the folder: most mixtures in bfloat16 hold their
     router's bias in float32. Else as transformers holds it, which keeps such a bias in float32 as well.
@@ -313,7 +315,8 @@ def _types(folder: Path, backbone: "PreTrainedModel") -> dict[str, torch.dtype]:
 
 
 def _named_as_stored(backbone: "PreTrainedModel", weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Weights and persistent buffers under the names, and in the pieces, of the checkpoint that the model came from.
+    """Return weights and persistent buffers under the names, and in the pieces, of the checkpoint that the model came
+    from.
 
     Transformers renames weights of some families as it reads them, and stacks experts: its own tables are read
     backwards. A weight that two modules share is there once. ``weights``: in place of the model's own.

@@ -73,7 +73,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def to_layout(head: dict[str, Tensor], layout: Layout, layers: int, stored: Collection[str] = ()) -> dict[str, Tensor]:
-    """Weights of an ``MTPHead`` under the names (and in the column order) of a layout.
+    """Return the weights of an ``MTPHead`` under the names (and in the column order) of a layout.
 
     Experts are one by one, but for names in ``stored``: those of the checkpoint that the head came from.
     """
@@ -97,7 +97,7 @@ def _renamed(head: dict[str, Tensor], layout: Layout, layers: int) -> dict[str, 
 
 
 def from_layout(given: dict[str, Tensor], layout: Layout, layers: int, wanted: list[str]) -> dict[str, Tensor]:
-    """The inverse of ``to_layout`` for the names in ``wanted``; a missing weight raises ``UserError``."""
+    """Return the inverse of ``to_layout`` for the names in ``wanted``; a missing weight raises ``UserError``."""
     names = _renamed({name: torch.empty(2, 2) for name in wanted}, layout, layers)
     given, head = join_experts(given), {}
     for own, theirs in zip(wanted, names, strict=True):
@@ -134,7 +134,7 @@ def split_experts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def join_experts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of ``split_experts``."""
+    """Return the inverse of ``split_experts``."""
     out: dict[str, Tensor] = {}
     single: dict[tuple[str, str], dict[int, Tensor]] = defaultdict(dict)
     for name, tensor in state.items():

@@ -54,7 +54,7 @@ def lean_hidden(policy: Policy, length: int) -> Callable[[Tensor, Tensor, Attent
 
 
 def lean_head(head: MTPHead, length: int) -> Callable[[Tensor, Tensor, Tensor, AttentionContext], Tensor]:
-    """An MTP head for decoding, at position ids below ``length``; called as the module is."""
+    """Return an MTP head for decoding, at position ids below ``length``; called as the module is."""
     return LeanHead(head, length) if _known(head.layer) else head
 
 
@@ -150,12 +150,13 @@ class LeanLayer:
         self.gated = type(mlp.act_fn).__name__ in SILU
 
     def replaced(self) -> bool:
-        """Whether the module's matrices are others than those that were joined: after a move, or another type."""
+        """Return whether the module's matrices are others than those that were joined: after a move, or another
+        type."""
         return bool(self.module.self_attn.q_proj.weight.data_ptr() != self.qkv.weight.data_ptr())
 
     def hooked(self) -> bool:
-        """Whether somebody wants the module's own arguments. Hooks that see what comes out are called from here: who
-        reads states between layers does not change their rounding."""
+        """Return whether somebody wants the module's own arguments. Hooks that see what comes out are called from here:
+        who reads states between layers does not change their rounding."""
         return bool(self.module._forward_pre_hooks or self.module._forward_hooks_with_kwargs)
 
     def __call__(
@@ -250,7 +251,7 @@ class RotaryTable:
             self.both = torch.stack([cos, torch.cat([-sin[:, :half], sin[:, half:]], -1)], 1)  # [length,2,D]
 
     def at(self, positions: Tensor, context: AttentionContext) -> Rotary:
-        """Of position ids [B,n]; [N,1,D] where a pass of ``context`` has rows end to end."""
+        """Return cosines and sines of position ids [B,n]; [N,1,D] where a pass of ``context`` has rows end to end."""
         if is_end_to_end(context):
             positions = positions[0]
         cos, sin = self.both[positions].unbind(-2)
@@ -258,7 +259,7 @@ class RotaryTable:
 
 
 def is_end_to_end(context: AttentionContext) -> bool:
-    """Whether a pass has its rows end to end, and not side by side."""
+    """Return whether a pass has its rows end to end, and not side by side."""
     return isinstance(context, SlotContext) and context.ragged is not None
 
 
@@ -269,7 +270,8 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
 
 
 def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Weights [N,K] and biases [N] of linear layers with one input as those of one, of which theirs become views."""
+    """Return the weights [N,K] and biases [N] of linear layers with one input as those of one, of which theirs become
+    views."""
     biases = [layer.bias for layer in layers if layer.bias is not None]
     assert len(biases) in (0, len(layers)), "all have a bias, or none"
     return _join([layer.weight for layer in layers]), _join(biases) if biases else None
@@ -290,7 +292,8 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
 
 
 def layer_triton() -> ModuleType:
-    """The kernels of a CUDA device, for states that are ``compiled``; a machine without one may have no Triton."""
+    """Return the kernels of a CUDA device, for states that are ``compiled``; a machine without one may have no
+    Triton."""
     return import_module("bebop.kernels.layer_triton")
 
 

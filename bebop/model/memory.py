@@ -23,7 +23,7 @@ ADAM = 16  # bytes a parameter in training: weight, gradient and two moments, al
 
 
 def parameters(files: Iterable[Path]) -> int:
-    """Numbers in weight files (*.safetensors), by their headers."""
+    """Return numbers in weight files (*.safetensors), by their headers."""
     count = 0
     for file in files:
         with safe_open(file, framework="pt") as tensors:
@@ -32,7 +32,7 @@ def parameters(files: Iterable[Path]) -> int:
 
 
 def bytes_per_token(settings: Any, dtype: torch.dtype) -> int:
-    """Of the keys and values of all layers."""
+    """Return the bytes of a token's keys and values in all layers."""
     text = settings.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -40,7 +40,8 @@ def bytes_per_token(settings: Any, dtype: torch.dtype) -> int:
 
 
 def micro_batch(settings: Any, dtype: torch.dtype, device: torch.device, ranks: int, most: int) -> int:
-    """Tokens of a micro-batch whose activations fit into ``MICRO_BATCH_SHARE`` of the device's memory, up to ``most``.
+    """Return the tokens of a micro-batch whose activations fit into ``MICRO_BATCH_SHARE`` of the device's memory, up to
+    ``most``.
 
     ``ranks``: of the trainer, which share the memory where they run on the CPU. The whole memory counts, not what is
     free: the same machine has to pack the same batch in the same way again.
@@ -50,7 +51,7 @@ def micro_batch(settings: Any, dtype: torch.dtype, device: torch.device, ranks: 
 
 
 def activation_bytes(settings: Any, dtype: torch.dtype) -> int:
-    """Bytes that a token of a micro-batch leaves for the backward pass, about: no layer is computed twice.
+    """Return the bytes that a token of a micro-batch leaves for the backward pass, about: no layer is computed twice.
 
     A layer keeps some twelve vectors of the model's width (norms, queries, keys, values, residuals) and four of the
     MLP's. In bfloat16 half of them are of float32 all the same. SmolLM2 in float32: 1.56 MB.
@@ -64,7 +65,8 @@ def activation_bytes(settings: Any, dtype: torch.dtype) -> int:
 
 
 def memory_of(device: torch.device) -> int:
-    """All memory of a device, used or not, in bytes; of the CPU, what this process's control group may use of it."""
+    """Return all memory of a device, used or not, in bytes; of the CPU, what this process's control group may use of
+    it."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -74,7 +76,7 @@ def memory_of(device: torch.device) -> int:
 
 
 def job_memory(config: JobConfig, settings: Any, count: int, device: torch.device, embedded: bool) -> str:
-    """What a job takes, in a line; a warning in it where the device has less. ``count``: parameters of the model.
+    """Say what a job takes, in a line; a warning in it where the device has less. ``count``: parameters of the model.
 
     SmolLM2 on a CPU by ``model=smollm2``: 7.9 and 4.0 GB here; measured were 9.7 and 4.8 GB at their highest.
     ``embedded``: whether decoding is of this package; SGLang and vLLM say themselves what they take.

@@ -44,11 +44,11 @@ class MTPHead(nn.Module):
 
     @property
     def rotary(self) -> nn.Module:
-        """The backbone's rotary embeddings."""
+        """Return the backbone's rotary embeddings."""
         return self._rotary[0]
 
     def forward(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """One step for n anchors: embeddings of tokens t+1 and hidden states of t, both [B,n,d] -> hidden [B,n,d].
+        """Take one step for n anchors: embeddings of tokens t+1 and hidden states of t, both [B,n,d] -> hidden [B,n,d].
 
         ``positions`` [B,n] is t for step 1 and grows by one with each recursive step. The result is normed: the
         language-model head takes it as it is, and so does the next recursive step.
@@ -92,7 +92,7 @@ def chain(
 
 
 def at(values: Tensor, positions: Tensor) -> Tensor:
-    """Entries of [B,T,d] at positions [B,A] -> [B,A,d]."""
+    """Return the entries of [B,T,d] at positions [B,A] -> [B,A,d]."""
     return values.gather(1, positions[..., None].expand(-1, -1, values.shape[-1]))
 
 

@@ -64,7 +64,7 @@ def check_parity(policy: Policy, path: str) -> None:
 
 
 def _difference(policy: Policy, seed: int) -> str | None:
-    """Where the logits of random text differ, and by how much; None where rounding explains it."""
+    """Say where the logits of random text differ, and by how much; None where rounding explains it."""
     ways = {"packed rows": packed, "padded rows": padded, "the engine's slots": stepwise}
     near, far, positions = _texts(policy, seed)
     truth = [_stock(policy, near), _stock(policy, far, positions)]
@@ -85,7 +85,7 @@ def _difference(policy: Policy, seed: int) -> str | None:
 
 
 def packed(policy: Policy, near: Tensor, far: Tensor, positions: Tensor, truth: Sequence[Tensor]) -> float:
-    """Error of rows end to end; the last lies at far positions, which must not change the others."""
+    """Return the error of rows end to end; the last lies at far positions, which must not change the others."""
     lengths = torch.tensor([*PACKED, FAR], device=near.device)
     ids = torch.cat([*(row[:n] for row, n in zip(near, PACKED, strict=True)), far[0]])[None]
     places = torch.cat([*(torch.arange(n, device=near.device) for n in PACKED), positions[0]])[None]
@@ -94,12 +94,12 @@ def packed(policy: Policy, near: Tensor, far: Tensor, positions: Tensor, truth: 
 
 
 def padded(policy: Policy, near: Tensor, far: Tensor, positions: Tensor, truth: Sequence[Tensor]) -> float:
-    """Error of rows side by side."""
+    """Return the error of rows side by side."""
     return _error([_ours(policy, near, _from(near, 0), CausalContext())], truth[:1])
 
 
 def stepwise(policy: Policy, near: Tensor, far: Tensor, positions: Tensor, truth: Sequence[Tensor]) -> float:
-    """Error of texts fed to slots: their beginnings, each its own length, then some tokens at a time."""
+    """Return the error of texts fed to slots: their beginnings, each its own length, then some tokens at a time."""
     context = SlotContext.for_model(policy.backbone.config, ROWS, WIDTH, policy.embed(near[:1, 0]))
     width = max(PREFILLED)
     context.place(_from(near[:, :width], 0), width)
@@ -117,7 +117,7 @@ def stepwise(policy: Policy, near: Tensor, far: Tensor, positions: Tensor, truth
 
 
 def _ours(policy: Policy, ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-    """Logits [B, n, V] as the engine and the trainer compute them; every layer has to attend, and once."""
+    """Return logits [B, n, V] as the engine and the trainer compute them; every layer has to attend, and once."""
     calls = LayerCalls(context)
     out = policy.logits(policy.hidden(ids, positions, calls))
     layers = policy.backbone.config.get_text_config().num_hidden_layers
@@ -137,12 +137,12 @@ def _texts(policy: Policy, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _from(ids: Tensor, start: int) -> Tensor:
-    """Positions start, start + 1, ... of ids [B, n]."""
+    """Return the positions start, start + 1, ... of ids [B, n]."""
     return torch.arange(start, start + ids.shape[1], device=ids.device).expand_as(ids)
 
 
 def _error(ours: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """Norm of all differences over the norm of what is wanted."""
+    """Return the norm of all differences over the norm of what is wanted."""
     parts = [(a.float() - b.float(), b.float()) for a, b in zip(ours, wanted, strict=True)]
     difference, whole = (torch.stack([x.norm() for x in side]).norm() for side in zip(*parts, strict=True))
     return float(difference / whole.clamp_min(1e-30))
@@ -152,7 +152,7 @@ def _error(ours: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
 
 
 def _stock(policy: Policy, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-    """Logits [B, n, V] under transformers' eager attention, language-model head and what follows it included."""
+    """Return logits [B, n, V] under transformers' eager attention, language-model head and what follows it included."""
     places = _from(ids, 0) if positions is None else positions
     with stock_attention(policy.backbone):
         out: Tensor = policy.backbone(input_ids=ids, position_ids=places, use_cache=False).logits
@@ -160,7 +160,7 @@ def _stock(policy: Policy, ids: Tensor, positions: Tensor | None = None) -> Tens
 
 
 def _perturbed(policy: Policy, ids: Tensor) -> Tensor:
-    """The same, with the embeddings and every layer's output off by one unit in the last place, up or down."""
+    """Return the same, with the embeddings and every layer's output off by one unit in the last place, up or down."""
     generator = torch.Generator().manual_seed(1)
     unit = torch.finfo(policy.backbone.dtype).eps
 

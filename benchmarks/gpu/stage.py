@@ -33,17 +33,17 @@ class Context:
 
     @property
     def device(self) -> torch.device:
-        """Where everything runs."""
+        """Return the device that everything runs on."""
         return torch.device("cpu" if self.dry else "cuda")
 
     @property
     def left(self) -> float:
-        """Seconds until the stage has to be done."""
+        """Return the seconds until the stage has to be done."""
         return self.seconds - (time.monotonic() - self.began)
 
     @property
     def timer(self) -> Timer:
-        """Of calls; made with the first one, as it takes a gigabyte to flush the caches with."""
+        """Return the timer of calls, made with the first one: it takes a gigabyte to flush the caches with."""
         if self._timer is None:
             self._timer = Timer(str(self.device), repeats=3 if self.dry else 30)
         return self._timer
@@ -94,7 +94,7 @@ class Context:
 
 
 def _line(error: Exception) -> str:
-    """An error in one line, bounded."""
+    """Return an error in one line, bounded."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 

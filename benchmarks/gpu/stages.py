@@ -71,7 +71,7 @@ def card(context: Context) -> None:
 
 
 def _wall(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds on the clock, the best of five."""
+    """Return the seconds on the clock, the best of five."""
     found = []
     for _ in range(6):
         if device.type == "cuda":
@@ -85,7 +85,7 @@ def _wall(call: Callable[[], object], device: torch.device) -> float:
 
 
 def _graph(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """A captured call."""
+    """Return a captured call."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call()
@@ -179,7 +179,7 @@ BLOCKS = (2048, 4096, 8192, 16_384)
 
 
 def _launched(draft: Tensor, target: Tensor, block: int) -> object:
-    """The kernel with tiles of another width."""
+    """Return the kernel with tiles of another width."""
     from bebop.kernels.row_losses_triton import launch  # Triton is not everywhere
 
     return launch(draft, target, "tv", 1.0, None, 3.0, True, splits=1, block=block)

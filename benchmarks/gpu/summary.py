@@ -9,7 +9,7 @@ Row = dict[str, Any]
 
 
 def summary(folder: Path, where: Mapping[str, object], outcomes: Mapping[str, str]) -> str:
-    """The page, from the files of the stages that there are."""
+    """Return the page, from the files of the stages that there are."""
     files = {file.stem.partition("_")[2]: json.loads(file.read_text()) for file in sorted(folder.glob("?_*.json"))}
     stages: dict[str, list[Row]] = {name: content["rows"] for name, content in files.items()}
     place = next(iter(files.values()))["place"] if files else {}
@@ -36,7 +36,7 @@ def summary(folder: Path, where: Mapping[str, object], outcomes: Mapping[str, st
 
 
 def value(rows: list[Row], what: str, **about: object) -> float | None:
-    """The value of the first row of this kind."""
+    """Return the value of the first row of this kind."""
     return next(
         (row["value"] for row in rows if row["what"] == what and all(row.get(k) == v for k, v in about.items())), None
     )

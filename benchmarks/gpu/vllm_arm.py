@@ -44,13 +44,13 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """As it is chosen by."""
+        """Return the name that it is chosen by."""
         kind = "check" if self.check else f"{self.system}{self.drafts or ''}"
         return "-".join([self.model, self.runner, kind, *(["triton"] if self.attention == "TRITON_ATTN" else [])])
 
 
 def plan(device: str) -> list[Arm]:
-    """The arms in their order: first whether it is right, then what decides most. 240 s hold about ten."""
+    """Return the arms in their order: first whether it is right, then what decides most. 240 s hold about ten."""
     qwen, smol = (partial(Arm, model=name) for name in ("Qwen3-1.7B", "SmolLM2-135M"))
     bebop3: dict[str, Any] = {"system": "bebop", "drafts": 3}
     bebop1, greedy3 = {**bebop3, "drafts": 1}, {**bebop3, "system": "target_only"}
@@ -141,7 +141,8 @@ def engine_arguments(arm: Arm, device: str, batches: Sequence[int]) -> dict[str,
 
 
 def capture_sizes(batches: Sequence[int], drafts: int) -> list[int]:
-    """Tokens of the steps that get a CUDA graph: a token a row of the MTP layer, ``drafts`` + 1 of the target."""
+    """Return the tokens of the steps that get a CUDA graph: a token a row of the MTP layer, ``drafts`` + 1 of the
+    target."""
     return sorted({rows * tokens for rows in batches for tokens in (1, drafts + 1)})
 
 
@@ -194,7 +195,7 @@ def decode(engine: Any, arm: Arm, batch: int, cycles: int, **sampling: Any) -> t
 
 
 def cycle(steps: Sequence[Step], batch: int) -> dict[str, Any]:
-    """Of the cycles in which all rows decode, after the first ones: milliseconds, and what a row gets in one.
+    """Return milliseconds of a cycle in which all rows decode, after the first ones, and what a row gets in one.
 
     ``ValueError`` where there are fewer than two.
     """

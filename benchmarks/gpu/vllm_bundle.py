@@ -181,7 +181,7 @@ class FatBinary(NamedTuple):
 
 
 def slim(binary: bytes, arch: int) -> bytes:
-    """The same extension with machine code for one GPU, and without symbols for debuggers.
+    """Return the same extension with machine code for one GPU, and without symbols for debuggers.
 
     Nothing moves: what goes becomes zeros, so that no address in the file has to change. A fat binary without machine
     code for ``arch`` gets the smallest entry of another GPU: its kernels could not be had before either, and one
@@ -215,7 +215,7 @@ def sections(binary: bytes) -> dict[str, tuple[int, int]]:
 
 
 def fat_binaries(binary: bytes, offset: int, size: int) -> Iterator[FatBinary]:
-    """Those of a section that begins at ``offset``."""
+    """Yield the fat binaries of a section that begins at ``offset``."""
     at = offset
     while at + HEADER.size <= offset + size:
         magic, _, header, length = HEADER.unpack_from(binary, at)

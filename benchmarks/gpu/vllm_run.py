@@ -134,14 +134,14 @@ def import_all(device: str) -> str:
 
 
 def room() -> Path | None:
-    """Where models go: memory, if it holds both (5 GB), else the folder for temporary files."""
+    """Return where models go: memory, if it holds both (5 GB), else the folder for temporary files."""
     memory = Path("/dev/shm")
     space = os.statvfs(memory) if memory.is_dir() else None
     return memory if space is not None and space.f_bavail * space.f_frsize > 8 << 30 else None
 
 
 def content_of(file: Path) -> dict[str, Any]:
-    """What the arms have written; nothing where there is no file, or one that was cut off with its arm."""
+    """Return what the arms have written; nothing where there is no file, or one that was cut off with its arm."""
     try:
         content: dict[str, Any] = json.loads(file.read_text())
     except (FileNotFoundError, json.JSONDecodeError):

@@ -82,7 +82,7 @@ def make_tokenizer(texts: Iterator[str], vocab_size: int = 512) -> PreTrainedTok
 
 
 def slip(value: int, rng: random.Random) -> int:
-    """A wrong result near ``value``: off by one, by two, by ten, or with its sign lost."""
+    """Return a wrong result near ``value``: off by one, by two, by ten, or with its sign lost."""
     off = rng.choice((1, -1, 1, -1, 2, -2, 10, -10))
     return -value if value and rng.random() < 0.15 else value + off
 

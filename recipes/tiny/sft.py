@@ -20,7 +20,7 @@ IGNORE = -100
 
 
 def encode(example: Example, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], int]:
-    """Token ids of prompt + solution + end, and the length of the prompt."""
+    """Return token ids of prompt + solution + end, and the length of the prompt."""
     messages = [{"role": "user", "content": example.question}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)

@@ -16,7 +16,7 @@ from bebop.config import DecodingConfig, TaskConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request, nothing
 from bebop.rollout.served_engine import appended
-from bebop.rollout.sglang.outputs import part
+from bebop.rollout.sglang.outputs import output_chunk
 from bebop.rollout.text import AnswerText, completed_at
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.procedural import ProceduralItems
@@ -81,7 +81,7 @@ def served(said: str) -> Completion:
     for piece, reason in ((ids[:2], "abort"), (ids[2:], "stop")):
         meta: dict[str, Any] = {"finish_reason": {"type": reason}, "weight_version": "0"}
         meta["output_token_logprobs"] = [[-1.0, token, None] for token in piece]
-        decoded = part({"output_ids": piece, "meta_info": meta}, SAMPLING, 0)
+        decoded = output_chunk({"output_ids": piece, "meta_info": meta}, SAMPLING, 0)
         answer = appended(answer, decoded, SAMPLING, AnswerText(TOKENIZER), recomputed=False)
     assert answer.token_ids.tolist() == ids
     return answer

@@ -1,4 +1,4 @@
-"""One rank of ``test_head_sharding``, run as a process: ``python -m tests.trainer.one_head_rank RANK WORLD FOLDER``.
+"""One rank of ``test_sharding``, run as a process: ``python -m tests.trainer.one_head_rank RANK WORLD FOLDER``.
 
 Two updates of a head, a checkpoint, one more update; then another head goes on from the checkpoint.
 """

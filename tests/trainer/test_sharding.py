@@ -1,4 +1,4 @@
-"""Two ranks over gloo (FSDP2) learn what one rank learns."""
+"""Two ranks over gloo (FSDP2) learn what one rank learns: the policy with its head, and a head by itself."""
 
 import os
 import subprocess
@@ -15,7 +15,11 @@ from bebop.model.checkpoint import save_policy
 from bebop.trainer.checkpoint import load
 from bebop.trainer.policy import PolicyTrainer
 from tests.trainer.builders import batch, job, policy, weights_of
+from tests.trainer.one_head_rank import train as train_head
 from tests.trainer.one_rank import steady, train
+from tests.trainer.test_heads import distance as apart
+from tests.trainer.test_heads import rows
+from tests.trainer.test_heads import trainer as head_trainer
 
 pytestmark = pytest.mark.slow  # two processes, and one beside them
 ROOT = Path(__file__).parents[2]
@@ -28,21 +32,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module")
-def two(folder: Path) -> list[dict[str, Any]]:
+def processes(module: str, folder: Path) -> list[dict[str, Any]]:
     """What each of two rank processes has to show."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    arguments = [sys.executable, "-m", "tests.trainer.one_rank"]
-    ranks = [
-        subprocess.Popen(
-            [*arguments, str(rank), "2", str(folder)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
+    commands = [[sys.executable, "-m", module, str(rank), "2", str(folder)] for rank in range(2)]
+    ranks = [subprocess.Popen(one, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) for one in commands]
     for rank in ranks:
         _, errors = rank.communicate(timeout=240)
         assert rank.returncode == 0, errors[-4000:]
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> list[dict[str, Any]]:
+    return processes("tests.trainer.one_rank", folder)
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +129,42 @@ def test_a_checkpoint_of_two_ranks_is_one_for_one_rank(folder: Path, two: list[d
     trainer.update(batch(seed=3))
     wanted = {name: t for name, t in two[0]["third"].items() if not name.startswith("mtp.")}
     assert distance(trainer.weights(), wanted) < 1e-5
+
+
+# ---- a head by itself
+
+
+@pytest.fixture(scope="module")
+def two_heads(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return processes("tests.trainer.one_head_rank", tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def one_head() -> dict[str, Any]:
+    return train_head(0, 1)
+
+
+def test_a_head_s_weights_and_numbers_are_those_of_one_rank(
+    two_heads: list[dict[str, Any]], one_head: dict[str, Any]
+) -> None:
+    start = head_trainer().weights()
+    assert apart(one_head["state"]["weights"], start) > 5e-3, "updates move the weights by far more than the tolerance"
+    for rank in two_heads:
+        assert apart(rank["state"]["weights"], one_head["state"]["weights"]) < 1e-5
+        for ours, wanted in zip(rank["numbers"], one_head["numbers"], strict=True):
+            assert ours == pytest.approx(wanted, abs=2e-5)
+
+
+def test_a_head_resumes_as_if_nothing_had_been(two_heads: list[dict[str, Any]], one_head: dict[str, Any]) -> None:
+    for rank in two_heads:
+        assert apart(rank["resumed"], rank["last"]) == 0
+        assert apart(rank["last"], one_head["last"]) < 1e-5
+
+
+def test_a_head_s_checkpoint_of_two_ranks_is_one_for_one_rank(
+    two_heads: list[dict[str, Any]], one_head: dict[str, Any]
+) -> None:
+    training = head_trainer(lr_warmup_steps=0, max_tokens=100)
+    training.load_state_dict(two_heads[0]["state"])
+    training.update(rows(3))
+    assert apart(training.weights(), one_head["last"]) < 1e-5
