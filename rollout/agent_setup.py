@@ -1,4 +1,4 @@
-"""An agent loop from a job's settings, and what can be wrong with them: found before anything is started."""
+"""The agent loop of a job, and checks of its settings before anything starts."""
 
 import asyncio
 import dataclasses
@@ -16,9 +16,9 @@ from bebop.trajectory import Prompt, same_beginning
 
 
 def make_episodes(task: TaskConfig, output: Path | None = None) -> Episodes:
-    """Where the environments of a task come from; ``UserError`` if there is none such, or its limits clash.
+    """Return the episodes of a task's environment; ``UserError`` if there is no such one, or its limits clash.
 
-    ``output``: the file for what those with processes of their own print; None: they print as this process does.
+    ``output``: the file for what environments in processes print; None: they print where this process does.
     """
     limits, kind = task.environment, find_kind(task.name)
     check_command(kind, task.args, limits.step_seconds)
@@ -40,12 +40,12 @@ def make_agent_loop(
     eos: tuple[int, ...],
     output: Path | None = None,
 ) -> AgentLoop:
-    """Of a task that is an environment; ``UserError`` if the model's chat template cannot have turns."""
+    """Return the loop of a task that is an environment; ``UserError`` if the chat template cannot have turns."""
     return AgentLoop(thread, task, max_length, make_delta(model, task, eos), make_episodes(task, output))
 
 
 def make_delta(model: ModelConfig, task: TaskConfig, eos: tuple[int, ...]) -> ChatDelta | GivenTokens:
-    """What makes tokens of messages, or looks at those of an environment that does so itself; ``UserError``."""
+    """Return what turns messages into tokens, or checks the tokens of an environment with its own; ``UserError``."""
     tokenizer = load_tokenizer(model)
     return GivenTokens(len(tokenizer)) if find_kind(task.name).tokens else ChatDelta.checked(tokenizer, eos)
 
@@ -53,7 +53,7 @@ def make_delta(model: ModelConfig, task: TaskConfig, eos: tuple[int, ...]) -> Ch
 def check_environment(
     model: ModelConfig, task: TaskConfig, max_length: int, prompt: Prompt, setting: str = "rollout.max_length"
 ) -> None:
-    """``UserError`` unless the template can have turns and the environment begins, and twice in the same way.
+    """Raise ``UserError`` unless the template can have turns and the environment begins twice in the same way.
 
     ``setting`` is what ``max_length`` is called.
     """

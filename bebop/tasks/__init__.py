@@ -1,1 +1,1 @@
-"""Tasks: prompts and rewards."""
+"""Tasks: prompts, rewards and environments."""

@@ -1,18 +1,18 @@
-"""What a chat template adds between two answers, as token ids: history is never rendered or tokenised again.
+"""The token ids that a chat template adds between two completions: history is never rendered or tokenised again.
 
-A trajectory is append-only ids. The first prompt is rendered once. After that only the *delta* is: what the template
-puts from right after the stop token that the policy sampled to where its next answer begins. That is exact only if the
-template treats a conversation as something that grows, which ``ChatDelta.checked`` finds out before a job starts, by
-rendering conversations of its own. A template is refused if
+A trajectory is append-only ids. The first prompt is rendered once. After that only the *delta* is rendered: what the
+template puts between the stop token that the policy sampled and the start of its next completion. That is exact only if
+the template lets a conversation grow. ``ChatDelta.checked`` finds this out before a job starts, by rendering
+conversations of its own. It refuses a template if
 
-- a longer conversation is not rendered as a continuation of the shorter one (thoughts of earlier answers taken out, the
-  number of messages or the last one treated differently);
-- the delta depends on what was answered, or on what came before;
-- an answer does not end with a token that the policy stops at, so that a delta could not begin right after it;
+- a longer conversation is no continuation of the shorter one (it drops thoughts of earlier completions, or treats the
+  number of messages or the last one differently);
+- the delta depends on the completion, or on what came before;
+- a completion does not end with a token at which the policy stops, so that no delta could begin right after it;
 - the delta has other ids when it is tokenised by itself.
 
-Texts from environments cannot forge the markers of a conversation: special tokens in them are broken up by a blank
-(``< eos>``), and the ids are looked at afterwards.
+Texts from environments cannot forge the markers of a conversation: a blank breaks up special tokens in them
+(``< eos>``), and the ids are checked afterwards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ from bebop.tasks.environment import Message
 
 QUESTION = {"role": "user", "content": "first question"}
 PLAIN = "plain answer"
-# Answers whose edges, emptiness or contents a template might look at.
-ANSWERS = (
+# Completions whose edges, emptiness or contents a template might treat differently.
+COMPLETIONS = (
     PLAIN,
     "",
     " blanks around ",
@@ -36,25 +36,24 @@ ANSWERS = (
     '{"name": "call"}',
 )
 CONTENT = "an observation"
-OBSERVED = ("user", "tool")
 SHOWN = 40  # characters of a difference
-MOST_ESCAPES = 1000
+MAX_ESCAPES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ChatDelta:
-    """A template that was found fit; made by ``checked``."""
+    """A template that passed ``checked``, which makes it."""
 
     tokenizer: Any
-    stops: tuple[str, ...]  # texts of the tokens at which an answer ends, the longest first
-    tool: str  # the role that messages of tools are given: user, where the template has none for them
+    stops: tuple[str, ...]  # texts of the tokens at which a completion ends, the longest first
+    tool: str  # the role of messages of tools: user, where the template has none for them
     markers: tuple[str, ...]  # texts of special tokens, the longest first
 
     @classmethod
     def checked(cls, tokenizer: Any, stop_ids: Sequence[int]) -> Self:
-        """The delta of a tokenizer's chat template; ``UserError`` names the first thing that is wrong with it.
+        """Return the delta of a tokenizer's chat template; ``UserError`` names the first thing that is wrong with it.
 
-        ``stop_ids``: tokens at which the policy stops.
+        ``stop_ids``: the tokens at which the policy stops.
         """
         if tokenizer.chat_template is None:
             raise UserError("the model's tokenizer has no chat template: an environment of several turns needs one")
@@ -70,17 +69,17 @@ class ChatDelta:
         return delta
 
     def first(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt of the first turn; ``UserError`` if the template refuses it."""
+        """Return the prompt of the first turn; ``UserError`` if the template refuses it."""
         return self._ids(lambda own: self._render(own, ask=True), messages)
 
     def observation(self, messages: Sequence[Message]) -> list[int]:
-        """Ids from right after the sampled stop token to where the next answer begins."""
+        """Return the ids between the sampled stop token and the start of the next completion."""
         return self._ids(self._between, messages)
 
     # ---- rendering
 
     def _render(self, messages: Sequence[Message], ask: bool) -> str:
-        """A conversation as text; ``ask``: with what an answer is begun by."""
+        """Render a conversation as text; ``ask``: with the prefix of the next completion."""
         try:
             text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=ask)
         except Exception as error:  # a template is code from outside
@@ -91,7 +90,7 @@ class ChatDelta:
         return text
 
     def _between(self, messages: Sequence[Message], history: Sequence[Message] = (QUESTION,)) -> str:
-        """The delta as text, after a plain answer."""
+        """Return the delta as text, after a plain completion."""
         answered = [*history, {"role": "assistant", "content": PLAIN}]
         whole = self._render([*answered, *messages], ask=True)
         prompt = self._render(history, ask=True)
@@ -105,7 +104,7 @@ class ChatDelta:
         return rest[len(stop) :]
 
     def _ids(self, render: Any, messages: Sequence[Message]) -> list[int]:
-        """Ids of messages, in which only the template may put special tokens; ``UserError`` if others get in."""
+        """Return the ids of messages; ``UserError`` for special tokens that are not the template's."""
         own = [
             {"role": self.tool if m["role"] == "tool" else m["role"], "content": self.escaped(m["content"])}
             for m in messages
@@ -118,12 +117,12 @@ class ChatDelta:
         return ids
 
     def _encode(self, text: str) -> list[int]:
-        """Ids of a rendered text; the template has written the special tokens already."""
+        """Return the ids of a rendered text, which holds the template's special tokens already."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def escaped(self, text: str) -> str:
-        """The text with a blank after the first character of whatever is a special token."""
-        for _ in range(MOST_ESCAPES):
+        """Put a blank after the first character of every special token in a text."""
+        for _ in range(MAX_ESCAPES):
             before = text
             for marker in self.markers:
                 text = text.replace(marker, f"{marker[0]} {marker[1:]}")
@@ -131,7 +130,7 @@ class ChatDelta:
                 return text
         raise UserError(f"special tokens in {text[:40]!r} cannot be broken up by blanks")
 
-    # ---- what is looked at before a job
+    # ---- checks before a job
 
     def _has_tools(self) -> bool:
         """Whether the template shows messages of tools."""
@@ -141,12 +140,12 @@ class ChatDelta:
             return False
 
     def _check(self, messages: Sequence[Message]) -> None:
-        """Everything in the module's list, for one kind of message."""
+        """Check everything in the module's list, for one kind of message."""
         between = self._between(messages)
         histories = ([QUESTION], [QUESTION, {"role": "assistant", "content": PLAIN}, *messages])
         for history in histories:
             prompt = self._render(history, ask=True)
-            for answer in ANSWERS:
+            for answer in COMPLETIONS:
                 answered = [*history, {"role": "assistant", "content": answer}]
                 whole, short = self._render([*answered, *messages], ask=True), self._render(answered, ask=False)
                 _same(whole[: len(prompt)], prompt, f"begins otherwise once {answer!r} was answered")
@@ -162,7 +161,7 @@ class ChatDelta:
         self._check_ids(messages, between)
 
     def _check_ids(self, messages: Sequence[Message], between: str) -> None:
-        """The delta has the ids that it has in the whole, right after a stop token."""
+        """Check that the delta alone has the ids that it has right after a stop token."""
         prompt = self._render([QUESTION], ask=True)
         whole = self._render([QUESTION, {"role": "assistant", "content": PLAIN}, *messages], ask=True)
         stop = whole[len(prompt) + len(PLAIN) : len(whole) - len(between)]
@@ -176,12 +175,12 @@ class ChatDelta:
 
 @dataclass(frozen=True, slots=True)
 class GivenTokens:
-    """In place of ``ChatDelta`` for an environment that renders for itself (``EnvironmentKind.tokens``)."""
+    """Takes the place of ``ChatDelta`` for an environment that renders for itself (``EnvironmentKind.tokens``)."""
 
     vocabulary: int  # ids are below it
 
     def first(self, ids: Sequence[int]) -> list[int]:
-        """The prompt of the first turn; ``UserError`` for an id that the policy does not have."""
+        """Return the prompt of the first turn; ``UserError`` for an id that the policy does not have."""
         if wrong := next((token for token in ids if not 0 <= token < self.vocabulary), None):
             raise UserError(
                 f"the environment gave token {wrong}, but the policy's vocabulary has {self.vocabulary}: "
@@ -190,17 +189,17 @@ class GivenTokens:
         return list(ids)
 
     def observation(self, ids: Sequence[int]) -> list[int]:
-        """As ``first``, of what comes after an answer."""
+        """Return the ids after a completion; ``UserError`` as ``first``."""
         return self.first(ids)
 
 
 def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
-    """The text that tokens say; a tokenizer may be set to clean up spaces, which a template does not."""
+    """Decode tokens. Not with a tokenizer's own setting to clean up spaces: a template does not clean up."""
     return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
 
 def _special(tokenizer: Any) -> set[str]:
-    """Texts of tokens that are no text: those that the tokenizer calls special, and added ones in angle brackets."""
+    """Return the texts of markers: tokens that the tokenizer calls special, and added ones in angle brackets."""
     added: Mapping[int, Any] = tokenizer.added_tokens_decoder
     angled = {text for token in added.values() if (text := str(token)).startswith("<") and text.endswith(">")}
     special = {str(token) for token in added.values() if token.special}
@@ -208,7 +207,7 @@ def _special(tokenizer: Any) -> set[str]:
 
 
 def _same(found: str, wanted: str, problem: str) -> None:
-    """``UserError`` with the first difference."""
+    """Raise ``UserError`` with the first difference, if there is one."""
     if found == wanted:
         return
     place = next(

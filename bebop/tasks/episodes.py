@@ -1,10 +1,10 @@
 """Environments with limits: one that crashes, hangs or dies is lost for its own trajectory, and holds up no other.
 
-One that blocks (``EnvironmentKind.blocking``) has a process of its own, which is killed with all that it started. At
-most ``processes`` of them are open at a time; further ones wait for a process in the order in which they came, and
-that wait counts towards no limit. All others run in the event loop, as tasks that are cancelled at their limit. What
-blocks there all the same holds up everything, its own time limit too: that is measured, said in a warning that names
-the environment (``BLOCKED_SECONDS``), and kept in ``Episodes.longest_block``.
+An environment that blocks (``EnvironmentKind.blocking``) has a process of its own, which is killed with all that it
+started. At most ``processes`` of them are open at a time. Further ones wait, first come first served, and that wait
+counts towards no limit. All others run in the event loop, as tasks that are cancelled at their limit. One that blocks
+there all the same holds up everything, even its own time limit. This is measured: a warning names the environment
+(``BLOCKED_SECONDS``), and ``Episodes.longest_block`` keeps the longest time.
 """
 
 import asyncio
@@ -38,22 +38,22 @@ BLOCKED_SECONDS = 1.0  # in one go without an await: a warning
 
 
 class _Place(Protocol):
-    """Where an episode runs."""
+    """Where an episode runs: in a process (``Apart``) or in the event loop (``_Here``)."""
 
     async def take(self) -> None:
-        """Wait until there is room."""
+        """Wait for a free place."""
         ...
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Any, ...]:
-        """As an environment's."""
+        """Return the first messages of a question."""
         ...
 
     async def step(self, text: Any) -> EnvStep:
-        """As an environment's."""
+        """Return the reply to a turn."""
         ...
 
     async def close(self, lost: bool) -> None:
-        """End it and give back the room, at once if it is lost."""
+        """Close the environment and free the place, at once if it is lost."""
         ...
 
 
@@ -75,38 +75,38 @@ class Episodes:
         processes: int,
         output: Path | None = None,
     ) -> None:
-        """Import the class, unless it has processes of its own; ``UserError`` for what cannot be.
+        """Import the class, unless it runs in processes; ``UserError`` for impossible settings.
 
-        ``output``: the file for what those processes print; None: they print as this one does.
+        ``output``: the file for what those processes print; None: they print where this one does.
         """
         self.kind = find_kind(kind) if isinstance(kind, str) else kind
         self.limits = {"reset": reset_seconds, "step": step_seconds}
         _, self.args = arguments(self.kind, args)
         self.longest_block = 0.0  # seconds that an environment held the event loop in one go
-        self.left: set[asyncio.Task[Any]] = set()  # tasks that go on though they were cancelled
+        self.left: set[asyncio.Task[Any]] = set()  # tasks that still run although they were cancelled
         self._pool = Pool(self.kind, self.args, processes, None if output is None else Output(output))
         self._warned = False
 
     def open(self) -> "Episode":
-        """One that has not begun: nothing runs yet."""
+        """Return an episode that has not begun: nothing runs yet."""
         place: _Place = Apart(self._pool) if self.kind.blocking else _Here(self)
         return Episode(place, self)
 
     async def shutdown(self) -> None:
-        """End all processes with what they started, and cancel what was left behind."""
+        """Kill all processes with what they started, and cancel tasks that were left behind."""
         for task in self.left:
             task.cancel()
         await self._pool.end()
 
     async def within(self, limit: float, call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any] | None:
-        """The call as a task that is done; None if it took longer: it is cancelled, whatever it makes of that."""
+        """Return the call as a finished task; None if it took longer and was cancelled, whatever it makes of that."""
         task = asyncio.create_task(call)
         try:
             done, _ = await asyncio.wait({task}, timeout=limit)
         finally:
             if not task.done():
                 task.cancel()
-                task.add_done_callback(_taken_note_of)
+                task.add_done_callback(_retrieve)
                 await asyncio.wait({task}, timeout=LEAVE_SECONDS)
             if not task.done():
                 self.left.add(task)
@@ -114,7 +114,7 @@ class Episodes:
         return task if done else None
 
     def held(self, seconds: float) -> None:
-        """Take note of how long an environment held the event loop."""
+        """Record how long an environment held the event loop."""
         self.longest_block = max(self.longest_block, seconds)
         if seconds > BLOCKED_SECONDS and not self._warned:
             self._warned = True
@@ -126,13 +126,12 @@ class Episode:
     """An ``Environment`` with limits. After ``EnvironmentLost``, or a call that was cancelled, only ``close``."""
 
     def __init__(self, place: _Place, episodes: Episodes) -> None:
-        """Of ``Episodes.open``."""
-        self.seconds = 0.0  # in reset and step so far, those that failed too
+        self.seconds = 0.0  # in reset and step so far, failed ones included
         self._place, self._episodes = place, episodes
         self._state = "new"  # then open; lost from when a call begins until it has returned; closed
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Any, ...]:
-        """The first messages; ``EnvironmentLost``, ``UserError``. The wait for a process counts nowhere."""
+        """Return the first messages; ``EnvironmentLost``, ``UserError``. The wait for a process counts nowhere."""
         assert self._state == "new", self._state
         self._state = "lost"
         await self._or_lost(self._place.take())
@@ -140,14 +139,14 @@ class Episode:
         return messages
 
     async def step(self, text: Any) -> EnvStep:
-        """What the environment says to a turn, the Completion where it has ``tokens``; or raises as ``reset``."""
+        """Return the reply to a turn, the Completion if the kind has ``tokens``; raises as ``reset``."""
         assert self._state == "open", self._state
         self._state = "lost"
         step: EnvStep = await self._limited("step", self._place.step(text))
         return step
 
     async def close(self) -> None:
-        """End it; nothing is raised, and it takes some seconds at most."""
+        """End the episode. This raises nothing and takes some seconds at most."""
         if self._state != "closed":
             lost, self._state = self._state != "open", "closed"
             task = await self._episodes.within(CLOSE_SECONDS, self._or_lost(self._place.close(lost)))
@@ -156,7 +155,7 @@ class Episode:
                 logger.warning("%s, as it was closed", error or self._lost(f"took more than {CLOSE_SECONDS:g} s"))
 
     async def _limited(self, method: str, call: Coroutine[Any, Any, Any]) -> Any:
-        """The call's result within its time."""
+        """Return the call's result within its time limit."""
         limit, began = self._episodes.limits[method], time.monotonic()
         try:
             task = await self._episodes.within(limit, self._or_lost(call))
@@ -171,7 +170,7 @@ class Episode:
         return result
 
     async def _or_lost(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """The call's result; ``EnvironmentLost`` for whatever it raised but ``UserError``."""
+        """Return the call's result; ``EnvironmentLost`` for all that it raised but ``UserError``."""
         try:
             return await call
         except UserError:
@@ -185,21 +184,21 @@ class Episode:
         return EnvironmentLost(f"environment {self._episodes.kind.name}: {why}")
 
 
-def _taken_note_of(task: asyncio.Task[Any]) -> None:
-    """What a cancelled task raised has no consequence."""
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Retrieve what a cancelled task raised, which has no consequence: asyncio would warn."""
     if not task.cancelled():
         task.exception()
 
 
 class _Here:
-    """In the event loop."""
+    """An environment in the event loop."""
 
     def __init__(self, episodes: Episodes) -> None:
         self.episodes = episodes
         self.environment: Environment | None = None
 
     async def take(self) -> None:
-        """There is always room."""
+        """Return at once: the event loop always has a place."""
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Any, ...]:
         async def begin() -> Any:
@@ -221,10 +220,10 @@ class _Here:
 
 
 class _Timed:
-    """Awaits a coroutine, and tells how long each stretch of it from one await to the next took."""
+    """Awaits a coroutine and reports how long each stretch from one await to the next took."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], tell: Callable[[float], None]) -> None:
-        self.coroutine, self.tell = coroutine, tell
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], report: Callable[[float], None]) -> None:
+        self.coroutine, self.report = coroutine, report
 
     def __await__(self) -> Generator[Any, Any, Any]:
         resume, value = self.coroutine.send, None
@@ -235,7 +234,7 @@ class _Timed:
             except StopIteration as returned:
                 return returned.value
             finally:
-                self.tell(time.monotonic() - began)
+                self.report(time.monotonic() - began)
             try:
                 resume, value = self.coroutine.send, (yield waits_for)
             except GeneratorExit:

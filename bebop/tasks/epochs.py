@@ -2,27 +2,27 @@
 
 import random
 
-KEPT = 4  # orders: of neighbouring epochs, and of the candidates that stand in for long questions
+CACHED = 4  # orders: of neighbouring epochs, and of the candidates that stand in for long questions
 
 
 class Epochs:
     """Numbers 0 ... ``count`` - 1, epoch after epoch; ``place`` is a pure function of its arguments, count and seed."""
 
     def __init__(self, count: int, seed: int) -> None:
-        """``count``: of the questions; ``seed``: of the orders."""
+        """Make ``count`` questions a stream; ``seed``: of the orders."""
         assert count > 0, count
         self.count, self.seed = count, seed
         self._orders: dict[tuple[int, int], list[int]] = {}
 
     def place(self, index: int, attempt: int = 0) -> tuple[int, int]:
-        """The epoch, from 0, and the question of place ``index`` >= 0; other attempts shuffle the epoch differently."""
+        """Return the epoch, from 0, and the question of place ``index`` >= 0; other attempts shuffle differently."""
         epoch, place = divmod(index, self.count)
         return epoch, self._order(epoch, attempt)[place]
 
     def _order(self, epoch: int, attempt: int) -> list[int]:
-        """[count] the questions of an epoch."""
+        """Return the questions of an epoch in order [count]."""
         if (epoch, attempt) not in self._orders:
-            if len(self._orders) >= KEPT:
+            if len(self._orders) >= CACHED:
                 self._orders.pop(next(iter(self._orders)))
             shuffle = random.Random(f"{self.seed}/{epoch}/{attempt}")
             self._orders[epoch, attempt] = shuffle.sample(range(self.count), self.count)

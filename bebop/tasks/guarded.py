@@ -1,9 +1,9 @@
-"""What verifiers read of an answer, read without evaluating it.
+"""Verifiers that read an answer without evaluating it.
 
 Nine of reasoning-gym's verifiers hand the answer to Python's ``eval``, in a scope that holds their own variables
-(``oracle_answer`` is one) and the builtins, or to sympy's ``parse_expr``, which is ``eval`` with all of sympy. Here
-they are given readers in the place of both: ``literal`` knows Python's literals, ``algebra`` walks the syntax tree of a
-formula and builds it from the functions listed below. Neither looks up a name anywhere else, whatever the answer says.
+(``oracle_answer`` is one) and the builtins, or to sympy's ``parse_expr``, which is ``eval`` with all of sympy. Readers
+take the place of both here: ``literal`` knows Python's literals, ``algebra`` walks the syntax tree of a formula and
+builds it from the functions listed below. Neither looks up a name anywhere else, whatever the answer says.
 """
 
 import ast
@@ -37,8 +37,8 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 # All that is needed to build a sum of numbers, for math-verify, which reads 1/2 as a sum that is not worked out.
 CONSTRUCTORS = {name: getattr(sympy, name) for name in "Integer Float Rational Symbol Function Add Mul Pow".split()}
 SCOPE = {**FUNCTIONS, **CONSTANTS, **MADE, "factorial": sympy.factorial}
-MOST_BITS = 1 << 15  # of a power's result
-MOST_FACTORIAL = 1000
+MAX_BITS = 1 << 15  # of a power's result
+MAX_FACTORIAL = 1000
 
 
 class Refused(BaseException):
@@ -46,7 +46,7 @@ class Refused(BaseException):
 
 
 def literal(text: str) -> Any:
-    """The Python literal that ``text`` writes down; ``Refused`` if it holds anything else, ``SyntaxError``."""
+    """Return the Python literal in ``text``; ``Refused`` for anything else, ``SyntaxError``."""
     tree = ast.parse(text.strip(), mode="eval")
     try:
         return ast.literal_eval(tree)
@@ -55,7 +55,7 @@ def literal(text: str) -> Any:
 
 
 def algebra(text: str, local_dict: Mapping[str, Any] | None = None) -> Any:
-    """The formula that ``text`` writes down, as sympy's ``parse_expr`` reads it; unknown names are symbols.
+    """Return the formula in ``text``, as sympy's ``parse_expr`` reads it; unknown names are symbols.
 
     ``Refused`` if it calls or reaches for anything but ``FUNCTIONS``, or if a power or factorial is out of proportion.
     """
@@ -65,7 +65,7 @@ def algebra(text: str, local_dict: Mapping[str, Any] | None = None) -> Any:
 
 
 def _built(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The value of a node of a formula's syntax tree."""
+    """Return the value of a node of a formula's syntax tree."""
     match node:
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             return _power(_built(left, names), _built(right, names))
@@ -89,16 +89,16 @@ def _built(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """A power, if it can be written down: sympy works powers of numbers out at once."""
+    """Return a power, unless its result is too big: sympy works powers of numbers out at once."""
     if exponent.is_Rational:
         bits = sum(int(n.p).bit_length() + int(n.q).bit_length() for n in base.atoms(sympy.Rational))
-        if bits * abs(exponent) > MOST_BITS:
+        if bits * abs(exponent) > MAX_BITS:
             raise Refused("a power too big to be an answer")
     return base**exponent
 
 
 def _factorial(number: Any) -> Any:
-    if not (number.is_Integer and abs(number) <= MOST_FACTORIAL):
+    if not (number.is_Integer and abs(number) <= MAX_FACTORIAL):
         raise Refused("a factorial too big to be an answer")
     return sympy.factorial(number)
 
@@ -113,7 +113,7 @@ BUILTINS = {"eval": literal, "exec": _refuse, "compile": _refuse}
 
 
 def guard_math_verify() -> None:
-    """math-verify has sympy evaluate what it takes for a sum of numbers: let it find nothing but what builds sums."""
+    """Let math-verify, which has sympy evaluate sums of numbers, find nothing but what builds sums."""
     import math_verify.parser
 
     scope = {**CONSTRUCTORS, "__builtins__": {}}
@@ -125,7 +125,7 @@ def _safe(value: Any) -> Any:
 
 
 def guard(dataset: Any) -> Any:
-    """The data set, with a verifier that finds readers where it would evaluate; a mixture's parts likewise."""
+    """Return the data set, whose verifier and those of a mixture's parts now read where they would evaluate."""
     from reasoning_gym.composite import CompositeDataset  # math-verify's child process can do without: 1.9 s
 
     if isinstance(dataset, CompositeDataset):

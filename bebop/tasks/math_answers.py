@@ -1,8 +1,8 @@
-r"""How math-verify is given a short answer to read: one that stands in tags, in a box, or in a column of a file.
+r"""Comparison of short answers by math-verify: in tags, in a box, or in a column of a file.
 
 math-verify takes a bare text for LaTeX, in which every letter is a variable: ``cat`` is a * c * t, equal to ``act``,
-and ``1 000`` is 1 * 000. What it reads in running text, such as ``11 USD`` or ``**11**``, it does not read there. So a
-short answer is told apart first:
+and ``1 000`` is 1 * 000. What it reads in running text, such as ``11 USD`` or ``**11**``, it does not read there. So
+three kinds of short answers are told apart first:
 
 - words are compared as texts, without regard to case, markup and blanks;
 - a formula is read as LaTeX;
@@ -51,15 +51,15 @@ SIGNIFICANT = 3  # digits that are compared of a number so small that those woul
 
 
 def gold_text(answer: str | int | float | Decimal) -> str:
-    """A gold answer as text; one that shows its working before ``####`` counts from there, as in GSM8K."""
+    """Return a gold answer as text; one that shows its working before ``####`` counts from there, as in GSM8K."""
     return str(answer).rsplit("####", 1)[-1].strip()
 
 
 def score_math(candidate: str, gold: str, short: bool = False, number: bool = False) -> float:
-    """1.0 if math-verify finds both equal, else 0.0. Without its timeouts, which need the main thread.
+    """Return 1.0 if math-verify finds both equal, else 0.0. Its timeouts are off: they need the main thread.
 
     Args:
-        candidate: what the policy wrote.
+        candidate: the completion, or the answer in it.
         gold: the right answer.
         short: ``candidate`` is an answer by itself, and not a text that ends with one.
         number: the gold answer is a number of JSON, so that ``2e-5`` is a number, too.
@@ -84,14 +84,14 @@ def score_math(candidate: str, gold: str, short: bool = False, number: bool = Fa
 
 
 def boxed(text: str) -> str:
-    r"""What the last ``\boxed`` of a text holds; the text if there is none."""
+    r"""Return the contents of the last ``\boxed`` of a text; the text if there is none."""
     from latex2sympy2_extended.math_normalization import extract_boxed_content
 
     return extract_boxed_content(text, mode="last") if "\\boxed" in text else text
 
 
 def tidy(text: str, number: bool = False) -> str:
-    """A short answer without what is around it, and with its numbers in one piece."""
+    """Strip a short answer of what is around it, and put its numbers in one piece."""
     text = SPACE_COMMAND.sub(" ", text.translate(SIGNS)).replace("\\%", "%").replace("\\$", "$").replace("{,}", ",")
     text = RAISED.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0]).replace(MINUS, '-')}}}", text)
     before = None
@@ -110,13 +110,13 @@ def _joined(found: re.Match[str]) -> str:
 
 
 def _numbers(text: str, number: bool) -> str:
-    """The text with its exponents worked out."""
+    """Write out the exponents in a text."""
     pattern = EXPONENT if number else CLEAR_EXPONENT
     return pattern.sub(lambda found: format(Decimal(f"{found[1]}e{found[2]}"), "f"), text)
 
 
 def plain(text: str) -> str:
-    """Words as they are compared."""
+    """Return words in the form in which they are compared."""
     return " ".join(tidy(_unwrapped(text)).replace("\\", " ").split()).casefold()
 
 
@@ -141,7 +141,7 @@ def words(text: str) -> bool:
 
 
 def _latex(text: str) -> list[Any]:
-    """The formula that math-verify reads in a short answer, and how it was written; nothing where words are left."""
+    """Return the formula that math-verify reads in a short answer, and its text; nothing where words are left."""
     import math_verify
 
     formula = text if words(text) else BARE_NAME.sub(r"\\\g<0> ", text)
@@ -151,7 +151,7 @@ def _latex(text: str) -> list[Any]:
 
 
 def _running(text: str) -> list[Any]:
-    """The last expression that math-verify reads in running text."""
+    """Return the last expression that math-verify reads in running text."""
     import math_verify
 
     found: list[Any] = math_verify.parse(_unwrapped(text), parsing_timeout=None)
@@ -159,6 +159,6 @@ def _running(text: str) -> list[Any]:
 
 
 def _places(values: Sequence[Any]) -> list[int]:
-    """The place of the first digit of each number that is not 0: 0 for 5, -5 for 0.00001."""
+    """Return the place of the first digit of each number that is not 0: 0 for 5, -5 for 0.00001."""
     numbers = [abs(value) for value in values if getattr(value, "is_Number", False) and value.is_finite]
     return [math.floor(math.log10(number)) for number in numbers if number]

@@ -1,4 +1,4 @@
-"""What code of the user's prints, a reward function or an environment in a process of its own: to read, and no more."""
+"""The output of the user's code in a process of its own, a reward function or an environment: shown or stored."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ class Output:
     """
 
     def __init__(self, path: Path | None) -> None:
-        """``path``: of the file; None: the standard error."""
+        """Append to the file ``path``; None: show it on the standard error."""
         self.path = path
         self._waiting, self._shown, self._lock = b"", 0, threading.Lock()
         self._thread: threading.Thread | None = None
@@ -53,10 +53,10 @@ class Output:
             return
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        except FileNotFoundError:  # the run folder is made once all parts of the job run
+        except FileNotFoundError:  # the run folder is made once the whole job runs
             self._waiting = lines[:OUTPUT_BYTES]
             return
-        except OSError:  # no answer depends on it
+        except OSError:  # no reward depends on it
             return
         self._waiting = b""
         with open(descriptor, "ab", buffering=0) as file, contextlib.suppress(OSError):

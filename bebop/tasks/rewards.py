@@ -1,8 +1,8 @@
-"""Rewards: the text of a completion and its prompt in, a number out.
+"""Rewards: a number for the text of a completion and its prompt.
 
 ``auto`` is the reasoning-gym data set's own verifier, or math-verify for files; ``math_verify`` compares with the gold
 answer; ``package.module.function`` and ``path/to/file.py:function`` are called as ``f(text, item) -> float`` with the
-answer's text and ``prompt.item`` (question, answer, metadata), in a process of their own, see ``functions``.
+completion's text and ``prompt.item`` (question, answer, metadata), in a process of their own (``functions``).
 """
 
 import json
@@ -34,7 +34,7 @@ class DatasetReward:
     args: str  # arguments of the data set, as JSON
 
     def __call__(self, text: str, prompt: Prompt) -> float:
-        """The score that the data set gives, mostly 0 or 1; see ``verifiers`` for the exceptions."""
+        """Return the score that the data set gives, mostly 0 or 1; ``procedural`` names the exceptions."""
         from reasoning_gym.utils import extract_answer  # 1.9 s of processor time: not for rewards of the user's
 
         answer = extract_answer(text)
@@ -49,14 +49,14 @@ class DatasetReward:
 class MathReward:
     """1 if the last ``<answer>``, else the last ``\\boxed{}``, else the last expression equals the gold answer, else 0.
 
-    A gold answer that shows its working before ``####`` counts from there, as in GSM8K. See ``math_answers`` for what
-    is equal.
+    A gold answer that shows its working before ``####`` counts from there, as in GSM8K. ``math_answers`` says what is
+    equal.
     """
 
     name: str = "math_verify"
 
     def __call__(self, text: str, prompt: Prompt) -> float:
-        """1.0 or 0.0; ``UserError`` if the item's answer is no text or number."""
+        """Return 1.0 or 0.0; ``UserError`` if the item's answer is no text or number."""
         from reasoning_gym.utils import extract_answer
 
         gold = prompt.item["answer"]
@@ -68,7 +68,7 @@ class MathReward:
         return isolated().score(score_math, text if answer is None else answer, expected, answer is not None, number)
 
     def check(self, gold: Any, where: str) -> None:
-        """``UserError`` unless answers can be held against ``gold``; ``where``: its place, for the message."""
+        """Raise ``UserError`` unless ``gold`` can be compared with; ``where``: its place, for the message."""
         right = isinstance(gold, str | int) or (isinstance(gold, float | Decimal) and math.isfinite(gold))
         if not right or not gold_text(gold):
             wanted = "a text that is not empty, or a finite number, is wanted"
@@ -77,20 +77,20 @@ class MathReward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserReward:
-    """A function of the user's, with the name that it was given by."""
+    """A function of the user, with the name in ``task.reward``."""
 
     name: str
     function: UserFunction
 
     def __call__(self, text: str, prompt: Prompt) -> float:
-        """What the function returns; ``RewardTimeout``, ``UserError``."""
+        """Return the function's number; ``RewardTimeout``, ``UserError``."""
         return self.function(text, prompt.item, f"reward {self.name} on prompt {prompt.index}")
 
 
 def make_reward(config: TaskConfig, output: Path | None = None) -> RewardFunction:
-    """The reward of a task; ``UserError`` if its function cannot be imported or its data set does not exist.
+    """Return the reward of a task; ``UserError`` if its function cannot be imported or its data set does not exist.
 
-    ``output``: the file that is given what a function of the user's prints; None: the standard error.
+    ``output``: the file for what a function of the user prints; None: the standard error.
     """
     kind = config.reward
     if kind == "auto":
@@ -104,9 +104,9 @@ def make_reward(config: TaskConfig, output: Path | None = None) -> RewardFunctio
 
 
 def check_reward(config: TaskConfig, items: Items) -> None:
-    """Hold the reward against the questions of a task: every gold answer of a file, or one call of a user's function.
+    """Try the reward on the questions of a task: every gold answer of a file, or one call of a user's function.
 
-    The call is for the first question, with its own answer as the text. ``UserError`` names the row or what went wrong.
+    The call is for the first question, with its own answer as the text. ``UserError`` names the row or the failure.
     """
     reward, first = make_reward(config), items.item(0)
     if isinstance(reward, MathReward):
@@ -122,7 +122,7 @@ def check_reward(config: TaskConfig, items: Items) -> None:
 
 
 def checked(reward: RewardFunction, text: str, prompt: Prompt) -> float:
-    """``reward(text, prompt)``; ``UserError`` in one line if it raises or returns anything but a finite number.
+    """Return ``reward(text, prompt)``; ``UserError`` in one line if it raises or returns no finite number.
 
     ``RewardTimeout`` if it hung.
     """

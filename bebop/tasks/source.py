@@ -23,14 +23,14 @@ MAX_TRIES = 128  # candidates for one place in the stream before the length limi
 
 
 class Items(Protocol):
-    """Where questions come from: a mapping with question, answer and metadata for every (index, attempt)."""
+    """A source of questions: a mapping with question, answer and metadata for every (index, attempt)."""
 
     def item(self, index: int, attempt: int = 0) -> dict[str, Any]:
-        """The candidate number ``attempt`` for place ``index``, the same on every call."""
+        """Return candidate ``attempt`` for place ``index``, the same on every call."""
         ...
 
     def asked(self, index: int, attempt: int = 0) -> tuple[int, int | None]:
-        """Its epoch, from 0, and the number of its question, the same in each; None: it is asked once."""
+        """Return the epoch, from 0, and the number of the question, the same in each; None: it is asked once."""
         ...
 
 
@@ -45,13 +45,13 @@ class PromptSource:
     def __init__(self, config: TaskConfig, encode: Encode, max_prompt_tokens: int, items: Items | None = None) -> None:
         """Open the source; ``encode`` turns a question into text and token ids (see ``chat_encoder``).
 
-        ``items``: its questions, where they are open already.
+        ``items``: the questions, if they are open already.
         """
         self.config, self.encode, self.max_prompt_tokens = config, encode, max_prompt_tokens
         self.items = items or open_items(config)
 
     def prompt(self, index: int) -> Prompt:
-        """Prompt number ``index`` >= 0. ``UserError`` if every candidate for the place is too long."""
+        """Return prompt ``index`` >= 0; ``UserError`` if every candidate for the place is too long."""
         assert index >= 0, index
         lengths = []
         for attempt in range(MAX_TRIES):
@@ -76,22 +76,22 @@ class PromptSource:
         )
 
     def _task(self, item: dict[str, Any]) -> str:
-        """The data set that an item comes from; of a mixture the one that was drawn."""
+        """Return the data set of an item; in a mixture, the one that was drawn."""
         return str(item["metadata"]["source_dataset"]) if self.config.name == "composite" else self.config.name
 
 
 class EnvironmentSource:
-    """The questions of an environment, which itself says in a rollout how they are put: prompts have no tokens yet."""
+    """The questions of an environment. It makes their first messages in a rollout: prompts have no tokens yet."""
 
     def __init__(self, config: TaskConfig) -> None:
-        """``UserError`` if there is no such environment."""
+        """Find the environment; ``UserError`` if there is none."""
         self.config, self.kind = config, find_kind(config.name)
         self._epochs = None if config.size is None else Epochs(config.size, config.seed)
 
     def prompt(self, index: int) -> Prompt:
-        """Prompt number ``index`` >= 0, from the settings and the number alone.
+        """Return prompt ``index`` >= 0, from the settings and the number alone.
 
-        A question that is asked again begins as before: its environment is given the same item and the same seed.
+        A repeated question begins as before: its environment gets the same item and the same seed.
         """
         epoch, number = (0, None) if self._epochs is None else self._epochs.place(index)
         item = question(self.kind, index if number is None else number, self.config.seed, self.config.args)
@@ -101,10 +101,10 @@ class EnvironmentSource:
 
 
 def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Question], tuple[str, tuple[int, ...]]]:
-    """Question -> (text, token ids), with the tokenizer's chat template if it has one, else the text and a newline.
+    """Return a function of a question: its text and token ids, by the chat template, else the text and a newline.
 
     ``system`` goes before a question that brings no system message: a model that was not trained to answer between
-    <answer> tags must be told to (``reasoning_gym.utils.SYSTEM_PROMPTS`` has wordings).
+    <answer> tags needs the instruction (``reasoning_gym.utils.SYSTEM_PROMPTS`` has wordings).
     """
 
     def encode(question: Question) -> tuple[str, tuple[int, ...]]:
@@ -129,14 +129,14 @@ def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Questio
 
 
 def _opened(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Ids of a text that goes on: with what the tokenizer puts before it, and without what it appends, such as eos."""
+    """Return ids of a text that goes on: with the tokenizer's prefix, without what it appends, such as eos."""
     ids, own = (tuple(tokenizer(text, add_special_tokens=added)["input_ids"]) for added in (True, False))
     begin = next((i for i in range(len(ids) - len(own) + 1) if ids[i : i + len(own)] == own), 0)
     return ids[:begin] + own
 
 
 def instruction(config: TaskConfig, tokenizer: Any) -> str | None:
-    """The system message that ``task.system`` stands for.
+    """Return the system message that ``task.system`` stands for.
 
     ``auto``: a reasoning-gym task asks for an answer between tags, with reasoning-gym's own wording, unless the
     tokenizer has those tags as tokens: such a model (the built-in one) was trained to use them.
@@ -151,7 +151,7 @@ def instruction(config: TaskConfig, tokenizer: Any) -> str | None:
 
 
 def open_items(config: TaskConfig) -> Items:
-    """The questions of a task that is no environment; ``UserError`` for whatever is wrong with them. Without torch."""
+    """Open the questions of a task that is no environment; ``UserError`` for what is wrong. Needs no torch."""
     if config.source == "file":
         assert config.path is not None, "TaskConfig checks this"
         return FileItems(config.path, config.prompt_key, config.answer_key, config.seed, config.size)

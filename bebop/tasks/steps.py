@@ -1,7 +1,7 @@
 """A deterministic checker of worked steps, in place of a language model that judges them (SPEC 4.3).
 
-It knows what it can be sure of: sums and differences (``8-4=4``) and the extreme of a list (``least 3 left 21 76``: the
-first is the least of all of them). Whatever else a text says is neither right nor wrong.
+It judges only what it can be sure of: sums and differences (``8-4=4``), and the extreme of a list (``least 3 left 21
+76``: the first is the least of all of them). Whatever else a text says is neither right nor wrong.
 """
 
 import re
@@ -11,7 +11,7 @@ EXTREME = re.compile(r"\b(least|most) (\d+) left (\d+(?: \d+)*)")
 
 
 def wrong_steps(text: str) -> int:
-    """How many steps of a text are wrong.
+    """Return the number of wrong steps in a text.
 
     >>> wrong_steps("8-4=4; 4+1=6, then least 76 left 21")
     2

@@ -44,7 +44,7 @@ OWN = "parallel."
 
 
 def main(arguments: list[str]) -> int:
-    """Parse, adapt, say what changed; the exit code."""
+    """Parse, adapt, print what changed and return the exit code."""
     if (group := asked(arguments)) is not None:
         sys.stdout.write(HELP if group in ("", "parallel") else about(AdaptConfig, group))
         return 0
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     config = adapt_config([o for o in overrides if not o.startswith(OWN)])
     split = settings([o for o in overrides if o.startswith(OWN)])
     require_megatron()
-    # megatron-core takes seconds to import; mistakes should not wait.
+    # megatron-core takes seconds to import; mistakes in settings show before.
     from bebop.megatron_job.parallel import ParallelConfig, joined
 
     parallel = from_dict(ParallelConfig, split, OWN)
@@ -90,13 +90,13 @@ def main(arguments: list[str]) -> int:
 
 
 def require_megatron() -> None:
-    """``UserError`` where megatron-core is not installed."""
+    """Raise ``UserError`` if megatron-core is not installed."""
     if find_spec("megatron") is None:
         raise UserError("megatron-core is not installed here: recipes/megatron/README.md has an environment with it")
 
 
 def settings(overrides: Sequence[str]) -> dict[str, Any]:
-    """parallel.NAME=VALUE as a mapping."""
+    """Parse overrides parallel.NAME=VALUE into a mapping."""
     found = {}
     for override in overrides:
         name, equals, value = override.partition("=")

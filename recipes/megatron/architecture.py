@@ -1,4 +1,4 @@
-"""A Hugging Face configuration as a megatron-core GPTModel with one MTP layer; what is not known is refused."""
+"""A Hugging Face configuration as a megatron-core GPTModel with one MTP layer; unknown features are refused."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ class BackboneModel(GPTModel):
 
 
 def check_sizes(hf: Any, parallel: ParallelConfig) -> None:
-    """``UserError`` for a model that is not known here, or that does not divide over the ranks."""
+    """Raise ``UserError`` for an unknown model, or one that does not divide over the ranks."""
     if hf.model_type not in FAMILIES:
         raise UserError(f"model_type={hf.model_type!r} is not known to bebop.megatron_job: {', '.join(FAMILIES)} are")
     rope = getattr(hf, "rope_parameters", None) or {}
@@ -48,7 +48,7 @@ def check_sizes(hf: Any, parallel: ParallelConfig) -> None:
 def transformer_config(
     hf: Any, parallel: ParallelConfig, dtype: torch.dtype, cpu: bool, sequence_parallel: bool
 ) -> TransformerConfig:
-    """The settings of megatron-core's layers; nothing that draws random numbers, no fused operator."""
+    """Return the settings of megatron-core's layers: no random numbers, no fused operators."""
     newer = {"mtp_detach_heads": True} if hasattr(TransformerConfig, "mtp_detach_heads") else {}
     return TransformerConfig(
         num_layers=hf.num_hidden_layers,
@@ -95,7 +95,7 @@ def build(
     *,
     sequence_parallel: bool = False,
 ) -> GPTModel:
-    """This process's part of the model, without weights; ``kind`` is GPTModel or a subclass."""
+    """Build this process's part of the model, without weights; ``kind`` is GPTModel or a subclass."""
     check_sizes(hf, parallel)
     config = transformer_config(hf, parallel, dtype, device.type == "cpu", sequence_parallel)
     layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")

@@ -1,4 +1,4 @@
-"""Distributed checkpoints of megatron-core, of a head in training and of a whole model; any split reads any other's."""
+"""Distributed checkpoints of megatron-core, of a head in training and of a whole model; any split reads any other."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ def save_head(folder: Path, trainer: HeadTrainer) -> None:
 
 
 def load_head(folder: Path, trainer: HeadTrainer) -> None:
-    """Take over what ``save_head`` wrote, from any split over processes."""
+    """Load what ``save_head`` wrote, from any split over processes."""
     state = _read(folder, _head_state(trainer))
     trainer.version, trainer.optimizer.skipped = int(state["version"]), int(state["skipped"])
     moments = _moments(trainer)
@@ -49,14 +49,14 @@ def load_model(folder: Path, model: Any) -> None:
 
 
 def _model_state(model: Any) -> dict[str, Any]:
-    """The group is asked for where an MTP layer has its own copy of the embedding, on a last stage."""
+    """Return the sharded state; a last stage, whose MTP layer has a copy of the embedding, needs the group."""
     copies = parallel_state.get_data_parallel_group(with_context_parallel=True)
     state: dict[str, Any] = model.sharded_state_dict(prefix="", metadata={"dp_cp_group": copies})
     return state
 
 
 def _moments(trainer: HeadTrainer) -> dict[str, dict[str, Tensor]]:
-    """AdamW's tensors of each parameter, made if there was no step yet."""
+    """Return AdamW's tensors of each parameter, made if there was no step yet."""
     state, named = trainer.optimizer.state, trainer.backend.named
     for master in named.values():
         if not state[master]:
@@ -66,7 +66,7 @@ def _moments(trainer: HeadTrainer) -> dict[str, dict[str, Tensor]]:
 
 
 def _head_state(trainer: HeadTrainer) -> dict[str, Any]:
-    """What is kept of a head: sharded tensors on the last stage, numbers on all."""
+    """Return the state of a head: sharded tensors on the last stage, numbers on all."""
     backend = trainer.backend
     assert isinstance(backend, MegatronBackend)
     state: dict[str, Any] = {"version": trainer.version, "skipped": trainer.optimizer.skipped, "steps": 0}

@@ -29,7 +29,7 @@ NAMES = ("model", "out", "source", "dtype")
 
 
 def main(arguments: list[str]) -> int:
-    """Parse, convert; the exit code."""
+    """Parse, convert and return the exit code."""
     if not arguments or "--help" in arguments or "-h" in arguments:
         sys.stdout.write(HELP)
         return 0
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 def convert(direction: str, given: dict[str, str], parallel: Any, place: Any) -> None:
-    """Every process takes its part; rank 0 writes a Hugging Face folder."""
+    """Convert this process's part; rank 0 writes a Hugging Face folder."""
     from bebop.megatron_job.architecture import build
     from bebop.megatron_job.checkpoint import load_model, save_model
     from bebop.megatron_job.source import Checkpoint
@@ -78,7 +78,7 @@ def convert(direction: str, given: dict[str, str], parallel: Any, place: Any) ->
 
 
 def write(whole: dict[str, torch.Tensor], config: ModelConfig, out: Path, dtype: torch.dtype) -> None:
-    """Weights by the names of ``Policy.weights`` as a Hugging Face folder like that of ``config``."""
+    """Write weights by the names of ``Policy.weights`` as a Hugging Face folder like that of ``config``."""
     from bebop.model.checkpoint import load_policy, save_policy
 
     policy = load_policy(config)

@@ -1,7 +1,7 @@
-"""megatron-core's MTP layer as the MTP head that ``bebop.model.mtp`` knows: recursive, with the attention of drafting.
+"""megatron-core's MTP layer as an MTP head of ``bebop.model.mtp``: recursive, with the attention of drafting.
 
-With ``MegatronHead`` in the place of ``MTPHead``, ``chain`` and ``unroll`` run as they are, so that the recursion is
-the same by construction; attention heads and the feed-forward layer are split over tensor ranks.
+``MegatronHead`` takes the place of ``MTPHead``, and ``chain`` and ``unroll`` run unchanged: the recursion is the same
+by construction. Attention heads and the feed-forward layer are split over tensor ranks.
 """
 
 from typing import Any
@@ -17,10 +17,10 @@ ROUND = 1024  # lengths of the table of rotations
 
 
 class ContextAttention(nn.Module):
-    """In the place of megatron-core's core attention: an attention context says where keys and values live."""
+    """Replaces megatron-core's core attention: an attention context says where keys and values live."""
 
     def __init__(self, config: Any, **_: Any) -> None:
-        """``config``: a TransformerConfig; what else megatron-core gives (layer number, kind of mask) is not used."""
+        """Take the scale from a TransformerConfig; the other arguments (layer number, kind of mask) are not used."""
         super().__init__()
         self.context: AttentionContext = CausalContext()
         self.scale = config.softmax_scale if getattr(config, "softmax_scale", None) else config.kv_channels**-0.5
@@ -28,7 +28,7 @@ class ContextAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **_: Any
     ) -> Tensor:
-        """Query [s, b, H, D], key and value [s, b, Hkv, D], of this rank's heads -> [s, b, H * D]; causal."""
+        """Attend causally: query [s, b, H, D], key and value [s, b, Hkv, D] of this rank's heads -> [s, b, H * D]."""
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         out = self.context.attend(0, q, k, v, self.scale)
         return out.transpose(0, 1).flatten(2)
@@ -38,7 +38,7 @@ class MegatronHead(nn.Module):
     """An MTP layer of a GPTModel, called as ``MTPHead`` is; tensors [B, n, d] are whole on every tensor rank."""
 
     def __init__(self, layer: nn.Module, rotary: nn.Module, zero_first: bool) -> None:
-        """``layer``: a MultiTokenPredictionLayer; it stays a part of its model, which owns its parameters.
+        """Wrap ``layer``, a MultiTokenPredictionLayer, which stays a part of its model.
 
         Raises:
             UserError: attention or rotary positions of a kind that is not known here.
@@ -58,7 +58,7 @@ class MegatronHead(nn.Module):
         whole(layer)
 
     def forward(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """One step for n anchors, as ``MTPHead.forward``."""
+        """Take one step for n anchors, as ``MTPHead.forward``."""
         if self.zero_first:
             embeddings = embeddings.masked_fill((positions == 0)[..., None], 0)
         layer: Any = self._layer[0]
@@ -72,7 +72,7 @@ class MegatronHead(nn.Module):
 
 
 def inner(layer: nn.Module) -> Any:
-    """The transformer layer inside of an MTP layer, which megatron-core renamed in 0.17."""
+    """Return the transformer layer inside of an MTP layer, which megatron-core renamed in 0.17."""
     block = getattr(layer, "transformer_layer", None) or getattr(layer, "mtp_model_layer", None)
     if block is None or not hasattr(block, "self_attention"):
         raise UserError(f"the MTP layer {type(layer).__name__} has no transformer layer with self-attention: not known")
@@ -99,7 +99,7 @@ def whole(layer: nn.Module) -> None:
 
 
 def constant(hidden: Tensor, sequence_parallel: bool) -> Tensor:
-    """Hidden states [s, b, d] without their graph; whole again where sequence parallelism splits s over the ranks."""
+    """Return hidden states [s, b, d] without their graph, and whole where sequence parallelism splits s over ranks."""
     hidden = hidden.detach()
     if sequence_parallel:
         from megatron.core.tensor_parallel import gather_from_sequence_parallel_region

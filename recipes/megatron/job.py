@@ -1,4 +1,4 @@
-"""An adaptation whose head is trained on megatron-core; everything around the training is that of ``bebop.adapt``."""
+"""An adaptation whose head is trained on megatron-core; all else is ``bebop.adapt``."""
 
 import dataclasses
 import json
@@ -34,10 +34,10 @@ from bebop.trainer.objectives import Sampling, make_objective
 
 
 class MegatronAdaptation(Adaptation):
-    """One process of an adaptation; rank 0 writes. Checkpoints are distributed ones, readable by any other split."""
+    """One process of an adaptation; rank 0 writes. Checkpoints are distributed: any split reads them."""
 
     def __init__(self, config: AdaptConfig, parallel: ParallelConfig, folder: Path, place: Place) -> None:
-        """Load this process's part of the model; and the whole one, where held-out prompts are to be decoded."""
+        """Load this process's part of the model, and the whole model if held-out prompts are decoded."""
         make_objective(config.head.objective), make_objective(config.train.warm_objective)
         self.config, self.parallel, self.folder, self.place = config, parallel, folder, place
         self.ranks = Ranks(dist.get_rank(), dist.get_world_size())
@@ -59,13 +59,13 @@ class MegatronAdaptation(Adaptation):
         self.trainer = HeadTrainer(self.backend, config.head)
 
     def check_rows(self) -> None:
-        """Every data parallel rank needs a row of each step."""
+        """Raise ``UserError`` unless every data parallel rank has a row of each step."""
         rows, datas = self.config.train.rows_per_step, self.place.datas
         if rows < datas:
             raise UserError(f"train.rows_per_step={rows} cannot be split over {datas} data parallel ranks: give more")
 
     def train_alone(self) -> dict[str, float]:
-        """Training without decoding, for models that fit no process whole: rows come from a file.
+        """Train without decoding, on rows of a file: for models that fit into no process whole.
 
         Returns:
             eval/overlap/1.. on held-out rows, before and after.
@@ -84,7 +84,7 @@ class MegatronAdaptation(Adaptation):
     # ---- what differs from the base
 
     def _policy(self, source: Checkpoint) -> Policy:
-        """The whole model where it decodes; else its tokenizer and its sizes."""
+        """Return the whole model if it decodes; else its tokenizer and its sizes."""
         if self.parallel.evaluate:
             return load_policy(dataclasses.replace(self.config.model, init_mtp=True))
         with torch.device("meta"):
@@ -93,7 +93,7 @@ class MegatronAdaptation(Adaptation):
         return Policy(backbone=backbone, tokenizer=tokenizer, mtp=None, layout=source.layout)
 
     def _states(self, rows: Sequence[TokenRow]) -> list[Tensor] | None:
-        """The backbone's states of the training text, if a rank uses more rows than there are, and they fit."""
+        """Return the backbone's states of the training text, if a rank uses more rows than there are, and they fit."""
         train, model = self.config.train, self.backend.model.config
         used = train.steps * train.rows_per_step / self.place.datas
         size = sum(len(row.token_ids) for row in rows) * model.hidden_size
@@ -101,7 +101,7 @@ class MegatronAdaptation(Adaptation):
         return self.backend.backbone_states(rows) if fits and used > len(rows) else None
 
     def _progress(self, text: Sequence[TokenRow]) -> dict[str, float]:
-        """Where the whole model is there, the numbers of ``bebop.adapt``; else acceptance on the text, by position."""
+        """Return the numbers of ``bebop.adapt`` with the whole model; else acceptance on the text, by position."""
         if self.parallel.evaluate:
             return super()._progress(text)
         return self.backend.overlaps(text[:64], self.config.evaluation.draft_tokens)
@@ -123,7 +123,7 @@ class MegatronAdaptation(Adaptation):
         self.ranks.wait()
 
     def _write_alone(self, weights: dict[str, Tensor], found: dict[str, Any]) -> None:
-        """The checkpoint in the layout it came in, and the numbers; the whole model passes through rank 0's memory."""
+        """Write the numbers, and the checkpoint in its own layout; the whole model passes through rank 0's memory."""
         began = time.perf_counter()
         model = dataclasses.replace(self.config.model, init_mtp=True, device="cpu")
         policy = load_policy(model)

@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder, read one by one: each process takes what its part of the model needs.
+"""The weights of a Hugging Face folder, read one by one: each process reads what its part of the model needs.
 
 Names are those of ``Policy.weights``: ``backbone.*`` as transformers has them, ``mtp.*`` as ``MTPHead`` has them.
 """
@@ -21,7 +21,7 @@ HEAD = ("token_norm", "hidden_norm", "project", "final_norm")
 
 
 class Checkpoint(Mapping[str, Tensor]):
-    """A folder's weights in fp32, bf16 or whatever they are kept in; an MTP head that is not there begins anew."""
+    """A folder's weights in the dtype in which they are stored; a missing MTP head is made afresh."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.path, self.folder = config.path, resolve(config.path)
@@ -39,7 +39,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self._head: dict[str, Tensor] | None = None
 
     def __getitem__(self, name: str) -> Tensor:
-        """One whole weight, on the CPU."""
+        """Return one whole weight, on the CPU."""
         if name.startswith("mtp."):
             return self.head()[name.removeprefix("mtp.")]
         own = name.removeprefix("backbone.")
@@ -48,17 +48,17 @@ class Checkpoint(Mapping[str, Tensor]):
         return self._read(own)
 
     def __iter__(self) -> Iterator[str]:
-        """The backbone's names, then the head's."""
+        """Yield the backbone's names, then the head's."""
         prefix = LAYOUTS[self.layout].prefix.format(L=self.layers)
         yield from (f"backbone.{name}" for name in self._files if self.fresh or not name.startswith(prefix))
         yield from (f"mtp.{name}" for name in self.head())
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of weights."""
         return sum(1 for _ in self)
 
     def head(self) -> dict[str, Tensor]:
-        """The MTP head by the names of ``MTPHead``; made from the last layer where the folder has none."""
+        """Return the MTP head by the names of ``MTPHead``; made from the last layer if the folder has none."""
         if self._head is None:
             self._head = self._fresh_head() if self.fresh else self._read_head()
         return self._head
@@ -76,7 +76,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return from_layout(tensors, layout, self.layers, list(self._head_names()))
 
     def _fresh_head(self) -> dict[str, Tensor]:
-        """As ``bebop.model.mtp.init_from_backbone`` begins a head."""
+        """Make the head that ``bebop.model.mtp.init_from_backbone`` makes."""
         size = int(self.config.hidden_size)
         final = self._read("model.norm.weight")
         half = 0.5 * torch.eye(size, dtype=final.dtype)
@@ -90,13 +90,13 @@ class Checkpoint(Mapping[str, Tensor]):
         yield from (f"layer.{name}" for name in self._layer_names())
 
     def _layer_names(self) -> list[str]:
-        """The names within a decoder layer, read off the last one."""
+        """Return the names within a decoder layer, read off the last one."""
         last = f"model.layers.{self.layers - 1}."
         return [name.removeprefix(last) for name in self._files if name.startswith(last)]
 
 
 def _listed(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Every tensor's name in a folder's safetensors files, with its file."""
+    """Yield the name of every tensor in a folder's safetensors files, with its file."""
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # safe_open is no mapping: it cannot be iterated

@@ -1,6 +1,6 @@
 """Weights between Hugging Face's names and megatron-core's parameters, split over tensor and pipeline ranks.
 
-Nothing is computed: tensors are cut, joined and put in order, so that there and back is exact to the bit. megatron-core
+Nothing is computed: tensors are cut, joined and put in order, so a round trip is exact to the bit. megatron-core
 joins q, k and v of each group of heads (group after group), and gate and up of the feed-forward layer (a rank's part of
 the one, then of the other).
 """
@@ -60,7 +60,7 @@ OF_HEAD = re.compile(r"mtp\.layers\.0\.(?:transformer_layer|mtp_model_layer)\.(.
 
 
 def rule_of(name: str, offset: int) -> Rule:
-    """The rule of a parameter of one stage, whose first layer is the ``offset``-th of the model."""
+    """Return the rule of a parameter of one stage, whose first layer is layer ``offset`` of the model."""
     if name in OTHERS:
         return OTHERS[name]
     if found := OF_LAYER.fullmatch(name):
@@ -76,14 +76,14 @@ def rule_of(name: str, offset: int) -> Rule:
 
 
 def join(parts: list[Tensor], how: str, groups: int) -> Tensor:
-    """Hugging Face's tensors as one of megatron-core's; ``groups`` of heads are in them."""
+    """Join Hugging Face's tensors to one of megatron-core, with this number of ``groups`` of heads."""
     if how == "heads":
         return torch.cat([x.unflatten(0, (groups, -1)) for x in parts], 1).flatten(0, 1)
     return torch.cat(parts) if how == "gated" else parts[0]
 
 
 def part(whole: Tensor, how: str, groups: int, per_group: int) -> list[Tensor]:
-    """The inverse of ``join``; ``per_group`` query heads share a key head."""
+    """Undo ``join``; ``per_group`` query heads share a key head."""
     if how == "heads":
         grouped = whole.unflatten(0, (groups, per_group + 2, -1))
         return [x.flatten(0, 2) for x in grouped.split([per_group, 1, 1], 1)]
@@ -91,7 +91,7 @@ def part(whole: Tensor, how: str, groups: int, per_group: int) -> list[Tensor]:
 
 
 def parameters(model: nn.Module) -> Iterator[tuple[Rule, nn.Parameter]]:
-    """The parameters of this stage with their rules."""
+    """Yield the parameters of this stage with their rules."""
     layers = getattr(getattr(model, "decoder", None), "layers", None)
     offset = layers[0].layer_number - 1 if layers else 0
     for name, parameter in model.named_parameters():
@@ -100,7 +100,7 @@ def parameters(model: nn.Module) -> Iterator[tuple[Rule, nn.Parameter]]:
 
 @torch.no_grad()
 def load(model: nn.Module, source: Mapping[str, Tensor], place: Place, groups: int) -> None:
-    """Fill this process's part of a model; ``groups`` are the key heads of the whole model."""
+    """Fill this process's part of a model; ``groups``: the key heads of the whole model."""
     for rule, parameter in parameters(model):
         parts = [source[name] for name in rule.parts]
         if rule.split is not None:
@@ -109,7 +109,7 @@ def load(model: nn.Module, source: Mapping[str, Tensor], place: Place, groups: i
 
 
 def gather(named: Mapping[str, tuple[Rule, Tensor]], place: Place, groups: int, per_group: int) -> dict[str, Tensor]:
-    """Whole tensors by Hugging Face's names on every tensor rank, from each rank's parts; on the CPU."""
+    """Gather whole tensors by Hugging Face's names on every tensor rank, on the CPU."""
     whole: dict[str, Tensor] = {}
     for rule, tensor in named.values():
         mine = tensor.detach().contiguous()
@@ -124,7 +124,7 @@ def gather(named: Mapping[str, tuple[Rule, Tensor]], place: Place, groups: int, 
 
 
 def gather_model(model: nn.Module, place: Place, groups: int, per_group: int) -> dict[str, Tensor]:
-    """Every weight of a model by Hugging Face's names, on the process of rank 0; elsewhere this stage's alone."""
+    """Gather every weight of a model by Hugging Face's names on rank 0; on others, those of their stage."""
     mine = gather({str(i): pair for i, pair in enumerate(parameters(model))}, place, groups, per_group)
     if place.pipelines == 1 or place.tensor or place.data:
         return mine

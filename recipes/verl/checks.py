@@ -1,4 +1,4 @@
-"""What cannot work is refused in the driver, in one line, before anything heavy is started."""
+"""Checks of a verl configuration: the driver refuses what cannot work, in one line, before anything heavy starts."""
 
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,7 +19,7 @@ REJECTION = "speculative_use_rejection_sampling"
 
 
 def check_job(config: Any, wanted: VerlConfig) -> None:
-    """``UserError`` for the first thing in a verl configuration that does not go together."""
+    """Raise ``UserError`` for the first conflict in a verl configuration."""
     rollout = config.actor_rollout_ref.rollout
     _check_sizes(config)
     if rollout.name == "bebop":
@@ -39,7 +39,7 @@ def sends_head(config: Any, wanted: VerlConfig) -> bool:
 
 
 def _check_sizes(config: Any) -> None:
-    """verl asserts most of this too, but in a worker, long after the start."""
+    """Check sizes that verl asserts, too, but in a worker, long after the start."""
     rollout = config.actor_rollout_ref.rollout
     devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
     size = 1
@@ -63,7 +63,7 @@ def _check_embedded(rollout: Any) -> None:
 
 
 def _check_sglang(config: Any, head_sent: bool) -> None:
-    """Rejection sampling is there from a certain version on, for chains of drafts alone."""
+    """Check rejection sampling, which newer versions have, for chains of drafts only."""
     options = config.actor_rollout_ref.rollout.engine_kwargs.get("sglang") or {}
     mtp = config.actor_rollout_ref.model.mtp
     if not options.get(REJECTION):
@@ -82,7 +82,7 @@ def _check_sglang(config: Any, head_sent: bool) -> None:
 
 
 def _check_vllm(config: Any, wanted: VerlConfig, head_sent: bool) -> None:
-    """Drafts of the head, whose log-probs are those of what is drawn from, and whose statistics can be read."""
+    """Check that log-probs belong to the distribution that is sampled, and that statistics of drafts can be read."""
     rollout, mtp = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model.mtp
     if not (mtp.enable and mtp.enable_rollout):
         return
@@ -117,7 +117,7 @@ def _installed(name: str, shown: str) -> str:
 
 
 def _check_head(config: Any, wanted: VerlConfig) -> None:
-    """A head is trained where the whole model runs in one place, and for an engine that has one."""
+    """Check that the whole model runs in one place, and that the rollout engine uses the head."""
     job = config.actor_rollout_ref
     on, strategy = "bebop.train_head", job.actor.strategy
     check(strategy in HEADS, on, True, f"actor.strategy={strategy!r} does not have it; choose {' or '.join(HEADS)}")
@@ -142,7 +142,7 @@ def _check_head(config: Any, wanted: VerlConfig) -> None:
 
 
 def _check_checkpoint(path: str, init_head: bool) -> None:
-    """A folder without MTP weights, seen before it is loaded; paths elsewhere are left to the worker."""
+    """Refuse a folder without MTP weights before it is loaded; the worker checks paths elsewhere."""
     if init_head or not Path(path).is_dir():
         return
     from bebop.config import ModelConfig

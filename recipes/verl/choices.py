@@ -1,5 +1,4 @@
-"""What the plug-in adds to verl's own choices: a rollout engine, and a transfer of weights for machines without
-NCCL."""
+"""Choices that the plug-in adds to verl's own: a rollout engine, and a weight transfer for machines without NCCL."""
 
 import importlib
 from types import ModuleType
@@ -8,17 +7,17 @@ NAME = "bebop"
 
 
 def add_adapter(base: ModuleType) -> None:
-    """``rollout.name=bebop``, the side of the training worker: verl looks the class up by its path."""
+    """Add the training worker's side of ``rollout.name=bebop``: verl looks the class up by its path."""
     base._ROLLOUT_REGISTRY[NAME, "async"] = "bebop.verl_job.rollout.EmbeddedAdapter"
 
 
 def add_replica(replica: ModuleType) -> None:
-    """``rollout.name=bebop``, the server."""
+    """Add the server of ``rollout.name=bebop``."""
     load = "bebop.verl_job.rollout"
     replica.RolloutReplicaRegistry.register(NAME, lambda: importlib.import_module(load).EmbeddedReplica)
 
 
 def add_transfer(base: ModuleType) -> None:
-    """``rollout.checkpoint_engine.backend=bebop``."""
+    """Add ``rollout.checkpoint_engine.backend=bebop``."""
     transfer = importlib.import_module("bebop.verl_job.transfer")
     base.CheckpointEngineRegistry.register(NAME)(transfer.ObjectStoreTransfer)

@@ -1,6 +1,6 @@
 """The CPU as a platform of verl, which has none built in: for tests and demonstrations on a machine without a GPU.
 
-Asked for with ``VERL_PLATFORM=cpu``. Ray's GPUs are only numbers there: give ``ray_init.num_gpus``.
+``VERL_PLATFORM=cpu`` chooses it. Ray's GPUs are only numbers there: give ``ray_init.num_gpus``.
 """
 
 import contextlib
@@ -33,33 +33,33 @@ class CpuDevice:
 
 
 class PlatformCPU(PlatformBase):
-    """See ``PlatformBase``."""
+    """The CPU as a ``PlatformBase``."""
 
     device_name = "cpu"
     vendor_name = "cpu"
     device_module = CpuDevice()
 
     def is_available(self) -> bool:
-        """There always is one."""
+        """Return True: there always is a CPU."""
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Whether it may be chosen unasked: never."""
+        """Return False: verl must not choose it unasked."""
         return False
 
     def current_device(self) -> Any:
-        """Where tensors go: the device itself, for torch refuses the number 0 here."""
+        """Return the device itself: torch refuses the number 0 here."""
         return torch.device("cpu")
 
     def device_count(self) -> int:
-        """One."""
+        """Return 1."""
         return 1
 
     def set_device(self, device_index: int) -> None:
-        """Nothing to choose."""
+        """Do nothing: there is one device."""
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Nothing runs behind our back."""
+        """Do nothing: nothing runs asynchronously."""
 
     def manual_seed(self, seed: int) -> None:
         """Seed torch."""
@@ -70,47 +70,47 @@ class PlatformCPU(PlatformBase):
         torch.manual_seed(seed)
 
     def set_allocator_settings(self, settings: str) -> None:
-        """There are none."""
+        """Do nothing: the CPU has no allocator settings."""
 
     def empty_cache(self) -> None:
-        """There is none."""
+        """Do nothing: the CPU has no cache."""
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
-        """Unknown."""
+        """Return no capability."""
         return None, None
 
     def communication_backend_name(self) -> str:
-        """Gloo."""
+        """Return Gloo."""
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        """A name that nobody else reads."""
+        """Return a variable that nobody else reads."""
         return "VERL_CPU_VISIBLE_DEVICES"
 
     def nvtx_range(self, msg: str) -> Any:
-        """No ranges."""
+        """Return a context that does nothing."""
         return contextlib.nullcontext()
 
     def profiler_start(self) -> None:
-        """No profiler."""
+        """Do nothing: there is no profiler."""
 
     def profiler_stop(self) -> None:
-        """No profiler."""
+        """Do nothing: there is no profiler."""
 
     def ray_resource_name(self) -> str:
-        """Ray hands out its GPUs, which are only numbers here."""
+        """Return Ray's GPUs, which are only numbers here."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
-        """None."""
+        """Return no variables."""
         return []
 
     def is_ipc_supported(self) -> bool:
-        """No."""
+        """Return False."""
         return False
 
     def cudart(self) -> Any:
-        """None."""
+        """Return None."""
         return None
 
 
@@ -125,7 +125,7 @@ def register_engine(module: ModuleType) -> None:
 
 
 def one_backend(distributed: ModuleType) -> None:
-    """verl asks for ``cpu:gloo,<device>:<backend>``; where the device is the CPU, torch takes that name only once."""
+    """Let verl ask for ``cpu:gloo`` alone: torch takes ``cpu:gloo,<device>:<backend>`` not twice for one device."""
 
     def around(original: Any, timeout_second: float | None = None, backend: str | None = None) -> Any:
         return original(timeout_second, backend or "cpu:gloo")

@@ -1,4 +1,4 @@
-"""The driver's part: checks the ``bebop`` block before Ray starts, and hands it to the job's processes."""
+"""The driver checks the ``bebop`` block before Ray starts, and hands it to the job's processes."""
 
 import os
 import sys
@@ -12,11 +12,11 @@ from bebop.verl_job.hooks import wrap
 from bebop.verl_job.plugin import on_cpu
 from bebop.verl_job.settings import EXTERNAL, MODULE, SELECTOR, VARIABLE, VerlConfig, parse, plain, to_variable
 
-FIRST_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"  # the plug-in for vLLM looks into the first
+FIRST_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"  # 0: the first model runner, which the vLLM plug-in hooks
 
 
 def hand_over(constants: ModuleType) -> None:
-    """verl asks for the environment of its processes once, with the whole configuration, just before it starts Ray."""
+    """Hook the function that makes the environment of verl's processes; verl calls it just before it starts Ray."""
 
     def around(original: Any, config: Any = None) -> dict[str, Any]:
         environment: dict[str, Any] = original(config)
@@ -41,21 +41,21 @@ def hand_over(constants: ModuleType) -> None:
 
 
 def for_vllm(config: Any, wanted: VerlConfig) -> dict[str, str]:
-    """What vLLM's processes are told: our plug-in of it acts by variables alone."""
+    """Return the variables for vLLM's processes: our vLLM plug-in reads nothing else."""
     if config.actor_rollout_ref.rollout.name != "vllm":
         return {}
-    told = {CPU: "1"} if on_cpu(os.environ) else {}
+    variables = {CPU: "1"} if on_cpu(os.environ) else {}
     mtp = config.actor_rollout_ref.model.mtp
     if wanted.metrics and mtp.enable and mtp.enable_rollout:
-        told |= {EVERY: str(wanted.verify_every), DRAFTS: str(mtp.num_speculative_tokens), FIRST_RUNNER: "0"}
-    return told
+        variables |= {EVERY: str(wanted.verify_every), DRAFTS: str(mtp.num_speculative_tokens), FIRST_RUNNER: "0"}
+    return variables
 
 
 def _external(config: Any) -> str:
-    """The modules that every process imports first: what the user names, and the plug-in.
+    """Return the modules that every process imports first: those of the user, and the plug-in.
 
-    By name as well as by entry point, since verl is silent about an entry point that cannot be loaded. What the
-    configuration says of them wins over verl's environment, so it is told of the user's too.
+    The plug-in is named although it has an entry point: verl is silent about an entry point that cannot be loaded. The
+    configuration's list of modules wins over the environment's, so it gets all names, too.
     """
     own = plain(config.get("ray_kwargs") or {}).get("ray_init", {}).get("runtime_env", {}).get("env_vars") or {}
     named = f"{os.environ.get(EXTERNAL, '')},{own.get(EXTERNAL, '')}".split(",")

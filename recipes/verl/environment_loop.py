@@ -1,6 +1,6 @@
-"""A trajectory of an environment of ours over one of verl's rollout engines: token ids in, token ids out.
+"""Trajectories of Bebop's environments over one of verl's rollout engines: token ids in, token ids out.
 
-Nothing in here needs verl, so that it is tested without it; ``agent_loop`` is verl's side.
+Nothing here needs verl, so tests need none; ``agent_loop`` is verl's side.
 """
 
 import logging
@@ -18,30 +18,30 @@ from bebop.tasks.episodes import Episode, Episodes
 from bebop.trajectory import Ending, SamplingParams
 
 log = logging.getLogger(__name__)
-# (prompt ids, most tokens of the turn) -> its ids and their log-probs, None where the engine gives none.
+# (prompt ids, token limit of the turn) -> its ids and their log-probs, None if the engine gives none.
 Generate = Callable[[list[int], int], Awaitable[tuple[list[int], list[float] | None]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What ends a trajectory; the rest of ``agent_loop``'s settings."""
+    """The limits of a trajectory, from the settings of ``agent_loop``."""
 
     max_turns: int = 16
     max_seconds: float = 3600.0
     max_restarts: int = 2
-    turn_tokens: int  # of one answer
-    prompt_tokens: int  # of what the environment begins with
-    tokens: int  # of all that follows it, answers and observations
+    turn_tokens: int  # of one completion
+    prompt_tokens: int  # of the first messages
+    tokens: int  # of all that follows, completions and observations
 
 
 @dataclass(slots=True, kw_only=True)
 class Played:
-    """A trajectory in verl's terms: a prompt, and a response of which the mask says what the policy wrote."""
+    """A trajectory in verl's terms: a prompt, and a response whose mask marks what the policy wrote."""
 
     prompt: list[int]
     response: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)  # 1: written by the policy, 0: read
-    logprobs: list[float] | None = field(default_factory=list)  # 0 where something was read
+    logprobs: list[float] | None = field(default_factory=list)  # 0 for tokens that were read
     turns: int = 0
     reward: float = 0.0
     ended: Ending = "done"
@@ -49,7 +49,7 @@ class Played:
     counts: dict[str, float] = field(default_factory=dict)
 
     def write(self, ids: list[int], logprobs: list[float] | None) -> None:
-        """A turn of the policy."""
+        """Add a turn of the policy."""
         self.turns += 1
         self.response += ids
         self.mask += [1] * len(ids)
@@ -57,31 +57,31 @@ class Played:
             self.logprobs = None if logprobs is None else [*self.logprobs, *logprobs]
 
     def read(self, ids: list[int]) -> None:
-        """What the environment says to it."""
+        """Add an observation."""
         self.response += ids
         self.mask += [0] * len(ids)
         if self.logprobs is not None:
             self.logprobs += [0.0] * len(ids)
 
     def hear(self, step: EnvStep) -> None:
-        """What it is worth."""
+        """Add the reward and counts of a step."""
         self.reward += step.reward
         for name, value in step.counts.items():
             self.counts[name] = self.counts.get(name, 0.0) + value
 
 
 class EnvironmentLoop:
-    """Plays one question after another, as often as asked for."""
+    """Plays trajectories, each with an environment of its own."""
 
     def __init__(self, episodes: Episodes, delta: ChatDelta, stops: tuple[int, ...], limits: Limits, seed: int) -> None:
-        """``stops``: tokens at which the policy ends a turn; ``seed``: of the questions."""
+        """Refuse kinds with ``tokens``. ``stops``: tokens at which a turn ends; ``seed``: of the questions."""
         if episodes.kind.tokens:
             raise UserError(f"environment {episodes.kind.name} makes tokens of its own: verl's loop has no use for it")
         self.episodes, self.delta, self.stops, self.limits, self.seed = episodes, delta, stops, limits, seed
         self._text, self._params = AnswerText(delta.tokenizer), SamplingParams(stop_token_ids=stops)
 
     async def play(self, index: int, args: Mapping[str, Any], generate: Generate) -> Played | None:
-        """Question number ``index``; None if its environments were lost too often: no row at all, never one of 0."""
+        """Play question ``index``; None if its environments were lost too often: no row, never one with reward 0."""
         item = question(self.episodes.kind, index, self.seed, args)
         began = time.monotonic()
         for restarts in range(self.limits.max_restarts + 1):
@@ -125,7 +125,7 @@ class EnvironmentLoop:
             played.read(heard)
 
     def _spent(self, played: Played, heard: int, began: float) -> Ending | None:
-        """The budget that leaves no other turn; None: there is one."""
+        """Return the budget that leaves no further turn; None if there is one."""
         if played.turns >= self.limits.max_turns:
             return "turns"
         if len(played.response) + heard >= self.limits.tokens:

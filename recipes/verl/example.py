@@ -1,7 +1,8 @@
-"""What the example job reads: ``python -m bebop.verl_job.example FOLDER`` writes model, tokenizer and questions.
+"""Files of the example job: ``python -m bebop.verl_job.example FOLDER`` writes model, tokenizer and questions.
 
-The questions are those of ``bebop.run``'s chain_sum. The tokenizer is a folder of its own: from the model's folder verl
-would take the class of its family, and it drops special tokens from answers, which <answer> and </answer> are here.
+The questions are those of ``bebop.run``'s chain_sum. The tokenizer has a folder of its own: from the model's folder
+verl would take the class of its family. And verl drops special tokens from completions, which <answer> and </answer>
+would be.
 """
 
 import json
@@ -25,11 +26,10 @@ ARGUMENTS = {
     "min_digits": 1,
     "max_digits": 1,
 }  # what the built-in model was trained on
-REWARD = "from bebop.verl_job.reward import compute_score\n"
 
 
 def write_example(folder: Path, train: int = 4096, test: int = 64) -> None:
-    """Write everything; what is there already is overwritten."""
+    """Write all files, over existing ones."""
     tiny = resolve("tiny")
     shutil.copytree(tiny, folder / "model", dirs_exist_ok=True)
     _write_tokenizer(tiny, folder / "tokenizer")
@@ -38,7 +38,7 @@ def write_example(folder: Path, train: int = 4096, test: int = 64) -> None:
 
 
 def write_questions(path: Path, first: int, count: int) -> None:
-    """Items ``first``, ``first`` + 1, ... of the stream, as verl's data sets have them."""
+    """Write items ``first``, ``first`` + 1, ... of the stream in the form of verl's data sets."""
     items = ProceduralItems(TASK, ARGUMENTS, seed=0)
     rows = [_row(index, items.item(index)) for index in range(first, first + count)]
     pq.write_table(pa.Table.from_pylist(rows), path)
@@ -55,7 +55,7 @@ def _row(index: int, item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_tokenizer(source: Path, folder: Path) -> None:
-    """The built-in model's tokenizer, of the generic class, with the answer tags as ordinary tokens."""
+    """Write the built-in model's tokenizer, with the generic class and the answer tags as ordinary tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = json.loads((source / "tokenizer.json").read_text())
     for token in tokenizer["added_tokens"]:
@@ -70,7 +70,7 @@ def _write_tokenizer(source: Path, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the example; the exit code."""
+    """Write the example and return the exit code."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UserError("give one folder: python -m bebop.verl_job.example FOLDER")
     write_example(Path(arguments[0]))

@@ -1,9 +1,9 @@
-"""The MTP head in verl's FSDP2 engine: trained beside the policy, checkpointed with it, sent to the rollout with it.
+"""The MTP head in verl's FSDP2 engine: trained beside the policy, stored with it, sent to the rollout with it.
 
-The policy does not notice: the head sees detached hidden states of the policy's own update (those that its
+The policy is not affected: the head sees detached hidden states of the policy's own update (those that its
 language-model head reads), has its own optimizer, schedule and gradient norm, and draws no random numbers. One head
-step follows each optimizer step of the policy, on the same answers. Every rank keeps a whole head, and its gradient is
-summed over the ranks.
+step follows each optimizer step of the policy, on the same completions. Every rank keeps a whole head, whose
+gradient is summed over the ranks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,10 +39,10 @@ class HeadBeside:
     """The head of one rank's engine."""
 
     def __init__(self, engine: Any, module: Any, config: VerlConfig, device: Callable[[], Any]) -> None:
-        """``module``: the model before it is split over the ranks; ``device``: where the engine computes."""
+        """Make the head. ``module``: the model before it is split over ranks; ``device``: where the engine computes."""
         self.engine, self.config, self.device = engine, config, device
         self.layout, head = make_head(Path(engine.model_config.local_path), module, config.init_head)
-        # The tokenizer is for text, which is not looked at here.
+        # No tokenizer: text is not used here.
         self.policy = Policy(backbone=module, tokenizer=None, mtp=head, layout=self.layout)
         self.rows: list[KnownRow] = []  # of the update in progress
         self.temperature = 1.0
@@ -70,12 +70,12 @@ class HeadBeside:
         self._state = None
 
     def update(self) -> dict[str, float]:
-        """One step on what was kept; metrics ``head/*``. All ranks take part."""
+        """Take one step on the rows of this update; metrics ``head/*``. All ranks take part."""
         rows, self.rows = self.rows, []
         return self.trainer().update_share(rows)
 
     def trainer(self) -> HeadTrainer:
-        """Made at its first use, when the model is where it stays."""
+        """Return the trainer, which is made at its first use: the model is where it stays then."""
         if self._trainer is None:
             assert self.policy.mtp is not None
             self.policy.backbone = self.engine.module
@@ -89,20 +89,20 @@ class HeadBeside:
         return self._trainer
 
     def weights(self) -> dict[str, Tensor]:
-        """For the rollout, under the names of the checkpoint; always, as an engine may have been started without."""
+        """Return the weights for the rollout, under the names of the checkpoint: an engine may have none yet."""
         assert self.policy.mtp is not None
         head = {name: p.detach().to("cpu", copy=True) for name, p in self.policy.mtp.named_parameters()}
         return head_to_checkpoint(head, self.layout, self.policy.backbone.config.num_hidden_layers)
 
     def save(self, folder: Path) -> None:
-        """Beside verl's checkpoint, by rank 0: every rank has the whole head."""
+        """Write the head beside verl's checkpoint, by rank 0: every rank has the whole head."""
         if self._trainer is not None and dist.get_rank() == 0:
             kept = {"state": self._trainer.state_dict(), "temperature": self.temperature}
             torch.save(kept, folder / f"{FILE}.new")
             (folder / f"{FILE}.new").replace(folder / FILE)
 
     def load(self, folder: Path) -> None:
-        """Go on where ``save`` was called; a checkpoint from before the head was trained leaves it as it is."""
+        """Load what ``save`` wrote; a checkpoint from before the head was trained leaves the head unchanged."""
         if (folder / FILE).is_file():
             kept = torch.load(folder / FILE, map_location="cpu", weights_only=True)
             self.temperature = kept["temperature"]
@@ -114,7 +114,7 @@ class HeadBeside:
 
 
 def make_head(path: Path, module: Any, fresh: bool) -> tuple[str, MTPHead]:
-    """The head of a checkpoint for a model, the same on every rank; other ranks than 0 may hold an empty model."""
+    """Return the head of a checkpoint, the same on every rank; ranks other than 0 may hold an empty model."""
     with torch.random.fork_rng(), _attention(module.config):
         layout, head = load_mtp(path, module, fresh)
     if head is None:
@@ -127,8 +127,10 @@ def make_head(path: Path, module: Any, fresh: bool) -> tuple[str, MTPHead]:
 
 
 def answer_masks(micro_batch: Any) -> list[Tensor]:
-    """What the policy wrote of each answer [T], from verl's batches without padding or with it (left of prompts, right
-    of answers). What a tool wrote lies between, and is not the policy's."""
+    """Return a mask [T] of the policy's tokens for each response, from verl's batches without padding or with it.
+
+    Padding is left of prompts and right of responses. Tokens of tools lie between those of the policy.
+    """
     mask = micro_batch["response_mask"]
     if mask.is_nested:
         return [row.bool() for row in mask.unbind()]
@@ -137,7 +139,7 @@ def answer_masks(micro_batch: Any) -> list[Tensor]:
 
 
 def split_rows(states: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    """Hidden states [L, d] of each row, from rows side by side [B, L, d] or end to end [1, N, d], padding behind."""
+    """Return states [L, d] of each row, from rows side by side [B, L, d] or end to end [1, N, d], padding last."""
     if states.shape[0] == len(lengths):
         return [row[:length] for row, length in zip(states, lengths, strict=True)]
     assert states.shape[0] == 1 and states.shape[1] >= sum(lengths), (states.shape, lengths)
@@ -145,7 +147,7 @@ def split_rows(states: Tensor, lengths: Sequence[int]) -> list[Tensor]:
 
 
 def train_beside(transformer_impl: ModuleType) -> None:
-    """Change verl's FSDP engine."""
+    """Hook verl's FSDP engine."""
     config = current()
     assert config is not None
     engine_class = transformer_impl.FSDPEngineWithLMHead
@@ -197,7 +199,7 @@ def train_beside(transformer_impl: ModuleType) -> None:
 
 @contextmanager
 def _attention(config: Any) -> Iterator[None]:
-    """A head copies the model's configuration, with the attention that head training needs in place of the model's."""
+    """Set the attention that head training needs in the model's configuration, which a head copies in this block."""
     own = config._attn_implementation
     config._attn_implementation = ATTENTION
     try:
@@ -207,5 +209,5 @@ def _attention(config: Any) -> Iterator[None]:
 
 
 def first_temperature(value: Any) -> float:
-    """One temperature for all: that of the first row."""
+    """Return the temperature of the first row, which all rows share."""
     return float(value.flatten()[0]) if isinstance(value, Tensor) else float(value)

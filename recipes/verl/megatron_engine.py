@@ -1,13 +1,13 @@
 """The MTP head in verl's Megatron engine: trained beside the policy on our objectives, with an optimizer of its own.
 
-What verl does with ``mtp.enable_train`` (cross-entropy, added to the policy's loss, one optimizer, one gradient norm)
-is replaced: verl still hands tokens and the loss mask to the model, and the rest is ``bebop.megatron_job.cotrain``. The
-head is a part of verl's model, so that verl's own checkpoints hold its weights and its bridge sends them to the
-rollout; the optimizer's state is kept beside them.
+This replaces what verl does with ``mtp.enable_train`` (cross-entropy, added to the policy's loss, one optimizer, one
+gradient norm): verl still hands tokens and the loss mask to the model, and ``bebop.megatron_job.cotrain`` does the
+rest. The head is a part of verl's model, so verl's own checkpoints hold its weights and its bridge sends them to the
+rollout. The optimizer's state is stored beside them.
 
-Run: verl's engine on a CPU, from its gradient buffers and optimizer to ``train_batch``, on a GPTModel made here, and
-``cotrain`` under every split (tests/integration/megatron: test_verl_engine.py, test_splits.py). Not run: verl's bridges
-and Transformer Engine, which need a GPU, and so a whole verl job on Megatron.
+Tested: verl's engine on a CPU, from its gradient buffers and optimizer to ``train_batch``, on a GPTModel made here, and
+``cotrain`` under every split (tests/integration/megatron: test_verl_engine.py, test_splits.py). Not tested: verl's
+bridges and Transformer Engine, which need a GPU, and so a whole verl job on Megatron.
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ from bebop.verl_job.settings import VerlConfig, current
 
 FOLDER = "bebop_head"  # in the folder of verl's actor checkpoint
 ENGINE = "bebop_head"  # the attribute of verl's engine
-# The most chains a row. Attention of a later step takes chains times tokens numbers a head: 1,024 chains over 64 K
+# Maximum of chains a row. Attention of a later step takes chains times tokens numbers a head: 1,024 chains over 64 K
 # tokens are some 2 GB in bf16 for 4 heads and 2 later steps, all of them 130 GB.
 ANCHORS = 1024
 
 
 def train_beside(transformer_impl: ModuleType) -> None:
-    """Change verl's Megatron engine."""
+    """Hook verl's Megatron engine."""
     config = current()
     assert config is not None
     engine_class = transformer_impl.MegatronEngine
@@ -98,7 +98,7 @@ def trains(engine: Any) -> bool:
 
 
 def check(engine: Any) -> None:
-    """``UserError`` for settings that do not go together, before the model is made."""
+    """Raise ``UserError`` for settings that do not go together, before the model is made."""
     mtp, megatron = engine.model_config.mtp, engine.engine_config
     if not (mtp.enable and mtp.enable_train):
         raise UserError(
@@ -111,7 +111,7 @@ def check(engine: Any) -> None:
 
 
 def beside(engine: Any, config: VerlConfig) -> Any:
-    """The head of one rank's engine."""
+    """Return the head of one rank's engine."""
     from bebop.megatron_job.cotrain import HeadCotrainer
 
     path = Path(engine.model_config.local_path)
@@ -124,7 +124,7 @@ def beside(engine: Any, config: VerlConfig) -> Any:
 
 @contextmanager
 def left_out_of_buffers() -> Iterator[None]:
-    """Gradient buffers that are made in this block, wherever verl's bridge makes them, do not take the head in."""
+    """Leave the head out of gradient buffers that verl's bridge makes in this block."""
     from megatron.core.distributed import DistributedDataParallel
 
     from bebop.megatron_job.cotrain import head_left_out

@@ -1,6 +1,6 @@
 """Acceptance of drafts in verl's own logger, under the names of ``bebop.run``, and why it moved.
 
-Answers carry their statistics (``stats.FIELD``); the trainer sums them over the batch that it has just learned from.
+Completions carry their statistics (``stats.FIELD``); the trainer sums them over the batch that it just learned from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,10 +45,10 @@ class Gauges:
 
 
 class Reporter:
-    """One trainer's view of its batches, step after step."""
+    """Reports the batches of one trainer, step after step."""
 
     def __init__(self, config: VerlConfig, steps: int | None = None) -> None:
-        """``steps``: of the whole run, if known."""
+        """Report nothing yet; ``steps``: of the whole run, if known."""
         self.config, self.steps = config, steps
         self.seen = 0  # steps
         self.monitor: DriftMonitor | None = None
@@ -72,7 +72,7 @@ class Reporter:
             self.gauges.write(step, metrics)
 
     def _numbers(self, step: int, answers: Sequence[tuple[str, int, list[DecodeStats]]]) -> dict[str, float]:
-        """``answers``: prompt, version, statistics of each turn."""
+        """Return the metrics of ``answers``: prompt, version, statistics of each turn."""
         numbers = values(acceptance([DecodeStats.total(each) for _, _, each in answers]))
         if any(len(each) > 1 for _, _, each in answers):
             by_turn = [(first_of_kind(turn), one) for _, _, each in answers for turn, one in enumerate(each)]
@@ -99,17 +99,17 @@ class Reporter:
             measured = bool(np.nan_to_num(records.overlap).any())
             settings = MonitorSettings(rate="overlap" if measured else "accepted", steps=self.steps)
             self.monitor = DriftMonitor(settings)
-        told = self.monitor.observe(records)
-        return numbers | ({} if told is None else told.metrics())
+        diagnosis = self.monitor.observe(records)
+        return numbers | ({} if diagnosis is None else diagnosis.metrics())
 
 
 def acceptance(stats: Sequence[DecodeStats]) -> dict[str, Any]:
-    """``rollout/accept_length``, rates and overlaps by position, entropies: as ``bebop.run`` logs them."""
+    """Return ``rollout/accept_length``, rates and overlaps by position, and entropies, as ``bebop.run`` logs them."""
     return dict(decode_metrics(DecodeStats.total(stats)))
 
 
 def report_v1(trainer_base: ModuleType) -> None:
-    """The trainer of verl 0.9 in its modes sync, colocate_async and separate_async."""
+    """Hook the trainer of verl 0.9 in its modes sync, colocate_async and separate_async."""
     queue = trainer_base.tq
 
     def around(
@@ -134,7 +134,7 @@ def report_v1(trainer_base: ModuleType) -> None:
 
 
 def report_batch(ray_trainer: ModuleType) -> None:
-    """The trainers that hold whole batches, such as ``fully_async_policy``; there the fields lie beside the tensors."""
+    """Hook trainers that hold whole batches, such as ``fully_async_policy``: the fields lie beside the tensors."""
 
     def around(original: Any, batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         metrics: dict[str, Any] = original(batch, *args, **kwargs)
@@ -162,7 +162,7 @@ def speculates(config: Any) -> bool:
 
 
 def _reporter(owner: Any, steps: int | None = None) -> Reporter:
-    """The one reporter of a trainer (or of a module, where there is one trainer a process)."""
+    """Return the reporter of a trainer (or of a module, where there is one trainer a process)."""
     config = current()
     assert config is not None
     reporter: Reporter = owner.__dict__.setdefault("bebop_reporter", None) or Reporter(config, steps)

@@ -1,4 +1,4 @@
-"""Names of weights: verl speaks of them as the checkpoint does, the embedded engine by its own modules."""
+"""Names of weights: verl uses those of the checkpoint, the embedded engine those of its modules."""
 
 from collections.abc import Mapping
 
@@ -10,12 +10,12 @@ from bebop.model.layouts import LAYOUTS, from_layout, to_layout
 
 
 def head_to_checkpoint(head: Mapping[str, Tensor], layout: str, layers: int) -> dict[str, Tensor]:
-    """Weights of an ``MTPHead`` under the names of a checkpoint layout."""
+    """Return the weights of an ``MTPHead`` under the names of a checkpoint layout."""
     return to_layout(dict(head), LAYOUTS[layout], layers)
 
 
 def checkpoint_to_engine(weights: Mapping[str, Tensor], policy: Policy) -> dict[str, Tensor]:
-    """Weights under the names of a checkpoint as ``Engine.load_weights`` takes them; tied ones are left out.
+    """Return a checkpoint's weights under the names of ``Engine.load_weights``, without tied ones.
 
     ``UserError`` if a weight of the backbone is missing: an engine with weights of two versions follows no
     distribution.

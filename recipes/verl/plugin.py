@@ -1,8 +1,8 @@
-"""The plug-in for verl, entry point group ``verl.plugins``: which of verl's modules are changed, and for what.
+"""The plug-in for verl (entry point group ``verl.plugins``): which of verl's modules it changes, and for what.
 
-verl imports this file in every process, ahead of everything, and does not call what it finds: importing it registers.
-Nothing of verl is imported here. Without a ``bebop`` block in the configuration it only adds choices: a rollout engine
-``bebop``, a checkpoint engine ``bebop`` and a platform ``cpu``.
+verl imports this file in every process, before anything else, and calls nothing in it: the import itself registers.
+Nothing of verl is imported here. Without a ``bebop`` block in the configuration the plug-in only adds choices: a
+rollout engine ``bebop``, a checkpoint engine ``bebop`` and a platform ``cpu``.
 """
 
 import os

@@ -22,15 +22,15 @@ from bebop.verl_job.settings import parse_engine
 
 
 def server_name(replica_rank: int) -> str:
-    """The name of a replica's actor, by which the training worker finds it."""
+    """Return the name of a replica's actor, by which the training worker finds it."""
     return f"bebop_server_{replica_rank}"
 
 
 class VerlServer(EmbeddedServer):
-    """The server with verl's own type of answer."""
+    """The server with verl's own type of output."""
 
     async def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """See ``EmbeddedServer``; a ``TokenOutput``."""
+        """Return the output of ``EmbeddedServer`` as a ``TokenOutput``."""
         return TokenOutput(**await super().generate(*args, **kwargs))
 
 
@@ -38,7 +38,7 @@ class EmbeddedReplica(RolloutReplica):
     """Starts the server and hands it to verl."""
 
     async def launch_servers(self) -> None:
-        """One actor; Ray's GPUs are left to the workers beside it."""
+        """Start one actor; Ray's GPUs stay with the training workers."""
         rollout = self.config
         parallel = {
             name: int(getattr(rollout, name))
@@ -75,10 +75,10 @@ class EmbeddedAdapter(BaseRollout):
         self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
 
     async def resume(self, tags: list[str]) -> None:
-        """The engine keeps its memory."""
+        """Do nothing: the engine keeps its memory."""
 
     async def release(self) -> None:
-        """The engine keeps its memory."""
+        """Do nothing: the engine keeps its memory."""
 
     async def update_weights(
         self, weights: Any, wire_format: str = "named_tensors", global_steps: int | None = None, **settings: Any

@@ -17,12 +17,12 @@ CHOICE = "bebop="
 
 
 def choices() -> list[str]:
-    """The files of the group."""
+    """Return the names of the files in the group."""
     return sorted(file.stem for file in (CONF / "bebop").glob("*.yaml"))
 
 
 def command_line(overrides: Sequence[str]) -> list[str]:
-    """The arguments of ``verl.trainer.main_ppo``; ``UserError`` for a choice that does not exist."""
+    """Return the arguments of ``verl.trainer.main_ppo``; ``UserError`` for a choice that does not exist."""
     chosen = [o.removeprefix("+").removeprefix(CHOICE) for o in overrides if o.removeprefix("+").startswith(CHOICE)]
     rest = [o for o in overrides if not o.removeprefix("+").startswith(CHOICE)]
     for name in chosen:

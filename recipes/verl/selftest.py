@@ -1,7 +1,7 @@
-"""At the start of a job: which parts are live, and an error where one did not take.
+"""At the start of a job: report which parts are live, and raise an error for one that is not.
 
-verl logs at DEBUG alone when a plug-in cannot be loaded, and a hook on a module that is never imported is silent too.
-The trainer asks its own process and every training worker; that rollouts bring statistics shows at the first step.
+verl only logs at DEBUG when a plug-in cannot be loaded, and a hook on a module that is never imported is silent, too.
+The trainer checks its own process and every training worker. Whether rollouts bring statistics shows at the first step.
 """
 
 import sys
@@ -12,11 +12,11 @@ from bebop.errors import UserError
 from bebop.verl_job.hooks import applied, wrap
 from bebop.verl_job.settings import HEADS, VARIABLE, VerlConfig, current
 
-REPORT = "metrics.report_v1"  # what must have run in the trainer's process; in its workers, HEADS
+REPORT = "metrics.report_v1"  # must have run in the trainer's process; in its workers, HEADS
 
 
 def check_trainer(trainer_base: ModuleType) -> None:
-    """Look before the first step."""
+    """Check the hooks before the first step."""
 
     def around(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(trainer, *args, **kwargs)
@@ -29,7 +29,7 @@ def check_trainer(trainer_base: ModuleType) -> None:
 
 
 def answer_worker(engine_workers: ModuleType) -> None:
-    """Let a training worker say what took in its process."""
+    """Let a training worker report the hooks that ran in its process."""
 
     def bebop_applied(self: Any) -> tuple[str, ...]:
         return applied()
@@ -39,7 +39,7 @@ def answer_worker(engine_workers: ModuleType) -> None:
 
 
 def verdict(config: VerlConfig | None, own: tuple[str, ...], workers: list[tuple[str, ...]], strategy: str) -> str:
-    """The parts that are live; ``UserError`` naming the one that is asked for and is not."""
+    """Return the parts that are live; ``UserError`` names one that should be and is not."""
     if config is None:
         where = f"where the job was started ({VARIABLE} is not set)"
         raise UserError(f"the plug-in was not loaded {where}: is bebop-rl installed there, with its entry points?")

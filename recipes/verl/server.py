@@ -1,6 +1,6 @@
-"""One embedded engine as verl's agent loops see it: token ids in, token ids with log-probs and statistics out.
+"""One embedded engine for verl's agent loops: token ids in, token ids with log-probs and statistics out.
 
-A Ray actor in the job; nothing in here needs Ray or verl, so that it is tested without them.
+It is a Ray actor in the job. Nothing here needs Ray or verl, so tests need neither.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ LIMITS = ("max_tokens", "max_new_tokens")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """What verl's configuration says about the engine and the answers."""
+    """Settings of the engine and of completions, from verl's configuration."""
 
     path: str  # of the checkpoint
     dtype: str
     device: str
     prompt_length: int
     response_length: int
-    max_length: int  # prompt + answer
+    max_length: int  # prompt + response
     seed: int
     engine: EngineConfig
 
@@ -68,7 +68,7 @@ class EmbeddedServer:
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **inputs: Any
     ) -> dict[str, Any]:
-        """One answer, or the part of it that was there when it was aborted; the arguments of a ``TokenOutput``."""
+        """Return one completion, or the part of it before an abort, as the arguments of a ``TokenOutput``."""
         given = sorted(name for name, value in inputs.items() if value is not None)
         if given:
             raise UserError(f"the embedded engine takes text alone, and was given {', '.join(given)}")
@@ -83,37 +83,37 @@ class EmbeddedServer:
         return self._output(completion)
 
     async def load(self, weights: Mapping[str, Tensor], version: int | None) -> str:
-        """New weights under the names of the checkpoint; returns the fingerprint of the head in use."""
+        """Load weights under the names of the checkpoint and return the fingerprint of the head."""
         self.version = self.version if version is None else version
         own = checkpoint_to_engine(weights, self.policy)
         await asyncio.wrap_future(self.thread.load(own, self.version))
         return self.thread.engine.head
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
-        """End all answers with what there is of them. Later requests wait for ``resume_generation``, or come back."""
+        """End all requests with what they have. Later ones wait for ``resume_generation``, or are rejected."""
         self._open.clear()
         self._rejects = reject_request
         await asyncio.wrap_future(self.thread.abort())
 
     async def resume_generation(self) -> None:
-        """Let requests in again."""
+        """Accept requests again."""
         self._open.set()
 
     async def ready(self) -> str:
-        """Answers once the engine is there: the fingerprint of its head."""
+        """Return the fingerprint of the head, once the engine is there."""
         return self.thread.engine.head
 
     async def nothing(self) -> None:
-        """For calls about memory that other engines give back: this one keeps its own."""
+        """Do nothing, for calls about memory that other engines release: this one keeps its own."""
 
     wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = nothing
 
     def _params(self, request_id: str, prompt: int, given: Mapping[str, Any]) -> SamplingParams:
-        """verl's names for a distribution as ours; ``UserError`` for what the engine does not have."""
+        """Translate verl's sampling parameters; ``UserError`` for what the engine does not have."""
         left = {name: value for name, value in given.items() if name not in IGNORED and value is not None}
         limit = self.config.max_length - prompt
         asked = [int(left.pop(name)) for name in LIMITS if name in left]
-        # A later turn shares the room of one answer with all that came before it.
+        # A later turn shares the length of one response with all turns before it.
         total = self.config.prompt_length + self.config.response_length - prompt
         default = min(self.config.response_length, total)
         # Keyed by verl's own name of the request: stable where the job asks for determinism, fresh where not.
@@ -135,7 +135,7 @@ class EmbeddedServer:
         return params
 
     def _output(self, completion: Completion | None, reason: str = "aborted") -> dict[str, Any]:
-        """A ``TokenOutput`` as plain data; None stands for an answer that was never begun."""
+        """Return a ``TokenOutput`` as plain data; None stands for a request that never began."""
         versions = {"global_steps": self.version}
         if completion is None:
             return {"token_ids": [], "log_probs": [], "stop_reason": reason, "extra_fields": versions}
@@ -150,7 +150,7 @@ class EmbeddedServer:
         }
 
     def _drafted(self, completion: Completion) -> dict[str, Any]:
-        """What there is to say about drafts: statistics, and the fingerprint of the head that made them."""
+        """Return the statistics of drafts, and the fingerprint of the head that made them."""
         if not self.drafts:
             return {}
         return fields(completion.stats, self.drafts) | {"bebop_head": self.thread.engine.head}

@@ -1,8 +1,8 @@
-"""Weight updates of SGLang in sessions, and for those of its models alone that are sent something.
+"""Weight updates of SGLang in sessions, only for those of its models that receive weights.
 
-Newer versions (0.5.23 was read) refuse weights outside of a session, which verl 0.9.1 does not open; and they would
-take the draft into every update: a frozen one that is processed again drafts nonsense. So a session is opened
-around verl's update, for the target alone unless the trainer sends a head as well.
+Newer versions (0.5.23 was read) refuse weights outside of a session, which verl 0.9.1 does not open. They would also
+include the draft in every update: a frozen one that is processed again drafts nonsense. So a session is opened around
+verl's update, for the target alone unless the trainer sends a head as well.
 """
 
 import os
@@ -16,11 +16,11 @@ from bebop.verl_job.hooks import wrap
 from bebop.verl_job.settings import SELECTOR
 
 UPDATE = "update_weights_from_tensor"
-STRUCTS = "sglang.srt.managers.io_struct"  # of SGLang, which verl's adapter has imported
+STRUCTS = "sglang.srt.managers.io_struct"  # verl's adapter has imported it
 
 
 def in_sessions(sglang_rollout: ModuleType) -> None:
-    """Change verl's SGLang adapter, which every training worker has."""
+    """Hook verl's SGLang adapter, which every training worker has."""
     if not hasattr(sys.modules.get(STRUCTS), "BeginWeightUpdateReqInput"):
         return  # an SGLang that knows no sessions
 
@@ -36,7 +36,7 @@ def in_sessions(sglang_rollout: ModuleType) -> None:
 
 @asynccontextmanager
 async def session(client: Any, selector: str) -> AsyncIterator[None]:
-    """A session of one server; ``client`` is verl's, whose updates in this block are for ``selector``."""
+    """Open a session of one server; the updates of verl's ``client`` in this block are for ``selector``."""
     request = client._make_async_request
 
     async def chosen(endpoint: str, payload: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a verl job asks of Bebop: the ``bebop`` block of its configuration, checked once in the driver.
+"""The ``bebop`` block of a verl job's configuration, checked once in the driver.
 
 The driver hands it to every process of the job in one environment variable, since verl gives a worker only its own part
 of the configuration.
@@ -25,7 +25,7 @@ HEADS = {"fsdp2": "head.train_beside", "megatron": "megatron_engine.train_beside
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerlConfig:
-    """The parts; each can be switched off alone, and with all of them off the job is the stock job."""
+    """The parts of the plug-in. Each has its own switch; with all of them off the job is the stock job."""
 
     metrics: bool = False  # acceptance of drafts in verl's logger, for every engine and mode
     monitor: bool = False  # why it moved (drift/*); needs metrics
@@ -39,34 +39,33 @@ class VerlConfig:
     def __post_init__(self) -> None:
         check(self.metrics or not self.monitor, "bebop.monitor", self.monitor, "it takes bebop.metrics=true")
         check(self.metrics or not self.prometheus, "bebop.prometheus", self.prometheus, "it takes bebop.metrics=true")
-
         check(self.verify_every >= 0, "bebop.verify_every", self.verify_every, "give 0 (never) or more")
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Those that are on."""
+        """The names of the parts that are on."""
         names = ("metrics", "monitor", "prometheus", "sessions", "train_head")
         return tuple(name for name in names if getattr(self, name))
 
 
 def parse(block: Any) -> VerlConfig:
-    """From the ``bebop`` block; ``UserError`` for what is not known or not possible."""
+    """Parse the ``bebop`` block; ``UserError`` for unknown or impossible settings."""
     return from_dict(VerlConfig, plain(block), "bebop.")
 
 
 def to_variable(config: VerlConfig) -> str:
-    """As the environment variable carries it."""
+    """Return the settings in the form of the environment variable."""
     return json.dumps(dataclasses.asdict(config))
 
 
 def current(environment: Mapping[str, str] = os.environ) -> VerlConfig | None:
-    """What this process's job asked for; None outside of such a job."""
+    """Return the settings of this process's job; None outside of such a job."""
     text = environment.get(VARIABLE)
     return from_dict(VerlConfig, json.loads(text), "bebop.") if text else None
 
 
 def plain(node: Any) -> Any:
-    """Nested mappings and lists of any kind (OmegaConf's too) as dictionaries and lists."""
+    """Return nested mappings and lists of any kind (OmegaConf's too) as dictionaries and lists."""
     if isinstance(node, Mapping):
         return {str(key): plain(value) for key, value in node.items()}
     if isinstance(node, Sequence) and not isinstance(node, str | bytes):
@@ -99,5 +98,5 @@ class EngineConfig:
 
 
 def parse_engine(block: Any) -> EngineConfig:
-    """From ``engine_kwargs.bebop``; ``UserError`` for what is not known or not possible."""
+    """Parse ``engine_kwargs.bebop``; ``UserError`` for unknown or impossible settings."""
     return from_dict(EngineConfig, plain(block or {}), "engine_kwargs.bebop.")

@@ -23,6 +23,8 @@ from bebop.tasks.environment import (
 )
 from tests.tasks.unruly import FILE
 
+METHODS = "".join(f"    async def {name}(self, *_): pass\n" for name in ("reset", "step", "close"))
+
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_every_row_can_be_had(name: str) -> None:
@@ -77,8 +79,7 @@ def test_a_file_with_dataclasses(tmp_path: Path) -> None:
     source = (
         "from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass A:\n    x: int = 1\n"
     )
-    methods = "".join(f"    async def {name}(self, *_): pass\n" for name in ("reset", "step", "close"))
-    (tmp_path / "mine.py").write_text(source + methods)
+    (tmp_path / "mine.py").write_text(source + METHODS)
     assert arguments(find_kind(f"{tmp_path}/mine.py:A"), {"x": 2}) == ({}, {"x": 2})
 
 
@@ -100,8 +101,7 @@ def test_arguments_that_are_none(name: str, args: dict[str, Any], words: str) ->
 
 
 def test_an_argument_that_is_missing_or_free(tmp_path: Path) -> None:
-    methods = "".join(f"    async def {name}(self, *_): pass\n" for name in ("reset", "step", "close"))
-    (tmp_path / "a.py").write_text("class A:\n    def __init__(self, address, **more): pass\n" + methods)
+    (tmp_path / "a.py").write_text("class A:\n    def __init__(self, address, **more): pass\n" + METHODS)
     kind = find_kind(f"{tmp_path}/a.py:A")
     with pytest.raises(UserError, match=r"^task.args.address is missing: environment .*a.py:A needs it$"):
         arguments(kind, {"x": 1})
@@ -153,9 +153,8 @@ def test_the_last_line_counts() -> None:
 
 
 def test_a_command_of_the_policy_ends_before_the_step_is_lost(tmp_path: Path) -> None:
-    methods = "".join(f"    async def {name}(self, *_): pass\n" for name in ("reset", "step", "close"))
     start = "    def __init__(self, seconds=20.0): pass\n"
-    (tmp_path / "shell.py").write_text(f"class Shell:\n    command = 'seconds'\n{start}{methods}")
+    (tmp_path / "shell.py").write_text(f"class Shell:\n    command = 'seconds'\n{start}{METHODS}")
     shell = find_kind(f"{tmp_path}/shell.py:Shell")
     check_command(shell, {}, 20.5)
     check_command(shell, {"seconds": 1}, 2.0)
@@ -164,6 +163,6 @@ def test_a_command_of_the_policy_ends_before_the_step_is_lost(tmp_path: Path) ->
         check_command(shell, {}, 20.0)
     with pytest.raises(UserError, match=r"^task\.args\.seconds=9 is not possible"):
         check_command(shell, {"seconds": 9}, 5.0)
-    (tmp_path / "typo.py").write_text(f"class Shell:\n    command = 'secnods'\n{start}{methods}")
+    (tmp_path / "typo.py").write_text(f"class Shell:\n    command = 'secnods'\n{start}{METHODS}")
     with pytest.raises(UserError, match=r"command = 'secnods' is no argument of the class$"):
         find_kind(f"{tmp_path}/typo.py:Shell")

@@ -12,7 +12,7 @@ import pytest
 
 from bebop.config import TaskConfig
 from bebop.errors import UserError
-from bebop.tasks.epochs import KEPT, Epochs
+from bebop.tasks.epochs import CACHED, Epochs
 from bebop.tasks.files import FileItems
 from bebop.tasks.source import EnvironmentSource, PromptSource
 from tests.goodness_of_fit import p_value
@@ -39,7 +39,7 @@ def test_every_epoch_has_every_question_once_in_an_order_of_its_own() -> None:
 
 def test_a_place_depends_on_nothing_that_was_asked_before() -> None:
     walked = Epochs(SIZE, seed=0)
-    in_order = [walked.place(index) for index in range((KEPT + 3) * SIZE)]
+    in_order = [walked.place(index) for index in range((CACHED + 3) * SIZE)]
     jumping = list(range(len(in_order)))
     random.Random(0).shuffle(jumping)
     again = Epochs(SIZE, seed=0)

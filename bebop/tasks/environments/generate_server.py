@@ -1,11 +1,11 @@
 """A generate endpoint on loopback, tokens in and tokens out, that keeps every trajectory's tokens exact.
 
-The request and the answer are those of vLLM's ``/inference/v1/generate`` as verifiers 0.4 uses it: ``token_ids`` and
+The request and the response are those of vLLM's ``/inference/v1/generate`` as verifiers 0.4 uses it: ``token_ids`` and
 ``sampling_params`` with the trajectory's name in ``X-Session-ID``; ``choices[0].token_ids`` and one log-prob each.
 
-A trajectory is one list of tokens that only grows: what was fed and what was sampled is what its next request begins
-with, and what comes after is the observation. A request that says otherwise is refused before anything is sampled:
-history that was rendered and tokenised again, a second branch, two requests at once, a turn after one that was cut off.
+A trajectory is one list of tokens that only grows: each request begins with all that was fed and sampled before, and
+the rest of it is the observation. Any other request is refused before anything is sampled: history that was rendered
+and tokenised again, a second branch, two requests at once, a turn after one that was cut off.
 """
 
 import hmac
@@ -26,7 +26,7 @@ FINISHES = ("stop", "length")
 
 
 class TraceRefused(UserError):
-    """A trajectory whose tokens are not one list that only grows; the message names where it parts."""
+    """A trajectory whose tokens are not one growing list; the message names the first difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +47,11 @@ class TokenTrace:
     name: str
     turns: list[SampledTurn] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)  # all of them: fed and sampled
-    error: Exception | None = None  # the first; nothing is sampled after it
+    error: Exception | None = None  # the first one; nothing is sampled after it
     busy: bool = False
 
     async def turn(self, ids: Sequence[int], params: Mapping[str, Any]) -> SampledTurn:
-        """Sample the next turn after ``ids``; ``TraceRefused``, or what ``generate`` raised, now and ever after."""
+        """Sample the next turn after ``ids``; ``TraceRefused``, or what ``generate`` raised, then and ever after."""
         if self.error is not None:
             raise self.error
         try:
@@ -79,7 +79,7 @@ class TokenTrace:
         return turn
 
     def _check(self, ids: Sequence[int]) -> None:
-        """``TraceRefused`` unless ``ids`` go on from what there is."""
+        """Raise ``TraceRefused`` unless ``ids`` continue the trace."""
         turn = f"{self.name}: turn {len(self.turns)}"
         if self.busy:
             raise TraceRefused(f"{turn} was asked for twice at once: one branch is possible")
@@ -98,7 +98,7 @@ class TokenTrace:
             raise TraceRefused(f"{turn} follows one that was cut off: a stop token would have to be made up")
 
     def _origin(self, where: int) -> str:
-        """Whether a token of the trace was observed or sampled, and when: ``sampled in turn 2``."""
+        """Say whether a token of the trace was observed or sampled, and when: ``sampled in turn 2``."""
         end = 0
         for number, turn in enumerate(self.turns):
             for kind, tokens in (("observed", turn.observation), ("sampled", turn.sampled)):
@@ -109,17 +109,17 @@ class TokenTrace:
 
 
 class GenerateServer:
-    """The endpoint on 127.0.0.1 at a port of its own, for whoever has its key; an async context manager."""
+    """The endpoint on 127.0.0.1 at a port of its own, for clients with its key; an async context manager."""
 
     def __init__(self) -> None:
-        """It has a key, but listens nowhere yet."""
+        """Make a key; it listens nowhere yet."""
         self.key = secrets.token_urlsafe(24)
         self.address = ""
         self._traces: dict[str, TokenTrace] = {}
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> "GenerateServer":
-        """Listen."""
+        """Start to listen."""
         app = web.Application(client_max_size=BODY_BYTES)
         app.router.add_post("/inference/v1/generate", self._generate)
         # A rollout that is cancelled takes its sampling with it.
@@ -132,17 +132,17 @@ class GenerateServer:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Listen no more; requests under way are cancelled."""
+        """Stop listening and cancel requests in flight."""
         if self._runner is not None:
             await self._runner.cleanup()
 
     def open(self, session: str, name: str, generate: Generate) -> TokenTrace:
-        """Answer requests of ``session`` by ``generate``; ``name`` is what errors call the trajectory."""
+        """Answer requests of ``session`` by ``generate``; errors call the trajectory ``name``."""
         trace = self._traces[session] = TokenTrace(generate, name)
         return trace
 
     def close(self, session: str) -> None:
-        """Answer them no more."""
+        """Stop answering requests of ``session``."""
         self._traces.pop(session, None)
 
     def _admitted(self, request: web.Request) -> bool:
@@ -173,7 +173,7 @@ class GenerateServer:
 
 
 def _request(body: Any) -> tuple[list[int], dict[str, Any]]:
-    """The tokens and parameters of a request; ``ValueError`` that says what is wanted."""
+    """Return the tokens and parameters of a request; ``ValueError`` says what is wanted."""
     ids = body.get("token_ids") if isinstance(body, dict) else None
     params = body.get("sampling_params", {}) if isinstance(body, dict) else None
     if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):

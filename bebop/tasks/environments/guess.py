@@ -1,8 +1,8 @@
 """``guess``: find a number between 1 and 64 in six tries.
 
-A turn of the policy is ``lo hi guess``: the range that is left, and a number out of it. The answer is ``more`` or
-``less``. Nothing else is said, so the range has to be read off the history, turn by turn; halving it finds 63 of the 64
-numbers. The game is small enough for the built-in model, which learns it from ``demonstrations``.
+A turn of the policy is ``lo hi guess``: the range that is left, and a number out of it. The reply is ``more`` or
+``less`` and nothing else, so the policy has to read the range off the history, turn by turn. Halving it finds 63 of the
+64 numbers. The game is small enough for the built-in model, which learns it from ``demonstrations``.
 """
 
 import random
@@ -14,7 +14,7 @@ from bebop.errors import UserError
 from bebop.tasks.environment import EnvStep, Message
 
 TURN = re.compile(r"\s*(\d{1,9}) (\d{1,9}) (\d{1,9})\s*", re.ASCII)
-FORM = "lo hi guess"  # said to whatever is no turn
+FORM = "lo hi guess"  # the reply to a text that is no turn
 # How often a demonstration slips, a turn. The demonstrations then find .65 of the numbers, and the built-in model .51
 # to .59 after 100 to 300 steps on 32 of them (256 games at temperature 1): there is room above, and groups differ.
 SLIPS = 0.4
@@ -22,7 +22,7 @@ SLIPPED = (-10, -1, 1, 10)  # what an end of the range is then off by
 
 
 def item(index: int, seed: int, *, numbers: int = 64, tries: int = 6) -> dict[str, Any]:
-    """The number to find: ``{"number": 17, "numbers": 64, "tries": 6}``; ``UserError``."""
+    """Draw the number to find: ``{"number": 17, "numbers": 64, "tries": 6}``; ``UserError``."""
     for name, value, low, high in (("numbers", numbers, 2, 10**6), ("tries", tries, 1, 100)):
         if not low <= value <= high:
             raise UserError(f"{name}={value} is not possible for guess: it is from {low} to {high}")
@@ -31,18 +31,18 @@ def item(index: int, seed: int, *, numbers: int = 64, tries: int = 6) -> dict[st
 
 
 class Guess:
-    """One game; a try that makes no sense is spent, and counted in ``tool_errors``."""
+    """One game. A senseless try is spent, and counted in ``tool_errors``."""
 
     def __init__(self) -> None:
         self.number = self.left = 0
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
-        """The question; nothing depends on ``seed``."""
+        """Return the question; nothing depends on ``seed``."""
         self.number, self.left = item["number"], item["tries"]
         return (asked(item),)
 
     async def step(self, text: str) -> EnvStep:
-        """Reward 1 for the number, 0 after the last try."""
+        """Give reward 1 for the number, 0 after the last try."""
         self.left -= 1
         turn = TURN.fullmatch(text)
         counts = {"tool_errors": float(turn is None)}
@@ -54,25 +54,25 @@ class Guess:
         return EnvStep(messages=(_user(said),), counts=counts)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
 
 def hint(guess: int, number: int) -> str:
-    """Where the number is."""
+    """Return the reply to a guess."""
     return "more" if number > guess else "less"
 
 
 def asked(item: Mapping[str, Any]) -> Message:
-    """How a question is put."""
+    """Return the message of a question."""
     return _user(f"number 1 to {item['numbers']}, {item['tries']} tries")
 
 
 def demonstrations(index: int, seed: int, slips: float = SLIPS) -> tuple[Message, ...]:
-    """Game number ``index`` as it is played by halving: question, turn, answer, turn, ...; a turn is the last.
+    """Return game ``index`` as it is played by halving: question, turn, reply, turn, ...; the last is a turn.
 
-    Roles are user and assistant, in turns: what an assistant says is to be learned, all else is read. In each turn,
-    with probability ``slips``, an end of the range is wrong by 1 or 10, and the game goes on from there: the policy
-    learns to halve as its mode, and errors that reinforcement can mend as its tail.
+    Roles are user and assistant in alternation; only the assistant's messages are learned. In each turn, with
+    probability ``slips``, an end of the range is wrong by 1 or 10, and the game goes on from there. The policy learns
+    to halve as its mode, and errors that reinforcement can remove as its tail.
     """
     game = item(index, seed)
     number, numbers, rng = game["number"], game["numbers"], random.Random(f"guess demonstration {seed} {index}")

@@ -1,8 +1,8 @@
 """Episodes on an OpenEnv 0.3 server, by its address.
 
-A connection is a session of the server's with an environment of its own. Requests carry no number, so an answer belongs
-to whoever reads next: a call that ended early (a time limit, a cancellation) would leave its answer to the step after
-it. A connection is therefore kept only while every answer to it has been read. The wire is JSON over a WebSocket at
+A connection is a session of the server with an environment of its own. Requests carry no number, so whoever reads next
+gets the reply: a call that ended early (a time limit, a cancellation) would leave its reply to the next step. A
+connection is therefore kept only while every reply has been read. The wire is JSON over a WebSocket at
 ``<address>/ws``; the ``openenv`` library is not needed here.
 
 - The question: ``reset`` is sent what the item holds, ``seed`` among it.
@@ -32,7 +32,7 @@ CONNECT_SECONDS = 10.0
 MESSAGE_BYTES = 100 << 20  # the longest message that OpenEnv's own client takes
 SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 ROLES = ("user", "tool")
-SHOWN = 300  # characters of a server's complaint
+SHOWN = 300  # characters of an error message
 # What pydantic calls fields that are not there and fields that nobody knows: the setting is wrong, not the text in it.
 MISNAMED = ("missing", "extra_forbidden")
 
@@ -43,7 +43,7 @@ class OpenEnv:
     def __init__(
         self, *, address: str, action: str = "text", observation: str = "", role: str = "user", system: str = ""
     ) -> None:
-        """Connect to nothing yet.
+        """Check the settings; connect to nothing yet.
 
         address: http, https, ws or wss; role: of the messages, user or tool; system: a message before the first.
         ``UserError`` for an address or role that cannot be.
@@ -56,7 +56,7 @@ class OpenEnv:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
-        """The first messages of a new session; ``item`` goes to the server's ``reset``, over ``seed``."""
+        """Return the first messages of a new session; the server's ``reset`` receives ``item``, over ``seed``."""
         await self.close()
         await self._connect()
         with self._connection("reset") as socket:
@@ -67,7 +67,7 @@ class OpenEnv:
         return ({"role": "system", "content": self.system}, first) if self.system else (first,)
 
     async def step(self, text: str) -> EnvStep:
-        """What the server makes of ``text``."""
+        """Return the server's reply to ``text``."""
         action = {self.action: text} if self.action else _object(text)
         if action is None:
             return self._invalid("not an action: a JSON object is wanted")
@@ -79,13 +79,13 @@ class OpenEnv:
         return EnvStep(messages=() if done else (self._message(observation),), reward=reward, done=done)
 
     async def close(self) -> None:
-        """Leave the server; the session there ends with its connection."""
+        """Close the connection, with which the session on the server ends."""
         session, self._session, self._socket = self._session, None, None
         if session is not None:
             await session.close()
 
     async def _connect(self) -> None:
-        """A connection of one's own: none of a pool, where another episode's answer could wait."""
+        """Open a new connection: one of a pool could hold the reply to another episode."""
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS))
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -99,7 +99,7 @@ class OpenEnv:
 
     @contextlib.contextmanager
     def _connection(self, kind: str) -> Iterator[aiohttp.ClientWebSocketResponse]:
-        """The connection for one call. It is kept only if the call returns: nobody else may read a late answer."""
+        """Lend the connection for one call. It is kept only if the call returns: nobody else may read a late reply."""
         socket, self._socket = self._socket, None
         if socket is None:
             raise self._lost(f"has no session for this {kind}: the one before it ended early")
@@ -107,7 +107,7 @@ class OpenEnv:
         self._socket = socket
 
     async def _ask(self, socket: aiohttp.ClientWebSocketResponse, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The server's answer to one request."""
+        """Return the server's reply to one request."""
         try:
             await socket.send_str(json.dumps({"type": kind, "data": data}))
             message = await socket.receive()
@@ -118,7 +118,7 @@ class OpenEnv:
             raise self._lost(f"failed in a {kind}: {_words(error)}") from error
 
     def _read(self, answer: Mapping[str, Any]) -> tuple[str, float, bool]:
-        """The observation's text, the reward and whether the episode is over."""
+        """Return the observation's text, the reward and whether the episode is over."""
         data = answer["data"]
         observation, reward = data["observation"], data.get("reward")
         value = 0.0 if reward is None else float(reward)
@@ -132,7 +132,7 @@ class OpenEnv:
         return _text(observation, self.observation), value, bool(data.get("done"))
 
     def _refusal(self, answer: Mapping[str, Any]) -> str:
-        """What the policy reads of an action that was refused; everything else that went wrong is raised."""
+        """Return what the policy reads of a refused action; raise everything else that went wrong."""
         data = answer["data"]
         if data.get("code") != "VALIDATION_ERROR":
             raise self._lost(f"failed in a step: {_complaint(answer)}")
@@ -152,13 +152,13 @@ class OpenEnv:
 
 
 def item(index: int, seed: int) -> dict[str, Any]:
-    """The question with number ``index``: the seed that the server's ``reset`` is given, 31 bits of both numbers."""
+    """Return question ``index``: the seed for the server's ``reset``, 31 bits of both numbers."""
     digest = hashlib.sha256(f"{seed}:{index}".encode()).digest()
     return {"seed": int.from_bytes(digest[:4], "big") >> 1}
 
 
 def socket_url(address: str) -> str:
-    """Where the sessions of a server are; ``UserError`` if ``address`` names none."""
+    """Return the WebSocket address of a server; ``UserError`` if ``address`` names none."""
     try:
         parts = urlsplit(address)
         usable = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
@@ -174,7 +174,7 @@ def socket_url(address: str) -> str:
 
 
 def _answer(text: str) -> dict[str, Any]:
-    """An answer of the shape that OpenEnv 0.3 gives; ``ValueError`` for any other."""
+    """Parse a reply of the shape that OpenEnv 0.3 gives; ``ValueError`` for any other."""
     answer = json.loads(text)
     kind = answer.get("type") if isinstance(answer, dict) else None
     data = answer.get("data") if kind in ("observation", "error") else None
@@ -185,7 +185,7 @@ def _answer(text: str) -> dict[str, Any]:
 
 
 def _text(observation: Mapping[str, Any], field: str) -> str:
-    """An observation as the policy reads it: see the module."""
+    """Return an observation as the policy reads it: one field, or all of them as JSON."""
     only = field or (next(iter(observation)) if len(observation) == 1 else "")
     value = observation[only] if only else observation
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
@@ -200,7 +200,7 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 def _each(errors: list[dict[str, Any]]) -> str:
-    """Every complaint about an action: ``text: String should have at most 8 characters``."""
+    """Join the errors of an action: ``text: String should have at most 8 characters``."""
     return "; ".join(": ".join([*map(str, error.get("loc", ())), str(error.get("msg"))]) for error in errors)
 
 

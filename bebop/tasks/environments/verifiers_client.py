@@ -2,8 +2,8 @@
 
 verifiers turns the loop around: its environments drive the conversation and ask a server for tokens. Here the server is
 ``GenerateServer`` on loopback, and the harness that holds the conversation runs in this process (the library's own
-builds an environment with ``uv`` for each runtime first). One trainable trajectory an episode, in one branch: anything
-else is refused in one line (``TraceRefused``). A turn that was cut off ends its trajectory.
+harness first builds an environment with ``uv`` for each runtime). An episode has one trainable trajectory, in one
+branch: anything else is refused in one line (``TraceRefused``). A turn that was cut off ends its trajectory.
 
 Left out: tools, which verifiers refuses for this harness, images, and harnesses that are programs of their own.
 """
@@ -40,7 +40,7 @@ SHOWN = 300  # characters of an error of the library's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiersRollout:
-    """One episode of the policy's: its turns, what they earned and why it ended."""
+    """One episode of the policy: its turns, its reward and why it ended."""
 
     turns: tuple[SampledTurn, ...]
     reward: float
@@ -49,13 +49,13 @@ class VerifiersRollout:
 
 
 class InProcessConfig(HarnessConfig):
-    """Nothing to set."""
+    """The configuration of ``InProcess``: nothing to set."""
 
     id: str = HARNESS
 
 
 class InProcess(Harness[InProcessConfig]):
-    """A conversation without tools: the policy answers the messages there are."""
+    """A harness for conversations without tools: the policy answers the messages."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_RESUME = True
@@ -73,7 +73,7 @@ class InProcess(Harness[InProcessConfig]):
         data: Any,
         tool_interception_url: str | None = None,
     ) -> Any:
-        """Ask for one answer, through verifiers' own interception, which records it."""
+        """Ask for one completion through verifiers' own interception, which records it."""
         system, prompt = self.resolve_prompt(data)
         messages = [{"role": "system", "content": system}] if system else []
         if isinstance(prompt, str):
@@ -82,7 +82,7 @@ class InProcess(Harness[InProcessConfig]):
             messages.extend(message_to_wire(message) for message in prompt or ())
         body = {"model": ctx.model, "messages": messages}
         headers = {"Authorization": f"Bearer {secret}"}
-        # No limit of its own: a turn waits for the engine, and the rollout's time is bounded by who asked for it.
+        # No time limit here: a turn waits for the engine, and the caller bounds the time of the rollout.
         async with (
             aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None)) as session,
             session.post(f"{endpoint}/chat/completions", json=body) as response,
@@ -103,7 +103,7 @@ def _plugin() -> None:
 
 
 class VerifiersHost:
-    """The tasks of an installed verifiers package, and rollouts of them; an async context manager, again and again."""
+    """Tasks of an installed verifiers package, and their rollouts; a reusable async context manager."""
 
     def __init__(
         self,
@@ -159,18 +159,18 @@ class VerifiersHost:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Stop both."""
+        """Stop the server and the environment."""
         await self._stack.aclose()
 
     def task(self, index: int) -> Any:
-        """The task with this number, in the taskset's order; past the last it begins again."""
+        """Return task ``index`` in the taskset's order, which repeats after the last."""
         self._tasks += itertools.islice(self._more, max(0, index + 1 - len(self._tasks)))
         if not self._tasks:
             raise UserError(f"the verifiers taskset {self._environment.config.taskset.id!r} has no tasks")
         return self._tasks[index % len(self._tasks)]
 
     async def rollout(self, index: int, generate: Generate) -> VerifiersRollout:
-        """One episode of the task with this number.
+        """Play one episode of task ``index``.
 
         ``TraceRefused`` for tokens that are not one growing list, what ``generate`` raised as it is, and
         ``EnvironmentLost`` for every failure of the environment's.
@@ -213,7 +213,7 @@ async def _second(ids: Sequence[int], params: Mapping[str, Any]) -> Any:
 
 
 def _rollout(trace: Any, tokens: TokenTrace) -> VerifiersRollout:
-    """What a finished trace earned, if it is the one list of tokens that the server saw."""
+    """Return the result of a finished trace, if it is the one list of tokens that the server saw."""
     branches = trace.branches
     if len(branches) != 1:
         raise TraceRefused(f"{tokens.name}: verifiers has {len(branches)} branches: one is possible")
@@ -228,5 +228,5 @@ def _rollout(trace: Any, tokens: TokenTrace) -> VerifiersRollout:
 
 
 def _words(error: BaseException) -> str:
-    """An error of the library's in one line."""
+    """Return an error of the library in one line."""
     return " ".join(str(error).split())[:SHOWN]

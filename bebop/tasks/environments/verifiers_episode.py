@@ -1,15 +1,15 @@
-"""verifiers 0.4 environments as environments here: the policy is still asked by the agent loop, turn by turn.
+"""verifiers 0.4 environments for the agent loop, which still asks the policy turn by turn.
 
-A verifiers environment drives the conversation itself and asks a server for tokens (``verifiers_client``). That is
-turned around here: its rollout is a task of the event loop, and each of its requests waits. The tokens of the first are
-what ``reset`` returns; ``step`` is given the completion that the policy made of them, answers the request with it, and
-returns the tokens that the next request adds. The task's end is the end of the trajectory, with its reward.
+A verifiers environment drives the conversation itself and asks a server for tokens (``verifiers_client``). This module
+turns that around: the rollout is a task of the event loop, and each of its requests waits. ``reset`` returns the tokens
+of the first request. ``step`` receives the policy's completion, answers the request with it, and returns the tokens
+that the next request adds. The end of the task is the end of the trajectory, with its reward.
 
-So it speaks tokens on both sides (``EnvironmentKind.tokens``), those of verifiers' renderer with ``tokenizer``, which
-has to be the policy's: a trajectory has exactly the tokens that verifiers posted, and one that takes back or changes a
-token is refused. Sampling is the job's; what an environment asks for (temperature, a length) has no say. The reward
-comes at the end: a trajectory that a budget of the job's cuts short earns 0, so ``max_turns`` here, at which verifiers
-itself ends and scores, should be no more than ``task.environment.max_turns``.
+So it speaks tokens on both sides (``EnvironmentKind.tokens``): those of verifiers' renderer with ``tokenizer``, which
+has to be the policy's. A trajectory has exactly the tokens that verifiers posted; one that takes back or changes a
+token is refused. The job decides on sampling; an environment's own temperature or length is ignored. The reward comes
+at the end: a trajectory that the job cuts short earns 0. So ``max_turns`` here, at which verifiers itself ends and
+scores, should be no more than ``task.environment.max_turns``.
 
 The libraries are imported when the first episode begins, not with this module.
 """
@@ -28,11 +28,11 @@ from bebop.trajectory import Completion
 if TYPE_CHECKING:
     from bebop.tasks.environments.verifiers_client import VerifiersHost, VerifiersRollout
 
-Answer = tuple[Sequence[int], Sequence[float], str]
+Sampled = tuple[Sequence[int], Sequence[float], str]  # ids, a log-prob each, "stop" or "length"
 
 
 class _Shared:
-    """One host for all episodes with the same arguments in an event loop: it serves while any of them is open."""
+    """The host of all episodes with the same arguments in an event loop; it serves while any of them is open."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
         self.args = args
@@ -41,7 +41,7 @@ class _Shared:
         self.lock = asyncio.Lock()
 
     async def enter(self) -> "VerifiersHost":
-        """The host, which serves; ``UserError``."""
+        """Return the host, which serves now; ``UserError``."""
         async with self.lock:
             if self.host is None:
                 self.host = await asyncio.to_thread(self._load)  # may take long, and no other environment should wait
@@ -58,7 +58,7 @@ class _Shared:
         return VerifiersHost(**self.args)
 
     async def leave(self) -> None:
-        """One episode less."""
+        """Leave the host, which stops after the last episode."""
         async with self.lock:
             self.users -= 1
             if self.users == 0 and self.host is not None:
@@ -84,9 +84,9 @@ class Verifiers:
     ) -> None:
         """Start nothing yet.
 
-        taskset, environment: ids of installed packages ("": the taskset's own environment); taskset_args, settings: of
-        each. tokenizer: a folder, the policy's. renderer: a name of the ``renderers`` library, such as qwen3;
-        "": the chat template. max_turns: after which verifiers ends and scores.
+        taskset, environment: ids of installed packages ("": the taskset's own environment), with the arguments
+        taskset_args and settings. tokenizer: the policy's folder. renderer: a name of the ``renderers`` library, such
+        as qwen3; "": the chat template. max_turns: after which verifiers ends and scores.
         """
         args = {
             "taskset": taskset,
@@ -102,11 +102,11 @@ class Verifiers:
         self._entered = False
         self._rollout: asyncio.Task[VerifiersRollout] | None = None
         self._asked: asyncio.Queue[list[int] | None] = asyncio.Queue()  # of requests; None: the rollout has ended
-        self._answer: asyncio.Future[Answer] | None = None  # of the request that waits
+        self._answer: asyncio.Future[Sampled] | None = None  # of the request that waits
         self._history: list[int] = []
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[int, ...]:
-        """The tokens of the first request; ``UserError``. verifiers takes no seed: its tasks are numbered."""
+        """Return the tokens of the first request; ``UserError``. verifiers takes no seed: its tasks are numbered."""
         host = await self._shared.enter()
         self._entered = True
         self._rollout = asyncio.create_task(host.rollout(item["index"], self._generate))
@@ -119,7 +119,7 @@ class Verifiers:
         return tuple(first)
 
     async def step(self, completion: Completion) -> EnvStep:
-        """What the next request adds to the history and this turn; or the end, with the reward of all of it."""
+        """Return what the next request adds to the history and this turn; or the end, with the total reward."""
         assert self._rollout is not None and self._answer is not None, "it was begun, and a request waits"
         sampled = completion.token_ids.tolist()
         self._history += sampled
@@ -132,24 +132,24 @@ class Verifiers:
         return EnvStep(messages=tuple(added))
 
     async def close(self) -> None:
-        """End the rollout, wherever it is."""
+        """End the rollout at any point."""
         rollout, self._rollout = self._rollout, None
         if rollout is not None:
             rollout.cancel()
             await asyncio.wait({rollout})
             if not rollout.cancelled():
-                rollout.exception()  # was raised, or is nobody's any more
+                rollout.exception()  # retrieved: it was raised already, or it has no consequence
         if self._entered:
             self._entered = False
             await self._shared.leave()
 
-    async def _generate(self, ids: Sequence[int], params: Mapping[str, Any]) -> Answer:
-        """A request of the rollout's; its history was compared with what was fed and sampled."""
+    async def _generate(self, ids: Sequence[int], params: Mapping[str, Any]) -> Sampled:
+        """Answer a request of the rollout, whose history was compared with what was fed and sampled."""
         self._answer = asyncio.get_running_loop().create_future()
         self._asked.put_nowait(list(ids))
         return await self._answer
 
 
 def item(index: int, seed: int) -> dict[str, Any]:
-    """Question number ``index``: tasks come in the taskset's order, and again from the first after the last."""
+    """Return question ``index``: tasks come in the taskset's order, which repeats after the last."""
     return {"index": index}

@@ -16,39 +16,28 @@ from bebop.verl_job.driver import EVERY, hand_over
 from bebop.verl_job.selftest import verdict
 from bebop.verl_job.settings import EXTERNAL, SELECTOR, VARIABLE, VerlConfig, parse
 
-MTP = {
-    "enable": True,
-    "enable_rollout": True,
-    "enable_train": False,
-    "speculative_eagle_topk": 1,
-    "speculative_num_steps": 3,
-    "speculative_num_draft_tokens": 4,
-    "method": "mtp",
-    "num_speculative_tokens": 3,
-}
-JOB = {
-    "trainer": {"n_gpus_per_node": 4, "nnodes": 1},
-    "data": {"train_batch_size": 16},
-    "actor_rollout_ref": {
-        "actor": {"strategy": "fsdp2", "use_dynamic_bsz": False, "fsdp_config": {"ulysses_sequence_parallel_size": 1}},
-        "model": {"path": str(resolve("tiny")), "lora_rank": 0, "mtp": MTP},
-        "rollout": {
-            "name": "sglang",
-            "n": 8,
-            "nnodes": 0,
-            "load_format": "auto",
-            "logprobs_mode": "processed_logprobs",
-            "tensor_model_parallel_size": 2,
-            "data_parallel_size": 1,
-            "pipeline_model_parallel_size": 1,
-            "checkpoint_engine": {"backend": "naive"},
-            "engine_kwargs": {
-                "sglang": {"speculative_use_rejection_sampling": True},
-                "vllm": {"async_scheduling": False},
-            },
-        },
-    },
-}
+JOB = f"""
+trainer: {{n_gpus_per_node: 4, nnodes: 1}}
+data: {{train_batch_size: 16}}
+actor_rollout_ref:
+  actor: {{strategy: fsdp2, use_dynamic_bsz: false, fsdp_config: {{ulysses_sequence_parallel_size: 1}}}}
+  model:
+    path: {resolve("tiny")}
+    lora_rank: 0
+    mtp: {{enable: true, enable_rollout: true, enable_train: false, speculative_eagle_topk: 1, speculative_num_steps: 3,
+           speculative_num_draft_tokens: 4, method: mtp, num_speculative_tokens: 3}}
+  rollout:
+    name: sglang
+    n: 8
+    nnodes: 0
+    load_format: auto
+    logprobs_mode: processed_logprobs
+    tensor_model_parallel_size: 2
+    data_parallel_size: 1
+    pipeline_model_parallel_size: 1
+    checkpoint_engine: {{backend: naive}}
+    engine_kwargs: {{sglang: {{speculative_use_rejection_sampling: true}}, vllm: {{async_scheduling: false}}}}
+"""
 ROLLOUT, MODEL, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "actor_rollout_ref.actor"
 VLLM = {f"{ROLLOUT}.name": "vllm"}
 EMBEDDED = {f"{ROLLOUT}.name": "bebop", f"{ROLLOUT}.tensor_model_parallel_size": 1}
@@ -113,9 +102,10 @@ def test_an_sglang_without_rejection_sampling_is_refused(monkeypatch: pytest.Mon
     check_job(job({f"{ROLLOUT}.engine_kwargs.sglang.speculative_use_rejection_sampling": False}), VerlConfig())
 
 
-def test_a_draft_that_nobody_gives_weights_is_refused() -> None:
-    dummy = job({f"{ROLLOUT}.load_format": "dummy"})
-    with pytest.raises(UserError, match=r"load_format='dummy' .* the draft would stay as it was made, at random"):
+@pytest.mark.parametrize("engine", [{}, VLLM])
+def test_a_draft_that_nobody_gives_weights_is_refused(engine: dict[str, Any]) -> None:
+    dummy = job({**engine, f"{ROLLOUT}.load_format": "dummy"})
+    with pytest.raises(UserError, match=r"load_format='dummy' .* stay as it was made, at random; give auto"):
         check_job(dummy, VerlConfig())
     check_job(dummy, VerlConfig(train_head=True))
 
@@ -132,13 +122,6 @@ def test_a_vllm_that_is_too_old_or_not_there_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(checks, "version", missing)
     with pytest.raises(UserError, match="vLLM is not installed here"):
         check_job(job(VLLM), VerlConfig())
-
-
-def test_a_frozen_draft_of_vllm_needs_its_weights() -> None:
-    dummy = job({**VLLM, f"{ROLLOUT}.load_format": "dummy"})
-    with pytest.raises(UserError, match=r"load_format='dummy' .* at random; give auto"):
-        check_job(dummy, VerlConfig())
-    check_job(dummy, VerlConfig(train_head=True))
 
 
 def test_vllm_may_look_ahead_where_nobody_reads_its_drafts() -> None:
