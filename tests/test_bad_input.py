@@ -7,7 +7,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -65,55 +65,40 @@ def test_nothing_is_written_beside_a_checkpoint_that_is_not_read(here: World, tm
     refuses(Case(command="convert", kind="checkpoints", arguments=given, names="trainer.pt"), here, tmp_path)
 
 
-def _traceback(_: list[str]) -> int:
-    raise KeyError("steps")
+def taken(
+    raises: Exception | None, files: Mapping[str, str] = {}, log: str = "", out: str = "", err: str = "", code: int = 2
+) -> Callable[[list[str]], int]:
+    """Return a command that leaves and says all this, and ends so."""
+
+    def main(_: list[str]) -> int:
+        for name, text in files.items():
+            Path(name).write_text(text)
+        if log:
+            logging.getLogger("transformers").error(log)
+        sys.stdout.write(out)
+        sys.stderr.write(err)
+        if raises is not None:
+            raise raises
+        return code
+
+    return main
 
 
-def _writes(_: list[str]) -> int:
-    Path("left").write_text("behind")
-    raise UserError("steps=0 is not possible: give 1 or more")
-
-
-def _says_more(_: list[str]) -> int:
-    logging.getLogger("transformers").error("page one")
-    raise UserError("steps=0 is not possible: give 1 or more")
-
-
-def _prints(_: list[str]) -> int:
-    sys.stdout.write("begun\n")
-    raise UserError("steps=0 is not possible: give 1 or more")
-
-
-def _says_nothing(_: list[str]) -> int:
-    sys.stderr.write("error: that is not possible\n")
-    return 2
-
-
-def _fails(_: list[str]) -> int:
-    sys.stderr.write("error: steps=0 is not possible\n")
-    return 1
-
-
-def _changes(_: list[str]) -> int:
-    Path("rows.txt").write_text("other")
-    raise UserError("steps=0 is not possible: give 1 or more")
-
-
-def _refuses(_: list[str]) -> int:
-    raise UserError("steps=0 is not possible: give 1 or more")
+REFUSAL = UserError("steps=0 is not possible: give 1 or more")
 
 
 @pytest.mark.parametrize(
     ("main", "kinds"),
     [
-        (_refuses, set()),
-        (_traceback, {"traceback", "unclear"}),
-        (_writes, {"written"}),
-        (_changes, {"written"}),
-        (_says_more, {"unclear"}),
-        (_prints, {"unclear"}),
-        (_says_nothing, {"unclear"}),
-        (_fails, {"exit code"}),
+        (taken(REFUSAL), set()),
+        (taken(KeyError("steps")), {"traceback", "unclear"}),
+        (taken(UserError("steps=0: full_key: steps")), {"unclear"}),
+        (taken(REFUSAL, files={"left": "behind"}), {"written"}),
+        (taken(REFUSAL, files={"rows.txt": "other"}), {"written"}),
+        (taken(REFUSAL, log="page one"), {"unclear"}),
+        (taken(REFUSAL, out="begun\n"), {"unclear"}),
+        (taken(None, err="error: that is not possible\n"), {"unclear"}),
+        (taken(None, err="error: steps=0 is not possible\n", code=1), {"exit code"}),
     ],
 )
 def test_each_way_to_take_a_mistake_badly_is_seen(

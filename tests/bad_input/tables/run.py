@@ -75,7 +75,8 @@ CASES = {
         ("rollout=sglang rollout.sglang.adaptive_steps=no.json", "'no.json'"),
         ("rollout=sglang rollout.sglang.transfer=disk", "rollout.sglang.folder=None"),
         ("+task.path=no.jsonl", "task.path='no.jsonl'"),
-        ("+task.path=rows.txt", "task.path='rows.txt'"), ("model.dtype=float16", "model.dtype='float16'"),
+        ("+task.path=rows.txt", "task.path='rows.txt' is not possible: the file must end in .jsonl"),
+        ("model.dtype=float16", "model.dtype='float16'"),
         ("model.device=gpu", "model.device='gpu'"), ("model.device=cuda:x", "model.device='cuda:x'"),
     ],
     "together": [
