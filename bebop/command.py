@@ -1,7 +1,7 @@
-"""How every command reads its arguments and how it ends.
+"""Read the arguments of every command, and end it with the right exit code.
 
-0 when it did what it was asked to, 2 with one line on stderr for what its user can put right, 130 when it was
-interrupted. A traceback is a bug of ours.
+The code is 0 when the command did what it was asked to, 2 with one line on stderr for what its user can put right, and
+130 when it was interrupted. A traceback is a bug of ours.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def stoppable() -> Iterator[Callable[[], bool]]:
 
 
 def _keep_cache() -> None:
-    """Give torch's compiler a lasting place: it makes its folder when it is imported, by default a temporary one."""
+    """Give torch's compiler a lasting folder: by default it makes a temporary one when it is imported."""
     place = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "bebop", "torchinductor")
     with suppress(UserError):  # without a home of its own, torch's default has to do
         check_writable("the cache", place)
@@ -95,7 +95,7 @@ def _say(text: str, code: int) -> int:
 
 @contextmanager
 def writing(path: Path | str) -> Iterator[None]:
-    """What the disk refuses while the block writes ``path`` becomes a ``UserError`` that says what to do."""
+    """Turn what the disk refuses while the block writes ``path`` into a ``UserError`` that says what to do."""
     try:
         yield
     except OSError as error:
@@ -107,7 +107,7 @@ def writing(path: Path | str) -> Iterator[None]:
 
 
 def _refused(path: Path | str, error: Exception) -> OSError:
-    """The system's own word behind a library's."""
+    """Return the system's error behind a library's."""
     if isinstance(error.__context__, OSError):
         return error.__context__
     number = next((n for n in DISK if f"os error {n})" in str(error)), None)
@@ -129,7 +129,7 @@ def _explained(path: Path | str, error: OSError) -> str:
 
 
 def check_writable(setting: str, folder: Path) -> None:
-    """``UserError`` unless ``folder`` can be made or written to; makes nothing."""
+    """Raise ``UserError`` unless ``folder`` can be made or written to; makes nothing."""
     name = f"{setting}={str(folder)!r}"
     try:
         there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
@@ -150,15 +150,15 @@ def check_writable(setting: str, folder: Path) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Arguments with dashes; a mistake is one ``UserError`` instead of the usage and a line."""
+    """Parse arguments with dashes; a mistake is one ``UserError`` instead of the usage and a line."""
 
     def error(self, message: str) -> NoReturn:
-        """Called by argparse."""
+        """Raise ``UserError``; argparse calls this."""
         raise UserError(f"{message}; see {self.prog} --help")
 
 
 def whole(lowest: int, most: int = 1 << 16) -> Callable[[str], int]:
-    """A type for ``add_argument``: whole numbers from ``lowest`` to ``most``."""
+    """Return a type for ``add_argument``: whole numbers from ``lowest`` to ``most``."""
 
     def read(text: str) -> int:
         try:

@@ -292,7 +292,7 @@ def _resumed_folder(parsed: Sequence[Override], root: str, section: str) -> Path
 
 
 def trusted(given: Sequence[str], section: str = "") -> bool:
-    """Whether this call says that it trusts the folder that it resumes; what the folder says of it does not count."""
+    """Return whether this call says that it trusts the folder that it resumes; what the folder says does not count."""
     return any(p.key_or_group == f"{section}trust" and p.value() is True for p in map(_read, given))
 
 

@@ -60,7 +60,7 @@ OTHER_ALGORITHM = "it would be another algorithm from here on, under the name of
 
 
 def _folder_type(path: str) -> str:
-    """What ``model.dtype=auto`` stands for, whichever way the path was given."""
+    """Return what ``model.dtype=auto`` stands for."""
     return "bfloat16" if path not in BUILT_IN and main_type(Path(path)) == "BF16" else "float32"
 
 
@@ -140,7 +140,7 @@ class TaskConfig(Settings):
 
     @property
     def turns(self) -> bool:
-        """Whether completions are trajectories of several turns, with an environment."""
+        """Return whether completions are trajectories of several turns, with an environment."""
         return self.source == "environment"
 
     def _validate(self) -> None:
@@ -214,7 +214,7 @@ class RolloutConfig(Settings):
 
     @property
     def dealing(self) -> Literal["static", "pull"]:
-        """How prompts are handed to workers."""
+        """Return how prompts are handed to workers."""
         if self.dispatch != "auto":
             return self.dispatch
         return "static" if self.staleness == 0 else "pull"

@@ -69,37 +69,37 @@ class DecodingConfig(Settings):
         self.require(possible, "draft_temperature", f"give a number or null {chosen}; auto is for {others}")
 
     def of(self, cls: type[T]) -> T:
-        """The system's own options, as the dataclass that its row names."""
+        """Return the system's own options, as the dataclass that its row names."""
         options = parsed(cls, self.options, "decoding.options.", f"decoding.system={self.system}")
         assert isinstance(options, cls)
         return options
 
     @property
     def limit(self) -> int:
-        """The most drafts of a cycle."""
+        """Return the most drafts of a cycle."""
         if self.draft_tokens != "auto":
             return self.draft_tokens
         return SYSTEMS[self.system].most_drafts if self.most_drafts is None else self.most_drafts
 
     @property
     def length(self) -> str:
-        """The module of ``rollout/decoding/lengths`` that says how many there are."""
+        """Return the module of ``rollout/decoding/lengths`` that chooses how many there are."""
         system = SYSTEMS[self.system]
         return (self.draft_tokens == "auto" and system.auto) or system.length
 
     @property
     def costs(self) -> Costs:
-        """As they are given, of an engine that measures none."""
+        """Return the costs as they are given, for an engine that measures none."""
         return Costs(draft=self.cost_ratio, verify=self.verify_ratio)
 
     @property
     def tree(self) -> bool:
-        """Whether drafts are the nodes of a tree."""
+        """Return whether drafts are the nodes of a tree."""
         return SYSTEMS[self.system].tree
 
     @property
     def depth(self) -> int:
-        """Most drafts that may follow one another in a cycle: K, of a tree how deep so many nodes go."""
+        """Return how many drafts may follow one another in a cycle: K, or the depth of a tree of K nodes."""
         if not self.tree:
             return self.limit
         options = parsed(SYSTEMS[self.system].options, self.options, "decoding.options.", "")
@@ -107,12 +107,12 @@ class DecodingConfig(Settings):
 
     @property
     def temperature_of_drafts(self) -> float | None:
-        """What drafts are sampled at, 0 for greedy ones; None: the target's temperature, or about that (``auto``)."""
+        """Return the temperature of drafts, 0 for greedy ones; None: the target's, or one near it (``auto``)."""
         own = SYSTEMS[self.system].draft_temperature
         given = None if self.draft_temperature == "auto" else self.draft_temperature
         return given if own is None else own
 
     @property
     def chooses_temperature(self) -> bool:
-        """Whether that follows what would have been accepted."""
+        """Return whether the temperature of drafts follows what would have been accepted."""
         return SYSTEMS[self.system].self_tempered and self.draft_temperature == "auto"

@@ -1,4 +1,4 @@
-"""Which plain values a checkpoint can hold: a job that would be given others is refused before it starts.
+"""Know which plain values a checkpoint can hold: a job that would be given others is refused before it starts.
 
 Rows of a parquet file and questions of an environment go into checkpoints whole, so that reward and environment find
 after a resume what they found before. This module knows the types without torch, ``codec`` writes them.
@@ -26,7 +26,7 @@ ARRAYS = (
 
 
 def _zoned(value: datetime.datetime | datetime.time) -> list[Any]:
-    """The clock in ISO 8601, the name of its zone if it has one, and which of two equal hours it is."""
+    """Return the time in ISO 8601, the name of its zone if it has one, and which of two equal hours it is."""
     if isinstance(value.tzinfo, ZoneInfo):
         return [value.replace(tzinfo=None).isoformat(), value.tzinfo.key, value.fold]
     return [value.isoformat(), None, value.fold]
@@ -65,7 +65,7 @@ SETS: Final[dict[type, str]] = {set: "set", frozenset: "frozenset"}
 
 
 def atom(value: Any) -> dict[str, list[Any]] | None:
-    """A value of one of ``ATOMS`` as JSON; None for any other, and for a clock in a zone without a name."""
+    """Return a value of one of ``ATOMS`` as JSON; None for any other, and for a time in a zone without a name."""
     if type(value) not in ATOMS:
         return None
     zone = getattr(value, "tzinfo", None)
@@ -76,12 +76,12 @@ def atom(value: Any) -> dict[str, list[Any]] | None:
 
 
 def in_order(parts: list[Any]) -> list[Any]:
-    """The members of a set as JSON, in an order that does not depend on the process."""
+    """Return the members of a set as JSON, in an order that does not depend on the process."""
     return sorted(parts, key=json.dumps)
 
 
 def check_keepable(value: Any, where: str) -> None:
-    """``UserError`` that names the first value inside ``value`` that no checkpoint can hold; ``where`` begins it."""
+    """Raise ``UserError`` for the first value inside ``value`` that no checkpoint can hold; ``where`` begins it."""
     found = _unkept(value, "", 0)
     if found is None:
         return
@@ -96,7 +96,7 @@ def check_keepable(value: Any, where: str) -> None:
 
 
 def _unkept(value: Any, path: str, depth: int) -> tuple[str, Any, int] | None:
-    """The first value inside that cannot be kept, with its place and depth."""
+    """Return the first value inside that no checkpoint can hold, with its place and depth."""
     if depth > DEEPEST:
         return path, value, depth
     if value is None or type(value) in (bool, int, str, float) or atom(value) is not None:

@@ -1,4 +1,4 @@
-"""Settings that one decoding system or one trained part has alone: a dataclass each, which its row names.
+"""Define the settings that one decoding system or one trained part has alone: a dataclass each, which its row names.
 
 They are given as ``decoding.options.NAME=VALUE`` and ``options.NAME=VALUE``.
 """
@@ -15,7 +15,7 @@ SHARE = within(0, 1)
 
 
 def parsed(cls: type | None, values: Mapping[str, Any], section: str, owner: str) -> Any:
-    """The options ``cls`` of a system or part made of what was given; None where it has none.
+    """Return the options ``cls`` of a system or part, made of what was given; None where it has none.
 
     ``section``: what the names begin with; ``owner``: how a refusal calls whoever has no options.
     """
@@ -76,17 +76,17 @@ class TreeOptions(SystemOptions):
 
     @property
     def most_drafts(self) -> int:
-        """What ``draft_tokens`` may be."""
+        """Return how many nodes ``draft_tokens`` may ask for."""
         return MAX_NODES if self.shape is None else len(self.shape)
 
     def table(self, known: Sequence[Sequence[float]] = ()) -> Sequence[Sequence[float]]:
-        """Chances of children by depth; ``known``: those that the drafter brings along."""
+        """Return chances of children by depth; ``known`` are those that the drafter brings along."""
         return self.chances or known or (self.ranks,)
 
     def paths(
         self, nodes: int, known: Sequence[Sequence[float]] = (), deepest: int | None = None
     ) -> tuple[tuple[int, ...], ...]:
-        """Those of the tree with so many nodes, parents before children and siblings in order.
+        """Return the paths of the tree with so many nodes, parents before children and siblings in order.
 
         Without a ``shape`` they are the likeliest, not below depth ``deepest``.
         """
@@ -272,5 +272,5 @@ class PipoTraining(TrainingOptions):
 
     @property
     def rate(self) -> float:
-        """The learning rate of the stage."""
+        """Return the learning rate of the stage."""
         return self.lr if self.lr is not None else {"sft": 2e-3, "opd": 5e-4}[self.stage]

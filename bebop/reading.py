@@ -1,4 +1,4 @@
-"""JSON and YAML from files of others: whatever is wrong with a text is a ``ValueError``, and nothing else is raised."""
+"""Read JSON and YAML from files of others: whatever is wrong with a text is a ``ValueError``, and nothing else."""
 
 import json
 import math
@@ -13,7 +13,7 @@ MAX_HEADER = 10**8  # bytes, as the safetensors library has it
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; ``ValueError``, also for nesting and numbers beyond what Python reads."""
+    """Return the value of a JSON text; ``ValueError`` also for nesting and numbers beyond what Python reads."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -21,7 +21,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_yaml(text: str | bytes) -> Any:
-    """The value of a YAML text; ``ValueError`` in one line."""
+    """Return the value of a YAML text; raises ``ValueError`` with one line."""
     try:
         return yaml.safe_load(text)
     except RecursionError:
@@ -31,7 +31,7 @@ def parse_yaml(text: str | bytes) -> Any:
 
 
 def finite(value: object) -> float | None:
-    """A number as float; None for what is none, NaN, infinite, or larger than a float."""
+    """Return a number as float; None for what is no number, NaN, infinite, or larger than a float."""
     if not isinstance(value, int | float):
         return None
     try:
@@ -42,10 +42,10 @@ def finite(value: object) -> float | None:
 
 
 def main_type(folder: Path) -> str:
-    """The type of most elements of the weights in a folder, ``BF16`` for instance; empty where they cannot be read.
+    """Return the type of most elements of the weights in a folder, as ``BF16``; empty where they cannot be read.
 
-    From the headers of safetensors files: eight bytes of length, then a JSON object. Without the library, which a
-    process that watches a job does without.
+    It reads the headers of safetensors files: eight bytes of length, then a JSON object. It does so without the
+    library, which a process that watches a job does not import.
     """
     counts: Counter[str] = Counter()
     try:

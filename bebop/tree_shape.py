@@ -1,4 +1,4 @@
-"""Which tree of drafts to verify: static shapes, chosen by how often drafts of a depth and rank are right.
+"""Choose which tree of drafts to verify: static shapes, by how often drafts of a depth and rank are right.
 
 A node is named by its path, the rank of each draft on the way to it among its siblings, from 0: (0,) is the likeliest
 first draft, (0, 2) the third after it. Without torch, as settings are checked with it.
@@ -12,7 +12,7 @@ Path = tuple[int, ...]
 
 
 def grows(shape: Iterable[Sequence[int]]) -> bool:
-    """Whether every path comes after its parent's and after that of the sibling before it, and none twice."""
+    """Return whether every path follows its parent's and that of the sibling before it, and none comes twice."""
     known: set[Path] = {()}
     for path in map(tuple, shape):
         before = path[:-1] if not path or path[-1] == 0 else (*path[:-1], path[-1] - 1)
@@ -23,7 +23,7 @@ def grows(shape: Iterable[Sequence[int]]) -> bool:
 
 
 def likeliest(chances: Sequence[Sequence[float]], nodes: int, deepest: int | None = None) -> tuple[Path, ...]:
-    """The tree that greedy addition of nodes finds (Medusa, arXiv 2401.10774): each time the likeliest that is left.
+    """Return the tree that greedy addition of nodes finds: each time the likeliest that is left (arXiv 2401.10774).
 
     Args:
         chances: by depth, that the draft of each rank is right where those before it were, above 0; beyond the last
@@ -50,7 +50,7 @@ def likeliest(chances: Sequence[Sequence[float]], nodes: int, deepest: int | Non
 
 
 def chance(path: Path, chances: Sequence[Sequence[float]]) -> float:
-    """That all drafts on the way to a node are right."""
+    """Return the chance that all drafts on the way to a node are right."""
     product = 1.0
     for depth, rank in enumerate(path):
         row = sorted(chances[min(depth, len(chances) - 1)], reverse=True)
@@ -59,21 +59,21 @@ def chance(path: Path, chances: Sequence[Sequence[float]]) -> float:
 
 
 def numbered(shape: Iterable[Path]) -> tuple[list[Path], list[int]]:
-    """Paths depth by depth, after parents and siblings before; and the number of the parent of each, -1: none."""
+    """Return the paths by depth, each after its parent and earlier siblings; and the number of its parent, or -1."""
     ordered = sorted(shape, key=lambda path: (len(path), path))
     number = {path: i for i, path in enumerate(ordered)} | {(): -1}
     return ordered, [number[path[:-1]] for path in ordered]
 
 
 def on_likeliest(shape: Collection[Path], chances: Sequence[Sequence[float]], paths: int) -> set[Path]:
-    """Nodes on the way to so many of the leaves: the likeliest, of two alike the first."""
+    """Return the nodes on the way to so many of the leaves: the likeliest, of two alike the first."""
     leaves = [path for path in shape if (*path, 0) not in shape]
     leaves.sort(key=lambda path: -chance(path, chances))
     return {leaf[:depth] for leaf in leaves[:paths] for depth in range(1, len(leaf) + 1)}
 
 
 def rank_chances(ranks: Iterable[Sequence[int]], most: int = 16) -> tuple[tuple[float, ...], ...]:
-    """How often the right token had rank 0, 1, ... at each depth: what ``likeliest`` takes.
+    """Return how often the right token had rank 0, 1, ... at each depth, as ``likeliest`` takes it.
 
     ``ranks``: of each context the rank of the token that came in the drafts of depth 1, 2, ...; rows may differ in
     length. Ranks from ``most`` on, and those that never occurred, are left out.
@@ -90,7 +90,7 @@ def rank_chances(ranks: Iterable[Sequence[int]], most: int = 16) -> tuple[tuple[
 
 
 def reached(shape: Collection[Path], ranks: Sequence[int]) -> int:
-    """How deep a tree is accepted at temperature 0, where the tokens that come have these ranks in their drafts."""
+    """Return how deep a tree is accepted at temperature 0, if the next tokens have these ranks in their drafts."""
     depth = 0
     while depth < len(ranks) and tuple(ranks[: depth + 1]) in shape:
         depth += 1

@@ -2,15 +2,25 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from bebop.compose import adapt_config, certify_config, groups, job_config, model_defaults, of_model
+from bebop.compose import (
+    adapt_config,
+    certify_config,
+    groups,
+    job_config,
+    model_defaults,
+    of_model,
+    simulate_config,
+)
 from bebop.config import JobConfig, ObjectiveName, RolloutConfig, SamplingConfig, TrainerConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.config_certify import CertifyConfig
+from bebop.config_simulate import SimulateConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.parsing import from_dict, settings
@@ -92,15 +102,6 @@ def test_every_limit_has_a_case() -> None:
     engines = ("rollout.sglang.", "rollout.vllm.")  # tests/rollout/{sglang,vllm}/test_arguments.py
     engine = {name for name in limited if name.startswith(engines)}
     assert limited - engine - {name for name, _ in BAD} == set()
-
-
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [(None, "needs a .jsonl or .parquet file"), ("missing.jsonl", "no such file"), (__file__, "must end in .jsonl")],
-)
-def test_a_file_task_needs_its_file(path: str | None, reason: str) -> None:
-    text = message({"task": {"source": "file", "path": path}})
-    assert text.startswith(f"task.path={path!r} is not possible: ") and reason in text
 
 
 @pytest.mark.parametrize(("name", "value"), [("top_k", 5), ("top_p", 0.9), ("min_p", 0.1), ("repetition_penalty", 1.2)])
@@ -244,18 +245,19 @@ def test_real_models_do_not_get_the_learning_rate_of_the_built_in_one() -> None:
     assert model_defaults(config).keys() == of_model(".").keys() - {"rollout.slots", "algorithm.kl_coefficient"}
 
 
-def test_an_adaptation_differs_from_the_dataclasses_in_the_task_and_the_learning_rate() -> None:
-    defaults = leaves(dataclasses.asdict(AdaptConfig()))
-    made = leaves(dataclasses.asdict(adapt_config([])))
-    differing = {name: value for name, value in made.items() if value != defaults[name] and name != "task.args"}
-    assert differing == {"task.name": "composite", "head.lr": 0.002, "head.lr_warmup_steps": 5}
-
-
-def test_a_certificate_differs_from_the_dataclasses_in_the_task() -> None:
-    defaults = leaves(dataclasses.asdict(CertifyConfig()))
-    made = leaves(dataclasses.asdict(certify_config([])))
-    differing = {name: value for name, value in made.items() if value != defaults[name] and name != "task.args"}
-    assert differing == {"task.name": "composite"}
+@pytest.mark.parametrize(
+    ("cls", "read", "differing"),
+    [
+        (AdaptConfig, adapt_config, {"task.name": "composite", "head.lr": 0.002, "head.lr_warmup_steps": 5}),
+        (CertifyConfig, certify_config, {"task.name": "composite"}),
+        (SimulateConfig, simulate_config, {}),
+    ],
+)
+def test_other_commands_differ_from_the_dataclasses_in_the_task_and_the_learning_rate(
+    cls: type, read: Callable[[list[str]], Any], differing: dict[str, Any]
+) -> None:
+    defaults, made = (leaves(dataclasses.asdict(config)) for config in (cls(), read([])))
+    assert {name: value for name, value in made.items() if value != defaults[name] and name != "task.args"} == differing
 
 
 @pytest.mark.parametrize(

@@ -185,14 +185,6 @@ def test_a_folder_that_the_saved_settings_would_change_is_refused(tmp_path: Path
         job([f"runtime.dir={tmp_path}/${{task.name}}", "runtime.resume=true"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("text", ['["task=gcd', "{}", "[1]", ""])
-def test_a_damaged_list_is_one_line(text: str, tmp_path: Path) -> None:
-    (tmp_path / "overrides.json").write_text(text)
-    with pytest.raises(UserError, match=r"overrides.json is corrupt"):
-        job([f"runtime.dir={tmp_path}", "runtime.resume=true"])
-
-
 def test_settings_of_another_configuration_are_merged_and_left_alone(tmp_path: Path) -> None:
     """Those of megatron-core, which ``conf/adapt.yaml`` does not know."""
     folder = keep(tmp_path, ["task=gcd", "parallel.tensor=2", "parallel.evaluate=false"])

@@ -1,106 +1,31 @@
-"""Mistakes on the command line end in one readable line and exit code 2, before Ray is started."""
+"""Mistakes on the command line end in one readable line and exit code 2, before Ray is started.
+
+Most of them are in ``tests/bad_input``.
+"""
 
 import json
-import logging
 import signal
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
 
-from bebop import command, compose, run
+from bebop import compose, run
 from tests.cases import slow_but
-from tests.commands import HANGING
-
-BAD = [
-    (["trainer.foo=1"], r"trainer.foo: no such setting; trainer has ranks, threads"),
-    (
-        ["trainer.group_sze=1"],
-        r"trainer.group_sze: no such setting; did you mean trainer.group_size? trainer has ranks",
-    ),
-    (["trainer.top_k=1"], r"trainer.top_k: no such setting; did you mean rollout.sampling.top_k? trainer has ranks"),
-    (["modl.pth=x"], r"modl.pth: no such setting; did you mean model.path? the groups are model, task"),
-    (["task.path=x"], r"task.path: no such setting; it goes with task=file"),
-    (["+trainer.setps=1"], r"trainer.setps=1 is not possible: no such setting; did you mean trainer.steps? there are"),
-    (["nonsense=1"], r"nonsense: no such setting; the groups are model, task"),
-    (["nonsense.x=1"], r"nonsense.x: no such setting; the groups are model, task"),
-    (["trainer.lr.x=1"], r"trainer.lr.x: no such setting; trainer.lr is a single value"),
-    (["task.args.terms=1"], r"task.args.terms: no such setting; did you mean task.args.min_terms? task.args has"),
-    (["+trainer.foo=1"], r"trainer.foo=1 is not possible: no such setting; there are ranks"),
-    (["task=nonsense"], r"task=nonsense is not possible: choose one of chain_sum, environment, file"),
-    (["trainer=5"], r"trainer=5 is not possible: choose one of default"),
-    (["trainer@here=default"], r"trainer@here=default is not possible: a group stays"),
-    (["foo"], r"'foo' cannot be read: give GROUP=CHOICE or GROUP.NAME=VALUE"),
-    (["trainer.lr={"], r"'trainer.lr={' cannot be read: give GROUP=CHOICE"),
-    (["=3"], r"'=3' cannot be read: there is no name"),
-    (["trainer.lr="], r"trainer.lr='' is not possible: a number is wanted here"),
-    (["trainer.steps=1,2"], r"trainer.steps=1,2 is not possible: give one value"),
-    (["task=gcd", "trainer.lr=${nope}"], r"trainer.lr=${nope} is not possible: Interpolation key 'nope' not found"),
-    (["model=folder"], r"model.path is missing: give model.path=VALUE"),
-    (["model=folder", "model.path=missing"], r"model.path='missing' is not possible: give tiny, smollm2 or a folder"),
-    (["task=file"], r"task.path=None is not possible: source=file needs a .jsonl or .parquet file"),
-    (["task=file", "task.path=missing.jsonl"], r"task.path='missing.jsonl' is not possible: there is no such file"),
-    (["rollout.staleness=-1"], r"rollout.staleness=-1 is not possible: give 0 (synchronous) or more"),
-    (["rollout.sampling.top_p=1.5"], r"rollout.sampling.top_p=1.5 is not possible: give a number above 0 and at most"),
-    (["trainer.group_size=1"], r"trainer.group_size=1 is not possible: GRPO compares answers: give 2 or more"),
-    (["decoding.system=warp"], r"decoding.system='warp' is not possible: choose one of autoregressive, target_only"),
-    (["decoding.draft_tokens=0"], r"decoding.draft_tokens=0 is not possible: give 1 to 16 with decoding.system=bebop"),
-    (["task.name=warp"], r"task.name='warp': reasoning-gym has no such data set"),
-    (["task.reward=no.such.function"], r"task.reward='no.such.function' cannot be imported"),
-    (["runtime.resume=true"], r"HOLDS"),
-    (["--config"], r"--config is no option: there are --help, --cfg and --trust"),
-]  # the second of each pair is how the line goes on after "error: "; ".*" stands for anything
-
-
-def call(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
-    """Exit code and stderr lines of ``run_main(run.main)`` in this process; Ray must not have been started by it."""
-    argv, handlers, filters = sys.argv, list(logging.root.handlers), list(warnings.filters)
-    sys.argv = ["bebop.run", *arguments]
-    capsys.readouterr()
-    try:
-        with pytest.raises(SystemExit) as ended:
-            command.run_main(run.main)
-    finally:
-        sys.argv, logging.root.handlers[:] = argv, handlers
-        warnings.filters[:] = filters  # type: ignore[index]
-    ray = sys.modules.get("ray")
-    assert ray is None or not ray.is_initialized()
-    code = ended.value.code
-    assert isinstance(code, int)
-    return code, capsys.readouterr().err.splitlines()
+from tests.commands import HANGING, error_of
 
 
 def only_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    code, lines = call(arguments, capsys)
-    # The run folder's name comes before what the job itself finds out.
-    lines = [line for line in lines if not line.startswith("run folder: ")]
-    assert code == 2 and len(lines) == 1 and lines[0].startswith("error: "), lines
-    return lines[0].removeprefix("error: ")
+    line = error_of(run.main, arguments, capsys)
+    ray = sys.modules.get("ray")
+    assert ray is None or not ray.is_initialized()
+    return line
 
 
-# All others are also in tests/bad_input; the resume that finds nothing is here alone.
-QUICK = [*BAD[::5], *(case for case in BAD if case[1] == "HOLDS")]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "text"),
-    slow_but(QUICK, BAD, several=True),
-    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
-)
-def test_bad_input_is_one_line_and_exit_code_two(
-    overrides: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = only_line([*overrides, f"runtime.dir={tmp_path}/run"], capsys)
-    if text == "HOLDS":
-        assert line == f"runtime.resume=true: {tmp_path}/run holds no finished checkpoint"
-        return
-    start, _, rest = text.partition(".*")
-    assert line.startswith(start) and rest in line
-    assert (
-        not any(word in line for word in ("hydra.cc", "object_type", "full_key", "struct", "Traceback")) or "${" in text
-    )
+def test_a_resume_that_finds_nothing_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = only_line(["runtime.resume=true", f"runtime.dir={tmp_path}/run"], capsys)
+    assert line == f"runtime.resume=true: {tmp_path}/run holds no finished checkpoint"
 
 
 def test_resuming_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,9 +75,7 @@ def test_an_error_of_several_lines_is_shown_as_one(capsys: pytest.CaptureFixture
     def fails(arguments: list[str]) -> int:
         raise run.UserError("first\n  second")
 
-    with pytest.raises(SystemExit) as ended:
-        command.run_main(fails)
-    assert ended.value.code == 2 and capsys.readouterr().err == "error: first second\n"
+    assert error_of(fails, [], capsys) == "first second"
 
 
 def test_as_a_command(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ COMMANDS: dict[str, Main] = {
 }  # fmt: skip
 # What can be wrong with how a command takes a bad input: unclear is all but one line on stderr that names the value.
 KINDS = ("traceback", "exit code", "unclear", "written")
+OF_LIBRARIES = ("hydra.cc", "object_type", "full_key", "in struct")  # of references alone Hydra's own word is shown
 # Where a command has refused all that it refuses, and begins with work of minutes.
 WORK = (
     "bebop.runtime.run_job", "bebop.adapt.begin", "bebop.simulate._simulated", "bebop.view.__main__._serve",
@@ -93,6 +94,8 @@ def faults(seen: Outcome, names: str) -> list[tuple[str, str]]:
         wrong.append(("unclear", f"{len(lines)} lines: {seen.err[:400]!r}"))
     elif names not in lines[0]:
         wrong.append(("unclear", f"{names!r} is not named: {lines[0]}"))
+    elif "${" not in lines[0] and (words := [word for word in OF_LIBRARIES if word in lines[0]]):
+        wrong.append(("unclear", f"{words} is a library's word: {lines[0]}"))
     if seen.written:
         wrong.append(("written", ", ".join(seen.written)))
     return wrong

@@ -15,6 +15,8 @@ NAMED = {
     "model:template-latin": "model-template-latin",
     "model:mtp-part": "MTP layer lacks",
     "model:mixtral": "MTP layer lacks",
+    **{f"resumed:overrides-{name}": "overrides.json is corrupt" for name in ("torn", "empty", "object", "number")},
+    **{f"resumed:overrides-{name}": "overrides.json is corrupt" for name in ("numbers", "latin", "deep")},
     "resumed:overrides-surrogate": "task.name=",
     "resumed:overrides-grammar": "trainer.lr={",
     **{f"resumed:config-{name}": "config.yaml is no configuration" for name in ("torn", "deep", "latin", "date")},
