@@ -16,17 +16,8 @@ GLOSSARY = 40
 GUIDES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/adding.md", "docs/usage.md", "docs/resuming.md")
 GUIDES += tuple(f"recipes/{name}/README.md" for name in ("sglang", "verl", "megatron", "tiny"))
 # What a run writes, and what an example of a page is called.
-WRITTEN = (
-    "report.html",
-    "results.json",
-    "config.yaml",
-    "overrides.json",
-    "identity.json",
-    "machine.json",
-    "pids.txt",
-    "tensorboard/",
-)
-WRITTEN += ("checkpoints/step_000020/", "policy/", "model/")
+WRITTEN = ("report.html", "results.json", "config.yaml", "overrides.json", "identity.json", "machine.json", "pids.txt")
+WRITTEN += ("tensorboard/", "checkpoints/step_000020/", "policy/", "model/")
 
 
 def broken_links(page: str, text: str, root: Path = ROOT) -> list[str]:

@@ -215,7 +215,7 @@ RESTARTS = 1
 @pytest.mark.slow
 def test_what_is_killed_is_counted_exactly(made: list[RolloutWorker], tmp_path: Path) -> None:
     """Every death is a restart, or one of those after which a member was given up; no reward is made up."""
-    prompts = 40
+    prompts = 20
     limits = {"max_restarts": RESTARTS, "processes": 4}
     one = worker(made, limits, name=ECHO.replace(":Echo", ":Fragile"), folder=str(tmp_path))
     parts = played(one, count=prompts)

@@ -226,7 +226,7 @@ class PadAllowed(PairModel):
 @pytest.mark.slow
 @pytest.mark.parametrize("allowed", [False, True])
 def test_no_completion_holds_a_pad(allowed: bool) -> None:
-    """12,000 of them, under every setting, by a model whose likeliest token PAD would often be."""
+    """Of 2,400, under every setting, by a model whose likeliest token PAD would often be."""
     one = tiny_policy(VOCAB, seed=3)
     network = tiny_pairs(one)
     one.parts["pipo"] = network
@@ -245,12 +245,12 @@ def test_no_completion_holds_a_pad(allowed: bool) -> None:
     )
     for number, own in enumerate(settings):
         config = DecodingConfig(system="pipo", draft_tokens=1, options={"tau": 0.45})
-        engine = TorchEngine(one, config, slots=500, max_length=32)
-        prompts = [[1 + i % 11, *range(1, 1 + i % 6)] for i in range(2000)]
+        engine = TorchEngine(one, config, slots=400, max_length=32)
+        prompts = [[1 + i % 11, *range(1, 1 + i % 6)] for i in range(400)]
         for answer in generate(engine, requests(prompts, max_new_tokens=8, seed=number << 20, **own)):
             seen.update(answer.token_ids.tolist())
-    assert seen.total() == 12_000 * 8 and len(seen) == VOCAB - 1 + allowed
-    assert (seen[0] > 1000) == allowed
+    assert seen.total() == 6 * 400 * 8 and len(seen) == VOCAB - 1 + allowed
+    assert (seen[0] > 200) == allowed
 
 
 def test_no_word_of_a_number_that_was_not_measured() -> None:
