@@ -23,7 +23,6 @@ from bebop.config import BUILT_IN, JobConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.config_certify import CertifyConfig
 from bebop.config_simulate import SimulateConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.origin import sign
 from bebop.override_merge import merged as merged_overrides
@@ -31,6 +30,7 @@ from bebop.parsing import Setting, from_dict, settings, similar
 from bebop.reading import parse_json
 from bebop.run_folder import CONFIG, OVERRIDES
 from bebop.store import write_text
+from bebop.systems import SYSTEMS
 
 RENAMED = {setting.formerly: setting.name for setting in settings(JobConfig) if setting.formerly}
 ALONE = {"algorithm": "grpo", "monitor": "default", "runtime": "default", "trainer": "default"}  # groups of one choice

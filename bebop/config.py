@@ -19,7 +19,6 @@ from bebop.config_runtime import SEED as SEED
 from bebop.config_runtime import MonitorConfig as MonitorConfig
 from bebop.config_runtime import RuntimeConfig as RuntimeConfig
 from bebop.config_runtime import TraceMode as TraceMode
-from bebop.decoding import PARTS, SYSTEMS
 from bebop.parsing import (
     ABOVE_0_TO_1,
     BETAS,
@@ -38,6 +37,7 @@ from bebop.parsing import (
     within,
 )
 from bebop.reading import main_type
+from bebop.systems import PARTS, SYSTEMS
 
 # The names of the registries, which live on higher floors; tests hold both against each other.
 ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
@@ -75,7 +75,7 @@ class ModelConfig:
     init_mtp: bool = setting(False, "add a head to a checkpoint that has none: fresh, for smollm2 trained")
     check: bool = setting(True, "hold logits against Hugging Face's own forward: some ten short passes")
     parts: dict[str, str | None] = setting(
-        lambda: {name: None for name, part in PARTS.items() if part.model},
+        lambda: {name: None for name, part in PARTS.items() if part.network},
         "NAME=PATH: trained parts that systems need; null: those shipped with the model",
     )
 
@@ -83,7 +83,7 @@ class ModelConfig:
         check_settings(self, "model.")
         if self.dtype == "auto":  # settled at once, so that a run's config.yaml and its resume name a type
             object.__setattr__(self, "dtype", _folder_type(self.path))
-        known = [name for name, part in PARTS.items() if part.model]
+        known = [name for name, part in PARTS.items() if part.network]
         for name, path in self.parts.items():
             check(name in known, f"model.parts.{name}", path, f"there are {', '.join(known) or 'none'}")
 
@@ -289,13 +289,13 @@ class JobConfig:
         )
         check(sampling.temperature > 0, "rollout.sampling.temperature", sampling.temperature, "training explores: > 0")
         system, rescored = self.decoding.system, self.algorithm.rescore
-        refused = SYSTEMS[system].untrainable
+        refused = SYSTEMS[system].train_error
         check(not refused, "decoding.system", system, refused)
         word = "it changes the distribution of answers: set algorithm.rescore=true to train on the trainer's log-probs"
-        known = SYSTEMS[system].exact or SYSTEMS[system].weighable
+        known = SYSTEMS[system].exact or SYSTEMS[system].has_logprobs
         check(known or rescored, "decoding.system", system, word)
         read = (self.monitor.decode_stats and self.monitor.probe_every > 0) or not SYSTEMS[system].history
-        watched = self.monitor.drift and SYSTEMS[system].head and SYSTEMS[system].watched and read
+        watched = self.monitor.drift and SYSTEMS[system].head and SYSTEMS[system].monitored and read
         word = (
             "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts with the head; beside "
             "history monitor.decode_stats=true and monitor.probe_every above 0 as well"

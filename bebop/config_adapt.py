@@ -14,7 +14,6 @@ from bebop.config import (
     SamplingConfig,
     TaskConfig,
 )
-from bebop.decoding import PARTS
 from bebop.options import parsed
 from bebop.parsing import (
     MOST,
@@ -28,6 +27,7 @@ from bebop.parsing import (
     setting,
     within,
 )
+from bebop.systems import PARTS
 
 T = TypeVar("T")
 PART = Limit(lambda name: name in PARTS, "choose one of " + ", ".join(PARTS))

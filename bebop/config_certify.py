@@ -7,8 +7,8 @@ from typing import Literal
 
 from bebop.config import POSITIVE, SEED, ModelConfig, SamplingConfig, TaskConfig
 from bebop.config_decoding import DecodingConfig
-from bebop.decoding import SYSTEMS
 from bebop.parsing import MOST, NOT_EMPTY, Limit, above, at_least, check, check_settings, setting, within
+from bebop.systems import SYSTEMS
 
 URL = Limit(lambda url: re.match(r"https?://[^/\s]", url) is not None, "give http://HOST:PORT or https://...")
 HEAT = Limit(lambda t: t == 0 or 1e-4 <= t < 1e4, "give 0 (no stress setting), or 0.0001 or more")

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from bebop.decoding import SYSTEMS
 from bebop.options import parsed
 from bebop.parsing import Limit, at_least, check, check_settings, setting
+from bebop.systems import SYSTEMS
 
 T = TypeVar("T")
 NOT_NEGATIVE = at_least(0)
@@ -25,7 +25,7 @@ class Costs:
 class DecodingConfig:
     """How tokens are drafted and verified."""
 
-    system: str = setting("bebop", "a row of bebop/decoding.py", SYSTEM)
+    system: str = setting("bebop", "a decoding system, see bebop/systems", SYSTEM)
     draft_tokens: int | Literal["auto"] = setting(
         3,
         "K, drafts per cycle; 0 for a system without drafts alone; auto: in every cycle as many as give most tokens a "
@@ -57,12 +57,12 @@ class DecodingConfig:
         given = "decoding.most_drafts" if self.draft_tokens == "auto" else "decoding.draft_tokens"
         check(self.limit <= most, given, self.limit, room)
         check(self.limit > 0 or not system.drafts, given, self.limit, room)
-        free = [name for name, row in SYSTEMS.items() if row.auto]
+        free = [name for name, row in SYSTEMS.items() if row.supports_auto_length]
         alone = f"give a number with decoding.system={self.system}; auto is for {', '.join(free)}"
-        known = self.draft_tokens != "auto" or system.auto is not None or not system.drafts
+        known = self.draft_tokens != "auto" or system.supports_auto_length or not system.drafts
         check(known, "decoding.draft_tokens", self.draft_tokens, alone)
-        able = system.self_tempered or not (system.drafts and system.sampled)
-        others = ", ".join(name for name, row in SYSTEMS.items() if row.self_tempered)
+        able = system.supports_auto_temperature or not (system.drafts and system.sampled)
+        others = ", ".join(name for name, row in SYSTEMS.items() if row.supports_auto_temperature)
         alone = f"give a number or null with decoding.system={self.system}; auto is for {others}"
         check(able or self.draft_temperature != "auto", "decoding.draft_temperature", self.draft_temperature, alone)
 
@@ -80,10 +80,9 @@ class DecodingConfig:
         return SYSTEMS[self.system].most_drafts if self.most_drafts is None else self.most_drafts
 
     @property
-    def length(self) -> str:
-        """The module of ``rollout/decoding/lengths`` that says how many there are."""
-        system = SYSTEMS[self.system]
-        return (self.draft_tokens == "auto" and system.auto) or system.length
+    def timed(self) -> bool:
+        """Whether the number of drafts goes by the time that cycles take."""
+        return self.draft_tokens == "auto" and SYSTEMS[self.system].supports_auto_length
 
     @property
     def costs(self) -> Costs:
@@ -113,4 +112,4 @@ class DecodingConfig:
     @property
     def chooses_temperature(self) -> bool:
         """Whether that follows what would have been accepted."""
-        return SYSTEMS[self.system].self_tempered and self.draft_temperature == "auto"
+        return SYSTEMS[self.system].supports_auto_temperature and self.draft_temperature == "auto"

@@ -14,9 +14,9 @@ from bebop.config import JobConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.config_certify import CertifyConfig
 from bebop.config_simulate import SimulateConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.parsing import WANTED, Setting, settings, similar
+from bebop.systems import SYSTEMS
 
 # Of each command: its file in conf/, its module.
 ROOTS: dict[type, str] = {

@@ -36,10 +36,10 @@ from bebop.command import check_writable, run_main
 from bebop.compose import job_config
 from bebop.config import ModelConfig, TaskConfig
 from bebop.config_engines import SglangConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.parts import has_part
 from bebop.preflight import check_model, checked
+from bebop.systems import SYSTEMS
 
 Rows = list[dict[str, Any]]
 Chart = tuple[str, Rows, str, str, str]  # name, rows, and their columns: groups, bars, heights

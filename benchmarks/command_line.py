@@ -5,9 +5,9 @@ from pathlib import Path
 
 from bebop.bench import agents, engines, loop
 from bebop.command import Parser, whole
-from bebop.decoding import SYSTEMS
 from bebop.parsing import LARGEST, MOST
 from bebop.rollout.sglang.hosting import HOSTED
+from bebop.systems import SYSTEMS
 
 
 def parser(about: str) -> Parser:
@@ -77,7 +77,7 @@ def _add_serving(kinds: "argparse._SubParsersAction[Parser]") -> None:
     serving.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     serving.add_argument("--batches", type=whole(1), nargs="+", default=[1, 4, 16, 64])
     whole_checkpoint = [name for name in HOSTED if not SYSTEMS[name].needs]
-    fixed = [name for name in whole_checkpoint if SYSTEMS[name].length == "fixed"]
+    fixed = [name for name in whole_checkpoint if SYSTEMS[name].fixed_length]
     serving.add_argument("--systems", nargs="+", default=fixed, choices=whole_checkpoint)
     serving.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
     serving.add_argument("--rounds", type=whole(1), default=3, help="turns at each size; the best counts (default: 3)")

@@ -17,14 +17,13 @@ from tqdm import tqdm
 
 from bebop.bench.record import best_of, noted
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
-from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
-from bebop.rollout.decoding.matching import Followers, Match, Next
-from bebop.rollout.decoding.recall import Recall
 from bebop.rollout.engine import Request
 from bebop.rollout.history import BEGIN, ROOT, Automaton
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems import SYSTEMS
+from bebop.systems.history.matching import Followers, Match, Next, Recall
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import DecodeStats, SamplingParams
 

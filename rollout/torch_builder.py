@@ -6,9 +6,9 @@ import torch
 from transformers import AutoConfig
 
 from bebop.config import JobConfig
-from bebop.decoding import SYSTEMS
 from bebop.model.checkpoint import find_device, load_policy, resolve
 from bebop.rollout.room import check_memory, check_parked
+from bebop.systems import SYSTEMS
 
 if TYPE_CHECKING:  # the driver, which calls ``check``, needs none of it
     from bebop.rollout.torch_engine import TorchEngine

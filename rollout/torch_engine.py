@@ -11,20 +11,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.config import PARKED_BYTES, DecodingConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.admission import Admission
 from bebop.rollout.decoding.base import Decoder
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.registry import make_part
-from bebop.rollout.decoding.tracing import Tracer
+from bebop.rollout.decoding.verify_trace import Tracer
 from bebop.rollout.engine import Engine, Finished, Request, nothing
 from bebop.rollout.parking import Parking
 from bebop.rollout.room import check_memory, check_parked, check_positions
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.text import AnswerText, completed_at
 from bebop.rollout.warm import time_cycles
+from bebop.systems import SYSTEMS
 from bebop.trajectory import OPENING, Completion, DecodeStats, FinishReason, add_stretches
 
 
@@ -58,17 +57,18 @@ class TorchEngine:
         check_positions(policy.backbone.config, max_length)
         check_memory(policy.backbone.config, slots, max_length, policy.backbone.dtype, policy.device)
         check_parked(parked_bytes, policy.device)
+        system = SYSTEMS[decoding.system]
         sizes = SlotSizes(
             slots=slots,
             length=max_length,
-            drafts=max(decoding.limit if SYSTEMS[decoding.system].drafts else 0, room),
+            drafts=max(decoding.limit if system.drafts else 0, room),
             vocab=policy.vocab_size,
         )
         self.slots = Slots(sizes, policy.device)
         self.starts = self.slots.starts.tolist()  # of stretches
-        self.decoder: Decoder = make_part(SYSTEMS[decoding.system].decoder, policy, self.slots, decoding)
+        self.decoder: Decoder = system.decoder()(policy, self.slots, decoding)
         self.decoder.measure = measure
-        self.tracer = Tracer(SYSTEMS[decoding.system].drafter)
+        self.tracer = Tracer(system.drafter_name)
         if isinstance(self.decoder, DraftVerify):
             self.decoder.observers.append(self.tracer)
         self.parking = Parking(self.slots, parked_bytes)
@@ -157,13 +157,13 @@ class TorchEngine:
             raise UserError(
                 f"decoding.system={decoding.system!r} is not possible now: it needs the part {missing[0]!r}"
             )
-        if then.decoder != now.decoder:
+        if then.decoder() is not now.decoder():
             raise UserError(f"decoding.system={decoding.system!r} is not possible now: its cycle is another one")
         if self.decoder.configure(decoding):
             self.parking.clear()
             if self.active:
                 self._recompute()
-        self.decoding, self.tracer.drafter = decoding, then.drafter
+        self.decoding, self.tracer.drafter = decoding, then.drafter_name
 
     def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
         """For requests that come from now on; running ones go on with what they have."""

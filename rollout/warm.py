@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.timed_length import TimedLength
+from bebop.rollout.decoding.timed_lengths import TimedLength
 from bebop.rollout.slots import Slots
 from bebop.trajectory import SamplingParams
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bebop.decoding import PARTS, SYSTEMS
+from bebop.systems import PARTS, SYSTEMS
 from tests.tree import ROOT, files
 
 GUESTS = ("firp", "pipo")
-# Systems and parts, their options, what they count, the papers; and what is written for people.
-REGISTRIES = ("bebop/decoding.py", "bebop/options.py", "bebop/catalogue.py", "recipes/reproduce/claims.py")
+# Options of systems and parts, what they count, the papers; and what is written for people.
+REGISTRIES = ("bebop/options.py", "bebop/catalogue.py", "recipes/reproduce/claims.py")
 REGISTRIES += ("pyproject.toml",)  # who may import whom
 REGISTRIES += ("recipes/reproduce/frontier/arms.py",)  # systems that are compared at several settings
 WRITTEN = (".md", ".json", ".svg")
@@ -43,14 +43,15 @@ def texts(paths: Iterable[Path]) -> dict[str, str]:
 def test_nothing_but_its_own_files_and_registries_names_a_guest(guest: str) -> None:
     tree = texts(files())
     assert naming(guest, tree) == []
-    assert "bebop/decoding.py" in tree and "rollout/target.py" in tree and ".gitignore" in tree
+    assert "bebop/systems/base.py" in tree and "rollout/target.py" in tree and ".gitignore" in tree
 
 
 @pytest.mark.parametrize("guest", [guest for guest in GUESTS if guest in PARTS])
 def test_a_guest_is_in_the_registries(guest: str) -> None:
     assert any(guest in system.needs for system in SYSTEMS.values())
     assert any(naming("elsewhere", {"a.py": "elsewhere"})), "the test can fail"
-    own = {f"bebop/model/{guest}.py": guest, f"trainer/{guest}_loss.py": guest, f"recipes/{guest}/x.py": guest}
+    files_of = ("bebop/systems/{}/network.py", "trainer/{}_loss.py", "recipes/{}/x.py")
+    own = {name.format(guest): guest for name in files_of}
     assert naming(guest, own) == []
     other = {"rollout/target.py": f"# as {guest.upper()} does", "trainer/x.py": guest, f"trainer/{guest}x.py": guest}
     assert naming(guest, other) == [*other]

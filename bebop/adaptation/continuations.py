@@ -14,9 +14,9 @@ from bebop.config_adapt import DataConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.systems.pad.labels import Rollouts
 from bebop.tasks.steps import wrong_steps
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.pivot_labels import Rollouts
 from bebop.trajectory import Prompt
 
 Reward = Callable[[str, Prompt], float]

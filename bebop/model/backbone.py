@@ -98,3 +98,10 @@ class Policy:
 def head_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The head's among weights that are named as ``Policy.weights`` names them, under the head's own names."""
     return {name.removeprefix("mtp."): tensor for name, tensor in weights.items() if name.startswith("mtp.")}
+
+
+def shared_tables(policy: Policy) -> tuple[Tensor, Tensor]:
+    """Embedding and language-model head of the target, both [V, d]."""
+    backbone = policy.backbone
+    embedding, head = backbone.get_input_embeddings().weight, backbone.get_output_embeddings().weight
+    return embedding.detach(), head.detach()

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.decoding import HEAD_OVERLAP, HEAD_READ
 from bebop.monitor.estimate import Array
 from bebop.monitor.records import StepRecords
+from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
 from bebop.trajectory import DRAFT_STATS, MEASURED, OPENING, STRETCH, Completion, DecodeStats, Group
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.decoding import HEAD_OVERLAP, HEAD_READ
 from bebop.metrics import Max, Mean, Metrics, Sum
 from bebop.monitor.turns import turn_metrics
+from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
 from bebop.trajectory import Completion, DecodeStats, Group
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bebop import decoding
+from bebop import systems
 from bebop.adaptation.evaluation import change
 from bebop.adaptation.results import Results
 from bebop.intervals import Interval
@@ -39,7 +39,7 @@ def rows(results: Results) -> Iterator[Row]:
         for k in range(1, drafts(results) + 1):
             yield _row(results, system, f"acceptance, draft {k}", "accepted", k)
         # Greedy drafts have a one-hot distribution, of which overlap and entropy say nothing new.
-        for name, label in DISTRIBUTIONS.items() if decoding.SYSTEMS[system].sampled else ():
+        for name, label in DISTRIBUTIONS.items() if systems.SYSTEMS[system].sampled else ():
             yield _row(results, system, label, name)
 
 

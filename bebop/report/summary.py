@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from bebop.decoding import SYSTEMS
 from bebop.report.runs import DASH, Run
+from bebop.systems import SYSTEMS
 
 HEADS = ("Run", "Model", "Task", "System", "Steps", "Reward", "Accept length", "Tokens/s", "Minutes")
 NOTE = (

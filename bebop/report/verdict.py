@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bebop.decoding import SYSTEMS, System
 from bebop.monitor.controller import CAUSES, State
 from bebop.monitor.drift import Decomposition
 from bebop.monitor.drift_monitor import Explanation
@@ -15,6 +14,8 @@ from bebop.monitor.estimate import Estimate
 from bebop.report.runs import DASH, Run
 from bebop.report.summary import FIRST, windows
 from bebop.resume_rules import JOB, MAY
+from bebop.systems import SYSTEMS
+from bebop.systems.base import System
 
 IDLE = 0.3  # share of its time that a trainer may wait before something should be done about it
 NOTHING = "Nothing needs to be done."

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.metrics import values
 from bebop.monitor.collect import from_stats
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
 from bebop.monitor.estimators import decode_metrics
 from bebop.monitor.turns import drafting_metrics, first_of_kind
+from bebop.systems import SYSTEMS
 from bebop.trajectory import DecodeStats
 from bebop.verl_job.gauges import Gauges
 from bebop.verl_job.hooks import wrap

@@ -1,14 +1,14 @@
-"""The cycle of speculative decoding, whatever the parts: draft, verify, accept, emit, commit."""
+"""The cycle of speculative decoding, whatever the parts: draft, verify, accept, commit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.decoding import HEAD_OVERLAP, HEAD_READ, SYSTEMS
 from bebop.kernels.trees import ancestry
+from bebop.kernels.verify import one_hot
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy
 from bebop.model.ragged import Ragged
@@ -22,11 +22,13 @@ from bebop.rollout.decoding.base import (
     TargetOutput,
     TargetPass,
 )
-from bebop.rollout.decoding.emit import end, measure, remember, seen_at, write
-from bebop.rollout.decoding.registry import make_part
-from bebop.rollout.decoding.timed_length import TimedLength
+from bebop.rollout.decoding.sampling import entropy
+from bebop.rollout.decoding.timed_lengths import TimedLength
 from bebop.rollout.slots import Slots, on_device
 from bebop.rollout.target import Target
+from bebop.systems import SYSTEMS
+from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
+from bebop.trajectory import MEASURED
 
 # Called once a cycle, before anything is written: rows, draft, target's output, what was accepted, and how many tokens
 # of it count [B]. A tree has become the chain of its accepted path. May keep what it is shown and change nothing.
@@ -48,7 +50,7 @@ class DraftVerify:
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         self.policy, self.slots = policy, slots
         self.target = Target(policy, slots)
-        self.drafters: dict[str, Drafter] = {}  # all that were ever in charge: they read on, and may return at any time
+        self.drafters: dict[object, Drafter] = {}  # by class; once in charge, they read on and may return
         self.measure = True
         self.timing: object = None  # what is known of the time of cycles, also when another length comes between
         self.observers: list[Observer] = []  # are shown every cycle
@@ -57,13 +59,14 @@ class DraftVerify:
     def configure(self, config: DecodingConfig) -> bool:
         """See ``Decoder``."""
         system = SYSTEMS[config.system]
-        new = system.drafts and system.drafter not in self.drafters
-        self.drafter = None
+        length = system.auto_length() if config.timed else system.length()
+        new, self.drafter = False, None
         if system.drafts:
-            self.drafter = make_part(f"drafters.{system.drafter}", self.policy, self.slots, config)
-            self.drafters[system.drafter] = self.drafter
-        self.rule = make_part(f"rules.{system.rule}", self.policy, self.slots, config)
-        self.length = make_part(f"lengths.{config.length}", self.policy, self.slots, config)
+            new = system.drafter() not in self.drafters
+            self.drafter = system.drafter()(self.policy, self.slots, config)
+            self.drafters[system.drafter()] = self.drafter
+        self.rule = system.rule()(self.policy, self.slots, config)
+        self.length = length(self.policy, self.slots, config)
         if isinstance(self.length, TimedLength):
             self.timing = self.length.take(self.timing)
         self.slots.extend_stats((*self.rule.counts, *self.length.counts))
@@ -200,4 +203,94 @@ def _of_head(draft: Draft, probs: Tensor) -> dict[str, Tensor]:
     return {HEAD_OVERLAP: overlap, HEAD_READ: read}
 
 
-EntryClass = DraftVerify
+# ---- what becomes of a cycle's tokens
+
+
+def end(rows: Rows, accepted: Accepted) -> tuple[Tensor, Tensor]:
+    """How many of the tokens count [B] and who is done [B]: a stop token or the limit cuts the rest off."""
+    slots, batch, tokens = rows.slots, rows.batch, accepted.tokens
+    stops = (tokens[..., None] == slots.stops[:batch, None]).any(-1)
+    # Index of the first stop token, or the width where there is none.
+    first = torch.where(stops.any(1), stops.int().argmax(1), tokens.shape[1])
+    room = slots.limit[:batch] - slots.count[:batch]
+    emitted = torch.minimum(torch.minimum(accepted.lengths, first) + 1, room)
+    done = (first < emitted) | (emitted == room)
+    return emitted, done
+
+
+def write(rows: Rows, accepted: Accepted, probs: Tensor, version: int, exact: bool) -> None:
+    """Append tokens with log p and version; what lies beyond the emitted ones is overwritten by the next cycle.
+
+    Once a rule has said under which distribution it really draws, that log-prob stands beside log p.
+    """
+    slots, batch, tokens = rows.slots, rows.batch, accepted.tokens
+    columns = slots.count[:batch, None] + torch.arange(tokens.shape[1], device=tokens.device)
+    slots.tokens[:batch].scatter_(1, columns, tokens)
+    logprobs = probs.gather(-1, tokens[..., None])[..., 0].log()
+    slots.logprobs[:batch].scatter_(1, columns, logprobs)
+    if accepted.logprobs is not None or slots.sampled is not None:
+        unknown = logprobs if exact else torch.full_like(logprobs, torch.nan)
+        slots.drawn()[:batch].scatter_(1, columns, unknown if accepted.logprobs is None else accepted.logprobs.float())
+    slots.versions[:batch].scatter_(1, columns, version)
+    slots.contexts[:batch].scatter_(1, columns, slots.oldest[:batch, None].expand_as(tokens))
+
+
+def measure(
+    rows: Rows,
+    draft: Draft,
+    accepted: Accepted,
+    counts: Mapping[str, Tensor],
+    probs: Tensor,
+    emitted: Tensor,
+    everything: bool,
+) -> None:
+    """Add this cycle to the sums over the positions that were reached (and not cut off by the end of the answer).
+
+    ``counts`` [B, K]: what the system's parts say by name; ``everything``: overlap and entropies beside them.
+    """
+    drafts = draft.tokens.shape[1]
+    steps = torch.arange(drafts, device=emitted.device)
+    reached = steps < emitted[:, None]
+    if draft.lengths is not None:
+        reached &= steps < draft.lengths[:, None]
+    sums = {"reached": reached, "accepted": steps < accepted.lengths[:, None]}
+    found = dict(zip(MEASURED, _compare(draft, probs[:, :drafts]), strict=True)) if everything else {}
+    sums |= {**found, **counts}
+    values = torch.stack([value.double() for value in sums.values()], 1)
+    rows.slots.record([*sums], torch.where(reached[:, None], values, 0.0), emitted)
+
+
+def _compare(draft: Draft, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Overlap, p(argmax q) and both entropies [B, K]: what watching costs in a cycle."""
+    if draft.probs is None:
+        chance = p.gather(-1, draft.tokens[..., None])[..., 0]
+        return chance, chance, torch.zeros_like(chance), entropy(p)
+    best = draft.probs.argmax(-1, keepdim=True)
+    overlap = torch.minimum(p, draft.probs).sum(-1)
+    own = entropy(draft.probs) if draft.entropies is None else draft.entropies
+    return overlap, p.gather(-1, best)[..., 0], own, entropy(p)
+
+
+def seen_at(rows: Rows, draft: Draft, ways: Tensor | None = None) -> Tensor | None:
+    """Tokens that penalties see at each verified position [B, K + 1, V]: the context and the drafts before it.
+
+    ``ways`` [B, K, K]: of a tree, the nodes on the way to each, itself included.
+    """
+    if rows.seen is None:
+        return None
+    if ways is not None:
+        drafted = one_hot(draft.tokens, rows.seen.shape[-1], torch.float32)
+        return torch.cat([rows.seen[:, None], rows.seen[:, None] | (ways.float() @ drafted > 0)], 1)
+    seen = [rows.seen]
+    for step in range(draft.tokens.shape[1]):
+        seen.append(seen[-1].scatter(1, draft.tokens[:, step : step + 1], True))
+    return torch.stack(seen, 1)
+
+
+def remember(rows: Rows, tokens: Tensor, emitted: Tensor) -> None:
+    """Add the emitted tokens of each row to what penalties see."""
+    if rows.seen is None:
+        return
+    counts = torch.arange(tokens.shape[1], device=tokens.device) < emitted[:, None]
+    # Beyond the emitted ones the first token stands in: it is emitted anyway.
+    rows.seen.scatter_(1, torch.where(counts, tokens, tokens[:, :1]), True)

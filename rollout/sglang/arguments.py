@@ -7,9 +7,9 @@ from typing import Any
 
 from bebop.config import DecodingConfig, JobConfig
 from bebop.config_engines import Pause, SglangConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.rollout.sglang.hosting import HOSTED, HOSTINGS, missing
+from bebop.systems import SYSTEMS
 from bebop.trajectory import SamplingParams
 
 OLDEST = (0, 5, 14)  # the first with speculative_use_rejection_sampling
@@ -62,7 +62,7 @@ def speculation(decoding: DecodingConfig, own: SglangConfig, folder: Path, devic
     system = SYSTEMS[decoding.system]
     if system.drafts:
         refuse_vocabulary(folder)
-    return HOSTINGS[system.drafter].arguments(decoding, own, folder)
+    return HOSTINGS[system.drafter_name].arguments(decoding, own, folder)
 
 
 def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> None:
@@ -73,7 +73,7 @@ def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> N
         raise UserError(
             f"decoding.system={name!r} is not possible with SGLang: {lack}choose one of {', '.join(HOSTED)}"
         )
-    hosting = HOSTINGS[system.drafter]
+    hosting = HOSTINGS[system.drafter_name]
     if not hosting.cpu and device != "cuda" and not own.urls:
         raise UserError(
             f"decoding.system={name!r} is not possible with SGLang on a {device}: its {hosting.algorithms[0]} needs "
@@ -158,7 +158,7 @@ def refuse_version(version: str) -> None:
 def refuse_server(info: Mapping[str, Any], decoding: DecodingConfig, url: str) -> None:
     """Raise ``UserError`` if a running server drafts or verifies otherwise than asked for."""
     refuse_version(str(info.get("version", "0")))
-    hosting = HOSTINGS[SYSTEMS[decoding.system].drafter]
+    hosting = HOSTINGS[SYSTEMS[decoding.system].drafter_name]
     wanted = {"speculative_algorithm": hosting.algorithms, **hosting.wanted(decoding)}
     for name, values in wanted.items():
         if name in info and info[name] not in values:

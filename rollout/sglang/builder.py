@@ -10,7 +10,6 @@ from transformers import AutoConfig
 
 from bebop.config import JobConfig
 from bebop.config_engines import SglangConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, refuse_own_head, resolve, stop_tokens
 from bebop.rollout.served_engine import ServedEngine
@@ -23,6 +22,7 @@ from bebop.rollout.sglang.hosting import HOSTINGS
 from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
 from bebop.rollout.sglang.transfer import DiskTransfer, DistributedTransfer, TensorTransfer, WeightTransfer
 from bebop.rollout.text import AnswerText
+from bebop.systems import SYSTEMS
 from bebop.trajectory import SamplingParams
 
 EMBEDDED = False
@@ -31,7 +31,7 @@ EMBEDDED = False
 def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     """Start SGLang, or meet the servers that there are; the engine, and the tokens that end an answer."""
     check(config)
-    hosting = HOSTINGS[SYSTEMS[config.decoding.system].drafter]
+    hosting = HOSTINGS[SYSTEMS[config.decoding.system].drafter_name]
     own, dtype = config.rollout.sglang, getattr(torch, config.model.dtype)
     own = replace(
         own,
@@ -49,7 +49,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         head,
         own,
         drafts=config.decoding.limit if SYSTEMS[config.decoding.system].drafts else 0,
-        drafter=SYSTEMS[config.decoding.system].drafter,
+        drafter=SYSTEMS[config.decoding.system].drafter_name,
         layout=layout or "mimo",
         layers=layers,
         dtype=dtype,
@@ -76,7 +76,7 @@ def check(config: JobConfig) -> None:
         raise UserError("rollout=sglang needs SGLang: pip install -e '.[sglang]', see recipes/sglang")
     refuse_loop(config)
     refuse_system(config.decoding, own, _device(config))
-    if (refuse := HOSTINGS[SYSTEMS[config.decoding.system].drafter].refuse) is not None:
+    if (refuse := HOSTINGS[SYSTEMS[config.decoding.system].drafter_name].refuse) is not None:
         refuse(config.decoding, own, folder)
     speculative = SYSTEMS[config.decoding.system].drafts
     params = SamplingParams(

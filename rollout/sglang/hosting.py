@@ -7,8 +7,9 @@ from typing import Any
 
 from bebop.config import DecodingConfig
 from bebop.config_engines import SglangConfig
-from bebop.decoding import SYSTEMS, System
 from bebop.rollout.sglang import dflash
+from bebop.systems import SYSTEMS
+from bebop.systems.base import System
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ def head_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) ->
     }
     if own.block_verification:
         arguments["speculative_use_block_verification"] = True
-    if SYSTEMS[decoding.system].length == "entropy":
+    if SYSTEMS[decoding.system].length_name == "entropy":
         arguments["speculative_adaptive"] = True
         if own.adaptive_steps is not None:
             arguments["speculative_adaptive_config"] = own.adaptive_steps
@@ -48,7 +49,7 @@ def head_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) ->
 def head_wanted(decoding: DecodingConfig) -> dict[str, tuple[Any, ...]]:
     """The same of a running server."""
     system = SYSTEMS[decoding.system]
-    steps = {"speculative_num_steps": (decoding.limit,)} if system.length == "fixed" else {}
+    steps = {"speculative_num_steps": (decoding.limit,)} if system.fixed_length else {}
     return {
         "speculative_eagle_topk": (1,),
         "speculative_use_rejection_sampling": (system.sampled,),
@@ -84,14 +85,14 @@ HOSTINGS = {  # by drafter
 
 def missing(system: System) -> str | None:
     """What SGLang lacks for a system; None if it hosts it, and "" where there is no more to say."""
-    if system.unserved:
-        return f"{system.unserved}; "
-    hosting = HOSTINGS.get(system.drafter)
-    if system.drafter in LACKING:
-        return LACKING[system.drafter]
-    if hosting is None or system.rule != "rejection" or system.own_cycle:
+    if system.serve_error:
+        return f"{system.serve_error}; "
+    hosting = HOSTINGS.get(system.drafter_name)
+    if system.drafter_name in LACKING:
+        return LACKING[system.drafter_name]
+    if hosting is None or system.rule_name != "rejection" or system.custom_cycle:
         return ""
-    if system.length not in hosting.lengths:
+    if system.length_name not in hosting.lengths:
         return f"{hosting.algorithms[0]} has one number of drafts for all requests of a server; "
     if system.sampled and not hosting.sampled:
         return f"{hosting.algorithms[0]} drafts greedily; "

@@ -7,11 +7,11 @@ import torch
 from transformers import AutoConfig
 
 from bebop.config import DecodingConfig, JobConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.memory import bytes_per_token
 from bebop.options import HistoryOptions
 from bebop.rollout.vllm.hosting import HOSTED, HOSTINGS, missing
+from bebop.systems import SYSTEMS
 from bebop.trajectory import SamplingParams
 
 OLDEST = (0, 31)  # the first with draft weights in updates
@@ -55,7 +55,7 @@ def engine_arguments(config: JobConfig, folder: Path, device: str) -> dict[str, 
             arguments["kv_cache_memory_bytes"] = _room(config, folder, length)
     if own.memory_fraction is not None:
         arguments["gpu_memory_utilization"] = own.memory_fraction
-    if (speculation := HOSTINGS[SYSTEMS[config.decoding.system].drafter].arguments(config.decoding)) is not None:
+    if (speculation := HOSTINGS[SYSTEMS[config.decoding.system].drafter_name].arguments(config.decoding)) is not None:
         arguments["speculative_config"] = speculation
     return arguments | own.extra
 
@@ -81,7 +81,7 @@ def refuse_system(decoding: DecodingConfig) -> None:
     system = SYSTEMS[name]
     if (lack := missing(system)) is not None:
         raise UserError(f"decoding.system={name!r} is not possible with vLLM: {lack}choose one of {', '.join(HOSTED)}")
-    hosting = HOSTINGS[system.drafter]
+    hosting = HOSTINGS[system.drafter_name]
     greedy = system.sampled and not hosting.sampled
     if greedy and temperature != 0:
         raise UserError(

@@ -8,7 +8,6 @@ from safetensors import safe_open
 from transformers import AutoConfig
 
 from bebop.config import JobConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, refuse_own_head, resolve, stop_tokens
 from bebop.model.layouts import LAYOUTS
@@ -21,6 +20,7 @@ from bebop.rollout.vllm.engine import VllmServer
 from bebop.rollout.vllm.hosting import HOSTINGS
 from bebop.rollout.vllm.plugin import CPU, EVERY
 from bebop.rollout.vllm.transfer import FileTransfer, MemoryTransfer
+from bebop.systems import SYSTEMS
 from bebop.trajectory import SamplingParams
 
 EMBEDDED = False
@@ -36,7 +36,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     head = stored_head(folder, layout, layers) if layout is not None else {}
     every = own.monitor_every if config.monitor.decode_stats else 0
     environment = {**ENVIRONMENT, EVERY: str(every), CPU: str(int(device == "cpu"))}
-    hosting = HOSTINGS[system.drafter]
+    hosting = HOSTINGS[system.drafter_name]
     model = hosting.model
     core = Core(
         engine_arguments(config, folder, device),
@@ -80,7 +80,7 @@ def check(config: JobConfig) -> None:
         raise UserError("rollout=vllm needs vLLM: pip install -e '.[vllm]', see recipes/vllm")
     refuse_loop(config)
     refuse_system(config.decoding)
-    if (package := HOSTINGS[system.drafter].package) and find_spec(package) is None:
+    if (package := HOSTINGS[system.drafter_name].package) and find_spec(package) is None:
         name = package.replace("_", "-")
         raise UserError(
             f"decoding.system={config.decoding.system!r} with vLLM needs {name}: pip install --no-deps {name}==0.1.1"

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bebop.config import DecodingConfig
-from bebop.decoding import SYSTEMS, System
 from bebop.options import HistoryOptions
-from bebop.rollout.decoding.drafters.ngram import LONGEST
+from bebop.rollout.decoding.ngram import LONGEST
 from bebop.rollout.vllm import suffixes
+from bebop.systems import SYSTEMS
+from bebop.systems.base import System
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +66,14 @@ HOSTINGS = {  # by drafter
 
 def missing(system: System) -> str | None:
     """What vLLM lacks for a system; None if it hosts it, and "" where there is no more to say."""
-    if system.unserved:
-        return f"{system.unserved}; "
-    hosting = HOSTINGS.get(system.drafter)
-    if hosting is None or system.own_cycle:
-        return f"it has no drafter {system.drafter!r}; " if hosting is None else ""
-    if system.rule != "rejection":
-        return f"it verifies by rejection sampling alone, not by {system.rule!r}; "
-    if system.length != "fixed":
+    if system.serve_error:
+        return f"{system.serve_error}; "
+    hosting = HOSTINGS.get(system.drafter_name)
+    if hosting is None or system.custom_cycle:
+        return f"it has no drafter {system.drafter_name!r}; " if hosting is None else ""
+    if system.rule_name != "rejection":
+        return f"it verifies by rejection sampling alone, not by {system.rule_name!r}; "
+    if not system.fixed_length:
         return "it has one number of drafts for all requests; "
     return None
 

@@ -4,8 +4,8 @@ import pytest
 
 from bebop.bench.history import decoded, lookups, remembered
 from bebop.config import DecodingConfig
-from bebop.decoding import SYSTEMS
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.systems import SYSTEMS
 from tests.builders import requests, tiny_policy
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from bebop.bench.rollout import RolloutBench, measure
 from bebop.config import ModelConfig, TaskConfig
-from bebop.decoding import SYSTEMS
+from bebop.systems import SYSTEMS
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
 
@@ -19,5 +19,5 @@ def test_an_arm_is_measured(system: str) -> None:
     assert shares >= {"prefill %", "verify %", "other %"} and ("draft %" in shares) == SYSTEMS[system].drafts
     assert sum(row[name] for name in shares) == pytest.approx(100) and min(row[name] for name in shares) > 0
     assert row["accept length"] * row["passes/token"] == pytest.approx(1) and row["mean answer"] == 20
-    assert ("confidence/draft" in row) == SYSTEMS[system].own_cycle
+    assert ("confidence/draft" in row) == SYSTEMS[system].custom_cycle
     assert (row["accept length"] > 1) == SYSTEMS[system].drafts

@@ -22,7 +22,7 @@ from bebop.config import DecodingConfig
 from bebop.model import attention, ragged_attention
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.tracing import Tracer
+from bebop.rollout.decoding.verify_trace import Tracer
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.trajectory import SamplingParams
 

@@ -8,11 +8,11 @@ import torch
 from bebop.config import DecodingConfig
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.model.block_length import FEATURES, BlockLengthNetwork, PromptEnd
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.lengths.block_length import BlockLength
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.block.decoding import BlockLength
+from bebop.systems.block.network import FEATURES, BlockLengthNetwork, PromptEnd
 from bebop.trajectory import Completion
 from tests.builders import requests, tiny_policy
 

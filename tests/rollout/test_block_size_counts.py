@@ -11,8 +11,8 @@ from bebop.metrics import values
 from bebop.monitor.estimators import decode_metrics
 from bebop.rollout.decoding.base import Draft, Rows
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.lengths.block_length import BlockLength
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.block.decoding import BlockLength
 from bebop.trajectory import DecodeStats
 from tests.builders import requests, tiny_policy
 

@@ -7,7 +7,7 @@
 - Weights that change in flight reach the tokens after them; another system may take over between two cycles.
 - Stop tokens, stop strings and limits cut an answer and change nothing before.
 
-A system is a row of ``bebop.decoding.SYSTEMS``, and a new one is tested here without a line of its own. ``QUICK`` has
+A system is a row of ``bebop.systems.SYSTEMS``, and a new one is tested here without a line of its own. ``QUICK`` has
 one for each drafter that keeps a state and each cycle; the others are slow tests. What is a system's own is in the file
 with its name; the distributions at other temperatures are in ``test_exactness.py``.
 """
@@ -24,13 +24,13 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from bebop.config import DecodingConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems import SYSTEMS
 from bebop.trajectory import Completion
 from tests.builders import alone, requests, tiny_policy
 from tests.cases import slow_but
@@ -39,7 +39,7 @@ from tests.rollout.trees import CHAIN, FIRP_TREES, FIVE, firp_tree, head_tree
 
 LENGTH = 16  # tokens of an answer
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9], [2, 2]]
-OF_THE_MODEL = [name for name, system in SYSTEMS.items() if not system.own_cycle]  # answers are the policy's
+OF_THE_MODEL = [name for name, system in SYSTEMS.items() if not system.custom_cycle]  # answers are the policy's
 DRAFTING = [name for name, system in SYSTEMS.items() if system.drafts]
 QUICK = ["bebop", "bebop_history", "block", "firp", "pipo"]  # each drafter with a state of its own, and each cycle
 
@@ -240,7 +240,7 @@ def test_abort_and_resume_give_the_whole_answer(system: str) -> None:
     again = generate(longer, [dataclasses.replace(r, partial=parts[r.id]) for r in asked()])
     assert numbers(again) == numbers(whole)
     assert [a.stats.tokens for a in again] == [a.stats.tokens for a in whole]
-    keeps = SYSTEMS[system].length != "fixed" or SYSTEMS[system].own_cycle or SYSTEMS[system].history
+    keeps = not SYSTEMS[system].fixed_length or SYSTEMS[system].custom_cycle or SYSTEMS[system].history
     assert all(bool(p.state) == (keeps and len(p.token_ids) > 0) for p in parts.values())
     assert not any(a.state for a in again), "nothing more is needed of a finished answer"
 

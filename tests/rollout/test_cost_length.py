@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from bebop.config import DecodingConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.lengths.cost import CostLength
-from bebop.rollout.decoding.pace import FADE, START, WEIGHT, Pace
+from bebop.rollout.decoding.throughput_model import FADE, START, WEIGHT, Pace
+from bebop.rollout.decoding.timed_lengths import CostLength
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.rollout.warm import TURNS
+from bebop.systems import SYSTEMS
 from bebop.trajectory import Completion, DecodeStats
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
@@ -178,8 +178,8 @@ def test_systems_whose_cycles_have_a_length_of_their_own_say_so(system: str) -> 
 
 def test_the_limit_is_what_others_need_room_for() -> None:
     config = DecodingConfig(draft_tokens="auto", most_drafts=7)
-    assert config.limit == config.depth == 7 and config.length == "cost"
-    assert DecodingConfig(draft_tokens=2).limit == 2 and DecodingConfig(draft_tokens=2).length == "fixed"
+    assert config.limit == config.depth == 7 and config.timed
+    assert DecodingConfig(draft_tokens=2).limit == 2 and not DecodingConfig(draft_tokens=2).timed
     plain = DecodingConfig(system="autoregressive", draft_tokens="auto")
     assert plain.length == "fixed"
     for most in (0, 17):

@@ -12,13 +12,13 @@ from bebop.errors import UserError
 from bebop.kernels.trees import ancestry
 from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy
-from bebop.model.firp import PseudoContext, PseudoSlots, PseudoStates, hidden_with_pseudo
 from bebop.monitor.estimators import decode_metrics
 from bebop.rollout.decoding.base import Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.drafters.firp import FirpDrafter, PseudoPass, Shape
-from bebop.rollout.decoding.lengths.fixed import FixedLength
+from bebop.rollout.decoding.lengths import FixedLength
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.firp.decoding import FirpDrafter, PseudoPass, Shape
+from bebop.systems.firp.network import PseudoContext, PseudoSlots, PseudoStates, hidden_with_pseudo
 from bebop.trajectory import Completion, DecodeStats
 from bebop.tree_shape import Path, likeliest, reached
 from tests.builders import requests, tiny_policy
@@ -96,7 +96,7 @@ def test_kept_states_are_those_of_a_pass_over_the_text(policy: Policy, monkeypat
         network.masked = masked
         assert states_error(started(policy, CHAIN_OF_THREE, 8, slots=4)) < 1e-6
         assert states_error(started(policy, CHAIN_OF_THREE, 8, TakesTheNextRow, slots=4)) > 1e-3
-    monkeypatch.setattr("bebop.rollout.decoding.drafters.firp.PseudoSlots", SeesTheDrafts)
+    monkeypatch.setattr("bebop.systems.firp.decoding.PseudoSlots", SeesTheDrafts)
     assert states_error(started(policy, CHAIN_OF_THREE, 8, slots=4)) > 1e-3
 
 

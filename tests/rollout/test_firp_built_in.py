@@ -6,10 +6,10 @@ import torch
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
-from bebop.model.firp import PseudoStates, middle_layers
 from bebop.model.parts import has_part
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.firp.network import PseudoStates, middle_layers
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import SamplingParams
 

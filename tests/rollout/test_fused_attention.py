@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.decoding import SYSTEMS
-from bebop.model import attention, firp, ragged_attention
+from bebop.model import attention, ragged_attention
 from bebop.model.parity import check_parity
 from bebop.rollout.torch_engine import generate
+from bebop.systems import SYSTEMS
+from bebop.systems.firp import network
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
 from tests.rollout.test_conformance import PROMPTS, engine
 
 PLAIN = attention.scaled_dot_product_attention
-CALLERS: tuple[ModuleType, ...] = (attention, firp, ragged_attention)
+CALLERS: tuple[ModuleType, ...] = (attention, network, ragged_attention)
 
 
 def as_on_a_gpu(*args: object, **kwargs: object) -> Tensor:

@@ -8,7 +8,6 @@ import pytest
 
 from bebop.config import DecodingConfig, JobConfig
 from bebop.config_engines import SglangConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.monitor.watch import NoMonitor, Watch
 from bebop.parsing import from_dict
@@ -17,6 +16,7 @@ from bebop.report.verdict import NOTHING, said
 from bebop.rollout.sglang import arguments as sglang
 from bebop.rollout.vllm import arguments as vllm
 from bebop.runtime import _monitor
+from bebop.systems import SYSTEMS
 
 HISTORY = [name for name, system in SYSTEMS.items() if system.history]
 

@@ -4,9 +4,8 @@ from copy import copy
 
 import numpy as np
 
-from bebop.rollout.decoding.matching import Followers, Match, Next
-from bebop.rollout.decoding.trust import BUCKETS
 from bebop.rollout.history import BEGIN, ROOT, Automaton
+from bebop.systems.history.matching import BUCKETS, Followers, Match, Next
 
 DRAFTS = 12
 

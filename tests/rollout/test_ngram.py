@@ -3,7 +3,7 @@
 import torch
 
 from bebop.config import DecodingConfig
-from bebop.rollout.decoding.drafters.ngram import LONGEST, last_match
+from bebop.rollout.decoding.ngram import LONGEST, last_match
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import DecodeStats
 from tests.builders import bare_policy, requests

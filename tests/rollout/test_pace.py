@@ -5,7 +5,7 @@ import random
 import pytest
 
 from bebop.config import Costs
-from bebop.rollout.decoding.pace import FADE, START, TRIALS, WEIGHT, Pace, sizes
+from bebop.rollout.decoding.throughput_model import FADE, START, TRIALS, WEIGHT, Pace, sizes
 
 
 def made(most: int = 3, slots: int = 8, seconds: dict[int, list[float]] | None = None, chance: float = 0.5) -> Pace:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding import base
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems import SYSTEMS
 from bebop.trajectory import Completion
 from tests.builders import alone, requests, tiny_policy
 from tests.cases import slow_but
@@ -24,7 +24,7 @@ PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9, 9, 2, 4], [2, 2]]
 OBSERVED = [[], [3], [7, 7, 1, 0, 5, 2], [4, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7]]
 # A cache beside the target's, and a drafter within its passes; the others are slow tests.
 DIFFERENT = ("bebop", "firp")
-EXTENDING = [name for name, system in SYSTEMS.items() if not system.own_cycle]
+EXTENDING = [name for name, system in SYSTEMS.items() if not system.custom_cycle]
 
 
 def engine(policy: Policy, system: str = "bebop", **settings: object) -> TorchEngine:

@@ -14,20 +14,20 @@ from torch import Tensor
 from bebop.compose import job_config
 from bebop.config import DecodingConfig, JobConfig
 from bebop.config_engines import SglangConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.metrics import values
 from bebop.model.backbone import Policy
-from bebop.model.pipo import PairModel
 from bebop.monitor.estimators import decode_metrics
 from bebop.options import PipoOptions
 from bebop.parsing import from_dict
 from bebop.rollout.decoding.base import Rows
-from bebop.rollout.decoding.pipo import PairDecoder, Second, answer_pairs
 from bebop.rollout.engine import Request
 from bebop.rollout.sglang.arguments import refuse_system
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.run import main
+from bebop.systems import SYSTEMS
+from bebop.systems.pipo.decoding import PairDecoder, Second, answer_pairs
+from bebop.systems.pipo.network import PairModel
 from bebop.trajectory import Completion, DecodeStats
 from bebop.verl_job.settings import parse_engine
 from tests.builders import requests, tiny_pairs, tiny_policy
@@ -433,9 +433,9 @@ def test_other_engines_say_what_they_lack() -> None:
 
 
 def test_no_other_system_is_refused_for_it() -> None:
-    assert [name for name, system in SYSTEMS.items() if system.untrainable] == ["pipo"]
-    reason = SYSTEMS["pipo"].unserved
-    assert reason and [name for name, system in SYSTEMS.items() if system.unserved == reason] == ["pipo"]
+    assert [name for name, system in SYSTEMS.items() if system.train_error] == ["pipo"]
+    reason = SYSTEMS["pipo"].serve_error
+    assert reason and [name for name, system in SYSTEMS.items() if system.serve_error == reason] == ["pipo"]
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.decoding import HEAD_OVERLAP, HEAD_READ
 from bebop.metrics import values
 from bebop.monitor.estimators import decode_metrics
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.drafters.history_mtp import HistoryMTPDrafter, _Row
-from bebop.rollout.decoding.matching import Followers, Match
-from bebop.rollout.decoding.trust import BUCKETS, Trusted
 from bebop.rollout.history import BEGIN, Automaton
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
+from bebop.systems.history.decoding import HistoryMTPDrafter, _Row
+from bebop.systems.history.matching import BUCKETS, Followers, Match, Trusted
 from bebop.trajectory import Completion, DecodeStats
 from tests.builders import bare_policy, requests
 from tests.cases import slow_but

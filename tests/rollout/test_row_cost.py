@@ -10,10 +10,9 @@ import torch
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout.decoding.base import Rows
-from bebop.rollout.decoding.cycle_seconds import Work
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.lengths.row_cost import RowCostLength
-from bebop.rollout.decoding.pace import REST
+from bebop.rollout.decoding.throughput_model import REST, Work
+from bebop.rollout.decoding.timed_lengths import RowCostLength
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.rollout.warm import TURNS

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from bebop.config import DecodingConfig, JobConfig
-from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
 from bebop.parsing import from_dict
 from bebop.protocols import Assignment, PartialGroup
-from bebop.rollout.decoding import tracing
-from bebop.rollout.decoding.places import CHUNK, likeliest
+from bebop.rollout.decoding import verify_trace
+from bebop.rollout.decoding.verify_trace import CHUNK, likeliest
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.rollout.worker import RolloutWorker
+from bebop.systems import SYSTEMS
 from bebop.token_trace import NONE, TOP, VERDICTS, Trace
 from bebop.trajectory import Completion, Prompt
 from tests.builders import requests, tiny_policy
@@ -22,7 +22,7 @@ from tests.cases import slow_but
 from tests.rollout.trace_reference import VOCAB, Listening, check, check_sums, config, engine, same, wanted
 
 QUICK = ["bebop", "bebop_tree", "pad"]  # a chain, a tree, and drafts that were overridden
-SHARED = [name for name, system in SYSTEMS.items() if not system.own_cycle]
+SHARED = [name for name, system in SYSTEMS.items() if not system.custom_cycle]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_every_field_is_what_the_model_and_the_drafter_say(policy: Policy, name:
     listening, asked = Listening(engine(policy, name)), wanted()
     answers = listening.run(asked)
     for request in asked:
-        check(policy, request, answers[request.id], listening.said[request.id], SYSTEMS[name].drafter)
+        check(policy, request, answers[request.id], listening.said[request.id], SYSTEMS[name].drafter_name)
         check_sums(answers[request.id])
     found = {VERDICTS[v] for answer in answers.values() for v in of(answer).verdicts}
     assert found >= ({"accepted", "recovered"} if SYSTEMS[name].drafts else {"plain"}) and "unknown" not in found
@@ -79,7 +79,7 @@ def test_without_a_request_that_asks_nothing_is_looked_at(policy: Policy, monkey
     def looks(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(tracing, "condensed", looks)
+    monkeypatch.setattr(verify_trace, "condensed", looks)
     generate(engine(policy, "bebop"), wanted(()))
     with pytest.raises(AssertionError):
         generate(engine(policy, "bebop"), wanted((5,)))
@@ -100,7 +100,7 @@ def test_an_interrupted_answer_has_the_rows_of_both_parts(policy: Policy, then: 
         assert same(head(dataclasses.replace(trace, names=("mtp",)), done), of(request.partial))
         assert trace.cycles[done] == trace.cycles[done - 1] + 1 and (np.diff(trace.cycles) >= 0).all()
         later = {trace.names[d] for d in trace.drafters[done:] if d != NONE}
-        assert later <= {SYSTEMS[then].drafter} and (trace.verdicts != VERDICTS.index("unknown")).all()
+        assert later <= {SYSTEMS[then].drafter_name} and (trace.verdicts != VERDICTS.index("unknown")).all()
         assert bool(later) == SYSTEMS[then].drafts or then == "ngram"
         if then in ("bebop", "autoregressive"):
             check_sums(answer)
@@ -152,7 +152,7 @@ def test_who_drafted_is_known_when_systems_change_midway(policy: Policy) -> None
         one.configure(config(turns[(cycle - 1) % len(turns)]))
     longest = of(done[5])
     assert set(longest.names) == {"mtp", "firp", "block"} and longest.cycles[-1] + 1 == done[5].stats.cycles
-    drafter = [SYSTEMS[name].drafter for name in ("bebop", *turns[:-1])]
+    drafter = [SYSTEMS[name].drafter_name for name in ("bebop", *turns[:-1])]
     for t, number in enumerate(longest.cycles):
         inside = longest.names[longest.drafters[t]] if longest.drafters[t] != NONE else "none"
         bonus = VERDICTS[longest.verdicts[t]] == "bonus"

@@ -14,10 +14,9 @@ from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy
 from bebop.options import TreeOptions
 from bebop.rollout.decoding.base import Accepted, Draft, Rows
-from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.emit import seen_at
-from bebop.rollout.decoding.head import HeadDrafter
-from bebop.rollout.decoding.lengths.fixed import FixedLength
+from bebop.rollout.decoding.draft_verify import DraftVerify, seen_at
+from bebop.rollout.decoding.lengths import FixedLength
+from bebop.rollout.decoding.mtp import HeadDrafter
 from bebop.rollout.target import Target
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion

@@ -7,11 +7,24 @@ import torch
 
 from bebop.config import DecodingConfig
 from bebop.rollout.decoding.base import Rows, TargetOutput
-from bebop.rollout.decoding.matching import Followers, Match, Next
-from bebop.rollout.decoding.recall import Cycle, HeadProbs, Recall
-from bebop.rollout.decoding.trust import DOUBT, HEAD, KINDS, NONE, PRIOR, SEVERAL, prior, trusted
 from bebop.rollout.history import BEGIN, ROOT, Automaton
 from bebop.rollout.slots import Slots, SlotSizes
+from bebop.systems.history.matching import (
+    DOUBT,
+    HEAD,
+    KINDS,
+    NONE,
+    PRIOR,
+    SEVERAL,
+    Cycle,
+    Followers,
+    HeadProbs,
+    Match,
+    Next,
+    Recall,
+    prior,
+    trusted,
+)
 
 
 def recall(slots: int = 2, siblings: bool = False) -> tuple[Recall, Rows]:

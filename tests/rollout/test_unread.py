@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from bebop.config import DecodingConfig
-from bebop.rollout.decoding import unread
+from bebop.rollout.decoding import mtp
 from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.head import HeadDrafter
+from bebop.rollout.decoding.mtp import HeadDrafter
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import bare_policy, requests
 
@@ -47,7 +47,7 @@ def agrees(one: TorchEngine, slots: Sequence[int]) -> None:
 def test_what_was_put_off_is_read_at_once(turns: int, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of different ages, those that moved among them, and one that has just come; some so far behind that there
     was no room."""
-    monkeypatch.setattr(unread, "ROOM", room)
+    monkeypatch.setattr(mtp, "ROOM", room)
     one = engine(slots=4)
     for request in requests(PROMPTS[:3], max_new_tokens=50, seed=2):
         one.add(request)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.decoding import SYSTEMS
 from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
 from bebop.options import PadOptions
@@ -18,6 +17,7 @@ from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.systems import SYSTEMS
 from bebop.token_trace import NONE, TOP, VERDICTS, Trace
 from bebop.trajectory import Completion
 from tests.builders import requests

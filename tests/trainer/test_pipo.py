@@ -10,19 +10,24 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from bebop.model.attention import CausalContext
-from bebop.model.pipo import ConfidenceHead
-from bebop.trainer.chains import TokenRow
-from bebop.trainer.pipo_loss import (
+from bebop.systems.pipo.losses import (
+    PairBatch,
+    PairRow,
+    Splits,
     acceptance,
+    batch_rows,
     divergence,
     opd_loss,
     reverse_kl,
     score_function,
     sft_loss,
+    split_row,
     teacher_logprobs,
     top_k_kl,
+    without_pads,
 )
-from bebop.trainer.pipo_rows import PairBatch, PairRow, Splits, batch_rows, split_row, without_pads
+from bebop.systems.pipo.network import ConfidenceHead
+from bebop.trainer.chains import TokenRow
 from tests.builders import tiny_pairs, tiny_policy
 
 PAD, VOCAB = 0, 12

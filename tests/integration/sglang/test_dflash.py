@@ -25,12 +25,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from bebop.config import DecodingConfig, ModelConfig
 from bebop.model.attention import ATTENTION, SlotContext
 from bebop.model.backbone import Policy
-from bebop.model.block import BlockDraftNetwork
 from bebop.model.checkpoint import save_policy
-from bebop.model.dflash import ARCHITECTURE, MASK_FILE, TARGETS, export
 from bebop.model.taps import tapped
 from bebop.rollout.sglang.backend import INTERPRETER
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.systems.block.dflash import ARCHITECTURE, MASK_FILE, TARGETS, export
+from bebop.systems.block.network import BlockDraftNetwork
 from bebop.trajectory import Completion
 from tests.builders import letters
 from tests.goodness_of_fit import p_value

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bebop.decoding import SYSTEMS
+from bebop.systems import SYSTEMS
 from recipes.reproduce.frontier import analysis, arms
 from recipes.reproduce.frontier.arms import ARMS, Arm
 from recipes.reproduce.frontier.charts import GAP, spread
