@@ -88,8 +88,7 @@ def test_no_file_holds_a_machine_path() -> None:
 
 
 def shipped(path: Path) -> str | None:
-    """The name of a file in the wheel; None if it stays out, as a README does. Of a lent recipe, its modules and settings
-    are shipped."""
+    """The name of a file in the wheel; None if it stays out: of a lent recipe, its modules and settings are shipped."""
     if path.name == "README.md":
         return None
     if (place := lent(path)) is not None:
