@@ -32,8 +32,8 @@ from bebop.model.memory import job_memory, parameters
 from bebop.model.parts import find_part, read_card
 from bebop.model.skeleton import check_head, check_index, check_tokenizer, check_weights
 from bebop.rollout.agent_setup import check_environment
+from bebop.rollout.capacity import check_memory, check_positions
 from bebop.rollout.engines import engine_module
-from bebop.rollout.room import check_memory, check_positions
 from bebop.systems import SYSTEMS
 from bebop.tasks.rewards import check_reward
 from bebop.tasks.source import EnvironmentSource, Items, PromptSource, chat_encoder, instruction, open_items

@@ -94,7 +94,7 @@ PLANTED = [
     ("bebop/pool.py", "import ray.util", "bebop.pool -> ray"),
     ("bebop/config.py", "from omegaconf import DictConfig", "bebop.config -> omegaconf"),
     ("rollout/torch_engine.py", "import sglang.srt", "bebop.rollout.torch_engine -> sglang"),
-    ("rollout/room.py", "import vllm", "bebop.rollout.room -> vllm"),
+    ("rollout/capacity.py", "import vllm", "bebop.rollout.capacity -> vllm"),
     ("recipes/megatron/job.py", "import verl", "bebop.megatron_job.job -> verl"),
     ("trainer/state.py", "import megatron.core", "bebop.trainer.state -> megatron"),
     ("bebop/adapt.py", "from plotly import graph_objects", "bebop.adapt -> plotly"),

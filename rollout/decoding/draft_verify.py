@@ -39,7 +39,7 @@ WORTH_PACKING = 0.8
 
 
 class DraftVerify:
-    """See ``Decoder``. Without a drafter it is plain decoding."""
+    """The cycle of drafting and verifying. Without a drafter it is plain decoding."""
 
     extends = True
 
@@ -57,16 +57,15 @@ class DraftVerify:
         self.configure(config)
 
     def configure(self, config: DecodingConfig) -> bool:
-        """See ``Decoder``."""
-        system = SYSTEMS[config.system]
-        length = system.auto_length() if config.timed else system.length()
+        """Decode otherwise from now on; return whether the drafter is new, which has not read the running contexts."""
+        system, parts = SYSTEMS[config.system], (self.policy, self.slots, config)
         new, self.drafter = False, None
         if system.drafts:
-            new = system.drafter() not in self.drafters
-            self.drafter = system.drafter()(self.policy, self.slots, config)
-            self.drafters[system.drafter()] = self.drafter
-        self.rule = system.rule()(self.policy, self.slots, config)
-        self.length = length(self.policy, self.slots, config)
+            kind = system.drafter()
+            new, self.drafter = kind not in self.drafters, kind(*parts)
+            self.drafters[kind] = self.drafter
+        self.rule = system.rule()(*parts)
+        self.length = (system.auto_length() if config.timed else system.length())(*parts)
         if isinstance(self.length, TimedLength):
             self.timing = self.length.take(self.timing)
         self.slots.extend_stats((*self.rule.counts, *self.length.counts))
@@ -74,15 +73,15 @@ class DraftVerify:
 
     @property
     def exact(self) -> bool:
-        """See ``Decoder``."""
+        """Whether tokens of this cycle have the target's distribution."""
         return self.rule.exact
 
     def entries(self, slot: int, context: list[int]) -> list[int]:
-        """See ``Decoder``: a token an entry."""
+        """Return the context itself: a token an entry."""
         return context
 
     def prefill(self, first: int, contexts: Sequence[Sequence[int]], starts: Sequence[int] = ()) -> None:
-        """See ``Decoder``."""
+        """Read contexts into slots ``first``, ``first`` + 1, ..."""
         starts = starts or [0] * len(contexts)
         parts = [context[start:] for context, start in zip(contexts, starts, strict=True)]
         lengths = [len(part) - 1 for part in parts]
@@ -98,20 +97,20 @@ class DraftVerify:
 
     @torch.inference_mode()
     def cycle(self, batch: int, longest: int, version: int) -> Tensor:
-        """See ``Decoder``."""
+        """Advance the first B slots by a cycle."""
         slots, rows = self.slots, Rows(self.slots, batch, longest)
         if self.drafter is not None:
             draft = self.drafter.propose(rows, self.length)
         else:
             draft = Draft(tokens=slots.last.new_zeros(batch, 0), probs=None)
         out = self._verify(rows, draft)
-        accepted = self.rule.accept(rows, draft, out, rows.tests(draft.tokens.shape[1]))
+        accepted = self.rule.accept(rows, draft, out, rows.verify_uniforms(draft.tokens.shape[1]))
         # Written in place: ``+=`` of a slice copies what it has written onto itself, a kernel more.
         if self._beside() is not None:
             slots.work[:batch, 3].add_(self._extra_positions(rows, draft))
         if accepted.rows is not None and draft.parents is not None:  # from here on the path is a chain
             self.target.keep(rows, accepted.rows)
-            draft, out = draft.along(accepted), out.at(accepted.rows)
+            draft, out = draft.to_chain(accepted), out.gather_rows(accepted.rows)
         emitted, done = end(rows, accepted)
         for observe in self.observers:
             observe(rows, draft, out, accepted, emitted)
@@ -139,7 +138,7 @@ class DraftVerify:
             self.length.took(seconds)
 
     def stages(self) -> list[tuple[Any, str, str]]:
-        """See ``Decoder``."""
+        """Return what a benchmark may time."""
         drafting = [(d, name, "draft") for d in self.drafters.values() for name in ("propose", "commit")]
         return [(self, "prefill", "prefill"), (self.target, "verify", "verify"), *drafting]
 
@@ -162,13 +161,14 @@ class DraftVerify:
         return {layer for drafter in self.drafters.values() for layer in drafter.layers} | {*self.rule.layers}
 
     def _beside(self) -> TargetPass | None:
-        """Of the one drafter that takes part in the target's passes; it does so on when another one is in charge."""
+        """Return the pass of the one drafter that takes part in the target's; it goes on when another one is in
+        charge."""
         passes = [drafter.target_pass for drafter in self.drafters.values() if drafter.target_pass is not None]
         assert len(passes) < 2, "one pass of the target has room for one drafter"
         return passes[0] if passes else None
 
     def _extra_positions(self, rows: Rows, draft: Draft) -> Tensor | int:
-        """Of each row [B] in the pass over a draft, beside its newest token and those of its drafts that count."""
+        """Return the positions of each row [B] beside its newest token and those of its drafts that count."""
         if (beside := self._beside()) is None:
             return 0
         numbers = tuple(beside.beside(1 + draft.tokens.shape[1]))
@@ -179,7 +179,8 @@ class DraftVerify:
 
 
 def _ragged(draft: Draft) -> Ragged | None:
-    """How rows are laid end to end, where that saves a good part of the positions; nobody asks the device for it."""
+    """Return how rows are laid end to end, where that saves a good part of the positions; nobody asks the device for
+    it."""
     batch, width = draft.tokens.shape
     if draft.lengths is None or draft.total is None or (draft.total + batch) > WORTH_PACKING * batch * (width + 1):
         return None
@@ -187,7 +188,7 @@ def _ragged(draft: Draft) -> Ragged | None:
 
 
 def _by_source(draft: Draft, accepted: Accepted) -> dict[str, Tensor]:
-    """What came from each source [B, K], and the same of what was accepted: ``NAME`` and ``NAME_accepted``."""
+    """Return what came from each source [B, K], and the same of what was accepted: ``NAME`` and ``NAME_accepted``."""
     if not draft.sources:
         return {}
     kept = torch.arange(draft.tokens.shape[1], device=draft.tokens.device) < accepted.lengths[:, None]
@@ -195,7 +196,8 @@ def _by_source(draft: Draft, accepted: Accepted) -> dict[str, Tensor]:
 
 
 def _of_head(draft: Draft, probs: Tensor) -> dict[str, Tensor]:
-    """The overlap of the head's own distribution with the target's at the first draft, and where it is known [B, K]."""
+    """Return the overlap of the head's own distribution with the target's at the first draft, and where it is known [B,
+    K]."""
     if draft.head is None or not draft.tokens.shape[1]:  # it was asked, and no draft paid
         return {}
     overlap, read = (torch.zeros_like(draft.tokens, dtype=probs.dtype) for _ in range(2))
@@ -207,7 +209,7 @@ def _of_head(draft: Draft, probs: Tensor) -> dict[str, Tensor]:
 
 
 def end(rows: Rows, accepted: Accepted) -> tuple[Tensor, Tensor]:
-    """How many of the tokens count [B] and who is done [B]: a stop token or the limit cuts the rest off."""
+    """Return how many of the tokens count [B] and who is done [B]: a stop token or the limit cuts the rest off."""
     slots, batch, tokens = rows.slots, rows.batch, accepted.tokens
     stops = (tokens[..., None] == slots.stops[:batch, None]).any(-1)
     # Index of the first stop token, or the width where there is none.
@@ -244,7 +246,7 @@ def measure(
     emitted: Tensor,
     everything: bool,
 ) -> None:
-    """Add this cycle to the sums over the positions that were reached (and not cut off by the end of the answer).
+    """Add this cycle to the sums over the positions that were reached (and not cut off by the end of the completion).
 
     ``counts`` [B, K]: what the system's parts say by name; ``everything``: overlap and entropies beside them.
     """
@@ -261,7 +263,7 @@ def measure(
 
 
 def _compare(draft: Draft, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Overlap, p(argmax q) and both entropies [B, K]: what watching costs in a cycle."""
+    """Return overlap, p(argmax q) and both entropies [B, K]: what watching costs in a cycle."""
     if draft.probs is None:
         chance = p.gather(-1, draft.tokens[..., None])[..., 0]
         return chance, chance, torch.zeros_like(chance), entropy(p)
@@ -272,7 +274,7 @@ def _compare(draft: Draft, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def seen_at(rows: Rows, draft: Draft, ways: Tensor | None = None) -> Tensor | None:
-    """Tokens that penalties see at each verified position [B, K + 1, V]: the context and the drafts before it.
+    """Return tokens that penalties see at each verified position [B, K + 1, V]: the context and the drafts before it.
 
     ``ways`` [B, K, K]: of a tree, the nodes on the way to each, itself included.
     """

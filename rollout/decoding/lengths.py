@@ -21,18 +21,18 @@ class FixedLength:
         self.limit, self.costs = config.limit, config.costs
 
     def start(self, rows: Rows) -> Tensor | None:
-        """All K."""
+        """Return None: all K."""
         return None
 
     def extend(self, step: int, entropies: Tensor) -> Tensor | None:
-        """All rows go on."""
+        """Return None: all rows go on."""
         return None
 
     def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
-        """Nothing to learn."""
+        """Learn nothing."""
 
     def count(self, draft: Draft) -> Mapping[str, Tensor]:
-        """Nothing to say."""
+        """Return nothing: it has no statistics."""
         return {}
 
 
@@ -59,18 +59,18 @@ class EntropyLength:
         # A prior worth ten observations: acceptance falls with entropy.
         middles = [0.01, *(math.sqrt(a * b) for a, b in zip(self.edges, self.edges[1:], strict=False)), 3.0]
         tested = torch.full((len(middles),), 10.0, dtype=torch.float64)
-        self.tested = slots.add("length/tested", tested)  # [S, buckets] drafts
-        self.passed = slots.add("length/passed", tested * torch.exp(-0.7 * torch.tensor(middles, dtype=torch.float64)))
-        self.rate = slots.add(
-            "length/rate", torch.tensor([2.0, 1.0 + self.cost], dtype=torch.float64)
-        )  # [S, 2] tokens, time
+        self.tested = slots.register_column("length/tested", tested)  # [S, buckets] drafts
+        passed = tested * torch.exp(-0.7 * torch.tensor(middles, dtype=torch.float64))
+        self.passed = slots.register_column("length/passed", passed)
+        rate = torch.tensor([2.0, 1.0 + self.cost], dtype=torch.float64)
+        self.rate = slots.register_column("length/rate", rate)  # [S, 2] tokens, time
 
     def start(self, rows: Rows) -> Tensor | None:
-        """What is drafted decides."""
+        """Return None: what is drafted decides."""
         return None
 
     def extend(self, step: int, entropies: Tensor) -> Tensor | None:
-        """See ``DraftLength``."""
+        """Return which rows draft token ``step``: those whose expected gain exceeds its cost."""
         if step == 0:
             return torch.ones_like(entropies[:, 0], dtype=torch.bool)
         rows = slice(len(entropies))
@@ -92,7 +92,7 @@ class EntropyLength:
         self.rate[:batch] = 0.999 * self.rate[:batch] + now
 
     def count(self, draft: Draft) -> Mapping[str, Tensor]:
-        """Nothing of its own."""
+        """Return nothing: it has no statistics."""
         return {}
 
     def _bucket(self, entropies: Tensor) -> Tensor:

@@ -24,20 +24,21 @@ from bebop.rollout.slots import Slots
 ROOM = 64  # entries of a row that are put off at most, or twice a cycle's tokens
 
 
-class Unread:
+class DeferredPrefill:
     """Entries of the head's cache that are still to be written, by row, with the states [R, d] to write them from."""
 
     def __init__(self, slots: Slots, like: Tensor) -> None:
         """``like`` [d]: a state."""
         self.slots = slots
         # [S] the first such entry: ``fed`` or -1 if there is none
-        self.first = slots.add("mtp/first_unread", torch.tensor(-1), of_context=True)
+        self.first = slots.register_column("mtp/first_deferred", torch.tensor(-1), of_context=True)
         self.room = max(ROOM, 2 * (slots.sizes.drafts + 1))
         self.most = 0  # entries; no row is further behind, and nobody has to ask the device
-        self.states = slots.add("mtp/unread", torch.zeros(self.room, *like.shape, dtype=like.dtype), of_context=True)
+        fresh = torch.zeros(self.room, *like.shape, dtype=like.dtype)
+        self.states = slots.register_column("mtp/deferred", fresh, of_context=True)
 
     def full(self, width: int) -> bool:
-        """Whether there may be no room for ``width`` more."""
+        """Return whether there may be no room for ``width`` more."""
         return self.most + width > self.room
 
     def put_off(self, rows: Rows, out: TargetOutput, emitted: Tensor, width: int) -> None:
@@ -49,21 +50,23 @@ class Unread:
         self.states[row, (rows.fed[row] + step) % self.room] = out.hidden[row, step]
 
     def read(self, first: int, batch: int) -> None:
-        """Nothing is put off any more in slots ``first``, ``first`` + 1, ..."""
+        """Note that nothing is put off any more in slots ``first``, ``first`` + 1, ..."""
         self.first[first : first + batch] = -1
 
     def read_to(self, entries: Tensor) -> None:
-        """Somebody has read on to ``entries`` [B] of the first B rows, which are all, and had read all before."""
+        """Note that another drafter has read on to ``entries`` [B] of the first B rows, which are all, and had read all
+        before."""
         self.first[: len(entries)] = entries
         self.most = 0
 
     def behind(self, first: int, batch: int) -> Tensor:
-        """How many entries are to be written [B] in slots ``first``, ``first`` + 1, ..."""
+        """Return how many entries are to be written [B] in slots ``first``, ``first`` + 1, ..."""
         known = self.first[first : first + batch]
         return torch.where(known < 0, 0, self.slots.fed[first : first + batch] - known)
 
     def of(self, first: int, behind: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Entries, tokens [B, W] and states [B, W, d] of what is ``behind`` [B], in slots ``first``, ``first`` + 1, ...
+        """Return entries, tokens [B, W] and states [B, W, d] of what is ``behind`` [B], in slots ``first``, ``first`` +
+        1, ...
 
         Beyond that, and in rows that have nothing to write, entries are such as nobody sees until they are overwritten.
         """
@@ -85,13 +88,13 @@ class HeadCache(SlotContext):
     What is taken from a row goes on elsewhere, so what it has put off is read before.
     """
 
-    unread: Unread | None = None  # None: nobody puts anything off
+    deferred: DeferredPrefill | None = None  # None: nobody puts anything off
     settle: Callable[[int], None]  # reads what a slot has put off
 
-    def taken(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        """See ``Cache``."""
+    def snapshot(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        """Return a copy of the first ``length`` entries of a slot, all of them written."""
         self.settle(slot)
-        return super().taken(slot, length)
+        return super().snapshot(slot, length)
 
 
 # ---- the head
@@ -100,8 +103,9 @@ class HeadCache(SlotContext):
 class HeadDrafter:
     """All of a ``Drafter`` but ``propose``. At temperature 0 drafts are greedy, which is target-only.
 
-    The head reads every cycle. Of a drafter that puts it off (``Unread``) the first draft begins with ``catch_up``;
-    once there is another drafter of the head as well, which began with all that there was, nothing is put off any more.
+    The head reads every cycle. A drafter that puts it off (``DeferredPrefill``) begins its first draft with
+    ``catch_up``. Once there is another drafter of the head, which began with all that there was, nothing is put off
+    any more.
     """
 
     layers: tuple[int, ...] = ()
@@ -113,10 +117,10 @@ class HeadDrafter:
         self.policy, self.head, self.slots = policy, lean_head(policy.mtp, slots.capacity), slots
         self.temperature = config.temperature_of_drafts
         self.layer = policy.mtp.layer_index
-        self.cache = slots.own("mtp", self._cache)
+        self.cache = slots.register_cache("mtp", self._cache)
         # [S, d] state for the first draft; zero where there is no context but one token
         fresh = torch.zeros(policy.backbone.config.hidden_size, dtype=policy.backbone.dtype)
-        self.hidden = slots.add("mtp/hidden", fresh, of_context=True)
+        self.hidden = slots.register_column("mtp/hidden", fresh, of_context=True)
 
     def _cache(self, slots: Slots) -> HeadCache:
         like = self.policy.embed(torch.zeros(1, dtype=torch.long, device=slots.device))
@@ -127,54 +131,59 @@ class HeadDrafter:
         return cache
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
-        """See ``Drafter``."""
+        """Read on over the text of a prefill."""
         with self.cache.at_span(span):
             states = self.head(self.policy.embed(tokens[:, 1:]), out.hidden, span.positions, self.cache)
-        if self.cache.unread is not None:
-            self.cache.unread.read(span.first, len(tokens))
+        if self.cache.deferred is not None:
+            self.cache.deferred.read(span.first, len(tokens))
         for row, length in enumerate(lengths):
             self.hidden[span.first + row] = states[row, length - 1] if length else 0
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """See ``Drafter``. Entries of the drafts are overwritten by entries from real hidden states (SPEC 0.5).
+        """Take in what the cycle emitted.
+
+        Entries of the drafts are overwritten by entries from real hidden states (SPEC 0.5).
 
         A row's state for its next draft is that of its last emitted token; what lies beyond is never seen.
         """
         states = self._feed(rows, 0, tokens, out.hidden)
         self.hidden[: rows.batch] = at(states, emitted[:, None] - 1)[:, 0]
-        if self.cache.unread is not None:
-            self.cache.unread.read_to(rows.fed + emitted)
+        if self.cache.deferred is not None:
+            self.cache.deferred.read_to(rows.fed + emitted)
 
     def catch_up(self, rows: Rows) -> bool:
         """Read what the rows, which are all, have put off; False if that is nothing."""
-        unread = self.cache.unread
-        if unread is None or not unread.most:
+        deferred = self.cache.deferred
+        if deferred is None or not deferred.most:
             return False
-        unread.most = 0
-        return self._catch_up(unread, 0, rows.batch, rows.used)
+        deferred.most = 0
+        return self._catch_up(deferred, 0, rows.batch, rows.used)
 
-    def _catch_up(self, unread: Unread, first: int, batch: int, used: int) -> bool:
-        """In one pass over slots ``first``, ``first`` + 1, ..., which see ``used`` entries at most."""
-        behind = unread.behind(first, batch)
+    def _catch_up(self, deferred: DeferredPrefill, first: int, batch: int, used: int) -> bool:
+        """Read what slots ``first``, ``first`` + 1, ...
+
+        have put off, in one pass over at most ``used`` entries each.
+        """
+        behind = deferred.behind(first, batch)
         width = int(behind.max())
         if not width:
             return False
         lengths = behind.clamp_min(1)
         ragged = Ragged.of(lengths, width)
-        entries, tokens, states = unread.of(first, behind, width)
+        entries, tokens, states = deferred.of(first, behind, width)
         with self.cache.at(first):
             self.cache.place(entries, used, ragged=ragged)
             packed = [ragged.packed(x) for x in (tokens, states, entries)]
             states = self.head(self.policy.embed(packed[0]), packed[1], packed[2], self.cache)
         hidden = self.hidden[first : first + batch]
         hidden.copy_(torch.where(behind[:, None] > 0, states[0, lengths.cumsum(0) - 1], hidden))
-        unread.read(first, batch)
+        deferred.read(first, batch)
         return True
 
     def _settle(self, slot: int) -> None:
-        """A slot alone; nothing where nobody puts anything off."""
-        if self.cache.unread is not None:
-            self._catch_up(self.cache.unread, slot, 1, self.slots.looked_at(int(self.slots.fed[slot])))
+        """Read what one slot has put off."""
+        if self.cache.deferred is not None:
+            self._catch_up(self.cache.deferred, slot, 1, self.slots.attention_width(int(self.slots.fed[slot])))
 
     def _feed(self, rows: Rows, offset: int, tokens: Tensor, hidden: Tensor) -> Tensor:
         positions = rows.fed[:, None] + torch.arange(offset, offset + tokens.shape[1], device=tokens.device)
@@ -194,7 +203,10 @@ class MTPDrafter(HeadDrafter):
         self.drawn: Drawn | None = None  # from ``propose`` to ``commit``
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
-        """See ``Drafter``. Rows that stop early keep drafting beside the others; those drafts do not count."""
+        """Draft the next tokens of every row.
+
+        Rows that stop early keep drafting beside the others; those drafts do not count.
+        """
         length.start(rows)
         if length.limit == 0:  # the cache follows all the same
             return Draft(tokens=rows.last.new_zeros(rows.batch, 0), probs=None, forwards=1)
@@ -238,14 +250,15 @@ class MTPDrafter(HeadDrafter):
         )
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """See ``Drafter``."""
+        """Take in what the cycle emitted."""
         if self.tempered is not None and self.drawn is not None:
             self.tempered.observe(rows, self.drawn, out.probs, emitted)
         self.drawn = None  # another drafter may be in charge of the next cycle
         super().commit(rows, out, tokens, emitted)
 
     def step(self, rows: Rows, step: int, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """One recursive pass: the tokens [B] just drafted at ``step`` and hidden [B, d] -> the next hidden [B, d].
+        """Run one recursive pass: tokens [B] just drafted at ``step`` and hidden [B, d] -> the next hidden [B,
+        d].
 
         Position ids go on from the anchor: t, t + 1, ...
         """

@@ -12,7 +12,7 @@ from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput
 from bebop.rollout.slots import Slots
 
-LONGEST = 4  # tokens of a suffix that are compared
+MAX_SUFFIX = 4  # tokens of a suffix that are compared
 
 
 class NgramDrafter:
@@ -25,10 +25,13 @@ class NgramDrafter:
         """Nothing of it is needed."""
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
-        """The slots keep the context."""
+        """Do nothing: the slots keep the context."""
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
-        """See ``Drafter``. The width is that of the longest draft, so that no pass is widened for nothing."""
+        """Draft the next tokens of every row.
+
+        The width is that of the longest draft, so that no pass is widened for nothing.
+        """
         prompts = rows.slots.prompts[: rows.batch, : rows.used]
         rows.reseed(digest(prompts, rows.slots.asked[: rows.batch]))  # a prompt may hold what this seed drew before
         context, newest = rows.context(), rows.sizes - 1
@@ -40,19 +43,19 @@ class NgramDrafter:
         return Draft(tokens=context.gather(1, after.clamp_max(context.shape[1] - 1)), probs=None, lengths=counts)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """The slots keep the context."""
+        """Do nothing: the slots keep the context."""
 
 
 def last_match(context: Tensor, newest: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the longest suffix of each row that occurs before ended last [B], and whether there is one [B].
+    """Return where the longest suffix of each row that occurs before ended last [B], and whether there is one [B].
 
-    ``context`` [B, C] up to place ``newest`` [B]; suffixes of at most LONGEST tokens.
+    ``context`` [B, C] up to place ``newest`` [B]; suffixes of at most MAX_SUFFIX tokens.
     """
     width = context.shape[1]
     places = torch.arange(width, device=context.device)
     alive = places < newest[:, None]
     run = torch.zeros_like(context)  # [B, C] tokens before and at each place that equal the newest ones
-    for back in range(LONGEST):
+    for back in range(MAX_SUFFIX):
         token = context.gather(1, (newest - back).clamp_min(0)[:, None])
         alive = alive & (places >= back) & (context.roll(back, 1) == token)
         run = run + alive

@@ -21,7 +21,7 @@ class Rejection:
         """Made as every part is, and needs nothing of it."""
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        """See ``AcceptanceRule``."""
+        """Judge the drafts of a cycle."""
         return Accepted.chain(draft, *chain_verify(draft.tokens, draft.probs, out.probs, uniforms, draft.lengths))
 
 
@@ -37,7 +37,7 @@ class BlockRule:
         """Made as every part is, and needs nothing of it."""
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        """See ``AcceptanceRule``."""
+        """Judge the drafts of a cycle."""
         return Accepted.chain(draft, *block_verify(draft.tokens, draft.probs, out.probs, uniforms, draft.lengths))
 
 
@@ -57,7 +57,7 @@ class TreeWalk:
         """Made as every part is, and needs nothing of it."""
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: torch.Tensor) -> Accepted:
-        """See ``AcceptanceRule``."""
+        """Judge the drafts of a cycle."""
         drafts, parents = draft.tokens.shape[1], draft.parents
         if parents is None:
             parents = torch.arange(-1, drafts - 1, device=uniforms.device).expand_as(draft.tokens)

@@ -35,12 +35,13 @@ REST = 16  # cycles before a number is tried again: two that are as good as one 
 
 
 def sizes(most: int) -> tuple[int, ...]:
-    """Batch sizes that have a row of their own: powers of two, and the largest one."""
+    """Return batch sizes that have a row of their own: powers of two, and the largest one."""
     return (*(1 << i for i in range((most - 1).bit_length())), most)
 
 
 def between(known: Sequence[int], rows: int) -> list[tuple[int, float]]:
-    """The places of the known sizes around so many rows, and the weight of each on the straight line between them."""
+    """Return the places of the known sizes around so many rows, and the weight of each on the straight line between
+    them."""
     high = next((i for i, size in enumerate(known) if size >= rows), len(known) - 1)
     if known[high] <= rows:
         return [(high, 1.0)]
@@ -48,7 +49,7 @@ def between(known: Sequence[int], rows: int) -> list[tuple[int, float]]:
     return [(high - 1, 1 - share), (high, share)]
 
 
-class Pace:
+class ThroughputModel:
     """The two tables, and the choice. Rows between two sizes are on a straight line."""
 
     def __init__(self, most: int, slots: int, costs: Costs) -> None:
@@ -62,21 +63,21 @@ class Pace:
         self.idle = [0] * (most + 1)  # cycles since each was measured
 
     def tokens(self) -> list[float]:
-        """Expected of a row in a cycle with 0, 1, ..., L drafts."""
+        """Return expected of a row in a cycle with 0, 1, ..., L drafts."""
         chances = [passed / tested for passed, tested in zip(self.passed, self.tested, strict=True)]
         return list(accumulate(accumulate(chances, mul), initial=1.0))
 
     def costs(self, rows: int) -> list[float]:
-        """Seconds of a cycle with 0, 1, ..., L drafts."""
+        """Return seconds of a cycle with 0, 1, ..., L drafts."""
         around = between(self.sizes, rows)
         return [sum(share * self.seconds[size][k] for size, share in around) for k in range(self.most + 1)]
 
     def best(self, rows: int) -> int:
-        """The number of drafts with most tokens a second; of some that tie, the smallest."""
+        """Return the number of drafts with most tokens a second; of some that tie, the smallest."""
         return _largest(self.tokens(), self.costs(rows))
 
     def choose(self, rows: int) -> int:
-        """Drafts of the next cycle: the best number, or one that is tried since it has earned what that loses.
+        """Return drafts of the next cycle: the best number, or one that is tried since it has earned what that loses.
 
         What is lost is how much sooner the best one would have had as many tokens. Each number earns its share of
         ``TRIALS``, so that those that lose little are tried often, and all of them some time.
@@ -124,7 +125,7 @@ class Pace:
 
 
 def _largest(tokens: Sequence[float], costs: Sequence[float]) -> int:
-    """Where tokens a second are most."""
+    """Return where tokens a second are most."""
     rates = [emitted / spent for emitted, spent in zip(tokens, costs, strict=True)]
     return rates.index(max(rates))
 
@@ -171,12 +172,13 @@ class CycleSeconds:
         self.known = False  # whether any of it was measured
 
     def each(self, rows: int) -> Numbers:
-        """Seconds of each kind of work [4], with so many rows."""
+        """Return seconds of each kind of work [4], with so many rows."""
         line: Numbers = np.sum([share * np.exp(self.logs[i]) for i, share in between(self.sizes, rows)], 0)
         return line
 
     def costs(self, rows: int) -> Costs:
-        """In plain steps, as ``DecodingConfig`` has them: ``verify`` is that of a draft more in every row."""
+        """Return the costs in plain steps, as ``DecodingConfig`` has them: ``verify`` is that of a draft more in every
+        row."""
         plain, _, verify, draft = self.each(rows).tolist()
         return Costs(draft=draft / plain, verify=rows * verify / plain)
 
@@ -198,7 +200,7 @@ class CycleSeconds:
 
 
 def _capped(spread: Numbers) -> Numbers:
-    """With standard deviations of at most UNKNOWN, correlations being what they were."""
+    """Return it with standard deviations of at most UNKNOWN and the same correlations."""
     scale = np.minimum(1.0, UNKNOWN / np.sqrt(np.diag(spread)))
     capped: Numbers = spread * np.outer(scale, scale)
     return capped

@@ -10,14 +10,14 @@ from torch import Tensor
 from bebop.config import Costs, DecodingConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
-from bebop.rollout.decoding.throughput_model import FADE, REST, TRIALS, CycleSeconds, Pace, Work
+from bebop.rollout.decoding.throughput_model import FADE, REST, TRIALS, CycleSeconds, ThroughputModel, Work
 from bebop.rollout.slots import Slots
 
 
 class TimedLength(ABC):
     """It looks at what earlier cycles took and had accepted, so the output distribution is the target's; but drafts
     depend on measured time, so tokens are not a function of seeds: a job that is run again, or resumed, has other
-    answers.
+    completions.
     """
 
     counts: tuple[str, ...] = ()
@@ -27,22 +27,22 @@ class TimedLength(ABC):
 
     @abstractmethod
     def start(self, rows: Rows) -> Tensor | None:
-        """See ``DraftLength``."""
+        """Return how many drafts each row wants."""
 
     def extend(self, step: int, entropies: Tensor) -> Tensor | None:
-        """All rows go on."""
+        """Return None: all rows go on."""
         return None
 
     @abstractmethod
     def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
-        """See ``DraftLength``; a cycle that counts is one that ``took``."""
+        """Learn from a cycle; it counts once its seconds are known."""
 
     def count(self, draft: Draft) -> Mapping[str, Tensor]:
-        """Nothing of its own."""
+        """Return nothing: it has no statistics."""
         return {}
 
     def before(self, kind: Any) -> int:
-        """Cycles of the kind to run before the one that is timed, so that it is like those of a request."""
+        """Return cycles of the kind to run before the one that is timed, so that it is like those of a request."""
         return 0
 
     @abstractmethod
@@ -63,25 +63,25 @@ class TimedLength(ABC):
 
 
 class CostLength(TimedLength):
-    """The same K for all rows of a cycle, from 0 on, by ``Pace``.
+    """The same K for all rows of a cycle, from 0 on, by ``ThroughputModel``.
 
     Acceptance is that of the engine, whose requests are decoded together. Kinds of cycles are numbers of drafts.
     """
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         self.costs, self.limit = config.costs, config.limit  # drafts of the cycle in progress
-        self.pace = Pace(config.limit, slots.sizes.slots, self.costs)
+        self.pace = ThroughputModel(config.limit, slots.sizes.slots, self.costs)
         self.sizes, self.kinds = self.pace.sizes, range(config.limit + 1)
         self._kept: Tensor | None = None  # [B] drafts of the cycle that stood
 
-    def take(self, known: object) -> Pace:
-        """See ``TimedLength``: tables of as many drafts are of use."""
-        if isinstance(known, Pace) and known.most == self.pace.most:
+    def take(self, known: object) -> ThroughputModel:
+        """Go on with the tables of an earlier length that had as many drafts."""
+        if isinstance(known, ThroughputModel) and known.most == self.pace.most:
             self.pace = known
         return self.pace
 
     def start(self, rows: Rows) -> Tensor | None:
-        """See ``DraftLength``: sets ``limit``."""
+        """Set ``limit`` for the cycle."""
         self.limit = self.pace.choose(rows.batch) if self.forced is None else self.forced
         return None
 
@@ -93,19 +93,19 @@ class CostLength(TimedLength):
         self._kept = accepted.lengths
 
     def took(self, seconds: float) -> None:
-        """See ``TimedLength``."""
+        """Learn from the cycle that has ended."""
         if self._kept is not None:
             self.pace.measured(len(self._kept), self.limit, seconds)
             self.pace.accepted(self._kept.tolist(), self.limit)
         self._kept = None
 
     def timed(self, seconds: Sequence[float]) -> None:
-        """See ``TimedLength``: the fastest counts."""
+        """Learn what the latest cycles took; the fastest counts."""
         assert self._kept is not None
         self.pace.timed(len(self._kept), self.limit, min(seconds))
 
     def forget(self) -> None:
-        """See ``TimedLength``."""
+        """End the timing of cycles."""
         super().forget()
         self._kept = None
 
@@ -121,7 +121,7 @@ class RowCostLength(TimedLength):
 
     Whether a cycle drafts at all goes by what those that did had accepted on average, since the first draft costs more
     than the ones after it and what it is worth is not known before it was drawn. What pays less is tried now and then,
-    so that both stay known, at a cost that is bounded as in ``Pace``.
+    so that both stay known, at a cost that is bounded as in ``ThroughputModel``.
 
     Kinds of cycles are limits with costs at which the head, if there is one, has a pass for no draft or for each.
     """
@@ -137,17 +137,17 @@ class RowCostLength(TimedLength):
         self._seen: tuple[int, Work, Tensor] | None = None  # rows, work and what stood in each row
 
     def before(self, kind: tuple[int, Costs]) -> int:
-        """See ``TimedLength``: a head reads what was put off in the cycle before."""
+        """Return one cycle for the kind in which the head drafts: it reads there what was put off."""
         return int(kind[1] is HEADED)
 
     def take(self, known: object) -> CycleSeconds:
-        """See ``TimedLength``: what work takes is the same whoever drafts."""
+        """Go on with what an earlier length learned: work takes the same time whoever drafts."""
         if isinstance(known, CycleSeconds) and known.sizes == self.sizes:
             self.seconds = known
         return self.seconds
 
     def start(self, rows: Rows) -> Tensor | None:
-        """See ``DraftLength``: sets ``limit`` and ``costs``."""
+        """Set ``limit`` and ``costs`` for the cycle."""
         if self.forced is not None:
             self.limit, self.costs = self.forced
             return None
@@ -161,7 +161,8 @@ class RowCostLength(TimedLength):
         return None
 
     def _choice(self, rows: int) -> tuple[bool, bool]:
-        """Whether drafting pays, and whether the next cycle tries the other, which has earned what that loses."""
+        """Return whether drafting pays, and whether the next cycle tries the other, which has earned what that
+        loses."""
         tokens, taken, plain = self.expected(rows)
         pays = tokens * plain > taken
         loss = plain - taken / tokens if pays else taken - tokens * plain
@@ -172,7 +173,7 @@ class RowCostLength(TimedLength):
         return pays, True
 
     def expected(self, rows: int) -> tuple[float, float, float]:
-        """Tokens of a row in a cycle that may draft, what it takes, and what a plain one does, seconds."""
+        """Return tokens of a row in a cycle that may draft, what it takes, and what a plain one does, seconds."""
         cycles, batches, stood, *work = self.past.tolist()
         _, drafted, drafts, passes = (one / cycles for one in work)
         each = self.seconds.each(rows)
@@ -184,7 +185,7 @@ class RowCostLength(TimedLength):
         self._seen = rows.batch, Work(1.0, float(drafts > 0), drafts, draft.forwards), accepted.lengths
 
     def took(self, seconds: float) -> None:
-        """See ``TimedLength``."""
+        """Learn from the cycle that has ended."""
         if self._seen is None:
             return
         rows, work, stood = self._seen
@@ -195,12 +196,12 @@ class RowCostLength(TimedLength):
         self._seen = None
 
     def timed(self, seconds: Sequence[float]) -> None:
-        """See ``TimedLength``: all of them count, none as more than an outlier may."""
+        """Learn what the latest cycles took; all of them count, none as more than an outlier may."""
         assert self._seen is not None
         for one in seconds:
             self.seconds.measured(*self._seen[:2], one)
 
     def forget(self) -> None:
-        """See ``TimedLength``."""
+        """End the timing of cycles."""
         super().forget()
         self._seen = None

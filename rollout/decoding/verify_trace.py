@@ -44,13 +44,13 @@ class Tracer:
         self._cycles[slot], self._chosen = [], None
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Requests go from slots to others, whose own have ended."""
+        """Move requests from slots to others, whose own have ended."""
         for source, target in zip(sources, targets, strict=True):
             if source in self._cycles:
                 self._cycles[target], self._chosen = self._cycles.pop(source), None
 
     def end(self, slot: int, count: int, before: Completion | None, vocabulary: int) -> Trace | None:
-        """The trace of an answer of ``count`` tokens that leaves a slot, if it is followed.
+        """Return the trace of a completion of ``count`` tokens that leaves a slot, if it is followed.
 
         ``before``: what it went on from; of tokens that came without a trace nothing is known.
         """
@@ -62,7 +62,7 @@ class Tracer:
         return own if before is None else joined([before.trace or unknown(done, top), own])
 
     def __call__(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted, emitted: Tensor) -> None:
-        """See ``Observer``."""
+        """Keep what a cycle shows of the traced requests."""
         if not self._cycles:
             return
         slots, chosen = sorted(self._cycles), self._index(rows.last.device)
@@ -81,7 +81,7 @@ class Tracer:
             self._cycles[slot].append((cycle, row))
 
     def _index(self, device: torch.device) -> Tensor | slice:
-        """The slots in order; neighbours as a slice, which copies nothing."""
+        """Return the slots in order; neighbours as a slice, which copies nothing."""
         if self._chosen is None:
             slots = sorted(self._cycles)
             first, end = slots[0], slots[-1] + 1
@@ -110,7 +110,7 @@ def condensed(
     lengths: Tensor,
     emitted: Tensor,
 ) -> Tensor:
-    """The places [R, K + 1, 7 + 4M] of a cycle of R rows, see the module.
+    """Return the places [R, K + 1, 7 + 4M] of a cycle of R rows, see the module.
 
     Args:
         draft: a chain of K drafts [R, K].
@@ -151,7 +151,7 @@ def condensed(
 
 
 def likeliest(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The M likeliest tokens of distributions [..., V], the likeliest first, and their probabilities [..., M].
+    """Return the M likeliest tokens of distributions [..., V], the likeliest first, and their probabilities [..., M].
 
     ``count``: M. NONE stands for a token of probability 0. A large vocabulary is searched in chunks, those with the M
     largest maxima hold them: that takes a CPU a quarter of the time of ``topk`` over all.
@@ -170,7 +170,7 @@ def likeliest(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def unknown(count: int, top: int) -> Trace:
-    """Of ``count`` tokens of which nothing is known; ``top``: columns of likeliest tokens."""
+    """Return the trace of ``count`` tokens of which nothing is known; ``top``: columns of likeliest tokens."""
     missing, none = np.full(count, np.nan, dtype=np.float32), np.full(count, NONE, dtype=np.int32)
     return Trace(
         verdicts=np.full(count, UNKNOWN, dtype=np.int8),
@@ -191,7 +191,8 @@ def unknown(count: int, top: int) -> Trace:
 
 
 def unpacked(cycles: Sequence[Tensor], drafters: Sequence[str], count: int, top: int) -> Trace:
-    """The first ``count`` tokens of an answer, from the places [K + 1, 7 + 4M] of its cycles, and who drafted in each.
+    """Return the first ``count`` tokens of a completion, from the places [K + 1, 7 + 4M] of its cycles, and who drafted
+    in each.
 
     One copy off the device.
     """

@@ -12,6 +12,7 @@ from bebop.config import JobConfig
 from bebop.config_engines import SglangConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, refuse_own_head, resolve, stop_tokens
+from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import stored_head
 from bebop.rollout.sglang.arguments import pause_mode, refuse_loop, refuse_sampling, refuse_system, server_arguments
@@ -21,7 +22,6 @@ from bebop.rollout.sglang.engine import SglangServer
 from bebop.rollout.sglang.hosting import HOSTINGS
 from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
 from bebop.rollout.sglang.transfer import DiskTransfer, DistributedTransfer, TensorTransfer, WeightTransfer
-from bebop.rollout.text import AnswerText
 from bebop.systems import SYSTEMS
 from bebop.trajectory import SamplingParams
 
@@ -58,7 +58,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     )
     engine = ServedEngine(
         server,
-        AnswerText(tokenizer),
+        CompletionText(tokenizer),
         head,
         system=config.decoding.system,
         dtype=dtype,

@@ -11,9 +11,9 @@ from bebop.config import JobConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, refuse_own_head, resolve, stop_tokens
 from bebop.model.layouts import LAYOUTS
+from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import stored_head
-from bebop.rollout.text import AnswerText
 from bebop.rollout.vllm.arguments import ENVIRONMENT, engine_arguments, refuse_loop, refuse_sampling, refuse_system
 from bebop.rollout.vllm.core import Core
 from bebop.rollout.vllm.engine import VllmServer
@@ -62,7 +62,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     tokenizer = load_tokenizer(config.model)
     engine = ServedEngine(
         server,
-        AnswerText(tokenizer),
+        CompletionText(tokenizer),
         head,
         system=config.decoding.system,
         dtype=dtype,

@@ -6,7 +6,7 @@ from typing import Any
 
 from bebop.config import DecodingConfig
 from bebop.options import HistoryOptions
-from bebop.rollout.decoding.ngram import LONGEST
+from bebop.rollout.decoding.ngram import MAX_SUFFIX
 from bebop.rollout.vllm import suffixes
 from bebop.systems import SYSTEMS
 from bebop.systems.base import System
@@ -34,7 +34,7 @@ def ngram_arguments(decoding: DecodingConfig) -> dict[str, Any]:
     return {
         "method": "ngram",
         "num_speculative_tokens": decoding.limit,
-        "prompt_lookup_max": LONGEST,
+        "prompt_lookup_max": MAX_SUFFIX,
         "prompt_lookup_min": 1,
     }
 

@@ -218,7 +218,7 @@ class Peeking(HistoryMTPDrafter):
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         self.catch_up(rows)
-        uniforms, lines = rows.uniforms[:, 0], self.recall.ahead(rows)
+        uniforms, lines = rows.uniforms[:, 0], self.matching.ahead(rows)
         own = rows.probs(self.policy.logits(self.hidden[: rows.batch])[:, None])[:, 0]
         past = own.clone()
         for row, one in enumerate([Next.of(line, greedy=False) for line in lines]):
@@ -229,7 +229,7 @@ class Peeking(HistoryMTPDrafter):
         better = target.gather(1, tokens).argmax(1)
         probs = torch.where((better == 1)[:, None], past, own)[:, None]
         lengths = torch.ones_like(better)
-        self.recall.drafted = Cycle(followers=Followers(), lengths=lengths, passes=1.0)
+        self.matching.drafted = Cycle(followers=Followers(), lengths=lengths, passes=1.0)
         chosen = tokens.gather(1, better[:, None])
         return Draft(tokens=chosen, probs=probs, sources={"history": better[:, None].float()})
 

@@ -325,7 +325,7 @@ def test_another_system_takes_over_between_two_cycles(temperature: float) -> Non
     engine(policy, "autoregressive", room=2).configure(DecodingConfig(draft_tokens=2))
     part = next(iter(done.values()))
     adaptive = engine(policy, "bebop_adaptive", drafts=2)
-    held = adaptive.slots.kept(0)
+    held = adaptive.slots.export(0)
     odd = dataclasses.replace(part, state={name: np.zeros((7, *row.shape)) for name, row in held.items()})
     with pytest.raises(UserError, match=r"cannot go on in this engine: its state .* has the shape \(7, "):
         adaptive.add(dataclasses.replace(asked()[0], partial=odd))

@@ -11,11 +11,11 @@ import torch
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.throughput_model import FADE, START, WEIGHT, Pace
+from bebop.rollout.decoding.throughput_model import FADE, START, WEIGHT, ThroughputModel
 from bebop.rollout.decoding.timed_lengths import CostLength
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
-from bebop.rollout.warm import TURNS
+from bebop.rollout.warmup import TURNS
 from bebop.systems import SYSTEMS
 from bebop.trajectory import Completion, DecodeStats
 from tests.builders import requests, tiny_policy
@@ -63,7 +63,7 @@ def test_the_engine_measures_all_sizes_and_numbers_before_its_first_request() ->
     ticks = itertools.count()
     config = DecodingConfig(draft_tokens="auto", most_drafts=2)
     one = TorchEngine(tiny_policy(), config, slots=3, max_length=32, clock=lambda: 0.5 * next(ticks))
-    assert isinstance(one.decoder, DraftVerify) and isinstance(pace := one.decoder.timing, Pace)
+    assert isinstance(one.decoder, DraftVerify) and isinstance(pace := one.decoder.timing, ThroughputModel)
     assert pace.sizes == (1, 2, 3) and pace.seconds == [[0.5] * 3] * 3
     assert next(ticks) == 2 * 3 * 3 * TURNS and not one.unfinished, "two looks at the clock for each cycle"
 

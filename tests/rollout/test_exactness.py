@@ -230,7 +230,7 @@ def answers(case: Case, policy: Policy, draws: int, fault: Fault | None = None) 
         drafter = decoder_of(engine).drafter
         assert isinstance(drafter, HistoryMTPDrafter)
         mean = Trusted(share=[0.5] * BUCKETS, alone=[0.5] * BUCKETS, gain=[1.0] * BUCKETS)
-        drafter.recall.trusted = lambda rows: [mean] * rows.batch  # type: ignore[method-assign]
+        drafter.matching.trusted = lambda rows: [mean] * rows.batch  # type: ignore[method-assign]
     if fault is not None:
         fault(engine)
     more = 0 if draws == FEW else 2  # what follows changes nothing; where time is no matter, no cycle is cut off

@@ -5,13 +5,13 @@ from copy import copy
 import numpy as np
 
 from bebop.rollout.history import BEGIN, ROOT, Automaton
-from bebop.systems.history.matching import BUCKETS, Followers, Match, Next
+from bebop.systems.history.matching import BUCKETS, Followers, Next, SuffixMatch
 
 DRAFTS = 12
 
 
 def step_by_step(
-    followers: Followers, row: int, step: int, match: Match, trust: list[float], uniforms: list[float], *,
+    followers: Followers, row: int, step: int, match: SuffixMatch, trust: list[float], uniforms: list[float], *,
     greedy: bool, chance: float, least: float, always: bool,
 ) -> list[int]:  # fmt: skip
     """``Followers.go_on`` as its docstring says it."""
@@ -41,7 +41,7 @@ def test_one_loop_draws_what_single_steps_do() -> None:
             state = ROOT
             for token in (BEGIN, *said[: int(rng.integers(1, 20))].tolist()):
                 state = texts.append(state, token)
-        match = Match(texts)
+        match = SuffixMatch(texts)
         for token in common[: int(rng.integers(0, 10))].tolist():
             match.advance(token)
         trust, uniforms = rng.uniform(0.6, 1.0, BUCKETS).tolist(), rng.random(DRAFTS).tolist()

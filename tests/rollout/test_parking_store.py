@@ -2,17 +2,17 @@
 
 import torch
 
-from bebop.rollout.parking import Parking
+from bebop.rollout.kv_retention import KvRetention
 from tests.builders import bare_policy
 from tests.rollout.test_parking import engine
 
 
-def parking(limit: float, answers: int = 0) -> tuple[Parking, list[list[int]]]:
+def parking(limit: float, answers: int = 0) -> tuple[KvRetention, list[list[int]]]:
     """A bound of ``limit`` answers, and so many parked."""
     one = engine(bare_policy(seed=3), "autoregressive")
-    probe = Parking(one.slots, 2**30)
+    probe = KvRetention(one.slots, 2**30)
     probe.park(0, [*range(9)], 0)
-    made = Parking(one.slots, int(limit * probe.counts.bytes))
+    made = KvRetention(one.slots, int(limit * probe.counts.bytes))
     histories = [[i, *range(1, 9)] for i in range(answers)]
     for history in histories:
         made.park(0, history, 0)
@@ -54,10 +54,10 @@ def test_a_slot_gives_what_was_taken() -> None:
     for cache in one.slots.caches.values():
         cache.keys.normal_()
         cache.values.normal_()
-    held = one.slots.taken(1, 9)
+    held = one.slots.snapshot(1, 9)
     assert set(held) == {"target", "mtp"}
     before = {name: (c.keys.clone(), c.values.clone()) for name, c in one.slots.caches.items()}
-    one.slots.give(3, held, 7)
+    one.slots.restore(3, held, 7)
     for name, cache in one.slots.caches.items():
         for store, was in zip((cache.keys, cache.values), before[name], strict=True):
             assert torch.equal(store[:, 3, :, :7], was[:, 1, :, :7])

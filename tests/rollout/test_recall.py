@@ -16,7 +16,7 @@ from bebop.rollout.history import BEGIN, Automaton
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
 from bebop.systems.history.decoding import HistoryMTPDrafter, _Row
-from bebop.systems.history.matching import BUCKETS, Followers, Match, Trusted
+from bebop.systems.history.matching import BUCKETS, Followers, SuffixMatch, Trusted
 from bebop.trajectory import Completion, DecodeStats
 from tests.builders import bare_policy, requests
 from tests.cases import slow_but
@@ -211,13 +211,13 @@ def test_rows_earn_a_pass_of_the_head_together(siblings: bool, headed: list[bool
 
     def going_on(chances: list[float]) -> list[bool]:
         lines = [
-            _Row(match=Match(Automaton()), trusted=ONE, pace=2.0, greedy=False, limit=4, chance=chance)
+            _Row(match=SuffixMatch(Automaton()), trusted=ONE, pace=2.0, greedy=False, limit=4, chance=chance)
             for chance in chances
         ]
         drafter._found(lines, 1, Followers(), [[0.0] * 4] * 4)
         return [line.alive for line in lines]
 
-    cost = 2.0 * drafter.recall.costs.draft
+    cost = 2.0 * drafter.matching.costs.draft
     assert going_on([1.5 * cost, 0.0, 0.0, 0.0]) == headed
     assert going_on([1.5 * cost] * 4) == [True] * 4 and going_on([0.9 * cost] * 4) == [False] * 4
 

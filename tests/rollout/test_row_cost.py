@@ -15,7 +15,7 @@ from bebop.rollout.decoding.throughput_model import REST, Work
 from bebop.rollout.decoding.timed_lengths import RowCostLength
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
-from bebop.rollout.warm import TURNS
+from bebop.rollout.warmup import TURNS
 from tests.builders import bare_policy, requests
 from tests.cases import slow_but
 
@@ -89,7 +89,7 @@ def test_measuring_leaves_nothing_behind(system: str) -> None:
     other = TorchEngine(policy, config, slots=4, max_length=320)
     for engine in (paced.engine, other):
         drafter = engine.decoder.drafter  # type: ignore[attr-defined]
-        drafter.recall.first = True
+        drafter.matching.first = True
     other.decoder.length.costs = paced.length.forced[1]  # type: ignore[attr-defined]
     for one, wanted in zip(generate(paced.engine, asked(30)), generate(other, asked(30)), strict=True):
         np.testing.assert_array_equal(one.token_ids, wanted.token_ids)

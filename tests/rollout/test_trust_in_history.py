@@ -19,19 +19,19 @@ from bebop.systems.history.matching import (
     Cycle,
     Followers,
     HeadProbs,
-    Match,
+    MatchState,
     Next,
-    Recall,
+    SuffixMatch,
     prior,
     trusted,
 )
 
 
-def recall(slots: int = 2, siblings: bool = False) -> tuple[Recall, Rows]:
+def recall(slots: int = 2, siblings: bool = False) -> tuple[MatchState, Rows]:
     """And rows, each of which has a match."""
     made = Slots(SlotSizes(slots=slots, length=8, drafts=2, vocab=4), torch.device("cpu"))
     config = DecodingConfig(system="history", draft_tokens=2, options={"siblings": siblings})
-    one, rows = Recall(made, config), Rows(made, slots, 1)
+    one, rows = MatchState(made, config), Rows(made, slots, 1)
     one.ahead(rows)
     return one, rows
 
@@ -44,7 +44,7 @@ def after(matched: int, counts: Sequence[int], greedy: bool = False) -> Next:
             state = ROOT
             for said in (BEGIN, *[9] * matched, token):
                 state = texts.append(state, said)
-    match = Match(texts)
+    match = SuffixMatch(texts)
     for said in [9] * matched:
         match.advance(said)
     found = Next.of(match, greedy)
@@ -94,7 +94,7 @@ def test_draws_invert_the_distribution_of_what_followed() -> None:
 H, M, P = [0.0, 0.75, 0.25, 0.0], [0.25, 0.25, 0.25, 0.25], [0.2, 0.4, 0.4, 0.0]  # history, head, target
 
 
-def seen(one: Recall, rows: Rows, emitted: Sequence[int], at: int = 0) -> None:
+def seen(one: MatchState, rows: Rows, emitted: Sequence[int], at: int = 0) -> None:
     """A cycle of two drafts in a row, with the head asked for both; the first had a match, whose weight was 1."""
     followers = Followers()
     followers.add(at, 0, Next(tokens=(1, 2), chances=(0.75, 0.25), bucket=4), 1.0)
@@ -128,7 +128,7 @@ def test_rows_of_a_prompt_learn_together_where_siblings_count() -> None:
     """Those of another prompt do not; and each for itself where siblings do not count."""
     for siblings in (True, False):
         one, rows = recall(3, siblings)
-        one.matches.of[2] = Match(Automaton())
+        one.matches.of[2] = SuffixMatch(Automaton())
         seen(one, rows, [2, 1, 1])
         sums = one.overlaps.sums(one._texts(rows))
         assert not torch.equal(sums[0], prior()) and torch.equal(sums[2], prior())

@@ -40,7 +40,7 @@ class BlockDrafter:
         self.policy, self.network = policy, network.to(policy.backbone.dtype)
         self.layers = network.taps
         self.temperature = config.temperature_of_drafts
-        self.cache = slots.own("block", self._cache)
+        self.cache = slots.register_cache("block", self._cache)
 
     def _cache(self, slots: Slots) -> SlotContext:
         network, sizes = self.network, slots.sizes
@@ -49,12 +49,15 @@ class BlockDrafter:
         )
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
-        """See ``Drafter``."""
+        """Read on over the text of a prefill."""
         with self.cache.at_span(span):
             self.network.read(out.layers, span.positions, self.cache)
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
-        """See ``Drafter``. The batch is as wide as its longest block; a shorter one does not see the slots beyond."""
+        """Draft the next tokens of every row.
+
+        The batch is as wide as its longest block; a shorter one does not see the slots beyond.
+        """
         wanted = length.start(rows)
         width = length.limit if wanted is None else int(wanted.max())
         if width == 0:
@@ -74,7 +77,7 @@ class BlockDrafter:
         )
 
     def _pass(self, rows: Rows, block: int, wanted: Tensor | None) -> Tensor:
-        """States [B, b, d] of a block a row, of which the first ``wanted`` [B] + 1 slots count; None: all b."""
+        """Return states [B, b, d] of a block a row, of which the first ``wanted`` [B] + 1 slots count; None: all b."""
         positions = rows.fed[:, None] + torch.arange(block, device=rows.fed.device)
         end = rows.fed + block if wanted is None else rows.fed + wanted + 1
         # Entries before ``fed`` are text, those from there on this pass writes itself.
@@ -83,7 +86,7 @@ class BlockDrafter:
         return self.network(self.network.slots(self.policy.embed(rows.last), block), positions, self.cache)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """See ``Drafter``. What it reads of rejected drafts is overwritten before anything sees it."""
+        """Take in what the cycle emitted. What it reads of rejected drafts is overwritten before anything sees it."""
         self._read(out, rows.fed[:, None] + torch.arange(tokens.shape[1], device=tokens.device))
 
     def _read(self, out: TargetOutput, positions: Tensor) -> None:
@@ -108,15 +111,15 @@ class BlockLength:
         assert isinstance(network, BlockLengthNetwork)
         self.network, self.limit, self.costs = network, config.limit, config.costs
         default = torch.tensor(min(network.default - 1, self.limit))
-        self.drafts = slots.add("block_length/drafts", default)  # [S] wanted in a cycle
-        self.chosen = slots.add("block_length/chosen", torch.tensor(False))  # [S] whether that was chosen
+        self.drafts = slots.register_column("block_length/drafts", default)  # [S] wanted in a cycle
+        self.chosen = slots.register_column("block_length/chosen", torch.tensor(False))  # [S] whether that was chosen
 
     def start(self, rows: Rows) -> Tensor | None:
-        """See ``DraftLength``."""
+        """Return how many drafts each row wants."""
         return self.drafts[: rows.batch].clamp_max(self.limit)
 
     def extend(self, step: int, entropies: Tensor) -> Tensor | None:
-        """All slots of a block are drafted at once."""
+        """Return None: all slots of a block are drafted at once."""
         return None
 
     def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
@@ -128,7 +131,7 @@ class BlockLength:
             self.chosen[fresh] = True
 
     def count(self, draft: Draft) -> Mapping[str, Tensor]:
-        """See ``Draft.widths``."""
+        """Return the size of each row's block."""
         return {"block_size": draft.widths()}
 
 
@@ -147,10 +150,11 @@ class EmaLength:
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         self.limit, self.decay, self.costs = config.limit, config.of(EmaOptions).decay, config.costs
-        self.seen = slots.add("ema/seen", torch.tensor(PRIOR, dtype=torch.float64))  # [S, 2] accepted, tested
+        # [S, 2] accepted, tested
+        self.seen = slots.register_column("ema/seen", torch.tensor(PRIOR, dtype=torch.float64))
 
     def start(self, rows: Rows) -> Tensor | None:
-        """See ``DraftLength``; of sizes that tie, the smallest."""
+        """Return how many drafts each row wants; of sizes that tie, the smallest."""
         accepted, tested = self.seen[: rows.batch].unbind(1)
         drafts = torch.arange(self.limit + 1, dtype=torch.float64, device=accepted.device)
         tokens = ((accepted / tested)[:, None] ** drafts).cumsum(1)  # [B, K + 1]
@@ -158,7 +162,7 @@ class EmaLength:
         return rate[:, 1:].argmax(1) + 1
 
     def extend(self, step: int, entropies: Tensor) -> Tensor | None:
-        """All slots of a block are drafted at once."""
+        """Return None: all slots of a block are drafted at once."""
         return None
 
     def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
@@ -168,5 +172,5 @@ class EmaLength:
         self.seen[: rows.batch] = self.decay * self.seen[: rows.batch] + now
 
     def count(self, draft: Draft) -> Mapping[str, Tensor]:
-        """See ``Draft.widths``."""
+        """Return the size of each row's block."""
         return {"block_size": draft.widths()}

@@ -59,7 +59,7 @@ def export(policy: Policy, part: nn.Module, folder: Path, mask_token: int | None
 
 
 def settings(part: BlockDraftNetwork, target: PreTrainedConfig, mask_token: int) -> dict[str, Any]:
-    """What config.json says of a drafter; positions and vocabulary are the target's."""
+    """Return what config.json says of a drafter; positions and vocabulary are the target's."""
     own = part.config
     return {
         "architectures": [ARCHITECTURE],
@@ -85,7 +85,7 @@ def settings(part: BlockDraftNetwork, target: PreTrainedConfig, mask_token: int)
 
 
 def lowest_first(fc: Tensor, taps: Sequence[int]) -> Tensor:
-    """The weight [d, T d] of ``fc``, whose columns follow ``taps``, with those of the lowest layer first."""
+    """Return the weight [d, T d] of ``fc``, whose columns follow ``taps``, with those of the lowest layer first."""
     columns = fc.chunk(len(taps), 1)
     return torch.cat([columns[i] for i in sorted(range(len(taps)), key=lambda i: taps[i])], 1)
 
@@ -105,7 +105,7 @@ def refuse_target(policy: Policy, part: BlockDraftNetwork) -> None:
 
 
 def free_token(tokenizer: PreTrainedTokenizerBase, rows: int) -> int:
-    """The first of ``rows`` ids that is no token; ``UserError`` if each is one."""
+    """Return the first of ``rows`` ids that is no token; ``UserError`` if each is one."""
     taken = set(tokenizer.get_vocab().values())
     free = next((token for token in range(rows) if token not in taken), None)
     if free is None:
@@ -114,7 +114,7 @@ def free_token(tokenizer: PreTrainedTokenizerBase, rows: int) -> int:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The config.json of an exported drafter; ``UserError`` if it is none."""
+    """Return the config.json of an exported drafter; ``UserError`` if it is none."""
     try:
         found: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         whole = found["architectures"] == [ARCHITECTURE] and {"target_layer_ids", "mask_token_id"} <= {
@@ -128,6 +128,6 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_mask(folder: Path) -> tuple[int, Tensor]:
-    """The id of MASK, and its vector [d]."""
+    """Return the id of MASK, and its vector [d]."""
     stored = torch.load(folder / MASK_FILE, map_location="cpu", weights_only=True)
     return int(stored["mask_token_id"]), stored["embedding"]

@@ -30,10 +30,10 @@ from bebop.trainer.chains import random_anchors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadText:
-    """A prompt and an answer through which the target has already gone."""
+    """A prompt and a completion through which the target has already gone."""
 
     token_ids: Tensor  # [L]
-    answer: int  # tokens at the end that are the answer
+    answer: int  # tokens at the end that are the completion
     hidden: Tensor  # [L, d] final, normed
     layers: Mapping[int, Tensor]  # layer -> [L, d] after it
 
@@ -49,14 +49,15 @@ class Blocks:
     ends: Tensor  # [B] tokens of each text
 
     def mask(self, block: int) -> Tensor:
-        """Which of the slots 1..b-1 lie within the text [B, A, b - 1]."""
+        """Return which of the slots 1..b-1 lie within the text [B, A, b - 1]."""
         places = self.anchors[..., None] + torch.arange(1, block, device=self.anchors.device)
         return places < self.ends[:, None, None]
 
 
 @torch.no_grad()
 def read_texts(policy: Policy, texts: Sequence[tuple[Sequence[int], int]], taps: Sequence[int]) -> list[ReadText]:
-    """The target's pass over texts (token ids, how many of them are the answer), those of like length together."""
+    """Run the target over texts (token ids, how many of them are the completion), those of like length
+    together."""
     read: dict[int, ReadText] = {}
     order = sorted(range(len(texts)), key=lambda i: len(texts[i][0]))
     for start in range(0, len(order), 32):
@@ -75,7 +76,8 @@ def read_texts(policy: Policy, texts: Sequence[tuple[Sequence[int], int]], taps:
 
 
 def lay_out(texts: Sequence[ReadText], anchors: int, seed: int) -> Blocks:
-    """At most ``anchors`` blocks a text, at random positions; a text with fewer places has some beyond its end."""
+    """Lay out at most ``anchors`` blocks a text, at random positions; a text with fewer places has some beyond its
+    end."""
     ends = torch.tensor([len(text.token_ids) for text in texts])
     chosen = random_anchors(ends, torch.tensor([text.answer for text in texts]), anchors, seed)
     taps = texts[0].layers
@@ -90,7 +92,7 @@ def lay_out(texts: Sequence[ReadText], anchors: int, seed: int) -> Blocks:
 
 
 def slot_states(network: BlockDraftNetwork, embedding: Tensor, blocks: Blocks, block: int) -> Tensor:
-    """States [B, A, b, d] of every slot of every block; ``embedding`` [V, d] is the target's."""
+    """Return states [B, A, b, d] of every slot of every block; ``embedding`` [V, d] is the target's."""
     length = blocks.token_ids.shape[1]
     anchors = blocks.anchors.clamp_max(length - 1)
     context = BlockContext(anchors, block, length)
@@ -111,7 +113,7 @@ def block_loss(
     decay: float,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Mean of a draft loss over the slots that lie in their text, slot k weighing exp(-(k - 1) / ``decay``).
+    """Return the mean of a draft loss over the slots that lie in their text, slot k weighing exp(-(k - 1) / ``decay``).
 
     Args:
         network: receives the gradient.
@@ -159,7 +161,7 @@ class Sweep:
     """N prompts answered with each of C block sizes, and what a choice may look at."""
 
     sizes: tuple[int, ...]  # [C] rising
-    tokens: Array  # [N, C] emitted; what follows the end of an answer in its last cycle is not
+    tokens: Array  # [N, C] emitted; what follows the end of a completion in its last cycle is not
     cycles: Array  # [N, C]
     features: Tensor  # [N, F] of each prompt, see ``bebop.systems.block.network.FEATURES``
 
@@ -169,7 +171,7 @@ class Sweep:
         return self.tokens / self.cycles
 
     def part(self, chosen: Sequence[int] | NDArray[np.int64]) -> "Sweep":
-        """Some of the prompts."""
+        """Return some of the prompts."""
         rows = np.asarray(chosen)
         return Sweep(
             sizes=self.sizes,
@@ -180,31 +182,32 @@ class Sweep:
 
 
 def best(values: Array) -> NDArray[np.int64]:
-    """Index [N] of the largest value of each row [N, C]; of those that tie, the first, which is the smallest block."""
+    """Return index [N] of the largest value of each row [N, C]; of those that tie, the first, which is the smallest
+    block."""
     return (values >= values.max(1, keepdims=True) - CLOSE).argmax(1)
 
 
 def labels(sweep: Sweep, seconds: Array | None = None) -> NDArray[np.int64]:
-    """The best size of each prompt [N], as an index: by tau, or by tokens per time where ``seconds`` [C] a cycle of
-    each size takes are given (SPEC 5.2: the paper's labels are the former, its claim is about the latter)."""
+    """Return the best size of each prompt [N], as an index: by tau, or by tokens per time where ``seconds`` [C] a cycle
+    of each size takes are given (SPEC 5.2: the paper's labels are the former, its claim is about the latter)."""
     return best(score(sweep, seconds))
 
 
 def score(sweep: Sweep, seconds: Array | None = None) -> Array:
-    """What a size is judged by [N, C]: tokens a cycle, or tokens a second."""
+    """Return what a size is judged by [N, C]: tokens a cycle, or tokens a second."""
     return sweep.tau if seconds is None else sweep.tau / seconds
 
 
 def split(count: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Numbers 0..count-1 in three parts, 60 / 20 / 20, for training, choosing and testing."""
+    """Return numbers 0..count-1 in three parts, 60 / 20 / 20, for training, choosing and testing."""
     order = np.random.default_rng(seed).permutation(count)
     first, second = round(0.6 * count), round(0.8 * count)
     return order[:first], order[first:second], order[second:]
 
 
 def goals(sweep: Sweep, target: str, seconds: Array | None = None) -> Tensor:
-    """What a network is trained on: the best size of each prompt [N], or the score of every size [N, C], standardised
-    as a whole, which leaves the best of a row the best."""
+    """Return what a network is trained on: the best size of each prompt [N], or the score of every size [N, C],
+    standardised as a whole, which leaves the best of a row the best."""
     if target == "classify":
         return torch.from_numpy(labels(sweep, seconds))
     values = score(sweep, seconds)
@@ -240,7 +243,7 @@ class Evaluated:
     share: Interval  # of the oracle's gain over the best fixed size
 
     def summary(self) -> dict[str, object]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         arms = {arm: [i.value, i.low, i.high] for arm, i in self.tau.items()}
         return {"accuracy": self.accuracy, "tau": arms, "share": [self.share.value, self.share.low, self.share.high]}
 

@@ -91,12 +91,12 @@ class BlockDraftNetwork(nn.Module):
             context.write(attention.layer_idx, key * cos + rotate_half(key) * sin, value)
 
     def slots(self, anchors: Tensor, block: int) -> Tensor:
-        """What goes into blocks [..., b, d] whose newest tokens have embeddings ``anchors`` [..., d]."""
+        """Return what goes into blocks [..., b, d] whose newest tokens have embeddings ``anchors`` [..., d]."""
         masks = self.mask.expand(*anchors.shape[:-1], block - 1, -1)
         return torch.cat([anchors[..., None, :], masks], -2)
 
     def forward(self, slots: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """Normed states [B,n,d] of ``slots`` [B,n,d] at ``positions`` [B,n], for the language-model head.
+        """Return normed states [B,n,d] of ``slots`` [B,n,d] at ``positions`` [B,n], for the language-model head.
 
         The state of a slot predicts the token of that slot, not the one after it; that of the anchor means nothing.
         """
@@ -108,7 +108,7 @@ class BlockDraftNetwork(nn.Module):
 
 
 def taps_of(layers: int, count: int) -> list[int]:
-    """``count`` layers of a target with so many, evenly spaced from 1 to L - 3: 1 and 9 of 12 (SPEC 5.1)."""
+    """Return ``count`` layers of a target with so many, evenly spaced from 1 to L - 3: 1 and 9 of 12 (SPEC 5.1)."""
     if not 1 <= count <= max(1, layers - 3):
         raise UserError(f"options.taps={count} is not possible: a model of {layers} layers has 1..{max(1, layers - 3)}")
     first, last = min(1, layers - 1), max(layers - 3, 0)
@@ -133,7 +133,7 @@ class PromptEnd:
 
 
 def _sorted(end: PromptEnd) -> Tensor:
-    """The largest logits in falling order, the entropy (nats) and the margin: whatever tokens they belong to."""
+    """Return the largest logits in falling order, the entropy (nats) and the margin: whatever tokens they belong to."""
     logits = end.logits.float()
     top = logits.topk(min(TOP, logits.shape[-1])).values
     logp = logits.log_softmax(-1)
@@ -186,17 +186,17 @@ class BlockLengthNetwork(nn.Module):
         nn.init.xavier_uniform_(self.last.weight)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Scores [B, C] of the candidates for features [B, inputs]."""
+        """Return scores [B, C] of the candidates for features [B, inputs]."""
         x = self.dropout(self.first(features).relu())
         for layer in self.hidden:
             x = x + self.dropout(layer(x).relu())
         return self.last(x)
 
     def sizes(self, features: Tensor) -> Tensor:
-        """The block size [B] for features [B, inputs]."""
+        """Return the block size [B] for features [B, inputs]."""
         candidates = torch.tensor(self.candidates, device=features.device)
         return candidates[self(features.to(self.last.weight.dtype)).argmax(-1)]
 
     def choose(self, end: PromptEnd) -> Tensor:
-        """The block size [B] of each prompt."""
+        """Return the block size [B] of each prompt."""
         return self.sizes(FEATURES[self.features](end))

@@ -50,7 +50,7 @@ GREEDY = 0.0
 
 
 class BlockTrainer(StepJob):
-    """Answers, accept length before, training, accept length after, and the part."""
+    """Completions, accept length before, training, accept length after, and the part."""
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
         """Load the model and make a fresh network for it."""
@@ -64,7 +64,7 @@ class BlockTrainer(StepJob):
         self.optimise(self.network, "block drafter", lr=options.lr, steps=options.steps, warm_up=20)
 
     def run(self) -> str:
-        """All phases that are left; what is to be said at the end."""
+        """Run all phases that are left; return what is to be said at the end."""
         decoding, label = drafting(self.policy), self.label("sample")
         _, rows, held_out = sampled(self.config, self.policy, self.folder, decoding, label)
         before = self._first_look(held_out)
@@ -77,7 +77,7 @@ class BlockTrainer(StepJob):
     # ---- measuring
 
     def _first_look(self, held_out: Sequence[Prompt]) -> dict[str, Any]:
-        """Accept lengths of the network before its first step, which are kept for a resume."""
+        """Return accept lengths of the network before its first step, which are kept for a resume."""
         path = self.folder / "before.json"
         if not (self.config.resume and path.is_file()):
             found = self._accept_lengths(held_out, "before")
@@ -87,7 +87,7 @@ class BlockTrainer(StepJob):
         return read_again
 
     def _accept_lengths(self, held_out: Sequence[Prompt], when: str) -> dict[str, Any]:
-        """Decoding with whole blocks, at the temperature of the data and at 0: intervals by name."""
+        """Return decoding with whole blocks, at the temperature of the data and at 0: intervals by name."""
         drafts, data = self.options.block - 1, self.config.data
         decoding, tasks = DecodingConfig(system="block", draft_tokens=drafts), [p.task for p in held_out]
         found = {}
@@ -105,7 +105,7 @@ class BlockTrainer(StepJob):
     # ---- training
 
     def _train(self, rows: Sequence[TokenRow]) -> None:
-        """Every step to the last, from the newest checkpoint on."""
+        """Take every step to the last, from the newest checkpoint on."""
         texts = read_texts(self.policy, [(row.token_ids, len(row.answer)) for row in rows], self.network.taps)
 
         def next_step() -> dict[str, float]:
@@ -115,7 +115,7 @@ class BlockTrainer(StepJob):
         self.learn(self.options.steps, next_step)
 
     def update(self, texts: Sequence[ReadText]) -> dict[str, float]:
-        """One optimizer step on random blocks of some texts; the anchors follow from the seed and the step."""
+        """Take one optimizer step on random blocks of some texts; the anchors follow from the seed and the step."""
         options, tables = self.options, shared_tables(self.policy)
         blocks = lay_out(texts, options.anchors, (self.config.seed << 32) + self.version)
         kind = "ce" if self.version < options.warm * options.steps else options.objective
@@ -131,7 +131,8 @@ class BlockTrainer(StepJob):
 
 
 def settings_for(policy: Policy, options: BlockTraining) -> dict[str, Any]:
-    """The settings of a network for a model: its width, heads and base of positions, and the layers that are tapped."""
+    """Return the settings of a network for a model: its width, heads and base of positions, and the layers that are
+    tapped."""
     config = policy.backbone.config
     heads = config.num_attention_heads
     return {
@@ -151,7 +152,7 @@ def settings_for(policy: Policy, options: BlockTraining) -> dict[str, Any]:
 # ---- the choice of a block size
 
 
-TIMED = 4  # prompts whose answers are timed alone, for the seconds that a cycle takes
+TIMED = 4  # prompts whose completions are timed alone, for the seconds that a cycle takes
 
 
 class BlockLengthTrainer(PartJob):
@@ -165,10 +166,10 @@ class BlockLengthTrainer(PartJob):
         self.sizes = tuple(range(self.options.smallest, self.options.largest + 1))
 
     def prepare(self) -> None:
-        """A sweep goes on from the sizes that are finished."""
+        """Do nothing: a sweep goes on from the sizes that are finished."""
 
     def run(self) -> str:
-        """All phases; what is to be said at the end."""
+        """Run all phases; return what is to be said at the end."""
         asked, _ = question_streams(self.config, self.policy)
         prompts = [*{prompt.token_ids: prompt for prompt in asked}.values()]  # none is in two parts of ``split``
         sweep = self._sweep(prompts)
@@ -185,7 +186,7 @@ class BlockLengthTrainer(PartJob):
     # ---- what each size gives
 
     def _sweep(self, prompts: Sequence[Prompt]) -> Sweep:
-        """Tokens and cycles of every prompt with every size; a size that a stopped run finished is read back."""
+        """Return tokens and cycles of every prompt with every size; a size that a stopped run finished is read back."""
         tables = []
         for size in self.sizes:
             path = self.folder / f"sweep-{size}.json"
@@ -199,7 +200,7 @@ class BlockLengthTrainer(PartJob):
         return Sweep(sizes=self.sizes, tokens=tokens.T, cycles=cycles.T, features=features)
 
     def _counts(self, prompts: Sequence[Prompt], size: int) -> list[tuple[int, int]]:
-        """Tokens and cycles of each prompt's answers, over all seeds; a block of one is plain decoding."""
+        """Return tokens and cycles of each prompt's completions, over all seeds; a block of one is plain decoding."""
         counts = np.zeros((len(prompts), 2), int)
         for seed in range(self.options.seeds):
             answers = self._answers(prompts, size, self.config.seed + seed, f"b = {size}")
@@ -215,7 +216,8 @@ class BlockLengthTrainer(PartJob):
         return run_engine(self.policy, prompts, data, system_of(size), seed, label, sampling=sampling)
 
     def _seconds(self, prompts: Sequence[Prompt]) -> Array:
-        """Seconds of a cycle of each size [C], one answer at a time; sizes take turns, and the best of three counts."""
+        """Return seconds of a cycle of each size [C], one completion at a time; sizes take turns, and the best of three
+        counts."""
         seconds = np.full(len(self.sizes), np.inf)
         for _ in range(3):
             for i, size in enumerate(self.sizes):
@@ -227,7 +229,8 @@ class BlockLengthTrainer(PartJob):
     # ---- training
 
     def train(self, sweep: Sweep, seconds: Array | None) -> tuple[dict[str, Any], BlockLengthNetwork, Evaluated]:
-        """A network that has seen three fifths of the prompts, its settings, and its worth on the last fifth."""
+        """Train a network; return one that has seen three fifths of the prompts, its settings, and its worth on the
+        last fifth."""
         options, (first, _, last) = self.options, split(len(sweep.tau), self.config.seed)
         train, test, device = sweep.part(first), sweep.part(last), sweep.features.device
         fixed = int(score(train, seconds).mean(0).argmax())
@@ -248,7 +251,7 @@ class BlockLengthTrainer(PartJob):
 
 
 def system_of(size: int) -> DecodingConfig:
-    """Decoding with blocks of one size; a block of one is plain decoding."""
+    """Return decoding with blocks of one size; a block of one is plain decoding."""
     if size == 1:
         return DecodingConfig(system="autoregressive", draft_tokens=0)
     return DecodingConfig(system="block", draft_tokens=size - 1)
@@ -256,7 +259,7 @@ def system_of(size: int) -> DecodingConfig:
 
 @torch.no_grad()
 def prompt_ends(policy: Policy, prompts: Sequence[Prompt]) -> PromptEnd:
-    """What the target makes of each prompt, one at a time."""
+    """Return what the target makes of each prompt, one at a time."""
     states = []
     for prompt in prompts:
         ids = torch.tensor([prompt.token_ids], device=policy.device)

@@ -25,14 +25,14 @@ from bebop.tree_shape import numbered, on_likeliest
 
 
 class PseudoPass:
-    """See ``TargetPass``: pseudo states [B, A, K, d]."""
+    """A pass of the target with pseudo states [B, A, K, d] in it."""
 
     def __init__(self, policy: Policy, network: PseudoStates) -> None:
         self.policy, self.network = policy, network
         self.chosen: Tensor | None = None  # [c] rows of the next verification that get pseudo states; None: all
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotContext, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``TargetPass``; zero for rows that are left out."""
+        """Run the pass with pseudo states in it; those of rows that are left out are zero."""
         own = anchors if self.chosen is None else anchors[:, self.chosen]
         context = PseudoSlots(cache, own, self.network.masked)
         hidden, made = hidden_with_pseudo(self.policy, self.network, tokens, positions, own, context)
@@ -43,7 +43,7 @@ class PseudoPass:
         return hidden, states
 
     def beside(self, rows: int) -> list[int]:
-        """See ``TargetPass``."""
+        """Return how many positions each row of a verification adds."""
         chosen = range(rows) if self.chosen is None else self.chosen.tolist()
         return [len(self.network.layers) * (row in chosen) for row in range(rows)]
 
@@ -61,7 +61,7 @@ class Shape:
 
     @classmethod
     def of(cls, paths: Sequence[tuple[int, ...]], kept: set[tuple[int, ...]], device: torch.device) -> Self:
-        """Of the paths of its nodes, in any order, and those that get pseudo states."""
+        """Make a shape of the paths of its nodes, in any order, and of those that get pseudo states."""
         ordered, parents = numbered(paths)
         depths, ranks = [len(path) - 1 for path in ordered], [path[-1] for path in ordered]
         places = list(zip(depths, ranks, strict=True))
@@ -103,19 +103,19 @@ class FirpDrafter:
         self.temperature = config.temperature_of_drafts
         # [S, K, d] final states of the last token that was fed; zero where there is no context but one token
         fresh = torch.zeros(steps, policy.backbone.config.hidden_size, dtype=policy.backbone.dtype)
-        self.states = slots.add("firp/states", fresh, of_context=True)
+        self.states = slots.register_column("firp/states", fresh, of_context=True)
         # [S] (bool) the last token has no pseudo states, and the next step is a plain one
         leaves_out = self.shape is not None and self.shape.chosen is not None
-        self.plain = slots.add("firp/plain", torch.tensor(False)) if leaves_out else None
+        self.plain = slots.register_column("firp/plain", torch.tensor(False)) if leaves_out else None
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
-        """See ``Drafter``."""
+        """Read on over the text of a prefill."""
         assert out.extra is not None
         for row, length in enumerate(lengths):
             self.states[span.first + row] = out.extra[row, 0] if length else 0
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
-        """See ``Drafter``. It costs no pass: pseudo states wait for the language-model head."""
+        """Draft the next tokens of every row. It costs no pass: pseudo states wait for the language-model head."""
         wanted = length.start(rows)
         if self.shape is not None:
             return self._tree(rows, self.shape, wanted)
@@ -133,7 +133,7 @@ class FirpDrafter:
         )
 
     def _tree(self, rows: Rows, shape: Shape, wanted: Tensor | None) -> Draft:
-        """``wanted`` [B]: nodes that count."""
+        """Return ``wanted`` [B]: nodes that count."""
         if self.plain is not None:
             plain = self.plain[: rows.batch]
             if bool(plain.all()):
@@ -163,7 +163,7 @@ class FirpDrafter:
         )
 
     def _logits(self, rows: Rows, width: int) -> tuple[Tensor, Tensor | None]:
-        """Of the first steps [B, width, V], and what penalties see there.
+        """Return the logits of the first steps [B, width, V], and what penalties see there.
 
         Tokens are drawn side by side, so a penalty can only see the context.
         """
@@ -171,7 +171,7 @@ class FirpDrafter:
         return logits, None if rows.seen is None else rows.seen[:, None].expand_as(logits)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """See ``Drafter``. Kept are the states of the last token that is in the cache now."""
+        """Take in what the cycle emitted. Kept are the states of the last token that is in the cache now."""
         assert out.extra is not None
         last = out.extra[torch.arange(rows.batch, device=tokens.device), emitted - 1]
         self.states[: rows.batch] = last
@@ -181,9 +181,9 @@ class FirpDrafter:
 
 
 def _shape(policy: Policy, network: PseudoStates, slots: Slots, config: DecodingConfig) -> Shape:
-    """The tree that is drafted; ``UserError`` for one that cannot be."""
+    """Return the tree that is drafted; ``UserError`` for one that cannot be."""
     options, steps = config.of(FirpOptions), len(network.layers)
-    known = getattr(network, "chances", ())
+    known = network.chances
     paths = options.paths(config.limit, known, steps)
     if len(paths) < config.limit:
         raise UserError(

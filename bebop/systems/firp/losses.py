@@ -25,10 +25,10 @@ MEASURES = ("overlap", "kl", "agreement")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRow:
-    """A prompt and an answer through which the model has already gone."""
+    """A prompt and a completion through which the model has already gone."""
 
     real: RealText  # of this text alone
-    answer: int  # tokens at the end that are the answer
+    answer: int  # tokens at the end that are the completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +40,19 @@ class Anchored:
     ends: Tensor  # [B] tokens of each text
 
     def mask(self, steps: int) -> Tensor:
-        """Which of the predicted tokens i + 2..i + steps + 1 lie within the text [B, A, steps]."""
+        """Return which of the predicted tokens i + 2..i + steps + 1 lie within the text [B, A, steps]."""
         places = self.anchors[..., None] + torch.arange(2, steps + 2, device=self.anchors.device)
         return places < self.ends[:, None, None]
 
 
 def read_rows(policy: Policy, layers: Sequence[int], rows: Sequence[TokenRow]) -> list[ReadRow]:
-    """What pseudo states that enter after ``layers`` read of some answers."""
+    """Return what pseudo states that enter after ``layers`` read of some completions."""
     read = read_text(policy, layers, [row.token_ids for row in rows])
     return [ReadRow(real=real, answer=len(row.answer)) for real, row in zip(read, rows, strict=True)]
 
 
 def lay_out(rows: Sequence[ReadRow], anchors: int, seed: int) -> Anchored:
-    """At most ``anchors`` a text, at random; a text with fewer places has some beyond its end."""
+    """Lay out at most ``anchors`` a text, at random; a text with fewer places has some beyond its end."""
     device = rows[0].real.hidden.device
     ends = torch.tensor([row.real.hidden.shape[1] for row in rows])
     chosen = random_anchors(ends, torch.tensor([row.answer for row in rows]), anchors, seed)
@@ -60,7 +60,8 @@ def lay_out(rows: Sequence[ReadRow], anchors: int, seed: int) -> Anchored:
 
 
 def drafts_and_targets(policy: Policy, network: PseudoStates, texts: Anchored, steps: int) -> tuple[Tensor, Tensor]:
-    """Pseudo states of the first ``steps`` and the model's states that they stand against, both [B, A, steps, d]."""
+    """Return pseudo states of the first ``steps`` and the model's states that they stand against, both [B, A, steps,
+    d]."""
     last = texts.real.hidden.shape[1] - 1
     anchors = texts.anchors.clamp_max(last)
     drafts, _ = pseudo_beside(policy, network, texts.real, anchors, steps)
@@ -71,7 +72,7 @@ def drafts_and_targets(policy: Policy, network: PseudoStates, texts: Anchored, s
 def firp_loss(
     policy: Policy, network: PseudoStates, texts: Anchored, step: int, *, kind: str, temperature: float = 1.0
 ) -> Tensor:
-    """Mean loss of ``step`` (from 1) over the anchors at which the token that it predicts lies in the text.
+    """Return the mean loss of ``step`` (from 1) over the anchors at which the token that it predicts lies in the text.
 
     Args:
         policy: with a frozen backbone.
@@ -99,7 +100,7 @@ def firp_loss(
 def sums(
     policy: Policy, network: PseudoStates, rows: Sequence[TokenRow], temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Of every place of some answers, by step: sums [R, K, 3] of ``MEASURES``, and places [R, K].
+    """Return, over every place of some completions and by step, sums [R, K, 3] of ``MEASURES`` and places [R, K].
 
     Overlap is what rejection sampling accepts, agreement how often both have the same likeliest token.
     """
@@ -132,7 +133,7 @@ Drafts = Callable[[RealText, Tensor], Tensor]
 
 
 def drafts_of(policy: Policy, network: PseudoStates) -> Drafts:
-    """Those of pseudo states."""
+    """Return the drafts of pseudo states."""
 
     def logits(real: RealText, anchors: Tensor) -> Tensor:
         return policy.logits(pseudo_beside(policy, network, real, anchors, len(network.layers))[0])
@@ -146,7 +147,7 @@ def token_ranks(
 ) -> list[list[list[int]]]:
     """Of every row and every place of its answer: the rank of the tokens that come in the drafts of each step, [T][K].
 
-    Place e is what is drafted while e tokens of the answer are known: the anchor is the token before the newest.
+    Place e is what is drafted while e tokens of the completion are known: the anchor is the token before the newest.
     ``read``: the rows, which have prompts of two tokens or more, for the layers that ``drafts`` reads. Behind the text
     there is ``BEYOND``.
     """
@@ -172,7 +173,7 @@ def token_ranks(
 
 
 def cycles(ranks: Sequence[Sequence[int]], shape: Collection[tuple[int, ...]]) -> int:
-    """In how many cycles an answer with these ranks [T][K] is written, each with a tree of this shape."""
+    """Return in how many cycles a completion with these ranks [T][K] is written, each with a tree of this shape."""
     place, count = 0, 0
     while place < len(ranks):
         place += 1 + reached(shape, ranks[place])

@@ -47,13 +47,14 @@ class PseudoStates(nn.Module):
             nn.init.eye_(one.weight)  # type: ignore[arg-type]
 
     def pseudo(self, step: int, hidden: Tensor, anchors: Tensor) -> Tensor:
-        """Pseudo states [B,A,d] of ``step`` (from 0) for anchors [B,A], from real states [B,n,d] after its layer."""
+        """Return pseudo states [B,A,d] of ``step`` (from 0) for anchors [B,A], from real states [B,n,d] after its
+        layer."""
         own = self.maps[step]
         made: Tensor = own(at(hidden, anchors).to(own.weight.dtype)).to(hidden.dtype)  # type: ignore[arg-type]
         return made
 
     def check(self, policy: Policy) -> None:
-        """``UserError`` if the model has fewer layers than these enter, or none that can be entered."""
+        """Raise ``UserError`` if the model has fewer layers than these enter, or none that can be entered."""
         decoder, depth = policy.backbone.get_decoder(), policy.backbone.config.num_hidden_layers
         if max(self.layers) > depth:
             raise UserError(f"pseudo states enter after layer {max(self.layers)}, and the model has layers 1..{depth}")
@@ -75,16 +76,16 @@ class PseudoContext:
 
     @classmethod
     def training(cls, anchors: Tensor, length: int, masked: bool = False) -> "PseudoContext":
-        """For right-padded rows of ``length`` tokens side by side, with ``anchors`` [B,A]."""
+        """Make the context of right-padded rows of ``length`` tokens side by side, with ``anchors`` [B,A]."""
         seen = torch.arange(length, device=anchors.device) <= anchors[..., None]
         return cls(CausalContext(), length, seen, masked)
 
     def text(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [B,Hkv,P,D] of the text, given those of this pass."""
+        """Return keys and values [B,Hkv,P,D] of the text, given those of this pass."""
         return key, value
 
     def own(self, count: int) -> Tensor:
-        """Which pseudo states each of ``count`` of them sees [count, count]."""
+        """Return which pseudo states each of ``count`` of them sees [count, count]."""
         anchors = self.seen.shape[1]
         places = torch.arange(count, device=self.seen.device)
         step, anchor = places // anchors, places % anchors
@@ -92,7 +93,7 @@ class PseudoContext:
         return earlier & (anchor == anchor[:, None])
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See ``AttentionContext``; n = width + pseudo states."""
+        """Attend from n = width + pseudo states."""
         n, count = self.width, query.shape[2] - self.width
         fed = key[:, :, :n], value[:, :, :n]
         real = self.real.attend(layer, query[:, :, :n], *fed, scaling)
@@ -119,7 +120,7 @@ class PseudoSlots(PseudoContext):
         self.cache = cache
 
     def text(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``PseudoContext``; the pass has written its own entries already."""
+        """Return what the cache holds: the pass has written its own entries already."""
         keys, values = self.cache.held(layer, len(key))
         used = self.seen.shape[-1]
         return keys[:, :, :used], values[:, :, :used]
@@ -134,7 +135,7 @@ def hidden_with_pseudo(
     context: PseudoContext,
     steps: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """A pass with pseudo states in it: final, normed real states [B,n,d], and pseudo states [B,A,K,d].
+    """Run a pass with pseudo states in it; return final, normed real states [B,n,d], and pseudo states [B,A,K,d].
 
     Args:
         policy: receives no gradient through the states that the matrices read.
@@ -195,7 +196,7 @@ def _entered(decoder: Any, network: PseudoStates, positions: Tensor, anchors: Te
 def _longer(
     decoder: nn.Module, settings: Mapping[str, Any], later: Tensor, rotary: tuple[Tensor, Tensor]
 ) -> dict[str, Any]:
-    """What a layer is told about positions, for those of the pseudo states that are present too."""
+    """Return what a layer is told about positions, for those of the pseudo states that are present too."""
     given = rotary_pair(decoder, settings)
     batch, count = later.shape
     pair = tuple(
@@ -208,7 +209,7 @@ def _longer(
 
 
 def rotary_pair(decoder: nn.Module, settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """The rotary embeddings that a layer is given; ``UserError`` if they are not one pair of tensors."""
+    """Return the rotary embeddings that a layer is given; ``UserError`` if they are not one pair of tensors."""
     given = settings.get("position_embeddings")
     if not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(x, Tensor) for x in given)):
         raise UserError(
@@ -218,7 +219,7 @@ def rotary_pair(decoder: nn.Module, settings: Mapping[str, Any]) -> tuple[Tensor
 
 
 def middle_layers(depth: int, count: int = 3) -> list[int]:
-    """Where ``count`` steps enter a model of so many layers: one layer after the other, 5, 6 and 7 of 12."""
+    """Return where ``count`` steps enter a model of so many layers: one layer after the other, 5, 6 and 7 of 12."""
     return [min(max(1, depth // 2 - 1) + k, depth) for k in range(count)]
 
 
@@ -235,7 +236,7 @@ class RealText:
 
     @staticmethod
     def beside(texts: "Sequence[RealText]") -> "RealText":
-        """Some more of them side by side."""
+        """Lay texts side by side."""
         length = max(text.hidden.shape[1] for text in texts)
 
         def padded(parts: list[Tensor], batch: int) -> Tensor:
@@ -255,13 +256,14 @@ class RealText:
         )
 
     def only(self, layers: Collection[int]) -> "RealText":
-        """What states that enter after ``layers``, some of those it was read for, read of it; nothing is copied."""
+        """Return what states that enter after ``layers``, some of those it was read for, read of it; nothing is
+        copied."""
         first = min(layers) - min(self.entering) if layers else len(self.held)
         entering = {layer: self.entering[layer] for layer in layers}
         return RealText(hidden=self.hidden, entering=entering, held=self.held[first:])
 
     def row(self, row: int, length: int) -> "RealText":
-        """A copy of one of the texts, which has so many tokens."""
+        """Return a copy of one of the texts, which has so many tokens."""
         rows, own = slice(row, row + 1), slice(0, length)
         return RealText(
             hidden=self.hidden[rows, own].clone(),
@@ -278,7 +280,7 @@ class _Recorded(CausalContext):
         self.kept: list[Tensor] = []  # [2,B,Hkv,L,D]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See ``AttentionContext``."""
+        """Attend as ever, and keep keys and values from the first layer on that a pseudo state goes through."""
         if layer >= self.first:
             self.kept.append(torch.stack([key, value]))
         return super().attend(layer, query, key, value, scaling)
@@ -295,7 +297,7 @@ class _BesideText:
         self.earlier: dict[int, list[tuple[Tensor, Tensor]]] = {}  # layer -> [B,Hkv,1,A,D] of each step
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See ``AttentionContext``; n = A. Query heads of a group are rows of one product with the text."""
+        """Attend from n = A pseudo states. Query heads of a group are rows of one product with the text."""
         batch, heads, width, size = query.shape
         kv_heads, group = key.shape[1], heads // key.shape[1]
         earlier = self.earlier.setdefault(layer, [])
@@ -315,7 +317,9 @@ class _BesideText:
 
 @torch.no_grad()
 def read_text(policy: Policy, layers: Sequence[int], texts: Sequence[Sequence[int]], batch: int = 32) -> list[RealText]:
-    """What pseudo states that enter after ``layers`` (from 1) read of each text. Texts of like length go together.
+    """Return what pseudo states that enter after ``layers`` (from 1) read of each text.
+
+    Texts of like length go together.
 
     Raises:
         UserError: a model whose layers are not given rotary embeddings as one pair of tensors.
@@ -344,7 +348,7 @@ def read_text(policy: Policy, layers: Sequence[int], texts: Sequence[Sequence[in
 
 
 def size_of_text(policy: Policy, layers: Sequence[int]) -> int:
-    """Bytes that ``read_text`` takes for a token."""
+    """Return bytes that ``read_text`` takes for a token."""
     config = policy.backbone.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -355,7 +359,7 @@ def size_of_text(policy: Policy, layers: Sequence[int]) -> int:
 def pseudo_beside(
     policy: Policy, network: PseudoStates, real: RealText, anchors: Tensor, steps: int, taps: bool = False
 ) -> tuple[Tensor, list[list[Tensor]]]:
-    """Final, normed pseudo states [B,A,steps,d], equal to those of ``hidden_with_pseudo`` up to rounding.
+    """Return final, normed pseudo states [B,A,steps,d], equal to those of ``hidden_with_pseudo`` up to rounding.
 
     Args:
         policy: its backbone is frozen.

@@ -1,4 +1,4 @@
-"""Training of pseudo hidden states on answers of the model itself: ``python -m bebop.adapt part=firp`` (SPEC 3.2).
+"""Training of pseudo hidden states on completions of the model itself: ``python -m bebop.adapt part=firp`` (SPEC 3.2).
 
 Steps are trained one after another, k = 1..K. While step k is trained the earlier ones are present and frozen, as they
 are while drafting, and later ones are not there.
@@ -38,7 +38,7 @@ NODES = (16, 32, 63)  # of the trees whose accept length stands in the card
 
 
 class FirpTrainer(StepJob):
-    """Answers, training step by step, a look at held-out answers, and the part."""
+    """Completions, training step by step, a look at held-out completions, and the part."""
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
         """Load the model, freeze it and make matrices for it."""
@@ -62,7 +62,7 @@ class FirpTrainer(StepJob):
         return self.options.steps * len(self.network.layers)
 
     def run(self) -> str:
-        """All phases that are left; what is to be said at the end."""
+        """Run all phases that are left; return what is to be said at the end."""
         decoding, label = drafting(self.policy), self.label("sample")
         training, rows, held_out = sampled(self.config, self.policy, self.folder, decoding, label)
         self._train(rows)
@@ -76,7 +76,7 @@ class FirpTrainer(StepJob):
         return "\n".join([*lines, ""])
 
     def measured(self, rows: Sequence[TokenRow]) -> dict[str, Any]:
-        """Intervals by name and step over some answers."""
+        """Return intervals by name and step over some completions."""
         found, places = sums(self.policy, self.network, rows, self.config.data.sampling.temperature)
         return {
             f"{name}/{step + 1}": dataclasses.asdict(ratio(found[:, step, i].numpy(), places[:, step].numpy()))
@@ -85,13 +85,14 @@ class FirpTrainer(StepJob):
         }
 
     def _calibrate(self, training: Sequence[Prompt]) -> None:
-        """How often tokens of each rank are right, on some of the prompts of the training at temperature 0."""
+        """Count how often tokens of each rank are right, on some of the prompts of the training at temperature 0."""
         rows = self._ranks(training[: self.options.calibration], self.config.seed, "calibrate")
         self.network.chances = rank_chances([r for r in row if r != BEYOND] for answer in rows for row in answer)
         self.settings["chances"] = [[round(chance, 5) for chance in row] for row in self.network.chances]
 
     def accept_lengths(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
-        """Tokens a cycle at temperature 0 by nodes of the tree, intervals over prompts; K nodes are the chain."""
+        """Return tokens a cycle at temperature 0 by nodes of the tree, intervals over prompts; K nodes are the
+        chain."""
         ranks, steps = self._ranks(prompts, self.config.seed + 1, "greedy"), len(self.network.layers)
         tokens = [len(answer) for answer in ranks]
         shapes = {n: likeliest(self.network.chances, n, steps) for n in NODES}
@@ -102,7 +103,7 @@ class FirpTrainer(StepJob):
         }
 
     def _ranks(self, prompts: Sequence[Prompt], seed: int, label: str) -> list[list[list[int]]]:
-        """Of the model's greedy answers; see ``token_ranks``."""
+        """Return the ranks of the tokens of the model's greedy completions (``token_ranks``)."""
         data, decoding = self.config.data, drafting(self.policy)
         greedy = dataclasses.replace(data.sampling, temperature=0.0)
         answers = run_engine(self.policy, prompts, data, decoding, seed, self.label(label), sampling=greedy)
@@ -111,7 +112,7 @@ class FirpTrainer(StepJob):
         return token_ranks(drafts_of(self.policy, self.network), rows, read)
 
     def _train(self, rows: Sequence[TokenRow]) -> None:
-        """Every update to the last, from the newest checkpoint on."""
+        """Take every update to the last, from the newest checkpoint on."""
         read = self._read(rows)
 
         def next_step() -> dict[str, float]:
@@ -121,7 +122,7 @@ class FirpTrainer(StepJob):
         self.learn(self.last, next_step)
 
     def _read(self, rows: Sequence[TokenRow]) -> list[ReadRow]:
-        """What pseudo states read of all answers if it fits; else nothing."""
+        """Return what pseudo states read of all completions if it fits; else nothing."""
         tokens = sum(len(row.token_ids) for row in rows)
         fits = tokens * size_of_text(self.policy, self.network.layers) <= self.config.train.cache_mb << 20
         return self._now(rows) if fits else []
@@ -130,7 +131,8 @@ class FirpTrainer(StepJob):
         return read_rows(self.policy, self.network.layers, rows)
 
     def update(self, rows: Sequence[ReadRow]) -> dict[str, float]:
-        """One optimizer step on random anchors of some answers; the anchors follow from the seed and the step."""
+        """Take one optimizer step on random anchors of some completions; the anchors follow from the seed and the
+        step."""
         options = self.options
         stage, place = divmod(self.version, options.steps)
         for k, one in enumerate(self.network.maps):

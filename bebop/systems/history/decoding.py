@@ -17,7 +17,7 @@ from bebop.kernels.verify import sample
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput
-from bebop.rollout.decoding.mtp import HeadDrafter, Unread
+from bebop.rollout.decoding.mtp import DeferredPrefill, HeadDrafter
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.slots import Slots
 from bebop.systems.history.matching import (
@@ -25,9 +25,9 @@ from bebop.systems.history.matching import (
     Cycle,
     Followers,
     HeadProbs,
-    Match,
+    MatchState,
     Next,
-    Recall,
+    SuffixMatch,
     Trusted,
     alone,
     greedy_rows,
@@ -39,53 +39,57 @@ from bebop.systems.history.matching import (
 class HistoryDrafter:
     """No model: q is the empirical distribution, and a row without a match drafts nothing.
 
-    A row drafts on while the chance that all so far are accepted, as ``Recall`` trusts in its matches, exceeds what a
-    verified position costs: ``Costs.verify`` times the tokens that the request makes in the time of a plain step. The
-    first draft is always made, so that trust keeps learning; with ``draft_tokens=auto`` it has to pay as well.
+    A row drafts on while the chance that all so far are accepted exceeds what a verified position costs. The chance
+    follows from what ``MatchState`` trusts in its matches. The cost is ``Costs.verify`` times the tokens that the
+    request makes in the time of a plain step. The first draft is always made, so that trust keeps learning; with
+    ``draft_tokens=auto`` it has to pay as well.
     """
 
     layers: tuple[int, ...] = ()
     target_pass = None
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
-        self.recall, self.vocabulary = Recall(slots, config), policy.vocab_size
+        self.matching, self.vocabulary = MatchState(slots, config), policy.vocab_size
         self.temperature = config.temperature_of_drafts
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
-        """See ``Drafter``."""
-        self.recall.forget(span, len(tokens))
+        """Read on over the text of a prefill."""
+        self.matching.forget(span, len(tokens))
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
-        """See ``Drafter``. The width is that of the longest draft, so that no pass is widened for nothing."""
+        """Draft the next tokens of every row.
+
+        The width is that of the longest draft, so that no pass is widened for nothing.
+        """
         drawn, followers = self._draw(rows, length)
         if not length.limit:  # matches of new rows wait until something is to be drafted
             return Draft(tokens=rows.last.new_zeros(rows.batch, 0), probs=None)
         lengths = torch.tensor([len(line) for line in drawn], device=rows.last.device)
         tokens, probs = alone(drawn, followers, self.vocabulary, rows.last.device)
-        self.recall.drafted = Cycle(followers=followers, lengths=lengths, passes=0.0)
+        self.matching.drafted = Cycle(followers=followers, lengths=lengths, passes=0.0)
         sources = {"history": torch.ones_like(tokens)}
         total = sum(map(len, drawn))
         return Draft(tokens=tokens, probs=probs, lengths=lengths, total=total, sources=sources)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """See ``Drafter``."""
-        self.recall.learn(rows, out, emitted)
-        self.recall.follow(rows, tokens, emitted)
+        """Take in what the cycle emitted."""
+        self.matching.learn(rows, out, emitted)
+        self.matching.follow(rows, tokens, emitted)
 
     def _draw(self, rows: Rows, length: DraftLength) -> tuple[list[list[int]], Followers]:
-        """The drafts of each row, and what they were drawn from."""
-        recall, wanted, followers = self.recall, length.start(rows), Followers()
-        recall.costs = length.costs
+        """Return the drafts of each row, and what they were drawn from."""
+        matching, wanted, followers = self.matching, length.start(rows), Followers()
+        matching.costs = length.costs
         limits = [length.limit] * rows.batch if wanted is None else wanted.tolist()
         if not max(limits):
             return [[] for _ in limits], followers
-        matches, greedy = recall.ahead(rows), greedy_rows(rows, self.temperature)
+        matches, greedy = matching.ahead(rows), greedy_rows(rows, self.temperature)
         uniforms = rows.uniforms[:, : max(limits)].tolist()
-        of_rows = zip(matches, recall.trusted(rows), recall.paces(rows), strict=True)
+        of_rows = zip(matches, matching.trusted(rows), matching.paces(rows), strict=True)
         drawn = [
             followers.go_on(
                 row, 0, match, trust.alone, uniforms[row][: limits[row]], greedy=greedy[row],
-                least=pace * recall.costs.verify, always=recall.first,
+                least=pace * matching.costs.verify, always=matching.first,
             )
             for row, (match, trust, pace) in enumerate(of_rows)
         ]  # fmt: skip
@@ -99,7 +103,7 @@ class HistoryDrafter:
 class _Row:
     """A row while it drafts."""
 
-    match: Match
+    match: SuffixMatch
     trusted: Trusted
     pace: float  # tokens in the time of a plain step
     greedy: bool
@@ -116,29 +120,32 @@ class HistoryMTPDrafter(HeadDrafter):
 
     The head is asked for a draft where what it may add, a token that history alone would miss and that is reached with
     the chance so far, exceeds the cost of its pass; then history goes on alone (w = 1). Until it is asked it reads
-    nothing: what came meanwhile is part of the first draft's pass. Where answers in progress count, so that rows depend
-    on one another anyway, all of them have to earn the pass together: it takes the same time for one of them. As in
-    ``EntropyLength``, a row drafts on while its predicted chance exceeds what the step costs; a draft stands with
-    c + (1 - w) exp(-0.7 H), c being w times the chance that history's own would stand, and H the entropy of the head's
-    distribution.
+    nothing: what came meanwhile is part of the first draft's pass. Where completions in progress count, so that
+    rows depend on one another anyway, all of them have to earn the pass together: it takes the same time for one of
+    them. As in ``EntropyLength``, a row drafts on while its predicted chance exceeds what the step costs; a draft
+    stands with c + (1 - w) exp(-0.7 H), c being w times the chance that history's own would stand, and H the
+    entropy of the head's distribution.
     """
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         super().__init__(policy, slots, config)
-        self.recall = Recall(slots, config)
-        self.cache.unread = self.cache.unread or Unread(slots, self.hidden[0])
+        self.matching = MatchState(slots, config)
+        self.cache.deferred = self.cache.deferred or DeferredPrefill(slots, self.hidden[0])
         self.forced = 0  # passes that could not be put off, since the last draft
         slots.extend_stats(("head_overlap", "head_read"))
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
-        """See ``Drafter``."""
+        """Read on over the text of a prefill."""
         super().prefill(span, tokens, lengths, out)
-        self.recall.forget(span, len(tokens))
+        self.matching.forget(span, len(tokens))
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
-        """See ``Drafter``. A step with the head waits for its tokens, which say what may follow in history."""
+        """Draft the next tokens of every row.
+
+        A step with the head waits for its tokens, which say what may follow in history.
+        """
         wanted = length.start(rows)
-        self.recall.costs = length.costs
+        self.matching.costs = length.costs
         limits = [length.limit] * rows.batch if wanted is None else wanted.tolist()
         if not max(limits):
             return Draft(tokens=rows.last.new_zeros(rows.batch, 0), probs=None, lengths=wanted)
@@ -179,25 +186,29 @@ class HistoryMTPDrafter(HeadDrafter):
         return self._draft(rows, lines, followers, tokens, probs, shares, head)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """See ``Drafter``. What the head would read is put off until it is asked, or until there is no more room."""
-        unread = self.cache.unread
-        assert unread is not None
+        """Take in what the cycle emitted.
+
+        What the head would read is put off until it is asked, or until there is no more room.
+        """
+        deferred = self.cache.deferred
+        assert deferred is not None
         width = int(emitted.max())
-        if unread.full(width):
+        if deferred.full(width):
             self.forced += self.catch_up(rows)
-        unread.put_off(rows, out, emitted, width)
-        self.recall.learn(rows, out, emitted)
-        self.recall.follow(rows, tokens, emitted)
+        deferred.put_off(rows, out, emitted, width)
+        self.matching.learn(rows, out, emitted)
+        self.matching.follow(rows, tokens, emitted)
 
     def _rows(self, rows: Rows, limits: list[int]) -> list[_Row]:
-        recall, greedy = self.recall, greedy_rows(rows, self.temperature)
-        parts = zip(recall.ahead(rows), recall.trusted(rows), recall.paces(rows), greedy, limits, strict=True)
+        matching, greedy = self.matching, greedy_rows(rows, self.temperature)
+        parts = zip(matching.ahead(rows), matching.trusted(rows), matching.paces(rows), greedy, limits, strict=True)
         return [_Row(*part) for part in parts]
 
     def _found(
         self, lines: list[_Row], step: int, followers: Followers, uniforms: list[list[float]]
     ) -> list[Next | None]:
-        """What followed the match of each row that goes on with the head; the others are finished by history alone."""
+        """Return what followed the match of each row that goes on with the head; the others are finished by history
+        alone."""
         found: list[Next | None] = []
         gains: list[float] = []
         for line in lines:
@@ -205,9 +216,9 @@ class HistoryMTPDrafter(HeadDrafter):
             one = Next.of(line.match, line.greedy) if line.alive else None
             found.append(one)
             gains.append(line.alive * line.chance * line.trusted.gain[NONE if one is None else one.bucket])
-        cost = self.recall.costs.draft
+        cost = self.matching.costs.draft
         wanted = [gain > line.pace * cost for gain, line in zip(gains, lines, strict=True)]
-        if self.recall.siblings and sum(gains) <= sum(line.pace for line in lines) * cost:
+        if self.matching.siblings and sum(gains) <= sum(line.pace for line in lines) * cost:
             wanted = [False] * len(lines)
         for row, line in enumerate(lines):
             if line.alive and not wanted[row]:
@@ -220,14 +231,14 @@ class HistoryMTPDrafter(HeadDrafter):
         """Draft the rest of a row from history alone."""
         line.tail = followers.go_on(
             row, step, line.match, line.trusted.alone, uniforms[step : line.limit], greedy=line.greedy,
-            chance=line.chance, least=line.pace * self.recall.costs.verify, always=self.recall.first and not step,
+            chance=line.chance, least=line.pace * self.matching.costs.verify, always=self.matching.first and not step,
         )  # fmt: skip
 
     def _go_on(
         self, lines: list[_Row], found: list[Next | None], own: Tensor, step: int, followers: Followers
     ) -> list[float]:
-        """w of each row's next draft; ends those that are not worth what they cost."""
-        shares, costs = [0.0] * len(lines), self.recall.costs
+        """Return w of each row's next draft; ends those that are not worth what they cost."""
+        shares, costs = [0.0] * len(lines), self.matching.costs
         for row, (line, one, nats) in enumerate(zip(lines, found, entropy(own).tolist(), strict=True)):
             if not line.alive:
                 continue
@@ -239,7 +250,7 @@ class HistoryMTPDrafter(HeadDrafter):
                 share = float(share >= 0.5)
             line.chance *= share * alone + (1 - share) * exp(-0.7 * nats)
             least = line.pace * (costs.verify + (costs.draft if step else 0.0))
-            line.alive = line.chance > least or (self.recall.first and not step)
+            line.alive = line.chance > least or (self.matching.first and not step)
             line.headed += line.alive
             shares[row] = share
             if one is not None:
@@ -247,7 +258,7 @@ class HistoryMTPDrafter(HeadDrafter):
         return shares
 
     def _mixture(self, own: Tensor, shares: list[float], followers: Followers, start: int) -> Tensor:
-        """q [B, V] of a step, whose followers begin at number ``start``."""
+        """Return q [B, V] of a step, whose followers begin at number ``start``."""
         mixed = own * torch.tensor([1 - share for share in shares], device=own.device)[:, None]
         row, _, token, _, chance, share = followers.tensors(own.device, start)
         return mixed.index_put((row, token), (chance * share).to(mixed.dtype), accumulate=True)
@@ -262,7 +273,7 @@ class HistoryMTPDrafter(HeadDrafter):
         shares: list[list[float]],
         head: HeadProbs | None,
     ) -> Draft:
-        """Drafts with the head, n of [B] from ``mixed`` [B, V], and the tails of rows that went on without."""
+        """Return drafts with the head, n of [B] from ``mixed`` [B, V], and the tails of rows that went on without."""
         device = rows.last.device
         counts = torch.tensor([[line.headed, len(line.tail), line.passes] for line in lines], device=device)
         ends, tails, passes = counts.unbind(1)
@@ -273,7 +284,7 @@ class HistoryMTPDrafter(HeadDrafter):
         else:
             tokens, probs = alone([line.tail for line in lines], followers, self.policy.vocab_size, device)
             share = torch.ones(tokens.shape, device=device)
-        self.recall.drafted = Cycle(followers=followers, lengths=lengths, passes=passes.double(), head=head)
+        self.matching.drafted = Cycle(followers=followers, lengths=lengths, passes=passes.double(), head=head)
         forced, self.forced = self.forced, 0
         return Draft(
             tokens=tokens,
@@ -294,7 +305,7 @@ class HistoryMTPDrafter(HeadDrafter):
         shares: list[list[float]],
         ends: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens [B, K], their q [B, K, V] and history's share [B, K]; ``ends`` [B]: drafts with the head."""
+        """Return tokens [B, K], their q [B, K, V] and history's share [B, K]; ``ends`` [B]: drafts with the head."""
         device = ends.device
         width = max(len(headed), *(line.headed + len(line.tail) for line in lines))
         wider = width - len(headed)

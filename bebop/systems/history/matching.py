@@ -49,7 +49,8 @@ class Trusted:
 
 
 def prior() -> Tensor:
-    """Sums [BUCKETS, 7] at PRIOR positions: overlaps with w of SHARES; positions of the first, and of the others.
+    """Return sums [BUCKETS, 7] at PRIOR positions: overlaps with w of SHARES; positions of the first, and of the
+    others.
 
     Then how many drafts stood where the head was asked, and how many more stood after them.
     """
@@ -65,7 +66,10 @@ def prior() -> Tensor:
 
 
 def trusted(sums: Tensor) -> list[Trusted]:
-    """Of rows, from their sums [B, BUCKETS, 7]. A draft that stands is worth a token, and those that follow."""
+    """Return what rows trust in, from their sums [B, BUCKETS, 7].
+
+    A draft that stands is worth a token, and those that follow.
+    """
     overlaps = sums[..., :3] / sums[..., [3, 4, 4]]
     best, which = overlaps.max(-1)
     shares = torch.tensor(SHARES, dtype=sums.dtype, device=sums.device)[which]
@@ -83,10 +87,10 @@ class OverlapSums:
 
     def __init__(self, slots: Slots, siblings: bool) -> None:
         self.fresh = prior().to(slots.device)
-        self.own = None if siblings else slots.add("history/trust", self.fresh)  # [S, BUCKETS, 7]
+        self.own = None if siblings else slots.register_column("history/trust", self.fresh)  # [S, BUCKETS, 7]
 
     def sums(self, texts: Sequence[Automaton]) -> Tensor:
-        """Of the first rows [B, BUCKETS, 7], each with the texts that it matches."""
+        """Return the sums of the first rows [B, BUCKETS, 7], each with the texts that it matches."""
         if self.own is not None:
             return self.own[: len(texts)]
         return torch.stack([self.fresh if one.learned is None else one.learned for one in texts])
@@ -108,13 +112,13 @@ class OverlapSums:
 
 
 @dataclass(slots=True)
-class Match:
-    """How far a row has matched the other answers to its prompt; a copy of it runs ahead while it drafts."""
+class SuffixMatch:
+    """How far a row has matched the other completions to its prompt; a copy of it runs ahead while it drafts."""
 
     texts: Automaton
     state: int = ROOT
     tokens: int = 0  # matched
-    read: int = 0  # tokens of the answer
+    read: int = 0  # tokens of the completion
 
     def advance(self, token: int) -> None:
         """Read a token."""
@@ -129,8 +133,8 @@ class Next(NamedTuple):
     bucket: int
 
     @classmethod
-    def of(cls, match: Match, greedy: bool) -> Self | None:
-        """None where nothing did. ``greedy``: what followed most often alone."""
+    def of(cls, match: SuffixMatch, greedy: bool) -> Self | None:
+        """Return what followed a match; None where nothing did. ``greedy``: what followed most often alone."""
         texts = match.texts
         match.state, match.tokens = texts.followed(match.state, match.tokens)
         if match.state == ROOT:
@@ -147,7 +151,7 @@ class Next(NamedTuple):
         return cls(tuple(t for t, _ in found), tuple(c / total for _, c in found), length + KINDS - 1)
 
     def draw(self, uniform: float) -> int:
-        """The token at a number in [0, 1), by inverting the distribution."""
+        """Return the token at a number in [0, 1), by inverting the distribution."""
         if len(self.tokens) == 1:
             return self.tokens[0]
         sums = accumulate(self.chances)
@@ -162,7 +166,7 @@ class Followers:
         self.chances: list[tuple[float, float]] = []  # in history, and the weight w that history has there
 
     def add(self, row: int, step: int, found: Next, weight: float) -> None:
-        """The distribution of a draft has what was found in it, with this weight."""
+        """Add what was found to the distribution of a draft, with this weight."""
         self.places += [(row, step, token, found.bucket) for token in found.tokens]
         self.chances += [(chance, weight) for chance in found.chances]
 
@@ -170,7 +174,7 @@ class Followers:
         self,
         row: int,
         step: int,
-        match: Match,
+        match: SuffixMatch,
         trust: Sequence[float],
         uniforms: Sequence[float],
         *,
@@ -182,7 +186,7 @@ class Followers:
         """Draft a row from history alone, from ``step`` on: a token for each of ``uniforms``, while the ``chance`` that
         all stand, by what each bucket is trusted, exceeds ``least``. ``always``: the first one in any case.
 
-        It is ``Next.of`` and ``Match.advance`` in one loop, which does without their calls where a single token
+        It is ``Next.of`` and ``SuffixMatch.advance`` in one loop, which does without their calls where a single token
         followed, as one mostly does: this is most of what drafts from history cost.
         """
         texts, drawn = match.texts, list[int]()
@@ -218,7 +222,7 @@ class Followers:
         return drawn
 
     def tensors(self, device: torch.device, start: int = 0) -> tuple[Tensor, ...]:
-        """Row, step, token, bucket, chance, weight [N] of those from number ``start`` on."""
+        """Return row, step, token, bucket, chance, weight [N] of those from number ``start`` on."""
         places = torch.tensor(self.places[start:], dtype=torch.long, device=device).reshape(-1, 4)
         chances = torch.tensor(self.chances[start:], dtype=torch.float64, device=device).reshape(-1, 2)
         return (*places.unbind(1), *chances.unbind(1))
@@ -231,19 +235,19 @@ class Matches:
     """Matches by slot, a ``Cache``: they follow from the context, so that a row in a new place begins anew."""
 
     def __init__(self, slots: Slots) -> None:
-        self.of: list[Match | None] = [None] * slots.sizes.slots
+        self.of: list[SuffixMatch | None] = [None] * slots.sizes.slots
 
     def copy_slot(self, source: int, first: int, end: int, length: int) -> None:
-        """See ``Cache``."""
+        """Copy the match of one slot to slots first..end-1."""
         for slot in range(first, end):
             self.of[slot] = copy(self.of[source])
 
-    def taken(self, slot: int, length: int) -> tuple[Tensor, ...]:
-        """Nothing that could not be found again."""
+    def snapshot(self, slot: int, length: int) -> tuple[Tensor, ...]:
+        """Return nothing: a match can be found again."""
         return ()
 
-    def give(self, slot: int, held: Any, length: int) -> None:
-        """See ``taken``."""
+    def restore(self, slot: int, held: Any, length: int) -> None:
+        """Put nothing back: the match is found again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +268,7 @@ class Cycle:
     head: HeadProbs | None = None
 
 
-class Recall:
+class MatchState:
     """The matches of all rows, the trust in them, and the pace of each request.
 
     Trust is of cycles that have ended, so what it decides depends on no target's distribution at a position that is
@@ -277,20 +281,22 @@ class Recall:
         self.costs = config.costs  # of this cycle
         self.first = config.draft_tokens != "auto"  # a row has one draft in any case: trust keeps learning
         slots.history.limit = options.tokens
-        self.matches = slots.own("history", Matches)
-        self.begun = slots.add("history/begun", torch.tensor(False), of_context=True)  # [S] whether it has a match
+        self.matches = slots.register_cache("history", Matches)
+        # [S] whether it has a match
+        self.begun = slots.register_column("history/begun", torch.tensor(False), of_context=True)
         self.overlaps = OverlapSums(slots, options.siblings)
         pace = torch.tensor([2.0, 1.0 + self.costs.verify], dtype=torch.float64)
-        self.rate = slots.add("history/rate", pace)  # [S, 2] tokens, time in plain steps
+        self.rate = slots.register_column("history/rate", pace)  # [S, 2] tokens, time in plain steps
         self.drafted: Cycle | None = None  # between drafting and commitment
         slots.extend_stats(("history", "history_accepted"))
 
     def forget(self, span: Span, rows: int) -> None:
-        """Rows whose contexts are read anew match anew."""
+        """Let rows whose contexts are read anew match anew."""
         self.begun[span.first : span.first + rows] = False
 
-    def ahead(self, rows: Rows) -> list[Match]:
-        """A match of each row, to run ahead with; gives the rows uniforms that no text of theirs was drawn with."""
+    def ahead(self, rows: Rows) -> list[SuffixMatch]:
+        """Return a match of each row, to run ahead with; gives the rows uniforms that no text of theirs was drawn
+        with."""
         for slot in (~self.begun[: rows.batch]).nonzero()[:, 0].tolist():
             self.matches.of[slot] = self._begin(slot)
         self.begun[: rows.batch] = True
@@ -299,17 +305,17 @@ class Recall:
         return [copy(match) for match in self.matches.of[: rows.batch] if match is not None]
 
     def trusted(self, rows: Rows) -> list[Trusted]:
-        """Of each row, at the start of a cycle."""
+        """Return what each row trusts in at the start of a cycle."""
         return trusted(self.overlaps.sums(self._texts(rows)))
 
     def paces(self, rows: Rows) -> list[float]:
-        """Tokens that each row emits in the time of a plain step."""
+        """Return tokens that each row emits in the time of a plain step."""
         tokens, time = self.rate[: rows.batch].unbind(-1)
         paces: list[float] = (tokens / time).tolist()
         return paces
 
     def learn(self, rows: Rows, out: TargetOutput, emitted: Tensor) -> None:
-        """From the cycle that was ``drafted``; nothing where another drafter was in charge."""
+        """Learn from the cycle that was ``drafted``; nothing where another drafter was in charge."""
         cycle, self.drafted = self.drafted, None
         if cycle is None:
             return
@@ -356,9 +362,9 @@ class Recall:
             if begun and match is not None and match.read == count:
                 self._read(match, line[:new])
 
-    def _begin(self, slot: int) -> Match:
+    def _begin(self, slot: int) -> SuffixMatch:
         asked, count = int(self.slots.asked[slot]), int(self.slots.count[slot])
-        match = Match(self.slots.history.of(self.slots.prompts[slot, :asked].tolist()))
+        match = SuffixMatch(self.slots.history.of(self.slots.prompts[slot, :asked].tolist()))
         answer = self.slots.tokens[slot, :count].tolist()
         match.read = len(answer)
         if self.siblings:
@@ -369,8 +375,11 @@ class Recall:
                 match.advance(token)
         return match
 
-    def _read(self, match: Match, tokens: Sequence[int]) -> None:
-        """A row that writes is at the end of its own text, which is matched as far as others, or itself, said it."""
+    def _read(self, match: SuffixMatch, tokens: Sequence[int]) -> None:
+        """Read on.
+
+        A row that writes is at the end of its own text, which is matched as far as others, or itself, said it.
+        """
         match.read += len(tokens)
         if self.siblings:
             match.state = self.slots.history.extend(match.texts, match.state, tokens)
@@ -383,7 +392,8 @@ class Recall:
 def alone(
     lines: Sequence[Sequence[int]], followers: Followers, vocabulary: int, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Drafts of history alone by row: padded tokens [B, K], K being the most, and the q [B, K, V] of each, or None."""
+    """Return drafts of history alone by row: padded tokens [B, K], K being the most, and the q [B, K, V] of each, or
+    None."""
     batch, width = len(lines), max(map(len, lines))
     padded = [[*line, *[0] * (width - len(line))] for line in lines]
     tokens = torch.tensor(padded, dtype=torch.long, device=device).reshape(batch, width)
@@ -395,7 +405,7 @@ def alone(
 
 
 def greedy_rows(rows: Rows, temperature: float | None) -> list[bool]:
-    """Which rows draft what is likeliest: those of a greedy target, or all at draft temperature 0."""
+    """Return which rows draft what is likeliest: those of a greedy target, or all at draft temperature 0."""
     own = rows.sampling.temperature
     if temperature == 0 or own is None:
         return [temperature == 0] * rows.batch

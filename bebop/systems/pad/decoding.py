@@ -34,7 +34,10 @@ class PivotOverride:
         self.exact = self.tau == 0
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        """See ``AcceptanceRule``. ``bias``: R_N, or where only the drafted token has a score, its unbiased estimate."""
+        """Judge the drafts of a cycle.
+
+        ``bias``: R_N, or where only the drafted token has a score, its unbiased estimate.
+        """
         drafts, index = draft.tokens.shape[1], draft.tokens[..., None]
         p = out.probs[:, :drafts]
         q = one_hot(draft.tokens, p.shape[-1], p.dtype) if draft.probs is None else draft.probs
@@ -57,7 +60,7 @@ class PivotOverride:
         )
 
     def _members(self, rows: Rows, p: Tensor, q: Tensor, asked: Tensor, out: TargetOutput) -> Tensor:
-        """Which tokens [B, K, V] (bool) are accepted whatever the test says, among those ``asked`` about.
+        """Return which tokens [B, K, V] (bool) are accepted whatever the test says, among those ``asked`` about.
 
         Only these are scored: few have q > p >= p_min, and for the others the test always passes.
         """
@@ -74,7 +77,7 @@ class PivotOverride:
         return members
 
     def _logprobs(self, draft: Draft, out: TargetOutput, q: Tensor, members: Tensor, tokens: Tensor) -> Tensor:
-        """log P [B, K + 1] of the tokens; that of the target where no draft was tested, as of the bonus."""
+        """Return log P [B, K + 1] of the tokens; that of the target where no draft was tested, as of the bonus."""
         drafts = q.shape[1]
         probs = emitted_probs(out.probs[:, :drafts], q, members)
         if draft.lengths is not None:
@@ -84,11 +87,11 @@ class PivotOverride:
 
 
 def _only(index: Tensor, p: Tensor) -> Tensor:
-    """The drafted tokens [B, K, 1] marked in [B, K, V]."""
+    """Return the drafted tokens [B, K, 1] marked in [B, K, V]."""
     return torch.zeros_like(p, dtype=torch.bool).scatter_(-1, index, True)
 
 
 def _marked(stops: Tensor, vocabulary: int) -> Tensor:
-    """Stop tokens [B, stops], -1 padded, marked in [B, V]."""
+    """Return stop tokens [B, stops], -1 padded, marked in [B, V]."""
     marks = torch.zeros(len(stops), vocabulary + 1, dtype=torch.bool, device=stops.device)
     return marks.scatter_(1, stops.where(stops >= 0, vocabulary), True)[:, :vocabulary]

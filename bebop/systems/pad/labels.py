@@ -26,7 +26,7 @@ class Rollouts:
     """
 
     prompt: int  # number of the prompt, the first with its tokens
-    prefix: tuple[int, ...]  # prompt and answer before the candidate
+    prefix: tuple[int, ...]  # prompt and completion before the candidate
     token: int
     p: float  # of the candidate under the target
     q: float  # and under the draft
@@ -38,12 +38,12 @@ class Rollouts:
 
 
 def successes(bits: Sequence[str]) -> Floats:
-    """Continuations "0110" of n candidates -> [n, K]."""
+    """Return continuations "0110" of n candidates -> [n, K]."""
     return np.array([[float(bit == "1") for bit in row] for row in bits])
 
 
 def loss_of_value(rows: Sequence[Rollouts], definition: Definition, first: int = 0, last: int | None = None) -> Floats:
-    """By how much [n] a candidate lowers the chance of success, from continuations first..last - 1.
+    """Return by how much [n] a candidate lowers the chance of success, from continuations first..last - 1.
 
     ``paper``: against what the target makes of the prefix. ``residual``: against the recovered token, which is what
     comes if the candidate is rejected; the paper's own definition lets harm pass where that is better than average.
@@ -54,7 +54,7 @@ def loss_of_value(rows: Sequence[Rollouts], definition: Definition, first: int =
 
 
 def pivots(losses: Floats, tol: float, judged: Bools) -> Bools:
-    """Which candidates [n] are pivots; a judge may only add to them."""
+    """Return which candidates [n] are pivots; a judge may only add to them."""
     return (losses > tol) | judged
 
 
@@ -65,7 +65,7 @@ def split_of(prompt: int, seed: int) -> str:
 
 
 def auc(scores: Floats, labels: Bools, weights: Floats | None = None) -> float:
-    """The chance that a pivot scores higher than what is none, ties counted half; NaN without both."""
+    """Return the chance that a pivot scores higher than what is none, ties counted half; NaN without both."""
     weights = np.ones(len(scores)) if weights is None else weights
     order = np.argsort(scores, kind="stable")
     ranked, of_pivot = scores[order], labels[order]
@@ -77,21 +77,21 @@ def auc(scores: Floats, labels: Bools, weights: Floats | None = None) -> float:
 
 
 def kappa(first: Bools, second: Bools) -> float:
-    """Cohen's kappa of two label sets [n]: 1 agreement, 0 what chance gives; NaN where chance agrees always."""
+    """Return Cohen's kappa of two label sets [n]: 1 agreement, 0 what chance gives; NaN where chance agrees always."""
     agreed, a, b = float((first == second).mean()), float(first.mean()), float(second.mean())
     chance = a * b + (1 - a) * (1 - b)
     return (agreed - chance) / (1 - chance) if chance < 1 else float("nan")
 
 
 def calibration(scores: Floats, labels: Bools, bins: int = 10) -> list[tuple[float, float, int]]:
-    """Mean score, share of pivots and number of candidates in each of the bins of equal width that hold any."""
+    """Return mean score, share of pivots and number of candidates in each of the bins of equal width that hold any."""
     place = np.minimum((scores * bins).astype(int), bins - 1)
     held = [place == i for i in range(bins)]
     return [(float(scores[h].mean()), float(labels[h].mean()), int(h.sum())) for h in held if h.any()]
 
 
 def expected_calibration_error(scores: Floats, labels: Bools, bins: int = 10) -> float:
-    """Mean distance of score and share of pivots over the bins, weighted by their number."""
+    """Return mean distance of score and share of pivots over the bins, weighted by their number."""
     table = calibration(scores, labels, bins)
     return sum(abs(score - share) * count for score, share, count in table) / len(scores)
 
@@ -103,7 +103,7 @@ TAUS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def auc_interval(scores: Floats, labels: Bools, prompts: Array) -> Interval:
-    """AUC with its bootstrap interval over prompts."""
+    """Return AUC with its bootstrap interval over prompts."""
     names, place = np.unique(prompts, return_inverse=True)
 
     def statistic(weights: Array) -> Array:
@@ -113,7 +113,7 @@ def auc_interval(scores: Floats, labels: Bools, prompts: Array) -> Interval:
 
 
 def gained(scores: Floats, losses: Floats, prompts: Array, tau: float) -> dict[str, Any]:
-    """Overriding every candidate with a score below tau: the share of them, and what each costs in utility.
+    """Return overriding every candidate with a score below tau: the share of them, and what each costs in utility.
 
     Against the recovered token, which comes otherwise; negative is a loss. Totals are resampled by prompt.
     """
@@ -132,7 +132,7 @@ def gained(scores: Floats, losses: Floats, prompts: Array, tau: float) -> dict[s
 
 
 def rules_at(rate: float, scores: Floats, losses: Floats, p: Floats, entropy: Floats) -> dict[str, float]:
-    """Mean change in utility of one override by several rules that override the same share of the candidates."""
+    """Return mean change in utility of one override by several rules that override the same share of the candidates."""
     count = max(1, round(rate * len(scores)))
     orders = {"classifier": scores, "inverted": -scores, "probability": -p, "entropy": -entropy, "oracle": losses}
     means = {name: float(-losses[np.argsort(order, kind="stable")[:count]].mean()) for name, order in orders.items()}
@@ -140,7 +140,8 @@ def rules_at(rate: float, scores: Floats, losses: Floats, p: Floats, entropy: Fl
 
 
 def reliability(first: Sequence[Rollouts], second: Sequence[Rollouts], tol: float) -> dict[str, Any]:
-    """Agreement of two independent label sets of the same candidates, by either definition; without the judge."""
+    """Return agreement of two independent label sets of the same candidates, by either definition; without the
+    judge."""
     none = np.zeros(len(first), dtype=bool)
     found: dict[str, Any] = {"candidates": len(first)}
     for definition in ("paper", "residual"):
@@ -150,7 +151,7 @@ def reliability(first: Sequence[Rollouts], second: Sequence[Rollouts], tol: floa
 
 
 def split_results(rows: Sequence[Rollouts], scores: Floats, labels: Bools) -> dict[str, Any]:
-    """Numbers of one split."""
+    """Return numbers of one split."""
     prompts = np.array([row.prompt for row in rows], dtype=float)
     losses = loss_of_value(rows, "residual")
     p, entropy = np.array([row.p for row in rows]), np.array([row.entropy for row in rows])
@@ -168,7 +169,7 @@ def split_results(rows: Sequence[Rollouts], scores: Floats, labels: Bools) -> di
 
 
 def as_text(results: dict[str, Any]) -> str:
-    """What a person reads at the end."""
+    """Return what a person reads at the end."""
     lines = []
     for name in SPLITS:
         one = results["splits"][name]

@@ -56,13 +56,14 @@ class PivotNetwork(nn.Module):
             getattr(self, f"{name}_scale").copy_(values.std(0, unbiased=False).clamp_min(1e-6))
 
     def encode(self, hidden: Tensor) -> Tensor:
-        """What every candidate of a position shares: hidden states [..., d] -> [..., inner]."""
+        """Return what every candidate of a position shares: hidden states [..., d] -> [..., inner]."""
         hidden = (hidden.to(self.hidden_mean.dtype) - self.hidden_mean) / self.hidden_scale
         encoded = self.of_hidden(hidden).relu()
         return torch.zeros_like(encoded) if self.features == "scalars" else encoded
 
     def classify(self, encoded: Tensor, p: Tensor, entropy: Tensor) -> Tensor:
-        """Logits [..., 2] (not a pivot, a pivot) of candidates: encoded [..., inner], p and entropy (nats) [...]."""
+        """Return logits [..., 2] (not a pivot, a pivot) of candidates: encoded [..., inner], p and entropy (nats)
+        [...]."""
         scalars = torch.stack([entropy, p, p.clamp_min(SMALLEST).log()], -1).to(encoded.dtype)
         scalars = (scalars - self.scalar_mean) / self.scalar_scale
         if self.features == "hidden":
@@ -70,14 +71,14 @@ class PivotNetwork(nn.Module):
         return self.out(self.of_both(torch.cat([encoded, scalars], -1)).relu())
 
     def forward(self, hidden: Tensor, p: Tensor, entropy: Tensor) -> Tensor:
-        """Logits [..., 2] from hidden [..., d], p [...] and entropy [...] (nats)."""
+        """Return logits [..., 2] from hidden [..., d], p [...] and entropy [...] (nats)."""
         return self.classify(self.encode(hidden), p, entropy)
 
     def score(self, encoded: Tensor, p: Tensor, entropy: Tensor) -> Tensor:
-        """The probability [...] that a candidate is a pivot."""
+        """Return the probability [...] that a candidate is a pivot."""
         return self.classify(encoded, p, entropy).softmax(-1)[..., 1]
 
 
 def default_layer(layers: int) -> int:
-    """The layer to read in a model of so many: three quarters up, counted from 0 (the paper does not say)."""
+    """Return the layer to read in a model of so many: three quarters up, counted from 0 (the paper does not say)."""
     return min(layers - 1, max(0, math.ceil(0.75 * layers) - 1))

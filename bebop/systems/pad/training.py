@@ -63,7 +63,7 @@ class Examples:
     pivots: Tensor  # [n] 0 or 1
 
     def of(self, chosen: Bools) -> Self:
-        """Some of them."""
+        """Return some of them."""
         mask = torch.from_numpy(chosen)
         return type(self)(
             hidden=self.hidden[mask], p=self.p[mask], entropy=self.entropy[mask], pivots=self.pivots[mask]
@@ -89,7 +89,7 @@ class PivotTrainer:
         self.best: tuple[float, int, dict[str, Tensor]] = (-1.0, 0, copy.deepcopy(network.state_dict()))
 
     def update(self, rows: int) -> float:
-        """One step on ``rows`` examples, epoch after epoch in orders of their own; its loss."""
+        """Take one step on ``rows`` examples, epoch after epoch in orders of their own; return its loss."""
         chosen = torch.tensor(rows_of_step(len(self.train), rows, self.seed, self.version))
         train = self.train
         logits = self.network(train.hidden[chosen], train.p[chosen], train.entropy[chosen])
@@ -101,7 +101,7 @@ class PivotTrainer:
         return float(loss.detach())
 
     def evaluate(self) -> float:
-        """AUC on the validation split; weights with the best so far are kept."""
+        """Return AUC on the validation split; weights with the best so far are kept."""
         found = auc(scores(self.network, self.validation), self.validation.pivots.numpy().astype(bool))
         if found > self.best[0]:
             self.best = (found, self.version, copy.deepcopy(self.network.state_dict()))
@@ -113,7 +113,7 @@ class PivotTrainer:
         return self.best[0], self.best[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """All that an exact resume needs."""
+        """Return all that an exact resume needs."""
         return {
             "version": self.version,
             "network": self.network.state_dict(),
@@ -132,7 +132,7 @@ class PivotTrainer:
 
 @torch.no_grad()
 def scores(network: PivotNetwork, examples: Examples) -> Floats:
-    """Pivot scores [n]."""
+    """Return pivot scores [n]."""
     encoded = network.encode(examples.hidden)
     return np.asarray(network.score(encoded, examples.p, examples.entropy).double().numpy())
 
@@ -144,7 +144,7 @@ LABELS, AGAIN = "labels.jsonl", "labels_again.jsonl"
 
 
 class PivotAdaptation(PartJob):
-    """See ``python -m bebop.adapt part=pivot``. In one process; what is labelled already is kept for a resume."""
+    """The job behind ``part=pivot``, in one process. What is labelled already is kept for a resume."""
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
         super().__init__(config, folder, ranks)
@@ -162,7 +162,7 @@ class PivotAdaptation(PartJob):
         self.state = self.resumed()
 
     def run(self) -> str:
-        """Every phase that is left; a summary."""
+        """Run every phase that is left; return a summary."""
         decoding, label = drafting(self.policy, draft_tokens=self.options.depth), self.label("sample")
         prompts, rows, _ = sampled(self.config, self.policy, self.folder, decoding, label)
         if self.state is None:
@@ -178,7 +178,7 @@ class PivotAdaptation(PartJob):
         return as_text(results)
 
     def written(self) -> dict[str, Path]:
-        """What a finished run leaves for its user."""
+        """Return what a finished run leaves for its user."""
         return {**super().written(), "results": self.folder / "results.json"}
 
     # ---- labels
@@ -198,7 +198,7 @@ class PivotAdaptation(PartJob):
     def _labelled(
         self, prompts: Sequence[Prompt], rows: Sequence[TokenRow], found: Sequence[Candidate], name: str, again: int
     ) -> list[Rollouts]:
-        """Rollouts of all candidates: those in the file, and the rest, which join it as they come."""
+        """Return rollouts of all candidates: those in the file, and the rest, which are added to it as they come."""
         path = self.folder / name
         done = read_rollouts(path) if self.config.resume else []
         continued = Continuations(
@@ -223,7 +223,7 @@ class PivotAdaptation(PartJob):
     # ---- training
 
     def _train(self, labelled: Sequence[Rollouts]) -> tuple[PivotNetwork, Examples, list[str]]:
-        """The best network by validation, all examples, and the split of each."""
+        """Return the best network by validation, all examples, and the split of each."""
         config, options = self.config, self.options
         splits = [split_of(row.prompt, config.seed) for row in labelled]
         examples = self._examples(labelled)
@@ -310,7 +310,7 @@ class PivotAdaptation(PartJob):
 
 
 def read_rollouts(path: Path) -> list[Rollouts]:
-    """What a file holds, but for a last line that was not finished."""
+    """Return what a file holds, but for a last line that was not finished."""
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]

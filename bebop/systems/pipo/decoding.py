@@ -2,7 +2,7 @@
 
 A pass reads the newest pair and gives a distribution to draw the next pair's first token from; a further layer, which
 sees that token, drafts the second, and a head says how far to trust the draft. Below the threshold it is dropped, and
-PAD fills its place in the next pair. So answers have the pair network's distribution, gate included, and not the
+PAD fills its place in the next pair. So completions have the pair network's distribution, gate included, and not the
 policy's: of that only embedding and language-model head are used.
 """
 
@@ -40,11 +40,11 @@ class Second:
 
 
 class PairDecoder:
-    """See ``Decoder``. A cycle is a pair: its accept length counts tokens a pair, its accept rate kept drafts.
+    """The cycle of pairs: its accept length counts tokens a pair, its accept rate kept drafts.
 
     A kept draft has been drawn from the draft's own distribution, whatever the gate: with the first token's that is
-    what the log-probs of an answer are of. New weights of the policy reach it through embedding and language-model head
-    alone, be it at once (``on_update=keep``) or with contexts read anew; the network is a part and stays as it is.
+    what the log-probs of a completion are of. New weights of the policy reach it through embedding and language-model
+    head alone, be it at once (``on_update=keep``) or with contexts read anew. The network is a part and stays as it is.
     """
 
     exact = False
@@ -61,10 +61,11 @@ class PairDecoder:
             )
         self.policy, self.slots = policy, slots
         self.network = network.to(policy.device, policy.backbone.dtype)
-        self.cache = slots.own("pipo", self._cache)
-        self.pair = slots.add("pipo/pair", torch.tensor([network.pad, network.pad]), of_context=True)  # [S, 2] not fed
+        self.cache = slots.register_cache("pipo", self._cache)
+        # [S, 2] the newest pair, not fed
+        self.pair = slots.register_column("pipo/pair", torch.tensor([network.pad, network.pad]), of_context=True)
         width = slots.tokens.shape[1]
-        # By answer token, W = length + K + 1; at a pair's first token, and neutral at its second:
+        # By completion token, W = length + K + 1; at a pair's first token, and neutral at its second:
         fresh = {
             "kept": torch.zeros(width, dtype=torch.bool),  # its draft comes after it
             "draft": torch.full((width,), NONE),
@@ -72,7 +73,7 @@ class PairDecoder:
             "confidence": torch.zeros(width),
         }
         self.kept, self.drafts, self.draft_logprobs, self.confidence = (
-            slots.add(f"pipo/{name}", value, by_token=True)
+            slots.register_column(f"pipo/{name}", value, by_token=True)
             for name, value in fresh.items()  # [S, W] each
         )
         slots.extend_stats(("confidence",))
@@ -81,13 +82,16 @@ class PairDecoder:
         self.configure(config)
 
     def _cache(self, slots: Slots) -> SlotContext:
-        """Of the backbone's layers and, behind them, of the draft's: both have an entry a pair."""
+        """Make the cache of the backbone's layers and, behind them, of the draft's: both have an entry a pair."""
         like = self.policy.embed(torch.zeros(1, dtype=torch.long, device=slots.device))
         network = self.network
         return SlotContext.for_model(network.config, slots.sizes.slots, slots.capacity, like, layers=network.layers)
 
     def configure(self, config: DecodingConfig) -> bool:
-        """See ``Decoder``. Where nothing is ever kept, nothing is drafted: those entries are missing afterwards."""
+        """Decode otherwise from now on; return whether drafting begins, whose entries are missing.
+
+        Where no draft is ever accepted, none is made.
+        """
         self.options = config.of(PipoOptions)
         self.tau = self.network.tau if self.options.tau is None else self.options.tau
         before = self.drafting
@@ -95,13 +99,13 @@ class PairDecoder:
         return self.drafting and not before
 
     def entries(self, slot: int, context: list[int]) -> list[Pair]:
-        """See ``Decoder``: pairs. An answer has them where it was drawn in them, after those of the prompt."""
+        """Return pairs: those of the prompt, then those that the completion was drawn in."""
         asked = int(self.slots.asked[slot])
         kept = self.kept[slot, : len(context) - asked].tolist()
         return [*as_pairs(context[:asked], self.network.pad), *answer_pairs(context[asked:], kept, self.network.pad)]
 
     def prefill(self, first: int, contexts: Sequence[Sequence[Pair]], starts: Sequence[int] = ()) -> None:
-        """See ``Decoder``."""
+        """Read contexts into slots ``first``, ``first`` + 1, ..."""
         assert not any(starts), "it does not read on"
         lengths = [len(context) - 1 for context in contexts]
         width, filling = max(lengths), (self.network.pad, self.network.pad)
@@ -120,7 +124,7 @@ class PairDecoder:
 
     @torch.inference_mode()
     def cycle(self, batch: int, longest: int, version: int) -> Tensor:
-        """See ``Decoder``."""
+        """Advance the first B slots by a cycle."""
         slots, rows = self.slots, Rows(self.slots, batch, longest)
         states = self.read(rows)
         probs = rows.probs(self.network.logits(self.policy, states), None if rows.seen is None else rows.seen[:, None])
@@ -172,11 +176,11 @@ class PairDecoder:
         return Second(probs=probs, draft=draft, confidence=confidence, kept=kept)
 
     def stages(self) -> list[tuple[Any, str, str]]:
-        """See ``Decoder``."""
+        """Return what a benchmark may time."""
         return [(self, "prefill", "prefill"), (self, "read", "verify"), (self, "draft", "draft")]
 
     def _note(self, rows: Rows, accepted: Accepted, second: Second, first: Tensor, emitted: Tensor) -> None:
-        """Write down the draft and what became of it, and count it where the answer had a place for it.
+        """Write down the draft and what became of it, and count it where the completion had a place for it.
 
         The entropies are those of both distributions that a pair is drawn from, ``first`` [B, 1, V] the other one.
         """
@@ -200,7 +204,7 @@ class PairDecoder:
 
 
 def answer_pairs(answer: Sequence[int], kept: Sequence[bool], pad: int) -> list[Pair]:
-    """The pairs that an answer was drawn in.
+    """Return the pairs that a completion was drawn in.
 
     Args:
         answer: its tokens [T].

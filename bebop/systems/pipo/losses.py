@@ -29,19 +29,19 @@ Splits = Literal["anywhere", "pairs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRow:
-    """A prompt and an answer in pairs. pairs=((2, 17), (4, 0), (9, 1)), prompt=2."""
+    """A prompt and a completion in pairs. pairs=((2, 17), (4, 0), (9, 1)), prompt=2."""
 
     pairs: tuple[tuple[int, int], ...]
     prompt: int  # pairs of the prompt
-    drafts: tuple[int, ...] = ()  # second token that was drawn for each pair of the answer, pad if none; () in SFT
+    drafts: tuple[int, ...] = ()  # second token that was drawn for each pair of the completion, pad if none; () in SFT
 
     def line(self) -> str:
-        """As a line of JSON."""
+        """Return it as a line of JSON."""
         return json.dumps(dataclasses.asdict(self)) + "\n"
 
     @classmethod
     def read(cls, line: str) -> Self:
-        """From such a line."""
+        """Read it from such a line."""
         row = json.loads(line)
         pairs = tuple((first, second) for first, second in row["pairs"])
         return cls(pairs=pairs, prompt=row["prompt"], drafts=tuple(row["drafts"]))
@@ -52,7 +52,7 @@ class PairBatch:
     """Rows side by side, filled up on the right with pairs of two PADs."""
 
     pairs: Tensor  # [B, n, 2]
-    answer: Tensor  # [B, n] whether a pair belongs to the answer
+    answer: Tensor  # [B, n] whether a pair belongs to the completion
     drafts: Tensor  # [B, n] second tokens that were drawn, pad if none
     pad: int
 
@@ -75,12 +75,13 @@ class PairBatch:
 def split_row(
     row: TokenRow, pad: int, share: float, numbers: random.Random, where: Splits = "anywhere", one: bool = False
 ) -> PairRow:
-    """A text in pairs, prompt and answer each filled up to an even number, some pairs of the answer split.
+    """Return a text in pairs, prompt and completion each filled up to an even number, some pairs of the completion
+    split.
 
     Args:
-        row: prompt and answer.
+        row: prompt and completion.
         pad: the token that stands in the place of a second token.
-        share: of the pairs of the answer that are split.
+        share: of the pairs of the completion that are split.
         numbers: which they are.
         where: ``pairs`` (a, b) become (a, PAD), (b, PAD), so that tokens stay in the place that they had; ``anywhere``
             PADs come after that share of the tokens, and what follows is paired anew, as after a rejected draft.
@@ -104,7 +105,7 @@ def split_row(
 
 
 def batch_rows(rows: Sequence[PairRow], pad: int, device: torch.device | None = None) -> PairBatch:
-    """Rows of different lengths as one batch."""
+    """Lay rows of different lengths out as one batch."""
 
     def side_by_side(values: list[Tensor]) -> Tensor:
         return pad_sequence(values, batch_first=True, padding_value=pad).to(device)
@@ -121,7 +122,7 @@ def batch_rows(rows: Sequence[PairRow], pad: int, device: torch.device | None = 
 
 
 def without_pads(pairs: Tensor, pad: int) -> tuple[Tensor, Tensor]:
-    """Rows of pairs [B, n, 2] as text for a model of single tokens, and where each place is in it.
+    """Return rows of pairs [B, n, 2] as text for a model of single tokens, and where each place is in it.
 
     Returns:
         The tokens without PADs [B, 2 n], filled up with ``pad``; and for each place [B, n, 2] the index of the newest
@@ -141,14 +142,16 @@ Gradient = Literal["full", "topk", "sampled_pg"]
 
 
 def mean(values: Tensor) -> Tensor:
-    """Of no values 0."""
+    """Return the mean; of no values 0."""
     return values.sum() / max(1, values.numel())
 
 
 def sft_loss(
     network: PairModel, policy: Policy, batch: PairBatch, *, mtp_weight: float = 1.0, confidence_weight: float = 1.0
 ) -> tuple[Tensor, dict[str, float]]:
-    """Cross-entropy of both tokens, and of the confidence with the probability of the text's token (Eqs. 7, 8).
+    """Return the cross-entropy of both tokens, and of the confidence with the probability of the text's token (Eqs.
+
+    7, 8).
 
     Returns:
         The loss; its parts, and means of confidence and of its target.
@@ -169,7 +172,7 @@ def sft_loss(
 
 
 def confidence_of(network: PairModel, policy: Policy, h: Tensor, u: Tensor, drafts: Tensor, logprobs: Tensor) -> Tensor:
-    """Logits [N] of the confidence in drafts [N] with their log-probs [N], from states [N, d]."""
+    """Return logits [N] of the confidence in drafts [N] with their log-probs [N], from states [N, d]."""
     if not network.sees_draft:
         return network.confidence_logits(h, u)
     return network.confidence_logits(h, u, policy.embed(drafts), logprobs)
@@ -180,7 +183,8 @@ def confidence_of(network: PairModel, policy: Policy, h: Tensor, u: Tensor, draf
 
 @torch.no_grad()
 def teacher_logprobs(policy: Policy, network: PairModel, batch: PairBatch) -> tuple[Tensor, Tensor]:
-    """What the policy, reading the text without PADs, predicts for both places of pair i + 1: both [B, n - 1, V].
+    """Return what the policy, reading the text without PADs, predicts for both places of pair i + 1: both [B, n - 1,
+    V].
 
     A second place, also one that holds a PAD, comes after the first token of its pair. The pad token is ruled out, as
     it is for the network.
@@ -199,20 +203,21 @@ def teacher_logprobs(policy: Policy, network: PairModel, batch: PairBatch) -> tu
 
 
 def acceptance(student: Tensor, teacher: Tensor, drafts: Tensor) -> Tensor:
-    """min(1, p_T(y) / p_S(y)) [N] of drafts y [N] under log-probs [N, V] (Eq. 10); without a gradient."""
+    """Return min(1, p_T(y) / p_S(y)) [N] of drafts y [N] under log-probs [N, V] (Eq. 10); without a gradient."""
     ratio = (teacher - student).gather(-1, drafts[..., None])[..., 0]
     return ratio.detach().exp().clamp_max(1.0)
 
 
 def reverse_kl(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(p_S || p_T) [N] of log-probs [N, V]; tokens that the student never draws count nothing (Eq. 9)."""
+    """Return KL(p_S || p_T) [N] of log-probs [N, V]; tokens that the student never draws count nothing (Eq. 9)."""
     never = torch.isneginf(student)
     gap = (student - teacher).masked_fill(never, 0)
     return (student.exp() * gap).sum(-1)
 
 
 def top_k_kl(student: Tensor, teacher: Tensor, drawn: Tensor, k: int) -> Tensor:
-    """Reverse KL [N] over the k likeliest tokens of each and the one that was drawn, both renormalised on these."""
+    """Return reverse KL [N] over the k likeliest tokens of each and the one that was drawn, both renormalised on
+    these."""
     k = min(k, student.shape[-1])
     chosen = torch.zeros_like(student, dtype=torch.bool)
     for tokens in (student.topk(k).indices, teacher.topk(k).indices, drawn[..., None]):
@@ -223,7 +228,7 @@ def top_k_kl(student: Tensor, teacher: Tensor, drawn: Tensor, k: int) -> Tensor:
 
 
 def score_function(student: Tensor, teacher: Tensor, drawn: Tensor) -> Tensor:
-    """A number [N] whose gradient is in expectation that of the reverse KL, from one token each, drawn from p_S.
+    """Return a number [N] whose gradient is in expectation that of the reverse KL, from one token each, drawn from p_S.
 
     The estimate log p_S(y) - log p_T(y) itself has none: its own derivative is the score, whose mean is 0 (SPEC 2.4).
     It weighs the score here, less the mean over the other places.
@@ -234,7 +239,7 @@ def score_function(student: Tensor, teacher: Tensor, drawn: Tensor) -> Tensor:
 
 
 def divergence(kind: Gradient, student: Tensor, teacher: Tensor, drawn: Tensor, top_k: int) -> Tensor:
-    """What is minimised [N], of log-probs [N, V] and the tokens [N] that the student drew."""
+    """Return what is minimised [N], of log-probs [N, V] and the tokens [N] that the student drew."""
     if kind == "full":
         return reverse_kl(student, teacher)
     if kind == "topk":
@@ -252,7 +257,7 @@ def opd_loss(
     mtp_weight: float = 1.0,
     confidence_weight: float = 1.0,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Reverse KL at both places and cross-entropy of the confidence with the acceptance of the draft (Eq. 12).
+    """Return reverse KL at both places and cross-entropy of the confidence with the acceptance of the draft (Eq. 12).
 
     The batch is the network's own text, with all second tokens that it drew: those that were not kept count, too, or
     the confidence would learn from accepted drafts alone.

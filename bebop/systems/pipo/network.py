@@ -44,7 +44,7 @@ class Compressor(nn.Module):
                 self.inner.bias.zero_()
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        """Embeddings of the tokens of n pairs, both [..., d] -> [..., d]."""
+        """Return embeddings of the tokens of n pairs, both [..., d] -> [..., d]."""
         x = torch.cat([first, second], -1)
         if self.inner is not None:
             x = nn.functional.silu(self.inner(x))
@@ -64,7 +64,7 @@ class ConfidenceHead(nn.Module):
         self.outer = nn.Linear(size, 1, bias=False)
 
     def forward(self, *seen: Tensor) -> Tensor:
-        """The logit [...] of what it sees: states [..., d], and with ``sees_draft`` log-probs [..., 1]."""
+        """Return the logit [...] of what it sees: states [..., d], and with ``sees_draft`` log-probs [..., 1]."""
         x = self.norm(torch.cat([one.detach() for one in seen], -1))
         return self.outer(nn.functional.silu(self.inner(x)))[..., 0]
 
@@ -106,12 +106,13 @@ class PairModel(nn.Module):
         return int(self.config.num_hidden_layers) + 1
 
     def compress(self, embeddings: Tensor) -> Tensor:
-        """Inputs [..., d] of pairs whose tokens have the embeddings [..., 2, d]."""
+        """Return inputs [..., d] of pairs whose tokens have the embeddings [..., 2, d]."""
         z: Tensor = self.compressor(embeddings[..., 0, :], embeddings[..., 1, :])
         return z
 
     def states(self, inputs: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """Normed states h [B, n, d] of inputs [B, n, d] at pair positions [B, n]: of the first token of the next pair.
+        """Return normed states h [B, n, d] of inputs [B, n, d] at pair positions [B, n]: of the first token of the next
+        pair.
 
         Layers of the context: 0 .. L - 1.
         """
@@ -120,7 +121,7 @@ class PairModel(nn.Module):
         return states
 
     def draft_states(self, firsts: Tensor, states: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """Normed states u [B, n, d] of the second token of the next pair (SPEC Eq. 4).
+        """Return normed states u [B, n, d] of the second token of the next pair (SPEC Eq. 4).
 
         Args:
             firsts: embeddings [B, n, d] of the first token of the next pair.
@@ -134,7 +135,7 @@ class PairModel(nn.Module):
     def confidence_logits(
         self, states: Tensor, drafted: Tensor, draft: Tensor | None = None, logprob: Tensor | None = None
     ) -> Tensor:
-        """Logits [...] of the confidence in drafts, from h and u [..., d]; none of them gets a gradient.
+        """Return logits [...] of the confidence in drafts, from h and u [..., d]; none of them gets a gradient.
 
         ``draft``, ``logprob``: embeddings [..., d] and log-probs [...] of the drafts, for a head that ``sees_draft``.
         """
@@ -148,17 +149,17 @@ class PairModel(nn.Module):
     def confidence(
         self, states: Tensor, drafted: Tensor, draft: Tensor | None = None, logprob: Tensor | None = None
     ) -> Tensor:
-        """Confidence [...] in (0, 1); see ``confidence_logits``."""
+        """Return confidence [...] in (0, 1); see ``confidence_logits``."""
         return self.confidence_logits(states, drafted, draft, logprob).sigmoid()
 
     def logits(self, policy: Policy, states: Tensor) -> Tensor:
-        """Logits [..., V] of h or u [..., d] by the policy's language-model head; ``pad`` is never predicted."""
+        """Return logits [..., V] of h or u [..., d] by the policy's language-model head; ``pad`` is never predicted."""
         logits = policy.logits(states)
         never = torch.arange(logits.shape[-1], device=logits.device) == self.pad
         return logits.masked_fill(never, float("-inf"))
 
     def read(self, policy: Policy, pairs: Tensor) -> tuple[Tensor, Tensor]:
-        """States h and u, both [B, n - 1, d], of whole rows of pairs [B, n, 2] (token ids).
+        """Return states h and u, both [B, n - 1, d], of whole rows of pairs [B, n, 2] (token ids).
 
         Entry i of both belongs to pair i + 1: h predicts its first token, u, which sees that one, its second.
         """
@@ -179,7 +180,8 @@ class PairModel(nn.Module):
 
 
 def settings_for(policy: Policy, compressor: Compression = "mlp", sees_draft: bool = False) -> dict[str, Any]:
-    """What a network for a policy is made with; ``UserError`` for a tokenizer without a token for padding alone."""
+    """Return what a network for a policy is made with; ``UserError`` for a tokenizer without a token for padding
+    alone."""
     pad = policy.tokenizer.pad_token_id
     if pad is None or pad in policy.eos_token_ids:
         state = "no pad token" if pad is None else "a pad token that ends answers"
@@ -195,6 +197,6 @@ def settings_for(policy: Policy, compressor: Compression = "mlp", sees_draft: bo
 
 
 def as_pairs(token_ids: list[int] | tuple[int, ...], pad: int) -> list[tuple[int, int]]:
-    """A text of tokens as pairs, the last one filled with ``pad`` where their number is odd."""
+    """Return a text of tokens as pairs, the last one filled with ``pad`` where their number is odd."""
     filled = [*token_ids, pad] if len(token_ids) % 2 else [*token_ids]
     return list(zip(filled[::2], filled[1::2], strict=True))

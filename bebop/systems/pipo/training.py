@@ -54,7 +54,8 @@ class PairTrainer(StepJob):
         self.optimise(self.network, "network of pairs", lr=options.rate, steps=options.steps, warm_up=warm_up)
 
     def _network(self) -> tuple[dict[str, Any], PairModel]:
-        """What the network is made with, and the network: a fresh one in SFT, the one given or shipped in OPD."""
+        """Return what the network is made with, and the network: a fresh one in SFT, the one given or shipped in
+        OPD."""
         options, config = self.options, self.config
         settings = settings_for(self.policy, options.compressor, options.sees_draft)
         if options.stage == "sft":
@@ -74,7 +75,7 @@ class PairTrainer(StepJob):
         return settings, network
 
     def run(self) -> str:
-        """All phases that are left; what is to be said at the end."""
+        """Run all phases that are left; return what is to be said at the end."""
         questions, held_out = self.questions()
         self.train(self.given(self.corpus(questions)) if self.options.stage == "sft" else self.own(questions))
         shipped = copy.deepcopy(self.network).bfloat16().float().eval()  # what is stored is what is measured
@@ -89,7 +90,8 @@ class PairTrainer(StepJob):
     # ---- text
 
     def questions(self) -> tuple[list[Prompt], list[Prompt]]:
-        """Those to train on, and those held out, which are never among them; ``UserError`` if none is left."""
+        """Return questions to train on, and held-out ones, which are never among them; ``UserError`` if none is
+        left."""
         questions, held_out = question_streams(self.config, self.policy)
         known = {prompt.token_ids for prompt in held_out}
         left = [prompt for prompt in questions if prompt.token_ids not in known]
@@ -98,7 +100,8 @@ class PairTrainer(StepJob):
         return left, held_out
 
     def corpus(self, questions: Sequence[Prompt]) -> list[TokenRow]:
-        """The model's own answers that were rewarded with 1, several to a question; they stay in the run folder."""
+        """Return the model's own completions that were rewarded with 1, several to a question; they stay in the run
+        folder."""
         path = self.folder / CORPUS
         if self.config.resume and path.is_file():
             return read_back(path)
@@ -116,7 +119,7 @@ class PairTrainer(StepJob):
         return rows
 
     def given(self, rows: Sequence[TokenRow]) -> Iterator[PairBatch]:
-        """Batches of right answers from the step on that is next, split at random places."""
+        """Yield batches of right completions from the next step on, split at random places."""
         options, pad = self.options, self.network.pad
         while True:
             numbers = random.Random(f"{self.config.seed}/{self.version}")
@@ -128,7 +131,8 @@ class PairTrainer(StepJob):
             yield batch_rows(split, pad, self.policy.device)
 
     def own(self, questions: Sequence[Prompt]) -> Iterator[PairBatch]:
-        """Batches of the network's own answers, drawn ``rollouts`` at a time with the weights of that moment."""
+        """Yield batches of the network's own completions, drawn ``rollouts`` at a time with the weights of that
+        moment."""
         options, pad = self.options, self.network.pad
         each = max(1, options.rollouts // options.rows_per_step)  # steps
         while True:
@@ -139,7 +143,8 @@ class PairTrainer(StepJob):
                 yield batch_rows(own, pad, self.policy.device)
 
     def _rollouts(self, questions: Sequence[Prompt], number: int) -> list[PairRow]:
-        """Rollouts of which some steps may have been done: they stay in the run folder, for a resume and for others."""
+        """Return rollouts of which some steps may have been done: they stay in the run folder, for a resume and for
+        others."""
         path = self.folder / "rollouts" / f"{number:05}.jsonl"
         if self.config.resume and path.is_file():
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -161,11 +166,11 @@ class PairTrainer(StepJob):
     # ---- training
 
     def train(self, batches: Iterator[PairBatch]) -> None:
-        """Every step to the last, each on the next batch."""
+        """Take every step to the last, each on the next batch."""
         self.learn(self.options.steps, lambda: self.update(next(batches)))
 
     def update(self, batch: PairBatch) -> dict[str, float]:
-        """One optimizer step."""
+        """Take one optimizer step."""
         loss, parts = loss_of(self.network, self.policy, batch, self.options)
         self.optimizer.zero_grad()
         loss.backward()
@@ -177,7 +182,7 @@ class PairTrainer(StepJob):
 def loss_of(
     network: PairModel, policy: Policy, batch: PairBatch, options: PipoTraining
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of a stage on a batch, and its parts."""
+    """Return the loss of a stage on a batch, and its parts."""
     weights = {"mtp_weight": options.mtp_weight, "confidence_weight": options.confidence_weight}
     if options.stage == "sft":
         return sft_loss(network, policy, batch, **weights)
@@ -199,7 +204,7 @@ def pair_answers(
     seed: int,
     label: str | None = None,
 ) -> list[Completion]:
-    """Answers by the policy's network of pairs, each with what the decoder kept of its drafts.
+    """Return completions by the policy's network of pairs, each with what the decoder kept of its drafts.
 
     ``options``: of the decoding system, as {"tau": 0.5}.
     """
@@ -208,7 +213,7 @@ def pair_answers(
 
 
 def pair_rows(prompts: Sequence[Prompt], answers: Sequence[Completion], pad: int) -> list[PairRow]:
-    """Texts in the pairs that they were drawn in, with the drafts: kept or not."""
+    """Return texts in the pairs that they were drawn in, with the drafts: kept or not."""
     rows = []
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = answer.token_ids.tolist()
@@ -222,14 +227,14 @@ def pair_rows(prompts: Sequence[Prompt], answers: Sequence[Completion], pad: int
 
 
 def pad_ratio(answers: Sequence[Completion]) -> float:
-    """The share of pairs that hold one token."""
+    """Return the share of pairs that hold one token."""
     return 2 - sum(a.stats.emitted for a in answers) / sum(a.stats.cycles for a in answers)
 
 
 def tau_for(
     config: AdaptConfig, policy: Policy, prompts: Sequence[Prompt], wanted: float, label: str | None = None
 ) -> float:
-    """The threshold at which the pad ratio on some prompts comes nearest to ``wanted``, by halving (0, 1).
+    """Return the threshold at which the pad ratio on some prompts comes nearest to ``wanted``, by halving (0, 1).
 
     It rises with the threshold: what is dropped leaves more steps to go.
     """
@@ -247,7 +252,7 @@ def tau_for(
 def trial(
     config: AdaptConfig, policy: Policy, prompts: Sequence[Prompt], options: dict[str, Any], label: str | None = None
 ) -> dict[str, Any]:
-    """Reward, tokens a pair and pairs an answer on prompts: intervals over them."""
+    """Return reward, tokens a pair and pairs a completion on prompts: intervals over them."""
     answers = pair_answers(config, policy, prompts, options, config.seed + 3, label)
     reward = make_reward(config.task)
     rewards = np.array([checked(reward, a.text, p) for p, a in zip(prompts, answers, strict=True)])

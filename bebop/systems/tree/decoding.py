@@ -38,7 +38,7 @@ class Tree:
 
     @classmethod
     def of(cls, paths: tuple[tuple[int, ...], ...], device: torch.device) -> Self:
-        """Of the paths of its nodes, in any order."""
+        """Make a tree of the paths of its nodes, in any order."""
         ordered = sorted(paths, key=lambda path: (len(path), path))
         number = {path: i for i, path in enumerate(ordered)} | {(): -1}
         levels, above = [], [()]  # type: list[Level], list[tuple[int, ...]]
@@ -77,7 +77,10 @@ class MTPTreeDrafter(HeadDrafter):
         self.tree = Tree.of(paths, slots.device)
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
-        """See ``Drafter``. A length that is known beforehand counts nodes; the others are drafted all the same."""
+        """Draft the next tokens of every row.
+
+        A length that is known beforehand counts nodes; the others are drafted all the same.
+        """
         tree, batch, seen = self.tree, rows.batch, rows.seen
         every = torch.arange(batch, device=rows.last.device)[:, None]
         tokens = rows.last.new_empty(batch, len(tree.parents))
@@ -108,7 +111,8 @@ class MTPTreeDrafter(HeadDrafter):
         )
 
     def _expand(self, rows: Rows, level: Level, depth: int, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """States [B, n, d] at nodes of a depth, from their tokens [B, n] and the states [B, n, d] they were drawn from.
+        """Return states [B, n, d] at nodes of a depth, from their tokens [B, n] and the states [B, n, d] they were
+        drawn from.
 
         Each sees the text and its way down the tree. Entries go on by node, position ids by depth.
         """

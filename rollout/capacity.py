@@ -9,7 +9,7 @@ from bebop.model.memory import bytes_per_token, memory_of
 
 
 def check_positions(settings: Any, length: int, name: str = "rollout.max_length") -> None:
-    """``UserError`` unless a model (its Hugging Face configuration) has positions for ``length`` tokens."""
+    """Raise ``UserError`` unless a model (its Hugging Face configuration) has positions for ``length`` tokens."""
     limit = getattr(settings.get_text_config(), "max_position_embeddings", None)
     if limit is not None and length > limit:
         raise UserError(f"{name}={length} is not possible: the model has {limit} positions")
@@ -18,7 +18,8 @@ def check_positions(settings: Any, length: int, name: str = "rollout.max_length"
 def check_memory(
     settings: Any, slots: int, length: int, dtype: torch.dtype, device: torch.device, section: str = "rollout"
 ) -> None:
-    """``UserError`` if keys and values of ``slots`` requests of ``length`` tokens exceed the device's whole memory.
+    """Raise ``UserError`` if keys and values of ``slots`` requests of ``length`` tokens exceed the device's whole
+    memory.
 
     ``section``: of the settings that the numbers come from.
     """
@@ -32,6 +33,6 @@ def check_memory(
 
 
 def check_parked(limit: int, device: torch.device) -> None:
-    """``UserError`` if what may be parked exceeds the device's whole memory."""
+    """Raise ``UserError`` if what may be parked exceeds the device's whole memory."""
     if limit > (there := memory_of(device)):
         raise UserError(f"rollout.parked_bytes={limit} is not possible: {device} has {there} bytes")

@@ -1,6 +1,7 @@
-"""What the caches held of answers that ended, for requests that go on from their tokens: a conversation's next turn.
+"""What the caches held of completions that ended, for requests that go on from their tokens: a conversation's next
+turn.
 
-A trajectory whose environment is at work holds no slot. Its entries are copied out when its answer ends, and copied
+A trajectory whose environment is at work holds no slot. Its entries are copied out when its completion ends, and copied
 back when a request comes whose tokens begin with all of those that made them. Only tokens say so, compared one by one:
 a request has no other name for what it goes on from. The copies lie on the engine's device, within a bound of bytes.
 """
@@ -16,7 +17,7 @@ from bebop.rollout.slots import Slots
 
 
 @dataclass(slots=True, kw_only=True)
-class ParkingCounts:
+class RetentionCounts:
     """What became of parked caches so far, and what there is now."""
 
     hits: int = 0  # requests that went on from a parked cache
@@ -24,7 +25,7 @@ class ParkingCounts:
     reused: int = 0  # entries that did not have to be computed
     prefilled: int = 0  # entries that were
     parked: int = 0  # copies made; equal ones are one
-    refused: int = 0  # answers larger than the bound
+    refused: int = 0  # completions larger than the bound
     evicted: int = 0  # to make room
     dropped: int = 0  # with the weights or the drafter that made them
     entries: int = 0  # parked now, tokens
@@ -32,10 +33,10 @@ class ParkingCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parked:
-    """The caches of one answer."""
+class RetainedKv:
+    """The caches of one completion."""
 
-    tokens: bytes  # of prompt and answer, see ``_written``; the last one is in no cache of the target
+    tokens: bytes  # of prompt and completion, see ``_written``; the last one is in no cache of the target
     entries: int
     held: dict[str, tuple[Tensor, ...]]  # by cache
     oldest: int  # version among the entries
@@ -43,18 +44,18 @@ class Parked:
     bytes: int
 
 
-class Parking:
+class KvRetention:
     """Parked caches, those that were wanted longest ago going first."""
 
     def __init__(self, slots: Slots, limit: int) -> None:
         """``limit``: bytes of all of them; 0 parks nothing."""
         self.slots, self.limit = slots, limit
-        self.counts = ParkingCounts()
-        self._held: OrderedDict[bytes, Parked] = OrderedDict()  # by tokens, the next to go first
+        self.counts = RetentionCounts()
+        self._held: OrderedDict[bytes, RetainedKv] = OrderedDict()  # by tokens, the next to go first
         self._lengths: Counter[int] = Counter()  # of the keys in ``_held``
 
     def park(self, slot: int, tokens: Sequence[int], seed: int) -> None:
-        """Keep what the caches hold of a slot whose prompt and answer are ``tokens``, all but the last one fed."""
+        """Keep what the caches hold of a slot whose prompt and completion are ``tokens``, all but the last one fed."""
         key, entries, oldest = _written(tokens), len(tokens) - 1, int(self.slots.oldest[slot])
         if not entries or not self.limit:
             return
@@ -63,7 +64,7 @@ class Parking:
             like.seeds.add(seed)
             self._held.move_to_end(key)
             return
-        held = self.slots.taken(slot, entries)
+        held = self.slots.snapshot(slot, entries)
         size = len(key) + sum(tensor.nbytes for tensors in held.values() for tensor in tensors)
         if size > self.limit:
             self.counts.refused += 1
@@ -74,17 +75,17 @@ class Parking:
             self._remove(next(iter(self._held)))
             self.counts.evicted += 1
         seeds = {seed} if like is None else {seed, *like.seeds}
-        self._held[key] = Parked(tokens=key, entries=entries, held=held, oldest=oldest, seeds=seeds, bytes=size)
+        self._held[key] = RetainedKv(tokens=key, entries=entries, held=held, oldest=oldest, seeds=seeds, bytes=size)
         self._lengths[len(key)] += 1
         self.counts.parked += 1
         self.counts.entries += entries
         self.counts.bytes += size
 
-    def find(self, context: Sequence[int], seed: int, version: int) -> Parked | None:
-        """The longest cache that a request of this context can go on from, or None.
+    def find(self, context: Sequence[int], seed: int, version: int) -> RetainedKv | None:
+        """Return the longest cache that a request of this context can go on from, or None.
 
         Its tokens are the first ones of the context, all of them. Of another trajectory's caches, as the seed tells,
-        only those of the newest weights, ``version``, will do: with older ones an answer could rest on weights from
+        only those of the newest weights, ``version``, will do: with older ones a completion could rest on weights from
         before its prompt was let in, against the bound on staleness.
         """
         written = _written(context)
@@ -113,5 +114,5 @@ class Parking:
 
 
 def _written(tokens: Sequence[int]) -> bytes:
-    """Tokens as bytes, eight each: equal ones are equal tokens."""
+    """Return tokens as bytes, eight each: equal ones are equal tokens."""
     return array("q", tokens).tobytes()

@@ -1,4 +1,4 @@
-"""The text of an answer, the same for every engine: what rewards, reports and logs see of its tokens."""
+"""The text of a completion, the same for every engine: what rewards, reports and logs see of its tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from bebop.trajectory import FinishReason, SamplingParams
 
 ROLES = ("eos_token_id", "pad_token_id", "bos_token_id")
-TextOf = Callable[[Sequence[int], SamplingParams, FinishReason], str]  # of an answer's tokens [T], see ``AnswerText``
+TextOf = Callable[[Sequence[int], SamplingParams, FinishReason], str]  # of a completion's tokens [T]
 
 
-class AnswerText:
-    """Turns the tokens of an answer into its text. A verifier must never see how an engine noticed the end.
+class CompletionText:
+    """Turns the tokens of a completion into its text. A verifier must never see how an engine noticed the end.
 
-    - An answer that *ended* (``stop``) loses its stop token, and the special tokens right before it:
+    - A completion that *ended* (``stop``) loses its stop token, and the special tokens right before it:
       ``1/2<|im_end|><|endoftext|>`` is ``1/2``. Tokens that only ever end or fill a text (the tokenizer's eos, pad,
-      bos) go in any case; others stay if the answer holds a further special token, which they may close, as
+      bos) go in any case; others stay if the completion holds a further special token, which they may close, as
       ``</answer>`` does in ``<answer>5</answer><eos>``.
     - One that was cut off (``length``, ``abort``) was ended by no token, and keeps all of them.
     - Special tokens in the middle stay in any case: thinking, tool calls and answers are marked with them, and a reward
@@ -31,7 +31,7 @@ class AnswerText:
         self.ends = {getattr(tokenizer, role) for role in ROLES}
 
     def __call__(self, ids: Sequence[int], params: SamplingParams, reason: FinishReason) -> str:
-        """The text of tokens [T] that were sampled under ``params`` and ended for ``reason``."""
+        """Return the text of tokens [T] that were sampled under ``params`` and ended for ``reason``."""
         count = self._said(ids, params) if reason == "stop" else len(ids)
         text = decoded(self.tokenizer, ids[:count])
         if reason != "stop" or count < len(ids):
@@ -39,7 +39,7 @@ class AnswerText:
         return text[: min((text.index(s) + len(s) for s in params.stop if s in text), default=len(text))]
 
     def _said(self, ids: Sequence[int], params: SamplingParams) -> int:
-        """How many tokens come before those that ended the answer."""
+        """Return how many tokens come before those that ended the completion."""
         count = len(ids)
         ends = self.ends.union(params.stop_token_ids)
         while count and ids[count - 1] in ends:
@@ -51,7 +51,7 @@ class AnswerText:
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
-    """The text that tokens [T] say, whatever the tokenizer's own settings are.
+    """Return the text that tokens [T] say, whatever the tokenizer's own settings are.
 
     With ``clean_up_tokenization_spaces`` it would lose spaces before marks (``a .`` becomes ``a.``), and a stop string
     that holds one would never be found.
@@ -60,7 +60,8 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 def completed_at(tokenizer: Any, ids: Sequence[int], stops: Sequence[str]) -> int:
-    """How many tokens of an answer [T] there are up to the one that completes a stop string; 0: it holds none."""
+    """Return how many tokens of a completion [T] there are up to the one that completes a stop string; 0: it holds
+    none."""
 
     def holds(count: int) -> bool:
         text = decoded(tokenizer, ids[:count])
