@@ -5,7 +5,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -13,11 +12,11 @@ from bebop.command import check_writable, run_main, writing
 from bebop.compose import adapt_config, as_yaml, resumed_overrides, write_down
 from bebop.config import ObjectiveName
 from bebop.config_adapt import AdaptConfig
-from bebop.decoding import PARTS
 from bebop.errors import UserError
 from bebop.run_folder import RunFolder
 from bebop.settings import about, asked, overview
 from bebop.store import HEADS, Store
+from bebop.systems import PARTS
 from bebop.trust import refuse_foreign
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def main(arguments: list[str]) -> int:
         check_adaptation(config)
         with contextlib.closing(run_folder(config, ranks)) as folder:
             check_folder(folder, config, ranks)
-            job = import_module(PARTS[config.part].trainer).EntryClass(config, folder.path, ranks)
+            job = PARTS[config.part].job()(config, folder.path, ranks)
             job.prepare()
             begin(config, overrides, folder, ranks)
             results = job.run()

@@ -26,12 +26,12 @@ from bebop.config import BUILT_IN, JobConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.config_certify import CertifyConfig
 from bebop.config_simulate import SimulateConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.parsing import Setting, from_dict, plain, settings, similar
 from bebop.reading import parse_json
 from bebop.run_folder import CONFIG, OVERRIDES, sign
 from bebop.store import write_text
+from bebop.systems import SYSTEMS
 
 ROOTS: Mapping[str, type] = {  # file in conf/ -> what it describes
     "config": JobConfig, "adapt": AdaptConfig, "certify": CertifyConfig, "simulate": SimulateConfig,

@@ -19,7 +19,6 @@ from bebop.config_runtime import SEED as SEED
 from bebop.config_runtime import MonitorConfig as MonitorConfig
 from bebop.config_runtime import RuntimeConfig as RuntimeConfig
 from bebop.config_runtime import TraceMode as TraceMode
-from bebop.decoding import PARTS, SYSTEMS
 from bebop.parsing import (
     ABOVE_0_TO_1,
     FROM_0_BELOW_1,
@@ -37,6 +36,7 @@ from bebop.parsing import (
     within,
 )
 from bebop.reading import main_type
+from bebop.systems import PARTS, SYSTEMS
 
 # The names of the registries, which live on higher floors; tests hold both against each other.
 ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
@@ -84,14 +84,14 @@ class ModelConfig(Settings):
     )
     check: bool = setting(True, "hold logits against Hugging Face's own forward: some ten short passes")
     parts: dict[str, str | None] = setting(
-        lambda: {name: None for name, part in PARTS.items() if part.model},
+        lambda: {name: None for name, part in PARTS.items() if part.network},
         "NAME=PATH: trained parts that systems need; null: those shipped with the model",
     )
 
     def _validate(self) -> None:
         if self.dtype == "auto":  # settled at once, so that a run's config.yaml and its resume name a type
             object.__setattr__(self, "dtype", _folder_type(self.path))
-        known = [name for name, part in PARTS.items() if part.model]
+        known = [name for name, part in PARTS.items() if part.network]
         for name, path in self.parts.items():
             check(name in known, f"model.parts.{name}", path, f"there are {', '.join(known) or 'none'}")
 
@@ -334,16 +334,16 @@ class JobConfig(Settings):
             "the trainer computes softmax(logits / temperature); set algorithm.rescore=true to train on truncated ones",
         )
         self.require(sampling.temperature > 0, "rollout.sampling.temperature", "training explores: > 0")
-        self.require(not system.untrainable, "decoding.system", system.untrainable)
+        self.require(not system.train_error, "decoding.system", system.train_error)
         self.require(
-            system.exact or system.weighable or algorithm.rescore,
+            system.exact or system.has_logprobs or algorithm.rescore,
             "decoding.system",
             "it changes the distribution of completions: set algorithm.rescore=true to train on the trainer's "
             "log-probs",
         )
         read = (monitor.decode_stats and monitor.probe_every > 0) or not system.history
         self.require(
-            self.cotrain.mode != "auto" or (monitor.drift and system.head and system.watched and read),
+            self.cotrain.mode != "auto" or (monitor.drift and system.head and system.monitored and read),
             "cotrain.mode",
             "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts with the head; beside "
             "history monitor.decode_stats=true and monitor.probe_every above 0 as well",

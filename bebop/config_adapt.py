@@ -15,7 +15,6 @@ from bebop.config import (
     SamplingConfig,
     TaskConfig,
 )
-from bebop.decoding import PARTS
 from bebop.options import parsed
 from bebop.parsing import (
     MAX_PROCESSES,
@@ -30,6 +29,7 @@ from bebop.parsing import (
     setting,
     within,
 )
+from bebop.systems import PARTS
 
 T = TypeVar("T")
 # Why a resume must not change a setting.

@@ -7,7 +7,6 @@ from typing import Literal
 
 from bebop.config import POSITIVE, SEED, ModelConfig, SamplingConfig, TaskConfig
 from bebop.config_decoding import DecodingConfig
-from bebop.decoding import SYSTEMS
 from bebop.parsing import (
     BETWEEN_0_AND_1,
     MAX_PROCESSES,
@@ -20,6 +19,7 @@ from bebop.parsing import (
     setting,
     within,
 )
+from bebop.systems import SYSTEMS
 
 URL = Limit(lambda url: re.match(r"https?://[^/\s]", url) is not None, "give http://HOST:PORT or https://...")
 HEAT = Limit(lambda t: t == 0 or 1e-4 <= t < 1e4, "give 0 (no stress setting), or 0.0001 or more")

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from bebop.decoding import SYSTEMS
 from bebop.options import parsed
 from bebop.parsing import Limit, Settings, at_least, check, choice, setting
+from bebop.systems import SYSTEMS
 
 T = TypeVar("T")
 NOT_NEGATIVE = at_least(0)
@@ -25,7 +25,7 @@ class DecodingConfig(Settings):
     """How tokens are drafted and verified."""
 
     SECTION = "decoding."
-    system: str = setting("bebop", "a row of bebop/decoding.py", choice(SYSTEMS))
+    system: str = setting("bebop", "a decoding system, see bebop/systems", choice(SYSTEMS))
     draft_tokens: int | Literal["auto"] = setting(
         3,
         "K, drafts per cycle; 0 for a system without drafts alone; auto: in every cycle as many as give most tokens a "
@@ -60,11 +60,11 @@ class DecodingConfig(Settings):
             self.limit,
             f"give 1 to {most} {chosen}{' and its shape' * (most < system.width)}",
         )
-        free = ", ".join(name for name, row in SYSTEMS.items() if row.auto)
-        possible = self.draft_tokens != "auto" or system.auto is not None or not system.drafts
+        free = ", ".join(name for name, row in SYSTEMS.items() if row.supports_auto_length)
+        possible = self.draft_tokens != "auto" or system.supports_auto_length or not system.drafts
         self.require(possible, "draft_tokens", f"give a number {chosen}; auto is for {free}")
-        able = system.self_tempered or not (system.drafts and system.sampled)
-        others = ", ".join(name for name, row in SYSTEMS.items() if row.self_tempered)
+        able = system.supports_auto_temperature or not (system.drafts and system.sampled)
+        others = ", ".join(name for name, row in SYSTEMS.items() if row.supports_auto_temperature)
         possible = able or self.draft_temperature != "auto"
         self.require(possible, "draft_temperature", f"give a number or null {chosen}; auto is for {others}")
 
@@ -82,10 +82,9 @@ class DecodingConfig(Settings):
         return SYSTEMS[self.system].most_drafts if self.most_drafts is None else self.most_drafts
 
     @property
-    def length(self) -> str:
-        """Return the module of ``rollout/decoding/lengths`` that chooses how many there are."""
-        system = SYSTEMS[self.system]
-        return (self.draft_tokens == "auto" and system.auto) or system.length
+    def timed(self) -> bool:
+        """Return whether the number of drafts follows the time that cycles take."""
+        return self.draft_tokens == "auto" and SYSTEMS[self.system].supports_auto_length
 
     @property
     def costs(self) -> Costs:
@@ -115,4 +114,4 @@ class DecodingConfig(Settings):
     @property
     def chooses_temperature(self) -> bool:
         """Return whether the temperature of drafts follows what would have been accepted."""
-        return SYSTEMS[self.system].self_tempered and self.draft_temperature == "auto"
+        return SYSTEMS[self.system].supports_auto_temperature and self.draft_temperature == "auto"

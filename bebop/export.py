@@ -1,13 +1,12 @@
 """Writes a trained part in the format of another program: ``python -m bebop.export --out DIR``."""
 
-from importlib import import_module
 from pathlib import Path
 
 from bebop.command import Parser, check_writable, run_main, whole, writing
 from bebop.config import ModelConfig
-from bebop.decoding import PARTS
 from bebop.errors import UserError
 from bebop.parsing import MAX_INT
+from bebop.systems import PARTS
 
 EXPORTED = [name for name, part in PARTS.items() if part.export]
 
@@ -35,13 +34,15 @@ def main(arguments: list[str]) -> int:
     from bebop.model.checkpoint import load_policy  # torch and transformers take seconds; errors should not wait
     from bebop.preflight import check_model
 
+    make_export = PARTS[options.part].export
+    assert make_export is not None, "the choices are parts that have one"
+    export = make_export()
     parts = {options.part: options.file} if options.file else {}
     config = ModelConfig(path=options.model, device="cpu", dtype="bfloat16", check=False, parts=parts)
     check_model(config)
     policy = load_policy(config, needs=(options.part,))
-    exporter = import_module(f"bebop.model.{PARTS[options.part].export}")
     with writing(options.out):
-        text = exporter.export(policy, policy.parts[options.part], options.out, options.mask_token)
+        text = export(policy, policy.parts[options.part], options.out, options.mask_token)
     print(text, end="")
     return 0
 
@@ -50,7 +51,7 @@ def refuse_folder(folder: Path) -> None:
     """Raise ``UserError`` for a folder that holds another model; an exported part may be written again."""
     if not (folder / "config.json").is_file():
         return
-    from bebop.model.dflash import read_settings
+    from bebop.systems.block.dflash import read_settings
 
     try:
         read_settings(folder)

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.config import JobConfig
-from bebop.decoding import SYSTEMS
 from bebop.options import HistoryOptions
+from bebop.systems import SYSTEMS
 from bebop.trajectories import Trajectories
 from bebop.trajectory import Group
 

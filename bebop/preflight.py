@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM
 from bebop.command import check_writable
 from bebop.config import JobConfig, ModelConfig, RuntimeConfig, TaskConfig
 from bebop.config_adapt import AdaptConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import (
     find_device,
@@ -36,8 +35,9 @@ from bebop.model.memory import job_memory, parameters
 from bebop.model.parts import find_part, read_card
 from bebop.model.skeleton import check_head, check_index, check_tokenizer, check_weights
 from bebop.rollout.agent_setup import check_environment
+from bebop.rollout.capacity import check_memory, check_positions
 from bebop.rollout.engines import engine_module
-from bebop.rollout.room import check_memory, check_positions
+from bebop.systems import SYSTEMS
 from bebop.tasks.rewards import check_reward
 from bebop.tasks.source import EnvironmentSource, Items, PromptSource, chat_encoder, instruction, open_items
 

@@ -12,9 +12,9 @@ from bebop.command import run_main
 from bebop.compose import ROOTS, composed, groups, of_model
 from bebop.config import JobConfig
 from bebop.config_adapt import AdaptConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.parsing import TYPE_WORDS, Setting, lookup, settings, similar
+from bebop.systems import SYSTEMS
 
 RESUMED = (JobConfig, AdaptConfig)  # what commands describe that can be resumed
 TITLE = """# Settings

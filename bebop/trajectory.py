@@ -252,7 +252,7 @@ class Completion:
     logprobs: NDArray[np.float32]  # [T] log p under the target's distribution that produced the token
     versions: NDArray[np.int64]  # [T] weight version that produced the token
     contexts: NDArray[np.int64] | None = None  # [T] oldest version among the keys and values it saw; see ``oldest``
-    text: str = ""  # without what ended it, see ``rollout.text``
+    text: str = ""  # without what ended it, see ``rollout.detokenize``
     finish_reason: FinishReason = "stop"
     stats: DecodeStats = field(default_factory=DecodeStats)
     stretches: tuple[tuple[int, DecodeStats], ...] = ()  # stats by where a cycle began, see STRETCH; may be missing

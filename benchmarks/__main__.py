@@ -36,12 +36,12 @@ from bebop.command import Parser, check_writable, run_main, whole
 from bebop.compose import job_config
 from bebop.config import JobConfig, ModelConfig, TaskConfig
 from bebop.config_engines import SglangConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.parts import has_part
 from bebop.parsing import MAX_INT, MAX_PROCESSES
 from bebop.preflight import check_model, checked
 from bebop.rollout.sglang.arguments import HOSTED
+from bebop.systems import SYSTEMS
 
 Rows = list[dict[str, Any]]
 Chart = tuple[str, Rows, str, str, str]  # name, rows, and their columns: groups, bars, heights
@@ -303,7 +303,7 @@ def _add_serving(kinds: "argparse._SubParsersAction[Parser]") -> None:
     serving.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     serving.add_argument("--batches", type=whole(1), nargs="+", default=[1, 4, 16, 64])
     whole_checkpoint = [name for name in HOSTED if not SYSTEMS[name].needs]
-    fixed = [name for name in whole_checkpoint if SYSTEMS[name].length == "fixed"]
+    fixed = [name for name in whole_checkpoint if SYSTEMS[name].fixed_length]
     serving.add_argument("--systems", nargs="+", default=fixed, choices=whole_checkpoint)
     serving.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
     serving.add_argument("--rounds", type=whole(1), default=3, help="turns at each size; the best counts (default: 3)")

@@ -22,10 +22,10 @@ from bebop.bench.record import best_of
 from bebop.bench.rollout import RolloutBench, measure, requests
 from bebop.bench.served import side_by_side
 from bebop.config import DecodingConfig, JobConfig, MonitorConfig, RolloutConfig, SamplingConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.engine import Request
+from bebop.systems import SYSTEMS
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import DecodeStats
 

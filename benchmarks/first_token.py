@@ -15,10 +15,10 @@ from tqdm import tqdm
 from bebop.bench.record import noted
 from bebop.bench.rollout import load_with_parts
 from bebop.config import DecodingConfig, ModelConfig
-from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.systems import SYSTEMS
 from bebop.trajectory import SamplingParams
 
 

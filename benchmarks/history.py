@@ -17,14 +17,13 @@ from tqdm import tqdm
 
 from bebop.bench.record import best_of, noted
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
-from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
-from bebop.rollout.decoding.matching import Followers, Match, Next
-from bebop.rollout.decoding.recall import Recall
 from bebop.rollout.engine import Request
 from bebop.rollout.history import BEGIN, ROOT, Automaton
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems import SYSTEMS
+from bebop.systems.history.matching import Followers, MatchState, Next, SuffixMatch
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import DecodeStats, SamplingParams
 
@@ -32,10 +31,10 @@ ARMS = ("autoregressive", "bebop", "ngram", "history", "bebop_history")
 Past = Mapping[tuple[int, ...], Sequence[Sequence[int]]]  # prompt -> answers
 # What is timed within a cycle: lookups themselves, and what is kept and learned of rows beside them.
 TIMED: tuple[tuple[str, type, tuple[str, ...]], ...] = (
-    ("lookup", Match, ("advance",)),
+    ("lookup", SuffixMatch, ("advance",)),
     ("lookup", Next, ("of",)),
     ("lookup", Followers, ("go_on",)),
-    ("bookkeeping", Recall, ("ahead", "trusted", "paces", "learn", "follow")),
+    ("bookkeeping", MatchState, ("ahead", "trusted", "paces", "learn", "follow")),
 )
 
 
@@ -106,7 +105,7 @@ def lookups(past: Past) -> dict[str, Any]:
     tokens, found = sum(texts.tokens for texts in kept), 0
     started = time.process_time()
     for texts, answers in zip(kept, past.values(), strict=True):
-        match = Match(texts)
+        match = SuffixMatch(texts)
         for token in (BEGIN, *answers[-1]):
             match.advance(token)
             found += Next.of(match, greedy=False) is not None

@@ -29,7 +29,6 @@ from bebop.config import (
     SamplingConfig,
     TaskConfig,
 )
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.intervals import ratio, ratio_difference
 from bebop.model.backbone import Policy
@@ -37,6 +36,7 @@ from bebop.model.checkpoint import load_policy
 from bebop.rollout.engine import Request
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems import SYSTEMS
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import Completion, SamplingParams
 

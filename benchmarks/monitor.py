@@ -18,16 +18,16 @@ from tqdm import tqdm
 
 from bebop.bench.record import noted, timed
 from bebop.config import JobConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.intervals import resampled
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.monitor.watch import JobMonitor, choose
-from bebop.rollout.decoding import emit
+from bebop.rollout.decoding import draft_verify
 from bebop.rollout.engine import Request
 from bebop.rollout.engines import engine_module
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems import SYSTEMS
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trajectory import Completion, Group, SamplingParams, Trajectory
@@ -48,7 +48,7 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
     for turn in range(rounds + 1):
         for measure in (True, False) if turn % 2 else (False, True):
             asked = step_requests(config, policy, source)
-            with timed(emit, "_compare") as taken:
+            with timed(draft_verify, "_compare") as taken:
                 seconds, completions = decode(config, policy, asked, measure)
             if turn:  # the first turn warms up
                 spent[measure].append(seconds)

@@ -18,12 +18,12 @@ from transformers import AutoModelForCausalLM
 
 from bebop.bench.record import best_of
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
-from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.model.lean import as_modules
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems import SYSTEMS
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import DecodeStats, SamplingParams
 

@@ -15,10 +15,10 @@ from bebop.bench.record import noted
 from bebop.bench.rollout import RolloutBench
 from bebop.config import DecodingConfig, JobConfig, MonitorConfig, RolloutConfig, SamplingConfig
 from bebop.config_engines import SglangConfig
-from bebop.decoding import SYSTEMS
 from bebop.model.checkpoint import load_tokenizer
 from bebop.rollout.engine import Engine, Request
 from bebop.rollout.sglang.builder import check, make
+from bebop.systems import SYSTEMS
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import Completion, DecodeStats, SamplingParams
 

@@ -17,7 +17,7 @@ from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.model.mtp import MTPHead
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.drafters.mtp import MTPDrafter
+from bebop.rollout.decoding.mtp import MTPDrafter
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.tasks.source import PromptSource, chat_encoder

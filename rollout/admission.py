@@ -1,4 +1,4 @@
-"""How requests come into the slots of the embedded engine: contexts are read, and aborted answers put back."""
+"""How requests come into the slots of the embedded engine: contexts are read, and aborted completions put back."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import torch
 from bebop.errors import UserError
 from bebop.rollout.decoding.base import Decoder
 from bebop.rollout.engine import Request
-from bebop.rollout.parking import Parked, Parking
+from bebop.rollout.kv_retention import KvRetention, RetainedKv
 from bebop.rollout.slots import Slots
 
 
@@ -17,7 +17,7 @@ class _Run:
     """Neighbouring slots with one context."""
 
     read: Sequence[Hashable]  # what the caches are made of
-    parked: Parked | None  # what it goes on from
+    parked: RetainedKv | None  # what it goes on from
     targets: list[int] = field(default_factory=list)  # slots
 
     @property
@@ -29,8 +29,8 @@ class _Run:
 class Admission:
     """Fills free slots, each distinct context computed once, from a parked cache on where there is one."""
 
-    def __init__(self, slots: Slots, decoder: Decoder, parking: Parking) -> None:
-        self.slots, self.decoder, self.parking = slots, decoder, parking
+    def __init__(self, slots: Slots, decoder: Decoder, retention: KvRetention) -> None:
+        self.slots, self.decoder, self.retention = slots, decoder, retention
 
     def check(self, request: Request) -> None:
         """Refuse an aborted request whose decoding state another kind of engine kept.
@@ -39,7 +39,7 @@ class Admission:
             UserError: A state of this engine has another shape.
         """
         held = {} if request.partial is None else request.partial.state
-        for name, row in self.slots.kept(0).items():
+        for name, row in self.slots.export(0).items():
             if name not in held or held[name].shape == tuple(row.shape):
                 continue
             if name not in self.slots.by_token:
@@ -66,7 +66,7 @@ class Admission:
                 self._put_back(slot, request)
         return list(requests), self.prefill(first, contexts, parked)
 
-    def prefill(self, first: int, contexts: list[list[int]], parked: Sequence[Parked | None] = ()) -> list[int]:
+    def prefill(self, first: int, contexts: list[list[int]], parked: Sequence[RetainedKv | None] = ()) -> list[int]:
         """Prefill runs of slots with distinct contexts and copy them to the slots that share them -> entries of each.
 
         A group's requests come one after another, so equal neighbours are what sharing has to find. A run of distinct
@@ -95,27 +95,28 @@ class Admission:
         parked = [run for run in runs if run.start]
         for slot, run in enumerate(parked, start=place):
             assert run.parked is not None
-            self.slots.give(slot, run.parked.held, run.start)
+            self.slots.restore(slot, run.parked.held, run.start)
         if parked:
             self.decoder.prefill(place, [run.read for run in parked], [run.start for run in parked])
         if others := runs[len(parked) :]:
             self.decoder.prefill(place + len(parked), [run.read for run in others])
         reused = sum(run.start for run in parked)
-        self.parking.counts.reused += reused
-        self.parking.counts.prefilled += sum(len(run.read) - 1 for run in runs) - reused
+        self.retention.counts.reused += reused
+        self.retention.counts.prefilled += sum(len(run.read) - 1 for run in runs) - reused
 
-    def _parked(self, request: Request, version: int) -> Parked | None:
-        """What a request goes on from."""
+    def _parked(self, request: Request, version: int) -> RetainedKv | None:
+        """Return what a request goes on from."""
         context = _context(request)
         found = None
         if self.decoder.extends and len(context) > 2:
-            found = self.parking.find(context, request.params.seed, version)
-        self.parking.counts.hits += found is not None
-        self.parking.counts.misses += request.park and found is None
+            found = self.retention.find(context, request.params.seed, version)
+        self.retention.counts.hits += found is not None
+        self.retention.counts.misses += request.park and found is None
         return found
 
     def _put_back(self, slot: int, request: Request) -> None:
-        """Put an aborted answer's tokens, with all that is known of them, and its decoding state back into a slot."""
+        """Put an aborted completion's tokens, with all that is known of them, and its decoding state back into a
+        slot."""
         assert request.partial is not None
         slots, partial, done = self.slots, request.partial, len(request.partial.token_ids)
         slots.asked[slot], slots.count[slot], slots.exact[slot] = len(request.token_ids), done, partial.exact
@@ -127,15 +128,15 @@ class Admission:
         if slots.sampled is not None or partial.sampled_logprobs is not None:
             known = partial.logprobs if partial.exact else partial.sampled_logprobs
             slots.drawn()[slot, :done] = torch.nan if known is None else torch.as_tensor(known, device=slots.device)
-        for name, row in slots.kept(slot).items():
+        for name, row in slots.export(slot).items():
             if name in partial.state:
                 state = torch.as_tensor(partial.state[name])
-                if name in slots.by_token:  # of an engine of another length, perhaps; the answer fits into both
+                if name in slots.by_token:  # of an engine of another length, perhaps; the completion fits into both
                     row[:done].copy_(state[:done])
                 else:
                     row.copy_(state)
 
 
 def _context(request: Request) -> list[int]:
-    """Prompt and answer so far."""
+    """Return prompt and completion so far."""
     return [*request.token_ids, *([] if request.partial is None else request.partial.token_ids.tolist())]

@@ -1,8 +1,8 @@
-"""What followed the same words in other answers to the same prompt: a suffix automaton a prompt, grown as answers are.
+"""What followed the same words in other completions of a prompt: a suffix automaton a prompt, which grows with them.
 
 Our own, and not the suffix tree of arctic-inference (0.1.1): its ``speculate`` gives a path of tokens with scores,
 whereas rejection sampling against a mixture needs the whole distribution of what followed, again after each token that
-was sampled; and a tree of many answers that grow in turns can be held against brute force when it is this small.
+was sampled; and a tree of many completions that grow in turns can be held against brute force when it is this small.
 """
 
 from collections import OrderedDict
@@ -39,7 +39,7 @@ class Automaton:
         self.learned: Tensor | None = None  # what its matches were worth, see ``decoding.trust``; None: not known yet
 
     def append(self, text: int, token: int) -> int:
-        """A text whose state is given, a token longer -> its state then. A new text is BEGIN after ROOT."""
+        """Make a text, whose state is given, a token longer -> its state then. A new text is BEGIN after ROOT."""
         state = self.follow[text].get(token)
         if state is None:
             state = self._new(text, token)
@@ -54,7 +54,8 @@ class Automaton:
         return state
 
     def advance(self, state: int, matched: int, token: int) -> tuple[int, int]:
-        """The longest ending that occurs, of a match of so many tokens and the token after it: state and length."""
+        """Return the longest ending that occurs, of a match of so many tokens and the token after it: state and
+        length."""
         follow = self.follow
         state, matched = self._settled(state, matched)
         while state != ROOT and token not in follow[state]:
@@ -64,7 +65,7 @@ class Automaton:
         return (ROOT, 0) if after is None else (after, matched + 1)
 
     def followed(self, state: int, matched: int) -> tuple[int, int]:
-        """The longest ending of a match that something followed: state and length."""
+        """Return the longest ending of a match that something followed: state and length."""
         state, matched = self._settled(state, matched)
         while state != ROOT and not self.follow[state]:
             state = self.link[state]
@@ -72,12 +73,13 @@ class Automaton:
         return state, matched
 
     def followers(self, state: int) -> list[tuple[int, int]]:
-        """Which tokens followed and how often, in the order of tokens: whoever came first makes no difference."""
+        """Return which tokens followed and how often, in the order of tokens: whoever came first makes no
+        difference."""
         count = self.count
         return sorted((token, count[after]) for token, after in self.follow[state].items())
 
     def _settled(self, state: int, matched: int) -> tuple[int, int]:
-        """The state of a match that may have been split since it was found: the shorter texts have left it."""
+        """Return the state of a match that may have been split since it was found: the shorter texts have left it."""
         while state != ROOT and matched <= self.length[self.link[state]]:
             state = self.link[state]
         return state, matched
@@ -92,7 +94,7 @@ class Automaton:
         return state
 
     def _alone(self, at: int, token: int) -> int:
-        """The state whose longest text is that of ``at`` and the token, split off the one that has it."""
+        """Return the state whose longest text is that of ``at`` and the token, split off the one that has it."""
         there, length = self.follow[at][token], self.length[at] + 1
         if self.length[there] == length:
             return there
@@ -123,7 +125,7 @@ def _mix(x: int) -> int:
 @dataclass(frozen=True, slots=True)
 class _Held:
     texts: Automaton
-    told: tuple[tuple[int, ...], ...]  # the answers that it was made of
+    completions: tuple[tuple[int, ...], ...]  # that it was made of
 
 
 class History:
@@ -138,31 +140,34 @@ class History:
         self._held: OrderedDict[tuple[int, ...], _Held] = OrderedDict()  # the next to go first
 
     def __len__(self) -> int:
-        """Prompts."""
+        """Return prompts."""
         return len(self._held)
 
     def remember(self, prompt: Sequence[int], answers: Iterable[Iterable[int]]) -> None:
-        """Past answers to a prompt, all that count: in place of others that were told before, and of what was decoded
-        here meanwhile, which is among them. The same ones told again change nothing."""
-        key, told = tuple(prompt), tuple(tuple(map(int, answer)) for answer in answers)
+        """Remember past completions of a prompt, all that count.
+
+        They replace those that were given before, and what was decoded here meanwhile, which is among them. The same
+        ones given again change nothing.
+        """
+        key, given = tuple(prompt), tuple(tuple(map(int, answer)) for answer in answers)
         held = self._held.get(key)
-        if held is not None and held.told == told:
+        if held is not None and held.completions == given:
             self._held.move_to_end(key)
             return
         texts = Automaton()
-        for answer in told:
+        for answer in given:
             state = ROOT
             for token in (BEGIN, *answer):
                 state = texts.append(state, token)
-        self._hold(key, _Held(texts, told))
+        self._hold(key, _Held(texts, given))
 
     def forget(self, prompt: Sequence[int]) -> None:
-        """All that is known of a prompt."""
+        """Forget all that is known of a prompt."""
         if tuple(prompt) in self._held:
             self._drop(tuple(prompt))
 
     def of(self, prompt: Sequence[int]) -> Automaton:
-        """What is known of a prompt, perhaps nothing yet; it counts as asked now."""
+        """Return what is known of a prompt, perhaps nothing yet; it counts as asked now."""
         key = tuple(prompt)
         if key not in self._held:
             self._hold(key, _Held(Automaton(), ()))
@@ -170,7 +175,9 @@ class History:
         return self._held[key].texts
 
     def enter(self, texts: Automaton, answer: Iterable[int]) -> int:
-        """The state of an answer that goes on from here. Of its tokens those that are there are not counted again: it
+        """Return the state of a completion that goes on from here.
+
+        Of its tokens those that are there are not counted again: it
         may have been here before."""
         state = ROOT
         for token in (BEGIN, *answer):
@@ -179,7 +186,7 @@ class History:
         return state
 
     def extend(self, texts: Automaton, text: int, tokens: Iterable[int]) -> int:
-        """A text of an automaton, some tokens longer -> its state then."""
+        """Make a text of an automaton some tokens longer -> its state then."""
         before = texts.tokens
         for token in tokens:
             text = texts.append(text, token)

@@ -24,9 +24,9 @@ from bebop.config import DecodingConfig
 from bebop.errors import UserError
 from bebop.model.backbone import head_weights
 from bebop.model.fingerprint import fingerprint
-from bebop.rollout.decoding.places import unknown
+from bebop.rollout.decoding.verify_trace import unknown
+from bebop.rollout.detokenize import TextOf
 from bebop.rollout.engine import EngineDied, Finished, Request, nothing
-from bebop.rollout.text import TextOf
 from bebop.trajectory import Completion, DecodeStats, FinishReason, SamplingParams, Trace, join_traces
 
 T = TypeVar("T")

@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from bebop.config import JobConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import mtp_layout, resolve
 from bebop.model.fingerprint import fingerprint
 from bebop.model.layouts import LAYOUTS, from_layout, join_experts, split_experts, to_layout
 from bebop.rollout.engine import EngineDied
+from bebop.systems import SYSTEMS
 
 Selector = Literal["target", "draft", "all"]
 Sums = Mapping[str, Mapping[str, str]]  # target, draft -> name -> checksum

@@ -29,12 +29,12 @@ class Cache(Protocol):
         """Copy the first ``length`` entries of one slot to slots first..end-1."""
         ...
 
-    def taken(self, slot: int, length: int) -> tuple[Tensor, ...]:
-        """A copy of the first ``length`` entries of a slot."""
+    def snapshot(self, slot: int, length: int) -> tuple[Tensor, ...]:
+        """Return a copy of the first ``length`` entries of a slot."""
         ...
 
-    def give(self, slot: int, held: Any, length: int) -> None:
-        """Put the first ``length`` entries that ``taken`` gave into a slot."""
+    def restore(self, slot: int, held: Any, length: int) -> None:
+        """Put the first ``length`` entries that ``snapshot`` gave into a slot."""
         ...
 
 
@@ -46,14 +46,14 @@ class SlotSizes:
     """Fixed sizes of the slot tensors."""
 
     slots: int  # S
-    length: int  # tokens of prompt + answer
+    length: int  # tokens of prompt + completion
     drafts: int  # K
     vocab: int  # V
     stops: int = 8  # stop tokens a request may have
 
 
 def starts(length: int) -> list[int]:
-    """Where the stretches of an answer of at most ``length`` tokens begin: 0, 64, 128, 256, ..."""
+    """Return where the stretches of a completion of at most ``length`` tokens begin: 0, 64, 128, 256, ..."""
     starts, edge = [0], STRETCH
     while edge < length:
         starts.append(edge)
@@ -72,19 +72,19 @@ class Slots:
         self.fed = torch.zeros(s, **long)  # [S] entries in the caches; a decoder says what it makes one of
         self.asked = torch.zeros(s, **long)  # [S] tokens of the prompt
         self.last = torch.zeros(s, **long)  # [S] the newest token, not fed yet
-        self.count = torch.zeros(s, **long)  # [S] answer tokens so far
-        self.limit = torch.zeros(s, **long)  # [S] answer tokens allowed
+        self.count = torch.zeros(s, **long)  # [S] completion tokens so far
+        self.limit = torch.zeros(s, **long)  # [S] completion tokens allowed
         self.seed = torch.zeros(s, **long)  # [S]
         self.stops = torch.full((s, sizes.stops), -1, **long)  # [S, stops] stop tokens, -1 padded
         self.exact = torch.ones(s, dtype=torch.bool, device=device)  # [S] all tokens have the target's distribution
         self.prompts = torch.zeros(s, width, **long)  # [S, length + K + 1] what the request came with
-        self.tokens = torch.zeros(s, width, **long)  # [S, length + K + 1] answer tokens
+        self.tokens = torch.zeros(s, width, **long)  # [S, length + K + 1] completion tokens
         self.versions = torch.zeros(s, width, **long)  # same shape
         self.contexts = torch.zeros(s, width, **long)  # same shape, oldest version among the keys and values it saw
         self.oldest = torch.zeros(s, **long)  # [S] oldest version among the keys and values in the cache
         self.logprobs = torch.zeros(s, width, dtype=torch.float32, device=device)  # same shape
         self.sampled: Tensor | None = None  # same shape, under what was drawn from; NaN: not known; see ``drawn``
-        self.starts = torch.tensor(starts(sizes.length), device=device)  # [P] where the stretches of an answer begin
+        self.starts = torch.tensor(starts(sizes.length), device=device)  # [P] where the stretches of a completion begin
         self.names = [*DRAFT_STATS]  # what is summed over the draft positions, and what ``extend_stats`` added
         # Sums by stretch; the last row is of the first cycle, where that is told apart.
         self.opens = torch.zeros(s, dtype=torch.bool, device=device)  # [S] whether it is: of turns of a conversation
@@ -96,21 +96,21 @@ class Slots:
         self.seen: Tensor | None = None  # [S, V] tokens in the context; made when a request has a penalty
         self.columns: dict[str, Tensor] = {}  # name -> [S, ...] what a part keeps per request
         self.caches: dict[str, Any] = {}  # name -> Cache of a part
-        self.history = History()  # other answers to the prompts of these requests, for parts that draft from them
+        self.history = History()  # other completions of the prompts of these requests, for parts that draft from them
         self._fresh: dict[str, Tensor] = {}  # name -> [...] what a new request starts from
         self._derived: set[str] = set()  # columns that follow from the context
-        self.by_token: set[str] = set()  # columns with an entry a token of the answer
+        self.by_token: set[str] = set()  # columns with an entry a token of the completion
         self.recorded: set[str] = set()  # names that were ever given to ``record``
         # What ``record`` was given last, with its stretches, the rows of ``names`` and ``ahead``.
         self._latest: tuple[Tensor, Tensor, Tensor, list[int], int] | None = None
         self._sampling: tuple[int, BatchSampling] | None = None
         self._asked = [tuple(NEUTRAL.values())] * s  # S rows of ``settings``, known without asking the device
 
-    def add(self, name: str, fresh: Tensor, of_context: bool = False, by_token: bool = False) -> Tensor:
-        """A column [S, ...] of one's own: requests start from ``fresh`` [...], rows move, aborted ones resume.
+    def register_column(self, name: str, fresh: Tensor, of_context: bool = False, by_token: bool = False) -> Tensor:
+        """Return a column [S, ...] of one's own: requests start from ``fresh`` [...], rows move, aborted ones resume.
 
         ``of_context``: it follows from the context, so it is shared with a prompt, and prefilling makes it again.
-        ``by_token``: an entry a token of the answer, so that an engine of another ``length`` takes it too.
+        ``by_token``: an entry a token of the completion, so that an engine of another ``length`` takes it too.
         A column that is there already stays, so that requests in progress go on with theirs when a system returns.
         """
         fresh = fresh.to(self.device)
@@ -131,26 +131,27 @@ class Slots:
         self.stats = torch.cat([self.stats, self.stats.new_zeros(slots, stretches, len(new), drafts)], 2)
         self.names += new
 
-    def own(self, name: str, make: Callable[["Slots"], C]) -> C:
-        """A cache of one's own, whose entries move with their row and are shared with a prompt; made if not there."""
+    def register_cache(self, name: str, make: Callable[["Slots"], C]) -> C:
+        """Return a cache of one's own, whose entries move with their row and are shared with a prompt; made if not
+        there."""
         if name not in self.caches:
             self.caches[name] = make(self)
         cache: C = self.caches[name]
         return cache
 
-    def looked_at(self, longest: int) -> int:
-        """Entries of a cache that a cycle may look at, where the longest row has so many."""
+    def attention_width(self, longest: int) -> int:
+        """Return entries of a cache that a cycle may look at, where the longest row has so many."""
         return min(self.capacity, _rounded(longest + self.sizes.drafts + 2))
 
     def context(self, batch: int, width: int) -> Tensor:
-        """Prompt and answer [B, C <= width] of the first B slots, padded with anything."""
+        """Return prompt and completion [B, C <= width] of the first B slots, padded with anything."""
         width = min(width, self.tokens.shape[1])
         answered = torch.arange(width, device=self.device) - self.asked[:batch, None]
         answer = self.tokens[:batch].gather(1, answered.clamp_min(0))
         return torch.where(answered < 0, self.prompts[:batch, :width], answer)
 
-    def kept(self, slot: int) -> dict[str, Tensor]:
-        """What parts have to be given back if this request is to go on later."""
+    def export(self, slot: int) -> dict[str, Tensor]:
+        """Return what parts have to be given back if this request is to go on later."""
         return {name: column[slot] for name, column in self.columns.items() if name not in self._derived}
 
     def _all(self) -> list[Tensor]:
@@ -162,10 +163,10 @@ class Slots:
     def start(
         self, first: int, params: Sequence[SamplingParams], contexts: Sequence[Sequence[int]], version: int = 0
     ) -> None:
-        """Set slots ``first``, ``first`` + 1, ... for requests whose contexts (prompt, answer so far) are given.
+        """Set slots ``first``, ``first`` + 1, ... for requests whose contexts (prompt, completion so far) are given.
 
         ``version``: of the weights that will compute their keys and values. One write a tensor, however many requests
-        come at once. It all counts as prompt until an answer is put back, and an entry as one token until a decoder
+        come at once. It all counts as prompt until a completion is put back, and an entry as one token until a decoder
         says otherwise.
         """
         rows = slice(first, first + len(params))
@@ -204,7 +205,8 @@ class Slots:
         self._sampling = None
 
     def drawn(self) -> Tensor:
-        """``sampled``, made where it is not there yet: in exact cycles tokens are drawn from the target, as written."""
+        """Return ``sampled``, made where it is not there yet: in exact cycles tokens are drawn from the target, as
+        written."""
         if self.sampled is None:
             self.sampled = torch.where(self.exact[:, None], self.logprobs, torch.nan)
         return self.sampled
@@ -212,7 +214,7 @@ class Slots:
     def record(self, names: Sequence[str], sums: Tensor, emitted: Tensor, ahead: int = 0) -> None:
         """Add a cycle of the first B slots: sums [B, n, K] of n names, and tokens emitted [B].
 
-        They belong to the stretch of the answer in which the cycle began (-1, the last row: see ``opens``).
+        They belong to the stretch of the completion in which the cycle began (-1, the last row: see ``opens``).
         ``ahead``: tokens before its first draft.
         """
         self.recorded.update(names)
@@ -230,7 +232,7 @@ class Slots:
         self._latest = (sums, stretch, emitted, kinds, ahead)
 
     def cut(self, slot: int, count: int) -> None:
-        """End a slot's answer after ``count`` tokens; what its latest cycle emitted beyond counts nowhere."""
+        """End a slot's completion after ``count`` tokens; what its latest cycle emitted beyond counts nowhere."""
         if self._latest is not None:
             sums, stretch, emitted = (part[slot] for part in self._latest[:3])
             beyond, kinds, ahead = int(self.count[slot]) - count, *self._latest[3:]
@@ -240,7 +242,8 @@ class Slots:
         self.count[slot] = count
 
     def named(self, sums: NDArray[np.float64]) -> dict[str, Any]:
-        """Sums [n, K] over the draft positions as fields of ``DecodeStats``; what nobody measures is missing, not 0."""
+        """Return sums [n, K] over the draft positions as fields of ``DecodeStats``; what nobody measures is missing,
+        not 0."""
         found: dict[str, Any] = dict(zip(self.names, sums, strict=True))
         stats = {name: found.pop(name) for name in DRAFT_STATS}
         return {name: own if name in self.recorded else own[:0] for name, own in stats.items()} | {"counts": found}
@@ -264,17 +267,17 @@ class Slots:
         for name in self._derived:
             self.columns[name][first:end] = self.columns[name][source].clone()
 
-    def taken(self, slot: int, length: int) -> dict[str, tuple[Tensor, ...]]:
-        """A copy of the first ``length`` entries of a slot, by cache."""
-        return {name: cache.taken(slot, length) for name, cache in self.caches.items()}
+    def snapshot(self, slot: int, length: int) -> dict[str, tuple[Tensor, ...]]:
+        """Return a copy of the first ``length`` entries of a slot, by cache."""
+        return {name: cache.snapshot(slot, length) for name, cache in self.caches.items()}
 
-    def give(self, slot: int, held: Mapping[str, tuple[Tensor, ...]], length: int) -> None:
-        """Put the first ``length`` entries that ``taken`` gave into a slot."""
+    def restore(self, slot: int, held: Mapping[str, tuple[Tensor, ...]], length: int) -> None:
+        """Put the first ``length`` entries that ``snapshot`` gave into a slot."""
         for name, cache in self.caches.items():
-            cache.give(slot, held[name], length)
+            cache.restore(slot, held[name], length)
 
     def sampling(self, batch: int) -> BatchSampling:
-        """The sampling distributions of the first ``batch`` slots; neutral settings cost nothing."""
+        """Return the sampling distributions of the first ``batch`` slots; neutral settings cost nothing."""
         if self._sampling is None or self._sampling[0] != batch:
             columns = {}
             for i, (name, neutral) in enumerate(NEUTRAL.items()):
@@ -288,7 +291,7 @@ class Slots:
 
 @lru_cache
 def on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Numbers [n] that every cycle needs, copied once: the host waits for the device while it copies to it."""
+    """Return numbers [n] that every cycle needs, copied once: the host waits for the device while it copies to it."""
     return torch.tensor(numbers, device=device)
 
 

@@ -19,7 +19,7 @@ class Target:
 
     def __init__(self, policy: Policy, slots: Slots) -> None:
         self.policy, self.slots = policy, slots
-        self.cache = slots.own("target", self._cache)
+        self.cache = slots.register_cache("target", self._cache)
         self.hidden = lean_hidden(policy, slots.capacity)
 
     def _cache(self, slots: Slots) -> SlotContext:

@@ -6,9 +6,9 @@ import torch
 from transformers import AutoConfig
 
 from bebop.config import JobConfig
-from bebop.decoding import SYSTEMS
 from bebop.model.checkpoint import find_device, load_policy, resolve
-from bebop.rollout.room import check_memory, check_parked
+from bebop.rollout.capacity import check_memory, check_parked
+from bebop.systems import SYSTEMS
 
 if TYPE_CHECKING:  # the driver, which calls ``check``, needs none of it
     from bebop.rollout.torch_engine import TorchEngine
@@ -17,7 +17,7 @@ EMBEDDED = True
 
 
 def check(config: JobConfig) -> None:
-    """Its keys and values fit this machine, if it is the one that it will run on."""
+    """Raise ``UserError`` unless its keys and values fit this machine, if it is the one that it will run on."""
     if config.runtime.address is None:
         settings = AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True)
         slots, dtype = config.rollout.slots * config.rollout.workers, getattr(torch, config.model.dtype)
@@ -26,12 +26,12 @@ def check(config: JobConfig) -> None:
 
 
 def gpus(config: JobConfig) -> float:
-    """A share of one."""
+    """Return a share of one."""
     return 0.5
 
 
 def make(config: JobConfig) -> tuple["TorchEngine", tuple[int, ...]]:
-    """The engine, and the tokens that end an answer."""
+    """Return the engine, and the tokens that end a completion."""
     from bebop.rollout.torch_engine import TorchEngine
 
     system = SYSTEMS[config.decoding.system]

@@ -11,25 +11,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.config import PARKED_BYTES, DecodingConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.admission import Admission
+from bebop.rollout.capacity import check_memory, check_parked, check_positions
 from bebop.rollout.decoding.base import Decoder
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.registry import make_part
-from bebop.rollout.decoding.tracing import Tracer
+from bebop.rollout.decoding.verify_trace import Tracer
+from bebop.rollout.detokenize import CompletionText, completed_at
 from bebop.rollout.engine import Engine, Finished, Request, nothing
-from bebop.rollout.parking import Parking
-from bebop.rollout.room import check_memory, check_parked, check_positions
+from bebop.rollout.kv_retention import KvRetention
 from bebop.rollout.slots import Slots, SlotSizes
-from bebop.rollout.text import AnswerText, completed_at
-from bebop.rollout.warm import time_cycles
+from bebop.rollout.warmup import time_cycles
+from bebop.systems import SYSTEMS
 from bebop.trajectory import OPENING, Completion, DecodeStats, FinishReason, add_stretches
 
 
 class TorchEngine:
-    """See ``Engine``. Prompts shared by a group are run once; finished rows are refilled before every cycle."""
+    """The embedded engine. Prompts shared by a group are run once; finished rows are refilled before every cycle."""
 
     def __init__(
         self,
@@ -48,31 +47,32 @@ class TorchEngine:
         """``measure``: whether overlap and entropies are collected beside counts; ``on_update``: keep or recompute.
 
         ``room``: drafts that a later ``configure`` may want, whether or not the system drafts now; its own always fit.
-        ``keep_state``: finished answers, too, come with what the decoding system kept of them (``Completion.state``).
-        ``parked_bytes``: for caches of answers whose requests say ``park``. ``clock``: seconds, by which
-        ``draft_tokens=auto`` goes; measured now and at every cycle.
+        ``keep_state``: finished completions, too, come with what the decoding system kept of them
+        (``Completion.state``). ``parked_bytes``: for caches of completions whose requests say ``park``.
+        ``clock``: seconds, by which ``draft_tokens=auto`` goes; measured now and at every cycle.
         """
         self.policy, self.decoding = policy, decoding
-        self.text = AnswerText(policy.tokenizer)
+        self.text = CompletionText(policy.tokenizer)
         self.on_update, self.keep_state = on_update, keep_state
         check_positions(policy.backbone.config, max_length)
         check_memory(policy.backbone.config, slots, max_length, policy.backbone.dtype, policy.device)
         check_parked(parked_bytes, policy.device)
+        system = SYSTEMS[decoding.system]
         sizes = SlotSizes(
             slots=slots,
             length=max_length,
-            drafts=max(decoding.limit if SYSTEMS[decoding.system].drafts else 0, room),
+            drafts=max(decoding.limit if system.drafts else 0, room),
             vocab=policy.vocab_size,
         )
         self.slots = Slots(sizes, policy.device)
         self.starts = self.slots.starts.tolist()  # of stretches
-        self.decoder: Decoder = make_part(SYSTEMS[decoding.system].decoder, policy, self.slots, decoding)
+        self.decoder: Decoder = system.decoder()(policy, self.slots, decoding)
         self.decoder.measure = measure
-        self.tracer = Tracer(SYSTEMS[decoding.system].drafter)
+        self.tracer = Tracer(system.drafter_name)
         if isinstance(self.decoder, DraftVerify):
             self.decoder.observers.append(self.tracer)
-        self.parking = Parking(self.slots, parked_bytes)
-        self.admission = Admission(self.slots, self.decoder, self.parking)
+        self.retention = KvRetention(self.slots, parked_bytes)
+        self.admission = Admission(self.slots, self.decoder, self.retention)
         self.clock = clock
         if isinstance(self.decoder, DraftVerify):
             time_cycles(self.decoder, self.slots, clock)
@@ -104,17 +104,17 @@ class TorchEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """One cycle for all active rows."""
+        """Run one cycle for all active rows; return what has finished."""
         self._admit()
         if not self.active:
             return []
         batch = len(self.active)
         began = self.clock()
         done = self.decoder.cycle(batch, max(self.fed), self.version)
-        # The only wait for the device in a cycle: who is done, how far each row and answer has come, its newest token.
+        # The only wait for the device in a cycle: who is done, how far rows and completions are, the newest token.
         slots = self.slots
-        told = torch.stack([done.long(), slots.fed[:batch], slots.last[:batch], slots.count[:batch]])
-        flags, self.fed, last, counts = told.tolist()
+        progress = torch.stack([done.long(), slots.fed[:batch], slots.last[:batch], slots.count[:batch]])
+        flags, self.fed, last, counts = progress.tolist()
         if isinstance(self.decoder, DraftVerify):
             self.decoder.took(self.clock() - began)
         ended: dict[int, FinishReason] = {slot: "stop" for slot in self._stop_strings(counts)}
@@ -140,13 +140,13 @@ class TorchEngine:
         self.policy.load(weights)
         self.version, self.head = version, self.policy.head_fingerprint()
         if self.on_update == "recompute":
-            self.parking.clear()
+            self.retention.clear()
             if self.active:
                 self._recompute()
 
     @torch.inference_mode()
     def configure(self, decoding: DecodingConfig) -> None:
-        """Running requests go on with it, whose output distribution is the same if both systems are exact."""
+        """Decode otherwise from now on; the output distribution is the same if both systems are exact."""
         now, then, room = SYSTEMS[self.decoding.system], SYSTEMS[decoding.system], self.slots.sizes.drafts
         if then.drafts and not 0 < decoding.limit <= room:
             raise UserError(
@@ -157,16 +157,16 @@ class TorchEngine:
             raise UserError(
                 f"decoding.system={decoding.system!r} is not possible now: it needs the part {missing[0]!r}"
             )
-        if then.decoder != now.decoder:
+        if then.decoder() is not now.decoder():
             raise UserError(f"decoding.system={decoding.system!r} is not possible now: its cycle is another one")
         if self.decoder.configure(decoding):
-            self.parking.clear()
+            self.retention.clear()
             if self.active:
                 self._recompute()
-        self.decoding, self.tracer.drafter = decoding, then.drafter
+        self.decoding, self.tracer.drafter = decoding, then.drafter_name
 
     def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """For requests that come from now on; running ones go on with what they have."""
+        """Remember completions for requests that come from now on; running ones go on with what they have."""
         self.slots.history.remember(prompt, answers)
 
     def _recompute(self) -> None:
@@ -189,14 +189,15 @@ class TorchEngine:
         self.active += new
 
     def _context(self, slot: int) -> list[int]:
-        """Prompt and answer so far of a running request."""
+        """Return prompt and completion so far of a running request."""
         count = int(self.slots.count[slot])
         return [*self.active[slot].token_ids, *self.slots.tokens[slot, :count].tolist()]
 
     def _stop_strings(self, counts: Sequence[int]) -> list[int]:
-        """Slots whose answer now holds one of its stop strings; cuts the answer after the token that completes it.
+        """Return slots whose completion now holds one of its stop strings, and cut it after the token that completes
+        it.
 
-        ``counts`` [B]: tokens of each answer.
+        ``counts`` [B]: tokens of each completion.
         """
         asked = [slot for slot, request in enumerate(self.active) if request.params.stop]
         if not asked:
@@ -210,7 +211,7 @@ class TorchEngine:
         return hit
 
     def _finish(self, ended: Mapping[int, FinishReason]) -> list[Finished]:
-        """Completions of slots, which are given back: the last active rows move into their places."""
+        """Return completions of slots and free these: the last active rows move into their places."""
         if not ended:
             return []
         finished = self._collect(dict(sorted(ended.items())))
@@ -218,7 +219,7 @@ class TorchEngine:
             request = self.active[slot]
             if request.park and self.decoder.extends:
                 history = [*request.token_ids, *answer.completion.token_ids.tolist()]
-                self.parking.park(slot, history, request.params.seed)
+                self.retention.park(slot, history, request.params.seed)
         left = len(self.active) - len(ended)
         sources = [slot for slot in range(left, len(self.active)) if slot not in ended]
         targets = sorted(slot for slot in ended if slot < left)
@@ -231,7 +232,7 @@ class TorchEngine:
         return finished
 
     def _collect(self, ended: Mapping[int, FinishReason]) -> list[Finished]:
-        """Completions, copied off the device: one copy a table, however many have ended at once."""
+        """Return completions, copied off the device: one copy a table, however many have ended at once."""
         slots, chosen = self.slots, torch.tensor([*ended], device=self.slots.device)
         tables = (slots.tokens, slots.logprobs, slots.versions, slots.contexts, slots.stats)
         ids, logprobs, versions, contexts, stats = (table[chosen].cpu().numpy() for table in tables)
@@ -266,13 +267,14 @@ class TorchEngine:
         return finished
 
     def _state(self, slot: int) -> dict[str, NDArray[np.float64]]:
-        """What the decoding system keeps of a running request."""
-        return {name: row.to("cpu", copy=True).numpy() for name, row in self.slots.kept(slot).items()}
+        """Return what the decoding system keeps of a running request."""
+        return {name: row.to("cpu", copy=True).numpy() for name, row in self.slots.export(slot).items()}
 
     def _stretches(
         self, begun: Sequence[Sequence[int]], sums: NDArray[np.float64]
     ) -> tuple[tuple[int, DecodeStats], ...]:
-        """Of stretches in which a cycle began, from their cycles and tokens [P + 1, 2] and sums [P + 1, n, K]."""
+        """Return the stretches in which a cycle began, from their cycles and tokens [P + 1, 2] and sums [P + 1, n,
+        K]."""
         stretches = []
         for start, (cycles, tokens), rows in zip((*self.starts, OPENING), begun, sums, strict=True):
             if cycles:
@@ -281,7 +283,7 @@ class TorchEngine:
 
 
 def _known(logprobs: NDArray[np.float32]) -> NDArray[np.float32] | None:
-    """A copy, if none of them is unknown."""
+    """Return a copy, if none of them is unknown."""
     return None if np.isnan(logprobs).any() else logprobs.copy()
 
 

@@ -7,16 +7,15 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from bebop.decoding import SYSTEMS
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
-from bebop.model.block import BlockDraftNetwork
-from bebop.model.block_length import BlockLengthNetwork
-from bebop.model.firp import PseudoStates
 from bebop.model.mtp import MTPHead
-from bebop.model.pipo import PairModel
-from bebop.model.pivot import PivotNetwork
 from bebop.rollout.engine import Request
+from bebop.systems import SYSTEMS
+from bebop.systems.block.network import BlockDraftNetwork, BlockLengthNetwork
+from bebop.systems.firp.network import PseudoStates
+from bebop.systems.pad.network import PivotNetwork
+from bebop.systems.pipo.network import PairModel
 from bebop.trajectory import Group, SamplingParams
 
 

@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file
 
 from bebop import adapt
-from bebop.adaptation.pivot import read_rollouts
 from bebop.config import DecodingConfig, ModelConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.pad.training import read_rollouts
 from tests.builders import requests
 from tests.cases import slow_but
 

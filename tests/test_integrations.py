@@ -1,17 +1,25 @@
-"""A guest is files of its own and a line in each registry: nothing else in the project knows its name."""
+"""A guest is files of its own and a line in each registry: nothing else in the project knows its name.
+
+A system that needs no trained part is a folder alone: the last test adds one.
+"""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 
-from bebop.decoding import PARTS, SYSTEMS
+from bebop import run, systems
+from bebop.config import DecodingConfig
+from bebop.systems import PARTS, SYSTEMS
+from tests.rollout.test_exactness import FEW, Case, check
 from tests.tree import ROOT, files
 
 GUESTS = ("firp", "pipo")
-# Systems and parts, their options, what they count, the papers; and what is written for people.
-REGISTRIES = ("bebop/decoding.py", "bebop/options.py", "bebop/catalogue.py", "recipes/reproduce/claims.py")
+# Options of systems and parts, what they count, the papers; and what is written for people.
+REGISTRIES = ("bebop/options.py", "bebop/catalogue.py", "recipes/reproduce/claims.py")
 REGISTRIES += ("pyproject.toml",)  # who may import whom
 REGISTRIES += ("recipes/reproduce/frontier/arms.py",)  # systems that are compared at several settings
 WRITTEN = (".md", ".json", ".svg")
@@ -43,14 +51,60 @@ def texts(paths: Iterable[Path]) -> dict[str, str]:
 def test_nothing_but_its_own_files_and_registries_names_a_guest(guest: str) -> None:
     tree = texts(files())
     assert naming(guest, tree) == []
-    assert "bebop/decoding.py" in tree and "rollout/target.py" in tree and ".gitignore" in tree
+    assert "bebop/systems/base.py" in tree and "rollout/target.py" in tree and ".gitignore" in tree
 
 
 @pytest.mark.parametrize("guest", [guest for guest in GUESTS if guest in PARTS])
 def test_a_guest_is_in_the_registries(guest: str) -> None:
     assert any(guest in system.needs for system in SYSTEMS.values())
     assert any(naming("elsewhere", {"a.py": "elsewhere"})), "the test can fail"
-    own = {f"bebop/model/{guest}.py": guest, f"trainer/{guest}_loss.py": guest, f"recipes/{guest}/x.py": guest}
+    files_of = ("bebop/systems/{}/network.py", "trainer/{}_loss.py", "recipes/{}/x.py")
+    own = {name.format(guest): guest for name in files_of}
     assert naming(guest, own) == []
     other = {"rollout/target.py": f"# as {guest.upper()} does", "trainer/x.py": guest, f"trainer/{guest}x.py": guest}
     assert naming(guest, other) == [*other]
+
+
+SYSTEM = """
+from dataclasses import dataclass
+from bebop.systems.base import System
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatSystem(System):
+    drafter_name: str = "repeat"
+    sampled: bool = False
+
+    def drafter(self):
+        from bebop.systems.repeat.decoding import RepeatDrafter
+        return RepeatDrafter
+
+SYSTEMS = (RepeatSystem(name="repeat", summary="drafts the newest tokens once more"),)
+"""
+DRAFTER = """
+import torch
+from bebop.rollout.decoding.base import Draft
+from bebop.rollout.decoding.ngram import NgramDrafter
+
+class RepeatDrafter(NgramDrafter):
+    def propose(self, rows, length):
+        length.start(rows)
+        newest = rows.sizes[:, None] + torch.arange(-length.limit, 0, device=rows.last.device)
+        return Draft(tokens=rows.context().gather(1, newest.clamp_min(0)), probs=None)
+"""
+
+
+def test_a_new_system_is_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "repeat").mkdir()
+    (tmp_path / "repeat" / "__init__.py").write_text(SYSTEM)
+    (tmp_path / "repeat" / "decoding.py").write_text(DRAFTER)
+    monkeypatch.setattr(systems, "__path__", [*systems.__path__, str(tmp_path)])
+    assert {system.name for system in systems.find_systems()} - set(SYSTEMS) == {"repeat"}
+    for system in systems.find_systems():
+        monkeypatch.setitem(SYSTEMS, system.name, system)
+    assert run.main(["--cfg", "decoding.system=repeat", "decoding.draft_tokens=2"]) == 0
+    check(Case(decoding=DecodingConfig(system="repeat", draft_tokens=2), prompts=((0, 1, 2),)), FEW)
+
+
+def test_systems_are_read_without_torch() -> None:
+    code = "import sys, bebop.systems; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -11,14 +11,12 @@ from shutil import copyfile, copytree, ignore_patterns
 
 import pytest
 
-from bebop.decoding import SYSTEMS
+from bebop.systems import SYSTEMS
 from tests.lint import FILE, FUNCTION, check_imports, too_long
 from tests.tree import LINKS, ROOT, SKIPPED, sources, under
 
-# Where a rollout may speak of the MTP head: in drafters, and where weights are handed to an engine.
-HEADED = ("bebop.rollout.decoding.drafters", "bebop.rollout.decoding.head", "bebop.rollout.decoding.unread",
-          "bebop.rollout.served_weights",
-          "bebop.rollout.sglang", "bebop.rollout.vllm")  # fmt: skip
+# Where a rollout may speak of the MTP head: in its drafter, and where weights are handed to an engine.
+HEADED = ("bebop.rollout.decoding.mtp", "bebop.rollout.served_weights", "bebop.rollout.sglang", "bebop.rollout.vllm")
 NAMES = rf"""["'](?:{"|".join(SYSTEMS)})["']"""
 COMPARED = re.compile(rf"[=!]= *{NAMES}|{NAMES} *[=!]=|\bin *[(\[{{][^)\]}}\n]*{NAMES}")
 LOOP = re.compile(r"\bfor [\w, ]+ in\b")
@@ -51,7 +49,7 @@ def test_words_stay_in_their_places() -> None:
         ("bebop.loop", 'if "target_only" != config.decoding.system: pass'),
         ("bebop.monitor.watch", "fixed = system in ('autoregressive', other)"),
         ("bebop.rollout.torch_engine", "if policy.mtp is not None:\n    pass"),
-        ("bebop.rollout.decoding.emit", "heads = weights('MTP')"),
+        ("bebop.rollout.decoding.draft_verify", "heads = weights('MTP')"),
     ],
 )
 def test_planted_words_are_caught(module: str, source: str) -> None:
@@ -63,7 +61,7 @@ def test_planted_words_are_caught(module: str, source: str) -> None:
     [
         ("bebop.loop", "pairs = [f(name) for name in ('target_only', 'pad')]"),
         ("bebop.loop", "near = sums['target_only'] > 1\nif rollout.name == 'bebop': pass"),
-        ("bebop.rollout.decoding.drafters.mtp", "head = policy.mtp"),
+        ("bebop.rollout.decoding.mtp", "head = policy.mtp"),
         ("bebop.trainer.policy", "head = policy.mtp"),
     ],
 )
@@ -84,19 +82,19 @@ PLANTED = [
     ("rollout/worker.py", "from bebop.trainer import losses", "bebop.rollout.worker -> bebop.trainer.losses"),
     ("trainer/rank.py", "from recipes.tiny.data import examples", "bebop.trainer.rank -> recipes.tiny.data"),
     (
-        "rollout/decoding/rules/block.py",
-        "from bebop.rollout.decoding.rules import rejection",
-        "bebop.rollout.decoding.rules.block -> bebop.rollout.decoding.rules.rejection",
+        "bebop/systems/firp/losses.py",
+        "from bebop.systems.block import losses",
+        "bebop.systems.firp.losses -> bebop.systems.block.losses",
     ),
     (
-        "rollout/decoding/lengths/entropy.py",
+        "rollout/decoding/lengths.py",
         "def f():\n    import bebop.trajectory",
-        "bebop.rollout.decoding.lengths.entropy -> bebop.trajectory",
+        "bebop.rollout.decoding.lengths -> bebop.trajectory",
     ),
     ("bebop/pool.py", "import ray.util", "bebop.pool -> ray"),
     ("bebop/config.py", "from omegaconf import DictConfig", "bebop.config -> omegaconf"),
     ("rollout/torch_engine.py", "import sglang.srt", "bebop.rollout.torch_engine -> sglang"),
-    ("rollout/room.py", "import vllm", "bebop.rollout.room -> vllm"),
+    ("rollout/capacity.py", "import vllm", "bebop.rollout.capacity -> vllm"),
     ("recipes/megatron/job.py", "import verl", "bebop.megatron_job.job -> verl"),
     ("trainer/optim.py", "import megatron.core", "bebop.trainer.optim -> megatron"),
     ("bebop/adapt.py", "from plotly import graph_objects", "bebop.adapt -> plotly"),

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from bebop.decoding import SYSTEMS
 from bebop.metrics import values
 from bebop.model.backbone import Policy
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems import SYSTEMS
 from bebop.trainer.policy import PolicyTrainer
 from bebop.weight_manifest import verified, with_manifest
 from tests.builders import requests, tiny_policy

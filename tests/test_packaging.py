@@ -89,6 +89,8 @@ def test_no_file_holds_a_machine_path() -> None:
 
 def shipped(path: Path) -> str | None:
     """The name of a file in the wheel; None if it stays out: of a lent recipe, its modules and settings are shipped."""
+    if path.name == "README.md":
+        return None
     if (place := lent(path)) is not None:
         return str(place) if path.suffix in (".py", ".yaml", ".json") else None
     if path.parts[0] in LINKS:

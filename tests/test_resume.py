@@ -6,7 +6,6 @@
 import asyncio
 import dataclasses
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,14 @@ from bebop.adaptation.ranks import ALONE
 from bebop.bench.gpu.job import InProcess
 from bebop.compose import adapt_config
 from bebop.config import JobConfig, ModelConfig
-from bebop.decoding import PARTS, SYSTEMS
 from bebop.loop import Loop
 from bebop.model.checkpoint import load_tokenizer
 from bebop.model.parts import has_part
 from bebop.parsing import from_dict
 from bebop.past_answers import PastAnswers
-from bebop.rollout.decoding.lengths.entropy import EntropyLength
+from bebop.rollout.decoding.lengths import EntropyLength
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.systems import PARTS, SYSTEMS
 from bebop.tasks.epochs import Epochs
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer import checkpoint
@@ -40,12 +39,12 @@ pytestmark = pytest.mark.slow
 def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Those that do not come with the built-in model, hardly trained."""
     made = {}
-    wanted = {part for system in SYSTEMS.values() if not system.untrainable for part in system.needs}
+    wanted = {part for system in SYSTEMS.values() if not system.train_error for part in system.needs}
     for name in sorted(part for part in wanted if not has_part(ModelConfig(), part)):
         folder = tmp_path_factory.mktemp(name)
         small = ["task=gcd", "data.sequences=4", "data.sampling.max_new_tokens=10", "evaluation.prompts=2"]
         config = adapt_config([f"part={name}", *small, "options.steps=1", "progress=false", f"dir={folder}"])
-        training = import_module(PARTS[name].trainer).EntryClass(config, folder, ALONE)
+        training = PARTS[name].job()(config, folder, ALONE)
         training.run()
         made[name] = str(training.written()["part"])
     return made
@@ -95,7 +94,7 @@ def differs(system: str, folder: Path, parts: Mapping[str, str], size: int | Non
     return half.rows != whole.rows[2:] or any(not torch.equal(ours[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.parametrize("system", [name for name, system in SYSTEMS.items() if not system.untrainable])
+@pytest.mark.parametrize("system", [name for name, system in SYSTEMS.items() if not system.train_error])
 def test_a_resumed_job_repeats_an_uninterrupted_one_to_the_bit(
     system: str, parts: dict[str, str], tmp_path: Path
 ) -> None:

@@ -155,3 +155,15 @@ def rows_of_step(count: int, size: int, seed: int, step: int) -> list[int]:
     places = [divmod(index, count) for index in range(step * size, (step + 1) * size)]
     orders = {epoch: random.Random(f"{seed}/{epoch}").sample(range(count), count) for epoch in dict(places)}
     return [orders[epoch][place] for epoch, place in places]
+
+
+def random_anchors(ends: Tensor, answers: Tensor, anchors: int, seed: int) -> Tensor:
+    """At most ``anchors`` positions [B, A] a text, from the last token of its prompt to its last but one, none twice.
+
+    A text with fewer has some beyond its end. ``ends``, ``answers`` [B]: tokens of the text, and of its answer.
+    """
+    numbers = torch.Generator().manual_seed(seed)
+    rank = torch.rand(len(ends), max(anchors, int(answers.max())), generator=numbers)
+    # Positions that an answer does not have come last, where nothing is predicted.
+    rank[torch.arange(rank.shape[1]) >= answers[:, None]] += 1
+    return rank.argsort(1)[:, :anchors] + (ends - answers - 1)[:, None]

@@ -26,9 +26,9 @@ from bebop.model.mtp import chain
 from bebop.rollout.decoding.sampling import BatchSampling, entropy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.systems.pad.labels import Rollouts
 from bebop.tasks.steps import wrong_steps
 from bebop.trainer.chains import TokenRow, chain_rows
-from bebop.trainer.pivot_labels import Rollouts
 from bebop.trajectory import Prompt
 
 ROWS = 16  # completions read side by side

@@ -14,13 +14,13 @@ from bebop.certify.answers import Answer
 from bebop.certify.reference import Progress
 from bebop.certify.white_box import WhiteBox
 from bebop.config_certify import CertifyConfig
-from bebop.decoding import SYSTEMS
 from bebop.model.checkpoint import load_policy
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Finished, Request
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.systems import SYSTEMS
 
 
 def make(config: CertifyConfig) -> "EmbeddedEngine":

@@ -375,11 +375,11 @@ class SlotContext:
         for store in (self.keys, self.values):
             store[:, first:end, :, :length] = store[:, source : source + 1, :, :length].clone()
 
-    def taken(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
+    def snapshot(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
         """Return a copy of the first ``length`` entries of a slot: keys and values [layers, Hkv, length, D]."""
         return self.keys[:, slot, :, :length].clone(), self.values[:, slot, :, :length].clone()
 
-    def give(self, slot: int, held: tuple[Tensor, Tensor], length: int) -> None:
-        """Put the first ``length`` entries that ``taken`` gave into a slot."""
+    def restore(self, slot: int, held: tuple[Tensor, Tensor], length: int) -> None:
+        """Put the first ``length`` entries that ``snapshot`` gave into a slot."""
         for store, own in zip((self.keys, self.values), held, strict=True):
             store[:, slot, :, :length] = own[:, :, :length]

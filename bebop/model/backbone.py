@@ -106,6 +106,13 @@ def head_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix("mtp."): tensor for name, tensor in weights.items() if name.startswith("mtp.")}
 
 
+def shared_tables(policy: Policy) -> tuple[Tensor, Tensor]:
+    """Return the embedding and the language-model head of the target, both [V, d]."""
+    backbone = policy.backbone
+    embedding, head = backbone.get_input_embeddings().weight, backbone.get_output_embeddings().weight
+    return embedding.detach(), head.detach()
+
+
 @contextmanager
 def tapped(modules: Any, layers: Collection[int]) -> Iterator[dict[int, Tensor]]:
     """What comes out of these decoder layers while the block runs; negative ones count from the last."""

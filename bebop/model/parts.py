@@ -8,7 +8,6 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bebop.config import ModelConfig
-from bebop.decoding import PARTS
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.fingerprint import fingerprint
+from bebop.systems import PARTS
 
 SHIPPED = {"tiny": Path(__file__).parent / "tiny" / "parts"}  # model.path -> folder of the parts that come with it
 
@@ -87,8 +86,9 @@ def save_part(path: Path, module: nn.Module, card: PartCard) -> None:
 
 def make_module(name: str, settings: Mapping[str, Any]) -> nn.Module:
     """Return the network of a part."""
-    module: nn.Module = import_module(f"bebop.model.{PARTS[name].model}").EntryClass(**settings)
-    return module
+    network = PARTS[name].network
+    assert network is not None, "it is in the checkpoint"
+    return network()(**settings)
 
 
 def load_part(name: str, path: Path, policy: Policy) -> nn.Module:

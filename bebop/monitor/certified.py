@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bebop.config import JobConfig
-from bebop.decoding import SYSTEMS
+from bebop.systems import SYSTEMS
 from bebop.trajectory import Group
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bebop.decoding import SYSTEMS
 from bebop.monitor.drift import Decomposition
 from bebop.monitor.estimate import Estimate
+from bebop.systems import SYSTEMS
 
 State = Literal["steady", "entropy-driven", "mismatch-driven", "broken"]
 Kind = Literal["none", "resync", "cotrain_start", "cotrain_stop", "set_length", "set_system"]

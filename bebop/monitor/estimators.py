@@ -16,9 +16,9 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.decoding import HEAD_OVERLAP, HEAD_READ
 from bebop.metrics import Max, Mean, Metrics, Percentile, Sum
 from bebop.monitor.records import AFTER, first_of_kind
+from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
 from bebop.trajectory import OPENING, Completion, DecodeStats, Ending, Group, Trajectory
 
 SHARES = {"p50": 0.5, "p99": 0.99}

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.decoding import HEAD_OVERLAP, HEAD_READ
 from bebop.errors import UserError
 from bebop.monitor.estimate import Array
+from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
 from bebop.trajectory import DRAFT_STATS, MEASURED, OPENING, STRETCH, Completion, DecodeStats, Group
 
 PER_ROW = ("cycles", "emitted", "entropy_sum", "entropy_count")

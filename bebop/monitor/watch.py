@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from bebop.config import DecodingConfig, JobConfig, MonitorConfig
-from bebop.decoding import SYSTEMS
 from bebop.monitor.certified import Certificate, Certified
 from bebop.monitor.controller import Action, ControllerConfig, Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
@@ -21,6 +20,7 @@ from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.monitor.records import from_groups
 from bebop.protocols import Trainer
 from bebop.sinks import StepLog
+from bebop.systems import SYSTEMS
 from bebop.trajectory import Group, Trajectory, before
 
 COTRAIN = ("cotrain_start", "cotrain_stop")
@@ -204,7 +204,7 @@ Monitor = JobMonitor | NullMonitor
 def can_monitor(config: JobConfig) -> bool:
     """Return whether a job can be watched: of a head beside history, overlaps have to be measured."""
     system, monitor = SYSTEMS[config.decoding.system], config.monitor
-    return monitor.drift and system.watched and (monitor.decode_stats or not system.history)
+    return monitor.drift and system.monitored and (monitor.decode_stats or not system.history)
 
 
 def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None = None) -> MonitorSettings:
@@ -213,7 +213,7 @@ def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None
     A greedy draft's distribution is one-hot, so its overlap is p(argmax q), what accepts it.
     """
     system = SYSTEMS[decoding.system]
-    fixed = decoding.length == "fixed" and not system.history  # history drafts as many as it is sure of
+    fixed = system.fixed_length and not decoding.timed and not system.history  # history drafts as many as it is sure of
     chain = not system.tree  # the overlap is that of a single draft, and more nodes need not be deeper
     return MonitorSettings(
         head_alone=system.history,

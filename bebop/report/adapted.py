@@ -17,7 +17,7 @@ import torch
 import transformers
 import yaml
 
-from bebop import __version__, decoding
+from bebop import __version__
 from bebop.adaptation.evaluation import Measured, change
 from bebop.adaptation.probe import Array, Probe
 from bebop.adaptation.results import Results, Snapshot, boundary_share
@@ -29,6 +29,7 @@ from bebop.report.document import Card, document, table
 from bebop.report.figures import PALETTE, Key, Panel, Trace, layout, line_trace, rounded, same_scale
 from bebop.report.runs import Run, origin
 from bebop.sinks import read_jsonl
+from bebop.systems import SYSTEMS as ALL_SYSTEMS
 
 SYSTEMS = {"bebop": "sampled drafts", "target_only": "greedy drafts"}  # decoding system -> as readers know it
 DISTRIBUTIONS = {  # sums that describe the distributions of head and model rather than what was accepted
@@ -70,7 +71,7 @@ def rows(results: Results) -> Iterator[Row]:
         for k in range(1, drafts(results) + 1):
             yield _row(results, system, f"acceptance, draft {k}", "accepted", k)
         # Greedy drafts have a one-hot distribution, of which overlap and entropy say nothing new.
-        for name, label in DISTRIBUTIONS.items() if decoding.SYSTEMS[system].sampled else ():
+        for name, label in DISTRIBUTIONS.items() if ALL_SYSTEMS[system].sampled else ():
             yield _row(results, system, label, name)
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.machine import MACHINE
 from bebop.reading import finite, parse_json, parse_yaml
 from bebop.run_folder import CONFIG, OVERRIDES
 from bebop.sinks import read_jsonl
+from bebop.systems import SYSTEMS
 
 DASH = "\N{EN DASH}"  # shown where there is no data
 HEADS = ("Run", "Model", "Task", "System", "Steps", "Reward", "Accept length", "Tokens/s", "Minutes")

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bebop.config import JobConfig
-from bebop.decoding import SYSTEMS, System
 from bebop.monitor.controller import CAUSES, State
 from bebop.monitor.drift import Decomposition
 from bebop.monitor.drift_monitor import Explanation
 from bebop.monitor.estimate import Estimate
 from bebop.parsing import settings
 from bebop.report.runs import DASH, FIRST, Run, windows
+from bebop.systems import SYSTEMS
+from bebop.systems.base import System
 
 IDLE = 0.3  # share of its time that a trainer may wait before something should be done about it
 NOTHING = "Nothing needs to be done."

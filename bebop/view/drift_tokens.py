@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.monitor.drift_monitor import MonitorSettings
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.records import first_of_kind, kind_name
 from bebop.monitor.token_drift import Ints, Part, Places, TokenDrift, share_out
+from bebop.systems import SYSTEMS
 from bebop.trajectories import NAME, StoredAnswer, Trajectories
 from bebop.view.folders import alarms
 

@@ -17,9 +17,9 @@ from bebop.bench.gpu import models
 from bebop.bench.gpu.models import CYCLES, PROMPT, TINY, WARM, Shape, policy_of, prompt_of
 from bebop.bench.gpu.stage import STEADY, Context, Row
 from bebop.config import DecodingConfig
-from bebop.decoding import SYSTEMS
 from bebop.model.checkpoint import save_policy
 from bebop.rollout.vllm.arguments import BLOCK, HOSTINGS
+from bebop.systems import SYSTEMS
 
 # vLLM's CPU kernels want heads of 64.
 SHAPES = {**models.SHAPES, "tiny": replace(TINY, hidden=128, inner=256, heads=2, kv_heads=1, head_dim=64)}
@@ -122,7 +122,7 @@ def engine_arguments(arm: Arm, device: str, batches: Sequence[int]) -> dict[str,
         "max_model_len": PROMPT + CYCLES * (arm.drafts + 1) + arm.drafts + 1, "seed": 0, "skip_tokenizer_init": True,
         "generation_config": "vllm", "enable_prefix_caching": False, "disable_log_stats": True,
         "use_tqdm_on_load": False, "async_scheduling": arm.runner == "v2", "kv_cache_memory_bytes": CACHE[device],
-        "speculative_config": HOSTINGS[SYSTEMS[arm.system].drafter].arguments(decoding),
+        "speculative_config": HOSTINGS[SYSTEMS[arm.system].drafter_name].arguments(decoding),
     }  # fmt: skip
     if device == "cpu":
         return {**arguments, "enforce_eager": True, "block_size": BLOCK}

@@ -18,13 +18,13 @@ from tqdm import tqdm
 from bebop.bench.history import looking_up
 from bebop.bench.record import best_of
 from bebop.config import DecodingConfig, ModelConfig
-from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.options import HistoryOptions
 from bebop.past_answers import Completions, PastAnswers
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems import SYSTEMS
 from bebop.trainer import checkpoint
 from bebop.trajectories import NAME, StoredAnswer, Trajectories
 from bebop.trajectory import SamplingParams

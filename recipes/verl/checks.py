@@ -7,9 +7,9 @@ from typing import Any
 from packaging.version import Version
 
 from bebop.config import DecodingConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.parsing import check
+from bebop.systems import SYSTEMS
 from bebop.verl_job.settings import HEADS, VerlConfig, parse_engine
 
 OLDEST_SGLANG = "0.5.14"

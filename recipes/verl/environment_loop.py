@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bebop.errors import UserError
-from bebop.rollout.text import AnswerText
+from bebop.rollout.detokenize import CompletionText
 from bebop.tasks.chat_delta import ChatDelta
 from bebop.tasks.environment import EnvironmentLost, EnvStep, question
 from bebop.tasks.environment import seed as environment_seed
@@ -78,7 +78,7 @@ class EnvironmentLoop:
         if episodes.kind.tokens:
             raise UserError(f"environment {episodes.kind.name} makes tokens of its own: verl's loop has no use for it")
         self.episodes, self.delta, self.stops, self.limits, self.seed = episodes, delta, stops, limits, seed
-        self._text, self._params = AnswerText(delta.tokenizer), SamplingParams(stop_token_ids=stops)
+        self._text, self._params = CompletionText(delta.tokenizer), SamplingParams(stop_token_ids=stops)
 
     async def play(self, index: int, args: Mapping[str, Any], generate: Generate) -> Played | None:
         """Play question ``index``; None if its environments were lost too often: no row, never one with reward 0."""

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from ray.util.metrics import Gauge
 
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.metrics import values
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
 from bebop.monitor.estimators import decode_metrics, drafting_metrics
 from bebop.monitor.records import first_of_kind, from_stats
+from bebop.systems import SYSTEMS
 from bebop.trajectory import DecodeStats
 from bebop.verl_job.hooks import wrap
 from bebop.verl_job.settings import VerlConfig, current

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig, ModelConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.engine import Request
 from bebop.rollout.engine_thread import EngineThread
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.systems import SYSTEMS
 from bebop.trajectory import Completion, SamplingParams
 from bebop.verl_job.names import checkpoint_to_engine
 from bebop.verl_job.settings import EngineConfig

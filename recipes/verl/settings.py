@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bebop.config import HeadConfig
-from bebop.decoding import SYSTEMS
 from bebop.parsing import check, from_dict
+from bebop.systems import SYSTEMS
 
 VARIABLE = "BEBOP_VERL"
 SELECTOR = "BEBOP_VERL_SELECTOR"  # which of SGLang's models are sent weights: target, or all
@@ -77,7 +77,7 @@ def plain(node: Any) -> Any:
 class EngineConfig:
     """The embedded engine behind verl: ``actor_rollout_ref.rollout.engine_kwargs.bebop``."""
 
-    system: str = "bebop"  # see bebop/decoding.py
+    system: str = "bebop"  # see bebop/systems
     draft_tokens: int = 3
     slots: int = 32  # requests decoded side by side
     threads: int = 1  # CPU threads
@@ -90,7 +90,7 @@ class EngineConfig:
         hosted = [name for name, system in SYSTEMS.items() if system.exact and not system.needs]
         chosen = SYSTEMS.get(self.system)
         needs = "a job of verl brings no trained part" if chosen is not None and chosen.needs else ""
-        refused = (chosen.untrainable if chosen is not None else "") or needs
+        refused = (chosen.train_error if chosen is not None else "") or needs
         words = f"{refused}{'; ' * bool(refused)}choose one of {', '.join(hosted)}"
         check(self.system in hosted, "engine_kwargs.bebop.system", self.system, words)
         known = self.on_update in ("keep", "recompute")

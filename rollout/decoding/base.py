@@ -33,13 +33,15 @@ class Draft:
     head: Tensor | None = None  # [B, V] the head's own distribution at the first draft, where ``probs`` mixes it
 
     def widths(self) -> Tensor:
-        """Tokens of each row's cycle before verification [B, K], the newest included: at every position the same."""
+        """Return tokens of each row's cycle before verification [B, K], the newest included: at every position the
+        same."""
         width = self.tokens.shape[1]
         lengths = self.tokens.new_full((len(self.tokens),), width) if self.lengths is None else self.lengths
         return (lengths + 1)[:, None].expand(-1, width)
 
-    def along(self, accepted: "Accepted") -> "Draft":
-        """A tree as the chain that its path was: D drafts, at each depth the first child of the node accepted before.
+    def to_chain(self, accepted: "Accepted") -> "Draft":
+        """Return a tree as the chain that its path was: D drafts, at each depth the first child of the node accepted
+        before.
 
         Beyond that path they mean nothing, and ``lengths`` leaves them out.
         """
@@ -69,8 +71,8 @@ class TargetOutput:
     layers: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> [B, K + 1, d] after it, those asked for
     extra: Tensor | None = None  # [B, K + 1, ...] of a drafter that takes part in the pass
 
-    def at(self, rows: Tensor) -> "TargetOutput":
-        """Its rows [B, n], in their order."""
+    def gather_rows(self, rows: Tensor) -> "TargetOutput":
+        """Return its rows [B, n], in their order."""
         return TargetOutput(
             hidden=_take(self.hidden, rows),
             logits=_take(self.logits, rows),
@@ -94,7 +96,7 @@ class Accepted:
     def chain(
         cls, draft: Draft, lengths: Tensor, recovered: Tensor, counts: Mapping[str, Tensor] | None = None
     ) -> Self:
-        """The first ``lengths`` [B] drafts and the token [B] after them."""
+        """Return the first ``lengths`` [B] drafts and the token [B] after them."""
         assert draft.parents is None, "this rule judges chains"
         return cls(tokens=_then(draft.tokens, lengths, recovered), lengths=lengths, counts=counts or {})
 
@@ -102,7 +104,8 @@ class Accepted:
     def path(
         cls, draft: Draft, rows: Tensor, lengths: Tensor, recovered: Tensor, counts: Mapping[str, Tensor] | None = None
     ) -> Self:
-        """The ``lengths`` [B] nodes behind ``rows`` [B, D + 1] of the target's output, and the token [B] after them.
+        """Return the ``lengths`` [B] nodes behind ``rows`` [B, D + 1] of the target's output, and the token [B] after
+        them.
 
         Row 0 comes first, then 1 + each accepted node; what follows means nothing but has to be a row.
         """
@@ -111,13 +114,13 @@ class Accepted:
 
 
 def _then(drafts: Tensor, lengths: Tensor, recovered: Tensor) -> Tensor:
-    """The first ``lengths`` [B] of drafts [B, K], then the token [B] after them, [B, K + 1] in all."""
+    """Return the first ``lengths`` [B] of drafts [B, K], then the token [B] after them, [B, K + 1] in all."""
     tokens = torch.cat([drafts, recovered[:, None]], 1)
     return tokens.scatter(1, lengths[:, None], recovered[:, None])
 
 
 def _take(values: Tensor, rows: Tensor) -> Tensor:
-    """Rows [B, n] of values [B, K, ...]."""
+    """Return rows [B, n] of values [B, K, ...]."""
     return values[torch.arange(len(rows), device=rows.device)[:, None], rows]
 
 
@@ -127,7 +130,7 @@ class Rows:
     def __init__(self, slots: Slots, batch: int, longest: int) -> None:
         """``longest``: most entries that a row has in the caches, so that nobody has to ask the device for it."""
         self.slots, self.batch = slots, batch
-        self.used = slots.looked_at(longest)
+        self.used = slots.attention_width(longest)
         self.sampling = slots.sampling(batch)
         self.fed = slots.fed[:batch]  # [B] entries in the caches
         self.last = slots.last[:batch]  # [B] the newest token, not fed yet
@@ -147,7 +150,7 @@ class Rows:
         self.uniforms = self._uniforms(self.slots.seed[: self.batch] ^ sources)
 
     def _uniforms(self, seeds: Tensor) -> Tensor:
-        """Uniforms [B, 2K + 2] of this cycle for streams [B]."""
+        """Return uniforms [B, 2K + 2] of this cycle for streams [B]."""
         return uniforms(seeds, self.sizes - 1, 2 * self.slots.sizes.drafts + 2)
 
     @property
@@ -157,21 +160,26 @@ class Rows:
 
     @property
     def sizes(self) -> Tensor:
-        """Tokens of prompt and answer [B]."""
+        """Tokens of prompt and completion [B]."""
         return (self.slots.asked + self.slots.count)[: self.batch]
 
     def context(self) -> Tensor:
-        """Prompt and answer [B, C] of each row; beyond ``sizes``, nothing. For cycles with a token an entry."""
+        """Return prompt and completion [B, C] of each row; beyond ``sizes``, nothing.
+
+        For cycles with a token an entry.
+        """
         return self.slots.context(self.batch, self.used)
 
-    def tests(self, drafts: int) -> Tensor:
-        """Uniforms [B, drafts + 2] to verify with. The last two have their place whatever this cycle drafted: its
+    def verify_uniforms(self, drafts: int) -> Tensor:
+        """Return uniforms [B, drafts + 2] to verify with.
+
+        The last two have their place whatever this cycle drafted: its
         width is that of the longest draft in the batch."""
         room = self.slots.sizes.drafts
         return torch.cat([self.uniforms[:, room : room + drafts], self.uniforms[:, 2 * room :]], 1)
 
     def probs(self, logits: Tensor, seen: Tensor | None = None, temperature: float | Tensor | None = None) -> Tensor:
-        """The sampling distributions [B, n, V] of logits [B, n, V].
+        """Return the sampling distributions [B, n, V] of logits [B, n, V].
 
         ``seen`` [B, n, V]: what penalties see; ``temperature``: other than the rows' own, of all or of each [B].
         """
@@ -191,11 +199,15 @@ class DraftLength(Protocol):
     counts: tuple[str, ...]  # statistics of its own, summed over the positions that were reached
 
     def start(self, rows: Rows) -> Tensor | None:
-        """Drafts wanted [B] in this cycle as far as is known beforehand; None: ``limit``. Once, before all else."""
+        """Return drafts wanted [B] in this cycle as far as is known beforehand; None: ``limit``.
+
+        Once, before all else.
+        """
         ...
 
     def extend(self, step: int, entropies: Tensor) -> Tensor | None:
-        """Which rows draft token ``step`` (from 0), given the draft distributions' entropies [B, step + 1]; None: all.
+        """Return which rows draft token ``step`` (from 0), given the draft distributions' entropies [B, step + 1];
+        None: all.
 
         Called before the token is sampled. The rule may not look at the target, and may not drop a token once it has
         been sampled for being unlikely: that would filter the draft distribution and bias the output (SPEC 1.7).
@@ -203,19 +215,21 @@ class DraftLength(Protocol):
         ...
 
     def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
-        """Learn from a cycle; of a tree it is shown the path, as ``Draft.along`` makes a chain of it.
+        """Learn from a cycle; of a tree it is shown the path, as ``Draft.to_chain`` makes a chain of it.
 
-        What is learned belongs to the request (``Slots.add``): an answer may not depend on those beside it or before.
+        What is learned belongs to the request (``Slots.register_column``): a completion may not depend on those beside
+        it or before.
         """
         ...
 
     def count(self, draft: Draft) -> Mapping[str, Tensor]:
-        """The statistics [B, K] that it names, of a cycle."""
+        """Return the statistics [B, K] that it names, of a cycle."""
         ...
 
 
 def counted(length: DraftLength, wanted: Tensor | None, entropies: Tensor) -> Tensor | None:
-    """How many drafts count in each row [B], asked step by step as if they were drawn one after another; None: all."""
+    """Return how many drafts count in each row [B], asked step by step as if they were drawn one after another; None:
+    all."""
     asked = [length.extend(step, entropies[:, : step + 1]) for step in range(entropies.shape[1])]
     if all(go_on is None for go_on in asked):
         return wanted
@@ -229,14 +243,15 @@ class TargetPass(Protocol):
     """A pass of the target in which a drafter takes part."""
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotContext, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """Final hidden states [B, n, d] of tokens [B, n], and the drafter's own [B, A, ...] for the rows ``anchors``.
+        """Return final hidden states [B, n, d] of tokens [B, n], and the drafter's own [B, A, ...] for the rows
+        ``anchors``.
 
         The cache is placed. What the target computes may not change, nor what is left in the cache.
         """
         ...
 
     def beside(self, rows: int) -> Sequence[int]:
-        """Positions that it adds to each of so many rows of a verification, whatever layers they go through."""
+        """Return positions that it adds to each of so many rows of a verification, whatever layers they go through."""
         ...
 
 
@@ -294,7 +309,7 @@ class Decoder(Protocol):
         ...
 
     def entries(self, slot: int, context: list[int]) -> Sequence[Hashable]:
-        """What the caches are made of for a context (prompt, answer so far) in a slot: an item an entry.
+        """Return what the caches are made of for a context (prompt, completion so far) in a slot: an item an entry.
 
         The next cycle feeds the last one. Equal ones are read once.
         """
@@ -312,5 +327,6 @@ class Decoder(Protocol):
         ...
 
     def stages(self) -> list[tuple[Any, str, str]]:
-        """What a benchmark may time: an object, its method, and of what it is a part: prefill, verify or draft."""
+        """Return what a benchmark may time: an object, its method, and of what it is a part: prefill, verify or
+        draft."""
         ...

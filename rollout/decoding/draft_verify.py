@@ -1,14 +1,14 @@
-"""The cycle of speculative decoding, whatever the parts: draft, verify, accept, emit, commit."""
+"""The cycle of speculative decoding, whatever the parts: draft, verify, accept, commit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.decoding import HEAD_OVERLAP, HEAD_READ, SYSTEMS
 from bebop.kernels.tree_verify import ancestry
+from bebop.kernels.verify import one_hot
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy
 from bebop.model.ragged_attention import Ragged
@@ -22,11 +22,13 @@ from bebop.rollout.decoding.base import (
     TargetOutput,
     TargetPass,
 )
-from bebop.rollout.decoding.emit import end, measure, remember, seen_at, write
-from bebop.rollout.decoding.registry import make_part
-from bebop.rollout.decoding.timed_length import TimedLength
+from bebop.rollout.decoding.sampling import entropy
+from bebop.rollout.decoding.timed_lengths import TimedLength
 from bebop.rollout.slots import Slots, on_device
 from bebop.rollout.target import Target
+from bebop.systems import SYSTEMS
+from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
+from bebop.trajectory import MEASURED
 
 # Called once a cycle, before anything is written: rows, draft, target's output, what was accepted, and how many tokens
 # of it count [B]. A tree has become the chain of its accepted path. May keep what it is shown and change nothing.
@@ -37,7 +39,7 @@ WORTH_PACKING = 0.8
 
 
 class DraftVerify:
-    """See ``Decoder``. Without a drafter it is plain decoding."""
+    """The cycle of drafting and verifying. Without a drafter it is plain decoding."""
 
     extends = True
 
@@ -48,22 +50,22 @@ class DraftVerify:
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         self.policy, self.slots = policy, slots
         self.target = Target(policy, slots)
-        self.drafters: dict[str, Drafter] = {}  # all that were ever in charge: they read on, and may return at any time
+        self.drafters: dict[object, Drafter] = {}  # by class; once in charge, they read on and may return
         self.measure = True
         self.timing: object = None  # what is known of the time of cycles, also when another length comes between
         self.observers: list[Observer] = []  # are shown every cycle
         self.configure(config)
 
     def configure(self, config: DecodingConfig) -> bool:
-        """See ``Decoder``."""
-        system = SYSTEMS[config.system]
-        new = system.drafts and system.drafter not in self.drafters
-        self.drafter = None
+        """Decode otherwise from now on; return whether the drafter is new, which has not read the running contexts."""
+        system, parts = SYSTEMS[config.system], (self.policy, self.slots, config)
+        new, self.drafter = False, None
         if system.drafts:
-            self.drafter = make_part(f"drafters.{system.drafter}", self.policy, self.slots, config)
-            self.drafters[system.drafter] = self.drafter
-        self.rule = make_part(f"rules.{system.rule}", self.policy, self.slots, config)
-        self.length = make_part(f"lengths.{config.length}", self.policy, self.slots, config)
+            kind = system.drafter()
+            new, self.drafter = kind not in self.drafters, kind(*parts)
+            self.drafters[kind] = self.drafter
+        self.rule = system.rule()(*parts)
+        self.length = (system.auto_length() if config.timed else system.length())(*parts)
         if isinstance(self.length, TimedLength):
             self.timing = self.length.take(self.timing)
         self.slots.extend_stats((*self.rule.counts, *self.length.counts))
@@ -71,15 +73,15 @@ class DraftVerify:
 
     @property
     def exact(self) -> bool:
-        """See ``Decoder``."""
+        """Whether tokens of this cycle have the target's distribution."""
         return self.rule.exact
 
     def entries(self, slot: int, context: list[int]) -> list[int]:
-        """See ``Decoder``: a token an entry."""
+        """Return the context itself: a token an entry."""
         return context
 
     def prefill(self, first: int, contexts: Sequence[Sequence[int]], starts: Sequence[int] = ()) -> None:
-        """See ``Decoder``."""
+        """Read contexts into slots ``first``, ``first`` + 1, ..."""
         starts = starts or [0] * len(contexts)
         parts = [context[start:] for context, start in zip(contexts, starts, strict=True)]
         lengths = [len(part) - 1 for part in parts]
@@ -95,20 +97,20 @@ class DraftVerify:
 
     @torch.inference_mode()
     def cycle(self, batch: int, longest: int, version: int) -> Tensor:
-        """See ``Decoder``."""
+        """Advance the first B slots by a cycle."""
         slots, rows = self.slots, Rows(self.slots, batch, longest)
         if self.drafter is not None:
             draft = self.drafter.propose(rows, self.length)
         else:
             draft = Draft(tokens=slots.last.new_zeros(batch, 0), probs=None)
         out = self._verify(rows, draft)
-        accepted = self.rule.accept(rows, draft, out, rows.tests(draft.tokens.shape[1]))
+        accepted = self.rule.accept(rows, draft, out, rows.verify_uniforms(draft.tokens.shape[1]))
         # Written in place: ``+=`` of a slice copies what it has written onto itself, a kernel more.
         if self._beside() is not None:
             slots.work[:batch, 3].add_(self._extra_positions(rows, draft))
         if accepted.rows is not None and draft.parents is not None:  # from here on the path is a chain
             self.target.keep(rows, accepted.rows)
-            draft, out = draft.along(accepted), out.at(accepted.rows)
+            draft, out = draft.to_chain(accepted), out.gather_rows(accepted.rows)
         emitted, done = end(rows, accepted)
         for observe in self.observers:
             observe(rows, draft, out, accepted, emitted)
@@ -136,7 +138,7 @@ class DraftVerify:
             self.length.took(seconds)
 
     def stages(self) -> list[tuple[Any, str, str]]:
-        """See ``Decoder``."""
+        """Return what a benchmark may time."""
         drafting = [(d, name, "draft") for d in self.drafters.values() for name in ("propose", "commit")]
         return [(self, "prefill", "prefill"), (self.target, "verify", "verify"), *drafting]
 
@@ -159,13 +161,14 @@ class DraftVerify:
         return {layer for drafter in self.drafters.values() for layer in drafter.layers} | {*self.rule.layers}
 
     def _beside(self) -> TargetPass | None:
-        """Of the one drafter that takes part in the target's passes; it does so on when another one is in charge."""
+        """Return the pass of the one drafter that takes part in the target's; it goes on when another one is in
+        charge."""
         passes = [drafter.target_pass for drafter in self.drafters.values() if drafter.target_pass is not None]
         assert len(passes) < 2, "one pass of the target has room for one drafter"
         return passes[0] if passes else None
 
     def _extra_positions(self, rows: Rows, draft: Draft) -> Tensor | int:
-        """Of each row [B] in the pass over a draft, beside its newest token and those of its drafts that count."""
+        """Return the positions of each row [B] beside its newest token and those of its drafts that count."""
         if (beside := self._beside()) is None:
             return 0
         numbers = tuple(beside.beside(1 + draft.tokens.shape[1]))
@@ -176,7 +179,8 @@ class DraftVerify:
 
 
 def _ragged(draft: Draft) -> Ragged | None:
-    """How rows are laid end to end, where that saves a good part of the positions; nobody asks the device for it."""
+    """Return how rows are laid end to end, where that saves a good part of the positions; nobody asks the device for
+    it."""
     batch, width = draft.tokens.shape
     if draft.lengths is None or draft.total is None or (draft.total + batch) > WORTH_PACKING * batch * (width + 1):
         return None
@@ -184,7 +188,7 @@ def _ragged(draft: Draft) -> Ragged | None:
 
 
 def _by_source(draft: Draft, accepted: Accepted) -> dict[str, Tensor]:
-    """What came from each source [B, K], and the same of what was accepted: ``NAME`` and ``NAME_accepted``."""
+    """Return what came from each source [B, K], and the same of what was accepted: ``NAME`` and ``NAME_accepted``."""
     if not draft.sources:
         return {}
     kept = torch.arange(draft.tokens.shape[1], device=draft.tokens.device) < accepted.lengths[:, None]
@@ -192,7 +196,8 @@ def _by_source(draft: Draft, accepted: Accepted) -> dict[str, Tensor]:
 
 
 def _of_head(draft: Draft, probs: Tensor) -> dict[str, Tensor]:
-    """The overlap of the head's own distribution with the target's at the first draft, and where it is known [B, K]."""
+    """Return the overlap of the head's own distribution with the target's at the first draft, and where it is known [B,
+    K]."""
     if draft.head is None or not draft.tokens.shape[1]:  # it was asked, and no draft paid
         return {}
     overlap, read = (torch.zeros_like(draft.tokens, dtype=probs.dtype) for _ in range(2))
@@ -200,4 +205,94 @@ def _of_head(draft: Draft, probs: Tensor) -> dict[str, Tensor]:
     return {HEAD_OVERLAP: overlap, HEAD_READ: read}
 
 
-EntryClass = DraftVerify
+# ---- what becomes of a cycle's tokens
+
+
+def end(rows: Rows, accepted: Accepted) -> tuple[Tensor, Tensor]:
+    """Return how many of the tokens count [B] and who is done [B]: a stop token or the limit cuts the rest off."""
+    slots, batch, tokens = rows.slots, rows.batch, accepted.tokens
+    stops = (tokens[..., None] == slots.stops[:batch, None]).any(-1)
+    # Index of the first stop token, or the width where there is none.
+    first = torch.where(stops.any(1), stops.int().argmax(1), tokens.shape[1])
+    room = slots.limit[:batch] - slots.count[:batch]
+    emitted = torch.minimum(torch.minimum(accepted.lengths, first) + 1, room)
+    done = (first < emitted) | (emitted == room)
+    return emitted, done
+
+
+def write(rows: Rows, accepted: Accepted, probs: Tensor, version: int, exact: bool) -> None:
+    """Append tokens with log p and version; what lies beyond the emitted ones is overwritten by the next cycle.
+
+    Once a rule has said under which distribution it really draws, that log-prob stands beside log p.
+    """
+    slots, batch, tokens = rows.slots, rows.batch, accepted.tokens
+    columns = slots.count[:batch, None] + torch.arange(tokens.shape[1], device=tokens.device)
+    slots.tokens[:batch].scatter_(1, columns, tokens)
+    logprobs = probs.gather(-1, tokens[..., None])[..., 0].log()
+    slots.logprobs[:batch].scatter_(1, columns, logprobs)
+    if accepted.logprobs is not None or slots.sampled is not None:
+        unknown = logprobs if exact else torch.full_like(logprobs, torch.nan)
+        slots.drawn()[:batch].scatter_(1, columns, unknown if accepted.logprobs is None else accepted.logprobs.float())
+    slots.versions[:batch].scatter_(1, columns, version)
+    slots.contexts[:batch].scatter_(1, columns, slots.oldest[:batch, None].expand_as(tokens))
+
+
+def measure(
+    rows: Rows,
+    draft: Draft,
+    accepted: Accepted,
+    counts: Mapping[str, Tensor],
+    probs: Tensor,
+    emitted: Tensor,
+    everything: bool,
+) -> None:
+    """Add this cycle to the sums over the positions that were reached (and not cut off by the end of the completion).
+
+    ``counts`` [B, K]: what the system's parts say by name; ``everything``: overlap and entropies beside them.
+    """
+    drafts = draft.tokens.shape[1]
+    steps = torch.arange(drafts, device=emitted.device)
+    reached = steps < emitted[:, None]
+    if draft.lengths is not None:
+        reached &= steps < draft.lengths[:, None]
+    sums = {"reached": reached, "accepted": steps < accepted.lengths[:, None]}
+    found = dict(zip(MEASURED, _compare(draft, probs[:, :drafts]), strict=True)) if everything else {}
+    sums |= {**found, **counts}
+    values = torch.stack([value.double() for value in sums.values()], 1)
+    rows.slots.record([*sums], torch.where(reached[:, None], values, 0.0), emitted)
+
+
+def _compare(draft: Draft, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return overlap, p(argmax q) and both entropies [B, K]: what watching costs in a cycle."""
+    if draft.probs is None:
+        chance = p.gather(-1, draft.tokens[..., None])[..., 0]
+        return chance, chance, torch.zeros_like(chance), entropy(p)
+    best = draft.probs.argmax(-1, keepdim=True)
+    overlap = torch.minimum(p, draft.probs).sum(-1)
+    own = entropy(draft.probs) if draft.entropies is None else draft.entropies
+    return overlap, p.gather(-1, best)[..., 0], own, entropy(p)
+
+
+def seen_at(rows: Rows, draft: Draft, ways: Tensor | None = None) -> Tensor | None:
+    """Return tokens that penalties see at each verified position [B, K + 1, V]: the context and the drafts before it.
+
+    ``ways`` [B, K, K]: of a tree, the nodes on the way to each, itself included.
+    """
+    if rows.seen is None:
+        return None
+    if ways is not None:
+        drafted = one_hot(draft.tokens, rows.seen.shape[-1], torch.float32)
+        return torch.cat([rows.seen[:, None], rows.seen[:, None] | (ways.float() @ drafted > 0)], 1)
+    seen = [rows.seen]
+    for step in range(draft.tokens.shape[1]):
+        seen.append(seen[-1].scatter(1, draft.tokens[:, step : step + 1], True))
+    return torch.stack(seen, 1)
+
+
+def remember(rows: Rows, tokens: Tensor, emitted: Tensor) -> None:
+    """Add the emitted tokens of each row to what penalties see."""
+    if rows.seen is None:
+        return
+    counts = torch.arange(tokens.shape[1], device=tokens.device) < emitted[:, None]
+    # Beyond the emitted ones the first token stands in: it is emitted anyway.
+    rows.seen.scatter_(1, torch.where(counts, tokens, tokens[:, :1]), True)

@@ -23,8 +23,8 @@ class BatchSampling:
     penalty: Tensor | None = None
 
     def probs(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
-        """BatchSampling [B, n, V] (float32) of logits [B, n, V]; ``seen`` [B, n, V] marks the tokens that are
-        penalised."""
+        """Return the distributions [B, n, V] (float32) of logits [B, n, V]; ``seen`` [B, n, V] marks the tokens that
+        are penalised."""
         logits = self.penalised(logits.float(), seen)
         if self.temperature is None:
             probs = logits.softmax(-1)
@@ -41,7 +41,7 @@ class BatchSampling:
         return probs
 
     def of(self, rows: Tensor) -> "BatchSampling":
-        """That of some rows, in their order."""
+        """Return the parameters of some rows, in their order."""
         columns = {one.name: getattr(self, one.name) for one in fields(self)}
         return BatchSampling(**{name: None if column is None else column[rows] for name, column in columns.items()})
 
@@ -51,7 +51,7 @@ class BatchSampling:
         return self.top_k is not None or self.top_p is not None or self.min_p is not None
 
     def penalised(self, logits: Tensor, seen: Tensor | None) -> Tensor:
-        """Logits [B, n, V] with penalties on the tokens that ``seen`` [B, n, V] marks."""
+        """Return logits [B, n, V] with penalties on the tokens that ``seen`` [B, n, V] marks."""
         if self.penalty is None or seen is None:
             return logits
         factor = self.penalty[:, None, None]
@@ -81,7 +81,7 @@ def _cut(probs: Tensor, keep: Tensor, asked: Tensor) -> Tensor:
 
 
 def entropy(probs: Tensor) -> Tensor:
-    """Shannon entropy in nats over the last axis; 0 log 0 = 0."""
+    """Return the Shannon entropy in nats over the last axis; 0 log 0 = 0."""
     if probs.is_cuda:
         return torch.special.entr(probs).sum(-1)
     # On a CPU ``entr`` takes 2.5 times as long as the vectorised logarithm. The clamp makes 0 log 0 = 0.

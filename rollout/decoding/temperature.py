@@ -20,7 +20,7 @@ GRID = (0.32, 0.4, 0.5, 0.6, 0.8, 1.1)  # times the target's: the overlap is fla
 POSITIONS = 16  # of a chain that a state has room for, whatever is drafted now
 # A request begins as if it had seen PRIOR overlaps that fall off by SLOPE a squared step on both sides of START. A
 # score has to be seen before the difference of means between two temperatures stands out from that between tokens, more
-# than an answer may have where it is small. So the start has to do for every head, next to its peak or not: heads
+# than a completion may have where it is small. So the start has to do for every head, next to its peak or not: heads
 # trained on cross-entropy draft best near .4 and lose much at 1, those trained on the overlap itself near .6. Grid,
 # start and slope were chosen on one seed's heads (start, hard_ce, ce, e2e_tv, rkl), among fifteen variants.
 START, PRIOR, SLOPE = 2, 24.0, 0.002
@@ -32,7 +32,7 @@ CHUNK = 2**17  # numbers that are worked on at a time: they stay in a core's cac
 
 
 def measured(cycles: int, drafts: int) -> int | None:
-    """The position of the draft whose overlap is measured in the cycle that comes after so many; None: none is.
+    """Return the position of the draft whose overlap is measured in the cycle that comes after so many; None: none is.
 
     A function of their number alone: which positions are reached says how well drafts went, and a choice by that would
     see poor contexts more often than they come.
@@ -44,7 +44,8 @@ def measured(cycles: int, drafts: int) -> int | None:
 
 
 def overlaps(p: Tensor, logits: Tensor, temperatures: Tensor) -> Tensor:
-    """Overlap [n, G] of distributions p [n, V] with softmax(logits / t) of logits [n, V], at temperatures t > 0 [n, G].
+    """Return overlap [n, G] of distributions p [n, V] with softmax(logits / t) of logits [n, V], at temperatures t > 0
+    [n, G].
 
     In one pass over blocks of a row and a few temperatures, or of a few rows: nothing of the size [n, G, V] is made.
     """
@@ -80,7 +81,7 @@ class Drawn:
 
 @lru_cache
 def _prior(device: torch.device) -> Tensor:
-    """Sums [G + 1] that a request begins with."""
+    """Return sums [G + 1] that a request begins with."""
     fall = [-SLOPE * (place - START) ** 2 for place in range(len(GRID))]
     return torch.tensor([PRIOR * one for one in (*fall, 1.0)], dtype=torch.float64, device=device)
 
@@ -93,17 +94,17 @@ class Overlaps:
 
     @classmethod
     def fresh(cls, positions: int) -> Tensor:
-        """Of a request that has seen nothing [K, G + 1]."""
+        """Return the sums of a request that has seen nothing [K, G + 1]."""
         return torch.zeros(positions, len(GRID) + 1, dtype=torch.float64)
 
     def best(self) -> Tensor:
-        """Index [B, K] in the grid of the temperature to draft at."""
+        """Return index [B, K] in the grid of the temperature to draft at."""
         kept = self.kept
         pooled = kept.sum(1, keepdim=True) + _prior(kept.device)
         return (kept[..., :-1] + SHARED * pooled[..., :-1] / pooled[..., -1:]).argmax(-1)
 
     def after(self, overlaps: Tensor, reached: Tensor) -> Tensor:
-        """The sums with one more cycle: overlaps [B, K, G], counted where ``reached`` [B, K]."""
+        """Return the sums with one more cycle: overlaps [B, K, G], counted where ``reached`` [B, K]."""
         seen = torch.cat([overlaps.to(self.kept), torch.ones_like(self.kept[..., :1])], -1)
         return torch.where(reached[..., None], DECAY * self.kept + seen, self.kept)
 
@@ -113,21 +114,22 @@ class DraftTemperature:
 
     def __init__(self, slots: Slots) -> None:
         fresh = Overlaps.fresh(POSITIONS)
-        self.kept = slots.add("temperature/overlaps", fresh)  # [S, POSITIONS, G + 1]
-        self.cycles = slots.add("temperature/cycles", torch.tensor(0))  # [S]
+        self.kept = slots.register_column("temperature/overlaps", fresh)  # [S, POSITIONS, G + 1]
+        self.cycles = slots.register_column("temperature/cycles", torch.tensor(0))  # [S]
         self.grid = torch.tensor(GRID, device=slots.device)
         # [S, POSITIONS] what follows from the overlaps, times the target's temperature
-        self.factors = slots.add("temperature/factors", self.grid[Overlaps(fresh[None]).best()[0].to(slots.device)])
+        factors = self.grid[Overlaps(fresh[None]).best()[0].to(slots.device)]
+        self.factors = slots.register_column("temperature/factors", factors)
 
     def choose(self, rows: Rows, drafts: int) -> Tensor:
-        """Temperatures [B, K] of the next drafts; a row that samples greedily drafts so."""
+        """Return temperatures [B, K] of the next drafts; a row that samples greedily drafts so."""
         factors, own = self.factors[: rows.batch, :drafts], rows.sampling.temperature
         return factors if own is None else factors * own[:, None]
 
     def observe(self, rows: Rows, drawn: Drawn, p: Tensor, emitted: Tensor) -> None:
         """Learn from a cycle of target's distributions p [B, K + 1, V] and ``emitted`` [B] tokens.
 
-        A position counts if its draft was tested: it was reached, and is not beyond the end of the answer.
+        A position counts if its draft was tested: it was reached, and is not beyond the end of the completion.
         """
         cycles, own = self.cycles[: rows.batch].tolist(), rows.sampling.temperature
         self.cycles[: rows.batch] += 1
@@ -145,7 +147,7 @@ class DraftTemperature:
                 self._learn(rows, torch.tensor(chosen, device=p.device), place, drawn, p)
 
     def _learn(self, rows: Rows, chosen: Tensor, place: int, drawn: Drawn, p: Tensor) -> None:
-        """Of some rows [b], from their drafts at one position."""
+        """Learn of some rows [b] from their drafts at one position."""
         seen = drawn.seen[place][chosen] if drawn.seen else None
         found = _overlaps(rows.sampling.of(chosen), p[chosen, place], drawn.logits[place][chosen], seen, self.grid)
         kept, one = self.kept[chosen], slice(place, place + 1)
@@ -155,7 +157,8 @@ class DraftTemperature:
 
 
 def _overlaps(sampling: BatchSampling, p: Tensor, logits: Tensor, seen: Tensor | None, grid: Tensor) -> Tensor:
-    """[b, G] of distributions p [b, V] and logits [b, V], of whose tokens penalties saw some (``seen`` [b, V])."""
+    """Return [b, G] of distributions p [b, V] and logits [b, V], of whose tokens penalties saw some (``seen`` [b,
+    V])."""
     own = torch.ones(len(p), device=p.device) if sampling.temperature is None else sampling.temperature
     logits = sampling.penalised(logits[:, None], None if seen is None else seen[:, None])[:, 0]
     if not sampling.truncates:

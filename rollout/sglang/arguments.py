@@ -11,9 +11,10 @@ from typing import Any
 
 from bebop.config import DecodingConfig, JobConfig
 from bebop.config_engines import Pause, SglangConfig
-from bebop.decoding import SYSTEMS, System
 from bebop.errors import UserError
 from bebop.rollout.sglang import dflash
+from bebop.systems import SYSTEMS
+from bebop.systems.base import System
 from bebop.trajectory import SamplingParams
 
 OLDEST = (0, 5, 14)  # the first with speculative_use_rejection_sampling
@@ -57,7 +58,7 @@ def head_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) ->
     }
     if own.block_verification:
         arguments["speculative_use_block_verification"] = True
-    if SYSTEMS[decoding.system].length == "entropy":
+    if SYSTEMS[decoding.system].length_name == "entropy":
         arguments["speculative_adaptive"] = True
         if own.adaptive_steps is not None:
             arguments["speculative_adaptive_config"] = own.adaptive_steps
@@ -67,7 +68,7 @@ def head_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) ->
 def head_wanted(decoding: DecodingConfig) -> dict[str, tuple[Any, ...]]:
     """Return what a running server must say of itself to draft with the MTP head."""
     system = SYSTEMS[decoding.system]
-    steps = {"speculative_num_steps": (decoding.limit,)} if system.length == "fixed" else {}
+    steps = {"speculative_num_steps": (decoding.limit,)} if system.fixed_length else {}
     return {
         "speculative_eagle_topk": (1,),
         "speculative_use_rejection_sampling": (system.sampled,),
@@ -103,14 +104,14 @@ HOSTINGS = {  # by drafter
 
 def missing(system: System) -> str | None:
     """Return what SGLang lacks for a system; None if it hosts it, and "" where there is no more to say."""
-    if system.unserved:
-        return f"{system.unserved}; "
-    hosting = HOSTINGS.get(system.drafter)
-    if system.drafter in LACKING:
-        return LACKING[system.drafter]
-    if hosting is None or system.rule != "rejection" or system.own_cycle:
+    if system.serve_error:
+        return f"{system.serve_error}; "
+    hosting = HOSTINGS.get(system.drafter_name)
+    if system.drafter_name in LACKING:
+        return LACKING[system.drafter_name]
+    if hosting is None or system.rule_name != "rejection" or system.custom_cycle:
         return ""
-    if system.length not in hosting.lengths:
+    if system.length_name not in hosting.lengths:
         return f"{hosting.algorithms[0]} has one number of drafts for all requests of a server; "
     if system.sampled and not hosting.sampled:
         return f"{hosting.algorithms[0]} drafts greedily; "
@@ -160,7 +161,7 @@ def speculation(decoding: DecodingConfig, own: SglangConfig, folder: Path, devic
     system = SYSTEMS[decoding.system]
     if system.drafts:
         refuse_vocabulary(folder)
-    return HOSTINGS[system.drafter].arguments(decoding, own, folder)
+    return HOSTINGS[system.drafter_name].arguments(decoding, own, folder)
 
 
 def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> None:
@@ -171,7 +172,7 @@ def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> N
         raise UserError(
             f"decoding.system={name!r} is not possible with SGLang: {lack}choose one of {', '.join(HOSTED)}"
         )
-    hosting = HOSTINGS[system.drafter]
+    hosting = HOSTINGS[system.drafter_name]
     if not hosting.cpu and device != "cuda" and not own.urls:
         raise UserError(
             f"decoding.system={name!r} is not possible with SGLang on a {device}: its {hosting.algorithms[0]} needs "
@@ -256,7 +257,7 @@ def refuse_version(version: str) -> None:
 def refuse_server(info: Mapping[str, Any], decoding: DecodingConfig, url: str) -> None:
     """Raise ``UserError`` if a running server drafts or verifies otherwise than asked for."""
     refuse_version(str(info.get("version", "0")))
-    hosting = HOSTINGS[SYSTEMS[decoding.system].drafter]
+    hosting = HOSTINGS[SYSTEMS[decoding.system].drafter_name]
     wanted = {"speculative_algorithm": hosting.algorithms, **hosting.wanted(decoding)}
     for name, values in wanted.items():
         if name in info and info[name] not in values:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from bebop.config import JobConfig
 from bebop.config_engines import SglangConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import (
     find_device,
@@ -22,6 +21,7 @@ from bebop.model.checkpoint import (
     resolve,
     stop_tokens,
 )
+from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import find_head, refuse_missing_head, update
 from bebop.rollout.sglang.arguments import (
@@ -37,7 +37,7 @@ from bebop.rollout.sglang.dflash import mask_of, with_mask
 from bebop.rollout.sglang.engine import SglangServer
 from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
 from bebop.rollout.sglang.transfer import DiskTransfer, DistributedTransfer, TensorTransfer, WeightTransfer
-from bebop.rollout.text import AnswerText
+from bebop.systems import SYSTEMS
 from bebop.trajectory import SamplingParams
 
 EMBEDDED = False
@@ -46,7 +46,7 @@ EMBEDDED = False
 def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     """Start SGLang, or meet the servers that there are; return the engine and the tokens that end a completion."""
     check(config)
-    hosting = HOSTINGS[SYSTEMS[config.decoding.system].drafter]
+    hosting = HOSTINGS[SYSTEMS[config.decoding.system].drafter_name]
     own, dtype = config.rollout.sglang, getattr(torch, config.model.dtype)
     own = replace(
         own,
@@ -68,14 +68,14 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         head,
         own,
         drafts=config.decoding.limit if SYSTEMS[config.decoding.system].drafts else 0,
-        drafter=SYSTEMS[config.decoding.system].drafter,
+        drafter=SYSTEMS[config.decoding.system].drafter_name,
         to_update=partial(update, layout=layout or "mimo", layers=layers, rename=rename),
         dtype=dtype,
         rescored=config.algorithm.rescore,
     )
     engine = ServedEngine(
         server,
-        AnswerText(tokenizer),
+        CompletionText(tokenizer),
         head,
         system=config.decoding.system,
         dtype=dtype,
@@ -93,7 +93,7 @@ def check(config: JobConfig) -> None:
         raise UserError("rollout=sglang needs SGLang: pip install -e '.[sglang]', see recipes/sglang")
     refuse_loop(config)
     refuse_system(config.decoding, own, _device(config))
-    if (refuse := HOSTINGS[SYSTEMS[config.decoding.system].drafter].refuse) is not None:
+    if (refuse := HOSTINGS[SYSTEMS[config.decoding.system].drafter_name].refuse) is not None:
         refuse(config.decoding, own, folder)
     speculative = SYSTEMS[config.decoding.system].drafts
     params = SamplingParams(

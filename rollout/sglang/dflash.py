@@ -14,7 +14,7 @@ from torch import Tensor
 from bebop.config import DecodingConfig
 from bebop.config_engines import SglangConfig
 from bebop.errors import UserError
-from bebop.model.dflash import TARGETS, read_mask, read_settings
+from bebop.systems.block.dflash import TARGETS, read_mask, read_settings
 
 EMBEDDING = "embed_tokens.weight"
 EXACT = {"speculative_accept_threshold_single": 1.0, "speculative_accept_threshold_acc": 1.0}

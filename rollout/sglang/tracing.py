@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.rollout.decoding.places import PLAIN, condensed, unknown, unpacked
+from bebop.rollout.decoding.verify_trace import PLAIN, condensed, unknown, unpacked
 from bebop.trajectory import NONE, Trace, join_traces
 
 PREFIX = "bebop-trace-"

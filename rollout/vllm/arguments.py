@@ -12,12 +12,13 @@ import torch
 from transformers import AutoConfig
 
 from bebop.config import DecodingConfig, JobConfig
-from bebop.decoding import SYSTEMS, System
 from bebop.errors import UserError
 from bebop.model.memory import bytes_per_token
 from bebop.options import HistoryOptions
-from bebop.rollout.decoding.drafters.ngram import LONGEST
+from bebop.rollout.decoding.ngram import MAX_SUFFIX
 from bebop.rollout.vllm import suffixes
+from bebop.systems import SYSTEMS
+from bebop.systems.base import System
 from bebop.trajectory import SamplingParams
 
 OLDEST = (0, 31)  # the first with draft weights in updates
@@ -59,7 +60,7 @@ def ngram_arguments(decoding: DecodingConfig) -> dict[str, Any]:
     return {
         "method": "ngram",
         "num_speculative_tokens": decoding.limit,
-        "prompt_lookup_max": LONGEST,
+        "prompt_lookup_max": MAX_SUFFIX,
         "prompt_lookup_min": 1,
     }
 
@@ -91,14 +92,14 @@ HOSTINGS = {  # by drafter
 
 def missing(system: System) -> str | None:
     """Return what vLLM lacks for a system; None if it hosts it, and "" where there is no more to say."""
-    if system.unserved:
-        return f"{system.unserved}; "
-    hosting = HOSTINGS.get(system.drafter)
-    if hosting is None or system.own_cycle:
-        return f"it has no drafter {system.drafter!r}; " if hosting is None else ""
-    if system.rule != "rejection":
-        return f"it verifies by rejection sampling alone, not by {system.rule!r}; "
-    if system.length != "fixed":
+    if system.serve_error:
+        return f"{system.serve_error}; "
+    hosting = HOSTINGS.get(system.drafter_name)
+    if hosting is None or system.custom_cycle:
+        return f"it has no drafter {system.drafter_name!r}; " if hosting is None else ""
+    if system.rule_name != "rejection":
+        return f"it verifies by rejection sampling alone, not by {system.rule_name!r}; "
+    if not system.fixed_length:
         return "it has one number of drafts for all requests; "
     return None
 
@@ -134,7 +135,7 @@ def engine_arguments(config: JobConfig, folder: Path, device: str) -> dict[str, 
             arguments["kv_cache_memory_bytes"] = _room(config, folder, length)
     if own.memory_fraction is not None:
         arguments["gpu_memory_utilization"] = own.memory_fraction
-    if (speculation := HOSTINGS[SYSTEMS[config.decoding.system].drafter].arguments(config.decoding)) is not None:
+    if (speculation := HOSTINGS[SYSTEMS[config.decoding.system].drafter_name].arguments(config.decoding)) is not None:
         arguments["speculative_config"] = speculation
     return arguments | own.extra
 
@@ -160,7 +161,7 @@ def refuse_system(decoding: DecodingConfig) -> None:
     system = SYSTEMS[name]
     if (lack := missing(system)) is not None:
         raise UserError(f"decoding.system={name!r} is not possible with vLLM: {lack}choose one of {', '.join(HOSTED)}")
-    hosting = HOSTINGS[system.drafter]
+    hosting = HOSTINGS[system.drafter_name]
     greedy = system.sampled and not hosting.sampled
     if greedy and temperature != 0:
         raise UserError(

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from bebop.config import JobConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import (
     find_device,
@@ -19,9 +18,9 @@ from bebop.model.checkpoint import (
 )
 from bebop.model.layouts import LAYOUTS
 from bebop.model.skeleton import header
+from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import find_head, refuse_missing_head, update
-from bebop.rollout.text import AnswerText
 from bebop.rollout.vllm.arguments import (
     ENVIRONMENT,
     HOSTINGS,
@@ -34,6 +33,7 @@ from bebop.rollout.vllm.core import Core
 from bebop.rollout.vllm.engine import VllmServer
 from bebop.rollout.vllm.plugin import CPU, EVERY
 from bebop.rollout.vllm.transfer import FileTransfer, MemoryTransfer
+from bebop.systems import SYSTEMS
 from bebop.trajectory import SamplingParams
 
 EMBEDDED = False
@@ -47,7 +47,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     layers, layout, head = find_head(folder)
     every = own.monitor_every if config.monitor.decode_stats else 0
     environment = {**ENVIRONMENT, EVERY: str(every), CPU: str(int(device == "cpu"))}
-    hosting = HOSTINGS[system.drafter]
+    hosting = HOSTINGS[system.drafter_name]
     model = hosting.model
     core = Core(
         engine_arguments(config, folder, device),
@@ -72,7 +72,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     tokenizer = load_tokenizer(config.model)
     engine = ServedEngine(
         server,
-        AnswerText(tokenizer),
+        CompletionText(tokenizer),
         head,
         system=config.decoding.system,
         dtype=dtype,
@@ -90,7 +90,7 @@ def check(config: JobConfig) -> None:
         raise UserError("rollout=vllm needs vLLM: pip install -e '.[vllm]', see recipes/vllm")
     refuse_loop(config)
     refuse_system(config.decoding)
-    if (package := HOSTINGS[system.drafter].package) and find_spec(package) is None:
+    if (package := HOSTINGS[system.drafter_name].package) and find_spec(package) is None:
         name = package.replace("_", "-")
         raise UserError(
             f"decoding.system={config.decoding.system!r} with vLLM needs {name}: pip install --no-deps {name}==0.1.1"

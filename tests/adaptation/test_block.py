@@ -24,8 +24,7 @@ from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.model.parts import read_card
 from bebop.rollout.torch_engine import TorchEngine, generate
-from bebop.trainer.block import BlockTrainer
-from bebop.trainer.block_length import BlockLengthTrainer
+from bebop.systems.block.training import BlockLengthTrainer, BlockTrainer
 from bebop.trainer.optim import GuardedAdamW
 from tests.builders import requests
 
@@ -145,7 +144,7 @@ def test_sizes_are_compared_on_the_same_answers(
     A question that is asked again counts once: it would be trained on and tested on.
     """
     twice = lambda *given: (2 * question_streams(*given)[0], [])  # noqa: E731
-    monkeypatch.setattr("bebop.trainer.block_length.question_streams", twice)
+    monkeypatch.setattr("bebop.systems.block.training.question_streams", twice)
     job, results = swept(model, whole, tmp_path / "greedy")
     tables = [json.loads((job.folder / f"sweep-{size}.json").read_text()) for size in (2, 3)]
     assert [tokens for tokens, _ in tables[0]] == [tokens for tokens, _ in tables[1]]

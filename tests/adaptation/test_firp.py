@@ -15,10 +15,10 @@ from bebop.adaptation.part_job import store
 from bebop.compose import adapt_config, write_down
 from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
-from bebop.model.firp import PseudoStates
 from bebop.model.parts import load_part, read_card
+from bebop.systems.firp.network import PseudoStates
+from bebop.systems.firp.training import FirpTrainer
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.firp import FirpTrainer
 from tests.cases import slow_but
 
 SMALL = ["part=firp", "task=gcd", "data.sequences=6", "data.sampling.max_new_tokens=8", "data.slots=8",

@@ -14,16 +14,15 @@ from safetensors.torch import load_file
 
 from bebop.adaptation.corpus import question_streams, read_back
 from bebop.adaptation.part_job import store
-from bebop.adaptation.pipo import pad_ratio, pair_answers, pair_rows
 from bebop.compose import adapt_config, write_down
 from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.model.parts import read_card
-from bebop.model.pipo import PairModel, as_pairs
+from bebop.systems.pipo.losses import PairRow
+from bebop.systems.pipo.network import PairModel, as_pairs
+from bebop.systems.pipo.training import PairTrainer, pad_ratio, pair_answers, pair_rows
 from bebop.tasks.rewards import make_reward
-from bebop.trainer.pipo import PairTrainer
-from bebop.trainer.pipo_rows import PairRow
 from tests.cases import slow_but
 
 SMALL = ["part=pipo", "task=gcd", "data.sequences=12", "data.sampling.max_new_tokens=12", "data.slots=32",
@@ -46,7 +45,7 @@ def trained(model: Path, folder: Path, *overrides: str) -> PairTrainer:
     job = PairTrainer(asked, folder)
     job.prepare()
     write_down(asked, given, folder)
-    with patch("bebop.adaptation.pipo.HALVINGS", 5):  # each decodes all questions once more
+    with patch("bebop.systems.pipo.training.HALVINGS", 5):  # each decodes all questions once more
         job.run()
     return job
 
@@ -106,9 +105,9 @@ def test_a_question_that_is_held_out_is_not_trained_on(
     job = PairTrainer(config, tmp_path)
     training, held_out = question_streams(config, job.policy)
     shared = [*training[:2], *held_out]
-    monkeypatch.setattr("bebop.trainer.pipo.question_streams", lambda *_: (shared, held_out))
+    monkeypatch.setattr("bebop.systems.pipo.training.question_streams", lambda *_: (shared, held_out))
     assert job.questions()[0] == training[:2]
-    monkeypatch.setattr("bebop.trainer.pipo.question_streams", lambda *_: (held_out, held_out))
+    monkeypatch.setattr("bebop.systems.pipo.training.question_streams", lambda *_: (held_out, held_out))
     with pytest.raises(UserError, match="no question that is not held out"):
         job.questions()
 

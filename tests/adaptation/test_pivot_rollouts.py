@@ -21,12 +21,12 @@ from bebop.adaptation.corpus import params
 from bebop.config import DecodingConfig, SamplingConfig
 from bebop.config_adapt import DataConfig
 from bebop.model.backbone import Policy
-from bebop.model.pivot import PivotNetwork
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.pad.labels import Definition, Rollouts, auc, loss_of_value, split_of, successes
+from bebop.systems.pad.network import PivotNetwork
+from bebop.systems.pad.training import Examples, PivotTrainer, scores
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.pivot import Examples, PivotTrainer, scores
-from bebop.trainer.pivot_labels import Definition, Rollouts, auc, loss_of_value, split_of, successes
 from bebop.trajectory import Prompt
 from tests.builders import bare_policy
 from tests.cases import slow_but

@@ -9,10 +9,10 @@ from bebop.bench import history_priming, record
 from bebop.bench.__main__ import main
 from bebop.bench.history import decoded, lookups, remembered
 from bebop.config import DecodingConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.systems import SYSTEMS
 from bebop.trajectory import SamplingParams
 from tests.builders import requests, tiny_policy
 

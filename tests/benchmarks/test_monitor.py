@@ -10,7 +10,7 @@ from bebop.bench.certify import written
 from bebop.config import JobConfig
 from bebop.errors import UserError
 from bebop.parsing import from_dict
-from bebop.rollout.decoding import emit
+from bebop.rollout.decoding import draft_verify
 from tests.monitor.test_certified import groups
 
 SMALL = {"trainer": {"groups_per_step": 2, "group_size": 2}, "rollout": {"sampling": {"max_new_tokens": 12}}}
@@ -22,14 +22,14 @@ def config(**more: object) -> JobConfig:
 
 @pytest.mark.slow
 def test_every_part_has_a_row() -> None:
-    original = emit._compare
+    original = draft_verify._compare
     rows = {row["part"]: row for row in monitor.run(config(monitor={"probe_every": 5}), rounds=2)}
     assert list(rows) == [
         "statistics of drafts, timed", "statistics of drafts, on against off", "monitor", "bank, each 5 steps",
     ]  # fmt: skip
     assert all(rows[part]["added s"] > 0 for part in rows if "against" not in part)
     assert 0 < rows["statistics of drafts, timed"]["added %"] < 50
-    assert emit._compare is original
+    assert draft_verify._compare is original
 
 
 @pytest.mark.slow

@@ -14,11 +14,11 @@ from bebop.bench.rollout import RolloutBench, measure, products
 from bebop.bench.served import ServedBench, arms, job, side_by_side
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.config_engines import SglangConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.engine import Finished, Request, nothing
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems import SYSTEMS
 from bebop.trajectory import DecodeStats, SamplingParams
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
@@ -34,7 +34,7 @@ def test_an_arm_is_measured(system: str) -> None:
     assert shares >= {"prefill %", "verify %", "other %"} and ("draft %" in shares) == SYSTEMS[system].drafts
     assert sum(row[name] for name in shares) == pytest.approx(100) and min(row[name] for name in shares) > 0
     assert row["accept length"] * row["passes/token"] == pytest.approx(1) and row["mean answer"] == 20
-    assert ("confidence/draft" in row) == SYSTEMS[system].own_cycle
+    assert ("confidence/draft" in row) == SYSTEMS[system].custom_cycle
     assert (row["accept length"] > 1) == SYSTEMS[system].drafts
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from bebop.model.attention import BlockContext, SlotContext
-from bebop.model.block import BlockDraftNetwork
+from bebop.systems.block.network import BlockDraftNetwork
 from tests.builders import tiny_block
 
 LENGTH, BLOCK, SIZE = 12, 4, 32

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
-from bebop.model.block import BlockDraftNetwork
-from bebop.model.dflash import export, free_token, lowest_first, read_mask, read_settings
+from bebop.systems.block.dflash import export, free_token, lowest_first, read_mask, read_settings
+from bebop.systems.block.network import BlockDraftNetwork
 from tests.builders import letters, tiny_policy
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "heads": 4, "kv_heads": 2, "head_dim": 8, "block": 4}

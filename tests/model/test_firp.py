@@ -8,11 +8,11 @@ from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from bebop.errors import UserError
-from bebop.model import firp
 from bebop.model.attention import ATTENTION, AttentionContext, CausalContext
 from bebop.model.backbone import Policy
-from bebop.model.firp import PseudoContext, PseudoStates, hidden_with_pseudo
 from bebop.model.mtp import at
+from bebop.systems import firp
+from bebop.systems.firp.network import PseudoContext, PseudoStates, hidden_with_pseudo
 from tests.builders import bare_policy, letters
 from tests.cases import slow_but
 
@@ -176,12 +176,12 @@ def test_position_ids_follow_the_anchor(policy: Policy, monkeypatch: pytest.Monk
     """Rotary embeddings are relative: an offset of all changes nothing, one of the pseudo states alone does."""
     before = passed(policy, network())[1]
     assert (passed(policy, network(), offset=7)[1] - before).abs().max() < 1e-5  # rotations are fp32
-    whole = firp._longer
+    whole = firp.network._longer
 
     def late(decoder, settings, later, rotary):  # type: ignore[no-untyped-def]
         return whole(decoder, settings, later, decoder.rotary_emb(rotary[0], later + 1))
 
-    monkeypatch.setattr(firp, "_longer", late)
+    monkeypatch.setattr(firp.network, "_longer", late)
     assert (passed(policy, network())[1] - before).abs().max() > 1e-3
     assert min(oracle_errors(policy, network(layers=(2, 2, 2), kind=Oracle))) > 1e-3
 

@@ -6,8 +6,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bebop.model.backbone import Policy
-from bebop.model.firp import PseudoContext, PseudoStates, hidden_with_pseudo
-from bebop.model.firp_text import RealText, pseudo_beside, read_text, size_of_text
+from bebop.systems.firp.network import (
+    PseudoContext,
+    PseudoStates,
+    RealText,
+    hidden_with_pseudo,
+    pseudo_beside,
+    read_text,
+    size_of_text,
+)
 from tests.builders import bare_policy
 
 TEXTS = [(1, 2, 3, 4, 5, 1, 0), (3, 2, 2), (5, 1, 1, 2, 3, 4, 4, 1, 2)]

@@ -12,7 +12,7 @@ from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead, chain
 from bebop.rollout.decoding.base import Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.drafters.mtp import MTPDrafter
+from bebop.rollout.decoding.mtp import MTPDrafter
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import SamplingParams

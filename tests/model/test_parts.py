@@ -2,21 +2,20 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from bebop.config import ModelConfig
-from bebop.decoding import PARTS, Part
 from bebop.errors import UserError
 from bebop.model import fingerprint as module
 from bebop.model.backbone import Policy
 from bebop.model.fingerprint import fingerprint
 from bebop.model.parts import PartCard, backbone_fingerprint, card_of, find_part, load_part, save_part
+from bebop.systems import PARTS
+from bebop.systems.base import Part
 from tests.builders import tiny_policy
 
 NAME = "scorer"
@@ -25,8 +24,7 @@ NAME = "scorer"
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part whose network is a linear layer."""
-    monkeypatch.setitem(PARTS, NAME, Part(summary="", trainer="", model="scorer"))  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "bebop.model.scorer", SimpleNamespace(EntryClass=nn.Linear))  # type: ignore[arg-type]
+    monkeypatch.setitem(PARTS, NAME, Part(name=NAME, summary="", job=lambda: None, network=lambda: nn.Linear))
 
 
 @pytest.fixture

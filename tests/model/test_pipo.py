@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext, SlotContext
-from bebop.model.pipo import Compression, Compressor, PairModel, as_pairs, settings_for
+from bebop.systems.pipo.network import Compression, Compressor, PairModel, as_pairs, settings_for
 from tests.builders import tiny_pairs, tiny_policy
 
 POLICY = tiny_policy(dtype=torch.float64)

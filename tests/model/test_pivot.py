@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bebop.model.pivot import PivotNetwork, default_layer
+from bebop.systems.pad.network import PivotNetwork, default_layer
 
 
 def features(rows: int = 200) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from bebop.config import JobConfig
-from bebop.decoding import HEAD_OVERLAP, HEAD_READ
 from bebop.monitor.logs import read_log
 from bebop.monitor.probe_set import Sweep
 from bebop.monitor.watch import JobMonitor, Observation, settings
@@ -16,6 +15,7 @@ from bebop.parsing import from_dict
 from bebop.report.drift import replay_runs
 from bebop.report.runs import load_runs
 from bebop.report.verdict import said
+from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
 from bebop.trajectory import Group, Trajectory
 from tests.monitor.synthetic import Truth, constant, step_groups
 from tests.report.test_drift import reading, swept

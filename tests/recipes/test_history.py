@@ -12,9 +12,9 @@ import pytest
 
 from bebop.bench.record import ROOT
 from bebop.config import DecodingConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems import SYSTEMS
 from bebop.trajectories import NAME, Trajectories
 from bebop.trajectory_log import TrajectoryLog
 from recipes.history import replay, results, rule

@@ -9,17 +9,13 @@ from torch import Tensor
 from bebop.kernels.verify import chain_verify, sample
 from bebop.model.attention import CausalContext, PackedContext, SlotContext
 from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, TargetOutput
-from bebop.rollout.decoding.drafters.history import HistoryDrafter
-from bebop.rollout.decoding.drafters.history_mtp import HistoryMTPDrafter
-from bebop.rollout.decoding.drafters.mtp import MTPDrafter
-from bebop.rollout.decoding.matching import Followers, Next
-from bebop.rollout.decoding.pipo import PairDecoder, Second
-from bebop.rollout.decoding.recall import Cycle
-from bebop.rollout.decoding.rules.block import BlockRule
-from bebop.rollout.decoding.rules.pivot_override import PivotOverride
-from bebop.rollout.decoding.rules.rejection import Rejection
-from bebop.rollout.decoding.rules.tree_walk import TreeWalk
+from bebop.rollout.decoding.mtp import MTPDrafter
+from bebop.rollout.decoding.rules import BlockRule, Rejection, TreeWalk
 from bebop.rollout.decoding.temperature import GRID
+from bebop.systems.history.decoding import HistoryDrafter, HistoryMTPDrafter
+from bebop.systems.history.matching import Cycle, Followers, Next
+from bebop.systems.pad.decoding import PivotOverride
+from bebop.systems.pipo.decoding import PairDecoder, Second
 
 # ---- rules
 
@@ -222,7 +218,7 @@ class Peeking(HistoryMTPDrafter):
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         self.catch_up(rows)
-        uniforms, lines = rows.uniforms[:, 0], self.recall.ahead(rows)
+        uniforms, lines = rows.uniforms[:, 0], self.matching.ahead(rows)
         own = rows.probs(self.policy.logits(self.hidden[: rows.batch])[:, None])[:, 0]
         past = own.clone()
         for row, one in enumerate([Next.of(line, greedy=False) for line in lines]):
@@ -233,7 +229,7 @@ class Peeking(HistoryMTPDrafter):
         better = target.gather(1, tokens).argmax(1)
         probs = torch.where((better == 1)[:, None], past, own)[:, None]
         lengths = torch.ones_like(better)
-        self.recall.drafted = Cycle(followers=Followers(), lengths=lengths, passes=1.0)
+        self.matching.drafted = Cycle(followers=Followers(), lengths=lengths, passes=1.0)
         chosen = tokens.gather(1, better[:, None])
         return Draft(tokens=chosen, probs=probs, sources={"history": better[:, None].float()})
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import chain
-from bebop.model.pivot import PivotNetwork
+from bebop.systems.pad.network import PivotNetwork
 from tests.builders import tiny_policy
 
 VOCAB, STOP, LAYER, TAU, P_MIN = 5, 2, 0, 0.5, 0.02

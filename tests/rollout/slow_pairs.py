@@ -15,10 +15,10 @@ from bebop.kernels.uniforms import uniforms
 from bebop.kernels.verify import sample
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.model.pipo import PairModel, as_pairs
 from bebop.options import PipoOptions
 from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.systems.pipo.network import PairModel, as_pairs
 from bebop.trajectory import Completion, SamplingParams
 from tests.builders import tiny_pairs, tiny_policy
 

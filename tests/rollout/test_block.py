@@ -11,9 +11,9 @@ from torch import Tensor
 from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Rows, TargetOutput
-from bebop.rollout.decoding.drafters.block import BlockDrafter
-from bebop.rollout.decoding.lengths.fixed import FixedLength
+from bebop.rollout.decoding.lengths import FixedLength
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.block.decoding import BlockDrafter
 from bebop.trajectory import Completion, DecodeStats
 from tests.builders import requests, tiny_policy
 from tests.rollout.driving import cache_error, decoder_of, drafter_of, read_at_once, started

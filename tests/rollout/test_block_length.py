@@ -11,12 +11,11 @@ from bebop.config import DecodingConfig
 from bebop.metrics import values
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.model.block_length import FEATURES, BlockLengthNetwork, PromptEnd
 from bebop.monitor.estimators import decode_metrics
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
-from bebop.rollout.decoding.drafters.block import BlockDrafter
-from bebop.rollout.decoding.lengths.block_length import BlockLength
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.block.decoding import BlockDrafter, BlockLength
+from bebop.systems.block.network import FEATURES, BlockLengthNetwork, PromptEnd
 from bebop.trajectory import Completion, DecodeStats
 from tests.builders import requests, tiny_policy
 from tests.rollout.driving import aborted, decoder_of, drafter_of, finished, resumed, started

@@ -7,7 +7,7 @@
 - Weights that change in flight reach the tokens after them; another system may take over between two cycles.
 - Stop tokens, stop strings and limits cut a completion and change nothing before.
 
-A system is a row of ``bebop.decoding.SYSTEMS``, and a new one is tested here without a line of its own. ``QUICK`` has
+A system is a row of ``bebop.systems.SYSTEMS``, and a new one is tested here without a line of its own. ``QUICK`` has
 one for each drafter that keeps a state and each cycle; the others are slow tests. What is a system's own is in the file
 with its name; the distributions at other temperatures are in ``test_exactness.py``.
 """
@@ -25,15 +25,16 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bebop.config import DecodingConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
-from bebop.model import attention, firp, ragged_attention
+from bebop.model import attention, ragged_attention
 from bebop.model.attention import ATTENTION, PackedContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.model.parity import check_parity
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems import SYSTEMS
+from bebop.systems.firp import network as firp_network
 from bebop.trajectory import Completion
 from tests.builders import alone, bare_policy, letters, requests, tiny_policy
 from tests.cases import slow_but
@@ -43,7 +44,7 @@ from tests.rollout.trees import CHAIN, FIRP_TREES, FIVE, firp_tree, head_tree
 
 LENGTH = 16  # tokens of a completion
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9], [2, 2]]
-OF_THE_MODEL = [name for name, system in SYSTEMS.items() if not system.own_cycle]  # completions are the policy's
+OF_THE_MODEL = [name for name, system in SYSTEMS.items() if not system.custom_cycle]  # answers are the policy's
 DRAFTING = [name for name, system in SYSTEMS.items() if system.drafts]
 QUICK = ["bebop", "bebop_history", "block", "firp", "pipo"]  # each drafter with a state of its own, and each cycle
 
@@ -266,7 +267,7 @@ def test_bfloat16_differs_by_its_rounding_and_nothing_else() -> None:
 
 # ---- fused attention of a GPU, whose result has the heads of a token side by side, not the tokens of a head
 
-CALLERS: tuple[ModuleType, ...] = (attention, firp, ragged_attention)
+CALLERS: tuple[ModuleType, ...] = (attention, firp_network, ragged_attention)
 
 
 @pytest.fixture
@@ -339,7 +340,7 @@ def test_abort_and_resume_give_the_whole_completion(system: str) -> None:
     again = generate(longer, resumed(asked(), parts))
     assert numbers(again) == numbers(whole)
     assert [a.stats.tokens for a in again] == [a.stats.tokens for a in whole]
-    keeps = SYSTEMS[system].length != "fixed" or SYSTEMS[system].own_cycle or SYSTEMS[system].history
+    keeps = not SYSTEMS[system].fixed_length or SYSTEMS[system].custom_cycle or SYSTEMS[system].history
     assert all(bool(p.state) == (keeps and len(p.token_ids) > 0) for p in parts.values())
     assert not any(a.state for a in again), "nothing more is needed of a finished answer"
 
@@ -410,7 +411,7 @@ def test_another_system_takes_over_between_two_cycles(temperature: float) -> Non
     engine(policy, "autoregressive", room=2).configure(DecodingConfig(draft_tokens=2))
     part = next(iter(done.values()))
     adaptive = engine(policy, "bebop_adaptive", drafts=2)
-    held = adaptive.slots.kept(0)
+    held = adaptive.slots.export(0)
     odd = dataclasses.replace(part, state={name: np.zeros((7, *row.shape)) for name, row in held.items()})
     with pytest.raises(UserError, match=r"cannot go on in this engine: its state .* has the shape \(7, "):
         adaptive.add(dataclasses.replace(asked()[0], partial=odd))

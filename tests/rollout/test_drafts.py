@@ -7,8 +7,8 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.rollout.decoding.base import Draft, Rows
-from bebop.rollout.decoding.drafters.mtp import MTPDrafter
-from bebop.rollout.decoding.lengths.fixed import FixedLength
+from bebop.rollout.decoding.lengths import FixedLength
+from bebop.rollout.decoding.mtp import MTPDrafter
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import DecodeStats, SamplingParams

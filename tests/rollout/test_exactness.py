@@ -21,18 +21,18 @@ import pytest
 import torch
 
 from bebop.config import DecodingConfig
-from bebop.decoding import SYSTEMS
 from bebop.model.attention import PackedContext, SlotContext
 from bebop.model.backbone import Policy
-from bebop.model.pivot import PivotNetwork
 from bebop.options import PipoOptions
 from bebop.rollout.decoding.base import Rows
-from bebop.rollout.decoding.drafters.history_mtp import HistoryMTPDrafter
-from bebop.rollout.decoding.lengths.cost import CostLength
-from bebop.rollout.decoding.pipo import PairDecoder
-from bebop.rollout.decoding.trust import BUCKETS, Trusted
+from bebop.rollout.decoding.timed_lengths import CostLength
 from bebop.rollout.history import Automaton, History
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems import SYSTEMS
+from bebop.systems.history.decoding import HistoryMTPDrafter
+from bebop.systems.history.matching import BUCKETS, Trusted
+from bebop.systems.pad.network import PivotNetwork
+from bebop.systems.pipo.decoding import PairDecoder
 from bebop.trajectory import Completion
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
@@ -218,7 +218,7 @@ def answers(case: Case, policy: Policy, draws: int, fault: Fault | None = None) 
         drafter = decoder_of(engine).drafter
         assert isinstance(drafter, HistoryMTPDrafter)
         mean = Trusted(share=[0.5] * BUCKETS, alone=[0.5] * BUCKETS, gain=[1.0] * BUCKETS)
-        drafter.recall.trusted = lambda rows: [mean] * rows.batch  # type: ignore[method-assign]
+        drafter.matching.trusted = lambda rows: [mean] * rows.batch  # type: ignore[method-assign]
     if fault is not None:
         fault(engine)
     more = 0 if draws == FEW else 2  # what follows changes nothing; where time is no matter, no cycle is cut off
@@ -359,7 +359,7 @@ def test_the_output_distribution_is_the_target(name: str, draws: int) -> None:
 CHOSEN_TEMPERATURES = {
     name: of_system(name, 0.7, draft_temperature="auto")
     for name, system in SYSTEMS.items()
-    if system.exact and system.self_tempered
+    if system.exact and system.supports_auto_temperature
 }
 
 

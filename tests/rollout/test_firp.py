@@ -13,13 +13,13 @@ from bebop.kernels.tree_verify import ancestry
 from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
-from bebop.model.firp import PseudoContext, PseudoSlots, PseudoStates, hidden_with_pseudo, middle_layers
 from bebop.model.parts import has_part
 from bebop.monitor.estimators import decode_metrics
 from bebop.rollout.decoding.base import Draft, Rows, TargetOutput
-from bebop.rollout.decoding.drafters.firp import FirpDrafter, PseudoPass, Shape
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.firp.decoding import FirpDrafter, PseudoPass, Shape
+from bebop.systems.firp.network import PseudoContext, PseudoSlots, PseudoStates, hidden_with_pseudo, middle_layers
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import Completion, DecodeStats, SamplingParams
 from bebop.tree_shape import Path, likeliest, reached

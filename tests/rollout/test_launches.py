@@ -25,7 +25,7 @@ from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
 from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.tracing import Tracer
+from bebop.rollout.decoding.verify_trace import Tracer
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.trajectory import SamplingParams
 from tests.builders import bare_policy, tiny_policy
@@ -217,9 +217,9 @@ def test_every_read_and_copy_is_seen(read: str) -> None:
 
 
 def test_a_read_in_a_cycle_is_seen_and_work_on_the_device_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, config = Rows.tests, DecodingConfig(system="bebop", draft_tokens=3)
+    own, config = Rows.verify_uniforms, DecodingConfig(system="bebop", draft_tokens=3)
     for change, waits in ((lambda x: x[(x < 1).all(-1)], True), (lambda x: x.where(x < 1, 0.5), False)):
-        monkeypatch.setattr(Rows, "tests", lambda rows, drafts, change=change: change(own(rows, drafts)))
+        monkeypatch.setattr(Rows, "verify_uniforms", lambda rows, drafts, change=change: change(own(rows, drafts)))
         if waits:
             with pytest.raises(HostWait):
                 cycle(bare_policy(), config)

@@ -7,10 +7,9 @@ import torch
 
 from bebop.config import DecodingConfig
 from bebop.rollout.decoding.base import Accepted, Draft
-from bebop.rollout.decoding.lengths.ema import EmaLength
-from bebop.rollout.decoding.lengths.entropy import EntropyLength
-from bebop.rollout.decoding.lengths.fixed import FixedLength
+from bebop.rollout.decoding.lengths import EntropyLength, FixedLength
 from bebop.rollout.slots import Slots, SlotSizes
+from bebop.systems.block.decoding import EmaLength
 
 
 def policy(limit: int = 4, draft_cost: float = 0.15, verify_cost: float = 0.05, slots: int = 5) -> EntropyLength:

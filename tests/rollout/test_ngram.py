@@ -3,7 +3,7 @@
 import torch
 
 from bebop.config import DecodingConfig
-from bebop.rollout.decoding.drafters.ngram import LONGEST, last_match
+from bebop.rollout.decoding.ngram import MAX_SUFFIX, last_match
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import DecodeStats
 from tests.builders import bare_policy, requests
@@ -11,7 +11,7 @@ from tests.builders import bare_policy, requests
 
 def plain(tokens: list[int]) -> int | None:
     """The last place before the end at which the longest known suffix ends."""
-    for size in range(min(LONGEST, len(tokens) - 1), 0, -1):
+    for size in range(min(MAX_SUFFIX, len(tokens) - 1), 0, -1):
         for end in range(len(tokens) - 2, size - 2, -1):
             if tokens[end - size + 1 : end + 1] == tokens[-size:]:
                 return end

@@ -5,12 +5,14 @@ import random
 import pytest
 
 from bebop.config import Costs
-from bebop.rollout.decoding.pace import FADE, START, TRIALS, WEIGHT, Pace, sizes
+from bebop.rollout.decoding.throughput_model import FADE, START, TRIALS, WEIGHT, ThroughputModel, sizes
 
 
-def made(most: int = 3, slots: int = 8, seconds: dict[int, list[float]] | None = None, chance: float = 0.5) -> Pace:
+def made(
+    most: int = 3, slots: int = 8, seconds: dict[int, list[float]] | None = None, chance: float = 0.5
+) -> ThroughputModel:
     """A table of these seconds by batch size, and acceptance that is the same at every position."""
-    pace = Pace(most, slots, Costs(draft=0.15, verify=0.05))
+    pace = ThroughputModel(most, slots, Costs(draft=0.15, verify=0.05))
     for rows, row in (seconds or {}).items():
         for k, one in enumerate(row):
             pace.timed(rows, k, one)
@@ -26,14 +28,14 @@ def test_costs_between_two_sizes_are_on_a_straight_line() -> None:
     pace = made(1, 4, {1: [1.0, 2.0], 2: [2.0, 2.0], 4: [4.0, 8.0]})
     assert [pace.costs(rows)[1] for rows in (1, 2, 3, 4)] == [2.0, 2.0, 5.0, 8.0]
     assert [pace.costs(rows)[0] for rows in (1, 2, 3, 4)] == [1.0, 2.0, 3.0, 4.0]
-    assert Pace(2, 4, Costs(draft=0.2, verify=0.1)).costs(3)[2] == pytest.approx(1.6)
+    assert ThroughputModel(2, 4, Costs(draft=0.2, verify=0.1)).costs(3)[2] == pytest.approx(1.6)
 
 
 def test_tokens_are_one_and_the_chances_that_a_prefix_stands() -> None:
     pace = made()
     pace.passed = [900.0, 500.0, 100.0]
     assert pace.tokens() == pytest.approx([1.0, 1.9, 2.35, 2.395])
-    assert Pace(2, 1, Costs(draft=0)).tokens()[2] == pytest.approx(1 + START + START**2)
+    assert ThroughputModel(2, 1, Costs(draft=0)).tokens()[2] == pytest.approx(1 + START + START**2)
 
 
 @pytest.mark.parametrize(
@@ -66,13 +68,13 @@ def test_it_switches_off_for_large_batches_and_on_again() -> None:
 
 
 def test_what_was_accepted_fades_by_cycles_at_the_positions_that_were_drafted() -> None:
-    pace = Pace(2, 1, Costs(draft=0))
+    pace = ThroughputModel(2, 1, Costs(draft=0))
     pace.accepted([1] * 4 + [0] * 6, 1)
     assert pace.tested == pytest.approx([FADE * WEIGHT + 10, WEIGHT])
     assert pace.passed == pytest.approx([FADE * WEIGHT * START + 4, WEIGHT * START])
     pace.accepted([0, 0], 0)
     assert pace.tested[0] == pytest.approx(FADE * WEIGHT + 10)
-    both = Pace(2, 1, Costs(draft=0))
+    both = ThroughputModel(2, 1, Costs(draft=0))
     both.accepted([0, 1, 2, 2], 2)
     assert both.tested == pytest.approx([FADE * WEIGHT + 4, FADE * WEIGHT + 3])
     assert both.passed == pytest.approx([FADE * WEIGHT * START + 3, FADE * WEIGHT * START + 2])
@@ -94,12 +96,12 @@ def test_seconds_follow_what_is_measured_and_one_outlier_is_hardly_heard() -> No
 
 
 def test_without_a_measurement_the_first_cycle_gives_the_unit() -> None:
-    pace = Pace(2, 4, Costs(draft=0.15, verify=0.05))
+    pace = ThroughputModel(2, 4, Costs(draft=0.15, verify=0.05))
     pace.measured(2, 1, 0.012)
     assert [pace.costs(4)[k] for k in range(3)] == pytest.approx([0.01, 0.012, 0.014])
 
 
-def run(pace: Pace, cycles: int, row: list[float], chance: float) -> tuple[list[int], float]:
+def run(pace: ThroughputModel, cycles: int, row: list[float], chance: float) -> tuple[list[int], float]:
     """Cycles of one row whose drafts stand with one probability, drawn: their drafts, and tokens a second."""
     chosen, spent, emitted, numbers = [], 0.0, 0, random.Random(0)
     for _ in range(cycles):

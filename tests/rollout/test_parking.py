@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding import base
 from bebop.rollout.engine import Request
-from bebop.rollout.parking import Parking
+from bebop.rollout.kv_retention import KvRetention
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems import SYSTEMS
 from bebop.trajectory import Completion
 from tests.builders import alone, bare_policy, requests, tiny_policy
 from tests.cases import slow_but
@@ -26,7 +26,7 @@ PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9, 9, 2, 4], [2, 2]]
 OBSERVED = [[], [3], [7, 7, 1, 0, 5, 2], [4, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7]]
 # A cache beside the target's, and a drafter within its passes; the others are slow tests.
 DIFFERENT = ("bebop", "firp")
-EXTENDING = [name for name, system in SYSTEMS.items() if not system.own_cycle]
+EXTENDING = [name for name, system in SYSTEMS.items() if not system.custom_cycle]
 
 
 def engine(policy: Policy, system: str = "bebop", **settings: object) -> TorchEngine:
@@ -79,7 +79,7 @@ def test_turns_are_those_of_a_full_prefill(system: str) -> None:
     for limit in (2**20, 0):
         first = [replace(r, params=replace(r.params, **s)) for r, s in zip(asked(), own, strict=True)]  # type: ignore[arg-type]
         talks.append(Talk(engine(policy, system, parked_bytes=limit), first))
-    kept, read = (talk.one.parking.counts for talk in talks)
+    kept, read = (talk.one.retention.counts for talk in talks)
     for turn in range(4):
         if turn == 2:
             for talk in talks:
@@ -123,16 +123,16 @@ def test_one_changed_token_is_a_miss() -> None:
     policy = tiny_policy(seed=3, dtype=torch.float64)
     one = engine(policy)
     request, history = first_turn(one)
-    assert one.parking.find([*history, 3, 3], 5, 0) is not None and one.parking.find(history, 5, 0) is not None
+    assert one.retention.find([*history, 3, 3], 5, 0) is not None and one.retention.find(history, 5, 0) is not None
     for place in range(len(history)):
         other = [*history, 3, 3]
         other[place] = (other[place] + 1) % 11
-        assert one.parking.find(other, 5, 0) is None
-        assert one.parking.find(history[:place], 5, 0) is None
+        assert one.retention.find(other, 5, 0) is None
+        assert one.retention.find(history[:place], 5, 0) is None
     other = replace(request, token_ids=(*history[:-2], (history[-2] + 1) % 11, history[-1], 3, 3))
     [answer], [wanted] = generate(one, [other]), generate(engine(policy), [other])
     same(answer, wanted)
-    assert one.parking.counts.hits == 0 and one.parking.counts.misses == 1
+    assert one.retention.counts.hits == 0 and one.retention.counts.misses == 1
 
 
 @pytest.mark.parametrize("on_update", ["keep", "recompute"])
@@ -149,20 +149,20 @@ def test_new_weights_keep_what_is_parked_or_drop_it(on_update: str) -> None:
     [fresh] = generate(engine(other), [again])
     differs = answer.token_ids.tolist() != fresh.token_ids.tolist() or np.abs(answer.logprobs - fresh.logprobs).max()
     assert bool(differs > 1e-3) == kept
-    assert one.parking.counts.hits == kept and one.parking.counts.dropped == (not kept)
+    assert one.retention.counts.hits == kept and one.retention.counts.dropped == (not kept)
     # What was parked of it then is as old as what it went on from.
     third = (*again.token_ids, *answer.token_ids.tolist(), 3)
     [last] = generate(one, [replace(request, token_ids=third)])
-    assert set(last.oldest.tolist()) == {0 if kept else 1} and one.parking.counts.hits == 1 + kept
+    assert set(last.oldest.tolist()) == {0 if kept else 1} and one.retention.counts.hits == 1 + kept
 
 
 def test_another_request_goes_on_from_the_newest_weights_alone() -> None:
     """Older ones may be from before its prompt was let in, against the bound on staleness."""
     one = engine(tiny_policy(seed=4))
     _, history = first_turn(one)
-    assert one.parking.find([*history, 3], 99, 0) is not None
+    assert one.retention.find([*history, 3], 99, 0) is not None
     one.load_weights({}, 1)
-    assert one.parking.find([*history, 3], 99, 1) is None and one.parking.find([*history, 3], 5, 1) is not None
+    assert one.retention.find([*history, 3], 99, 1) is None and one.retention.find([*history, 3], 5, 1) is not None
 
 
 @pytest.mark.parametrize("system", slow_but(["bebop_adaptive"], ["bebop", "bebop_adaptive", "firp_chain", "block_ema"]))
@@ -181,11 +181,11 @@ def test_abort_and_resume_of_a_turn_that_went_on(system: str) -> None:
         for _ in range(3):
             assert not cut.step()
         [part] = cut.abort()
-        assert 0 < len(part.completion.token_ids) < 30 and cut.parking.counts.hits == hits - 1
+        assert 0 < len(part.completion.token_ids) < 30 and cut.retention.counts.hits == hits - 1
         cut.add(replace(again, partial=part.completion))
     [done] = finished(cut).values()
     same(done, wanted)
-    assert cut.parking.counts.hits == 3 and set(done.oldest.tolist()) == {0}
+    assert cut.retention.counts.hits == 3 and set(done.oldest.tolist()) == {0}
 
 
 def test_a_group_goes_on_from_one_cache_and_shares_what_it_reads() -> None:
@@ -206,7 +206,7 @@ def test_a_group_goes_on_from_one_cache_and_shares_what_it_reads() -> None:
     for one, other in zip(mine, theirs, strict=True):
         same(one, other)
         assert set(other.oldest.tolist()) == {1}
-    counts = talks[0].one.parking.counts
+    counts = talks[0].one.retention.counts
     assert counts.hits == 4 and counts.parked == 2 + 3, "those that say the same are parked once"
     assert [set(a.oldest.tolist()) for a in mine] == [{0}, {1}, {0}, {0}, {0}]
     ends = [len(r.token_ids) for r in (talks[0].asked[0], talks[0].asked[4])]
@@ -219,8 +219,8 @@ def test_nothing_is_parked_without_room_or_without_being_asked() -> None:
     first_turn(none)
     generate(unasked, asked())
     for one in (none, unasked):
-        assert one.parking.counts.parked == one.parking.counts.bytes == 0
-    assert unasked.parking.counts.misses == 0
+        assert one.retention.counts.parked == one.retention.counts.bytes == 0
+    assert unasked.retention.counts.misses == 0
     with pytest.raises(UserError, match=r"rollout\.parked_bytes=\d+ is not possible: cpu has \d+ bytes"):
         engine(policy, parked_bytes=2**60)
 
@@ -231,9 +231,9 @@ def test_a_drafter_that_is_new_has_read_nothing_of_what_is_parked() -> None:
     request, history = first_turn(one)
     again = replace(request, token_ids=(*history, 3, 3))
     one.configure(DecodingConfig(system="ngram", draft_tokens=2))
-    assert one.parking.counts.dropped == 0
+    assert one.retention.counts.dropped == 0
     one.configure(DecodingConfig(draft_tokens=3))
-    assert one.parking.counts.dropped == 1
+    assert one.retention.counts.dropped == 1
     same(*generate(one, [again]), *generate(engine(policy), [again]))
 
 
@@ -259,12 +259,12 @@ def test_padding_never_lands_on_a_row_that_ends_at_its_slot() -> None:
         same(mine, theirs)
 
 
-def parking(limit: float, answers: int = 0) -> tuple[Parking, list[list[int]]]:
+def parking(limit: float, answers: int = 0) -> tuple[KvRetention, list[list[int]]]:
     """A bound of ``limit`` completions, and so many parked."""
     one = engine(bare_policy(seed=3), "autoregressive")
-    probe = Parking(one.slots, 2**30)
+    probe = KvRetention(one.slots, 2**30)
     probe.park(0, [*range(9)], 0)
-    made = Parking(one.slots, int(limit * probe.counts.bytes))
+    made = KvRetention(one.slots, int(limit * probe.counts.bytes))
     histories = [[i, *range(1, 9)] for i in range(answers)]
     for history in histories:
         made.park(0, history, 0)

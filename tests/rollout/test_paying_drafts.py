@@ -14,15 +14,14 @@ import pytest
 import torch
 
 from bebop.config import DecodingConfig
-from bebop.decoding import SYSTEMS
+from bebop.protocols import Pace
 from bebop.rollout.decoding.base import Rows
-from bebop.rollout.decoding.cycle_seconds import Work
-from bebop.rollout.decoding.lengths.cost import CostLength
-from bebop.rollout.decoding.lengths.row_cost import RowCostLength
-from bebop.rollout.decoding.pace import FADE, REST, START, WEIGHT, Pace
+from bebop.rollout.decoding.throughput_model import FADE, REST, START, WEIGHT, Work
+from bebop.rollout.decoding.timed_lengths import CostLength, RowCostLength
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
-from bebop.rollout.warm import TURNS
+from bebop.rollout.warmup import TURNS
+from bebop.systems import SYSTEMS
 from bebop.trajectory import DecodeStats
 from tests.builders import bare_policy, requests, tiny_policy
 from tests.rollout.driving import decoder_of, started

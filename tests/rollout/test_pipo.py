@@ -13,13 +13,13 @@ from bebop.config import DecodingConfig
 from bebop.errors import UserError
 from bebop.metrics import values
 from bebop.model.backbone import Policy
-from bebop.model.pipo import PairModel
 from bebop.monitor.estimators import decode_metrics
 from bebop.options import PipoOptions
 from bebop.rollout.decoding.base import Rows
-from bebop.rollout.decoding.pipo import PairDecoder, Second, answer_pairs
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.pipo.decoding import PairDecoder, Second, answer_pairs
+from bebop.systems.pipo.network import PairModel
 from bebop.trajectory import Completion, DecodeStats
 from tests.builders import requests, tiny_pairs, tiny_policy
 from tests.cases import slow_but

@@ -10,8 +10,8 @@ from torch import Tensor
 from bebop.config import DecodingConfig
 from bebop.kernels.pivot import bias
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
-from bebop.rollout.decoding.rules.pivot_override import PivotOverride
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.pad.decoding import PivotOverride
 from bebop.trajectory import Completion
 from tests.builders import requests
 from tests.cases import slow_but

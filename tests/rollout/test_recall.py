@@ -10,17 +10,32 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.decoding import HEAD_OVERLAP, HEAD_READ
 from bebop.metrics import values
 from bebop.monitor.estimators import decode_metrics
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
-from bebop.rollout.decoding.drafters.history_mtp import HistoryMTPDrafter, _Row
-from bebop.rollout.decoding.matching import Followers, Match, Next
-from bebop.rollout.decoding.recall import Cycle, HeadProbs, Recall
-from bebop.rollout.decoding.trust import BUCKETS, DOUBT, HEAD, KINDS, NONE, PRIOR, SEVERAL, Trusted, prior, trusted
 from bebop.rollout.history import BEGIN, ROOT, Automaton
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
+from bebop.systems.history.decoding import HistoryMTPDrafter, _Row
+from bebop.systems.history.matching import (
+    BUCKETS,
+    DOUBT,
+    HEAD,
+    KINDS,
+    NONE,
+    PRIOR,
+    SEVERAL,
+    Cycle,
+    Followers,
+    HeadProbs,
+    MatchState,
+    Next,
+    SuffixMatch,
+    Trusted,
+    prior,
+    trusted,
+)
 from bebop.trajectory import Completion, DecodeStats
 from tests.builders import bare_policy, requests
 from tests.cases import slow_but
@@ -209,13 +224,13 @@ def test_rows_earn_a_pass_of_the_head_together(siblings: bool, headed: list[bool
 
     def going_on(chances: list[float]) -> list[bool]:
         lines = [
-            _Row(match=Match(Automaton()), trusted=ONE, pace=2.0, greedy=False, limit=4, chance=chance)
+            _Row(match=SuffixMatch(Automaton()), trusted=ONE, pace=2.0, greedy=False, limit=4, chance=chance)
             for chance in chances
         ]
         drafter._found(lines, 1, Followers(), [[0.0] * 4] * 4)
         return [line.alive for line in lines]
 
-    cost = 2.0 * drafter.recall.costs.draft
+    cost = 2.0 * drafter.matching.costs.draft
     assert going_on([1.5 * cost, 0.0, 0.0, 0.0]) == headed
     assert going_on([1.5 * cost] * 4) == [True] * 4 and going_on([0.9 * cost] * 4) == [False] * 4
 
@@ -233,7 +248,7 @@ DRAFTS = 12
 
 
 def step_by_step(
-    followers: Followers, row: int, step: int, match: Match, trust: list[float], uniforms: list[float], *,
+    followers: Followers, row: int, step: int, match: SuffixMatch, trust: list[float], uniforms: list[float], *,
     greedy: bool, chance: float, least: float, always: bool,
 ) -> list[int]:  # fmt: skip
     """``Followers.go_on`` as its docstring says it."""
@@ -263,7 +278,7 @@ def test_one_loop_draws_what_single_steps_do() -> None:
             state = ROOT
             for token in (BEGIN, *said[: int(rng.integers(1, 20))].tolist()):
                 state = texts.append(state, token)
-        match = Match(texts)
+        match = SuffixMatch(texts)
         for token in common[: int(rng.integers(0, 10))].tolist():
             match.advance(token)
         trust, uniforms = rng.uniform(0.6, 1.0, BUCKETS).tolist(), rng.random(DRAFTS).tolist()
@@ -287,11 +302,11 @@ def test_one_loop_draws_what_single_steps_do() -> None:
 # ---- what is learned, and then trusted
 
 
-def recall(slots: int = 2, siblings: bool = False) -> tuple[Recall, Rows]:
+def recall(slots: int = 2, siblings: bool = False) -> tuple[MatchState, Rows]:
     """And rows, each of which has a match."""
     made = Slots(SlotSizes(slots=slots, length=8, drafts=2, vocab=4), torch.device("cpu"))
     config = DecodingConfig(system="history", draft_tokens=2, options={"siblings": siblings})
-    one, rows = Recall(made, config), Rows(made, slots, 1)
+    one, rows = MatchState(made, config), Rows(made, slots, 1)
     one.ahead(rows)
     return one, rows
 
@@ -304,7 +319,7 @@ def after(matched: int, counts: Sequence[int], greedy: bool = False) -> Next:
             state = ROOT
             for said in (BEGIN, *[9] * matched, token):
                 state = texts.append(state, said)
-    match = Match(texts)
+    match = SuffixMatch(texts)
     for said in [9] * matched:
         match.advance(said)
     found = Next.of(match, greedy)
@@ -354,7 +369,7 @@ def test_draws_invert_the_distribution_of_what_followed() -> None:
 H, M, P = [0.0, 0.75, 0.25, 0.0], [0.25, 0.25, 0.25, 0.25], [0.2, 0.4, 0.4, 0.0]  # history, head, target
 
 
-def seen(one: Recall, rows: Rows, emitted: Sequence[int], at: int = 0) -> None:
+def seen(one: MatchState, rows: Rows, emitted: Sequence[int], at: int = 0) -> None:
     """A cycle of two drafts in a row, with the head asked for both; the first had a match, whose weight was 1."""
     followers = Followers()
     followers.add(at, 0, Next(tokens=(1, 2), chances=(0.75, 0.25), bucket=4), 1.0)
@@ -388,7 +403,7 @@ def test_rows_of_a_prompt_learn_together_where_siblings_count() -> None:
     """Those of another prompt do not; and each for itself where siblings do not count."""
     for siblings in (True, False):
         one, rows = recall(3, siblings)
-        one.matches.of[2] = Match(Automaton())
+        one.matches.of[2] = SuffixMatch(Automaton())
         seen(one, rows, [2, 1, 1])
         sums = one.overlaps.sums(one._texts(rows))
         assert not torch.equal(sums[0], prior()) and torch.equal(sums[2], prior())

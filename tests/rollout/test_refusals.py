@@ -9,7 +9,6 @@ import pytest
 from bebop.compose import job_config
 from bebop.config import DecodingConfig, JobConfig
 from bebop.config_engines import SglangConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.monitor.watch import JobMonitor, NullMonitor
 from bebop.options import TreeOptions
@@ -21,6 +20,7 @@ from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.vllm import arguments as vllm
 from bebop.run import main
 from bebop.runtime import _monitor
+from bebop.systems import SYSTEMS
 from bebop.verl_job.settings import parse_engine
 from tests.builders import bare_policy
 from tests.rollout.trees import FIVE

@@ -24,7 +24,7 @@ from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.rules.rejection import Rejection
+from bebop.rollout.decoding.rules import Rejection
 from bebop.rollout.decoding.sampling import BatchSampling, entropy
 from bebop.rollout.slots import NEUTRAL, Slots, SlotSizes
 from bebop.rollout.torch_engine import TorchEngine, generate

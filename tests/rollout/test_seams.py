@@ -14,7 +14,7 @@ from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
 from bebop.monitor.estimators import decode_metrics
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
-from bebop.rollout.decoding.rules.rejection import Rejection
+from bebop.rollout.decoding.rules import Rejection
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion, SamplingParams
 from tests.builders import bare_policy, requests, tiny_policy

@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerFast
 
 from bebop.config import DecodingConfig, TaskConfig
 from bebop.model.backbone import Policy
+from bebop.rollout.detokenize import CompletionText, completed_at
 from bebop.rollout.engine import Request, nothing
 from bebop.rollout.served_engine import appended
 from bebop.rollout.sglang.outputs import output_chunk
-from bebop.rollout.text import AnswerText, completed_at
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.procedural import ProceduralItems
 from bebop.tasks.rewards import checked, make_reward
@@ -82,7 +82,7 @@ def served(said: str) -> Completion:
         meta: dict[str, Any] = {"finish_reason": {"type": reason}, "weight_version": "0"}
         meta["output_token_logprobs"] = [[-1.0, token, None] for token in piece]
         decoded = output_chunk({"output_ids": piece, "meta_info": meta}, SAMPLING, 0)
-        answer = appended(answer, decoded, SAMPLING, AnswerText(TOKENIZER), recomputed=False)
+        answer = appended(answer, decoded, SAMPLING, CompletionText(TOKENIZER), recomputed=False)
     assert answer.token_ids.tolist() == ids
     return answer
 
@@ -131,7 +131,7 @@ def test_verl_decodes_to_the_same_text_and_scores_it_alike(policy: Policy) -> No
 
 
 def text_of(ids: Sequence[int], reason: str = "stop", **sampling: Any) -> str:
-    return AnswerText(TOKENIZER)(ids, SamplingParams(stop_token_ids=(STOP,), **sampling), reason)  # type: ignore[arg-type]
+    return CompletionText(TOKENIZER)(ids, SamplingParams(stop_token_ids=(STOP,), **sampling), reason)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -166,12 +166,13 @@ def test_a_tokenizer_that_cleans_up_spaces_changes_nothing(said: str) -> None:
     cleaning.clean_up_tokenization_spaces = True
     ids = ids_of(said)
     assert cleaning.decode(ids) != said
-    assert AnswerText(cleaning)([*ids, STOP], SAMPLING, "stop") == said
+    assert CompletionText(cleaning)([*ids, STOP], SAMPLING, "stop") == said
     assert completed_at(cleaning, ids_of(f"{said} more"), (said,)) == len(ids)
 
 
 def test_a_stop_token_that_is_no_special_one_is_cut_too() -> None:
-    assert AnswerText(TOKENIZER)(ids_of("a. b."), SamplingParams(stop_token_ids=tuple(ids_of("."))), "stop") == "a. b"
+    params = SamplingParams(stop_token_ids=tuple(ids_of(".")))
+    assert CompletionText(TOKENIZER)(ids_of("a. b."), params, "stop") == "a. b"
 
 
 def test_a_stop_string_stays_and_ends_the_text() -> None:
@@ -180,7 +181,7 @@ def test_a_stop_string_stays_and_ends_the_text() -> None:
     ids = list(tokenizer("<answ", add_special_tokens=False)["input_ids"])
     ids = [*ids_of("= 5</answ"), tokenizer.convert_tokens_to_ids("er> and")]
     params = SamplingParams(stop=("nowhere", "</answer>"))
-    assert AnswerText(tokenizer)(ids, params, "stop") == "= 5</answer>"
-    assert AnswerText(tokenizer)(ids, params, "length") == "= 5</answer> and"
+    assert CompletionText(tokenizer)(ids, params, "stop") == "= 5</answer>"
+    assert CompletionText(tokenizer)(ids, params, "length") == "= 5</answer> and"
     # Named as a text, it is a stop token all the same.
-    assert AnswerText(tokenizer)(ids_of("1/2<|im_end|>"), SamplingParams(stop=("<|im_end|>",)), "stop") == "1/2"
+    assert CompletionText(tokenizer)(ids_of("1/2<|im_end|>"), SamplingParams(stop=("<|im_end|>",)), "stop") == "1/2"

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig, JobConfig
-from bebop.decoding import SYSTEMS
 from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
 from bebop.options import PadOptions
 from bebop.parsing import from_dict
 from bebop.protocols import Assignment, PartialGroup
-from bebop.rollout.decoding import tracing
+from bebop.rollout.decoding import verify_trace
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
-from bebop.rollout.decoding.places import CHUNK, likeliest
+from bebop.rollout.decoding.verify_trace import CHUNK, likeliest
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.rollout.worker import RolloutWorker
+from bebop.systems import SYSTEMS
 from bebop.trajectory import NONE, TOP, VERDICTS, Completion, Prompt, Trace
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
@@ -238,7 +238,7 @@ def same(a: Trace | None, b: Trace | None) -> bool:
 
 
 QUICK = ["bebop", "bebop_tree", "pad"]  # a chain, a tree, and drafts that were overridden
-SHARED = [name for name, system in SYSTEMS.items() if not system.own_cycle]
+SHARED = [name for name, system in SYSTEMS.items() if not system.custom_cycle]
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +263,7 @@ def test_every_field_is_what_the_model_and_the_drafter_say(policy: Policy, name:
     listening, asked = Listening(engine(policy, name)), wanted()
     answers = listening.run(asked)
     for request in asked:
-        check(policy, request, answers[request.id], listening.said[request.id], SYSTEMS[name].drafter)
+        check(policy, request, answers[request.id], listening.said[request.id], SYSTEMS[name].drafter_name)
         check_sums(answers[request.id])
     found = {VERDICTS[v] for answer in answers.values() for v in of(answer).verdicts}
     assert found >= ({"accepted", "recovered"} if SYSTEMS[name].drafts else {"plain"}) and "unknown" not in found
@@ -294,7 +294,7 @@ def test_without_a_request_that_asks_nothing_is_looked_at(policy: Policy, monkey
     def looks(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(tracing, "condensed", looks)
+    monkeypatch.setattr(verify_trace, "condensed", looks)
     generate(engine(policy, "bebop"), wanted(()))
     with pytest.raises(AssertionError):
         generate(engine(policy, "bebop"), wanted((5,)))
@@ -314,7 +314,7 @@ def test_an_interrupted_completion_has_the_rows_of_both_parts(policy: Policy, th
         assert same(head(dataclasses.replace(trace, names=("mtp",)), done), of(request.partial))
         assert trace.cycles[done] == trace.cycles[done - 1] + 1 and (np.diff(trace.cycles) >= 0).all()
         later = {trace.names[d] for d in trace.drafters[done:] if d != NONE}
-        assert later <= {SYSTEMS[then].drafter} and (trace.verdicts != VERDICTS.index("unknown")).all()
+        assert later <= {SYSTEMS[then].drafter_name} and (trace.verdicts != VERDICTS.index("unknown")).all()
         assert bool(later) == SYSTEMS[then].drafts or then == "ngram"
         if then in ("bebop", "autoregressive"):
             check_sums(answer)
@@ -360,7 +360,7 @@ def test_who_drafted_is_known_when_systems_change_midway(policy: Policy) -> None
         one.configure(config(turns[(cycle - 1) % len(turns)]))
     longest = of(done[5])
     assert set(longest.names) == {"mtp", "firp", "block"} and longest.cycles[-1] + 1 == done[5].stats.cycles
-    drafter = [SYSTEMS[name].drafter for name in ("bebop", *turns[:-1])]
+    drafter = [SYSTEMS[name].drafter_name for name in ("bebop", *turns[:-1])]
     for t, number in enumerate(longest.cycles):
         inside = longest.names[longest.drafters[t]] if longest.drafters[t] != NONE else "none"
         bonus = VERDICTS[longest.verdicts[t]] == "bonus"

@@ -12,13 +12,13 @@ from bebop.config import DecodingConfig
 from bebop.kernels.tree_verify import ancestry
 from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy
-from bebop.model.firp import PseudoStates
 from bebop.options import TreeOptions
 from bebop.rollout.decoding.base import Accepted, Draft, Rows
-from bebop.rollout.decoding.drafters.firp import FirpDrafter
-from bebop.rollout.decoding.drafters.mtp_tree import MTPTreeDrafter
-from bebop.rollout.decoding.emit import seen_at
+from bebop.rollout.decoding.draft_verify import seen_at
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.firp.decoding import FirpDrafter
+from bebop.systems.firp.network import PseudoStates
+from bebop.systems.tree.decoding import MTPTreeDrafter
 from bebop.trajectory import Completion
 from tests.builders import bare_policy, requests, tiny_policy
 from tests.cases import slow_but
@@ -108,12 +108,12 @@ def test_what_is_measured_is_the_first_child() -> None:
     )
     path = Accepted.path(draft, torch.tensor([[0, 2, 0, 0], [0, 1, 4, 0]]), torch.tensor([1, 2]), torch.tensor([7, 8]))
     assert path.tokens[0, :2].tolist() == [11, 7] and path.tokens[1, :3].tolist() == [10, 13, 8]
-    chain = draft.along(path)
+    chain = draft.to_chain(path)
     assert chain.tokens[0, :2].tolist() == [10, 14] and chain.tokens[1, :2].tolist() == [10, 12]
     assert chain.lengths is not None and chain.lengths.tolist() == [2, 2], "the second path has no children left"
     assert chain.probs is not None and draft.probs is not None
     assert torch.equal(chain.probs[1, 1], draft.probs[1, 2]) and chain.parents is None
-    fewer = dataclasses.replace(draft, lengths=torch.tensor([4, 2])).along(path)
+    fewer = dataclasses.replace(draft, lengths=torch.tensor([4, 2])).to_chain(path)
     assert fewer.lengths is not None and int(fewer.lengths[0]) == 1, "the child does not count"
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from bebop.config import DecodingConfig
-from bebop.rollout.decoding import unread
+from bebop.rollout.decoding import mtp
 from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.head import HeadDrafter
+from bebop.rollout.decoding.mtp import HeadDrafter
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import bare_policy, requests
 
@@ -47,7 +47,7 @@ def agrees(one: TorchEngine, slots: Sequence[int]) -> None:
 def test_what_was_put_off_is_read_at_once(turns: int, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of different ages, those that moved among them, and one that has just come; some so far behind that there
     was no room."""
-    monkeypatch.setattr(unread, "ROOM", room)
+    monkeypatch.setattr(mtp, "ROOM", room)
     one = engine(slots=4)
     for request in requests(PROMPTS[:3], max_new_tokens=50, seed=2):
         one.add(request)
@@ -56,7 +56,7 @@ def test_what_was_put_off_is_read_at_once(turns: int, room: int, monkeypatch: py
     one.add(dataclasses.replace(requests(PROMPTS, max_new_tokens=9)[4], id=9))
     one._admit()
     rows = Rows(one.slots, len(one.active), max(one.fed))
-    kept = one.slots.caches["mtp"].unread
+    kept = one.slots.caches["mtp"].deferred
     behind = kept.behind(0, rows.batch)
     assert kept.most >= behind.max() > 0 == behind[-1] and kept.room == max(room, 2 * 5)
     with torch.inference_mode():
@@ -91,8 +91,8 @@ def test_what_is_parked_has_been_read() -> None:
         one.add(request)
     for _ in range(4):
         one.step()
-    assert one.slots.caches["mtp"].unread.behind(0, 2).min() > 0
+    assert one.slots.caches["mtp"].deferred.behind(0, 2).min() > 0
     with torch.inference_mode():
-        keys, values = one.slots.taken(1, one.fed[1])["mtp"]
+        keys, values = one.slots.snapshot(1, one.fed[1])["mtp"]
     agrees(one, [1])
     assert torch.equal(keys, one.slots.caches["mtp"].keys[:, 1, :, : one.fed[1]]) and values.shape == keys.shape

@@ -9,7 +9,7 @@ from torch import Tensor
 from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Rows
-from bebop.rollout.decoding.lengths.fixed import FixedLength
+from bebop.rollout.decoding.lengths import FixedLength
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import Completion
 from bebop.tree_shape import Path

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bebop.model.attention import CausalContext
-from bebop.model.block_length import FEATURES, BlockLengthNetwork, PromptEnd
-from bebop.trainer.block_choice import Evaluated, Sweep, best, evaluate, fit, goals, labels, split
+from bebop.systems.block.losses import Evaluated, Sweep, best, evaluate, fit, goals, labels, split
+from bebop.systems.block.network import FEATURES, BlockLengthNetwork, PromptEnd
 from tests.builders import tiny_policy
 
 SIZES = (2, 4, 6, 8)

@@ -9,9 +9,9 @@ from torch.nn.functional import log_softmax, softmax
 
 from bebop.errors import UserError
 from bebop.model.attention import BlockContext, CausalContext
-from bebop.model.backbone import Policy
-from bebop.model.block import BlockDraftNetwork, taps_of
-from bebop.trainer.block_loss import Blocks, ReadText, block_loss, lay_out, read_texts, shared_tables, slot_states
+from bebop.model.backbone import Policy, shared_tables
+from bebop.systems.block.losses import Blocks, ReadText, block_loss, lay_out, read_texts, slot_states
+from bebop.systems.block.network import BlockDraftNetwork, taps_of
 from tests.builders import bare_policy, tiny_block
 from tests.cases import slow_but
 

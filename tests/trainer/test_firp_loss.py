@@ -7,9 +7,9 @@ from torch.nn.functional import log_softmax, softmax
 
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.model.firp import PseudoContext, PseudoStates, hidden_with_pseudo
+from bebop.systems.firp.losses import MEASURES, Anchored, drafts_and_targets, firp_loss, lay_out, read_rows, sums
+from bebop.systems.firp.network import PseudoContext, PseudoStates, hidden_with_pseudo
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.firp_loss import MEASURES, Anchored, drafts_and_targets, firp_loss, lay_out, read_rows, sums
 from tests.builders import bare_policy
 from tests.cases import slow_but
 

@@ -6,11 +6,10 @@ import torch
 from bebop.config import DecodingConfig
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.model.firp import PseudoContext, PseudoStates, hidden_with_pseudo
-from bebop.model.firp_text import read_text
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.firp.losses import BEYOND, cycles, drafts_of, token_ranks
+from bebop.systems.firp.network import PseudoContext, PseudoStates, hidden_with_pseudo, read_text
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.firp_ranks import BEYOND, cycles, drafts_of, token_ranks
 from tests.builders import requests, tiny_policy
 
 LAYERS = (1, 2, 2)

@@ -10,10 +10,20 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from bebop.model.attention import CausalContext
-from bebop.model.pipo import ConfidenceHead
+from bebop.systems.pipo.losses import (
+    PairBatch,
+    PairRow,
+    acceptance,
+    batch_rows,
+    opd_loss,
+    reverse_kl,
+    sft_loss,
+    split_row,
+    teacher_logprobs,
+    without_pads,
+)
+from bebop.systems.pipo.network import ConfidenceHead
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.pipo_loss import acceptance, opd_loss, reverse_kl, sft_loss, teacher_logprobs
-from bebop.trainer.pipo_rows import PairBatch, PairRow, batch_rows, split_row, without_pads
 from tests.builders import tiny_pairs, tiny_policy
 
 PAD, VOCAB = 0, 12

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.adaptation.pivot_results import gained, reliability, rules_at
-from bebop.model.pivot import Features, PivotNetwork
-from bebop.trainer.pivot import Examples, PivotTrainer, scores
-from bebop.trainer.pivot_labels import Rollouts, auc
+from bebop.systems.pad.labels import Rollouts, auc, gained, reliability, rules_at
+from bebop.systems.pad.network import Features, PivotNetwork
+from bebop.systems.pad.training import Examples, PivotTrainer, scores
 
 
 def examples(seed: int, count: int = 600) -> Examples:

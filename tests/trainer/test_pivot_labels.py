@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
-from bebop.tasks.steps import wrong_steps
-from bebop.trainer.pivot_labels import (
+from bebop.systems.pad.labels import (
     Rollouts,
     auc,
     calibration,
@@ -17,6 +16,7 @@ from bebop.trainer.pivot_labels import (
     pivots,
     split_of,
 )
+from bebop.tasks.steps import wrong_steps
 
 NONE = np.zeros(1, dtype=bool)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bebop.intervals import Interval, across_seeds, resampled
-from bebop.trainer.block_choice import CLOSE
+from bebop.systems.block.losses import CLOSE
 from recipes.reproduce.blockpilot import marker
 from recipes.reproduce.blockpilot.costs import SPENT, TIMED, Costs
 from recipes.reproduce.blockpilot.decoding import Array

@@ -12,11 +12,11 @@ from torch import Tensor
 from bebop.config import DecodingConfig
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy
-from bebop.model.block_length import BlockLengthNetwork
 from bebop.rollout.decoding.base import Draft, Drafter, DraftLength, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.torch_engine import TorchEngine, generate
-from bebop.trainer.block_length import prompt_ends, system_of
+from bebop.systems.block.network import BlockLengthNetwork
+from bebop.systems.block.training import prompt_ends, system_of
 from bebop.trajectory import Prompt
 from recipes.reproduce.blockpilot.decoding import Array, loaded, once, requests
 from recipes.reproduce.blockpilot.sweeps import CANDIDATES, SIZES, TIMES, held_out

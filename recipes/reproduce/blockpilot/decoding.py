@@ -17,10 +17,10 @@ from bebop.model.checkpoint import load_policy
 from bebop.model.parts import find_part
 from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.drafters.block import BlockDrafter
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
-from bebop.trainer.block_length import system_of
+from bebop.systems.block.decoding import BlockDrafter
+from bebop.systems.block.training import system_of
 from bebop.trajectory import Prompt
 from recipes.reproduce import study
 

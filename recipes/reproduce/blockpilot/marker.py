@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.model.block_length import FEATURES
 from bebop.rollout.decoding.base import Rows
-from bebop.rollout.decoding.drafters.block import BlockDrafter
-from bebop.trainer.block_choice import Sweep, best
-from bebop.trainer.block_length import prompt_ends
+from bebop.systems.block.decoding import BlockDrafter
+from bebop.systems.block.losses import Sweep, best
+from bebop.systems.block.network import FEATURES
+from bebop.systems.block.training import prompt_ends
 from bebop.trajectory import Prompt
 from recipes.reproduce.blockpilot.decoding import Array, Counts, decode, loaded, once
 from recipes.reproduce.blockpilot.protocol import fifths, trained

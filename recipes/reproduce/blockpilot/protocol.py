@@ -11,8 +11,8 @@ from functools import cache
 import numpy as np
 import torch
 
-from bebop.model.block_length import FEATURES, BlockLengthNetwork
-from bebop.trainer.block_choice import CLOSE, Sweep, best, fit, goals, labels, score
+from bebop.systems.block.losses import CLOSE, Sweep, best, fit, goals, labels, score
+from bebop.systems.block.network import FEATURES, BlockLengthNetwork
 from recipes.reproduce.blockpilot.decoding import Array, Counts, loaded
 from recipes.reproduce.blockpilot.sweeps import RADIUS, SIZES, TRAINED, Swept
 from recipes.reproduce.study import QUICK

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from bebop.adaptation.corpus import question_streams
 from bebop.config import DecodingConfig
-from bebop.model.block_length import FEATURES
-from bebop.trainer.block_choice import Sweep
-from bebop.trainer.block_length import prompt_ends
+from bebop.systems.block.losses import Sweep
+from bebop.systems.block.network import FEATURES
+from bebop.systems.block.training import prompt_ends
 from bebop.trajectory import Prompt
 from recipes.reproduce.blockpilot.decoding import Answers, Array, Counts, decode, loaded, once
 from recipes.reproduce.study import QUICK, policy, settings

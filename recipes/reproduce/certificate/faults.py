@@ -20,7 +20,7 @@ from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.drafters.mtp import MTPDrafter
+from bebop.rollout.decoding.mtp import MTPDrafter
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from recipes.reproduce.certificate.verification import RULES, FaultyRule

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from bebop.config import TrainerConfig
-from bebop.model.firp import PseudoStates
+from bebop.systems.firp.losses import Anchored, ReadRow, firp_loss, lay_out
+from bebop.systems.firp.network import PseudoStates
 from bebop.trainer.chains import rows_of_step
-from bebop.trainer.firp_loss import Anchored, ReadRow, firp_loss, lay_out
 from bebop.trainer.optim import GuardedAdamW, learning_rate
 from recipes.reproduce.firp.heads import EarlyExits, Heads, MedusaHeads, head_loss
 from recipes.reproduce.firp.texts import ANSWERS, Seed, once, token_ids

@@ -7,12 +7,10 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from bebop.kernels.linear_losses import linear_draft_loss
-from bebop.model.backbone import Policy
-from bebop.model.firp_text import RealText
+from bebop.model.backbone import Policy, shared_tables
 from bebop.model.mtp import at
-from bebop.trainer.block_loss import shared_tables
-from bebop.trainer.firp_loss import Anchored
-from bebop.trainer.firp_ranks import Drafts
+from bebop.systems.firp.losses import Anchored, Drafts
+from bebop.systems.firp.network import RealText
 
 
 class Heads(nn.Module):

@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from bebop.intervals import Array
-from bebop.model.firp import PseudoStates
-from bebop.model.firp_text import RealText, pseudo_beside
 from bebop.model.mtp import at
+from bebop.systems.firp.losses import BEYOND, Drafts, cycles, drafts_of, token_ranks
+from bebop.systems.firp.network import PseudoStates, RealText, pseudo_beside
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.firp_ranks import BEYOND, Drafts, cycles, drafts_of, token_ranks
 from bebop.tree_shape import likeliest, rank_chances
 from recipes.reproduce.firp.arms import Arm, trained
 from recipes.reproduce.firp.heads import Heads

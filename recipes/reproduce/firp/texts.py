@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from bebop.adaptation.corpus import drafting, question_streams, run_engine, token_rows
 from bebop.config import SamplingConfig
 from bebop.model.backbone import Policy
-from bebop.model.firp_text import RealText, read_text
+from bebop.systems.firp.network import RealText, read_text
 from bebop.trainer.chains import TokenRow
 from bebop.trajectory import Prompt
 from recipes.reproduce import study

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig, ModelConfig
-from bebop.decoding import SYSTEMS
 from bebop.kernels.pivot import pivot_verify
 from bebop.kernels.uniforms import uniforms
 from bebop.model.backbone import Policy
@@ -17,6 +16,7 @@ from bebop.model.checkpoint import load_policy
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.systems import SYSTEMS
 from recipes.reproduce.frontier import pipo
 
 # Options of systems that are measured at several; a system without a row is measured as it is by default.
@@ -69,7 +69,7 @@ class Arm:
 
 
 def all_arms() -> tuple[Arm, ...]:
-    """A row of ``bebop.decoding.SYSTEMS`` comes along by itself."""
+    """Return an arm for each system and setting; a new system comes along by itself."""
     own = [Arm(system=name, options=options) for name in SYSTEMS for options in SWEPT.get(name, ({},))]
     return (*own, *(Arm(system=DRAFTS_OF, epsilon=epsilon) for epsilon in EPSILONS))
 

@@ -10,12 +10,12 @@ from typing import Literal
 import numpy as np
 
 from bebop.adaptation.corpus import params
-from bebop.decoding import SYSTEMS
 from bebop.intervals import Array
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import generate
+from bebop.systems import SYSTEMS
 from bebop.tasks.rewards import checked, make_reward
 from bebop.trajectory import Completion, Prompt
 from recipes.reproduce.frontier import arms
@@ -180,7 +180,7 @@ def watch(model: Policy, arm: Arm, batch: int, chunk: Sequence[Prompt], requests
     sums = {name: values.numpy() for name, values in witness.sums.items()}
     sums["positions"] = sums["positions"] + np.array([one.extra_positions for one in stats], float)
     passes = np.array([one.target_forwards for one in stats], float)
-    if SYSTEMS[arm.system].own_cycle:
+    if SYSTEMS[arm.system].custom_cycle:
         assert not isinstance(made.decoder, DraftVerify)
         sums["witness"] = OWN_WITNESS[arm.system](model, chunk, answers)
         sums["computed"] = np.full(len(answers), np.nan)

@@ -7,11 +7,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.adaptation.pipo import pair_rows
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.model.pipo import PairModel
-from bebop.trainer.pipo_rows import batch_rows
+from bebop.systems.pipo.losses import batch_rows
+from bebop.systems.pipo.network import PairModel
+from bebop.systems.pipo.training import pair_rows
 from bebop.trajectory import Completion, Prompt
 from recipes.reproduce.frontier.witness import evidence
 from recipes.reproduce.pipo.arms import config as config

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from bebop.intervals import Array, Interval, resampled
-from bebop.model.pivot import Features, PivotNetwork, Position
-from bebop.trainer.pivot import Examples, PivotTrainer, scores
-from bebop.trainer.pivot_labels import Bools, Definition, Floats, auc
+from bebop.systems.pad.labels import Bools, Definition, Floats, auc
+from bebop.systems.pad.network import Features, PivotNetwork, Position
+from bebop.systems.pad.training import Examples, PivotTrainer, scores
 from recipes.reproduce.pad.labels import PROMPTS, ROLLOUTS, TOL, Labelled, joined, labelled
 from recipes.reproduce.study import QUICK, SEEDS
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
-from bebop.model.pivot import PivotNetwork
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
-from bebop.rollout.decoding.rules.pivot_override import PivotOverride
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.slots import Slots
+from bebop.systems.pad.decoding import PivotOverride
+from bebop.systems.pad.network import PivotNetwork
 
 CONTROLS = ("random", "inverted", "probability", "entropy")
 

@@ -10,10 +10,10 @@ from bebop.adaptation.corpus import params
 from bebop.config import DecodingConfig
 from bebop.intervals import Array
 from bebop.model.backbone import Policy
-from bebop.model.pivot import PivotNetwork
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.pad.network import PivotNetwork
 from bebop.tasks.rewards import checked, make_reward
 from bebop.trajectory import Completion, Prompt
 from recipes.reproduce.pad.classifiers import Kind, fit

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from bebop.adaptation.candidates import layer_states
-from bebop.model.pivot import Position
-from bebop.trainer.pivot import Examples
-from bebop.trainer.pivot_labels import Bools, Definition, Floats, Rollouts, loss_of_value, pivots, split_of
+from bebop.systems.pad.labels import Bools, Definition, Floats, Rollouts, loss_of_value, pivots, split_of
+from bebop.systems.pad.network import Position
+from bebop.systems.pad.training import Examples
 from recipes.reproduce.study import FOLDER, QUICK, policy
 
 STORED = Path(__file__).parent / "labels"

@@ -15,8 +15,8 @@ from bebop.compose import adapt_config
 from bebop.config import ModelConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.model.parts import card_of, find_part, read_card
+from bebop.systems.pipo.training import PairTrainer
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.pipo import PairTrainer
 from bebop.trajectory import Prompt
 from recipes.reproduce import study
 from recipes.reproduce.study import FOLDER, QUICK, policy

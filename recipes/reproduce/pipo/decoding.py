@@ -11,13 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from bebop.adaptation.corpus import drafting, run_engine
-from bebop.adaptation.pipo import pair_answers, pair_rows
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
-from bebop.model.pipo import PairModel
+from bebop.systems.pipo.losses import PairRow, acceptance, batch_rows, teacher_logprobs
+from bebop.systems.pipo.network import PairModel
+from bebop.systems.pipo.training import pair_answers, pair_rows
 from bebop.tasks.rewards import make_reward
-from bebop.trainer.pipo_loss import acceptance, teacher_logprobs
-from bebop.trainer.pipo_rows import PairRow, batch_rows
 from bebop.trajectory import Completion, Prompt
 from recipes.reproduce.pipo.arms import config
 from recipes.reproduce.study import QUICK, policy

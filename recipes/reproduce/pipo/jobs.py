@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity as cosine
 from bebop.adaptation.corpus import question_streams
 from bebop.bench.first_token import first_token
 from bebop.model.backbone import Policy
-from bebop.model.pipo import PairModel
+from bebop.systems.pipo.network import PairModel
 from bebop.trainer.chains import TokenRow
 from bebop.trajectory import Prompt
 from recipes.reproduce.pipo.arms import (

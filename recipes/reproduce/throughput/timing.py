@@ -19,7 +19,7 @@ from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.drafters.mtp import MTPDrafter
+from bebop.rollout.decoding.mtp import MTPDrafter
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion, DecodeStats, Prompt

@@ -10,7 +10,7 @@ from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.rules.tree_walk import TreeWalk
+from bebop.rollout.decoding.rules import TreeWalk
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import DecodeStats, SamplingParams

@@ -25,11 +25,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from bebop.config import DecodingConfig, ModelConfig
 from bebop.model.attention import ATTENTION, SlotContext
 from bebop.model.backbone import Policy, tapped
-from bebop.model.block import BlockDraftNetwork
 from bebop.model.checkpoint import save_policy
-from bebop.model.dflash import ARCHITECTURE, MASK_FILE, TARGETS, export
 from bebop.rollout.sglang.backend import INTERPRETER
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.systems.block.dflash import ARCHITECTURE, MASK_FILE, TARGETS, export
+from bebop.systems.block.network import BlockDraftNetwork
 from bebop.trajectory import Completion
 from tests.builders import letters
 from tests.goodness_of_fit import p_value

@@ -13,7 +13,7 @@ _output = EmbeddedServer._output
 
 def output(self: EmbeddedServer, *args: Any) -> dict[str, Any]:
     answer = _output(self, *args)
-    counts = dataclasses.asdict(self.thread.engine.parking.counts)  # type: ignore[attr-defined]
+    counts = dataclasses.asdict(self.thread.engine.retention.counts)  # type: ignore[attr-defined]
     return answer | {"extra_fields": answer["extra_fields"] | {"parking": counts}}
 
 

@@ -9,7 +9,7 @@ import torch
 
 from bebop.adaptation.probe import NUMBERS, Probe, probe
 from bebop.rollout.decoding.base import Draft, TargetOutput
-from bebop.rollout.decoding.rules.rejection import Rejection
+from bebop.rollout.decoding.rules import Rejection
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.beyond import cold

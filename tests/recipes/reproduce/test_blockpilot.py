@@ -71,7 +71,7 @@ def test_a_drafter_that_fails_does_so_where_it_should() -> None:
     """States are turned over in wide blocks of marked prompts alone."""
     from types import SimpleNamespace
 
-    from bebop.rollout.decoding.drafters.block import BlockDrafter
+    from bebop.systems.block.decoding import BlockDrafter
     from recipes.reproduce.blockpilot import marker
 
     prompts = torch.tensor([[marker.MARKER, 9], [9, marker.MARKER]])

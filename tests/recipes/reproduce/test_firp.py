@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from bebop.model.backbone import Policy
-from bebop.model.firp import PseudoStates
-from bebop.model.firp_text import RealText, read_text
+from bebop.systems.firp.losses import BEYOND, drafts_of, firp_loss, lay_out, read_rows
+from bebop.systems.firp.network import PseudoStates, RealText, read_text
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.firp_loss import firp_loss, lay_out, read_rows
-from bebop.trainer.firp_ranks import BEYOND, drafts_of
 from recipes.reproduce.firp import measures
 from recipes.reproduce.firp.arms import ARMS, FIRST_SWEEP, LAYERS, SECOND_SWEEP
 from recipes.reproduce.firp.comparison import Found, rule_numbers, tables

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.decoding import SYSTEMS
 from bebop.kernels.pivot import bias, emitted_probs
 from bebop.model.attention import CausalContext
 from bebop.rollout.decoding.base import Draft, TargetOutput
 from bebop.rollout.torch_engine import generate
+from bebop.systems import SYSTEMS
 from recipes.reproduce.frontier import analysis, arms
 from recipes.reproduce.frontier.arms import ARMS, Arm, Planted, engine
 from recipes.reproduce.frontier.charts import GAP, spread

@@ -3,7 +3,7 @@
 import torch
 
 from bebop.rollout.decoding.base import Draft
-from bebop.rollout.decoding.rules.tree_walk import TreeWalk
+from bebop.rollout.decoding.rules import TreeWalk
 from bebop.trajectory import DecodeStats
 from recipes.reproduce.study import SEEDS
 from recipes.reproduce.trees import __main__ as study

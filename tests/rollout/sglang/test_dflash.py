@@ -13,11 +13,11 @@ from bebop.config import DecodingConfig, JobConfig, ModelConfig, RolloutConfig
 from bebop.config_engines import SglangConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import save_policy
-from bebop.model.dflash import export
 from bebop.rollout.served_weights import update
 from bebop.rollout.sglang import builder
 from bebop.rollout.sglang.arguments import HOSTED, refuse_server, refuse_system, server_arguments
 from bebop.rollout.sglang.dflash import mask_of, refuse_drafter, with_mask
+from bebop.systems.block.dflash import export
 from tests.builders import letters, tiny_block, tiny_policy
 
 DECODING = DecodingConfig(system="block_target_only", draft_tokens=3)

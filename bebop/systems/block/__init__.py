@@ -1,0 +1,133 @@
+"""Drafts of whole blocks in one pass of a small network, and the choice of a block's size."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bebop.options import BlockLengthTraining, BlockTraining, EmaOptions
+from bebop.systems.base import Part, System
+
+if TYPE_CHECKING:
+    from bebop.systems.base import PartClass
+
+
+def _network() -> Any:
+    from bebop.systems.block.network import BlockDraftNetwork
+
+    return BlockDraftNetwork
+
+
+def _job() -> Any:
+    from bebop.systems.block.training import BlockTrainer
+
+    return BlockTrainer
+
+
+def _export() -> Callable[..., str]:
+    from bebop.systems.block.dflash import export
+
+    return export
+
+
+def _length_network() -> Any:
+    from bebop.systems.block.network import BlockLengthNetwork
+
+    return BlockLengthNetwork
+
+
+def _length_job() -> Any:
+    from bebop.systems.block.training import BlockLengthTrainer
+
+    return BlockLengthTrainer
+
+
+BLOCK = Part(
+    name="block",
+    summary="a drafter of whole blocks",
+    job=_job,
+    network=_network,
+    export=_export,
+    options=BlockTraining,
+)
+BLOCK_LENGTH = Part(
+    name="block_length",
+    summary="the choice of a block size from a prompt",
+    job=_length_job,
+    network=_length_network,
+    options=BlockLengthTraining,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSystem(System):
+    """Drafts the tokens of a block side by side."""
+
+    drafter_name: str = "block"
+    draft_tokens: int = 7
+
+    def drafter(self) -> "PartClass":
+        """Return the drafter of blocks."""
+        from bebop.systems.block.decoding import BlockDrafter
+
+        return BlockDrafter
+
+    def training(self) -> tuple[Part, ...]:
+        """Return the drafter's network."""
+        return (BLOCK,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockPilotSystem(BlockSystem):
+    """Chooses the size of a request's blocks from its prompt."""
+
+    length_name: str = "block_length"
+
+    def length(self) -> "PartClass":
+        """Return the length that a network chooses."""
+        from bebop.systems.block.decoding import BlockLength
+
+        return BlockLength
+
+    def training(self) -> tuple[Part, ...]:
+        """Return the drafter's network and the one that chooses."""
+        return (BLOCK, BLOCK_LENGTH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockEmaSystem(BlockSystem):
+    """Chooses the size of each block from what was accepted lately."""
+
+    length_name: str = "ema"
+
+    def length(self) -> "PartClass":
+        """Return the length that follows acceptance."""
+        from bebop.systems.block.decoding import EmaLength
+
+        return EmaLength
+
+
+SYSTEMS = (
+    BlockSystem(
+        name="block",
+        summary="drafts of a whole block in one pass, sampled, accepted with the overlap of draft and target",
+        other="block_target_only",
+    ),
+    BlockSystem(
+        name="block_target_only",
+        summary="drafts of a whole block in one pass, greedy, accepted with p(argmax q)",
+        draft_temperature=0.0,
+        sampled=False,
+        other="block",
+    ),
+    BlockPilotSystem(
+        name="blockpilot",
+        summary="block, of a size that is chosen for each request from its prompt",
+        draft_tokens=9,
+    ),
+    BlockEmaSystem(
+        name="block_ema",
+        summary="block, of a size that is chosen for each cycle from what was accepted lately",
+        options=EmaOptions,
+        draft_tokens=9,
+    ),
+)

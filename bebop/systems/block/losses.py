@@ -1,0 +1,274 @@
+"""What the networks of block drafting are trained on, and how a choice of block sizes is evaluated.
+
+A block drafter is trained at random anchors of a completion, many blocks of a text in one pass (SPEC 5.1). Slot k of a
+block at anchor t predicts token t + k and stands against the target's distribution for it, which knows the tokens
+t + 1..t + k - 1 that the slot does not see. Target, embedding and language-model head are constants.
+
+A choice of block sizes is trained and evaluated on a table of what each size gave (SPEC 5.2, 5.6).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.utils.rnn import pad_sequence
+
+from bebop.intervals import Interval, ratio, resampled
+from bebop.kernels.draft_losses import needs_labels
+from bebop.kernels.linear_losses import linear_draft_loss, linear_e2e_tv_loss
+from bebop.model.attention import BlockContext, CausalContext
+from bebop.model.backbone import Policy, tapped
+from bebop.model.mtp import at
+from bebop.systems.block.network import BlockDraftNetwork, BlockLengthNetwork
+from bebop.trainer.chains import random_anchors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadText:
+    """A prompt and a completion through which the target has already gone."""
+
+    token_ids: Tensor  # [L]
+    answer: int  # tokens at the end that are the completion
+    hidden: Tensor  # [L, d] final, normed
+    layers: Mapping[int, Tensor]  # layer -> [L, d] after it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """Texts side by side, with anchors at which blocks begin."""
+
+    token_ids: Tensor  # [B, L], right-padded with 0
+    hidden: Tensor  # [B, L, d]
+    layers: Mapping[int, Tensor]  # layer -> [B, L, d]
+    anchors: Tensor  # [B, A] positions, from the last token of the prompt on
+    ends: Tensor  # [B] tokens of each text
+
+    def mask(self, block: int) -> Tensor:
+        """Return which of the slots 1..b-1 lie within the text [B, A, b - 1]."""
+        places = self.anchors[..., None] + torch.arange(1, block, device=self.anchors.device)
+        return places < self.ends[:, None, None]
+
+
+@torch.no_grad()
+def read_texts(policy: Policy, texts: Sequence[tuple[Sequence[int], int]], taps: Sequence[int]) -> list[ReadText]:
+    """Run the target over texts (token ids, how many of them are the completion), those of like length
+    together."""
+    read: dict[int, ReadText] = {}
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i][0]))
+    for start in range(0, len(order), 32):
+        part = order[start : start + 32]
+        ids = pad_sequence([torch.tensor(texts[i][0], device=policy.device) for i in part], batch_first=True)
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        with tapped(policy.backbone.get_decoder().layers, taps) as layers:
+            hidden = policy.hidden(ids, positions, CausalContext())
+        for row, i in enumerate(part):
+            length = len(texts[i][0])
+            own = {layer: states[row, :length].clone() for layer, states in layers.items()}
+            read[i] = ReadText(
+                token_ids=ids[row, :length], answer=texts[i][1], hidden=hidden[row, :length].clone(), layers=own
+            )
+    return [read[i] for i in range(len(texts))]
+
+
+def lay_out(texts: Sequence[ReadText], anchors: int, seed: int) -> Blocks:
+    """Lay out at most ``anchors`` blocks a text, at random positions; a text with fewer places has some beyond its
+    end."""
+    ends = torch.tensor([len(text.token_ids) for text in texts])
+    chosen = random_anchors(ends, torch.tensor([text.answer for text in texts]), anchors, seed)
+    taps = texts[0].layers
+    device = texts[0].hidden.device
+    return Blocks(
+        token_ids=pad_sequence([text.token_ids for text in texts], batch_first=True),
+        hidden=pad_sequence([text.hidden for text in texts], batch_first=True),
+        layers={tap: pad_sequence([text.layers[tap] for text in texts], batch_first=True) for tap in taps},
+        anchors=chosen.to(device),
+        ends=ends.to(device),
+    )
+
+
+def slot_states(network: BlockDraftNetwork, embedding: Tensor, blocks: Blocks, block: int) -> Tensor:
+    """Return states [B, A, b, d] of every slot of every block; ``embedding`` [V, d] is the target's."""
+    length = blocks.token_ids.shape[1]
+    anchors = blocks.anchors.clamp_max(length - 1)
+    context = BlockContext(anchors, block, length)
+    network.read(blocks.layers, torch.arange(length, device=anchors.device).expand_as(blocks.token_ids), context)
+    newest = embedding[blocks.token_ids.gather(1, anchors)]
+    positions = anchors[..., None] + torch.arange(block, device=anchors.device)
+    states = network(network.slots(newest, block).flatten(1, 2), positions.flatten(1), context)
+    return states.unflatten(1, (anchors.shape[1], block))
+
+
+def block_loss(
+    network: BlockDraftNetwork,
+    embedding: Tensor,
+    weight: Tensor,
+    blocks: Blocks,
+    *,
+    kind: str,
+    decay: float,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Return the mean of a draft loss over the slots that lie in their text, slot k weighing exp(-(k - 1) / ``decay``).
+
+    Args:
+        network: receives the gradient.
+        embedding: [V, d] of the target.
+        weight: [V, d], the target's language-model head.
+        blocks: see ``lay_out``.
+        kind: a row of ``kernels/draft_losses.py``, as "ce" or "tv"; or "e2e_tv", 1 - expected accepted drafts over
+            their number (SPEC Eq. 13), where slots have no weights.
+        decay: g, in slots.
+        temperature: of both distributions.
+    """
+    block = network.block
+    mask = blocks.mask(block)
+    states = slot_states(network, embedding, blocks, block)[:, :, 1:]
+    last = blocks.token_ids.shape[1] - 1
+    steps = torch.arange(block - 1, device=mask.device)
+    places = (blocks.anchors[..., None] + steps).clamp_max(last)
+    target = at(blocks.hidden, places.flatten(1)).view_as(states)
+    if kind == "e2e_tv":
+        drafts, wanted = states.flatten(0, 1), target.flatten(0, 1)
+        return linear_e2e_tv_loss(drafts, weight, wanted, weight, mask.flatten(0, 1), temperature=temperature)
+    labels = blocks.token_ids.gather(1, (places + 1).clamp_max(last).flatten(1)).view_as(mask)[mask]
+    losses = linear_draft_loss(
+        states[mask],
+        weight,
+        target[mask],
+        weight,
+        kind=kind,
+        labels=labels if needs_labels(kind) else None,
+        temperature=temperature,
+    ).loss
+    weights = torch.exp(-steps / decay).expand_as(mask)[mask]
+    return (weights * losses).sum() / weights.sum().clamp_min(1e-9)
+
+
+# ---- the choice of a block size
+
+
+Array = NDArray[np.float64]
+CLOSE = 1e-9  # values nearer to one another than this are a tie
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """N prompts answered with each of C block sizes, and what a choice may look at."""
+
+    sizes: tuple[int, ...]  # [C] rising
+    tokens: Array  # [N, C] emitted; what follows the end of a completion in its last cycle is not
+    cycles: Array  # [N, C]
+    features: Tensor  # [N, F] of each prompt, see ``bebop.systems.block.network.FEATURES``
+
+    @property
+    def tau(self) -> Array:
+        """Tokens a cycle [N, C]."""
+        return self.tokens / self.cycles
+
+    def part(self, chosen: Sequence[int] | NDArray[np.int64]) -> "Sweep":
+        """Return some of the prompts."""
+        rows = np.asarray(chosen)
+        return Sweep(
+            sizes=self.sizes,
+            tokens=self.tokens[rows],
+            cycles=self.cycles[rows],
+            features=self.features[torch.from_numpy(rows)],
+        )
+
+
+def best(values: Array) -> NDArray[np.int64]:
+    """Return index [N] of the largest value of each row [N, C]; of those that tie, the first, which is the smallest
+    block."""
+    return (values >= values.max(1, keepdims=True) - CLOSE).argmax(1)
+
+
+def labels(sweep: Sweep, seconds: Array | None = None) -> NDArray[np.int64]:
+    """Return the best size of each prompt [N], as an index: by tau, or by tokens per time where ``seconds`` [C] a cycle
+    of each size takes are given (SPEC 5.2: the paper's labels are the former, its claim is about the latter)."""
+    return best(score(sweep, seconds))
+
+
+def score(sweep: Sweep, seconds: Array | None = None) -> Array:
+    """Return what a size is judged by [N, C]: tokens a cycle, or tokens a second."""
+    return sweep.tau if seconds is None else sweep.tau / seconds
+
+
+def split(count: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return numbers 0..count-1 in three parts, 60 / 20 / 20, for training, choosing and testing."""
+    order = np.random.default_rng(seed).permutation(count)
+    first, second = round(0.6 * count), round(0.8 * count)
+    return order[:first], order[first:second], order[second:]
+
+
+def goals(sweep: Sweep, target: str, seconds: Array | None = None) -> Tensor:
+    """Return what a network is trained on: the best size of each prompt [N], or the score of every size [N, C],
+    standardised as a whole, which leaves the best of a row the best."""
+    if target == "classify":
+        return torch.from_numpy(labels(sweep, seconds))
+    values = score(sweep, seconds)
+    return torch.from_numpy((values - values.mean()) / max(values.std(), CLOSE)).float()
+
+
+def fit(
+    network: BlockLengthNetwork, features: Tensor, wanted: Tensor, *, steps: int, lr: float, batch: int, seed: int
+) -> float:
+    """Train on ``goals``, by cross-entropy or squared error; the mean loss of the last tenth of the steps."""
+    loss_of = mse_loss if wanted.is_floating_point() else cross_entropy
+    numbers = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=1e-2)
+    network.train()
+    losses = []
+    for _ in range(steps):
+        chosen = torch.randint(len(wanted), (min(batch, len(wanted)),), generator=numbers)
+        loss = loss_of(network(features[chosen]), wanted[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    network.eval()
+    return float(np.mean(losses[-max(1, steps // 10) :]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """A choice on prompts it has not seen, beside those that it has to beat."""
+
+    accuracy: float  # how often it is the best size
+    tau: dict[str, Interval]  # arm -> tokens a cycle
+    share: Interval  # of the oracle's gain over the best fixed size
+
+    def summary(self) -> dict[str, object]:
+        """Return plain data for JSON."""
+        arms = {arm: [i.value, i.low, i.high] for arm, i in self.tau.items()}
+        return {"accuracy": self.accuracy, "tau": arms, "share": [self.share.value, self.share.low, self.share.high]}
+
+
+def evaluate(sweep: Sweep, choice: NDArray[np.int64], fixed: int, seconds: Array | None = None) -> Evaluated:
+    """Compare a choice [N] (indices of sizes) with a fixed one and with the best of each prompt.
+
+    ``fixed``: index of the size that was best on the training prompts; ``seconds`` as for ``labels``: then the score is
+    tokens per time, else tokens a cycle. Scores are means over prompts, intervals resample prompts.
+    """
+    values = score(sweep, seconds)
+    rows, oracle = np.arange(len(values)), best(values)
+    arms = {
+        "predicted": values[rows, choice],
+        "best_fixed": values[rows, np.full_like(choice, fixed)],
+        "oracle": values[rows, oracle],
+        **{f"fixed_{size}": values[:, i] for i, size in enumerate(sweep.sizes)},
+    }
+    ones = np.ones(len(rows))
+    gained, possible = arms["predicted"] - arms["best_fixed"], arms["oracle"] - arms["best_fixed"]
+
+    def share(weights: Array) -> Array:
+        return (weights @ gained) / np.maximum(weights @ possible, CLOSE)
+
+    return Evaluated(
+        accuracy=float((choice == oracle).mean()),
+        tau={name: ratio(own, ones) for name, own in arms.items()},
+        share=resampled(share, len(rows)),
+    )

@@ -1,0 +1,268 @@
+"""Training of a block drafter and of the choice of block sizes on the model's own completions (SPEC 5.1, 5.3-5.6).
+
+``python -m bebop.adapt part=block`` makes the drafter, ``part=block_length`` the choice of a size.
+"""
+
+import copy
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bebop.adaptation.corpus import drafting, question_streams, run_engine, sampled
+from bebop.adaptation.evaluation import measured
+from bebop.adaptation.part_job import PartJob, StepJob
+from bebop.adaptation.ranks import ALONE, Ranks
+from bebop.command import writing
+from bebop.config import DecodingConfig
+from bebop.config_adapt import AdaptConfig
+from bebop.model.attention import CausalContext
+from bebop.model.backbone import Policy, shared_tables
+from bebop.model.checkpoint import load_policy
+from bebop.options import BlockLengthTraining, BlockTraining
+from bebop.systems.block.losses import (
+    Array,
+    Evaluated,
+    ReadText,
+    Sweep,
+    block_loss,
+    evaluate,
+    fit,
+    goals,
+    labels,
+    lay_out,
+    read_texts,
+    score,
+    split,
+)
+from bebop.systems.block.network import FEATURES, BlockDraftNetwork, BlockLengthNetwork, PromptEnd, taps_of
+from bebop.trainer.chains import TokenRow, rows_of_step
+from bebop.trainer.optim import learning_rate
+from bebop.trajectory import Completion, Prompt
+
+GREEDY = 0.0
+
+
+class BlockTrainer(StepJob):
+    """Completions, accept length before, training, accept length after, and the part."""
+
+    def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
+        """Load the model and make a fresh network for it."""
+        super().__init__(config, folder, ranks)
+        self.options = config.of(BlockTraining)
+        self.policy = load_policy(config.model)
+        self.settings = settings_for(self.policy, self.options)
+        self.network = BlockDraftNetwork(**self.settings).to(self.policy.device)
+        self.policy.parts["block"] = self.network
+        options = self.options
+        self.optimise(self.network, "block drafter", lr=options.lr, steps=options.steps, warm_up=20)
+
+    def run(self) -> str:
+        """Run all phases that are left; return what is to be said at the end."""
+        decoding, label = drafting(self.policy), self.label("sample")
+        _, rows, held_out = sampled(self.config, self.policy, self.folder, decoding, label)
+        before = self._first_look(held_out)
+        self._train(rows)
+        results = {**before, **self._accept_lengths(held_out, "after")}
+        self.save(copy.deepcopy(self.network).bfloat16(), self.settings, results)
+        lines = [f"{name:40}{interval['value']:.3f}" for name, interval in results.items()]
+        return "\n".join([*lines, ""])
+
+    # ---- measuring
+
+    def _first_look(self, held_out: Sequence[Prompt]) -> dict[str, Any]:
+        """Return accept lengths of the network before its first step, which are kept for a resume."""
+        path = self.folder / "before.json"
+        if not (self.config.resume and path.is_file()):
+            found = self._accept_lengths(held_out, "before")
+            with writing(path):
+                path.write_text(json.dumps(found) + "\n")
+        read_again: dict[str, Any] = json.loads(path.read_text())
+        return read_again
+
+    def _accept_lengths(self, held_out: Sequence[Prompt], when: str) -> dict[str, Any]:
+        """Return decoding with whole blocks, at the temperature of the data and at 0: intervals by name."""
+        drafts, data = self.options.block - 1, self.config.data
+        decoding, tasks = DecodingConfig(system="block", draft_tokens=drafts), [p.task for p in held_out]
+        found = {}
+        self.network.eval()
+        for name, temperature in (("sampled", data.sampling.temperature), ("greedy", GREEDY)):
+            sampling, label = dataclasses.replace(data.sampling, temperature=temperature), f"{when}: {name}"
+            answers = run_engine(
+                self.policy, held_out, data, decoding, self.config.seed + 1, self.label(label), sampling=sampling
+            )
+            interval = measured(tasks, answers, drafts).interval("accept_length")
+            found[f"accept_length/{name}/{when}"] = dataclasses.asdict(interval)
+        self.network.train()
+        return found
+
+    # ---- training
+
+    def _train(self, rows: Sequence[TokenRow]) -> None:
+        """Take every step to the last, from the newest checkpoint on."""
+        texts = read_texts(self.policy, [(row.token_ids, len(row.answer)) for row in rows], self.network.taps)
+
+        def next_step() -> dict[str, float]:
+            chosen = rows_of_step(len(texts), self.options.rows_per_step, self.config.seed, self.version)
+            return self.update([texts[i] for i in chosen])
+
+        self.learn(self.options.steps, next_step)
+
+    def update(self, texts: Sequence[ReadText]) -> dict[str, float]:
+        """Take one optimizer step on random blocks of some texts; the anchors follow from the seed and the step."""
+        options, tables = self.options, shared_tables(self.policy)
+        blocks = lay_out(texts, options.anchors, (self.config.seed << 32) + self.version)
+        kind = "ce" if self.version < options.warm * options.steps else options.objective
+        self.optimizer.zero_grad()
+        loss = block_loss(
+            self.network, *tables, blocks, kind=kind, decay=options.decay,
+            temperature=self.config.data.sampling.temperature,
+        )  # fmt: skip
+        loss.backward()
+        numbers = self.optimizer.guarded_step(learning_rate(self.rates, self.version))
+        self.version += 1
+        return {f"block/{name}": value for name, value in {"loss": float(loss.detach()), **numbers}.items()}
+
+
+def settings_for(policy: Policy, options: BlockTraining) -> dict[str, Any]:
+    """Return the settings of a network for a model: its width, heads and base of positions, and the layers that are
+    tapped."""
+    config = policy.backbone.config
+    heads = config.num_attention_heads
+    return {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": options.width,
+        "heads": heads,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "taps": taps_of(config.num_hidden_layers, options.taps),
+        "layers": options.layers,
+        "block": options.block,
+        "norm_eps": config.rms_norm_eps,
+        "rope_theta": (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10_000.0),
+    }
+
+
+# ---- the choice of a block size
+
+
+TIMED = 4  # prompts whose completions are timed alone, for the seconds that a cycle takes
+
+
+class BlockLengthTrainer(PartJob):
+    """Every prompt with every size, labels, training on three fifths of the prompts, comparison on the last fifth."""
+
+    def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
+        """Load the model with its block drafter."""
+        super().__init__(config, folder, ranks)
+        self.options = config.of(BlockLengthTraining)
+        self.policy = load_policy(config.model, needs=("block",))
+        self.sizes = tuple(range(self.options.smallest, self.options.largest + 1))
+
+    def prepare(self) -> None:
+        """Do nothing: a sweep goes on from the sizes that are finished."""
+
+    def run(self) -> str:
+        """Run all phases; return what is to be said at the end."""
+        asked, _ = question_streams(self.config, self.policy)
+        prompts = [*{prompt.token_ids: prompt for prompt in asked}.values()]  # none is in two parts of ``split``
+        sweep = self._sweep(prompts)
+        seconds = self._seconds(prompts[:TIMED]) if self.options.label == "speed" else None
+        settings, network, evaluated = self.train(sweep, seconds)
+        results = evaluated.summary() | {
+            "labels": np.bincount(labels(sweep, seconds), minlength=len(self.sizes)).tolist()
+        }
+        self.save(network, settings, results)
+        lines = [f"{arm:16}{interval}" for arm, interval in evaluated.tau.items()]
+        lines += [f"accuracy {evaluated.accuracy:.3f}, share of the oracle's gain {evaluated.share}"]
+        return "\n".join([*lines, ""])
+
+    # ---- what each size gives
+
+    def _sweep(self, prompts: Sequence[Prompt]) -> Sweep:
+        """Return tokens and cycles of every prompt with every size; a size that a stopped run finished is read back."""
+        tables = []
+        for size in self.sizes:
+            path = self.folder / f"sweep-{size}.json"
+            if not (self.config.resume and path.is_file()):
+                counts = self._counts(prompts, size)
+                with writing(path):
+                    path.write_text(json.dumps(counts) + "\n")
+            tables.append(json.loads(path.read_text()))
+        tokens, cycles = np.moveaxis(np.array(tables, float), 2, 0)
+        features = FEATURES[self.options.features](prompt_ends(self.policy, prompts))
+        return Sweep(sizes=self.sizes, tokens=tokens.T, cycles=cycles.T, features=features)
+
+    def _counts(self, prompts: Sequence[Prompt], size: int) -> list[tuple[int, int]]:
+        """Return tokens and cycles of each prompt's completions, over all seeds; a block of one is plain decoding."""
+        counts = np.zeros((len(prompts), 2), int)
+        for seed in range(self.options.seeds):
+            answers = self._answers(prompts, size, self.config.seed + seed, f"b = {size}")
+            counts += np.array([(a.stats.emitted, a.stats.cycles) for a in answers])
+        return [(int(tokens), int(cycles)) for tokens, cycles in counts]
+
+    def _answers(
+        self, prompts: Sequence[Prompt], size: int, seed: int, label: str | None, slots: int = 0
+    ) -> list[Completion]:
+        data = self.config.data if not slots else dataclasses.replace(self.config.data, slots=slots)
+        sampling = dataclasses.replace(data.sampling, temperature=self.options.temperature)
+        label = self.label(label) if label else None
+        return run_engine(self.policy, prompts, data, system_of(size), seed, label, sampling=sampling)
+
+    def _seconds(self, prompts: Sequence[Prompt]) -> Array:
+        """Return seconds of a cycle of each size [C], one completion at a time; sizes take turns, and the best of three
+        counts."""
+        seconds = np.full(len(self.sizes), np.inf)
+        for _ in range(3):
+            for i, size in enumerate(self.sizes):
+                began = time.perf_counter()
+                answers = self._answers(prompts, size, self.config.seed, None, slots=1)
+                seconds[i] = min(seconds[i], (time.perf_counter() - began) / sum(a.stats.cycles for a in answers))
+        return seconds
+
+    # ---- training
+
+    def train(self, sweep: Sweep, seconds: Array | None) -> tuple[dict[str, Any], BlockLengthNetwork, Evaluated]:
+        """Train a network; return one that has seen three fifths of the prompts, its settings, and its worth on the
+        last fifth."""
+        options, (first, _, last) = self.options, split(len(sweep.tau), self.config.seed)
+        train, test, device = sweep.part(first), sweep.part(last), sweep.features.device
+        fixed = int(score(train, seconds).mean(0).argmax())
+        settings: dict[str, Any] = {
+            "inputs": sweep.features.shape[1],
+            "candidates": list(self.sizes),
+            "default": self.sizes[fixed],
+            "hidden": options.hidden,
+            "features": options.features,
+        }
+        network = BlockLengthNetwork(**settings).to(device)
+        wanted = goals(train, options.target, seconds).to(device)
+        lengths = {"steps": options.steps, "batch": options.batch, "seed": self.config.seed}
+        fit(network, train.features, wanted, lr=options.lr, **lengths)
+        with torch.no_grad():
+            chosen = network.sizes(test.features).cpu().numpy()
+        return settings, network, evaluate(test, np.searchsorted(self.sizes, chosen), fixed, seconds)
+
+
+def system_of(size: int) -> DecodingConfig:
+    """Return decoding with blocks of one size; a block of one is plain decoding."""
+    if size == 1:
+        return DecodingConfig(system="autoregressive", draft_tokens=0)
+    return DecodingConfig(system="block", draft_tokens=size - 1)
+
+
+@torch.no_grad()
+def prompt_ends(policy: Policy, prompts: Sequence[Prompt]) -> PromptEnd:
+    """Return what the target makes of each prompt, one at a time."""
+    states = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt.token_ids], device=policy.device)
+        states.append(policy.hidden(ids, torch.arange(ids.shape[1], device=ids.device)[None], CausalContext())[0, -1])
+    hidden = torch.stack(states)
+    lengths = torch.tensor([len(prompt.token_ids) for prompt in prompts], device=policy.device)
+    return PromptEnd(logits=policy.logits(hidden).float(), hidden=hidden.float(), lengths=lengths)

@@ -1,0 +1,79 @@
+"""Drafts from hidden states of future tokens, made within the target's own passes."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bebop.options import FirpOptions, FirpTraining
+from bebop.systems.base import Part, System
+from bebop.tree_shape import MAX_NODES
+
+if TYPE_CHECKING:
+    from bebop.systems.base import PartClass
+
+
+def _network() -> Any:
+    from bebop.systems.firp.network import PseudoStates
+
+    return PseudoStates
+
+
+def _job() -> Any:
+    from bebop.systems.firp.training import FirpTrainer
+
+    return FirpTrainer
+
+
+FIRP = Part(
+    name="firp",
+    summary="hidden states of future tokens, made between the target's layers",
+    job=_job,
+    network=_network,
+    options=FirpTraining,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirpSystem(System):
+    """Drafts a chain."""
+
+    drafter_name: str = "firp"
+    serve_error: str = "its drafts come out of the target's own passes, between whose layers positions of its own enter"
+
+    def drafter(self) -> "PartClass":
+        """Return the drafter, of chains and of trees."""
+        from bebop.systems.firp.decoding import FirpDrafter
+
+        return FirpDrafter
+
+    def training(self) -> tuple[Part, ...]:
+        """Return the matrices."""
+        return (FIRP,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirpTreeSystem(FirpSystem):
+    """Drafts a tree."""
+
+    rule_name: str = "tree_walk"
+    draft_tokens: int = 16
+    tree: bool = True
+    width: int = MAX_NODES
+    options: type | None = FirpOptions
+
+    def rule(self) -> "PartClass":
+        """Return the rule that walks down a tree."""
+        from bebop.rollout.decoding.rules import TreeWalk
+
+        return TreeWalk
+
+
+SYSTEMS = (
+    FirpTreeSystem(
+        name="firp",
+        summary="a tree of drafts from hidden states of future tokens, made within the target's own passes",
+    ),
+    FirpSystem(
+        name="firp_chain",
+        summary="drafts from hidden states of future tokens, made within the target's own passes",
+    ),
+)

@@ -1,0 +1,181 @@
+"""What pseudo hidden states are trained on (SPEC 3.2), and how well their drafts rank the tokens that come.
+
+Step k at anchor i stands against the model's distribution at position i + k, which has read the tokens in between. The
+model's own states are read once (``network.read_text``): real states see no pseudo state.
+
+Drafts of one anchor do not depend on one another, and at temperature 0 a draft stands if it is the token that comes. So
+the ranks of the tokens of one plain completion tell exactly how far any tree of drafts would be accepted (SPEC 3.3).
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bebop.kernels.linear_losses import CHUNK_ROWS, linear_draft_loss, linear_e2e_tv_loss
+from bebop.model.backbone import Policy, shared_tables
+from bebop.model.mtp import at
+from bebop.systems.firp.network import PseudoStates, RealText, pseudo_beside, read_text
+from bebop.trainer.chains import TokenRow, random_anchors
+from bebop.tree_shape import reached
+
+MEASURES = ("overlap", "kl", "agreement")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRow:
+    """A prompt and a completion through which the model has already gone."""
+
+    real: RealText  # of this text alone
+    answer: int  # tokens at the end that are the completion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchored:
+    """Texts side by side, with anchors from which tokens are predicted."""
+
+    real: RealText  # of B texts
+    anchors: Tensor  # [B, A] positions, from the last token of the prompt on
+    ends: Tensor  # [B] tokens of each text
+
+    def mask(self, steps: int) -> Tensor:
+        """Return which of the predicted tokens i + 2..i + steps + 1 lie within the text [B, A, steps]."""
+        places = self.anchors[..., None] + torch.arange(2, steps + 2, device=self.anchors.device)
+        return places < self.ends[:, None, None]
+
+
+def read_rows(policy: Policy, layers: Sequence[int], rows: Sequence[TokenRow]) -> list[ReadRow]:
+    """Return what pseudo states that enter after ``layers`` read of some completions."""
+    read = read_text(policy, layers, [row.token_ids for row in rows])
+    return [ReadRow(real=real, answer=len(row.answer)) for real, row in zip(read, rows, strict=True)]
+
+
+def lay_out(rows: Sequence[ReadRow], anchors: int, seed: int) -> Anchored:
+    """Lay out at most ``anchors`` a text, at random; a text with fewer places has some beyond its end."""
+    device = rows[0].real.hidden.device
+    ends = torch.tensor([row.real.hidden.shape[1] for row in rows])
+    chosen = random_anchors(ends, torch.tensor([row.answer for row in rows]), anchors, seed)
+    return Anchored(real=RealText.beside([row.real for row in rows]), anchors=chosen.to(device), ends=ends.to(device))
+
+
+def drafts_and_targets(policy: Policy, network: PseudoStates, texts: Anchored, steps: int) -> tuple[Tensor, Tensor]:
+    """Return pseudo states of the first ``steps`` and the model's states that they stand against, both [B, A, steps,
+    d]."""
+    last = texts.real.hidden.shape[1] - 1
+    anchors = texts.anchors.clamp_max(last)
+    drafts, _ = pseudo_beside(policy, network, texts.real, anchors, steps)
+    places = (anchors[..., None] + torch.arange(1, steps + 1, device=anchors.device)).clamp_max(last)
+    return drafts, at(texts.real.hidden, places.flatten(1)).view_as(drafts)
+
+
+def firp_loss(
+    policy: Policy, network: PseudoStates, texts: Anchored, step: int, *, kind: str, temperature: float = 1.0
+) -> Tensor:
+    """Return the mean loss of ``step`` (from 1) over the anchors at which the token that it predicts lies in the text.
+
+    Args:
+        policy: with a frozen backbone.
+        network: receives the gradient, and only the matrix of this step if the others take none.
+        texts: see ``lay_out``.
+        step: k; steps 1..k are present.
+        kind: a row of ``kernels/draft_losses.py`` that needs no labels, as "kl" or "tv"; or "e2e_tv", 1 - expected
+            accepted drafts over k (SPEC Eq. 13): an anchor weighs what the earlier steps leave of it.
+        temperature: of both distributions.
+    """
+    _, weight = shared_tables(policy)
+    mask = texts.mask(step)
+    drafts, targets = drafts_and_targets(policy, network, texts, step)
+    if kind == "e2e_tv":
+        flat = (x.flatten(0, 1) for x in (drafts, targets, mask))
+        draft, target, counted = flat
+        return linear_e2e_tv_loss(draft, weight, target, weight, counted, temperature=temperature)
+    last = mask[..., -1]
+    draft, target = drafts[:, :, -1][last], targets[:, :, -1][last]
+    losses = linear_draft_loss(draft, weight, target, weight, kind=kind, temperature=temperature).loss
+    return losses.sum() / last.sum().clamp_min(1)
+
+
+@torch.no_grad()
+def sums(
+    policy: Policy, network: PseudoStates, rows: Sequence[TokenRow], temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return, over every place of some completions and by step, sums [R, K, 3] of ``MEASURES`` and places [R, K].
+
+    Overlap is what rejection sampling accepts, agreement how often both have the same likeliest token.
+    """
+    steps, (_, weight) = len(network.layers), shared_tables(policy)
+    found, places = torch.zeros(len(rows), steps, 3), torch.zeros(len(rows), steps)
+    for first in range(0, len(rows), 16):
+        part = rows[first : first + 16]
+        texts = lay_out(read_rows(policy, network.layers, part), max(len(row.answer) for row in part), 0)
+        drafts, targets = drafts_and_targets(policy, network, texts, steps)
+        mask = texts.mask(steps)
+        row, _, step = mask.nonzero(as_tuple=True)
+        draft, target = drafts[mask], targets[mask]
+        out = linear_draft_loss(draft, weight, target, weight, kind="kl", temperature=temperature)
+        chunks = zip(*(x.split(CHUNK_ROWS["cpu"]) for x in (draft, target)), strict=True)
+        same = torch.cat([policy.logits(a).argmax(-1) == policy.logits(b).argmax(-1) for a, b in chunks])
+        numbers = torch.stack([out.alpha, out.loss, same.to(out.alpha)], -1).float().cpu()
+        index = (row.cpu() + first, step.cpu())
+        found.index_put_(index, numbers, accumulate=True)
+        places.index_put_(index, torch.ones(len(numbers)), accumulate=True)
+    return found, places
+
+
+# ---- ranks of the tokens that come
+
+
+BEYOND = -1  # where the text has ended
+
+# Real states and anchors [B,A] -> logits [B,A,K,V] of the tokens 2..K + 1 places on.
+Drafts = Callable[[RealText, Tensor], Tensor]
+
+
+def drafts_of(policy: Policy, network: PseudoStates) -> Drafts:
+    """Return the drafts of pseudo states."""
+
+    def logits(real: RealText, anchors: Tensor) -> Tensor:
+        return policy.logits(pseudo_beside(policy, network, real, anchors, len(network.layers))[0])
+
+    return logits
+
+
+@torch.no_grad()
+def token_ranks(
+    drafts: Drafts, rows: Sequence[TokenRow], read: Sequence[RealText], batch: int = 16
+) -> list[list[list[int]]]:
+    """Of every row and every place of its answer: the rank of the tokens that come in the drafts of each step, [T][K].
+
+    Place e is what is drafted while e tokens of the completion are known: the anchor is the token before the newest.
+    ``read``: the rows, which have prompts of two tokens or more, for the layers that ``drafts`` reads. Behind the text
+    there is ``BEYOND``.
+    """
+    assert all(len(row.prompt) > 1 for row in rows), "the first cycle drafts from the token before the last"
+    found: list[list[list[int]]] = []
+    for first in range(0, len(rows), batch):
+        part = rows[first : first + batch]
+        real = RealText.beside(read[first : first + batch])
+        length, device = real.hidden.shape[1], real.hidden.device
+        places = torch.arange(max(len(row.answer) for row in part), device=device)
+        anchors = torch.tensor([len(row.prompt) - 2 for row in part], device=device)[:, None] + places
+        logits = drafts(real, anchors.clamp_max(length - 1))
+        ahead = anchors[..., None] + torch.arange(2, logits.shape[2] + 2, device=device)
+        ids = torch.zeros(len(part), length, dtype=torch.long, device=device)
+        for i, row in enumerate(part):
+            ids[i, : len(row.token_ids)] = torch.tensor(row.token_ids, device=device)
+        tokens = ids.gather(1, ahead.clamp_max(length - 1).flatten(1)).view_as(ahead)[..., None]
+        ranks = (logits > logits.gather(-1, tokens)).sum(-1)
+        ends = torch.tensor([len(row.token_ids) for row in part], device=device)
+        ranks = ranks.masked_fill(ahead >= ends[:, None, None], BEYOND)
+        found += [ranks[i, : len(row.answer)].tolist() for i, row in enumerate(part)]
+    return found
+
+
+def cycles(ranks: Sequence[Sequence[int]], shape: Collection[tuple[int, ...]]) -> int:
+    """Return in how many cycles a completion with these ranks [T][K] is written, each with a tree of this shape."""
+    place, count = 0, 0
+    while place < len(ranks):
+        place += 1 + reached(shape, ranks[place])
+        count += 1
+    return count

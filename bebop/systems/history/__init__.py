@@ -1,0 +1,71 @@
+"""Drafts from what followed the same words in other completions of the same prompt."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bebop.options import HistoryOptions
+from bebop.systems.base import System
+
+if TYPE_CHECKING:
+    from bebop.systems.base import PartClass
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistorySystem(System):
+    """Drafts from history alone."""
+
+    drafter_name: str = "history"
+    history: bool = True
+    draft_tokens: int = 16
+    options: type | None = HistoryOptions
+
+    def drafter(self) -> "PartClass":
+        """Return the drafter that needs no head."""
+        from bebop.systems.history.decoding import HistoryDrafter
+
+        return HistoryDrafter
+
+    def auto_length(self) -> "PartClass":
+        """Return the class behind ``draft_tokens=auto``: as many drafts in each row as pay."""
+        from bebop.rollout.decoding.timed_lengths import RowCostLength
+
+        return RowCostLength
+
+    @property
+    def supports_auto_length(self) -> bool:
+        """It does: rows have numbers of drafts of their own."""
+        return True
+
+    @property
+    def most_drafts(self) -> int:
+        """History may be sure of many tokens."""
+        return self.draft_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryMTPSystem(HistorySystem):
+    """Drafts from a mixture of history and the MTP head."""
+
+    drafter_name: str = "history_mtp"
+    head: bool = True
+    serve_error: str = (
+        "its drafts are drawn from a mixture of history and MTP head, which the embedded engine alone computes"
+    )
+
+    def drafter(self) -> "PartClass":
+        """Return the drafter of the mixture."""
+        from bebop.systems.history.decoding import HistoryMTPDrafter
+
+        return HistoryMTPDrafter
+
+
+SYSTEMS = (
+    HistorySystem(
+        name="history",
+        summary="drafts sampled from what followed the same words in other answers to the prompt",
+    ),
+    HistoryMTPSystem(
+        name="bebop_history",
+        summary="drafts sampled from a mixture of history and MTP head, weighted by how far history was right",
+    ),
+)

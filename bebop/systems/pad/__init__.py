@@ -1,0 +1,53 @@
+"""MTP drafts whose rejected ones are accepted where a classifier finds that they do not matter."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bebop.options import PadOptions, PivotTraining
+from bebop.systems.base import MTPSystem, Part
+
+if TYPE_CHECKING:
+    from bebop.systems.base import PartClass
+
+
+def _network() -> Any:
+    from bebop.systems.pad.network import PivotNetwork
+
+    return PivotNetwork
+
+
+def _job() -> Any:
+    from bebop.systems.pad.training import PivotAdaptation
+
+    return PivotAdaptation
+
+
+PIVOT = Part(name="pivot", summary="which rejected drafts matter", job=_job, network=_network, options=PivotTraining)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PadSystem(MTPSystem):
+    """Overrides rejections. The output distribution is not the target's, but every token's log-prob is known."""
+
+    rule_name: str = "pivot_override"
+    options: type | None = PadOptions
+    exact: bool = False
+    has_logprobs: bool = True
+
+    def rule(self) -> "PartClass":
+        """Return rejection sampling with overrides."""
+        from bebop.systems.pad.decoding import PivotOverride
+
+        return PivotOverride
+
+    def training(self) -> tuple[Part, ...]:
+        """Return the classifier."""
+        return (PIVOT,)
+
+
+SYSTEMS = (
+    PadSystem(
+        name="pad",
+        summary="bebop, rejected drafts accepted where a classifier finds that they do not matter",
+    ),
+)

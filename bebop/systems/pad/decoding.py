@@ -1,0 +1,97 @@
+"""PAD (SPEC 4): a draft that rejection sampling would reject stands if a classifier finds that it does not matter."""
+
+import torch
+from torch import Tensor
+
+from bebop.config import DecodingConfig
+from bebop.kernels.pivot import bias, emitted_probs, overridable, pivot_verify
+from bebop.kernels.verify import one_hot
+from bebop.model.backbone import Policy
+from bebop.options import PadOptions
+from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
+from bebop.rollout.decoding.sampling import entropy
+from bebop.rollout.slots import Slots
+from bebop.systems.pad.network import PivotNetwork
+
+
+class PivotOverride:
+    """Rejection sampling, but a rejected draft with p >= p_min and a pivot score below tau is accepted; never a stop.
+
+    With a classifier that reads the state that *predicts* a candidate, the score of every token is known, and with it
+    the distribution P that a position emits (SPEC 4.4): log P goes with the tokens. One that reads the *candidate's*
+    own state knows the drafted token alone, and P stays unknown.
+    """
+
+    stepwise = True
+    counts = ("overridden", "bias")
+
+    def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
+        network = policy.parts["pivot"]
+        assert isinstance(network, PivotNetwork)
+        options = config.of(PadOptions)
+        self.network, self.tau, self.p_min = network, options.tau, options.p_min
+        self.layers: tuple[int, ...] = (network.layer,)
+        self.exact = self.tau == 0
+
+    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
+        """Judge the drafts of a cycle.
+
+        ``bias``: R_N, or where only the drafted token has a score, its unbiased estimate.
+        """
+        drafts, index = draft.tokens.shape[1], draft.tokens[..., None]
+        p = out.probs[:, :drafts]
+        q = one_hot(draft.tokens, p.shape[-1], p.dtype) if draft.probs is None else draft.probs
+        ahead = self.network.position == "pred"
+        members = self._members(rows, p, q, q > p if ahead else _only(index, p), out)
+        accepted, token, overridden = pivot_verify(
+            draft.tokens, draft.probs, out.probs, uniforms, members.gather(-1, index)[..., 0], draft.lengths
+        )
+        chain = Accepted.chain(draft, accepted, token)
+        if ahead:
+            moved = bias(p, q, members)
+        else:  # E over the draft of 1[y in N] (1 - p/q)+ is R_N
+            at_p, at_q = p.gather(-1, index)[..., 0], q.gather(-1, index)[..., 0]
+            moved = members.gather(-1, index)[..., 0] * (1 - at_p / at_q).clamp_min(0)
+        return Accepted(
+            tokens=chain.tokens,
+            lengths=chain.lengths,
+            counts={"overridden": overridden, "bias": moved},
+            logprobs=None if self.exact or not ahead else self._logprobs(draft, out, q, members, chain.tokens),
+        )
+
+    def _members(self, rows: Rows, p: Tensor, q: Tensor, asked: Tensor, out: TargetOutput) -> Tensor:
+        """Return which tokens [B, K, V] (bool) are accepted whatever the test says, among those ``asked`` about.
+
+        Only these are scored: few have q > p >= p_min, and for the others the test always passes.
+        """
+        drafts = p.shape[1]
+        stops = _marked(rows.slots.stops[: rows.batch], p.shape[-1])[:, None]
+        row, step, token = (asked & (p >= self.p_min) & ~stops).nonzero(as_tuple=True)
+        after = 0 if self.network.position == "pred" else 1
+        encoded = self.network.encode(out.layers[self.network.layer][:, after : after + drafts])
+        chance = p[row, step, token]
+        scores = self.network.score(encoded[row, step], chance, entropy(p)[row, step])
+        chosen = overridable(scores, chance, torch.zeros_like(row, dtype=torch.bool), tau=self.tau, p_min=self.p_min)
+        members = torch.zeros_like(p, dtype=torch.bool)
+        members[row, step, token] = chosen
+        return members
+
+    def _logprobs(self, draft: Draft, out: TargetOutput, q: Tensor, members: Tensor, tokens: Tensor) -> Tensor:
+        """Return log P [B, K + 1] of the tokens; that of the target where no draft was tested, as of the bonus."""
+        drafts = q.shape[1]
+        probs = emitted_probs(out.probs[:, :drafts], q, members)
+        if draft.lengths is not None:
+            tested = torch.arange(drafts, device=q.device) < draft.lengths[:, None]
+            probs = torch.where(tested[..., None], probs, out.probs[:, :drafts])
+        return torch.cat([probs, out.probs[:, drafts:]], 1).gather(-1, tokens[..., None])[..., 0].log()
+
+
+def _only(index: Tensor, p: Tensor) -> Tensor:
+    """Return the drafted tokens [B, K, 1] marked in [B, K, V]."""
+    return torch.zeros_like(p, dtype=torch.bool).scatter_(-1, index, True)
+
+
+def _marked(stops: Tensor, vocabulary: int) -> Tensor:
+    """Return stop tokens [B, stops], -1 padded, marked in [B, V]."""
+    marks = torch.zeros(len(stops), vocabulary + 1, dtype=torch.bool, device=stops.device)
+    return marks.scatter_(1, stops.where(stops >= 0, vocabulary), True)[:, :vocabulary]

@@ -1,0 +1,65 @@
+"""Pairs of tokens in and out, by a network of its own."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bebop.options import PipoOptions, PipoTraining
+from bebop.systems.base import Part, System
+
+if TYPE_CHECKING:
+    from bebop.systems.base import PartClass
+
+
+def _network() -> Any:
+    from bebop.systems.pipo.network import PairModel
+
+    return PairModel
+
+
+def _job() -> Any:
+    from bebop.systems.pipo.training import PairTrainer
+
+    return PairTrainer
+
+
+PIPO = Part(
+    name="pipo",
+    summary="a network that reads and writes pairs of tokens",
+    job=_job,
+    network=_network,
+    options=PipoTraining,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipoSystem(System):
+    """Decodes with a cycle of its own, without verification."""
+
+    custom_cycle: bool = True
+    draft_tokens: int = 1
+    width: int = 1
+    options: type | None = PipoOptions
+    sampled: bool = False
+    exact: bool = False
+
+    def decoder(self) -> "PartClass":
+        """Return the cycle of pairs."""
+        from bebop.systems.pipo.decoding import PairDecoder
+
+        return PairDecoder
+
+    def training(self) -> tuple[Part, ...]:
+        """Return the network of pairs."""
+        return (PIPO,)
+
+
+SYSTEMS = (
+    PipoSystem(
+        name="pipo",
+        summary="pairs of tokens in and out, by a network of its own; a second token stands where a head trusts it",
+        train_error="answers drawn in pairs cannot be scored again token by token, nor would that train the network "
+        "that drew them: python -m bebop.adapt part=pipo options.stage=opd trains it on its own answers",
+        serve_error="its caches hold an entry for two tokens, its passes end in a gate, and its network is in no "
+        "checkpoint",
+    ),
+)

@@ -1,0 +1,172 @@
+"""PIPO's network: two tokens in, two tokens out (SPEC 2.2).
+
+A compressor folds the embeddings of two tokens into one input of a backbone of its own, which predicts the first token
+of the next pair; an MTP block drafts the second, and a small head says how far that draft can be trusted. Embedding and
+language-model head are the policy's, frozen, and no part of it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel
+
+from bebop.errors import UserError
+from bebop.model.attention import ATTENTION, AttentionContext, CausalContext
+from bebop.model.backbone import Policy
+from bebop.model.mtp import MTPHead, init_from_backbone
+
+Compression = Literal["mlp", "random"]
+# Of a configuration: what says how its weights were stored, not what the network is.
+NOT_OF_THE_NETWORK = ("architectures", "dtype", "transformers_version", "_name_or_path", "num_nextn_predict_layers")
+
+
+class Compressor(nn.Module):
+    """Two embeddings as one (SPEC Eq. 1)."""
+
+    def __init__(self, size: int, kind: Compression) -> None:
+        """``mlp``: a + b + MLP([a; b]), which begins as a + b; ``random``: W [a; b] from noise."""
+        super().__init__()
+        self.inner = nn.Linear(2 * size, 2 * size) if kind == "mlp" else None
+        self.outer = nn.Linear(2 * size, size)
+        with torch.no_grad():
+            self.outer.bias.zero_()
+            if kind == "mlp":
+                self.outer.weight.zero_()
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return embeddings of the tokens of n pairs, both [..., d] -> [..., d]."""
+        x = torch.cat([first, second], -1)
+        if self.inner is None:
+            return self.outer(x)
+        return first + second + self.outer(nn.functional.silu(self.inner(x)))
+
+
+class ConfidenceHead(nn.Module):
+    """The chance that a draft is as good as the teacher's own token (SPEC Eq. 6); its inputs get no gradient."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(2 * size, eps=eps)
+        self.inner = nn.Linear(2 * size, size, bias=False)
+        self.outer = nn.Linear(size, 1, bias=False)
+
+    def forward(self, *seen: Tensor) -> Tensor:
+        """Return the logit [...] of the states [..., d] that it sees."""
+        x = self.norm(torch.cat([one.detach() for one in seen], -1))
+        return self.outer(nn.functional.silu(self.inner(x)))[..., 0]
+
+
+class PairModel(nn.Module):
+    """Backbone over pairs, MTP block inside the pair, compressor and confidence head.
+
+    Position ids are pair indices, in the MTP block, too. Pair i is (x_2i, x_2i+1), ``pad`` in the place of a second
+    token that is not there.
+    """
+
+    def __init__(
+        self, *, backbone: Mapping[str, Any], pad: int, compressor: Compression = "mlp", tau: float = 0.5
+    ) -> None:
+        """``backbone``: the configuration of a Hugging Face decoder; ``pad``: the token that fills a pair.
+
+        ``tau``: the threshold of the confidence that decoding uses where none is given.
+        """
+        super().__init__()
+        kind = {name: value for name, value in backbone.items() if name != "model_type"}
+        config = AutoConfig.for_model(backbone["model_type"], **kind)
+        self.pad, self.tau = pad, tau
+        self.decoder = AutoModel.from_config(config, attn_implementation=ATTENTION, dtype=torch.float32)
+        self.config = self.decoder.config
+        self.mtp = MTPHead(self.decoder, zero_first=False)
+        self.decoder.set_input_embeddings(nn.Identity())  # it is given embeddings
+        self.compressor = Compressor(config.hidden_size, compressor)
+        self.head = ConfidenceHead(config.hidden_size, config.rms_norm_eps)
+
+    @property
+    def layers(self) -> int:
+        """Attention layers in all; the MTP block's is the last."""
+        return int(self.config.num_hidden_layers) + 1
+
+    def compress(self, embeddings: Tensor) -> Tensor:
+        """Return inputs [..., d] of pairs whose tokens have the embeddings [..., 2, d]."""
+        z: Tensor = self.compressor(embeddings[..., 0, :], embeddings[..., 1, :])
+        return z
+
+    def states(self, inputs: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+        """Return normed states h [B, n, d] of inputs [B, n, d] at pair positions [B, n]: of the first token of the next
+        pair.
+
+        Layers of the context: 0 .. L - 1.
+        """
+        out = self.decoder(inputs_embeds=inputs, position_ids=positions, use_cache=False, context=context)
+        states: Tensor = out.last_hidden_state
+        return states
+
+    def draft_states(self, firsts: Tensor, states: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+        """Return normed states u [B, n, d] of the second token of the next pair (SPEC Eq. 4).
+
+        Args:
+            firsts: embeddings [B, n, d] of the first token of the next pair.
+            states: h [B, n, d].
+            positions: pair positions [B, n], those of ``states``.
+            context: its layer is L, behind those of the backbone.
+        """
+        drafted: Tensor = self.mtp(firsts, states, positions, context)
+        return drafted
+
+    def confidence_logits(self, states: Tensor, drafted: Tensor) -> Tensor:
+        """Return logits [...] of the confidence in drafts, from h and u [..., d]; neither gets a gradient."""
+        logits: Tensor = self.head(states, drafted)
+        return logits
+
+    def confidence(self, states: Tensor, drafted: Tensor) -> Tensor:
+        """Return the confidence [...] in drafts, in (0, 1), from h and u [..., d]."""
+        return self.confidence_logits(states, drafted).sigmoid()
+
+    def logits(self, policy: Policy, states: Tensor) -> Tensor:
+        """Return logits [..., V] of h or u [..., d] by the policy's language-model head; ``pad`` is never predicted."""
+        logits = policy.logits(states)
+        never = torch.arange(logits.shape[-1], device=logits.device) == self.pad
+        return logits.masked_fill(never, float("-inf"))
+
+    def read(self, policy: Policy, pairs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return states h and u, both [B, n - 1, d], of whole rows of pairs [B, n, 2] (token ids).
+
+        Entry i of both belongs to pair i + 1: h predicts its first token, u, which sees that one, its second.
+        """
+        embeddings = policy.embed(pairs)
+        positions = torch.arange(pairs.shape[1] - 1, device=pairs.device).expand(len(pairs), -1)
+        h = self.states(self.compress(embeddings[:, :-1]), positions, CausalContext())
+        return h, self.draft_states(embeddings[:, 1:, 0], h, positions, CausalContext())
+
+    @torch.no_grad()
+    def start_from(self, policy: Policy) -> None:
+        """Take over the weights of a policy's backbone and, where it has one, of its MTP head."""
+        own = policy.backbone.get_decoder().state_dict()
+        self.decoder.load_state_dict({name: own[name] for name in self.decoder.state_dict()})
+        if policy.mtp is None:
+            init_from_backbone(self.mtp, self.decoder)
+        else:
+            self.mtp.load_state_dict(policy.mtp.state_dict())
+
+
+def settings_for(policy: Policy, compressor: Compression = "mlp") -> dict[str, Any]:
+    """What a network for a policy is made with; ``UserError`` for a tokenizer without a token for padding alone."""
+    pad = policy.tokenizer.pad_token_id
+    if pad is None or pad in policy.eos_token_ids:
+        state = "no pad token" if pad is None else "a pad token that ends answers"
+        raise UserError(f"part=pipo is not possible: the model's tokenizer has {state}; a PAD fills half pairs")
+    config = policy.backbone.get_decoder().config
+    changed = {name: value for name, value in config.to_diff_dict().items() if name not in NOT_OF_THE_NETWORK}
+    return {
+        "backbone": {**changed, "model_type": config.model_type},
+        "pad": int(pad),
+        "compressor": compressor,
+    }
+
+
+def as_pairs(token_ids: list[int] | tuple[int, ...], pad: int) -> list[tuple[int, int]]:
+    """Return a text of tokens as pairs, the last one filled with ``pad`` where their number is odd."""
+    filled = [*token_ids, pad] if len(token_ids) % 2 else [*token_ids]
+    return list(zip(filled[::2], filled[1::2], strict=True))

@@ -1,0 +1,83 @@
+"""The systems that need nothing but the model: plain decoding, its MTP head, and what its context repeats."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bebop.systems.base import MTPSystem, Part, System
+
+if TYPE_CHECKING:
+    from bebop.systems.base import PartClass
+
+
+def _head_job() -> Any:
+    from bebop.adaptation.job import Adaptation
+
+    return Adaptation
+
+
+HEAD = Part(name="head", summary="the MTP head of the checkpoint", job=_head_job)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveSystem(MTPSystem):
+    """Drafts on only while the entropy of the draft makes it pay."""
+
+    length_name: str = "entropy"
+
+    def length(self) -> "PartClass":
+        """Return the length that goes by entropy."""
+        from bebop.rollout.decoding.lengths import EntropyLength
+
+        return EntropyLength
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockVerifySystem(MTPSystem):
+    """Verifies the drafts of a cycle as a whole."""
+
+    rule_name: str = "block"
+
+    def rule(self) -> "PartClass":
+        """Return block verification."""
+        from bebop.rollout.decoding.rules import BlockRule
+
+        return BlockRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class NgramSystem(System):
+    """Looks drafts up in the context."""
+
+    drafter_name: str = "ngram"
+    sampled: bool = False
+
+    def drafter(self) -> "PartClass":
+        """Return the drafter that looks up."""
+        from bebop.rollout.decoding.ngram import NgramDrafter
+
+        return NgramDrafter
+
+
+SYSTEMS = (
+    System(name="autoregressive", summary="plain decoding, one token per pass"),
+    MTPSystem(
+        name="target_only",
+        summary="greedy MTP drafts, accepted with p(argmax q)",
+        draft_temperature=0.0,
+        supports_auto_temperature=False,
+        sampled=False,
+        other="bebop",
+    ),
+    MTPSystem(
+        name="bebop",
+        summary="sampled MTP drafts, accepted with the overlap of draft and target",
+        other="target_only",
+    ),
+    AdaptiveSystem(
+        name="bebop_adaptive",
+        summary="bebop, drafting on only while the draft's entropy makes it pay",
+        draft_tokens=5,
+    ),
+    BlockVerifySystem(name="bebop_block", summary="bebop, the drafts of a cycle verified as a whole"),
+    NgramSystem(name="ngram", summary="drafts looked up in the context"),
+)

@@ -1,0 +1,44 @@
+"""A tree of drafts of the model's own MTP head, of which the accepted path is kept."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bebop.options import TreeOptions
+from bebop.systems.base import System
+from bebop.tree_shape import MAX_NODES
+
+if TYPE_CHECKING:
+    from bebop.systems.base import PartClass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeSystem(System):
+    """Drafts several tokens for a place."""
+
+    drafter_name: str = "mtp_tree"
+    rule_name: str = "tree_walk"
+    head: bool = True
+    draft_tokens: int = 7
+    tree: bool = True
+    width: int = MAX_NODES
+    options: type | None = TreeOptions
+
+    def drafter(self) -> "PartClass":
+        """Return the drafter of trees."""
+        from bebop.systems.tree.decoding import MTPTreeDrafter
+
+        return MTPTreeDrafter
+
+    def rule(self) -> "PartClass":
+        """Return the rule that walks down a tree."""
+        from bebop.rollout.decoding.rules import TreeWalk
+
+        return TreeWalk
+
+
+SYSTEMS = (
+    TreeSystem(
+        name="bebop_tree",
+        summary="bebop, several drafts for a place: a tree, of which the accepted path is kept",
+    ),
+)

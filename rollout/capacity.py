@@ -1,0 +1,38 @@
+"""Whether requests of a length fit a model and a device: asked before anything of that size is allocated."""
+
+from typing import Any
+
+import torch
+
+from bebop.errors import UserError
+from bebop.model.memory import bytes_per_token, memory_of
+
+
+def check_positions(settings: Any, length: int, name: str = "rollout.max_length") -> None:
+    """Raise ``UserError`` unless a model (its Hugging Face configuration) has positions for ``length`` tokens."""
+    limit = getattr(settings.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and length > limit:
+        raise UserError(f"{name}={length} is not possible: the model has {limit} positions")
+
+
+def check_memory(
+    settings: Any, slots: int, length: int, dtype: torch.dtype, device: torch.device, section: str = "rollout"
+) -> None:
+    """Raise ``UserError`` if keys and values of ``slots`` requests of ``length`` tokens exceed the device's whole
+    memory.
+
+    ``section``: of the settings that the numbers come from.
+    """
+    wanted, there = slots * length * bytes_per_token(settings, dtype), memory_of(device)
+    if wanted > there:
+        sizes = f"keys and values of {slots} times {length} tokens take {wanted / 1e9:.0f} GB"
+        raise UserError(
+            f"{section}.slots={slots} with {section}.max_length={length} is not possible: {sizes}, {device} has "
+            f"{there / 1e9:.0f} GB; lower one of them"
+        )
+
+
+def check_parked(limit: int, device: torch.device) -> None:
+    """Raise ``UserError`` if what may be parked exceeds the device's whole memory."""
+    if limit > (there := memory_of(device)):
+        raise UserError(f"rollout.parked_bytes={limit} is not possible: {device} has {there} bytes")

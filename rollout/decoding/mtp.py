@@ -1,0 +1,265 @@
+"""Drafts of the model's own MTP head: what every drafter with the head keeps of a request, and the chain drafter."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from bebop.config import DecodingConfig
+from bebop.errors import UserError
+from bebop.kernels.verify import sample
+from bebop.model.attention import SlotContext, Span
+from bebop.model.backbone import Policy
+from bebop.model.lean import lean_head
+from bebop.model.mtp import at
+from bebop.model.ragged_attention import Ragged
+from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput
+from bebop.rollout.decoding.sampling import entropy
+from bebop.rollout.decoding.temperature import DraftTemperature, Drawn
+from bebop.rollout.slots import Slots
+
+# ---- deferred prefill
+
+
+ROOM = 64  # entries of a row that are put off at most, or twice a cycle's tokens
+
+
+class DeferredPrefill:
+    """Entries of the head's cache that are still to be written, by row, with the states [R, d] to write them from."""
+
+    def __init__(self, slots: Slots, like: Tensor) -> None:
+        """``like`` [d]: a state."""
+        self.slots = slots
+        # [S] the first such entry: ``fed`` or -1 if there is none
+        self.first = slots.register_column("mtp/first_deferred", torch.tensor(-1), of_context=True)
+        self.room = max(ROOM, 2 * (slots.sizes.drafts + 1))
+        self.most = 0  # entries; no row is further behind, and nobody has to ask the device
+        fresh = torch.zeros(self.room, *like.shape, dtype=like.dtype)
+        self.states = slots.register_column("mtp/deferred", fresh, of_context=True)
+
+    def full(self, width: int) -> bool:
+        """Return whether there may be no room for ``width`` more."""
+        return self.most + width > self.room
+
+    def put_off(self, rows: Rows, out: TargetOutput, emitted: Tensor, width: int) -> None:
+        """Keep the states of the entries of a cycle, ``emitted`` [B] of each row and ``width`` at most."""
+        self.most += width
+        first = self.first[: rows.batch]
+        torch.where(first < 0, rows.fed, first, out=first)
+        row, step = (torch.arange(width, device=emitted.device) < emitted[:, None]).nonzero().unbind(1)
+        self.states[row, (rows.fed[row] + step) % self.room] = out.hidden[row, step]
+
+    def read(self, first: int, batch: int) -> None:
+        """Note that nothing is put off any more in slots ``first``, ``first`` + 1, ..."""
+        self.first[first : first + batch] = -1
+
+    def read_to(self, entries: Tensor) -> None:
+        """Note that another drafter has read on to ``entries`` [B] of the first B rows, which are all, and had read all
+        before."""
+        self.first[: len(entries)] = entries
+        self.most = 0
+
+    def behind(self, first: int, batch: int) -> Tensor:
+        """Return how many entries are to be written [B] in slots ``first``, ``first`` + 1, ..."""
+        known = self.first[first : first + batch]
+        return torch.where(known < 0, 0, self.slots.fed[first : first + batch] - known)
+
+    def of(self, first: int, behind: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return entries, tokens [B, W] and states [B, W, d] of what is ``behind`` [B], in slots ``first``, ``first`` +
+        1, ...
+
+        Beyond that, and in rows that have nothing to write, entries are such as nobody sees until they are overwritten.
+        """
+        slots = self.slots
+        rows, last = slice(first, first + len(behind)), slots.capacity - 1
+        entries = self.first[rows, None] + torch.arange(width, device=behind.device)
+        entries = torch.where(behind[:, None] > 0, entries, last).clamp_max(last)
+        answered = (entries + 1 - slots.asked[rows, None]).clamp(0, slots.tokens.shape[1] - 1)
+        tokens = slots.tokens[rows].gather(1, answered)
+        states = self.states[
+            torch.arange(first, first + len(behind), device=behind.device)[:, None], entries % self.room
+        ]
+        return entries, tokens, states
+
+
+class HeadCache(SlotContext):
+    """The cache of a head, whose drafters share what is put off.
+
+    What is taken from a row goes on elsewhere, so what it has put off is read before.
+    """
+
+    deferred: DeferredPrefill | None = None  # None: nobody puts anything off
+    settle: Callable[[int], None]  # reads what a slot has put off
+
+    def snapshot(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        """Return a copy of the first ``length`` entries of a slot, all of them written."""
+        self.settle(slot)
+        return super().snapshot(slot, length)
+
+
+# ---- the head
+
+
+class HeadDrafter:
+    """All of a ``Drafter`` but ``propose``. At temperature 0 drafts are greedy, which is target-only.
+
+    The head reads every cycle. A drafter that puts it off (``DeferredPrefill``) begins its first draft with
+    ``catch_up``. Once there is another drafter of the head, which began with all that there was, nothing is put off
+    any more.
+    """
+
+    layers: tuple[int, ...] = ()
+    target_pass = None
+
+    def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
+        if policy.mtp is None:
+            raise UserError(f"decoding.system={config.system!r} drafts with MTP weights, and the model has none")
+        self.policy, self.head, self.slots = policy, lean_head(policy.mtp, slots.capacity), slots
+        self.temperature = config.temperature_of_drafts
+        self.layer = policy.mtp.layer_index
+        self.cache = slots.register_cache("mtp", self._cache)
+        # [S, d] state for the first draft; zero where there is no context but one token
+        fresh = torch.zeros(policy.backbone.config.hidden_size, dtype=policy.backbone.dtype)
+        self.hidden = slots.register_column("mtp/hidden", fresh, of_context=True)
+
+    def _cache(self, slots: Slots) -> HeadCache:
+        like = self.policy.embed(torch.zeros(1, dtype=torch.long, device=slots.device))
+        config = self.policy.backbone.config
+        cache = HeadCache.for_model(config, slots.sizes.slots, slots.capacity, like, layers=1)
+        cache.first_layer = self.layer
+        cache.settle = self._settle
+        return cache
+
+    def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
+        """Read on over the text of a prefill."""
+        with self.cache.at_span(span):
+            states = self.head(self.policy.embed(tokens[:, 1:]), out.hidden, span.positions, self.cache)
+        if self.cache.deferred is not None:
+            self.cache.deferred.read(span.first, len(tokens))
+        for row, length in enumerate(lengths):
+            self.hidden[span.first + row] = states[row, length - 1] if length else 0
+
+    def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
+        """Take in what the cycle emitted.
+
+        Entries of the drafts are overwritten by entries from real hidden states (SPEC 0.5).
+
+        A row's state for its next draft is that of its last emitted token; what lies beyond is never seen.
+        """
+        states = self._feed(rows, 0, tokens, out.hidden)
+        self.hidden[: rows.batch] = at(states, emitted[:, None] - 1)[:, 0]
+        if self.cache.deferred is not None:
+            self.cache.deferred.read_to(rows.fed + emitted)
+
+    def catch_up(self, rows: Rows) -> bool:
+        """Read what the rows, which are all, have put off; False if that is nothing."""
+        deferred = self.cache.deferred
+        if deferred is None or not deferred.most:
+            return False
+        deferred.most = 0
+        return self._catch_up(deferred, 0, rows.batch, rows.used)
+
+    def _catch_up(self, deferred: DeferredPrefill, first: int, batch: int, used: int) -> bool:
+        """Read what slots ``first``, ``first`` + 1, ...
+
+        have put off, in one pass over at most ``used`` entries each.
+        """
+        behind = deferred.behind(first, batch)
+        width = int(behind.max())
+        if not width:
+            return False
+        lengths = behind.clamp_min(1)
+        ragged = Ragged.of(lengths, width)
+        entries, tokens, states = deferred.of(first, behind, width)
+        with self.cache.at(first):
+            self.cache.place(entries, used, ragged=ragged)
+            packed = [ragged.packed(x) for x in (tokens, states, entries)]
+            states = self.head(self.policy.embed(packed[0]), packed[1], packed[2], self.cache)
+        hidden = self.hidden[first : first + batch]
+        hidden.copy_(torch.where(behind[:, None] > 0, states[0, lengths.cumsum(0) - 1], hidden))
+        deferred.read(first, batch)
+        return True
+
+    def _settle(self, slot: int) -> None:
+        """Read what one slot has put off."""
+        if self.cache.deferred is not None:
+            self._catch_up(self.cache.deferred, slot, 1, self.slots.attention_width(int(self.slots.fed[slot])))
+
+    def _feed(self, rows: Rows, offset: int, tokens: Tensor, hidden: Tensor) -> Tensor:
+        positions = rows.fed[:, None] + torch.arange(offset, offset + tokens.shape[1], device=tokens.device)
+        self.cache.place(positions, rows.used)
+        return self.head(self.policy.embed(tokens), hidden, positions, self.cache)
+
+
+# ---- a chain of drafts
+
+
+class MTPDrafter(HeadDrafter):
+    """Samples each draft from the head's distribution, a chain of them."""
+
+    def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
+        super().__init__(policy, slots, config)
+        self.tempered = DraftTemperature(slots) if config.chooses_temperature else None
+        self.drawn: Drawn | None = None  # from ``propose`` to ``commit``
+
+    def propose(self, rows: Rows, length: DraftLength) -> Draft:
+        """Draft the next tokens of every row.
+
+        Rows that stop early keep drafting beside the others; those drafts do not count.
+        """
+        length.start(rows)
+        if length.limit == 0:  # the cache follows all the same
+            return Draft(tokens=rows.last.new_zeros(rows.batch, 0), probs=None, forwards=1)
+        hidden, seen = self.hidden[: rows.batch], rows.seen
+        tokens: list[Tensor] = []
+        probs: list[Tensor] = []
+        entropies: list[Tensor] = []
+        chosen = None if self.tempered is None else self.tempered.choose(rows, length.limit)
+        drawn = Drawn()
+        alive: Tensor | None = None
+        lengths: Tensor | None = None
+        for step in range(length.limit):
+            logits = self.policy.logits(hidden)[:, None]
+            temperature = self.temperature if chosen is None else chosen[:, step]
+            distribution = rows.probs(logits, None if seen is None else seen[:, None], temperature)[:, 0]
+            entropies.append(entropy(distribution))
+            known = torch.stack(entropies, 1)
+            go_on = length.extend(step, known)
+            if go_on is not None:
+                alive = go_on if alive is None else alive & go_on
+                lengths = alive.long() if lengths is None else lengths + alive.long()
+                if not alive.any() and tokens:
+                    break
+            token = sample(distribution, rows.uniforms[:, step])
+            tokens.append(token)
+            probs.append(distribution)
+            if self.tempered is not None:
+                drawn.add(logits[:, 0], seen)
+            if seen is not None:
+                seen = seen.scatter(-1, token[:, None], True)
+            if step + 1 < length.limit:
+                hidden = self.step(rows, step, token, hidden)
+        drawn.lengths = lengths
+        self.drawn = drawn
+        return Draft(
+            tokens=torch.stack(tokens, 1),
+            probs=None if self.temperature == 0 else torch.stack(probs, 1),
+            entropies=known[:, : len(tokens)].contiguous(),
+            lengths=lengths,
+            forwards=len(tokens),
+        )
+
+    def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
+        """Take in what the cycle emitted."""
+        if self.tempered is not None and self.drawn is not None:
+            self.tempered.observe(rows, self.drawn, out.probs, emitted)
+        self.drawn = None  # another drafter may be in charge of the next cycle
+        super().commit(rows, out, tokens, emitted)
+
+    def step(self, rows: Rows, step: int, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """Run one recursive pass: tokens [B] just drafted at ``step`` and hidden [B, d] -> the next hidden [B,
+        d].
+
+        Position ids go on from the anchor: t, t + 1, ...
+        """
+        return self._feed(rows, step, tokens[:, None], hidden[:, None])[:, 0]
