@@ -115,7 +115,7 @@ def test_kept_states_and_cache_are_those_of_a_pass_over_the_text(
     one = running(policy, firp_tree(FIVE), 0)
     decoder_of(one).target.cache.__class__ = NotCompacted
     assert errors(started(one, (), 6))[1] > 1e-3
-    monkeypatch.setattr("bebop.rollout.decoding.drafters.firp.PseudoSlots", SeesTheDrafts)
+    monkeypatch.setattr("bebop.systems.firp.decoding.PseudoSlots", SeesTheDrafts)
     assert errors(running(policy, CHAIN_OF_THREE, 8))[0] > 1e-3
 
 

@@ -306,10 +306,10 @@ def test_a_slot_gives_what_was_taken() -> None:
     for cache in one.slots.caches.values():
         cache.keys.normal_()
         cache.values.normal_()
-    held = one.slots.taken(1, 9)
+    held = one.slots.snapshot(1, 9)
     assert set(held) == {"target", "mtp"}
     before = {name: (c.keys.clone(), c.values.clone()) for name, c in one.slots.caches.items()}
-    one.slots.give(3, held, 7)
+    one.slots.restore(3, held, 7)
     for name, cache in one.slots.caches.items():
         for store, was in zip((cache.keys, cache.values), before[name], strict=True):
             assert torch.equal(store[:, 3, :, :7], was[:, 1, :, :7])

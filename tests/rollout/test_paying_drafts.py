@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from bebop.config import DecodingConfig
-from bebop.protocols import Pace
 from bebop.rollout.decoding.base import Rows
-from bebop.rollout.decoding.throughput_model import FADE, REST, START, WEIGHT, Work
+from bebop.rollout.decoding.throughput_model import FADE, REST, START, WEIGHT, ThroughputModel, Work
 from bebop.rollout.decoding.timed_lengths import CostLength, RowCostLength
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
@@ -88,7 +87,7 @@ def test_the_engine_measures_all_sizes_and_numbers_before_its_first_request() ->
     config = DecodingConfig(draft_tokens="auto", most_drafts=2)
     one = TorchEngine(bare_policy(), config, slots=3, max_length=32, clock=lambda: 0.5 * next(ticks))
     pace = decoder_of(one).timing
-    assert isinstance(pace, Pace) and pace.sizes == (1, 2, 3) and pace.seconds == [[0.5] * 3] * 3
+    assert isinstance(pace, ThroughputModel) and pace.sizes == (1, 2, 3) and pace.seconds == [[0.5] * 3] * 3
     assert next(ticks) == 2 * 3 * 3 * TURNS and not one.unfinished, "two looks at the clock for each cycle"
 
 

@@ -37,7 +37,7 @@ MISTAKES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "history": [
         ({"draft_tokens": "auto", "most_drafts": 17}, "most_drafts=17"),
         ({"options": {"tokens": 0}}, r"options\.tokens=0 is not possible: give"),
-        ({"options": {"answers": 0}}, r"options\.answers=0 is not possible: give"),
+        ({"options": {"completions": 0}}, r"options\.completions=0 is not possible: give"),
         ({"options": {"siblings": 3}}, r"options\.siblings=3 is not possible: true or false"),
         ({"options": {"token": 3}}, r"options\.token"),
     ],
@@ -97,9 +97,9 @@ def test_what_is_given_is_what_counts() -> None:
     assert DecodingConfig(draft_tokens="auto").limit == 5
     for most in (2, 7):
         config = DecodingConfig(draft_tokens="auto", most_drafts=most)
-        assert config.limit == config.depth == most and config.length == "cost"
-    assert DecodingConfig(draft_tokens=2).limit == 2 and DecodingConfig(draft_tokens=2).length == "fixed"
-    assert DecodingConfig(system="autoregressive", draft_tokens="auto").length == "fixed"
+        assert config.limit == config.depth == most and config.timed
+    assert DecodingConfig(draft_tokens=2).limit == 2 and not DecodingConfig(draft_tokens=2).timed
+    assert not DecodingConfig(system="autoregressive", draft_tokens="auto").timed
     for system in ("target_only", "ngram", "autoregressive"):  # where a number would be ignored, so is auto
         config = DecodingConfig(system=system, draft_temperature="auto")
         assert not config.chooses_temperature
@@ -165,9 +165,9 @@ def test_the_command_ends_before_anything_is_written(tmp_path: Path) -> None:
 
 
 def test_no_other_system_is_refused_for_pairs() -> None:
-    assert [name for name, system in SYSTEMS.items() if system.untrainable] == ["pipo"]
-    reason = SYSTEMS["pipo"].unserved
-    assert reason and [name for name, system in SYSTEMS.items() if system.unserved == reason] == ["pipo"]
+    assert [name for name, system in SYSTEMS.items() if system.train_error] == ["pipo"]
+    reason = SYSTEMS["pipo"].serve_error
+    assert reason and [name for name, system in SYSTEMS.items() if system.serve_error == reason] == ["pipo"]
 
 
 # ---- the monitor
