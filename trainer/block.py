@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bebop.adaptation.corpus import drafting, run_engine, sampled
+from bebop.adaptation.corpus import drafting_config, run_engine, sample_corpus
 from bebop.adaptation.evaluation import measured
 from bebop.adaptation.part_job import StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
@@ -42,8 +42,8 @@ class BlockTrainer(StepJob):
 
     def run(self) -> str:
         """All phases that are left; what is to be said at the end."""
-        decoding, label = drafting(self.policy), self.label("sample")
-        _, rows, held_out = sampled(self.config, self.policy, self.folder, decoding, label)
+        decoding, label = drafting_config(self.policy), self.label("sample")
+        _, rows, held_out = sample_corpus(self.config, self.policy, self.folder, decoding, label)
         before = self._first_look(held_out)
         self._train(rows)
         results = {**before, **self._accept_lengths(held_out, "after")}

@@ -16,7 +16,7 @@ from bebop.kernels.linear_losses import linear_draft_loss, linear_e2e_tv_loss
 from bebop.model.attention import BlockContext, CausalContext
 from bebop.model.backbone import Policy, tapped
 from bebop.model.block import BlockDraftNetwork
-from bebop.model.mtp import at
+from bebop.model.mtp import gather_rows
 
 END_TO_END = "e2e_tv"  # the objective that looks at a block as a whole
 
@@ -134,7 +134,7 @@ def block_loss(
     last = blocks.token_ids.shape[1] - 1
     steps = torch.arange(block - 1, device=mask.device)
     places = (blocks.anchors[..., None] + steps).clamp_max(last)
-    target = at(blocks.hidden, places.flatten(1)).view_as(states)
+    target = gather_rows(blocks.hidden, places.flatten(1)).view_as(states)
     if kind == END_TO_END:
         drafts, wanted = states.flatten(0, 1), target.flatten(0, 1)
         return linear_e2e_tv_loss(drafts, weight, wanted, weight, mask.flatten(0, 1), temperature=temperature)

@@ -14,7 +14,7 @@ from bebop.kernels.linear_losses import CHUNK_ROWS, linear_draft_loss, linear_e2
 from bebop.model.backbone import Policy
 from bebop.model.firp import PseudoStates
 from bebop.model.firp_text import RealText, pseudo_beside, read_text
-from bebop.model.mtp import at
+from bebop.model.mtp import gather_rows
 from bebop.trainer.block_loss import END_TO_END, random_anchors, shared_tables
 from bebop.trainer.chains import TokenRow
 
@@ -63,7 +63,7 @@ def drafts_and_targets(policy: Policy, network: PseudoStates, texts: Anchored, s
     anchors = texts.anchors.clamp_max(last)
     drafts, _ = pseudo_beside(policy, network, texts.real, anchors, steps)
     places = (anchors[..., None] + torch.arange(1, steps + 1, device=anchors.device)).clamp_max(last)
-    return drafts, at(texts.real.hidden, places.flatten(1)).view_as(drafts)
+    return drafts, gather_rows(texts.real.hidden, places.flatten(1)).view_as(drafts)
 
 
 def firp_loss(

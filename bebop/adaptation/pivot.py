@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from bebop.adaptation.candidates import Candidate, Continuations, Search, find_candidates, layer_states
-from bebop.adaptation.corpus import drafting, sampled
+from bebop.adaptation.corpus import drafting_config, sample_corpus
 from bebop.adaptation.part_job import PartJob, store, write
 from bebop.adaptation.pivot_results import as_text, reliability, split_results
 from bebop.adaptation.ranks import ALONE, Ranks
@@ -53,8 +53,8 @@ class PivotAdaptation(PartJob):
 
     def run(self) -> str:
         """Every phase that is left; a summary."""
-        decoding, label = drafting(self.policy, draft_tokens=self.options.depth), self.label("sample")
-        prompts, rows, _ = sampled(self.config, self.policy, self.folder, decoding, label)
+        decoding, label = drafting_config(self.policy, draft_tokens=self.options.depth), self.label("sample")
+        prompts, rows, _ = sample_corpus(self.config, self.policy, self.folder, decoding, label)
         if self.state is None:
             write(self.folder, {"version": 0}, self.config.train.keep)  # labels can be gone on with
         search = self._search()

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from bebop.errors import UserError
 from bebop.model.attention import AttentionContext, CausalContext, SlotContext
 from bebop.model.backbone import Policy
-from bebop.model.mtp import at
+from bebop.model.mtp import gather_rows
 
 
 class PseudoStates(nn.Module):
@@ -42,7 +42,7 @@ class PseudoStates(nn.Module):
     def pseudo(self, step: int, hidden: Tensor, anchors: Tensor) -> Tensor:
         """Pseudo states [B,A,d] of ``step`` (from 0) for anchors [B,A], from real states [B,n,d] after its layer."""
         own = self.maps[step]
-        made: Tensor = own(at(hidden, anchors).to(own.weight.dtype)).to(hidden.dtype)  # type: ignore[arg-type]
+        made: Tensor = own(gather_rows(hidden, anchors).to(own.weight.dtype)).to(hidden.dtype)  # type: ignore[arg-type]
         return made
 
     def check(self, policy: Policy) -> None:
