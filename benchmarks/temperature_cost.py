@@ -75,7 +75,7 @@ def turn(policy: Policy, prompts: list[tuple[int, ...]], cycles: int, drafts: in
     engine = TorchEngine(policy, config, slots=len(prompts), max_length=max(map(len, prompts)) + tokens)
     for i, prompt in enumerate(prompts):
         engine.add(Request(id=i, token_ids=prompt, params=SamplingParams(max_new_tokens=tokens, seed=i)))
-    spent, choosing = [], []
+    spent, choosing = list[float](), list[float]()
     assert isinstance(engine.decoder, DraftVerify) and isinstance(engine.decoder.drafter, MTPDrafter)
     with timed(engine.decoder.drafter.tempered, "choose", "observe") as inside:
         engine._admit()
