@@ -95,7 +95,7 @@ AGGREGATIONS: dict[str, Callable[[Lengths, int], Weights]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerTokens:
+class CompletionTokens:
     """What a policy loss reads, for the A completion tokens of one micro-batch of R completions."""
 
     logp: Tensor  # [A], current; carries the gradient
@@ -115,12 +115,12 @@ class AnswerTokens:
         return torch.minimum(gain, clipped), clipped < gain
 
 
-def ppo_clip(tokens: AnswerTokens) -> tuple[Tensor, Tensor]:
+def ppo_clip(tokens: CompletionTokens) -> tuple[Tensor, Tensor]:
     """Return the ratio of each token, clipped where that lowers the gain (Schulman et al. 2017)."""
     return tokens.pessimistic(bounded_exp(tokens.logp - tokens.proximal))
 
 
-def gspo(tokens: AnswerTokens) -> tuple[Tensor, Tensor]:
+def gspo(tokens: CompletionTokens) -> tuple[Tensor, Tensor]:
     """Return the ratio of the whole completion, the geometric mean over its tokens (Zheng et al. 2025), clipped as in
     PPO.
 
@@ -133,7 +133,7 @@ def gspo(tokens: AnswerTokens) -> tuple[Tensor, Tensor]:
     return tokens.pessimistic(bounded_exp(tokens.logp - tokens.logp.detach() + of_answer))
 
 
-def cispo(tokens: AnswerTokens) -> tuple[Tensor, Tensor]:
+def cispo(tokens: CompletionTokens) -> tuple[Tensor, Tensor]:
     """Return the clipped ratio of each token as a constant weight of its log-prob (MiniMax-M1): all keep a gradient."""
     ratio = bounded_exp(tokens.logp - tokens.proximal).detach()
     clipped = tokens.clip(ratio)
@@ -146,26 +146,26 @@ def bounded_exp(log_ratio: Tensor) -> Tensor:
 
 
 # Tokens -> what each of them gains [A], to be maximised, and whether it was clipped [A].
-POLICY_LOSSES: dict[str, Callable[[AnswerTokens], tuple[Tensor, Tensor]]] = {
+POLICY_LOSSES: dict[str, Callable[[CompletionTokens], tuple[Tensor, Tensor]]] = {
     "ppo_clip": ppo_clip,
     "gspo": gspo,
     "cispo": cispo,
 }
 
 
-def of_tokens(log_ratio: Tensor, answers: Tensor) -> Tensor:
+def per_token(log_ratio: Tensor, answers: Tensor) -> Tensor:
     """Weigh each token by itself: little variance, and blind to what sampling did to the rest of the completion."""
     return log_ratio
 
 
-def of_answers(log_ratio: Tensor, answers: Tensor) -> Tensor:
+def per_completion(log_ratio: Tensor, answers: Tensor) -> Tensor:
     """Weigh all tokens of a completion together: no bias but for the cap, and variance that grows with its length."""
     per_answer = torch.segment_reduce(log_ratio, "sum", lengths=answers)
     return per_answer.clamp(-20, 20).repeat_interleave(answers)
 
 
 # log pi_prox / pi_rollout [A] and the tokens of each completion [R] -> log of each token's importance weight [A].
-TIS_LEVELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"token": of_tokens, "sequence": of_answers}
+TIS_LEVELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"token": per_token, "sequence": per_completion}
 
 
 def policy_loss(
@@ -186,7 +186,7 @@ def policy_loss(
     ``entropy`` needs a gradient only with an entropy bonus; ``reference``: log-probs of the initial policy, for the KL
     term.
     """
-    tokens = AnswerTokens(
+    tokens = CompletionTokens(
         logp=logp,
         proximal=proximal,
         advantages=advantages,
@@ -208,11 +208,11 @@ def policy_loss(
         loss = loss + config.kl_coefficient * kl
         metrics["train/kl"] = mean(kl)
     if config.entropy_coefficient:
-        loss = loss - config.entropy_coefficient * bounded(entropy, answers, config.entropy_target)
+        loss = loss - config.entropy_coefficient * entropy_below(entropy, answers, config.entropy_target)
     return (loss * weights).sum(), metrics
 
 
-def bounded(entropy: Tensor, answers: Tensor, target: float | None) -> Tensor:
+def entropy_below(entropy: Tensor, answers: Tensor, target: float | None) -> Tensor:
     """Return the entropy [A] of completions [R] whose mean lies below ``target`` nats, 0 for the others; None: of all.
 
     A bonus for all may run away: the flatter the policy, the less reward tells its completions apart, and nothing holds

@@ -15,7 +15,7 @@ from torch import Tensor
 from bebop.errors import UserError
 from bebop.kernels.draft_losses import LOSSES, needs_labels
 from bebop.kernels.linear_losses import linear_draft_loss, linear_e2e_tv_loss
-from bebop.model.mtp import MTPHead, at, chain
+from bebop.model.mtp import MTPHead, chain, gather_rows
 from bebop.trainer.chains import ChainRows, Per
 
 
@@ -64,7 +64,7 @@ def unroll(
     embeddings, hidden = embeddings.detach(), hidden.detach()
     last = hidden.shape[1] - 1
     draft = list(chain(head, embeddings, hidden, depth, rows.anchors))
-    target = [at(hidden, (rows.anchors + step).clamp_max(last)) for step in range(1, depth + 1)]
+    target = [gather_rows(hidden, (rows.anchors + step).clamp_max(last)) for step in range(1, depth + 1)]
     return Steps(
         draft=torch.stack(draft, 2),
         target=torch.stack(target, 2),

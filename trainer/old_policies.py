@@ -92,7 +92,7 @@ class OldPolicies:
         return [p.to_local() if isinstance(p, DTensor) else p.detach() for p in self.scorer.parameters()]
 
 
-def some(items: Sequence[T], count: int) -> list[T]:
+def evenly_spaced(items: Sequence[T], count: int) -> list[T]:
     """``count`` of the items (all, if there are fewer), evenly spaced."""
     count = min(count, len(items))
     return [items[i * len(items) // count] for i in range(count)]

@@ -40,7 +40,7 @@ from bebop.trainer.losses import (
     weight_metrics,
 )
 from bebop.trainer.objectives import Sampling
-from bebop.trainer.old_policies import OldPolicies, some
+from bebop.trainer.old_policies import OldPolicies, evenly_spaced
 from bebop.trainer.optim import (
     GuardedAdamW,
     State,
@@ -266,7 +266,7 @@ class PolicyTrainer:
         pairs = [(group.prompt, t.completion) for group in batch.groups for t in group.trajectories]
         rows = [
             Row(prompt=prompt.token_ids, completion=completion, advantage=0.0, weight=0.0)
-            for prompt, completion in some(pairs, self.config.monitor.check_completions)
+            for prompt, completion in evenly_spaced(pairs, self.config.monitor.check_completions)
         ]
         versions = {int(v) for row in rows for v in np.unique(row.completion.versions)}
         return self.old_policies.compare(self._share(rows), versions)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from bebop.adaptation.corpus import params
+from bebop.adaptation.corpus import sampling_params
 from bebop.config import DecodingConfig, SamplingConfig
 from bebop.config_adapt import DataConfig
 from bebop.kernels.pivot import residual
@@ -256,7 +256,7 @@ class Continuations:
             room = most - (len(text) - len(rows[row].prompt))
             texts[i] = text
             if room > 0 and text[-1] not in stops:
-                sampling = params(self.policy, self.data.sampling, seed)
+                sampling = sampling_params(self.policy, self.data.sampling, seed)
                 own = dataclasses.replace(sampling, max_new_tokens=room)
                 self.engine.add(Request(id=i, token_ids=text, params=own))
         while self.engine.unfinished:
@@ -272,7 +272,7 @@ class Continuations:
         """Return what a reward sees of a text."""
         answer = ids[len(row.prompt) :]
         ended = bool(answer) and answer[-1] in self.policy.eos_token_ids
-        sampling = params(self.policy, self.data.sampling, 0)
+        sampling = sampling_params(self.policy, self.data.sampling, 0)
         return self.engine.text(answer, sampling, "stop" if ended else "length")
 
 

@@ -32,12 +32,12 @@ from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory
 CORPUS = "corpus.jsonl"  # of a run folder
 HELD_OUT_SEED = 7_919  # added to the task's seed: another stream of questions
 MAX_TRIES = 20  # candidates for a held-out place that are trained on, or held out, before it stays empty
-FEWEST = 2  # prompts that are held out: intervals need two
+MIN_HELD_OUT = 2  # prompts that are held out: intervals need two
 TOO_FEW = ": give 10 or more, as a fifth is held out"
 Answer = tuple[Prompt, Completion]  # a turn, with all tokens before it as its prompt
 
 
-def params(policy: Policy, sampling: SamplingConfig, seed: int) -> SamplingParams:
+def sampling_params(policy: Policy, sampling: SamplingConfig, seed: int) -> SamplingParams:
     """Return the sampling distribution of a configuration for one request."""
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop")
     chosen: dict[str, Any] = {name: getattr(sampling, name) for name in names}
@@ -62,7 +62,7 @@ def run_engine(
     engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length, keep_state=keep_state)
     mine = range(ranks.rank, len(prompts), ranks.world)
     for i in mine:
-        own = params(policy, sampling or data.sampling, (seed << 40) + i)
+        own = sampling_params(policy, sampling or data.sampling, (seed << 40) + i)
         engine.add(Request(id=i, token_ids=prompts[i].token_ids, params=own))
     done: dict[int, Completion] = {}
     with tqdm(total=len(mine), desc=label, unit="answer", disable=label is None or ranks.rank > 0) as bar:
@@ -74,7 +74,7 @@ def run_engine(
     return [done[i] for i in range(len(prompts))]
 
 
-def drafting(policy: Policy, system: str = "bebop", draft_tokens: int = 3) -> DecodingConfig:
+def drafting_config(policy: Policy, system: str = "bebop", draft_tokens: int = 3) -> DecodingConfig:
     """Return a decoding system, or plain decoding where there is no head: completions have the same distribution."""
     if policy.mtp is None:
         return DecodingConfig(system="autoregressive", draft_tokens=0)
@@ -110,7 +110,7 @@ def question_streams(config: AdaptConfig, policy: Policy) -> tuple[list[Prompt],
     count = _held_out_count(config, len(known) + len(held_out))
     taken = [*known][len(known) - max(0, count - len(held_out)) :]
     held_out |= {ids: known[ids] for ids in taken}
-    if len(held_out) < FEWEST:
+    if len(held_out) < MIN_HELD_OUT:
         what = f"task.path={config.task.path!r}" if config.task.source == "file" else f"task.name={config.task.name!r}"
         raise UserError(f"{what} has {len({*known, *held_out})} different questions{TOO_FEW}")
     if taken:
@@ -126,7 +126,7 @@ def split_rows(config: AdaptConfig, rows: Sequence[TokenRow]) -> tuple[list[Toke
     """
     prompts = [*dict.fromkeys(row.prompt for row in reversed(rows))]
     held_out = {*prompts[: _held_out_count(config, len(prompts))]}
-    if len(held_out) < FEWEST:
+    if len(held_out) < MIN_HELD_OUT:
         found = f"{len(prompts)} different prompts in {len(rows)} usable rows"
         raise UserError(f"data.path={config.data.path!r} has {found}{TOO_FEW}")
     return [row for row in rows if row.prompt not in held_out], [row for row in rows if row.prompt in held_out]
@@ -137,7 +137,7 @@ def _held_out_count(config: AdaptConfig, questions: int) -> int:
     return min(config.evaluation.prompts, questions // 5)
 
 
-def sampled(
+def sample_corpus(
     config: AdaptConfig,
     policy: Policy,
     folder: Path,
@@ -152,11 +152,11 @@ def sampled(
     path = folder / CORPUS
     training, held_out = streams or question_streams(config, policy)
     if config.resume and path.is_file():
-        return training, read_back(path), held_out
+        return training, read_corpus(path), held_out
     rows = token_rows(training, run_engine(policy, training, config.data, decoding, config.seed, label, ranks))
     if ranks.rank == 0:
         with writing(path):
-            keep(rows, path)
+            write_corpus(rows, path)
     return training, rows, held_out
 
 
@@ -203,7 +203,7 @@ def _token_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)
 
 
-def keep(rows: Iterable[TokenRow], path: Path) -> None:
+def write_corpus(rows: Iterable[TokenRow], path: Path) -> None:
     """Write rows as JSONL, whole or not at all; ``from_file`` reads them."""
     scratch = path.with_name(f"{path.name}.{os.getpid()}.new")
     lines = (json.dumps({"prompt_ids": r.prompt, "answer_ids": r.answer, "task": r.task}) + "\n" for r in rows)
@@ -211,8 +211,8 @@ def keep(rows: Iterable[TokenRow], path: Path) -> None:
     scratch.replace(path)
 
 
-def read_back(path: Path) -> list[TokenRow]:
-    """Return the rows as ``keep`` wrote them."""
+def read_corpus(path: Path) -> list[TokenRow]:
+    """Return the rows as ``write_corpus`` wrote them."""
     rows = [row for _, row in read_rows(path, "corpus")]
     return [TokenRow(prompt=tuple(r["prompt_ids"]), answer=tuple(r["answer_ids"]), task=r["task"]) for r in rows]
 
@@ -220,7 +220,7 @@ def read_back(path: Path) -> list[TokenRow]:
 # ---- turns of the model with an environment: what was read before a turn is its prompt
 
 
-def sampled_turns(
+def sample_turns(
     config: AdaptConfig,
     policy: Policy,
     path: Path,
@@ -228,24 +228,24 @@ def sampled_turns(
     label: str | None,
     ranks: Ranks = ALONE,
 ) -> tuple[list[Prompt], list[TokenRow], list[Prompt]]:
-    """Return the prompts to train on, the model's turns after them, and held-out prompts; as ``sampled``."""
+    """Return the prompts to train on, the model's turns after them, and held-out prompts; as ``sample_corpus``."""
     other = dataclasses.replace(config.task, seed=config.task.seed + HELD_OUT_SEED, size=None)
     # Draws go by seed and tokens: with the seeds of the training games, a held-out one would begin as one of them.
     seed = (config.seed + HELD_OUT_SEED) % MAX_SEED
-    held_out = [p for p, _ in play(config, other, config.evaluation.prompts, policy, decoding, None, ranks, seed)]
+    held_out = [p for p, _ in play_turns(config, other, config.evaluation.prompts, policy, decoding, None, ranks, seed)]
     if config.resume and path.is_file():
-        rows = read_back(path)
+        rows = read_corpus(path)
         return [_prompt(i, row.prompt, row.task) for i, row in enumerate(rows)], rows, held_out
-    answers = play(config, config.task, config.data.sequences, policy, decoding, label, ranks)
+    answers = play_turns(config, config.task, config.data.sequences, policy, decoding, label, ranks)
     training = [p for p, _ in answers]
     rows = token_rows(training, [completion for _, completion in answers])
     if ranks.rank == 0:
         with writing(path):
-            keep(rows, path)
+            write_corpus(rows, path)
     return training, rows, held_out
 
 
-def play(
+def play_turns(
     config: AdaptConfig,
     task: TaskConfig,
     wanted: int,
@@ -274,7 +274,8 @@ def play(
                 begun = numbers.stop
                 mine = [i for i in numbers if i % ranks.world == ranks.rank]
                 playing = {
-                    i: agents.play(source.prompt(i), params(policy, data.sampling, (drawn << 40) + i)) for i in mine
+                    i: agents.play(source.prompt(i), sampling_params(policy, data.sampling, (drawn << 40) + i))
+                    for i in mine
                 }
                 played = ranks.union({i: future.result() for i, future in playing.items()})
                 there = [played[i] for i in numbers if played[i].trajectory is not None]

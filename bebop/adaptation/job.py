@@ -14,14 +14,14 @@ from tqdm import tqdm
 
 from bebop.adaptation.corpus import (
     CORPUS,
-    FEWEST,
+    MIN_HELD_OUT,
     backbone_states,
-    drafting,
+    drafting_config,
     from_file,
     question_streams,
     run_engine,
-    sampled,
-    sampled_turns,
+    sample_corpus,
+    sample_turns,
     size_of_states,
     split_rows,
     token_rows,
@@ -123,12 +123,12 @@ class Adaptation:
         others."""
         if self.config.data.source == "file":
             return self.read or self._split_file(from_file(self.config.data, self.policy))
-        label, decoding = self._label("sample"), drafting(self.policy)
+        label, decoding = self._label("sample"), drafting_config(self.policy)
         if self.config.task.turns:
             path = self.folder / CORPUS
-            _, rows, held_out = sampled_turns(self.config, self.policy, path, decoding, label, self.ranks)
+            _, rows, held_out = sample_turns(self.config, self.policy, path, decoding, label, self.ranks)
         else:
-            _, rows, held_out = sampled(
+            _, rows, held_out = sample_corpus(
                 self.config, self.policy, self.folder, decoding, label, self.ranks, self.streams
             )
         return rows, held_out
@@ -138,7 +138,7 @@ class Adaptation:
         training, held_out = split_rows(self.config, rows)
         room = self.config.data.max_length - self.config.data.sampling.max_new_tokens
         tasks = {row.prompt: row.task for row in held_out if len(row.prompt) <= room}
-        if len(tasks) < FEWEST:
+        if len(tasks) < MIN_HELD_OUT:
             longest = max(len(row.prompt) for row in held_out)
             limit = f"data.max_length={self.config.data.max_length}"
             raise UserError(f"{limit}: held-out prompts of up to {longest} tokens leave no room for answers")
@@ -153,7 +153,10 @@ class Adaptation:
         """Measure the head as it came; return that and the answers to the held-out prompts, which every head is probed
         on."""
         began = time.perf_counter()
-        data, decoding = self.config.data, drafting(self.policy, draft_tokens=self.config.evaluation.draft_tokens)
+        data, decoding = (
+            self.config.data,
+            drafting_config(self.policy, draft_tokens=self.config.evaluation.draft_tokens),
+        )
         label = self._label("held out")
         answers = run_engine(self.policy, held_out, data, decoding, self.config.seed + 1, label, self.ranks)
         text = token_rows(held_out, answers)
@@ -166,7 +169,7 @@ class Adaptation:
         drafts = self.config.evaluation.draft_tokens
         decoded = {}
         for system in SYSTEMS:
-            decoding, label = drafting(self.policy, system, drafts), self._label(f"{when}: {system}")
+            decoding, label = drafting_config(self.policy, system, drafts), self._label(f"{when}: {system}")
             answers = run_engine(
                 self.policy, held_out, self.config.data, decoding, self.config.seed + 1, label, self.ranks
             )

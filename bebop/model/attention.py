@@ -309,7 +309,7 @@ class SlotContext:
             return self.attend_end_to_end(layer, turned, value[0].transpose(0, 1), scaling)[None]
         batch, heads, width, size = query.shape
         group = heads // key.shape[1]
-        *kept, keys, values = self._looked_at(batch)[layer - self.first_layer]
+        *kept, keys, values = self._views_of(batch)[layer - self.first_layer]
         stores = self.held(layer, batch) if torch.is_grad_enabled() else kept
         for store, new in zip(stores, (key, value), strict=True):
             store.scatter_(2, self.index, new)
@@ -319,7 +319,7 @@ class SlotContext:
         # Heads innermost in one copy, whatever their place in what fused kernels give.
         return out.unflatten(2, (group, width)).permute(0, 3, 1, 2, 4).reshape(batch, width, heads, size)
 
-    def _looked_at(self, batch: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def _views_of(self, batch: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Return by layer keys and values [B,Hkv,C,D] to write into, without gradients, and those [B,Hkv,P,D] to
         see."""
         size = (self.first_slot, batch, self.bias.shape[-1])

@@ -84,14 +84,14 @@ def chain(
             fed = embeddings[:, step:]
         else:
             positions = anchors
-            fed = at(embeddings, (anchors + step).clamp_max(length - 1))
+            fed = gather_rows(embeddings, (anchors + step).clamp_max(length - 1))
         hidden = head(fed, hidden[:, : positions.shape[1]], positions + step - 1, context)
         if anchors is not None and step == 1:
-            hidden = at(hidden, anchors.clamp_max(length - 2))
+            hidden = gather_rows(hidden, anchors.clamp_max(length - 2))
         yield hidden
 
 
-def at(values: Tensor, positions: Tensor) -> Tensor:
+def gather_rows(values: Tensor, positions: Tensor) -> Tensor:
     """Return the entries of [B,T,d] at positions [B,A] -> [B,A,d]."""
     return values.gather(1, positions[..., None].expand(-1, -1, values.shape[-1]))
 

@@ -24,7 +24,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from bebop.adaptation.corpus import backbone_states, drafting, keep, question_streams, read_back, run_engine, token_rows
+from bebop.adaptation.corpus import (
+    backbone_states,
+    drafting_config,
+    question_streams,
+    read_corpus,
+    run_engine,
+    token_rows,
+    write_corpus,
+)
 from bebop.compose import adapt_config
 from bebop.config import HeadConfig, ModelConfig, ObjectiveName
 from bebop.config_adapt import AdaptConfig
@@ -120,8 +128,8 @@ def corpus(seed: int, *overrides: str) -> list[TokenRow]:
         path.parent.mkdir(parents=True, exist_ok=True)
         model = policy()
         training, _ = question_streams(config, model)
-        keep(token_rows(training, run_engine(model, training, config.data, drafting(model), seed)), path)
-    return read_back(path)
+        write_corpus(token_rows(training, run_engine(model, training, config.data, drafting_config(model), seed)), path)
+    return read_corpus(path)
 
 
 def text(seed: int, count: int, *overrides: str) -> list[TokenRow]:
@@ -133,8 +141,10 @@ def text(seed: int, count: int, *overrides: str) -> list[TokenRow]:
         path.parent.mkdir(parents=True, exist_ok=True)
         model = policy()
         _, held_out = question_streams(config, model)
-        keep(token_rows(held_out, run_engine(model, held_out, config.data, drafting(model), seed + 1)), path)
-    return read_back(path)
+        write_corpus(
+            token_rows(held_out, run_engine(model, held_out, config.data, drafting_config(model), seed + 1)), path
+        )
+    return read_corpus(path)
 
 
 def prepare(seed: int, *overrides: str) -> None:

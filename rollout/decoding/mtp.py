@@ -11,7 +11,7 @@ from bebop.kernels.verify import sample
 from bebop.model.attention import SlotContext, Span
 from bebop.model.backbone import Policy
 from bebop.model.lean import lean_head
-from bebop.model.mtp import at
+from bebop.model.mtp import gather_rows
 from bebop.model.ragged_attention import Ragged
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput
 from bebop.rollout.decoding.sampling import entropy
@@ -147,7 +147,7 @@ class HeadDrafter:
         A row's state for its next draft is that of its last emitted token; what lies beyond is never seen.
         """
         states = self._feed(rows, 0, tokens, out.hidden)
-        self.hidden[: rows.batch] = at(states, emitted[:, None] - 1)[:, 0]
+        self.hidden[: rows.batch] = gather_rows(states, emitted[:, None] - 1)[:, 0]
         if self.cache.deferred is not None:
             self.cache.deferred.read_to(rows.fed + emitted)
 

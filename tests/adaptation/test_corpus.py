@@ -17,14 +17,14 @@ from bebop.adaptation.corpus import (
     HELD_OUT_SEED,
     Answer,
     answers_of,
-    drafting,
+    drafting_config,
     from_file,
-    keep,
-    play,
+    play_turns,
     question_streams,
-    read_back,
-    sampled_turns,
+    read_corpus,
+    sample_turns,
     split_rows,
+    write_corpus,
 )
 from bebop.config import ModelConfig
 from bebop.config_adapt import AdaptConfig, DataConfig
@@ -45,8 +45,8 @@ def data(path: Path, *rows: Any, **changes: Any) -> DataConfig:
 
 def test_rows_come_back_as_they_were_kept(tmp_path: Path) -> None:
     rows = [TokenRow(prompt=(1, 2), answer=(3, 4, 5), task="gcd"), TokenRow(prompt=(6,), answer=(), task="")]
-    keep(rows, tmp_path / "corpus.jsonl")
-    assert read_back(tmp_path / "corpus.jsonl") == rows
+    write_corpus(rows, tmp_path / "corpus.jsonl")
+    assert read_corpus(tmp_path / "corpus.jsonl") == rows
     kept = DataConfig(source="file", path=str(tmp_path / "corpus.jsonl"))
     assert from_file(kept, bare_policy()) == rows[:1], "rows without an answer are of no use"
 
@@ -225,7 +225,7 @@ def test_a_turn_answers_all_that_stands_before_it() -> None:
 
 def test_turns_are_those_of_the_first_games_however_many_are_played_at_once() -> None:
     chosen = game_config()
-    found = play(chosen, chosen.task, TURNS, policy(), drafting(policy()), None)
+    found = play_turns(chosen, chosen.task, TURNS, policy(), drafting_config(policy()), None)
     assert len(found) == TURNS
     numbers = [prompt.index for prompt, _ in found]
     assert numbers == sorted(numbers) and set(numbers) == set(range(max(numbers) + 1))
@@ -234,20 +234,20 @@ def test_turns_are_those_of_the_first_games_however_many_are_played_at_once() ->
     for (before, answer), (after, _) in ((a, b) for game in several for a, b in itertools.pairwise(game)):
         begun = before.token_ids + ids(answer)
         assert after.token_ids[: len(begun)] == begun and len(after.token_ids) > len(begun)
-    other = play(game_config(slots=3), chosen.task, TURNS, policy(), drafting(policy()), None)
+    other = play_turns(game_config(slots=3), chosen.task, TURNS, policy(), drafting_config(policy()), None)
     assert [(p.token_ids, ids(c)) for p, c in other] == [(p.token_ids, ids(c)) for p, c in found]
 
 
 def test_held_out_games_are_other_games_and_what_is_kept_is_read_back(tmp_path: Path) -> None:
     """All games of guess begin with the same question: with the same draws, the first turns would be the same."""
-    training, rows, held_out = sampled_turns(game_config(), policy(), tmp_path / CORPUS, drafting(policy()), None)
+    training, rows, held_out = sample_turns(game_config(), policy(), tmp_path / CORPUS, drafting_config(policy()), None)
     assert len(rows) == len(training) == TURNS and len(held_out) == 12
     known = {row.prompt for row in rows}
     histories = {prompt.token_ids for prompt in held_out}
     later = {history for history in histories if len(history) > min(map(len, histories))}
     assert later and not later & known
-    again = sampled_turns(
-        game_config(resume=True, folder=tmp_path), policy(), tmp_path / CORPUS, drafting(policy()), None
+    again = sample_turns(
+        game_config(resume=True, folder=tmp_path), policy(), tmp_path / CORPUS, drafting_config(policy()), None
     )
     assert again[1] == rows
     assert [p.token_ids for p in again[0]] == [p.token_ids for p in training] == [row.prompt for row in rows]
@@ -265,5 +265,5 @@ def test_seeds_of_requests_fit(seed: int, tmp_path: Path) -> None:
             "evaluation": {"prompts": 2}, "seed": seed,
         },
     )  # fmt: skip
-    _, rows, held_out = sampled_turns(chosen, policy(), tmp_path / CORPUS, drafting(policy()), None)
+    _, rows, held_out = sample_turns(chosen, policy(), tmp_path / CORPUS, drafting_config(policy()), None)
     assert (len(rows), len(held_out)) == (2, 2)

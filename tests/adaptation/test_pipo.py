@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bebop.adaptation.corpus import question_streams, read_back
+from bebop.adaptation.corpus import question_streams, read_corpus
 from bebop.adaptation.part_job import store
 from bebop.compose import adapt_config, write_down
 from bebop.config_adapt import AdaptConfig
@@ -90,7 +90,7 @@ def test_right_answers_are_kept_and_no_question_is_held_out(sft: Path) -> None:
     policy = load_policy(config.model)
     training, held_out = question_streams(config, policy)
     reward, asked = make_reward(config.task), {prompt.token_ids: prompt for prompt in training}
-    rows = read_back(sft / "corpus.jsonl")
+    rows = read_corpus(sft / "corpus.jsonl")
     assert 0 < len(rows) < 2 * len(training), "some answers of the model are wrong"
     for row in rows:
         assert reward(policy.tokenizer.decode(row.answer), asked[row.prompt]) >= 1

@@ -17,7 +17,7 @@ from bebop.adaptation.candidates import (
     seeds_of,
     unsound,
 )
-from bebop.adaptation.corpus import params
+from bebop.adaptation.corpus import sampling_params
 from bebop.config import DecodingConfig, SamplingConfig
 from bebop.config_adapt import DataConfig
 from bebop.model.backbone import Policy
@@ -46,7 +46,7 @@ def reward(text: str, prompt: Prompt) -> float:
 def answers(policy: Policy, prompts: Sequence[Prompt] = PROMPTS) -> list[TokenRow]:
     engine = TorchEngine(policy, DecodingConfig(draft_tokens=2), slots=64, max_length=32)
     for i, prompt in enumerate(prompts):
-        engine.add(Request(id=i, token_ids=prompt.token_ids, params=params(policy, DATA.sampling, i)))
+        engine.add(Request(id=i, token_ids=prompt.token_ids, params=sampling_params(policy, DATA.sampling, i)))
     done = {}
     while engine.unfinished:
         done |= {f.id: tuple(f.completion.token_ids.tolist()) for f in engine.step()}
@@ -123,7 +123,7 @@ def alone(policy: Policy, prefix: tuple[int, ...], seeds: Sequence[int]) -> tupl
     plain = DecodingConfig(system="autoregressive", draft_tokens=0)
     engine = TorchEngine(policy, plain, slots=4, max_length=32)
     sampling = SamplingConfig(max_new_tokens=5, temperature=2.0)
-    asked = [Request(id=i, token_ids=prefix, params=params(policy, sampling, s)) for i, s in enumerate(seeds)]
+    asked = [Request(id=i, token_ids=prefix, params=sampling_params(policy, sampling, s)) for i, s in enumerate(seeds)]
     return tuple(int(one.token_ids[0]) for one in generate(engine, asked))
 
 

@@ -10,7 +10,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from bebop.errors import UserError
 from bebop.model.attention import ATTENTION, AttentionContext, CausalContext
 from bebop.model.backbone import Policy
-from bebop.model.mtp import at
+from bebop.model.mtp import gather_rows
 from bebop.systems import firp
 from bebop.systems.firp.network import PseudoContext, PseudoStates, hidden_with_pseudo
 from tests.builders import bare_policy, letters
@@ -141,7 +141,7 @@ class Oracle(PseudoStates):
     late = 0
 
     def pseudo(self, step: int, hidden: Tensor, anchors: Tensor) -> Tensor:
-        return at(hidden, anchors + step + 1 + self.late)
+        return gather_rows(hidden, anchors + step + 1 + self.late)
 
 
 class LateOracle(Oracle):
@@ -153,7 +153,7 @@ def oracle_errors(policy: Policy, own: PseudoStates, context: type[PseudoContext
     _, pseudo = passed(policy, own, context=context)
     wanted = policy.logits(frozen(policy, texts()))
     return [
-        float((policy.logits(pseudo[:, :, k]) - at(wanted, ANCHORS + k + 1)).abs().max())
+        float((policy.logits(pseudo[:, :, k]) - gather_rows(wanted, ANCHORS + k + 1)).abs().max())
         for k in range(pseudo.shape[2])
     ]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from bebop.config import DecodingConfig
 from bebop.metrics import values
 from bebop.model.fingerprint import fingerprint
-from bebop.model.mtp import at, chain
+from bebop.model.mtp import chain, gather_rows
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trainer import checkpoint
 from bebop.trainer.objectives import Objective, Steps
@@ -77,7 +77,7 @@ def leaky(head: Any, embeddings: Tensor, hidden: Tensor, weight: Tensor, rows: A
     depth, last = int(rows.steps.max()), hidden.shape[1] - 1
     return Steps(
         draft=torch.stack(list(chain(head, embeddings, hidden, depth, rows.anchors)), 2),
-        target=torch.stack([at(hidden, (rows.anchors + s).clamp_max(last)) for s in range(1, depth + 1)], 2),
+        target=torch.stack([gather_rows(hidden, (rows.anchors + s).clamp_max(last)) for s in range(1, depth + 1)], 2),
         weight=weight,
         tokens=torch.stack([rows.tokens(step) for step in range(1, depth + 1)], 2),
         mask=rows.mask(depth),

@@ -15,7 +15,7 @@ from bebop.trainer.losses import (
     POLICY_LOSSES,
     TIS_LEVELS,
     advantages,
-    bounded,
+    entropy_below,
     group_normalised,
     k3,
     leave_one_out,
@@ -98,7 +98,7 @@ def test_an_entropy_target_leaves_the_bonus_to_answers_below_it_by_hand() -> Non
     assert loss(config, answers=answers)[0] == pytest.approx(base - 0.1 * 3)
     assert loss(dataclasses.replace(config, entropy_target=5.0), answers=answers)[0] == pytest.approx(base - 0.1 * 6)
     entropy = tensor(1, 2, 3).requires_grad_()
-    bounded(entropy, answers, 2.0).sum().backward()
+    entropy_below(entropy, answers, 2.0).sum().backward()
     assert entropy.grad is not None and entropy.grad.tolist() == [1, 1, 0]
 
 

@@ -12,7 +12,7 @@ from bebop.kernels.losses import tv_loss
 from bebop.kernels.truncation import truncate_
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.model.mtp import at, chain
+from bebop.model.mtp import chain, gather_rows
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
 from bebop.trainer.objectives import OBJECTIVES, Sampling, Steps, make_objective, unroll
 from tests.builders import bare_policy
@@ -107,7 +107,9 @@ def leaky(policy: Policy, texts: ChainRows) -> Steps:
     assert policy.mtp is not None
     hidden = policy.hidden(texts.token_ids, torch.arange(texts.token_ids.shape[1])[None], CausalContext())
     draft = torch.stack(list(chain(policy.mtp, policy.embed(texts.token_ids), hidden, 3, texts.anchors)), 2)
-    target = torch.stack([at(hidden, (texts.anchors + i).clamp_max(hidden.shape[1] - 1)) for i in (1, 2, 3)], 2)
+    target = torch.stack(
+        [gather_rows(hidden, (texts.anchors + i).clamp_max(hidden.shape[1] - 1)) for i in (1, 2, 3)], 2
+    )
     tokens = torch.stack([texts.tokens(i) for i in (1, 2, 3)], 2)
     weight = policy.backbone.get_output_embeddings().weight
     return Steps(draft=draft, target=target, weight=weight, tokens=tokens, mask=texts.mask(3), sampling=SAMPLING)

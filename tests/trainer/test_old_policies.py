@@ -11,7 +11,7 @@ from bebop.config import DecodingConfig
 from bebop.metrics import values
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
-from bebop.trainer.old_policies import some
+from bebop.trainer.old_policies import evenly_spaced
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trajectory import Batch, Completion, Group, Prompt, SamplingParams, Trajectory
 from tests.cases import slow_but
@@ -163,4 +163,8 @@ def test_nothing_is_compared_with_the_weights_of_before_a_resume() -> None:
 
 
 def test_the_sample_is_spread_over_the_batch() -> None:
-    assert some(range(10), 3) == [0, 3, 6] and some(range(2), 5) == [0, 1] and some(range(4), 0) == []
+    assert (
+        evenly_spaced(range(10), 3) == [0, 3, 6]
+        and evenly_spaced(range(2), 5) == [0, 1]
+        and evenly_spaced(range(4), 0) == []
+    )

@@ -22,7 +22,7 @@ from bebop.kernels.draft_losses import needs_labels
 from bebop.kernels.linear_losses import linear_draft_loss, linear_e2e_tv_loss
 from bebop.model.attention import BlockContext, CausalContext
 from bebop.model.backbone import Policy, tapped
-from bebop.model.mtp import at
+from bebop.model.mtp import gather_rows
 from bebop.systems.block.network import BlockDraftNetwork, BlockLengthNetwork
 from bebop.trainer.chains import random_anchors
 
@@ -130,7 +130,7 @@ def block_loss(
     last = blocks.token_ids.shape[1] - 1
     steps = torch.arange(block - 1, device=mask.device)
     places = (blocks.anchors[..., None] + steps).clamp_max(last)
-    target = at(blocks.hidden, places.flatten(1)).view_as(states)
+    target = gather_rows(blocks.hidden, places.flatten(1)).view_as(states)
     if kind == "e2e_tv":
         drafts, wanted = states.flatten(0, 1), target.flatten(0, 1)
         return linear_e2e_tv_loss(drafts, weight, wanted, weight, mask.flatten(0, 1), temperature=temperature)

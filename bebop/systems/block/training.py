@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bebop.adaptation.corpus import drafting, question_streams, run_engine, sampled
+from bebop.adaptation.corpus import drafting_config, question_streams, run_engine, sample_corpus
 from bebop.adaptation.evaluation import measured
 from bebop.adaptation.part_job import PartJob, StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
@@ -64,8 +64,8 @@ class BlockTrainer(StepJob):
 
     def run(self) -> str:
         """Run all phases that are left; return what is to be said at the end."""
-        decoding, label = drafting(self.policy), self.label("sample")
-        _, rows, held_out = sampled(self.config, self.policy, self.folder, decoding, label)
+        decoding, label = drafting_config(self.policy), self.label("sample")
+        _, rows, held_out = sample_corpus(self.config, self.policy, self.folder, decoding, label)
         before = self._first_look(held_out)
         self._train(rows)
         results = {**before, **self._accept_lengths(held_out, "after")}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bebop.kernels.linear_losses import CHUNK_ROWS, linear_draft_loss, linear_e2e_tv_loss
 from bebop.model.backbone import Policy, shared_tables
-from bebop.model.mtp import at
+from bebop.model.mtp import gather_rows
 from bebop.systems.firp.network import PseudoStates, RealText, pseudo_beside, read_text
 from bebop.trainer.chains import TokenRow, random_anchors
 from bebop.tree_shape import reached
@@ -66,7 +66,7 @@ def drafts_and_targets(policy: Policy, network: PseudoStates, texts: Anchored, s
     anchors = texts.anchors.clamp_max(last)
     drafts, _ = pseudo_beside(policy, network, texts.real, anchors, steps)
     places = (anchors[..., None] + torch.arange(1, steps + 1, device=anchors.device)).clamp_max(last)
-    return drafts, at(texts.real.hidden, places.flatten(1)).view_as(drafts)
+    return drafts, gather_rows(texts.real.hidden, places.flatten(1)).view_as(drafts)
 
 
 def firp_loss(

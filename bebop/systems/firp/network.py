@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from bebop.errors import UserError
 from bebop.model.attention import AttentionContext, CausalContext, SlotContext
 from bebop.model.backbone import Policy, tapped
-from bebop.model.mtp import at
+from bebop.model.mtp import gather_rows
 
 
 class PseudoStates(nn.Module):
@@ -49,7 +49,7 @@ class PseudoStates(nn.Module):
         """Return pseudo states [B,A,d] of ``step`` (from 0) for anchors [B,A], from real states [B,n,d] after its
         layer."""
         own = self.maps[step]
-        made: Tensor = own(at(hidden, anchors).to(own.weight.dtype)).to(hidden.dtype)  # type: ignore[arg-type]
+        made: Tensor = own(gather_rows(hidden, anchors).to(own.weight.dtype)).to(hidden.dtype)  # type: ignore[arg-type]
         return made
 
     def check(self, policy: Policy) -> None:

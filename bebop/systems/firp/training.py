@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bebop.adaptation.corpus import drafting, run_engine, sampled, token_rows
+from bebop.adaptation.corpus import drafting_config, run_engine, sample_corpus, token_rows
 from bebop.adaptation.part_job import StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.config_adapt import AdaptConfig
@@ -62,8 +62,8 @@ class FirpTrainer(StepJob):
 
     def run(self) -> str:
         """Run all phases that are left; return what is to be said at the end."""
-        decoding, label = drafting(self.policy), self.label("sample")
-        training, rows, held_out = sampled(self.config, self.policy, self.folder, decoding, label)
+        decoding, label = drafting_config(self.policy), self.label("sample")
+        training, rows, held_out = sample_corpus(self.config, self.policy, self.folder, decoding, label)
         self._train(rows)
         self._calibrate(training)
         answers = run_engine(
@@ -103,7 +103,7 @@ class FirpTrainer(StepJob):
 
     def _ranks(self, prompts: Sequence[Prompt], seed: int, label: str) -> list[list[list[int]]]:
         """Return the ranks of the tokens of the model's greedy completions (``token_ranks``)."""
-        data, decoding = self.config.data, drafting(self.policy)
+        data, decoding = self.config.data, drafting_config(self.policy)
         greedy = dataclasses.replace(data.sampling, temperature=0.0)
         answers = run_engine(self.policy, prompts, data, decoding, seed, self.label(label), sampling=greedy)
         rows = token_rows(prompts, answers)

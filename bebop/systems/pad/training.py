@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from bebop.adaptation.candidates import Candidate, Continuations, Search, find_candidates, layer_states
-from bebop.adaptation.corpus import drafting, sampled
+from bebop.adaptation.corpus import drafting_config, sample_corpus
 from bebop.adaptation.part_job import PartJob, store, write
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
@@ -161,8 +161,8 @@ class PivotAdaptation(PartJob):
 
     def run(self) -> str:
         """Run every phase that is left; return a summary."""
-        decoding, label = drafting(self.policy, draft_tokens=self.options.depth), self.label("sample")
-        prompts, rows, _ = sampled(self.config, self.policy, self.folder, decoding, label)
+        decoding, label = drafting_config(self.policy, draft_tokens=self.options.depth), self.label("sample")
+        prompts, rows, _ = sample_corpus(self.config, self.policy, self.folder, decoding, label)
         if self.state is None:
             write(self.folder, {"version": 0}, self.config.train.keep)  # labels can be gone on with
         search = self._search()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bebop.adaptation.corpus import drafting, keep, question_streams, read_back, run_engine, token_rows
+from bebop.adaptation.corpus import drafting_config, question_streams, read_corpus, run_engine, token_rows, write_corpus
 from bebop.adaptation.part_job import StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
@@ -97,10 +97,10 @@ class PairTrainer(StepJob):
         folder."""
         path = self.folder / CORPUS
         if self.config.resume and path.is_file():
-            return read_back(path)
+            return read_corpus(path)
         asked = [prompt for prompt in questions for _ in range(self.options.samples)]
         answers = run_engine(
-            self.policy, asked, self.config.data, drafting(self.policy), self.config.seed, self.label("sample")
+            self.policy, asked, self.config.data, drafting_config(self.policy), self.config.seed, self.label("sample")
         )
         reward = make_reward(self.config.task)
         right = [checked(reward, answer.text, prompt) >= 1 for prompt, answer in zip(asked, answers, strict=True)]
@@ -108,7 +108,7 @@ class PairTrainer(StepJob):
         if not rows:
             raise UserError(f"data.sequences={self.config.data.sequences}: none of {len(asked)} answers is right")
         with writing(path):
-            keep(rows, path)
+            write_corpus(rows, path)
         return rows
 
     def given(self, rows: Sequence[TokenRow]) -> Iterator[PairBatch]:

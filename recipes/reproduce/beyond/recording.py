@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.adaptation.corpus import drafting, params
+from bebop.adaptation.corpus import drafting_config, sampling_params
 from bebop.config_adapt import DataConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, Rows, TargetOutput
@@ -66,12 +66,12 @@ def record(
     policy: Policy, prompts: Sequence[Prompt], data: DataConfig, draft_tokens: int, seed: int
 ) -> tuple[Cycles, list[Completion]]:
     """Decode an answer to each prompt; every cycle of every answer, and the answers."""
-    decoding = drafting(policy, draft_tokens=draft_tokens)
+    decoding = drafting_config(policy, draft_tokens=draft_tokens)
     engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length)
     assert isinstance(engine.decoder, DraftVerify)
     engine.decoder.rule = rule = RecordingRule(engine.decoder.rule, policy.eos_token_ids)
     for i, prompt in enumerate(prompts):
-        sampling = params(policy, data.sampling, (seed << 40) + i)
+        sampling = sampling_params(policy, data.sampling, (seed << 40) + i)
         engine.add(Request(id=i, token_ids=prompt.token_ids, params=sampling))
     done: dict[int, Completion] = {}
     batches: list[list[int]] = []

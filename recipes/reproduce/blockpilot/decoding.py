@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.adaptation.corpus import params
+from bebop.adaptation.corpus import sampling_params
 from bebop.config import DecodingConfig, ModelConfig, SamplingConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
@@ -114,7 +114,7 @@ def requests(
     """A request a prompt."""
     sampling = SamplingConfig(temperature=temperature, max_new_tokens=tokens)
     return [
-        Request(id=i, token_ids=p.token_ids, params=params(policy, sampling, (draw << 40) + i))
+        Request(id=i, token_ids=p.token_ids, params=sampling_params(policy, sampling, (draw << 40) + i))
         for i, p in enumerate(prompts)
     ]
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.adaptation.corpus import backbone_states, params, token_rows
+from bebop.adaptation.corpus import backbone_states, sampling_params, token_rows
 from bebop.adaptation.probe import Probe, probe
 from bebop.compose import job_config
 from bebop.config import DecodingConfig, HeadConfig, JobConfig
@@ -139,7 +139,7 @@ def rollouts(engine: TorchEngine, asked: Sequence[Prompt], config: JobConfig, st
     for i, prompt in enumerate(asked):
         for g in range(ANSWERS):
             number = (config.runtime.seed << 40) + (step * GROUPS + i) * ANSWERS + g
-            sampling = params(engine.policy, config.rollout.sampling, number)
+            sampling = sampling_params(engine.policy, config.rollout.sampling, number)
             requests.append(Request(id=0, token_ids=prompt.token_ids, params=sampling))
     return generate(engine, requests)
 

@@ -8,7 +8,7 @@ from torch.nn.functional import silu
 
 from bebop.kernels.linear_losses import linear_draft_loss
 from bebop.model.backbone import Policy, shared_tables
-from bebop.model.mtp import at
+from bebop.model.mtp import gather_rows
 from bebop.systems.firp.losses import Anchored, Drafts
 from bebop.systems.firp.network import RealText
 
@@ -53,7 +53,7 @@ class MedusaHeads(Heads):
 
     def states(self, step: int, real: RealText, anchors: Tensor) -> Tensor:
         """See ``Heads``."""
-        hidden = at(real.hidden, anchors)
+        hidden = gather_rows(real.hidden, anchors)
         return hidden + silu(self.inner[step](hidden))
 
     def own(self, step: int) -> dict[str, nn.Parameter]:
@@ -71,7 +71,7 @@ class EarlyExits(Heads):
 
     def states(self, step: int, real: RealText, anchors: Tensor) -> Tensor:
         """See ``Heads``."""
-        return self._norm[0](at(real.entering[self.layers[step]], anchors))
+        return self._norm[0](gather_rows(real.entering[self.layers[step]], anchors))
 
 
 def head_loss(policy: Policy, heads: Heads, texts: Anchored, token_ids: Tensor, step: int, kind: str) -> Tensor:
@@ -80,7 +80,7 @@ def head_loss(policy: Policy, heads: Heads, texts: Anchored, token_ids: Tensor, 
     last = token_ids.shape[1] - 1
     counted, anchors = texts.mask(step)[..., -1], texts.anchors.clamp_max(last)
     states = heads.states(step - 1, texts.real, anchors)[counted]
-    targets = at(texts.real.hidden, (anchors + step).clamp_max(last))[counted]
+    targets = gather_rows(texts.real.hidden, (anchors + step).clamp_max(last))[counted]
     labels = token_ids.gather(1, (anchors + step + 1).clamp_max(last))[counted] if kind == "hard_ce" else None
     losses = linear_draft_loss(
         states, heads.out[step - 1], targets, target_weight, kind=kind, labels=labels, weight_grad=True

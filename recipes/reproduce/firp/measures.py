@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from bebop.intervals import Array
-from bebop.model.mtp import at
+from bebop.model.mtp import gather_rows
 from bebop.systems.firp.losses import BEYOND, Drafts, cycles, drafts_of, token_ranks
 from bebop.systems.firp.network import PseudoStates, RealText, pseudo_beside
 from bebop.trainer.chains import TokenRow
@@ -105,7 +105,7 @@ def sampled(own: Seed, drafts: Drafts, rows: Sequence[TokenRow], read: Sequence[
     logits = drafts(real, anchors.clamp_max(length - 1))
     steps = logits.shape[2]
     ahead = (anchors[..., None] + torch.arange(1, steps + 1)).clamp_max(length - 1)
-    target = own.policy.logits(at(real.hidden, ahead.flatten(1))).view_as(logits)
+    target = own.policy.logits(gather_rows(real.hidden, ahead.flatten(1))).view_as(logits)
     ids = torch.zeros(len(rows), length + 1, dtype=torch.long)
     for i, row in enumerate(rows):
         ids[i, : len(row.token_ids)] = torch.tensor(row.token_ids)
@@ -147,7 +147,7 @@ def _cosines(own: Seed, arm: Arm) -> dict[str, Array]:
         for k, (enters, states) in enumerate(zip(arm.layers, passed, strict=True)):
             for layer, state in enumerate(states, enters):
                 real = text.entering[layer]
-                there, other = at(real, anchors + k + 1), at(real, elsewhere + k + 1)
+                there, other = gather_rows(real, anchors + k + 1), gather_rows(real, elsewhere + k + 1)
                 mean = means[layer]
                 sums["own"][k, layer] += total(state, there)
                 sums["other"][k, layer] += total(state, other)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bebop.adaptation.corpus import drafting, question_streams, run_engine, token_rows
+from bebop.adaptation.corpus import drafting_config, question_streams, run_engine, token_rows
 from bebop.config import SamplingConfig
 from bebop.model.backbone import Policy
 from bebop.systems.firp.network import RealText, read_text
@@ -76,7 +76,9 @@ def answers(seed: int) -> Texts:
     greedy = SamplingConfig(temperature=0.0, max_new_tokens=config.data.sampling.max_new_tokens)
 
     def written(prompts: Sequence[Prompt], number: int, sampling: SamplingConfig | None = None) -> list[TokenRow]:
-        return token_rows(prompts, run_engine(model, prompts, config.data, drafting(model), number, sampling=sampling))
+        return token_rows(
+            prompts, run_engine(model, prompts, config.data, drafting_config(model), number, sampling=sampling)
+        )
 
     return Texts(
         training=written(training[:ANSWERS], seed),

@@ -9,7 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from bebop.adaptation.corpus import params
+from bebop.adaptation.corpus import sampling_params
+from bebop.decoding import SYSTEMS
 from bebop.intervals import Array
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.draft_verify import DraftVerify
@@ -156,7 +157,9 @@ def ready() -> Policy:
 def request(model: Policy, number: int, prompt: Prompt, longest: int = LONGEST) -> Request:
     """What every arm is asked, with the same seed."""
     sampling = config(SEED, f"data.sampling.max_new_tokens={longest}").data.sampling
-    return Request(id=number, token_ids=prompt.token_ids, params=params(model, sampling, (SEED << 40) + number))
+    return Request(
+        id=number, token_ids=prompt.token_ids, params=sampling_params(model, sampling, (SEED << 40) + number)
+    )
 
 
 def timing(model: Policy, arm: Arm, batch: int, requests: Sequence[Request]) -> Timed:

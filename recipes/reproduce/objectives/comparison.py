@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bebop.adaptation.corpus import drafting
+from bebop.adaptation.corpus import drafting_config
 from bebop.adaptation.evaluation import Measured, measure
 from bebop.adaptation.probe import Probe, probe
 from bebop.intervals import Interval, across_seeds
@@ -95,7 +95,7 @@ def run(job: Job) -> HeadResult:
     decoded = {}
     if label in DECODED:
         asked, data = prompts(seed, HELD_OUT), settings(seed).data
-        decoded = {s: measure(model, asked, data, drafting(model, s), seed + 1) for s in SYSTEMS}
+        decoded = {s: measure(model, asked, data, drafting_config(model, s), seed + 1) for s in SYSTEMS}
     sampling = Sampling()
     return HeadResult(
         inside=probe(model, text(seed, HELD_OUT), 3, sampling),

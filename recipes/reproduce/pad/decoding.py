@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from bebop.adaptation.corpus import params
+from bebop.adaptation.corpus import sampling_params
 from bebop.config import DecodingConfig
 from bebop.intervals import Array
 from bebop.model.backbone import Policy
@@ -140,7 +140,7 @@ def decode(
     rule = Recorded(model, engine.slots, config, judge)
     engine.decoder.rule = rule
     asked = [
-        Request(id=i, token_ids=q.token_ids, params=params(model, own.data.sampling, (seed << 40) + i))
+        Request(id=i, token_ids=q.token_ids, params=sampling_params(model, own.data.sampling, (seed << 40) + i))
         for i, q in enumerate(questions)
     ]
     answers = generate(engine, asked)

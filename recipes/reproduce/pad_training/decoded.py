@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bebop.adaptation.corpus import params
+from bebop.adaptation.corpus import sampling_params
 from bebop.config import JobConfig, ModelConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
@@ -63,7 +63,7 @@ def answers(policy: Policy, config: JobConfig, count: int, seed: int) -> Answers
     asked = [source.prompt(i) for i in range(count)]
     engine = TorchEngine(policy, config.decoding, slots=SLOTS, measure=False)
     requests = [
-        Request(id=i, token_ids=p.token_ids, params=params(policy, config.rollout.sampling, (seed << 40) + i))
+        Request(id=i, token_ids=p.token_ids, params=sampling_params(policy, config.rollout.sampling, (seed << 40) + i))
         for i, p in enumerate(asked)
     ]
     before = time.process_time()

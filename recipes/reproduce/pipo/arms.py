@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from safetensors.torch import load_file
 
-from bebop.adaptation.corpus import keep, question_streams, read_back
+from bebop.adaptation.corpus import question_streams, read_corpus, write_corpus
 from bebop.adaptation.part_job import store
 from bebop.compose import adapt_config
 from bebop.config import ModelConfig
@@ -68,9 +68,9 @@ def corpus() -> list[TokenRow]:
         (RUNS / "drawn").mkdir(parents=True, exist_ok=True)
         job.folder = RUNS / "drawn"
         rows = job.corpus(job.questions()[0])
-        keep(rows, path)
+        write_corpus(rows, path)
         note("corpus", began)
-    return read_back(path)
+    return read_corpus(path)
 
 
 def part(arm: str, seed: int) -> Path:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bebop.adaptation.corpus import drafting, run_engine
+from bebop.adaptation.corpus import drafting_config, run_engine
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.systems.pipo.losses import PairRow, acceptance, batch_rows, teacher_logprobs
@@ -124,7 +124,7 @@ def short(model: Policy, prompts: Sequence[Prompt], seed: int) -> tuple[int, int
 def plain(prompts: Sequence[Prompt], seed: int) -> tuple[Array, Array]:
     """Reward and tokens of the built-in model's own answers."""
     asked, model = config(seed), policy()
-    answers = run_engine(model, prompts, asked.data, drafting(model), 700 + seed)
+    answers = run_engine(model, prompts, asked.data, drafting_config(model), 700 + seed)
     reward = make_reward(asked.task)
     return np.array([reward(a.text, p) for p, a in zip(prompts, answers, strict=True)]), counts(answers)["tokens"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from bebop.adaptation.corpus import params
+from bebop.adaptation.corpus import sampling_params
 from bebop.bench.record import show
 from bebop.config import DecodingConfig, SamplingConfig
 from bebop.model.backbone import Policy
@@ -91,7 +91,11 @@ def sample_shard(plan: Plan, policy: Policy, prompts: Sequence[RealPrompt], bar:
     engine = TorchEngine(policy, plain, slots=plan.shard, max_length=length)
     for prompt in prompts:
         engine.add(
-            Request(id=prompt.number, token_ids=prompt.token_ids, params=params(policy, sampling, _seed(plan, prompt)))
+            Request(
+                id=prompt.number,
+                token_ids=prompt.token_ids,
+                params=sampling_params(policy, sampling, _seed(plan, prompt)),
+            )
         )
     done: dict[int, Completion] = {}
     while engine.unfinished:

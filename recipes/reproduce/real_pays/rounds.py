@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bebop.adaptation.corpus import params
+from bebop.adaptation.corpus import sampling_params
 from bebop.config import DecodingConfig, SamplingConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
@@ -92,7 +92,9 @@ def requests(model: Policy, prompts: Sequence[tuple[int, ...]], count: int, turn
     sampling, group = SamplingConfig(max_new_tokens=NEW_TOKENS), min(GROUP, count)
     first, start = (1 + turn) << 20, turn * -(-count // group)
     chosen = [prompts[(start + i // group) % len(prompts)] for i in range(count)]
-    return [Request(id=i, token_ids=ids, params=params(model, sampling, first + i)) for i, ids in enumerate(chosen)]
+    return [
+        Request(id=i, token_ids=ids, params=sampling_params(model, sampling, first + i)) for i, ids in enumerate(chosen)
+    ]
 
 
 def endless(wanted: Sequence[Request]) -> list[Request]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bebop.adaptation.corpus import params
+from bebop.adaptation.corpus import sampling_params
 from bebop.bench.rollout import split
 from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
@@ -129,7 +129,8 @@ def requests(model: Policy, asked: Sequence[Prompt], turn: int, seed: int) -> li
     sampling = settings(seed).data.sampling
     first = (100 * seed + turn) << 20
     return [
-        Request(id=i, token_ids=p.token_ids, params=params(model, sampling, first + i)) for i, p in enumerate(asked)
+        Request(id=i, token_ids=p.token_ids, params=sampling_params(model, sampling, first + i))
+        for i, p in enumerate(asked)
     ]
 
 

@@ -76,13 +76,13 @@ def test_the_head_has_no_gradient_into_the_policy(saved: Path, place: Place, mon
     assert float(head.sums[1]) > 0 and max(float(p.grad.abs().max()) for p in head.backend.parameters.values()) > 0
 
     def leaky(head: Any, embeddings: Tensor, hidden: Tensor, weight: Tensor, some: Any, sampling: Sampling) -> Any:
-        from bebop.model.mtp import at, chain
+        from bebop.model.mtp import chain, gather_rows
         from bebop.trainer.objectives import Steps
 
         depth = int(some.steps.max())
         draft = list(chain(head, embeddings, hidden, depth, some.anchors))
         last = hidden.shape[1] - 1
-        target = [at(hidden, (some.anchors + i).clamp_max(last)) for i in range(1, depth + 1)]
+        target = [gather_rows(hidden, (some.anchors + i).clamp_max(last)) for i in range(1, depth + 1)]
         tokens = torch.stack([some.tokens(i) for i in range(1, depth + 1)], 2)
         return Steps(
             draft=torch.stack(draft, 2), target=torch.stack(target, 2), weight=weight, tokens=tokens,

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from bebop.adaptation.corpus import keep, read_back, run_engine, token_rows
+from bebop.adaptation.corpus import read_corpus, run_engine, token_rows, write_corpus
 from bebop.config import DecodingConfig, SamplingConfig
 from bebop.config_adapt import DataConfig
 from bebop.model.backbone import Policy
@@ -54,6 +54,6 @@ def _sampled(
         answers = run_engine(model, prompts, data, PLAIN, seed, path.stem)
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_suffix(f".{os.getpid()}.new")  # another share may be at it
-        keep(token_rows(prompts, answers), scratch)
+        write_corpus(token_rows(prompts, answers), scratch)
         scratch.replace(path)
-    return read_back(path)
+    return read_corpus(path)
