@@ -26,6 +26,8 @@ from bebop.parsing import (
     MAX_INT,
     MAX_PROCESSES,
     NOT_EMPTY,
+    NOT_NEGATIVE,
+    POSITIVE,
     Limit,
     Settings,
     above,
@@ -40,8 +42,6 @@ from bebop.reading import main_type
 
 # The names of the registries, which live on higher floors; tests hold both against each other.
 ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
-POSITIVE = at_least(1)
-NOT_NEGATIVE = at_least(0)
 PARKED_BYTES = 2**30
 QUESTIONS = within(1, 1 << 20)  # their order is kept in memory
 DEVICE = Limit(

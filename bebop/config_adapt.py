@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from bebop.config import (
-    NOT_NEGATIVE,
     OTHER_ALGORITHM,
     OTHER_QUESTIONS,
-    POSITIVE,
     SEED,
     HeadConfig,
     ModelConfig,
@@ -21,6 +19,8 @@ from bebop.options import parsed
 from bebop.parsing import (
     MAX_PROCESSES,
     NOT_EMPTY,
+    NOT_NEGATIVE,
+    POSITIVE,
     Limit,
     Settings,
     at_least,

@@ -57,6 +57,7 @@ def choice(names: Iterable[Any]) -> Limit:
     return Limit(lambda value: value in known, f"choose one of {', '.join(map(str, known))}")
 
 
+NOT_NEGATIVE, POSITIVE = at_least(0), at_least(1)
 FROM_0_BELOW_1 = Limit(lambda value: 0 <= value < 1, "give a number from 0 to below 1")
 ABOVE_0_TO_1 = Limit(lambda value: 0 < value <= 1, "give a number above 0 and at most 1")
 BETWEEN_0_AND_1 = Limit(lambda value: 0 < value < 1, "give a number between 0 and 1")

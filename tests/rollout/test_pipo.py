@@ -420,7 +420,9 @@ def test_other_engines_say_what_they_lack() -> None:
     )
     with pytest.raises(UserError) as error:
         parse_engine({"system": "pipo"})
-    assert line(error).startswith("engine_kwargs.bebop.system='pipo' is not possible: completions drawn in pairs cannot be")
+    assert line(error).startswith(
+        "engine_kwargs.bebop.system='pipo' is not possible: completions drawn in pairs cannot be"
+    )
 
 
 def test_no_other_system_is_refused_for_it() -> None:
