@@ -25,6 +25,8 @@ from bebop.parsing import (
     MAX_INT,
     MAX_PROCESSES,
     NOT_EMPTY,
+    NOT_NEGATIVE,
+    POSITIVE,
     Limit,
     Settings,
     above,
@@ -40,8 +42,6 @@ from bebop.systems import PARTS, SYSTEMS
 
 # The names of the registries, which live on higher floors; tests hold both against each other.
 ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
-POSITIVE = at_least(1)
-NOT_NEGATIVE = at_least(0)
 PARKED_BYTES = 2**30
 QUESTIONS = within(1, 1 << 20)  # their order is kept in memory
 DEVICE = Limit(
@@ -101,42 +101,26 @@ class TaskConfig(Settings):
     """Where prompts come from and how completions are rewarded."""
 
     SECTION = "task."
-    source: Literal["reasoning_gym", "file", "environment"] = setting(
-        "reasoning_gym", "where prompts come from", fixed=OTHER_QUESTIONS
-    )
+    source: Literal["reasoning_gym", "file", "environment"] = setting("reasoning_gym", "where prompts come from")
     name: str = setting(
-        "chain_sum",
-        "reasoning-gym data set, a label for a file, an environment or path/to/file.py:Class",
-        NOT_EMPTY,
-        fixed=OTHER_QUESTIONS,
+        "chain_sum", "reasoning-gym data set, a label for a file, an environment or path/to/file.py:Class", NOT_EMPTY
     )
-    args: dict[str, Any] = setting(
-        dict, "arguments of the reasoning-gym data set or the environment", fixed=OTHER_QUESTIONS
-    )
-    path: str | None = setting(None, "an existing .jsonl or .parquet file", only="file")
-    prompt_key: str = setting(
-        "question", "a text or messages; dots go into nested rows", NOT_EMPTY, only="file", fixed=OTHER_QUESTIONS
-    )
-    answer_key: str = setting(
-        "answer", "in verl's files: reward_model.ground_truth", NOT_EMPTY, only="file", fixed=OTHER_QUESTIONS
-    )
+    args: dict[str, Any] = setting(dict, "arguments of the reasoning-gym data set or the environment")
+    path: str | None = setting(None, "an existing .jsonl or .parquet file", only="file", fixed="")
+    prompt_key: str = setting("question", "a text or messages; dots go into nested rows", NOT_EMPTY, only="file")
+    answer_key: str = setting("answer", "in verl's files: reward_model.ground_truth", NOT_EMPTY, only="file")
     reward: str = setting(
         "auto",
         "auto, math_verify, package.module.function or path/to/file.py:function of (answer: str, item: dict)",
         fixed="finished completions or labels were rewarded by the other one",
     )
-    reward_timeout: float = setting(30.0, "for one call of a function of yours", above(0, unit="seconds"))
-    system: str | None = setting(
-        "auto", "system message; null: none; auto: how to answer, for models not trained to", fixed=OTHER_QUESTIONS
-    )
-    seed: int = setting(0, "of the questions", within(0, MAX_INT), fixed=OTHER_QUESTIONS)
+    reward_timeout: float = setting(30.0, "for one call of a function of yours", above(0, unit="seconds"), fixed="")
+    system: str | None = setting("auto", "system message; null: none; auto: how to answer, for models not trained to")
+    seed: int = setting(0, "of the questions", within(0, MAX_INT))
     size: int | None = setting(
-        None,
-        "questions, all asked once an epoch in a new order; null: all rows of a file, else endless",
-        QUESTIONS,
-        fixed=OTHER_QUESTIONS,
+        None, "questions, all asked once an epoch in a new order; null: all rows of a file, else endless", QUESTIONS
     )
-    environment: EnvironmentConfig = section(EnvironmentConfig, only="environment")
+    environment: EnvironmentConfig = section(EnvironmentConfig, only="environment", fixed="")
 
     @property
     def turns(self) -> bool:
@@ -314,7 +298,7 @@ class JobConfig(Settings):
     """A whole job."""
 
     model: ModelConfig = section(ModelConfig)
-    task: TaskConfig = section(TaskConfig)
+    task: TaskConfig = section(TaskConfig, fixed=OTHER_QUESTIONS)
     rollout: RolloutConfig = section(RolloutConfig)
     decoding: DecodingConfig = section(DecodingConfig)
     algorithm: AlgorithmConfig = section(AlgorithmConfig, fixed=OTHER_ALGORITHM)

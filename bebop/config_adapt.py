@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from bebop.config import (
-    NOT_NEGATIVE,
     OTHER_ALGORITHM,
-    POSITIVE,
+    OTHER_QUESTIONS,
     SEED,
     HeadConfig,
     ModelConfig,
@@ -19,6 +18,8 @@ from bebop.options import parsed
 from bebop.parsing import (
     MAX_PROCESSES,
     NOT_EMPTY,
+    NOT_NEGATIVE,
+    POSITIVE,
     Limit,
     Settings,
     at_least,
@@ -34,7 +35,6 @@ from bebop.systems import PARTS
 T = TypeVar("T")
 # Why a resume must not change a setting.
 OTHER_TEXT = "the text that the head was trained on so far would be another"
-OTHER_HELD_OUT = "numbers before and after would be measured on different text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,20 +42,14 @@ class DataConfig(Settings):
     """Sequences to train on: sampled by the model itself (default), or read from a file."""
 
     SECTION = "data."
-    source: Literal["sample", "file"] = setting("sample", "where sequences come from", fixed=OTHER_TEXT)
-    sequences: int = setting(
-        1200, "sampled completions; from a file: the most that are read, 0 for all", NOT_NEGATIVE, fixed=OTHER_TEXT
-    )
-    path: str | None = setting(None, "an existing .jsonl or .parquet file, for data.source=file")
-    prompt_key: str = setting(
-        "prompt", "a text or a list of messages in a row of the file", NOT_EMPTY, fixed=OTHER_TEXT
-    )
-    answer_key: str = setting("answer", "the text that follows it", NOT_EMPTY, fixed=OTHER_TEXT)
-    slots: int = setting(64, "requests decoded side by side", POSITIVE)
-    max_length: int = setting(
-        512, "prompt + completion, tokens; more than data.sampling.max_new_tokens", fixed=OTHER_TEXT
-    )
-    sampling: SamplingConfig = section(SamplingConfig, fixed=OTHER_TEXT)
+    source: Literal["sample", "file"] = setting("sample", "where sequences come from")
+    sequences: int = setting(1200, "sampled completions; from a file: the most that are read, 0 for all", NOT_NEGATIVE)
+    path: str | None = setting(None, "an existing .jsonl or .parquet file, for data.source=file", fixed="")
+    prompt_key: str = setting("prompt", "a text or a list of messages in a row of the file", NOT_EMPTY)
+    answer_key: str = setting("answer", "the text that follows it", NOT_EMPTY)
+    slots: int = setting(64, "requests decoded side by side", POSITIVE, fixed="")
+    max_length: int = setting(512, "prompt + completion, tokens; more than data.sampling.max_new_tokens")
+    sampling: SamplingConfig = section(SamplingConfig)
 
     def _validate(self) -> None:
         readable_rows("data.path", self.path, needed=self.source == "file")
@@ -114,10 +108,8 @@ class EvaluationConfig(Settings):
     """Held-out prompts, on which acceptance is measured before and after."""
 
     SECTION = "evaluation."
-    prompts: int = setting(
-        192, "questions", Limit(lambda number: number >= 2, "intervals need 2 or more"), fixed=OTHER_HELD_OUT
-    )
-    draft_tokens: int = setting(3, "K, drafts per cycle", within(1, 16), fixed=OTHER_HELD_OUT)
+    prompts: int = setting(192, "questions", Limit(lambda number: number >= 2, "intervals need 2 or more"))
+    draft_tokens: int = setting(3, "K, drafts per cycle", within(1, 16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +117,13 @@ class AdaptConfig(Settings):
     """A whole adaptation."""
 
     model: ModelConfig = section(ModelConfig)
-    task: TaskConfig = section(TaskConfig)
-    data: DataConfig = section(DataConfig)
+    task: TaskConfig = section(TaskConfig, fixed=OTHER_QUESTIONS)
+    data: DataConfig = section(DataConfig, fixed=OTHER_TEXT)
     head: HeadConfig = section(HeadConfig)
     train: TrainConfig = section(TrainConfig)
-    evaluation: EvaluationConfig = section(EvaluationConfig)
+    evaluation: EvaluationConfig = section(
+        EvaluationConfig, fixed="numbers before and after would be measured on different text"
+    )
     part: str = setting(
         "head",
         "what is trained: the MTP head, or a part of a decoding system",

@@ -5,16 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bebop.config import POSITIVE, SEED, ModelConfig, SamplingConfig, TaskConfig
+from bebop.config import SEED, ModelConfig, SamplingConfig, TaskConfig
 from bebop.config_decoding import DecodingConfig
 from bebop.parsing import (
     BETWEEN_0_AND_1,
     MAX_PROCESSES,
     NOT_EMPTY,
+    NOT_NEGATIVE,
+    POSITIVE,
     Limit,
     Settings,
     above,
-    at_least,
     section,
     setting,
     within,
@@ -76,7 +77,7 @@ class CertifyConfig(Settings):
     stop_when_found: bool = setting(True, "end as soon as a fault is proved")
     dir: str | None = setting(None, "where certificate.json and report.html go; null: runs/certify-<time>", NOT_EMPTY)
     seed: int = setting(0, "of the completions", SEED)
-    first_prompt: int = setting(0, "number of the first question in the task's stream", at_least(0))
+    first_prompt: int = setting(0, "number of the first question in the task's stream", NOT_NEGATIVE)
     threads: int = setting(2, "CPU threads", within(1, MAX_PROCESSES))
     progress: bool = setting(True, "show a progress bar")
 

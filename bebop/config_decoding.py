@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from bebop.options import parsed
-from bebop.parsing import Limit, Settings, at_least, check, choice, setting
+from bebop.parsing import NOT_NEGATIVE, Limit, Settings, check, choice, setting
 from bebop.systems import SYSTEMS
 
 T = TypeVar("T")
-NOT_NEGATIVE = at_least(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

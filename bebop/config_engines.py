@@ -5,7 +5,18 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bebop.parsing import BETWEEN_0_AND_1, NOT_EMPTY, Limit, Settings, above, at_least, check, setting
+from bebop.parsing import (
+    BETWEEN_0_AND_1,
+    NOT_EMPTY,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Limit,
+    Settings,
+    above,
+    at_least,
+    check,
+    setting,
+)
 
 Pause = Literal["in_place", "retract", "abort"]
 WeightTransfer = Literal["tensor", "distributed", "disk"]
@@ -31,8 +42,8 @@ class SglangConfig(Settings):
         ),
     )
     api_key_env: str = setting("SGLANG_API_KEY", "the environment variable with their key, if they want one", NOT_EMPTY)
-    tensor_parallel: int = setting(1, "GPUs of one replica", at_least(1))
-    data_parallel: int = setting(1, "replicas behind one address; weights then travel by disk", at_least(1))
+    tensor_parallel: int = setting(1, "GPUs of one replica", POSITIVE)
+    data_parallel: int = setting(1, "replicas behind one address; weights then travel by disk", POSITIVE)
     memory_fraction: float | None = setting(
         None,
         "of the GPU, for weights and keys and values; null: SGLang decides",
@@ -67,7 +78,7 @@ class SglangConfig(Settings):
         4, "verification steps of which one is measured (overlap, entropies)", at_least(0, "never")
     )
     timeout: float = setting(600.0, "seconds in which nothing is finished before an engine counts as dead", above(0))
-    retries: int = setting(4, "of a call that failed on its way, each after twice as long a wait", at_least(0))
+    retries: int = setting(4, "of a call that failed on its way, each after twice as long a wait", NOT_NEGATIVE)
     extra: dict[str, Any] = setting(
         dict,
         "further arguments of sglang.ServerArgs",

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from bebop.parsing import MAX_SEED, NOT_EMPTY, Limit, Settings, above, at_least, setting, within
+from bebop.parsing import MAX_SEED, NOT_EMPTY, NOT_NEGATIVE, Limit, Settings, above, at_least, setting, within
 
 TraceMode = Literal["sample", "all", "off"]  # of how many completions, see bebop/trajectory.py
-NOT_NEGATIVE = at_least(0)
 SEED = Limit(lambda seed: 0 <= seed < MAX_SEED, f"give a number from 0 to {MAX_SEED - 1}")
 PORT = within(0, 65535, "give a port from 0 to 65535")
 

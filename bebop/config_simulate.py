@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from bebop.config import POSITIVE, SEED
-from bebop.parsing import NOT_EMPTY, Limit, Settings, above, at_least, section, setting, within
+from bebop.config import SEED
+from bebop.parsing import NOT_EMPTY, NOT_NEGATIVE, POSITIVE, Limit, Settings, above, at_least, section, setting, within
 
-SECONDS = at_least(0)
 CYCLES = Limit(
     lambda cycles: all(drafts >= 0 and rows >= 1 and seconds > 0 for drafts, rows, seconds in cycles),
     "give [drafts, rows, seconds] from 0, from 1 and above 0",
@@ -26,7 +25,7 @@ class FleetConfig(Settings):
     groups_per_step: int = setting(16, "prompts in one update", within(1, 1 << 20))
     group_size: int = setting(8, "G, completions per prompt", within(2, 1 << 16))
     steps: int = setting(30, "updates", POSITIVE)
-    skip: int = setting(3, "first updates that are left out of the numbers", at_least(0))
+    skip: int = setting(3, "first updates that are left out of the numbers", NOT_NEGATIVE)
     gpus_per_worker: int = setting(1, "GPUs of one rollout worker, for the best split", POSITIVE)
     trainer_gpus: int = setting(1, "GPUs of the trainer, for the best split", POSITIVE)
 
@@ -40,12 +39,12 @@ class CompletionsConfig(Settings):
 
     SECTION = "completions."
     median: float = setting(90.0, "tokens of a completion", above(0))
-    sigma: float = setting(0.3, "of the logarithm of the length; 1 and more: a long tail", at_least(0))
+    sigma: float = setting(0.3, "of the logarithm of the length; 1 and more: a long tail", NOT_NEGATIVE)
     longest: int = setting(160, "tokens at which a completion is cut", POSITIVE)
     lengths: tuple[int, ...] = setting(
         (), "measured lengths to draw from instead", Limit(lambda lengths: all(n >= 1 for n in lengths), "1 or more")
     )
-    prompt: float = setting(60.0, "tokens of a prompt", at_least(0))
+    prompt: float = setting(60.0, "tokens of a prompt", NOT_NEGATIVE)
     accept_rates: tuple[float, ...] = setting((0.8, 0.75, 0.7), "of draft k, once those before it were accepted", RATES)
     draft_tokens: int = setting(3, "K, drafts per cycle; 0: plain decoding", within(0, 64))
 
@@ -60,22 +59,22 @@ class CostsConfig(Settings):
 
     SECTION = "costs."
     cycle: float = setting(0.004, "of a pass of the target over one row, K = 0", above(0))
-    row: float = setting(0.0004, "of each further row", SECONDS)
-    position: float = setting(0.0001, "of each further position of a row: the drafts that are verified", SECONDS)
-    draft: float = setting(0.001, "of a draft step", SECONDS)
-    draft_row: float = setting(0.0001, "of each further row of it", SECONDS)
+    row: float = setting(0.0004, "of each further row", NOT_NEGATIVE)
+    position: float = setting(0.0001, "of each further position of a row: the drafts that are verified", NOT_NEGATIVE)
+    draft: float = setting(0.001, "of a draft step", NOT_NEGATIVE)
+    draft_row: float = setting(0.0001, "of each further row of it", NOT_NEGATIVE)
     cycles: tuple[tuple[int, int, float], ...] = setting(
         (), "measured [K, rows, seconds] of cycles, used where K is among them instead of the five above", CYCLES
     )
-    prefill: float = setting(0.002, "of an admission: the pass over the prompt", SECONDS)
-    update: float = setting(0.2, "of an update, whatever its size", SECONDS)
-    update_token: float = setting(0.0002, "of each token trained on, prompts included", SECONDS)
-    weights: float = setting(0.004, "gigabytes of the weights that are sent", SECONDS)
+    prefill: float = setting(0.002, "of an admission: the pass over the prompt", NOT_NEGATIVE)
+    update: float = setting(0.2, "of an update, whatever its size", NOT_NEGATIVE)
+    update_token: float = setting(0.0002, "of each token trained on, prompts included", NOT_NEGATIVE)
+    weights: float = setting(0.004, "gigabytes of the weights that are sent", NOT_NEGATIVE)
     bandwidth: float = setting(1.0, "gigabytes a second into one worker", above(0))
-    fetch: float = setting(0.05, "until the trainer has its weights together", SECONDS)
-    load: float = setting(0.01, "to take weights in, between two cycles", SECONDS)
-    report: float = setting(0.01, "from the end of a completion to its place in the buffer", SECONDS)
-    step: float = setting(0.05, "of each update beside all that: metrics, monitor, log", SECONDS)
+    fetch: float = setting(0.05, "until the trainer has its weights together", NOT_NEGATIVE)
+    load: float = setting(0.01, "to take weights in, between two cycles", NOT_NEGATIVE)
+    report: float = setting(0.01, "from the end of a completion to its place in the buffer", NOT_NEGATIVE)
+    step: float = setting(0.05, "of each update beside all that: metrics, monitor, log", NOT_NEGATIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

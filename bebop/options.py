@@ -8,7 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bebop.parsing import FROM_0_BELOW_1, Limit, Settings, above, at_least, check, from_dict, setting, within
+from bebop.parsing import (
+    FROM_0_BELOW_1,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Limit,
+    Settings,
+    above,
+    check,
+    from_dict,
+    setting,
+    within,
+)
 from bebop.tree_shape import MAX_NODES, grows, likeliest
 
 SHARE = within(0, 1)
@@ -105,7 +116,7 @@ class FirpOptions(TreeOptions):
     pseudo_paths: int | None = setting(
         None,
         "M: pseudo states beside nodes on the M likeliest paths alone, a plain step after any other; null: all",
-        at_least(1),
+        POSITIVE,
     )
 
 
@@ -120,13 +131,13 @@ class EmaOptions(SystemOptions):
 class HistoryOptions(SystemOptions):
     """Which other completions of a prompt are drafted from."""
 
-    tokens: int = setting(1 << 18, "tokens of completions that each worker keeps ready to be matched", at_least(1))
+    tokens: int = setting(1 << 18, "tokens of completions that each worker keeps ready to be matched", POSITIVE)
     past_tokens: int = setting(
         1 << 24,
         "tokens of past completions that the driver keeps, 4 bytes each: all of two epochs, or few of them serve",
-        at_least(1),
+        POSITIVE,
     )
-    completions: int = setting(16, "past completions of a prompt that count, the newest", at_least(1))
+    completions: int = setting(16, "past completions of a prompt that count, the newest", POSITIVE)
     siblings: bool = setting(
         True,
         "completions in progress count, too: which tokens come, not their distribution, depends on those beside them",
@@ -153,7 +164,7 @@ class PivotTraining(TrainingOptions):
     """How rejected drafts are labelled, and the classifier trained on them (SPEC 4.2, 4.3)."""
 
     rollouts: int = setting(16, "K, continuations of each kind for one candidate", within(1, 1 << 10))
-    places: int = setting(4, "positions of a completion whose rejected drafts are labelled", at_least(1))
+    places: int = setting(4, "positions of a completion whose rejected drafts are labelled", POSITIVE)
     depth: int = setting(3, "drafts of a block whose rejections are looked at", within(1, 16))
     p_min: float = setting(1e-3, "least probability of a candidate under the target", FROM_0_BELOW_1)
     draft_temperature: float | None = setting(None, "of the drafts; null: the target's", above(0))
@@ -166,24 +177,24 @@ class PivotTraining(TrainingOptions):
     )
     feat_pos: Literal["pred", "cand"] = setting("pred", "state that predicts the candidate, or the candidate's own")
     features: Literal["all", "hidden", "scalars"] = setting("all", "what the classifier sees: h, and p, log p, H(p)")
-    layer: int | None = setting(None, "of the target, from 0; null: three quarters up", at_least(0))
-    inner: int = setting(64, "width of what a state is turned into", at_least(1))
-    middle: int = setting(32, "width of the hidden layer over that and the scalars", at_least(1))
+    layer: int | None = setting(None, "of the target, from 0; null: three quarters up", NOT_NEGATIVE)
+    inner: int = setting(64, "width of what a state is turned into", POSITIVE)
+    middle: int = setting(32, "width of the hidden layer over that and the scalars", POSITIVE)
     lr: float = setting(1e-3, "learning rate", above(0))
-    weight_decay: float = setting(1e-2, "decoupled", at_least(0))
+    weight_decay: float = setting(1e-2, "decoupled", NOT_NEGATIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTraining(TrainingOptions):
     """Training of the block drafter (``bebop.adapt part=block``)."""
 
-    steps: int = setting(2000, "updates", at_least(1))
-    rows_per_step: int = setting(16, "completions in one update", at_least(1))
-    anchors: int = setting(8, "random blocks in one completion", at_least(1))
+    steps: int = setting(2000, "updates", POSITIVE)
+    rows_per_step: int = setting(16, "completions in one update", POSITIVE)
+    anchors: int = setting(8, "random blocks in one completion", POSITIVE)
     block: int = setting(8, "B, slots of a block in training, the anchor's included", within(2, 17))
-    layers: int = setting(2, "Qwen3 layers of the drafter", at_least(1))
-    width: int = setting(384, "of their MLPs", at_least(1))
-    taps: int = setting(2, "layers of the target that it reads, evenly spaced from 1 to L - 3", at_least(1))
+    layers: int = setting(2, "Qwen3 layers of the drafter", POSITIVE)
+    width: int = setting(384, "of their MLPs", POSITIVE)
+    taps: int = setting(2, "layers of the target that it reads, evenly spaced from 1 to L - 3", POSITIVE)
     objective: Literal["ce", "hard_ce", "kl", "rkl", "jsd", "tv", "nla", "hybrid", "e2e_tv"] = setting(
         "e2e_tv", "what is minimised after the warm-up; all but e2e_tv slot by slot"
     )
@@ -199,15 +210,15 @@ class FirpTraining(TrainingOptions):
     layers: tuple[int, ...] | None = setting(
         None, "t_k, layers of the target after which step k enters, from 1 on; null: three from the middle up"
     )
-    steps: int = setting(600, "updates of each step; those before it are there and frozen", at_least(1))
-    rows_per_step: int = setting(16, "completions in one update", at_least(1))
-    anchors: int = setting(24, "random anchors in one completion", at_least(1))
+    steps: int = setting(600, "updates of each step; those before it are there and frozen", POSITIVE)
+    rows_per_step: int = setting(16, "completions in one update", POSITIVE)
+    anchors: int = setting(24, "random anchors in one completion", POSITIVE)
     objective: Literal["kl", "tv", "e2e_tv"] = setting(
         "kl", "what is minimised after the warm-up; e2e_tv weighs an anchor by the acceptance of the earlier steps"
     )
     warm: float = setting(0.3, "share of the updates of a step that are on kl first", SHARE)
     calibration: int = setting(
-        64, "prompts of the training on whose greedy completions ranks are counted, for the shape of trees", at_least(1)
+        64, "prompts of the training on whose greedy completions ranks are counted, for the shape of trees", POSITIVE
     )
     lr: float = setting(1e-2, "learning rate, after a warm-up; falls as a cosine within each step", above(0))
 
@@ -229,11 +240,11 @@ class BlockLengthTraining(TrainingOptions):
     target: Literal["classify", "regress"] = setting(
         "classify", "what is learned: which size is best, or the score of every size"
     )
-    temperature: float = setting(0.0, "of the completions that sizes are compared on; 0 is greedy", at_least(0))
-    seeds: int = setting(1, "completions of a prompt with each size; above 0 they are random: 4 or more", at_least(1))
-    hidden: int = setting(64, "width of the two hidden layers", at_least(1))
-    steps: int = setting(1500, "updates", at_least(1))
-    batch: int = setting(64, "prompts in one update", at_least(1))
+    temperature: float = setting(0.0, "of the completions that sizes are compared on; 0 is greedy", NOT_NEGATIVE)
+    seeds: int = setting(1, "completions of a prompt with each size; above 0 they are random: 4 or more", POSITIVE)
+    hidden: int = setting(64, "width of the two hidden layers", POSITIVE)
+    steps: int = setting(1500, "updates", POSITIVE)
+    batch: int = setting(64, "prompts in one update", POSITIVE)
     lr: float = setting(1e-3, "learning rate", above(0))
 
     def _validate(self) -> None:
@@ -248,21 +259,19 @@ class PipoTraining(TrainingOptions):
         "sft",
         "on the model's own correct completions, or by distillation on completions of the network in model.parts.pipo",
     )
-    steps: int = setting(700, "updates", at_least(1))
-    rows_per_step: int = setting(12, "completions in one update", at_least(1))
+    steps: int = setting(700, "updates", POSITIVE)
+    rows_per_step: int = setting(12, "completions in one update", POSITIVE)
     lr: float | None = setting(
         None, "learning rate, after a warm-up; falls as a cosine; null: 2e-3 in sft, 5e-4 in opd", above(0)
     )
-    mtp_weight: float = setting(1.0, "of the second token's loss, beside the first one's", at_least(0))
-    confidence_weight: float = setting(1.0, "of the confidence head's loss", at_least(0))
+    mtp_weight: float = setting(1.0, "of the second token's loss, beside the first one's", NOT_NEGATIVE)
+    confidence_weight: float = setting(1.0, "of the confidence head's loss", NOT_NEGATIVE)
     compressor: Literal["mlp", "random"] = setting(
         "mlp", "sft: a + b + MLP, or a linear map that begins as noise, an ablation"
     )
-    samples: int = setting(
-        2, "sft: completions of each question, of which those of a reward of 1 are kept", at_least(1)
-    )
+    samples: int = setting(2, "sft: completions of each question, of which those of a reward of 1 are kept", POSITIVE)
     rho: float = setting(0.5, "sft: PADs are put after at most this share of a completion's tokens", SHARE)
-    rollouts: int = setting(96, "opd: completions that are drawn at a time, and trained on once", at_least(1))
+    rollouts: int = setting(96, "opd: completions that are drawn at a time, and trained on once", POSITIVE)
     gate: float | None = setting(
         None,
         "opd: threshold of the confidence in those completions; null: what the part says",

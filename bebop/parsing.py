@@ -57,13 +57,14 @@ def choice(names: Iterable[Any]) -> Limit:
     return Limit(lambda value: value in known, f"choose one of {', '.join(map(str, known))}")
 
 
+NOT_NEGATIVE, POSITIVE = at_least(0), at_least(1)
 FROM_0_BELOW_1 = Limit(lambda value: 0 <= value < 1, "give a number from 0 to below 1")
 ABOVE_0_TO_1 = Limit(lambda value: 0 < value <= 1, "give a number above 0 and at most 1")
 BETWEEN_0_AND_1 = Limit(lambda value: 0 < value < 1, "give a number between 0 and 1")
 NOT_EMPTY = Limit(lambda text: bool(text.strip()), "give a text, or leave it out")
 
 
-def setting(default: Any, meaning: str, limit: Limit | None = None, *, only: str = "", fixed: str = "") -> Any:
+def setting(default: Any, meaning: str, limit: Limit | None = None, *, only: str = "", fixed: str | None = None) -> Any:
     """Return a field of a configuration dataclass.
 
     Args:
@@ -71,7 +72,7 @@ def setting(default: Any, meaning: str, limit: Limit | None = None, *, only: str
         meaning: one line.
         limit: choices of a ``Literal`` type need none.
         only: the choice in ``conf/`` without which the setting cannot be given.
-        fixed: why a resume must not change it; empty: it may.
+        fixed: why a resume must not change it; empty: it may; None: as the section says, or it may.
     """
     known = {"meaning": meaning, "limit": limit, "only": only, "fixed": fixed}
     if callable(default):
@@ -79,8 +80,8 @@ def setting(default: Any, meaning: str, limit: Limit | None = None, *, only: str
     return dataclasses.field(default=default, metadata=known)
 
 
-def section(default: Callable[[], Any], *, only: str = "", fixed: str = "") -> Any:
-    """Return a field that holds a configuration dataclass; ``only`` and ``fixed`` go for all settings in it."""
+def section(default: Callable[[], Any], *, only: str = "", fixed: str | None = None) -> Any:
+    """Return a field that holds a configuration dataclass; ``only`` and ``fixed`` go for settings that say nothing."""
     return dataclasses.field(default_factory=default, metadata={"only": only, "fixed": fixed})
 
 
@@ -127,7 +128,8 @@ def settings(cls: Any, where: str = "", only: str = "", fixed: str = "", values:
     hints, values = typing.get_type_hints(cls), cls() if values is None else values
     for field in dataclasses.fields(cls):
         kind, known, value = hints[field.name], field.metadata, getattr(values, field.name)
-        of_field = {"only": known.get("only") or only, "fixed": known.get("fixed") or fixed}
+        own = known.get("fixed")
+        of_field = {"only": known.get("only") or only, "fixed": fixed if own is None else own}
         if dataclasses.is_dataclass(kind):
             yield from settings(kind, f"{where}{field.name}.", values=value, **of_field)
             continue

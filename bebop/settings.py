@@ -72,19 +72,13 @@ def document() -> str:
             parts.append(f"\n### `{group}`\n\n{_summary(section)}\n" if section else "\n### Without a group\n")
             parts += ["\n" * bool(_choices(group)), *(f"- `{group}={c}`: {words}\n" for c, words in _choices(group))]
             mine = [one for one in rows if one.name.split(".")[0] == group or (not group and "." not in one.name)]
-            table = [("setting", "default", "allowed", "meaning", "resume"), ("---",) * 5]
-            table += [
-                (
-                    f"`{one.name}`",
-                    f"`{_shown(one.default)}`",
-                    _allowed(one),
-                    _meaning(one),
-                    "fixed" if one.fixed else "",
-                )
-                for one in mine
-            ]
+            table = [("setting", "default", "allowed", "meaning", "resume"), ("---",) * 5, *map(_row, mine)]
             parts += ["\n", *(f"| {' | '.join(row[: 4 + (cls in RESUMED)])} |\n" for row in table)]
     return "".join(parts)
+
+
+def _row(one: Setting) -> tuple[str, ...]:
+    return f"`{one.name}`", f"`{_shown(one.default)}`", _allowed(one), _meaning(one), "fixed" if one.fixed else ""
 
 
 def _sections(cls: type) -> dict[str, type]:

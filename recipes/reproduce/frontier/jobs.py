@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 
 from bebop.adaptation.corpus import sampling_params
-from bebop.decoding import SYSTEMS
 from bebop.intervals import Array
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.draft_verify import DraftVerify
