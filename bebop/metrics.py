@@ -27,7 +27,7 @@ class Mean:
 
     @classmethod
     def of(cls, values: ArrayLike, weights: ArrayLike | None = None) -> "Mean":
-        """Return the mean of numbers of any shape; ``weights`` broadcasts to it. Metrics are refused, as + merges them."""
+        """Return the mean of numbers; ``weights`` broadcasts to them. Metrics are refused: ``+`` merges them."""
         array = _numbers(values)
         if weights is None:
             return cls(float(array.sum()), float(array.size))
