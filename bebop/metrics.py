@@ -27,7 +27,7 @@ class Mean:
 
     @classmethod
     def of(cls, values: ArrayLike, weights: ArrayLike | None = None) -> "Mean":
-        """The mean of numbers of any shape; ``weights`` broadcasts to it. Metrics are refused: ``+`` merges them."""
+        """Return the mean of numbers; ``weights`` broadcasts to them. Metrics are refused: ``+`` merges them."""
         array = _numbers(values)
         if weights is None:
             return cls(float(array.sum()), float(array.size))
@@ -35,14 +35,14 @@ class Mean:
         return cls(float((array * weight).sum()), float(weight.sum()))
 
     def __add__(self, other: "Mean") -> "Mean":
-        """The mean of both, as if computed on the union."""
+        """Return the mean of both, as if computed on the union."""
         if not isinstance(other, Mean):
             return NotImplemented
         return Mean(self.total + other.total, self.count + other.count)
 
     @property
     def value(self) -> float:
-        """Total over count."""
+        """Return the total over the count."""
         return self.total / self.count if self.count else math.nan
 
 
@@ -53,12 +53,12 @@ class Sum:
     total: float
 
     def __add__(self, other: "Sum") -> "Sum":
-        """The sum of both, as if computed on the union."""
+        """Return the sum of both, as if computed on the union."""
         return Sum(self.total + other.total) if isinstance(other, Sum) else NotImplemented
 
     @property
     def value(self) -> float:
-        """The total."""
+        """Return the total."""
         return float(self.total)
 
 
@@ -76,19 +76,19 @@ class SampleSize:
 
     @classmethod
     def of(cls, weights: ArrayLike) -> "SampleSize":
-        """That of weights of any shape."""
+        """Return the sample size of weights of any shape."""
         array = _numbers(weights)
         return cls(float(array.sum()), float((array**2).sum()), float(array.size))
 
     def __add__(self, other: "SampleSize") -> "SampleSize":
-        """That of both, as if computed on the union."""
+        """Return the metric of both, as if computed on the union."""
         if not isinstance(other, SampleSize):
             return NotImplemented
         return SampleSize(self.total + other.total, self.squares + other.squares, self.count + other.count)
 
     @property
     def value(self) -> float:
-        """A share from 0 to 1."""
+        """Return a share from 0 to 1."""
         return self.total**2 / (self.count * self.squares) if self.squares else math.nan
 
 
@@ -99,7 +99,7 @@ class Max:
     value: float
 
     def __add__(self, other: "Max") -> "Max":
-        """The maximum of both, as if computed on the union."""
+        """Return the maximum of both, as if computed on the union."""
         return Max(float(np.maximum(self.value, other.value))) if isinstance(other, Max) else NotImplemented
 
 
@@ -112,18 +112,18 @@ class Percentile:
 
     @classmethod
     def of(cls, values: ArrayLike, share: float) -> "Percentile":
-        """Of numbers of any shape."""
+        """Return the percentile of numbers of any shape."""
         return cls(tuple(_numbers(values).ravel().tolist()), share)
 
     def __add__(self, other: "Percentile") -> "Percentile":
-        """That of both, as if computed on the union."""
+        """Return the metric of both, as if computed on the union."""
         if not isinstance(other, Percentile) or self.share != other.share:
             return NotImplemented
         return Percentile(self.numbers + other.numbers, self.share)
 
     @property
     def value(self) -> float:
-        """The smallest number at or below which so many lie."""
+        """Return the smallest number at or below which so many lie."""
         if not self.numbers:
             return math.nan
         return float(np.quantile(np.array(self.numbers), self.share, method="inverted_cdf"))
@@ -149,12 +149,12 @@ def merge(*parts: Mapping[str, Metric]) -> Metrics:
 
 
 def values(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """The value of each metric: the last thing done before a sink, as it cannot be merged any more."""
+    """Return the value of each metric: the last step before a sink, as values cannot be merged any more."""
     return {name: metric.value for name, metric in metrics.items()}
 
 
 def _numbers(source: ArrayLike) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """``source`` as float64; a metric among it raises ``TypeError``."""
+    """Return ``source`` as float64; a metric among it raises ``TypeError``."""
     array = np.asarray(source)
     if array.dtype == object:
         raise TypeError("numbers are wanted here; metrics are merged with +, never averaged")

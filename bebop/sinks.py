@@ -37,7 +37,7 @@ class Sink(Protocol):
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The steps in ``metrics.jsonl``. A torn last line (the process was killed in the middle of it) is left out."""
+    """Read the steps in ``metrics.jsonl``. A torn last line (the process was killed while it wrote) is left out."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -94,7 +94,7 @@ class JsonlSink:
     """The values of a step in a ``StepLog``, ``step`` first."""
 
     def __init__(self, path: Path, resume_from: int | None = None) -> None:
-        """See ``StepLog``."""
+        """Start ``path``, or keep its steps up to and including ``resume_from``."""
         self._log = StepLog(path, resume_from)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -107,7 +107,7 @@ class JsonlSink:
 
 
 def _keep(path: Path, step: int) -> int:
-    """Keep the lines up to and including ``step``, in one go, as a kill must not cost them; returns the last step."""
+    """Keep the lines up to and including ``step``, in one go, as a kill must not cost them; return the last step."""
     rows = read_jsonl(path) if path.exists() and step > 0 else []
     kept = [row for row in rows if row["step"] <= step]
     scratch = path.with_name(path.name + ".new")
@@ -117,7 +117,7 @@ def _keep(path: Path, step: int) -> int:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    """One step as a line of JSON, which knows no NaN and no infinity."""
+    """Return one step as a line of JSON, which knows no NaN and no infinity."""
     clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
     return json.dumps(clean, allow_nan=False) + "\n"
 
@@ -126,7 +126,7 @@ class TensorBoardSink:
     """TensorBoard events. After a resume at step n, ``purge_step=n + 1`` hides what the interrupted run wrote later."""
 
     def __init__(self, dir: Path, purge_step: int | None = None) -> None:
-        """Events go to ``dir``; those of steps from ``purge_step`` on are hidden."""
+        """Write events to ``dir`` and hide those of steps from ``purge_step`` on."""
         # Imported here: it takes a second and most importers of this file want only Mean.
         from torch.utils.tensorboard import SummaryWriter
 
@@ -149,7 +149,7 @@ class TensorBoardSink:
 
 
 def _not_tensorboards(hook: Callable[[Any], object]) -> Callable[[Any], object]:
-    """``hook`` for threads other than TensorBoard's: what that one cannot write is raised by the next call as well."""
+    """Return ``hook`` for all threads but TensorBoard's: what that one cannot write, the next call raises as well."""
 
     def show(arguments: threading.ExceptHookArgs) -> None:
         if not (type(arguments.thread).__name__ == "_AsyncWriterThread" and isinstance(arguments.exc_value, OSError)):

@@ -72,14 +72,14 @@ class ProbeReading:
         unit = None if self.unit is None else self.unit.tolist()
         rounded = {"overlap": np.round(self.overlap, 5).tolist(), "entropy": np.round(self.entropy, 5).tolist()}
         probs = [dataclasses.asdict(token) for token in self.token_probs]
-        return {**rounded, "unit": unit, "chance": self.chance, "looks": probs}
+        return {**rounded, "unit": unit, "chance": self.chance, "token_probs": probs}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "ProbeReading":
         """Return what ``to_row`` wrote."""
         unit = None if row.get("unit") is None else np.asarray(row["unit"], dtype=np.int64)
         overlap, entropy = (np.asarray(row[name], dtype=float) for name in ("overlap", "entropy"))
-        probs = tuple(TokenProbs(**{k: _frozen(v) for k, v in token.items()}) for token in row.get("looks", ()))
+        probs = tuple(TokenProbs(**{k: _frozen(v) for k, v in token.items()}) for token in row.get("token_probs", ()))
         return cls(overlap=overlap, entropy=entropy, unit=unit, chance=row.get("chance"), token_probs=probs)
 
 
