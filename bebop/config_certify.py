@@ -1,4 +1,4 @@
-"""What can be configured about a certificate: the dataclasses behind ``conf/certify.yaml``."""
+"""The settings of a certificate: the dataclasses behind ``conf/certify.yaml``."""
 
 import re
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class EngineConfig:
     model: str | None = setting(None, "the model's name at an OpenAI-compatible server; null: its only one", NOT_EMPTY)
     function: str | None = setting(None, "package.module:function, for function", NOT_EMPTY)
     slots: int = setting(32, "requests decoded side by side by the embedded engine", POSITIVE)
-    timeout: float = setting(600.0, "for one answer of a server", above(0, unit="seconds"))
+    timeout: float = setting(600.0, "for one completion of a server", above(0, unit="seconds"))
 
     def __post_init__(self) -> None:
         check_settings(self, "engine.")
@@ -50,14 +50,14 @@ class CertifyConfig:
     reference: Literal["model", "server", "none"] = setting(
         "model",
         "model: the Hugging Face checkpoint of model.path; server: the server's own prefill, which sees the "
-        "speculative path alone; none: answers against those of an engine without drafts, which is weak",
+        "speculative path alone; none: completions against those of an engine without drafts, which is weak",
     )
     logprobs: LogprobMode = setting("auto", "what the engine's log-probs are declared to be; none: it reports none")
-    tokens: int = setting(20_000, "answer tokens at each setting", POSITIVE)
+    tokens: int = setting(20_000, "completion tokens at each setting", POSITIVE)
     stress: float = setting(2.0, "temperature of a second setting, which brings other faults to light; 0: none", HEAT)
     white_box: bool = setting(True, "test the draws inside verification, where the engine lets one look")
     cohort: int = setting(16, "requests that are asked side by side; two of a prompt", within(2, MOST))
-    max_length: int = setting(512, "prompt + answer, tokens; more than sampling.max_new_tokens")
+    max_length: int = setting(512, "prompt + completion, tokens; more than sampling.max_new_tokens")
     alpha: float = setting(
         1e-4, "chance of a false alarm", Limit(lambda a: 0 < a <= 0.05, "give a number above 0 and at most 0.05")
     )
@@ -68,7 +68,7 @@ class CertifyConfig:
     )
     stop_when_found: bool = setting(True, "end as soon as a fault is proved")
     dir: str | None = setting(None, "where certificate.json and report.html go; null: runs/certify-<time>", NOT_EMPTY)
-    seed: int = setting(0, "of the answers", SEED)
+    seed: int = setting(0, "of the completions", SEED)
     first_prompt: int = setting(0, "number of the first question in the task's stream", at_least(0))
     threads: int = setting(2, "CPU threads", within(1, MOST))
     progress: bool = setting(True, "show a progress bar")
