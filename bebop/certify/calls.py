@@ -12,7 +12,7 @@ import aiohttp
 import numpy as np
 
 from bebop.certify.answers import Answer
-from bebop.errors import UserError
+from bebop.errors import UserError, one_line
 from bebop.rollout.engine import Request
 from bebop.rollout.http_client import Busy, HttpClient, HttpReply, NoReply
 
@@ -98,11 +98,11 @@ class Server:
         if reply.status == 404:
             return None
         if reply.status >= 400:
-            raise UserError(f"{self.url}/{name} refuses a request: {_line(reply.text)}")
+            raise UserError(f"{self.url}/{name} refuses a request: {one_line(reply.text)}")
         try:
             return reply.json()
         except ValueError:
-            found = _line(reply.text)
+            found = one_line(reply.text)
             raise UserError(f"{self.url}/{name} answers no JSON, but {found!r}: is engine.url right?") from None
 
 
@@ -132,10 +132,6 @@ async def _rest(tasks: Sequence[asyncio.Task[Result]], end: End | None) -> list[
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     return [None if task.cancelled() or task.exception() is not None else task.result() for task in tasks]
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())[:300]
 
 
 # ---- requests to servers, and their completions

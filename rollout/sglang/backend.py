@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from bebop.errors import UserError
+from bebop.errors import UserError, one_line
 from bebop.processes import stopped
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.heartbeat import Heartbeat
@@ -79,9 +79,9 @@ class LocalBackend:
         try:
             self.engine = sglang.Engine(**self.arguments)
         except (ValueError, AssertionError) as error:  # arguments that do not fit together, or not the model
-            raise UserError(f"SGLang refuses its arguments: {_line(error)}") from error
+            raise UserError(f"SGLang refuses its arguments: {one_line(error)}") from error
         except (RuntimeError, OSError) as error:
-            raise EngineDied(f"SGLang did not start: {_line(error)}") from error
+            raise EngineDied(f"SGLang did not start: {one_line(error)}") from error
         self.children = _children() - before
         # SGLang's own watchdog would end this process; here a dead child is noticed by ``dead``.
         watchdog = getattr(self.engine.tokenizer_manager, "_subprocess_watchdog", None)
@@ -137,13 +137,9 @@ class LocalBackend:
 def checked(name: str, reply: Reply) -> Reply:
     """Return the reply of a control call; raise ``EngineDied`` unless it says that all went well."""
     if not reply.get("success", True):
-        raise EngineDied(f"{name} failed: {_line(reply.get('message'))}")
+        raise EngineDied(f"{name} failed: {one_line(reply.get('message'))}")
     return reply
 
 
 def _children() -> set[int]:
     return {process.pid for process in multiprocessing.active_children() if process.pid is not None}
-
-
-def _line(error: object) -> str:
-    return " ".join(str(error).split())[:300]

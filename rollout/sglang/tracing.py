@@ -1,7 +1,8 @@
 """What SGLang's verification shows of requests that are traced, and the trace that is made of it.
 
 Registered by the plugin, with what it measures. Requests whose names begin with ``bebop-trace-`` get an entry a cycle
-in ``meta_info["bebop_trace"]``: the tokens that came out and the places of the cycle (``rollout.decoding.verify_trace``), as
+in ``meta_info["bebop_trace"]``: the tokens that came out and the places of the cycle (see
+``rollout.decoding.verify_trace``), as
 text. Nobody else's are looked at. Of the prefill's token nothing is known but that no draft was tested for it; greedy
 completions and plain decoding have no entries, and no trace.
 """

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bebop.errors import UserError
+from bebop.errors import UserError, one_line
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.served_engine import OutputChunk
@@ -88,9 +88,9 @@ class Core:
         try:
             self.engine = LLMEngine.from_engine_args(EngineArgs(**self.arguments))
         except (ValueError, TypeError, AssertionError) as error:  # arguments that do not fit together, or not the model
-            raise UserError(f"vLLM refuses its arguments: {_line(error)}") from error
+            raise UserError(f"vLLM refuses its arguments: {one_line(error)}") from error
         except (RuntimeError, OSError, KeyError) as error:
-            raise EngineDied(f"vLLM did not start: {_line(error)}") from error
+            raise EngineDied(f"vLLM did not start: {one_line(error)}") from error
         finally:
             torch.set_num_threads = set_num_threads  # vLLM puts a function in its place that does nothing
         if self.limit is not None:
@@ -115,7 +115,7 @@ class Core:
         try:
             name = self.engine.add_request(key, prompt, theirs)
         except ValueError as error:
-            raise UserError(f"vLLM refuses a request: {_line(error)}") from error
+            raise UserError(f"vLLM refuses a request: {one_line(error)}") from error
         counts = StepCounts(drafts=self.drafts, head=self.head)
         self._open[key] = _Answer(name=name, prompt=tuple(token_ids), counts=counts, greedy=params.temperature == 0)
         return key
@@ -137,7 +137,7 @@ class Core:
         try:
             outputs = self.engine.step()
         except Exception as error:  # it may have decoded half of a step: nobody knows its state
-            raise EngineDied(f"a step of vLLM failed: {type(error).__name__}: {_line(error)}") from error
+            raise EngineDied(f"a step of vLLM failed: {type(error).__name__}: {one_line(error)}") from error
         return outputs, STEPS.take()
 
     def _take(self, answer: _Answer, given: Any, verified: Verified | None) -> None:
@@ -168,7 +168,7 @@ class Core:
                 self.engine.collective_rpc(call, args=arguments)
         except Exception as error:  # layers may be half old, half new
             raise EngineDied(
-                f"vLLM did not take weights of the {role}: {type(error).__name__}: {_line(error)}"
+                f"vLLM did not take weights of the {role}: {type(error).__name__}: {one_line(error)}"
             ) from error
 
     def loaded(self, version: int, recompute: bool) -> None:
@@ -218,7 +218,3 @@ def _reason(reason: object) -> FinishReason:
     if reason == "stop" or reason == "length":
         return reason
     raise EngineDied(f"vLLM ended an answer for {reason!r}")
-
-
-def _line(error: object) -> str:
-    return " ".join(str(error).split())[:300]

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from bebop.errors import one_line
 from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.heartbeat import PATIENCE
 from bebop.rollout.served_engine import OutputChunk
@@ -107,7 +108,7 @@ class VllmServer:
                     self._answers[key].set_result(part)
                 await asyncio.sleep(0)  # those that ended are taken out before the next look
         except BaseException as error:
-            self._why = self._why or " ".join(str(error).split())
+            self._why = self._why or one_line(error)
             for future in self._answers.values():
                 if not future.done():
                     future.set_exception(error if isinstance(error, Exception) else EngineDied("vLLM was ended"))
