@@ -39,7 +39,7 @@ from bebop.config_engines import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.parts import has_part
-from bebop.preflight import check_model, checked
+from bebop.preflight import check_job, check_model
 
 Rows = list[dict[str, Any]]
 Chart = tuple[str, Rows, str, str, str]  # name, rows, and their columns: groups, bars, heights
@@ -76,7 +76,7 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
     kind = options.kind
     if kind == "loop":
         for arm in loop.ARMS.values():
-            checked(job_config([*arm, *options.overrides]))
+            check_job(job_config([*arm, *options.overrides]))
         rows = loop.run(options.steps, options.rounds, options.overrides)
         return rows, [(kind, [{**r, "job": ""} for r in rows], "job", "arm", "samples/s")]
     if kind == "simulate":
@@ -101,13 +101,13 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
         return rows, [(kind, charted, "batch", "arm", "tokens/s")]
     if kind == "monitor":
         config = job_config(options.overrides)
-        checked(config)
+        check_job(config)
         torch.set_num_threads(config.rollout.threads)
         rows = monitor.run(config, options.rounds)
         return rows, [(kind, [{**r, "job": ""} for r in rows], "job", "part", "added %")]
     if kind == "certify":
         config = job_config(options.overrides)
-        checked(config)
+        check_job(config)
         torch.set_num_threads(config.trainer.threads)
         rows = certify.run(config, options.rounds)
         return rows, [(kind, [{**r, "job": ""} for r in rows], "job", "part", "added %")]
