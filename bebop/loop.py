@@ -98,17 +98,17 @@ class Loop:
             await asyncio.gather(main, *collectors, return_exceptions=True)
 
     async def _steps(self) -> bool:
-        """Update after update: the paper's figure."""
+        """Generate, buffer, update and publish, step after step."""
         steps, every = self.config.trainer.steps, self.config.trainer.save_every
         await self._publish()
         await self.pool.configure(self.monitor.decoding)
         while self.buffer.version < steps and not self.stopping.is_set():
-            await self.pool.submit(self.buffer.admit())
+            await self.pool.submit(self.buffer.admit())  # workers generate meanwhile, and go on with later prompts
             batch = await self._next_batch()
             if batch is None:
                 break
             self.timer.end_wait()
-            if not await self._step(batch):
+            if not await self._step(batch):  # update, publish, observe
                 break
             if every and self.buffer.version % every == 0:
                 await self._save()

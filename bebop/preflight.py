@@ -50,7 +50,7 @@ MAX_FOLDER_LENGTH = 107 - len(SESSION)
 RAY_STORE_SHARE, MAX_RAY_STORE = 0.3, 200 * 10**9
 
 
-def checked(config: JobConfig, items: Items | None = None) -> PromptSource | EnvironmentSource:
+def check_job(config: JobConfig, items: Items | None = None) -> PromptSource | EnvironmentSource:
     """Check a job and return its prompts; raise ``UserError`` for the first thing that would end it later.
 
     ``items`` are its questions if they are open and were checked against the reward already.

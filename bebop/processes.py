@@ -64,13 +64,13 @@ def lives(pid: int) -> bool:
     return found is not None and found.state != psutil.STATUS_ZOMBIE
 
 
-def cpu_ticks(pid: int) -> float:
-    """Return the seconds of CPU time that a process has used; 0 if there is none."""
+def cpu_ticks(pid: int) -> int:
+    """Return the clock ticks of CPU time that a process has used, 0 if there is no such process."""
     try:
         used = psutil.Process(pid).cpu_times()
     except psutil.Error:
-        return 0.0
-    return used.user + used.system
+        return 0
+    return round((used.user + used.system) * os.sysconf("SC_CLK_TCK"))
 
 
 def descendants(pid: int) -> list[int]:

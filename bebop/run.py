@@ -74,10 +74,10 @@ def main(arguments: list[str]) -> int:
         items = questions(config.task)
         # Torch and Ray take seconds to import; --help and errors should not wait for them.
         from bebop.identity import identity
-        from bebop.preflight import checked, expected_memory
+        from bebop.preflight import check_job, expected_memory
         from bebop.runtime import run_job
 
-        source = checked(config, items)
+        source = check_job(config, items)
         notes = [*model_notes(config), *expected_memory(config)]
         folder.identify(identity(config.model, {"task.path": config.task.path}))
 

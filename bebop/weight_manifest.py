@@ -68,7 +68,7 @@ def with_manifest(weights: Mapping[str, Tensor]) -> CheckedWeights:
     return CheckedWeights(weights=weights, manifest={name: _entry(tensor) for name, tensor in weights.items()})
 
 
-def verified(sent: CheckedWeights) -> Mapping[str, Tensor]:
+def verify_weights(sent: CheckedWeights) -> Mapping[str, Tensor]:
     """Return the weights; raise ``DamagedWeights`` with the name of the first tensor that differs."""
     if sent.weights.keys() != sent.manifest.keys():
         name = min(sent.weights.keys() ^ sent.manifest.keys())

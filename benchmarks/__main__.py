@@ -39,7 +39,7 @@ from bebop.config_engines import SglangConfig
 from bebop.errors import UserError
 from bebop.model.parts import has_part
 from bebop.parsing import MAX_INT, MAX_PROCESSES
-from bebop.preflight import check_model, checked
+from bebop.preflight import check_job, check_model
 from bebop.rollout.sglang.arguments import HOSTED
 from bebop.systems import SYSTEMS
 
@@ -121,7 +121,7 @@ def _trace(options: argparse.Namespace) -> Measured:
 
 def _loop(options: argparse.Namespace) -> Measured:
     for arm in loop.ARMS.values():
-        checked(job_config([*arm, *options.overrides]))
+        check_job(job_config([*arm, *options.overrides]))
     rows = loop.run(options.steps, options.rounds, options.overrides)
     return rows, [(options.kind, [{**r, "job": ""} for r in rows], "job", "arm", "samples/s")]
 
@@ -131,7 +131,7 @@ def _watched(run: Callable[[JobConfig, int], Rows], part: str) -> Callable[[argp
 
     def measure(options: argparse.Namespace) -> Measured:
         config = job_config(options.overrides)
-        checked(config)
+        check_job(config)
         torch.set_num_threads(getattr(config, part).threads)
         rows = run(config, options.rounds)
         return rows, [(options.kind, [{**r, "job": ""} for r in rows], "job", "part", "added %")]

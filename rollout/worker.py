@@ -29,7 +29,7 @@ from bebop.tasks.functions import RewardTimeout
 from bebop.tasks.output import OUTPUT_LOG
 from bebop.tasks.rewards import checked, make_reward
 from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory, is_traced, same_beginning
-from bebop.weight_manifest import CheckedWeights, verified
+from bebop.weight_manifest import CheckedWeights, verify_weights
 
 log = logging.getLogger(__name__)
 Reward = Callable[[str, Prompt], float]
@@ -103,7 +103,7 @@ class RolloutWorker:
 
         Raise ``DamagedWeights`` if they are not what was sent; the engine goes on with what it has.
         """
-        weights = verified(weights) if isinstance(weights, CheckedWeights) else weights
+        weights = verify_weights(weights) if isinstance(weights, CheckedWeights) else weights
         self.thread.load(weights, version).add_done_callback(self._succeeded)
 
     def configure(self, decoding: DecodingConfig) -> None:

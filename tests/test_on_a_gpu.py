@@ -24,7 +24,7 @@ from bebop.model.backbone import Policy
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.systems import SYSTEMS
 from bebop.trainer.policy import PolicyTrainer
-from bebop.weight_manifest import verified, with_manifest
+from bebop.weight_manifest import verify_weights, with_manifest
 from tests.builders import requests, tiny_policy
 from tests.rollout.test_conformance import PROMPTS, QUICK, engine
 from tests.trainer.builders import batch, job, plain, plain_logprobs, policy, weights_of
@@ -92,7 +92,7 @@ def test_an_update_is_that_of_a_cpu_in_fp32(device: str, dtype: str, bound: floa
 def test_published_weights_arrive_in_an_engine_to_the_bit(device: str, dtype: str) -> None:
     """Trainer, manifest, pickle, check, engine; what it decodes then has the log-probs of the new weights."""
     trainer, _, _ = updated(device, dtype)
-    sent = verified(pickle.loads(pickle.dumps(with_manifest(trainer.weights(mtp=True)))))
+    sent = verify_weights(pickle.loads(pickle.dumps(with_manifest(trainer.weights(mtp=True)))))
     own = moved(policy(dtype=getattr(torch, dtype)), device)
     decoding = engine(own, slots=2)
     assert isinstance(decoding, TorchEngine)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bebop.errors import UserError
 from bebop.protocols import DamagedWeights
-from bebop.weight_manifest import BLOCK, CheckedWeights, checksum, verified, with_manifest
+from bebop.weight_manifest import BLOCK, CheckedWeights, checksum, verify_weights, with_manifest
 from tests.fakes import FakeWorker, go, in_order, job, make
 from tests.rollout.test_worker import exact, worker
 
@@ -29,8 +29,8 @@ def weights() -> dict[str, Tensor]:
 
 def test_what_arrives_whole_is_taken() -> None:
     sent = with_manifest(weights())
-    assert verified(sent) is sent.weights
-    assert verified(with_manifest({})) == {}
+    assert verify_weights(sent) is sent.weights
+    assert verify_weights(with_manifest({})) == {}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -42,7 +42,7 @@ def test_readers_map_the_bytes_instead_of_copying_them(dtype: torch.dtype) -> No
     size = sum(tensor.numel() * tensor.element_size() for tensor in sent.weights.values())
     assert sum(buffer.raw().nbytes for buffer in buffers) == size and len(stream) < 4000
     shared = [bytearray(buffer.raw()) for buffer in buffers]
-    got = verified(pickle.loads(stream, buffers=[memoryview(one).toreadonly() for one in shared]))
+    got = verify_weights(pickle.loads(stream, buffers=[memoryview(one).toreadonly() for one in shared]))
     assert all(
         torch.equal(got[name], tensor) and got[name].dtype == tensor.dtype for name, tensor in sent.weights.items()
     )
@@ -54,7 +54,7 @@ def test_readers_map_the_bytes_instead_of_copying_them(dtype: torch.dtype) -> No
 
 def test_weights_arrive_whole_without_shared_memory() -> None:
     sent = with_manifest(weights())
-    got = verified(pickle.loads(pickle.dumps(sent, protocol=4)))
+    got = verify_weights(pickle.loads(pickle.dumps(sent, protocol=4)))
     assert all(torch.equal(got[name], tensor) for name, tensor in sent.weights.items())
 
 
@@ -96,7 +96,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_damage_is_noticed_and_named(change: str) -> None:
     with pytest.raises(DamagedWeights, match=CHANGES[change]):
-        verified(damaged(change))
+        verify_weights(damaged(change))
 
 
 @settings(deadline=None, derandomize=True)

@@ -9,7 +9,7 @@ from bebop import run
 from bebop.command import Parser, run_main, writing
 from bebop.errors import UserError
 from bebop.store import write_text
-from recipes.cluster.prediction import STORED, predicted, shown, table
+from recipes.cluster.prediction import STORED, format_prediction, predict, table
 from recipes.cluster.recipe import Recipe, load, names
 from recipes.cluster.start import arguments as job_arguments
 
@@ -28,13 +28,13 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(sorted(arguments, key=lambda word: not word.startswith("-")))
     if options.store:
         _alone("--store", options.name is None and not options.predict and not options.show)
-        rows = {name: predicted(load(name)) for name in names()}
+        rows = {name: predict(load(name)) for name in names()}
         with writing(STORED):
             write_text(STORED, table(rows))
         return 0
     if options.name is None:
         _alone("--predict" if options.predict else "--show", not options.predict and not options.show)
-        sys.stdout.write(listed())
+        sys.stdout.write(list_recipes())
         return 0
     recipe = load(options.name)
     if unknown := [word for word in options.settings if "=" not in word or word.startswith("-")]:
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
         if options.settings or options.show:
             word = options.settings[0] if options.settings else "--show"
             raise UserError(f"--predict is of the recipe as it stands: {word!r} is not wanted")
-        sys.stdout.write(shown(recipe, predicted(recipe)))
+        sys.stdout.write(format_prediction(recipe, predict(recipe)))
         return 0
     command = [*job_arguments(recipe), *options.settings]
     if options.show:
@@ -53,8 +53,8 @@ def main(arguments: list[str]) -> int:
     return run.main(command)
 
 
-def listed() -> str:
-    """A line each."""
+def list_recipes() -> str:
+    """Return a line for each recipe."""
     recipes = [load(name) for name in names()]
     return "".join(f"{one.name:24} {one.file.trainer:6} {one.file.about}\n" for one in recipes)
 

@@ -23,7 +23,7 @@ REPORTED = (
 DIGITS = 4  # stored
 
 
-def predicted(recipe: Recipe) -> dict[str, float]:
+def predict(recipe: Recipe) -> dict[str, float]:
     """Return numbers of the whole job, over the steps that count, and gigabytes on a GPU."""
     found = simulate(recipe.simulation)
     numbers = {name: float(getattr(found, name)) for name in REPORTED}
@@ -61,7 +61,7 @@ def waiting(recipe: Recipe) -> dict[str, float]:
     return {"waiting_seconds": seconds, "open_trajectories": opened, "waiting_gb": parked / GIGABYTE}
 
 
-def shown(recipe: Recipe, numbers: dict[str, float]) -> str:
+def format_prediction(recipe: Recipe, numbers: dict[str, float]) -> str:
     """Return the prediction as text."""
     fleet, n = recipe.simulation.fleet, numbers
     engines = f"{fleet.workers} engines of {fleet.gpus_per_worker} GPUs, {fleet.slots} rows each"

@@ -15,7 +15,7 @@ from bebop.errors import UserError
 from bebop.simulation.batch import SimulatedBatch
 from bebop.verl_job.run import choices
 from recipes.cluster import __main__ as command
-from recipes.cluster.prediction import STORED, predicted, speedup, waiting
+from recipes.cluster.prediction import STORED, predict, speedup, waiting
 from recipes.cluster.recipe import FOLDER, Recipe, load, names
 from recipes.cluster.roofline import GPUS, MODELS, Lengths, Plan, Roofline
 from recipes.cluster.start import arguments, verl_overrides
@@ -236,7 +236,7 @@ def test_the_list_has_each_recipe(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_prediction_says_that_it_is_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(command, "predicted", lambda recipe: stored()[recipe.name])  # the simulation takes seconds
+    monkeypatch.setattr(command, "predict", lambda recipe: stored()[recipe.name])  # the simulation takes seconds
     assert command.main([SMALL, "--predict"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith("PREDICTIONS, not measured") and any("trajectories/s" in line for line in rest)
@@ -291,7 +291,7 @@ def test_predictions_are_stored_for_all() -> None:
 
 @pytest.mark.slow
 def test_a_stored_prediction_is_what_is_predicted() -> None:
-    now = predicted(load(SMALL))
+    now = predict(load(SMALL))
     assert agrees(stored()[SMALL], now), "python -m recipes.cluster --store"
     assert not agrees({**stored()[SMALL], "step_seconds": now["step_seconds"] * 1.01}, now)
 
@@ -299,7 +299,7 @@ def test_a_stored_prediction_is_what_is_predicted() -> None:
 @pytest.mark.exhaustive("simulates nine clusters; one of them is a slow test")
 @pytest.mark.parametrize("name", [name for name in names() if name != SMALL])
 def test_all_stored_predictions_are_what_is_predicted(name: str) -> None:
-    assert agrees(stored()[name], predicted(load(name))), "python -m recipes.cluster --store"
+    assert agrees(stored()[name], predict(load(name))), "python -m recipes.cluster --store"
 
 
 def test_files_are_mappings_without_what_is_derived() -> None:
