@@ -13,7 +13,7 @@ from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.parts import PartCard, backbone_fingerprint, card_of, find_part, load_part, save_part
 from bebop.systems import PARTS
-from bebop.systems.base import Part
+from bebop.systems.base import AuxModel
 from tests.builders import tiny_policy
 
 NAME = "scorer"
@@ -22,7 +22,7 @@ NAME = "scorer"
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part whose network is a linear layer."""
-    monkeypatch.setitem(PARTS, NAME, Part(name=NAME, summary="", job=lambda: None, network=lambda: nn.Linear))
+    monkeypatch.setitem(PARTS, NAME, AuxModel(name=NAME, summary="", job=lambda: None, network=lambda: nn.Linear))
 
 
 @pytest.fixture
