@@ -108,3 +108,12 @@ def test_a_new_system_is_a_new_folder(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_systems_are_read_without_torch() -> None:
     code = "import sys, bebop.systems; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_every_system_has_a_readme_that_names_files_that_there_are() -> None:
+    for folder in (file.parent for file in (ROOT / "bebop/systems").glob("*/__init__.py")):
+        text = (folder / "README.md").read_text()
+        assert len(text.splitlines()) <= 60 and "**Paper" in text and "**Tests.**" in text, folder
+        named = [folder / name for name in re.findall(r"^\| `([\w./]+)` \|", text, re.MULTILINE)]
+        named += [ROOT / name for name in re.findall(r"`((?:tests|recipes|benchmarks)/[\w/.]+\.\w+)`", text)]
+        assert [path for path in named if not path.is_file()] == []

@@ -277,6 +277,3 @@ class Adaptation:
 
     def _clock(self, phase: str, began: float) -> None:
         self.seconds[phase] = round(time.perf_counter() - began, 1)
-
-
-EntryClass = Adaptation

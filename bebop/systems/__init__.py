@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pkgutil import iter_modules
 
-from bebop.systems.base import Part, System
+from bebop.systems.base import AuxModel, System
 from bebop.systems.plain import HEAD
 
 
@@ -19,4 +19,4 @@ def find_systems() -> Iterator[System]:
 
 
 SYSTEMS: dict[str, System] = {system.name: system for system in find_systems()}
-PARTS: dict[str, Part] = {HEAD.name: HEAD} | {p.name: p for system in SYSTEMS.values() for p in system.training()}
+PARTS: dict[str, AuxModel] = {HEAD.name: HEAD} | {p.name: p for system in SYSTEMS.values() for p in system.training()}

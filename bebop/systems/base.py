@@ -22,8 +22,8 @@ HEAD_OVERLAP, HEAD_READ = "head_overlap", "head_read"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Something that decoding systems need trained: ``python -m bebop.adapt part=NAME`` makes it.
+class AuxModel:
+    """A trained part that decoding systems need: ``python -m bebop.adapt part=NAME`` makes it.
 
     The functions import torch, so nothing is called before it is needed.
     """
@@ -92,7 +92,7 @@ class System:
 
         return DraftVerify
 
-    def training(self) -> tuple[Part, ...]:
+    def training(self) -> tuple[AuxModel, ...]:
         """Return the trained parts that it needs."""
         return ()
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bebop.systems.base import MTPSystem, Part, System
+from bebop.systems.base import AuxModel, MTPSystem, System
 
 if TYPE_CHECKING:
     from bebop.systems.base import PartClass
@@ -15,7 +15,7 @@ def _head_job() -> Any:
     return Adaptation
 
 
-HEAD = Part(name="head", summary="the MTP head of the checkpoint", job=_head_job)
+HEAD = AuxModel(name="head", summary="the MTP head of the checkpoint", job=_head_job)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -192,18 +192,18 @@ class Rows:
 
 
 class DraftLength(Protocol):
-    """Chooses how many tokens to draft."""
+    """Chooses how many tokens to draft. As it is, it drafts ``limit`` of them, learns nothing and counts nothing."""
 
     limit: int  # the most drafts in the cycle that ``start`` began, K; may be 0
     costs: Costs  # that a drafter reckons with which itself says when to stop; of this cycle, too
-    counts: tuple[str, ...]  # statistics of its own, summed over the positions that were reached
+    counts: tuple[str, ...] = ()  # statistics of its own, summed over the positions that were reached
 
     def start(self, rows: Rows) -> Tensor | None:
         """Return drafts wanted [B] in this cycle as far as is known beforehand; None: ``limit``.
 
         Once, before all else.
         """
-        ...
+        return None
 
     def extend(self, step: int, entropies: Tensor) -> Tensor | None:
         """Return which rows draft token ``step`` (from 0), given the draft distributions' entropies [B, step + 1];
@@ -212,7 +212,7 @@ class DraftLength(Protocol):
         Called before the token is sampled. The rule may not look at the target, and may not drop a token once it has
         been sampled for being unlikely: that would filter the draft distribution and bias the output (SPEC 1.7).
         """
-        ...
+        return None
 
     def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
         """Learn from a cycle; of a tree it is shown the path, as ``Draft.to_chain`` makes a chain of it.
@@ -220,11 +220,10 @@ class DraftLength(Protocol):
         What is learned belongs to the request (``Slots.register_column``): a completion may not depend on those beside
         it or before.
         """
-        ...
 
     def count(self, draft: Draft) -> Mapping[str, Tensor]:
         """Return the statistics [B, K] that it names, of a cycle."""
-        ...
+        return {}
 
 
 def counted(length: DraftLength, wanted: Tensor | None, entropies: Tensor) -> Tensor | None:

@@ -1,42 +1,24 @@
 """Draft lengths that do not depend on measured time: a fixed one, and one that goes by the entropy of drafts."""
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
+from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, TargetOutput
 from bebop.rollout.slots import Slots
 
 
-class FixedLength:
+class FixedLength(DraftLength):
     """Always K drafts."""
-
-    counts: tuple[str, ...] = ()
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         self.limit, self.costs = config.limit, config.costs
 
-    def start(self, rows: Rows) -> Tensor | None:
-        """Return None: all K."""
-        return None
 
-    def extend(self, step: int, entropies: Tensor) -> Tensor | None:
-        """Return None: all rows go on."""
-        return None
-
-    def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
-        """Learn nothing."""
-
-    def count(self, draft: Draft) -> Mapping[str, Tensor]:
-        """Return nothing: it has no statistics."""
-        return {}
-
-
-class EntropyLength:
+class EntropyLength(DraftLength):
     """Draft on while the expected gain exceeds its cost (SPEC 1.7, renewal-reward form).
 
     Token j is drafted if the predicted product of acceptances up to j exceeds rate * (time of one draft step + time of
@@ -49,7 +31,6 @@ class EntropyLength:
     requests beside it nor on those before, and there is nothing that a checkpoint would have to hold.
     """
 
-    counts: tuple[str, ...] = ()
     edges = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5)  # nats
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
@@ -64,10 +45,6 @@ class EntropyLength:
         self.passed = slots.register_column("length/passed", passed)
         rate = torch.tensor([2.0, 1.0 + self.cost], dtype=torch.float64)
         self.rate = slots.register_column("length/rate", rate)  # [S, 2] tokens, time
-
-    def start(self, rows: Rows) -> Tensor | None:
-        """Return None: what is drafted decides."""
-        return None
 
     def extend(self, step: int, entropies: Tensor) -> Tensor | None:
         """Return which rows draft token ``step``: those whose expected gain exceeds its cost."""
@@ -90,10 +67,6 @@ class EntropyLength:
             self.passed[:batch].scatter_add_(1, bucket, passed.double())
         now = torch.stack([accepted.lengths + 1.0, 1.0 + lengths * self.cost], 1)
         self.rate[:batch] = 0.999 * self.rate[:batch] + now
-
-    def count(self, draft: Draft) -> Mapping[str, Tensor]:
-        """Return nothing: it has no statistics."""
-        return {}
 
     def _bucket(self, entropies: Tensor) -> Tensor:
         return torch.bucketize(entropies, self.borders)

@@ -9,8 +9,8 @@ from bebop.kernels.verify import chain_verify
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 
 
-class Rejection:
-    """With a one-hot draft this *is* target-only verification, which accepts with p(argmax q); with none, sampling."""
+class ExactRule:
+    """What exact rules have in common."""
 
     exact = True
     stepwise = True
@@ -19,42 +19,34 @@ class Rejection:
 
     def __init__(self, *_: object) -> None:
         """Made as every part is, and needs nothing of it."""
+
+
+class Rejection(ExactRule):
+    """With a one-hot draft this *is* target-only verification, which accepts with p(argmax q); with none, sampling."""
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
         """Judge the drafts of a cycle."""
         return Accepted.chain(draft, *chain_verify(draft.tokens, draft.probs, out.probs, uniforms, draft.lengths))
 
 
-class BlockRule:
+class BlockRule(ExactRule):
     """As many drafts as a rule that knows the chain alone can accept; the output distribution is the target's."""
 
-    exact = True
     stepwise = False
-    layers: tuple[int, ...] = ()
-    counts: tuple[str, ...] = ()
-
-    def __init__(self, *_: object) -> None:
-        """Made as every part is, and needs nothing of it."""
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
         """Judge the drafts of a cycle."""
         return Accepted.chain(draft, *block_verify(draft.tokens, draft.probs, out.probs, uniforms, draft.lengths))
 
 
-class TreeWalk:
+class TreeWalk(ExactRule):
     """Siblings are tried one after another, each against what is left of the target; the output distribution is the
     target's, at every temperature.
 
     ``siblings``: how many were tried at each depth.
     """
 
-    exact = True
-    stepwise = True
-    layers: tuple[int, ...] = ()
-    counts: tuple[str, ...] = ("siblings",)
-
-    def __init__(self, *_: object) -> None:
-        """Made as every part is, and needs nothing of it."""
+    counts = ("siblings",)
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: torch.Tensor) -> Accepted:
         """Judge the drafts of a cycle."""

@@ -27,7 +27,7 @@ from bebop.config import Costs
 START, WEIGHT = 0.8, 8.0  # acceptance that is assumed before anything was drafted, and for how many tests that counts
 FADE = 0.98  # weight of a cycle's acceptance over that of the next one
 ALL, ONE = 0.1, 0.05  # how far a cycle's seconds move the row of its size, and its own number of drafts beyond that:
-STALE, MOST = 20, 0.5  # once more for each so many cycles since that number was last measured, up to so far
+STALE, MAX_OWN = 20, 0.5  # once more for each so many cycles since that number was last measured, up to so far
 OUTLIER = 2.0  # a cycle that seems so many times slower or faster than it should be counts as if it were so many times
 SHORTEST = 1e-9  # seconds that a clock may say
 TRIALS = 0.01  # of the time may be lost to numbers of drafts that are not the best one
@@ -105,7 +105,7 @@ class ThroughputModel:
             self.seconds = [[one * math.exp(surprise) for one in row] for row in self.seconds]
             self.known, surprise = True, 0.0
         surprise = max(-math.log(OUTLIER), min(math.log(OUTLIER), surprise))
-        own = min(MOST, ONE * (1 + self.idle[drafts] / STALE))
+        own = min(MAX_OWN, ONE * (1 + self.idle[drafts] / STALE))
         for size, weight in between(self.sizes, rows):
             for k in range(self.most + 1):
                 self.seconds[size][k] *= math.exp(weight * surprise * (ALL + own * (k == drafts)))

@@ -1,7 +1,7 @@
 """Draft lengths that go by the time of cycles: ``draft_tokens=auto``."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,37 +9,20 @@ from torch import Tensor
 
 from bebop.config import Costs, DecodingConfig
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
+from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, TargetOutput
 from bebop.rollout.decoding.throughput_model import FADE, REST, TRIALS, CycleSeconds, ThroughputModel, Work
 from bebop.rollout.slots import Slots
 
 
-class TimedLength(ABC):
+class TimedLength(DraftLength, ABC):
     """It looks at what earlier cycles took and had accepted, so the output distribution is the target's; but drafts
     depend on measured time, so tokens are not a function of seeds: a job that is run again, or resumed, has other
     completions.
     """
 
-    counts: tuple[str, ...] = ()
     sizes: Sequence[int]  # batch sizes whose cycles are timed before the first request
     kinds: Sequence[Any]  # of cycles, that are timed at each size
     forced: Any = None  # the kind of cycles to come, whatever pays
-
-    @abstractmethod
-    def start(self, rows: Rows) -> Tensor | None:
-        """Return how many drafts each row wants."""
-
-    def extend(self, step: int, entropies: Tensor) -> Tensor | None:
-        """Return None: all rows go on."""
-        return None
-
-    @abstractmethod
-    def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
-        """Learn from a cycle; it counts once its seconds are known."""
-
-    def count(self, draft: Draft) -> Mapping[str, Tensor]:
-        """Return nothing: it has no statistics."""
-        return {}
 
     def before(self, kind: Any) -> int:
         """Return cycles of the kind to run before the one that is timed, so that it is like those of a request."""

@@ -15,7 +15,7 @@ from bebop.model.backbone import Policy
 from bebop.model.fingerprint import fingerprint
 from bebop.model.parts import PartCard, backbone_fingerprint, card_of, find_part, load_part, save_part
 from bebop.systems import PARTS
-from bebop.systems.base import Part
+from bebop.systems.base import AuxModel
 from tests.builders import tiny_policy
 
 NAME = "scorer"
@@ -24,7 +24,7 @@ NAME = "scorer"
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part whose network is a linear layer."""
-    monkeypatch.setitem(PARTS, NAME, Part(name=NAME, summary="", job=lambda: None, network=lambda: nn.Linear))
+    monkeypatch.setitem(PARTS, NAME, AuxModel(name=NAME, summary="", job=lambda: None, network=lambda: nn.Linear))
 
 
 @pytest.fixture

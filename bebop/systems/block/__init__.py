@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bebop.options import BlockLengthTraining, BlockTraining, EmaOptions
-from bebop.systems.base import Part, System
+from bebop.systems.base import AuxModel, System
 
 if TYPE_CHECKING:
     from bebop.systems.base import PartClass
@@ -41,7 +41,7 @@ def _length_job() -> Any:
     return BlockLengthTrainer
 
 
-BLOCK = Part(
+BLOCK = AuxModel(
     name="block",
     summary="a drafter of whole blocks",
     job=_job,
@@ -49,7 +49,7 @@ BLOCK = Part(
     export=_export,
     options=BlockTraining,
 )
-BLOCK_LENGTH = Part(
+BLOCK_LENGTH = AuxModel(
     name="block_length",
     summary="the choice of a block size from a prompt",
     job=_length_job,
@@ -71,7 +71,7 @@ class BlockSystem(System):
 
         return BlockDrafter
 
-    def training(self) -> tuple[Part, ...]:
+    def training(self) -> tuple[AuxModel, ...]:
         """Return the drafter's network."""
         return (BLOCK,)
 
@@ -88,7 +88,7 @@ class BlockPilotSystem(BlockSystem):
 
         return BlockLength
 
-    def training(self) -> tuple[Part, ...]:
+    def training(self) -> tuple[AuxModel, ...]:
         """Return the drafter's network and the one that chooses."""
         return (BLOCK, BLOCK_LENGTH)
 

@@ -97,7 +97,7 @@ class BlockDrafter:
 # ---- block sizes
 
 
-class BlockLength:
+class BlockLength(DraftLength):
     """The target's logits at the last token of a prompt come with a request's first cycle, which therefore drafts a
     block of the default size; what they say holds from the second cycle on. No block exceeds ``draft_tokens`` + 1.
 
@@ -118,10 +118,6 @@ class BlockLength:
         """Return how many drafts each row wants."""
         return self.drafts[: rows.batch].clamp_max(self.limit)
 
-    def extend(self, step: int, entropies: Tensor) -> Tensor | None:
-        """Return None: all slots of a block are drafted at once."""
-        return None
-
     def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
         """Choose for the rows that are new."""
         fresh = (~self.chosen[: rows.batch]).nonzero()[:, 0]
@@ -138,7 +134,7 @@ class BlockLength:
 PRIOR = (4.0, 5.0)  # accepted and tested drafts that a request begins with
 
 
-class EmaLength:
+class EmaLength(DraftLength):
     """As many drafts as give most tokens per unit of time, if each is accepted at the rate of the request so far.
 
     The rate is that of drafts which were tested, the first rejected one included, older cycles fading. K drafts at rate
@@ -160,10 +156,6 @@ class EmaLength:
         tokens = ((accepted / tested)[:, None] ** drafts).cumsum(1)  # [B, K + 1]
         rate = tokens / (1 + self.costs.draft + drafts * self.costs.verify)
         return rate[:, 1:].argmax(1) + 1
-
-    def extend(self, step: int, entropies: Tensor) -> Tensor | None:
-        """Return None: all slots of a block are drafted at once."""
-        return None
 
     def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
         """Count what was accepted and what was tested; let what was there fade."""

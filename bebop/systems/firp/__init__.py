@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bebop.options import FirpOptions, FirpTraining
-from bebop.systems.base import Part, System
+from bebop.systems.base import AuxModel, System
 from bebop.tree_shape import MAX_NODES
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def _job() -> Any:
     return FirpTrainer
 
 
-FIRP = Part(
+FIRP = AuxModel(
     name="firp",
     summary="hidden states of future tokens, made between the target's layers",
     job=_job,
@@ -45,7 +45,7 @@ class FirpSystem(System):
 
         return FirpDrafter
 
-    def training(self) -> tuple[Part, ...]:
+    def training(self) -> tuple[AuxModel, ...]:
         """Return the matrices."""
         return (FIRP,)
 

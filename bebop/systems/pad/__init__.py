@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bebop.options import PadOptions, PivotTraining
-from bebop.systems.base import MTPSystem, Part
+from bebop.systems.base import AuxModel, MTPSystem
 
 if TYPE_CHECKING:
     from bebop.systems.base import PartClass
@@ -22,7 +22,9 @@ def _job() -> Any:
     return PivotAdaptation
 
 
-PIVOT = Part(name="pivot", summary="which rejected drafts matter", job=_job, network=_network, options=PivotTraining)
+PIVOT = AuxModel(
+    name="pivot", summary="which rejected drafts matter", job=_job, network=_network, options=PivotTraining
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ class PadSystem(MTPSystem):
 
         return PivotOverride
 
-    def training(self) -> tuple[Part, ...]:
+    def training(self) -> tuple[AuxModel, ...]:
         """Return the classifier."""
         return (PIVOT,)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bebop.options import PipoOptions, PipoTraining
-from bebop.systems.base import Part, System
+from bebop.systems.base import AuxModel, System
 
 if TYPE_CHECKING:
     from bebop.systems.base import PartClass
@@ -22,7 +22,7 @@ def _job() -> Any:
     return PairTrainer
 
 
-PIPO = Part(
+PIPO = AuxModel(
     name="pipo",
     summary="a network that reads and writes pairs of tokens",
     job=_job,
@@ -48,7 +48,7 @@ class PipoSystem(System):
 
         return PairDecoder
 
-    def training(self) -> tuple[Part, ...]:
+    def training(self) -> tuple[AuxModel, ...]:
         """Return the network of pairs."""
         return (PIPO,)
 
