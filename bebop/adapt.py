@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from bebop.command import check_writable, run_main, writing
-from bebop.compose import adapt_config, as_yaml, resumed_overrides, write_down
-from bebop.config import ObjectiveName
-from bebop.config_adapt import AdaptConfig
+from bebop.config.adapt import AdaptConfig
+from bebop.config.compose import adapt_config, as_yaml, resumed_overrides, write_down
+from bebop.config.docs import about, asked, overview
+from bebop.config.job import ObjectiveName
 from bebop.errors import UserError
-from bebop.run_folder import RunFolder
-from bebop.settings import about, asked, overview
-from bebop.store import HEADS, Store
+from bebop.run_dir.checkpoints import HEADS, Store
+from bebop.run_dir.folder import RunFolder
+from bebop.run_dir.resume_security import refuse_foreign
 from bebop.systems import PARTS
-from bebop.trust import refuse_foreign
 
 if TYPE_CHECKING:
     from bebop.adaptation.ranks import Ranks  # imports torch
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
     from bebop.adaptation.ranks import joined  # torch and transformers take seconds; errors should not wait
 
     with joined(config.model.device) as ranks:
-        from bebop.preflight import check_adaptation
+        from bebop.runtime.preflight import check_adaptation
 
         check_adaptation(config)
         with contextlib.closing(run_folder(config, ranks)) as folder:
@@ -124,8 +124,8 @@ def check_folder(folder: RunFolder, config: AdaptConfig, ranks: "Ranks") -> None
     """``UserError`` if the adaptation may not write there; rank 0, which writes, looks."""
     if ranks.rank > 0:
         return
-    from bebop.identity import identity  # reads the model's folder, with torch and transformers
     from bebop.model.checkpoint import resolve
+    from bebop.run_dir.identity import identity  # reads the model's folder, with torch and transformers
 
     check_writable("dir", folder.path)
     if config.out is not None:

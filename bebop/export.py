@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from bebop.command import Parser, check_writable, run_main, whole, writing
-from bebop.config import ModelConfig
+from bebop.config.fields import MAX_INT
+from bebop.config.job import ModelConfig
 from bebop.errors import UserError
-from bebop.parsing import MAX_INT
 from bebop.systems import PARTS
 
 EXPORTED = [name for name, part in PARTS.items() if part.export]
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     check_writable("--out", options.out)
     refuse_folder(options.out)
     from bebop.model.checkpoint import load_policy  # torch and transformers take seconds; errors should not wait
-    from bebop.preflight import check_model
+    from bebop.runtime.preflight import check_model
 
     make_export = PARTS[options.part].export
     assert make_export is not None, "the choices are parts that have one"

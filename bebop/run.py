@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bebop.command import check_writable, run_main, writing
-from bebop.compose import as_yaml, job_config, model_defaults, resumed_overrides, write_down
-from bebop.config import JobConfig, TaskConfig
+from bebop.config.compose import as_yaml, job_config, model_defaults, resumed_overrides, write_down
+from bebop.config.docs import about, asked, overview
+from bebop.config.job import JobConfig, TaskConfig
 from bebop.errors import UserError
-from bebop.run_folder import RunFolder
-from bebop.settings import about, asked, overview
-from bebop.store import STEPS, Store
-from bebop.trust import refuse_foreign
+from bebop.run_dir.checkpoints import STEPS, Store
+from bebop.run_dir.folder import RunFolder
+from bebop.run_dir.resume_security import refuse_foreign
 
 if TYPE_CHECKING:
     from bebop.tasks.source import Items
@@ -73,9 +73,9 @@ def main(arguments: list[str]) -> int:
 
         items = questions(config.task)
         # Torch and Ray take seconds to import; --help and errors should not wait for them.
-        from bebop.identity import identity
-        from bebop.preflight import check_job, expected_memory
-        from bebop.runtime import run_job
+        from bebop.run_dir.identity import identity
+        from bebop.runtime.job import run_job
+        from bebop.runtime.preflight import check_job, expected_memory
 
         source = check_job(config, items)
         notes = [*model_notes(config), *expected_memory(config)]

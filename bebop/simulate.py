@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from bebop.command import check_writable, run_main, writing
-from bebop.compose import as_yaml, simulate_config
-from bebop.config_simulate import SimulateConfig
+from bebop.config.compose import as_yaml, simulate_config
+from bebop.config.docs import about, asked, overview
+from bebop.config.simulate import SimulateConfig
 from bebop.errors import UserError
-from bebop.settings import about, asked, overview
-from bebop.store import write_text
+from bebop.run_dir.checkpoints import write_text
 
 HELP = """usage: python -m bebop.simulate [--help [GROUP]] [--cfg] [override ...]
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.config import TraceMode
+from bebop.config.job import TraceMode
 from bebop.errors import UserError
 
 FinishReason = Literal["stop", "length", "abort"]

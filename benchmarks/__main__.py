@@ -33,14 +33,14 @@ from bebop.bench import (
     tracing,
 )
 from bebop.command import Parser, check_writable, run_main, whole
-from bebop.compose import job_config
-from bebop.config import JobConfig, ModelConfig, TaskConfig
-from bebop.config_engines import SglangConfig
+from bebop.config.compose import job_config
+from bebop.config.engines import SglangConfig
+from bebop.config.fields import MAX_INT, MAX_PROCESSES
+from bebop.config.job import JobConfig, ModelConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.model.parts import has_part
-from bebop.parsing import MAX_INT, MAX_PROCESSES
-from bebop.preflight import check_job, check_model
 from bebop.rollout.sglang.arguments import HOSTED
+from bebop.runtime.preflight import check_job, check_model
 from bebop.systems import SYSTEMS
 
 Rows = list[dict[str, Any]]

@@ -35,9 +35,8 @@ import numpy as np
 from tqdm import tqdm
 
 from bebop.bench.record import noted
-from bebop.config import DecodingConfig, ModelConfig, TaskConfig
-from bebop.config_environment import EnvironmentConfig
-from bebop.intervals import across_seeds
+from bebop.config.job import DecodingConfig, EnvironmentConfig, ModelConfig, TaskConfig
+from bebop.metrics.intervals import across_seeds
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.agent_loop import AgentLoop, Played

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from bebop.bench.monitor import decode, grouped, percent, step_requests
 from bebop.bench.record import noted
-from bebop.config import JobConfig
+from bebop.config.job import JobConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.monitor.certified import chosen, untestable

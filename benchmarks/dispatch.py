@@ -27,8 +27,8 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from bebop.bench.record import noted
-from bebop.config_simulate import CompletionsConfig, CostsConfig, FleetConfig, SimulateConfig
-from bebop.intervals import Interval, across_seeds
+from bebop.config.simulate import CompletionsConfig, CostsConfig, FleetConfig, SimulateConfig
+from bebop.metrics.intervals import Interval, across_seeds
 from bebop.simulation.costs import Costs
 from bebop.simulation.parts import Completions
 from bebop.simulation.run import simulate

@@ -15,9 +15,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bebop.bench.record import noted
+from bebop.config.fields import check
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
-from bebop.parsing import check
 from bebop.rollout.decoding.temperature import GRID, Overlaps, measured
 from bebop.trainer.chains import TokenRow
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from bebop.bench.record import best_of
 from bebop.bench.rollout import RolloutBench, measure, requests
 from bebop.bench.served import side_by_side
-from bebop.config import DecodingConfig, JobConfig, MonitorConfig, RolloutConfig, SamplingConfig
+from bebop.config.job import DecodingConfig, JobConfig, MonitorConfig, RolloutConfig, SamplingConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.engine import Request

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from bebop.bench.record import noted
 from bebop.bench.rollout import load_with_parts
-from bebop.config import DecodingConfig, ModelConfig
+from bebop.config.job import DecodingConfig, ModelConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine

@@ -16,7 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bebop.bench.record import best_of, noted
-from bebop.config import DecodingConfig, ModelConfig, TaskConfig
+from bebop.config.job import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.engine import Request

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from bebop.bench.engines import version_of
 from bebop.bench.history import Past, remembered
 from bebop.bench.record import noted
-from bebop.config import (
+from bebop.config.job import (
     DecodingConfig,
     JobConfig,
     ModelConfig,
@@ -30,7 +30,7 @@ from bebop.config import (
     TaskConfig,
 )
 from bebop.errors import UserError
-from bebop.intervals import ratio, ratio_difference
+from bebop.metrics.intervals import ratio, ratio_difference
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.engine import Request

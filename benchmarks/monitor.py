@@ -17,9 +17,9 @@ import numpy as np
 from tqdm import tqdm
 
 from bebop.bench.record import noted, timed
-from bebop.config import JobConfig
+from bebop.config.job import JobConfig
 from bebop.errors import UserError
-from bebop.intervals import resampled
+from bebop.metrics.intervals import resampled
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.monitor.watch import JobMonitor, choose

@@ -15,9 +15,9 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from bebop import machine
 from bebop.command import writing
-from bebop.machine import commit, processor, version_of, without_folders
+from bebop.run_dir import machine
+from bebop.run_dir.machine import commit, processor, version_of, without_folders
 
 ROOT = machine.ROOT
 

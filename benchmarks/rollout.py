@@ -17,7 +17,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
 from bebop.bench.record import best_of
-from bebop.config import DecodingConfig, ModelConfig, TaskConfig
+from bebop.config.job import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.model.lean import as_modules

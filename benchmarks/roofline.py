@@ -21,7 +21,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from bebop.bench.record import noted
-from bebop.config import DecodingConfig, ModelConfig, TaskConfig
+from bebop.config.job import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import ONEDNN, Policy, product
 from bebop.model.checkpoint import load_policy

@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from bebop.bench.record import noted
 from bebop.bench.rollout import RolloutBench
-from bebop.config import DecodingConfig, JobConfig, MonitorConfig, RolloutConfig, SamplingConfig
-from bebop.config_engines import SglangConfig
+from bebop.config.engines import SglangConfig
+from bebop.config.job import DecodingConfig, JobConfig, MonitorConfig, RolloutConfig, SamplingConfig
 from bebop.model.checkpoint import load_tokenizer
 from bebop.rollout.engine import Engine, Request
 from bebop.rollout.sglang.builder import check, make

@@ -35,8 +35,8 @@ from scipy.optimize import minimize
 from tqdm import tqdm
 
 from bebop.bench.record import noted
-from bebop.config import DecodingConfig, ModelConfig, TaskConfig
-from bebop.config_simulate import CompletionsConfig, CostsConfig, FleetConfig, SimulateConfig
+from bebop.config.job import DecodingConfig, ModelConfig, TaskConfig
+from bebop.config.simulate import CompletionsConfig, CostsConfig, FleetConfig, SimulateConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
@@ -44,8 +44,8 @@ from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.simulation.run import Simulated, simulate
 from bebop.tasks.source import PromptSource, chat_encoder
-from bebop.trajectories import NAME, Trajectories
 from bebop.trajectory import SamplingParams
+from bebop.trajectory_db.reader import NAME, Trajectories
 
 FITTED: dict[str, FleetConfig] = {
     "sync, 32 slots, K = 3": FleetConfig(workers=1, slots=32, staleness=0, groups_per_step=8, group_size=8),

@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from bebop.bench.record import noted, timed
-from bebop.config import DecodingConfig, ModelConfig, TaskConfig
+from bebop.config.job import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.model.mtp import MTPHead

@@ -17,9 +17,9 @@ from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from bebop.bench.record import clocked, noted
-from bebop.config import DecodingConfig, ModelConfig, TaskConfig, TraceMode
+from bebop.config.job import DecodingConfig, ModelConfig, TaskConfig, TraceMode
 from bebop.errors import UserError
-from bebop.intervals import resampled
+from bebop.metrics.intervals import resampled
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bebop.bench.record import ROOT
-from bebop.intervals import Interval
+from bebop.metrics.intervals import Interval
 from recipes.reproduce import rule_hash
 from recipes.reproduce.figures import COLORS, band, figure
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from bebop.config import TaskConfig
+from bebop.config.job import TaskConfig
+from bebop.driver.protocols import Pace
 from bebop.errors import UserError
-from bebop.protocols import Pace
 from bebop.rollout.engine import Request
 from bebop.rollout.engine_thread import EngineThread
 from bebop.tasks.chat_delta import ChatDelta, GivenTokens

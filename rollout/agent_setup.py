@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 from pathlib import Path
 
-from bebop.config import ModelConfig, TaskConfig
+from bebop.config.job import ModelConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_tokenizer, stop_tokens
 from bebop.rollout.agent_loop import AgentLoop

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from bebop.config import DecodingConfig
-from bebop.protocols import Pace
+from bebop.config.job import DecodingConfig
+from bebop.driver.protocols import Pace
 from bebop.rollout.engine import Engine, Finished, Request
 from bebop.trajectory import Completion
 

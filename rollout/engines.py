@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Protocol, cast
 
-from bebop.config import JobConfig
+from bebop.config.job import JobConfig
 from bebop.rollout.engine import Engine
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from bebop.rollout.engine import EngineDied
-from bebop.watchdog import FACTOR, FIRST, TICK, Deadline, SuspendAwareClock, within
+from bebop.runtime.watchdog import FACTOR, FIRST, TICK, Deadline, SuspendAwareClock, within
 
 T = TypeVar("T")
 PATIENCE = 0.75  # of ``runtime.hang_after``: an engine is given up before its worker is

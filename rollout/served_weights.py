@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig
 
-from bebop.config import JobConfig
+from bebop.config.job import JobConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import mtp_layout, resolve
 from bebop.model.fingerprint import fingerprint

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoConfig
 
-from bebop.config import JobConfig
+from bebop.config.job import JobConfig
 from bebop.model.checkpoint import find_device, load_policy, resolve
 from bebop.rollout.capacity import check_memory, check_parked
 from bebop.systems import SYSTEMS

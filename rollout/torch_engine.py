@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.config import PARKED_BYTES, DecodingConfig
+from bebop.config.job import PARKED_BYTES, DecodingConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.admission import Admission

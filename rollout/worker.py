@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig, JobConfig
+from bebop.config.job import DecodingConfig, JobConfig
+from bebop.driver.protocols import LINGER_SECONDS, Assignment, Pace, WorkerReport
+from bebop.driver.report_queue import OpenAssignment, ReportQueue
+from bebop.driver.weights import CheckedWeights, verify_weights
 from bebop.errors import UserError
-from bebop.protocols import LINGER_SECONDS, Assignment, Pace, WorkerReport
-from bebop.report_queue import OpenAssignment, ReportQueue
 from bebop.rollout.agent_loop import AgentLoop, Played
 from bebop.rollout.agent_setup import make_agent_loop
 from bebop.rollout.engine import Engine, Request
@@ -29,7 +30,6 @@ from bebop.tasks.functions import RewardTimeout
 from bebop.tasks.output import OUTPUT_LOG
 from bebop.tasks.rewards import checked, make_reward
 from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory, is_traced, same_beginning
-from bebop.weight_manifest import CheckedWeights, verify_weights
 
 log = logging.getLogger(__name__)
 Reward = Callable[[str, Prompt], float]

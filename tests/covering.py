@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bebop.intervals import Interval
+from bebop.metrics.intervals import Interval
 from bebop.monitor.estimate import LEVEL, Estimate
 
 LEAST = 0.90  # of repetitions; that 100 intervals of 95 % hold fewer than 90 has a chance of 1 in 80

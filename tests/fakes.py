@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.config import JobConfig
-from bebop.loop import Loop
-from bebop.metrics import Mean, Metrics
+from bebop.config.fields import from_dict
+from bebop.config.job import JobConfig
+from bebop.driver.loop import Loop
+from bebop.driver.protocols import Assignment, PartialGroup, WorkerDied, WorkerReport
+from bebop.metrics.metrics import Mean, Metrics
 from bebop.monitor.certified import Certified
-from bebop.parsing import from_dict
-from bebop.protocols import Assignment, PartialGroup, WorkerDied, WorkerReport
 from bebop.trajectory import Batch, Completion, DecodeStats, Group, Prompt, Trajectory
-from bebop.trajectory_log import TrajectoryLog
+from bebop.trajectory_db.writer import TrajectoryLog
 from tests.builders import oldest_version
 
 GROUPS, SIZE = 3, 2

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bebop.trajectories import NAME, StoredAnswer, Trajectories
 from bebop.trajectory import NONE, TOP, Completion, DecodeStats, Group, Prompt, Trace, Trajectory
-from bebop.trajectory_log import TrajectoryLog
+from bebop.trajectory_db.reader import NAME, StoredAnswer, Trajectories
+from bebop.trajectory_db.writer import TrajectoryLog
 
 SIZE, TOKENS = 2, 5
 

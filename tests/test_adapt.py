@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bebop import adapt, codec, command
-from bebop.config import ModelConfig
+from bebop import adapt, command
+from bebop.config.job import ModelConfig
 from bebop.model.checkpoint import load_policy, mtp_layout, save_policy
 from bebop.model.layouts import LAYOUTS
+from bebop.run_dir import state_codec as codec
 from bebop.trainer.heads import HeadTrainer
 from tests.adaptation.builders import random_policy
 from tests.builders import letters

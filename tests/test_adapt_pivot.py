@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from bebop import adapt
-from bebop.config import DecodingConfig, ModelConfig
+from bebop.config.job import DecodingConfig, ModelConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.torch_engine import TorchEngine, generate

@@ -126,14 +126,14 @@ def test_a_job_that_would_start_is_seen(here: WorkingFolder, tmp_path: Path) -> 
         ("bebop.certify", "engine.name=sglang"),
         ("bebop.bench", "rollout --batches 0"),
         ("bebop.report", "missing"),
-        ("bebop.dashboards", "--staleness -1"),
+        ("bebop.report.dashboards", "--staleness -1"),
         ("recipes.reproduce", "--fast"),
         ("recipes.reproduce.boundary", "--fast"),
         ("recipes.tiny", "--steps 0"),
         ("recipes.cluster", "8-gpus-8b-short --predict a=1"),
         ("bebop.simulate", "fleet.workers=0"),
         ("bebop.view", "missing"),
-        ("bebop.catalogue", "x"),
+        ("bebop.metrics.catalogue", "x"),
     ],
 )
 def test_as_a_process_of_its_own(module: str, given: str, tmp_path: Path) -> None:

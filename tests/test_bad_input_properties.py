@@ -11,18 +11,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bebop.compose import job_config
-from bebop.config import JobConfig
-from bebop.config_adapt import AdaptConfig
-from bebop.config_certify import CertifyConfig
-from bebop.config_simulate import SimulateConfig
+from bebop.config.adapt import AdaptConfig
+from bebop.config.certify import CertifyConfig
+from bebop.config.compose import job_config
+from bebop.config.fields import from_dict
+from bebop.config.fields import settings as settings_of
+from bebop.config.job import JobConfig
+from bebop.config.simulate import SimulateConfig
 from bebop.errors import UserError
+from bebop.metrics.sinks import StepLog, read_jsonl
 from bebop.monitor.logs import NAMES, read_log
-from bebop.parsing import from_dict
-from bebop.parsing import settings as settings_of
-from bebop.reading import parse_json, parse_yaml
 from bebop.report.runs import load_runs
-from bebop.sinks import StepLog, read_jsonl
+from bebop.run_dir.safe_parse import parse_json, parse_yaml
 from bebop.tasks.files import FileItems
 from bebop.view.folders import Folder
 

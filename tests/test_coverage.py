@@ -13,7 +13,7 @@ from bebop.adaptation.evaluation import Measured, change
 from bebop.adaptation.probe import NUMBERS, Probe
 from bebop.adaptation.results import boundary_share
 from bebop.bench.monitor import percent
-from bebop.intervals import Interval, across_seeds, ratio, ratio_difference
+from bebop.metrics.intervals import Interval, across_seeds, ratio, ratio_difference
 from bebop.trajectory import DRAFT_STATS
 from recipes.reproduce.beyond.analysis import inside_gain
 from recipes.reproduce.beyond.estimators import ESTIMATORS, Sums, bias, estimate, sums
@@ -26,7 +26,7 @@ from tests.covering import Row, Trial, cases, of_interval, shares, short
 Rng = np.random.Generator
 TASKS = ("gcd", "chain_sum", "number_sorting")
 
-# ---- bebop.intervals: sequences
+# ---- bebop.metrics.intervals: sequences
 
 
 def rates(seed: int, sequences: int, shape: tuple[float, float] = (3.5, 1.5)) -> Mapping[str, Trial]:
@@ -44,7 +44,7 @@ def rates(seed: int, sequences: int, shape: tuple[float, float] = (3.5, 1.5)) ->
     return found | {"difference": of_interval(moved, (1 - mean) * 0.2)}
 
 
-# ---- bebop.intervals: seeds
+# ---- bebop.metrics.intervals: seeds
 
 
 def seeds(seed: int, count: int) -> Mapping[str, Trial]:

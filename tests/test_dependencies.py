@@ -29,7 +29,7 @@ EXTRAS = {
     "bebop.megatron_job": ("megatron",),
     "bebop.tasks.environments.verifiers_": ("agents",),
     "bebop.model.smollm2": ("smollm2",),
-    "bebop.sinks": ("wandb",),
+    "bebop.metrics.sinks": ("wandb",),
     "recipes.reproduce.figures": ("reproduce",),
     "recipes.history.results": ("reproduce",),
     "tests": ("dev",),
@@ -139,14 +139,14 @@ KNOWN |= {"sglang": {"sglang"}, "vllm": {"vllm"}, "dev": {"pytest", "pyyaml"}, "
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("bebop.loop", "import aiohttp"),
-        ("bebop.loop", "def f():\n    from packaging.version import Version"),
-        ("bebop.loop", "import importlib\nimportlib.import_module('yaml')"),  # for the tests only
+        ("bebop.driver.loop", "import aiohttp"),
+        ("bebop.driver.loop", "def f():\n    from packaging.version import Version"),
+        ("bebop.driver.loop", "import importlib\nimportlib.import_module('yaml')"),  # for the tests only
         ("bebop.rollout.worker", "import sglang"),  # not behind the door
         ("bebop.megatron_job.job", "import verl"),
         ("recipes.reproduce.drift.analysis", "import pytest"),
-        ("tests.test_loop", "import pytest\npytest.importorskip('verl')"),
-        ("tests.test_loop", "import never_heard_of"),
+        ("tests.driver.test_loop", "import pytest\npytest.importorskip('verl')"),
+        ("tests.driver.test_loop", "import never_heard_of"),
     ],
 )
 def test_planted_imports_are_caught(module: str, source: str) -> None:
@@ -156,11 +156,11 @@ def test_planted_imports_are_caught(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("bebop.loop", "import numpy.linalg, json\nfrom bebop import errors\nfrom recipes.tiny import data"),
+        ("bebop.driver.loop", "import numpy.linalg, json\nfrom bebop import errors\nfrom recipes.tiny import data"),
         ("bebop.rollout.sglang.engine", "import sglang.srt"),
         ("bebop.megatron_job.job", "from megatron.core import parallel_state"),
         ("bebop.kernels.stats_triton", "import triton"),
-        ("tests.test_loop", "import yaml, numpy, pytest"),
+        ("tests.driver.test_loop", "import yaml, numpy, pytest"),
     ],
 )
 def test_what_is_declared_passes(module: str, source: str) -> None:

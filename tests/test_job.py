@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from bebop.processes import lives
-from bebop.store import verify
+from bebop.run_dir.checkpoints import verify
+from bebop.runtime.processes import lives
 from bebop.trainer import checkpoint
-from bebop.trajectories import NAME, Trajectories
+from bebop.trajectory_db.reader import NAME, Trajectories
 from tests.commands import HANGING
 
 pytestmark = pytest.mark.slow

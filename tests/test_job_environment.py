@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bebop.trajectories import NAME, Trajectories
+from bebop.trajectory_db.reader import NAME, Trajectories
 from tests.test_job import finish, pids, rows, start, wait_for_step
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bebop.processes import descendants, lives, status
+from bebop.runtime.processes import descendants, lives, status
 from tests.commands import HANGING
 from tests.test_job import counted, finish, pids, rows, start, wait_for_step
 

@@ -37,7 +37,7 @@ def words(module: str, source: str) -> list[str]:
 
 def test_words_stay_in_their_places() -> None:
     tree = sources()
-    assert {"bebop.runtime", "bebop.rollout.worker", "bebop.trainer.losses", "recipes.tiny.data"} <= set(tree)
+    assert {"bebop.runtime.job", "bebop.rollout.worker", "bebop.trainer.losses", "recipes.tiny.data"} <= set(tree)
     assert [line for module, source in tree.items() for line in words(module, source)] == []
     assert [place for place in HEADED if not any(under(module, place) for module in tree)] == []
 
@@ -45,8 +45,8 @@ def test_words_stay_in_their_places() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("bebop.loop", "if config.decoding.system == 'target_only': pass"),
-        ("bebop.loop", 'if "target_only" != config.decoding.system: pass'),
+        ("bebop.driver.loop", "if config.decoding.system == 'target_only': pass"),
+        ("bebop.driver.loop", 'if "target_only" != config.decoding.system: pass'),
         ("bebop.monitor.watch", "fixed = system in ('autoregressive', other)"),
         ("bebop.rollout.torch_engine", "if policy.mtp is not None:\n    pass"),
         ("bebop.rollout.decoding.draft_verify", "heads = weights('MTP')"),
@@ -59,8 +59,8 @@ def test_planted_words_are_caught(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("bebop.loop", "pairs = [f(name) for name in ('target_only', 'pad')]"),
-        ("bebop.loop", "near = sums['target_only'] > 1\nif rollout.name == 'bebop': pass"),
+        ("bebop.driver.loop", "pairs = [f(name) for name in ('target_only', 'pad')]"),
+        ("bebop.driver.loop", "near = sums['target_only'] > 1\nif rollout.name == 'bebop': pass"),
         ("bebop.rollout.decoding.mtp", "head = policy.mtp"),
         ("bebop.trainer.policy", "head = policy.mtp"),
     ],
@@ -73,9 +73,9 @@ def test_words_in_their_places_pass(module: str, source: str) -> None:
 # one for each way in which an import can be written.
 PLANTED = [
     ("kernels/verify.py", "from bebop.model.backbone import Policy", "bebop.kernels.verify -> bebop.model.backbone"),
-    ("bebop/buffer.py", "from bebop import loop", "bebop.buffer -> bebop.loop"),
-    ("bebop/loop.py", "def f():\n    import bebop.runtime", "bebop.loop -> bebop.runtime"),
-    ("bebop/protocols.py", "from bebop.pool import Pool", "bebop.protocols -> bebop.pool"),
+    ("bebop/driver/buffer.py", "from bebop import loop", "bebop.driver.buffer -> bebop.driver.loop"),
+    ("bebop/driver/loop.py", "def f():\n    import bebop.runtime.job", "bebop.driver.loop -> bebop.runtime.job"),
+    ("bebop/driver/protocols.py", "from bebop.driver.pool import Pool", "bebop.driver.protocols -> bebop.driver.pool"),
     ("bebop/somewhere.py", "", "bebop.somewhere"),  # a module without a floor
     ("trainer/losses.py", "import bebop.trainer.rank", "bebop.trainer.losses -> bebop.trainer.rank"),
     ("trainer/policy.py", "from bebop.rollout import slots", "bebop.trainer.policy -> bebop.rollout.slots"),
@@ -91,8 +91,8 @@ PLANTED = [
         "def f():\n    import bebop.trajectory",
         "bebop.rollout.decoding.lengths -> bebop.trajectory",
     ),
-    ("bebop/pool.py", "import ray.util", "bebop.pool -> ray"),
-    ("bebop/config.py", "from omegaconf import DictConfig", "bebop.config -> omegaconf"),
+    ("bebop/driver/pool.py", "import ray.util", "bebop.driver.pool -> ray"),
+    ("bebop/config/job.py", "from omegaconf import DictConfig", "bebop.config.job -> omegaconf"),
     ("rollout/torch_engine.py", "import sglang.srt", "bebop.rollout.torch_engine -> sglang"),
     ("rollout/capacity.py", "import vllm", "bebop.rollout.capacity -> vllm"),
     ("recipes/megatron/job.py", "import verl", "bebop.megatron_job.job -> verl"),

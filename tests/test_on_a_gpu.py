@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from bebop.metrics import values
+from bebop.driver.weights import verify_weights, with_manifest
+from bebop.metrics.metrics import values
 from bebop.model.backbone import Policy
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.systems import SYSTEMS
 from bebop.trainer.policy import PolicyTrainer
-from bebop.weight_manifest import verify_weights, with_manifest
 from tests.builders import requests, tiny_policy
 from tests.rollout.test_conformance import PROMPTS, QUICK, engine
 from tests.trainer.builders import batch, job, plain, plain_logprobs, policy, weights_of

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from bebop.processes import descendants, status
+from bebop.runtime.processes import descendants, status
 from tests.test_job import finish, rows, start, wait_for_step
 
 pytestmark = pytest.mark.slow

@@ -128,7 +128,12 @@ def test_planted_files_are_caught(tmp_path: Path) -> None:
         "kernels/__init__.py",
         "rollout/decoding/__init__.py",
     ]
-    names = [Path("bebop/types.py"), Path("rollout/queue.py"), Path("kernels/triton.py"), Path("bebop/buffer.py")]
+    names = [
+        Path("bebop/types.py"),
+        Path("rollout/queue.py"),
+        Path("kernels/triton.py"),
+        Path("bebop/driver/buffer.py"),
+    ]
     assert name_violations([*names, Path("recipes/verl/verl.py")]) == [*map(str, names[:3]), "recipes/verl/verl.py"]
     (tmp_path / "bebop").mkdir()
     for name in LINKS[1:]:

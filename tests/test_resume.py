@@ -14,13 +14,13 @@ import torch
 
 from bebop.adaptation.ranks import ALONE
 from bebop.bench.gpu.job import InProcess
-from bebop.compose import adapt_config
-from bebop.config import JobConfig, ModelConfig
-from bebop.loop import Loop
+from bebop.config.compose import adapt_config
+from bebop.config.fields import from_dict
+from bebop.config.job import JobConfig, ModelConfig
+from bebop.driver.loop import Loop
+from bebop.driver.past_completions import PastAnswers
 from bebop.model.checkpoint import load_tokenizer
 from bebop.model.parts import has_part
-from bebop.parsing import from_dict
-from bebop.past_answers import PastAnswers
 from bebop.rollout.decoding.lengths import EntropyLength
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.systems import PARTS, SYSTEMS
@@ -28,9 +28,9 @@ from bebop.tasks.epochs import Epochs
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer import checkpoint
 from bebop.trainer.certify import Certifier
-from bebop.trajectories import NAME
 from bebop.trajectory import Prompt
-from bebop.trajectory_log import TrajectoryLog, piece_of
+from bebop.trajectory_db.reader import NAME
+from bebop.trajectory_db.writer import TrajectoryLog, piece_of
 
 pytestmark = pytest.mark.slow
 

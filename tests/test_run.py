@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bebop import compose, run
+from bebop import run
+from bebop.config import compose
 from tests.cases import slow_but
 from tests.commands import HANGING, error_of
 
@@ -93,7 +94,10 @@ LIBRARIES = ("reasoning_gym", "math_verify", "sympy", "matplotlib", "scipy", "py
 MODEL_CODE = ("transformers.modeling_utils", "torch.distributed.tensor", "torch.distributed.fsdp", "torch._dynamo")
 WITHOUT = [
     ("bebop.run", ("torch", "transformers", "ray", "numpy", "plotly", *LIBRARIES)),
-    ("bebop.identity, bebop.preflight, bebop.runtime, bebop.report.page", (*LIBRARIES, *MODEL_CODE)),
+    (
+        "bebop.run_dir.identity, bebop.runtime.preflight, bebop.runtime.job, bebop.report.page",
+        (*LIBRARIES, *MODEL_CODE),
+    ),
     ("bebop.rollout.worker, bebop.tasks.procedural", ("ray", "plotly", *LIBRARIES, *MODEL_CODE)),
 ]
 

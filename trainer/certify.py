@@ -41,7 +41,7 @@ from bebop.certify.answers import Answer, Block, cells, columns, narrow
 from bebop.certify.certificate import cause
 from bebop.certify.declared import tolerance
 from bebop.certify.ledger import Ledger
-from bebop.config import MAX_BATCH_TOKENS, JobConfig
+from bebop.config.job import MAX_BATCH_TOKENS, JobConfig
 from bebop.monitor.certified import PAIRS, Certified
 from bebop.trainer.old_policies import OldPolicies
 from bebop.trainer.packing import PackedRows, Row, pack
@@ -214,7 +214,7 @@ class Certifier:
     def read(self, groups: Sequence[Group], since: int, version: int) -> Certified | None:
         """Weigh two completions of each group, and return what the ledger says.
 
-        ``since`` is that of ``bebop.protocols.Trainer.certify``, ``version`` that of the policy's weights. Return None
+        ``since`` is that of ``driver.protocols.Trainer.certify``, ``version`` that of the policy's weights. Return None
         on ranks above 0, and where a completion is of an inexact system.
         """
         if not all(t.completion.exact for group in groups for t in group.trajectories):

@@ -7,9 +7,9 @@
     loop.json, .safetensors     what the loop handed in (prompt cursor, buffered groups): opaque here
     manifest.json               size and SHA-256 of each file above
 
-How they appear, are found and go: ``bebop.store``. The trainer's process fills a hidden folder, and the process that
-has the run folder's lock lets it appear: a trainer that outlives its driver adds nothing to a run that goes on without
-it. Reading one runs no code that it could name (``bebop.codec``).
+How they appear, are found and go: ``bebop.run_dir.checkpoints``. The trainer's process fills a hidden folder, and the
+process that has the run folder's lock lets it appear: a trainer that outlives its driver adds nothing to a run that goes on
+without it. Reading one runs no code that it could name (``bebop.run_dir.state_codec``).
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from bebop import codec
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import save_policy
 from bebop.monitor.probe_set import ProbeText
-from bebop.store import STEPS, Store, seal, verify
+from bebop.run_dir import state_codec as codec
+from bebop.run_dir.checkpoints import STEPS, Store, seal, verify
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trace, Trajectory, Turn
 
 # In the loop's state, beside numbers, texts and arrays.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bebop.config import HeadConfig
+from bebop.config.job import HeadConfig
 from bebop.errors import UserError
 from bebop.trainer.chains import ChainRows, KnownRow, TokenRow, chain_rows, known_chains, spaced
 from bebop.trainer.head_backend import HeadBackend

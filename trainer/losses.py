@@ -23,8 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.config import AlgorithmConfig
-from bebop.metrics import Max, Mean, Metrics, SampleSize, Sum
+from bebop.config.job import AlgorithmConfig
+from bebop.metrics.metrics import Max, Mean, Metrics, SampleSize, Sum
 from bebop.trainer.packing import PackedRows
 from bebop.trajectory import Group
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from bebop.metrics import Metrics, merge
+from bebop.metrics.metrics import Metrics, merge
 from bebop.trainer.losses import same_weights_metrics
 from bebop.trainer.packing import PackedRows
 from bebop.trainer.scorer import Scorer, reshard

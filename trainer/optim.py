@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from bebop.config import HeadConfig, TrainerConfig
+from bebop.config.job import HeadConfig, TrainerConfig
 from bebop.errors import UserError
 from bebop.trainer.scorer import like, whole
 

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from bebop.config import MAX_BATCH_TOKENS, DecodingConfig, JobConfig
+from bebop.config.job import MAX_BATCH_TOKENS, DecodingConfig, JobConfig
 from bebop.errors import UserError
-from bebop.metrics import Mean, Metrics, Sum, merge
+from bebop.metrics.metrics import Mean, Metrics, Sum, merge
 from bebop.model.backbone import Policy
 from bebop.model.fingerprint import fingerprint
 from bebop.model.memory import micro_batch

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.config import DecodingConfig, SamplingConfig
+from bebop.config.job import DecodingConfig, SamplingConfig
 from bebop.kernels.stats import pair_stats
 from bebop.kernels.truncation import truncate_
 from bebop.model.backbone import Policy

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from bebop.command import writing
-from bebop.config import DecodingConfig, JobConfig
-from bebop.metrics import Metrics
+from bebop.config.job import DecodingConfig, JobConfig
+from bebop.driver.weights import CheckedWeights, with_manifest
+from bebop.metrics.metrics import Metrics
 from bebop.model.checkpoint import load_policy
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
@@ -23,7 +24,6 @@ from bebop.trainer import checkpoint
 from bebop.trainer.certify import Certifier
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trajectory import Batch, Group
-from bebop.weight_manifest import CheckedWeights, with_manifest
 
 
 class TrainerRank:

@@ -15,8 +15,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bebop.adaptation.corpus import sampling_params
-from bebop.config import DecodingConfig, SamplingConfig
-from bebop.config_adapt import DataConfig
+from bebop.config.adapt import DataConfig
+from bebop.config.job import DecodingConfig, SamplingConfig
 from bebop.kernels.pivot import residual
 from bebop.kernels.uniforms import uniforms
 from bebop.kernels.verify import sample

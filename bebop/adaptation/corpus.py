@@ -14,12 +14,12 @@ from tqdm import tqdm
 
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
-from bebop.config import DecodingConfig, SamplingConfig, TaskConfig
-from bebop.config_adapt import AdaptConfig, DataConfig
+from bebop.config.adapt import AdaptConfig, DataConfig
+from bebop.config.fields import MAX_SEED
+from bebop.config.job import DecodingConfig, SamplingConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.parsing import MAX_SEED
 from bebop.rollout.agent_setup import make_agent_loop
 from bebop.rollout.engine import Request
 from bebop.rollout.engine_thread import EngineThread

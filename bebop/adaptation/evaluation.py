@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from bebop.adaptation.corpus import run_engine
 from bebop.adaptation.ranks import ALONE, Ranks
-from bebop.config import DecodingConfig
-from bebop.config_adapt import DataConfig
-from bebop.intervals import Interval, ratio, ratio_difference
+from bebop.config.adapt import DataConfig
+from bebop.config.job import DecodingConfig
+from bebop.metrics.intervals import Interval, ratio, ratio_difference
 from bebop.model.backbone import Policy
 from bebop.trajectory import DRAFT_STATS, MEASURED, Completion, Prompt
 

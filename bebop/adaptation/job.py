@@ -32,11 +32,11 @@ from bebop.adaptation.probe import probe
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.adaptation.results import Results, Snapshot
 from bebop.command import stoppable, writing
-from bebop.config_adapt import AdaptConfig
+from bebop.config.adapt import AdaptConfig
 from bebop.errors import UserError
+from bebop.metrics.sinks import JsonlSink, Sink, TensorBoardSink
 from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
 from bebop.report.adapted import write_card, write_page
-from bebop.sinks import JsonlSink, Sink, TensorBoardSink
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer

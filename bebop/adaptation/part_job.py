@@ -12,18 +12,18 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from bebop import codec
 from bebop.adaptation.ranks import Ranks
 from bebop.command import stoppable, writing
-from bebop.config import TrainerConfig
-from bebop.config_adapt import AdaptConfig
+from bebop.config.adapt import AdaptConfig
+from bebop.config.fields import check
+from bebop.config.job import TrainerConfig
 from bebop.errors import UserError
+from bebop.metrics.sinks import JsonlSink
 from bebop.model.backbone import Policy
 from bebop.model.parts import PartCard, backbone_fingerprint, save_part
-from bebop.parsing import check
-from bebop.run_folder import OVERRIDES
-from bebop.sinks import JsonlSink
-from bebop.store import HEADS, Store, seal, verify
+from bebop.run_dir import state_codec as codec
+from bebop.run_dir.checkpoints import HEADS, Store, seal, verify
+from bebop.run_dir.folder import OVERRIDES
 from bebop.trainer.optim import GuardedAdamW, load_optimizer_state, optimizer_state
 
 STATE = "head"  # of head.json and head.safetensors
@@ -137,7 +137,7 @@ def command(config: AdaptConfig, folder: Path) -> str:
     return shlex.join(["python", "-m", "bebop.adapt", *(one for one in given if not one.startswith(PLACES))])
 
 
-# ---- checkpoints, ``<run>/checkpoints/head_000100/``: the backbone is frozen and not in them (see ``bebop.store``)
+# ---- checkpoints, ``<run>/checkpoints/head_000100/`` (``bebop.run_dir.checkpoints``): without the frozen backbone
 
 
 def store(folder: Path) -> Store:

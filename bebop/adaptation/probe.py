@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bebop.intervals import Interval, ratio
 from bebop.kernels.stats import pair_stats
 from bebop.kernels.truncation import truncate_
+from bebop.metrics.intervals import Interval, ratio
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import TokenRow, chain_rows, spaced

@@ -6,7 +6,7 @@ from typing import Any
 
 from bebop.adaptation.evaluation import Measured, change
 from bebop.adaptation.probe import Probe
-from bebop.intervals import Interval
+from bebop.metrics.intervals import Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

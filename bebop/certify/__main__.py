@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bebop.command import check_writable, run_main, writing
-from bebop.compose import as_yaml, certify_config, write_down
-from bebop.config_certify import CertifyConfig
+from bebop.config.certify import CertifyConfig
+from bebop.config.compose import as_yaml, certify_config, write_down
+from bebop.config.docs import about, asked, overview
 from bebop.errors import UserError
-from bebop.settings import about, asked, overview
 
 HELP = """usage: python -m bebop.certify [--help [GROUP]] [--cfg] [override ...]
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from bebop.certify.evidence import Evidence, Visible
 from bebop.command import writing
-from bebop.store import write_text
+from bebop.run_dir.checkpoints import write_text
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 EXIT_CODES: Mapping[Verdict, int] = {"pass": 0, "fail": 1, "inconclusive": 3}  # 2 is a mistake of the user's

@@ -13,7 +13,7 @@ from bebop import __version__
 from bebop.certify.answers import Answer
 from bebop.certify.reference import Progress
 from bebop.certify.white_box import WhiteBox
-from bebop.config_certify import CertifyConfig
+from bebop.config.certify import CertifyConfig
 from bebop.model.checkpoint import load_policy
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, Rows, TargetOutput

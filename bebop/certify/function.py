@@ -20,7 +20,7 @@ import numpy as np
 from bebop.certify.answers import Answer
 from bebop.certify.calls import fields, unanswered
 from bebop.certify.reference import Progress
-from bebop.config_certify import CertifyConfig
+from bebop.config.certify import CertifyConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import Request
 from bebop.trajectory import Completion

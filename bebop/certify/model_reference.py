@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bebop.certify.answers import Answer, Block, cells, make_block, narrow, seen
 from bebop.certify.reference import LiveEngine
-from bebop.config_certify import CertifyConfig
+from bebop.config.certify import CertifyConfig
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy

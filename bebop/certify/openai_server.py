@@ -17,7 +17,7 @@ from bebop.certify.answers import Answer
 from bebop.certify.calls import Server, fields, refuse, unanswered
 from bebop.certify.reference import Progress
 from bebop.certify.served_reference import Prefilled, likeliest
-from bebop.config_certify import CertifyConfig
+from bebop.config.certify import CertifyConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import Request
 

@@ -39,11 +39,11 @@ from bebop.certify.ledger import Ledger
 from bebop.certify.reference import LiveEngine, Reference
 from bebop.certify.structure import check_structure
 from bebop.certify.two_sample import TwoSample, repeated
-from bebop.config_certify import CertifyConfig, LogprobMode
-from bebop.config_decoding import DecodingConfig
+from bebop.config.certify import CertifyConfig, LogprobMode
+from bebop.config.decoding import DecodingConfig
 from bebop.model.checkpoint import load_tokenizer, resolve, stop_tokens
-from bebop.preflight import check_model, prompts
 from bebop.rollout.engine import Request
+from bebop.runtime.preflight import check_model, prompts
 from bebop.trajectory import SamplingParams
 
 SEEDS = 1 << 31

@@ -22,7 +22,7 @@ from transformers import AutoConfig
 from bebop.certify.answers import Answer, Block, make_block, seen
 from bebop.certify.model_reference import processed as whole
 from bebop.certify.reference import LiveEngine
-from bebop.config_certify import CertifyConfig
+from bebop.config.certify import CertifyConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import resolve
 from bebop.trajectory import SamplingParams

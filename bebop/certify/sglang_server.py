@@ -25,7 +25,7 @@ from bebop.certify.calls import Server, fields, refuse, unanswered
 from bebop.certify.reference import Progress
 from bebop.certify.served_reference import Prefilled, likeliest
 from bebop.certify.white_box import WhiteBox
-from bebop.config_certify import CertifyConfig
+from bebop.config.certify import CertifyConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import Request
 from bebop.rollout.sglang.arguments import refuse_version, sampling_arguments

@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers import logging as transformers_logging
 
-from bebop.config import ModelConfig
+from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model.attention import refuse_config
 from bebop.model.backbone import Policy, stop_token_ids
@@ -42,7 +42,7 @@ from bebop.model.skeleton import (
     read_object,
 )
 from bebop.model.smollm2 import HEAD, cached
-from bebop.reading import main_type
+from bebop.run_dir.safe_parse import main_type
 
 if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
     from transformers import PreTrainedModel

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from bebop.config import MAX_BATCH_TOKENS, JobConfig
+from bebop.config.job import MAX_BATCH_TOKENS, JobConfig
 
 MICRO_BATCH_SHARE = 1 / 8  # weights, optimizer, engine and its keys and values need the rest
 GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")

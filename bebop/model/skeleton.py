@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from bebop.errors import UserError
 from bebop.model.layouts import LAYOUTS, from_layout
 from bebop.model.mtp import MTPHead
-from bebop.reading import parse_json
+from bebop.run_dir.safe_parse import parse_json
 
 if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
     from transformers import PreTrainedModel

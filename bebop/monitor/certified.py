@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bebop.config import JobConfig
+from bebop.config.job import JobConfig
 from bebop.systems import SYSTEMS
 from bebop.trajectory import Group
 
@@ -72,7 +72,7 @@ class Certified:
 
 
 class CertifyingTrainer(Protocol):
-    """The part of ``bebop.protocols.Trainer`` that is asked here."""
+    """The part of ``bebop.driver.protocols.Trainer`` that is asked here."""
 
     async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
         """Look at all of these completions; evidence from before ``since`` is dropped."""

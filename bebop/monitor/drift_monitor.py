@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from bebop.config import Costs
+from bebop.config.job import Costs
 from bebop.monitor.controller import Action, Controller, ControllerConfig, Health, Signals, State, Verdict
 from bebop.monitor.drift import Decomposition, Key, by_key, decompose
 from bebop.monitor.estimate import Estimate

@@ -7,7 +7,7 @@ conditional on reaching the position; counts and overlaps estimate the same rate
 
 By turn, acceptance is compared position by position, never as an accept length: the end of a turn cuts its last cycle
 off, so short turns have short cycles whatever is drafted. The first cycle after an observation is looked at by itself:
-it drafts on tokens that the policy has not written. ``bebop.catalogue`` lists the names.
+it drafts on tokens that the policy has not written. ``bebop.metrics.catalogue`` lists the names.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.metrics import Max, Mean, Metrics, Percentile, Sum
+from bebop.metrics.metrics import Max, Mean, Metrics, Percentile, Sum
 from bebop.monitor.records import AFTER, first_of_kind
 from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
 from bebop.trajectory import OPENING, Completion, DecodeStats, Ending, Group, Trajectory

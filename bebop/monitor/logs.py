@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bebop.config.fields import MAX_INT
 from bebop.errors import UserError
 from bebop.monitor.adapters import ACCEPTED, VLLM, VllmCounters, sglang_stats, sglang_stretches
 from bebop.monitor.certified import Certified
@@ -20,8 +21,7 @@ from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation
 from bebop.monitor.probe_set import ProbeReading, Sweep
 from bebop.monitor.records import StepRecords, from_averages, from_stats, merge_records, with_entropy
-from bebop.parsing import MAX_INT
-from bebop.reading import finite, parse_json
+from bebop.run_dir.safe_parse import finite, parse_json
 from bebop.trajectory import DecodeStats
 
 # What a line of averages may call it; ``names`` goes before. A trailing / stands for position 1, 2, ...

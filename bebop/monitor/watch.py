@@ -11,15 +11,15 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from bebop.config import DecodingConfig, JobConfig, MonitorConfig
+from bebop.config.job import DecodingConfig, JobConfig, MonitorConfig
+from bebop.driver.protocols import Trainer
+from bebop.metrics.sinks import StepLog
 from bebop.monitor.certified import Certificate, Certified
 from bebop.monitor.controller import Action, ControllerConfig, Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
 from bebop.monitor.logs import log_row, read_log, read_row
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.monitor.records import from_groups
-from bebop.protocols import Trainer
-from bebop.sinks import StepLog
 from bebop.systems import SYSTEMS
 from bebop.trajectory import Group, Trajectory, before
 

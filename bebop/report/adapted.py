@@ -21,14 +21,14 @@ from bebop import __version__
 from bebop.adaptation.evaluation import Measured, change
 from bebop.adaptation.probe import Array, Probe
 from bebop.adaptation.results import Results, Snapshot, boundary_share
-from bebop.config import BUILT_IN
-from bebop.config_adapt import AdaptConfig
-from bebop.intervals import Interval
+from bebop.config.adapt import AdaptConfig
+from bebop.config.job import BUILT_IN
+from bebop.metrics.intervals import Interval
+from bebop.metrics.sinks import read_jsonl
 from bebop.report import made
 from bebop.report.document import Card, document, table
 from bebop.report.figures import PALETTE, Key, Panel, Trace, layout, line_trace, rounded, same_scale
 from bebop.report.runs import Run, origin
-from bebop.sinks import read_jsonl
 from bebop.systems import SYSTEMS as ALL_SYSTEMS
 
 SYSTEMS = {"bebop": "sampled drafts", "target_only": "greedy drafts"}  # decoding system -> as readers know it

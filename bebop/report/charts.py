@@ -1,10 +1,10 @@
-"""The charts of a report with their lines, out of ``bebop.catalogue``; ``figures`` draws them."""
+"""The charts of a report with their lines, out of ``bebop.metrics.catalogue``; ``figures`` draws them."""
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bebop.catalogue import CHARTS, METRICS, Chart, MetricRow
+from bebop.metrics.catalogue import CHARTS, METRICS, Chart, MetricRow
 from bebop.monitor.records import AFTER, kind_name
 from bebop.report.runs import Run
 from bebop.trajectory import DRAFT_STATS

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bebop.config import DecodingConfig, MonitorConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import DecodingConfig, MonitorConfig
 from bebop.errors import UserError
 from bebop.monitor.controller import Kind
 from bebop.monitor.drift import Decomposition, Key
@@ -19,7 +20,6 @@ from bebop.monitor.logs import read_log
 from bebop.monitor.probe_set import TokenProbs
 from bebop.monitor.records import AFTER
 from bebop.monitor.watch import settings
-from bebop.parsing import from_dict
 from bebop.report import figures
 from bebop.report.document import Card, table
 from bebop.report.figures import INK, MUTED, Panel, Trace, layout, rounded, visible

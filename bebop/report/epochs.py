@@ -8,12 +8,12 @@ from pathlib import Path
 from sqlite3 import Row
 from typing import TypeVar
 
-from bebop.intervals import Interval, ratio
+from bebop.metrics.intervals import Interval, ratio
 from bebop.report import figures
 from bebop.report.document import Card, table
 from bebop.report.figures import Panel
 from bebop.report.runs import DASH, Run
-from bebop.trajectories import NAME, Trajectories
+from bebop.trajectory_db.reader import NAME, Trajectories
 
 T = TypeVar("T")
 EPOCH = "samples/epoch"

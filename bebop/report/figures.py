@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bebop.catalogue import WINDOW, Chart
-from bebop.intervals import Interval
+from bebop.metrics.catalogue import WINDOW, Chart
+from bebop.metrics.intervals import Interval
 from bebop.report.charts import Plot, Series
 from bebop.report.runs import Run
 

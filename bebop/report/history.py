@@ -1,7 +1,7 @@
 """The cards of runs that drafted from history: how much of it, how it was accepted, and how that ages.
 
-A completion counts as remembered once it was trained on (``bebop.past_answers``). How old the newest one was is
-found here, from the weights that began both: engines do not know.
+A completion counts as remembered once it was trained on (``bebop.driver.past_completions``). How old the newest one
+was is found here, from the weights that began both: engines do not know.
 """
 
 from bisect import bisect_right
@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.intervals import Interval, ratio
+from bebop.metrics.intervals import Interval, ratio
 from bebop.report import figures
 from bebop.report.document import Card, table
 from bebop.report.epochs import CLUSTERS, Line, ends, interval_panel, shown
 from bebop.report.figures import Panel
 from bebop.report.runs import Run
-from bebop.trajectories import NAME, Trajectories
+from bebop.trajectory_db.reader import NAME, Trajectories
 
 METRIC = "rollout/history/1"  # of runs that draft from history
 NEVER = -1  # an age: nothing was remembered

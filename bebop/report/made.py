@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from bebop.machine import PACKAGES, without_folders
 from bebop.report.document import Card, table
 from bebop.report.runs import DASH, Run
+from bebop.run_dir.machine import PACKAGES, without_folders
 
 
 def cards(runs: Sequence[Run]) -> list[Card]:

@@ -14,7 +14,7 @@ from bebop.report.drift import Replay, cards, replay_log, replay_runs
 from bebop.report.figures import Figure, draw, run_keys
 from bebop.report.runs import HEADS, NOTE, Run, load_runs, summary
 from bebop.report.verdict import Said, said
-from bebop.trajectories import NAME
+from bebop.trajectory_db.reader import NAME
 from bebop.view.folders import HOST, PORT
 
 ADDRESS = f"http://{HOST}:{PORT}/"

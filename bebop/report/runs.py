@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from bebop.errors import UserError
-from bebop.machine import MACHINE
-from bebop.reading import finite, parse_json, parse_yaml
-from bebop.run_folder import CONFIG, OVERRIDES
-from bebop.sinks import read_jsonl
+from bebop.metrics.sinks import read_jsonl
+from bebop.run_dir.folder import CONFIG, OVERRIDES
+from bebop.run_dir.machine import MACHINE
+from bebop.run_dir.safe_parse import finite, parse_json, parse_yaml
 from bebop.systems import SYSTEMS
 
 DASH = "\N{EN DASH}"  # shown where there is no data

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bebop.config import JobConfig
+from bebop.config.fields import settings
+from bebop.config.job import JobConfig
 from bebop.monitor.controller import CAUSES, State
 from bebop.monitor.drift import Decomposition
 from bebop.monitor.drift_monitor import Explanation
 from bebop.monitor.estimate import Estimate
-from bebop.parsing import settings
 from bebop.report.runs import DASH, FIRST, Run, windows
 from bebop.systems import SYSTEMS
 from bebop.systems.base import System

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bebop.config_simulate import CompletionsConfig, CostsConfig, SimulateConfig
+from bebop.config.simulate import CompletionsConfig, CostsConfig, SimulateConfig
 
 GIGABYTE = 1e9
 

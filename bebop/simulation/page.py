@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bebop.config_simulate import SimulateConfig
+from bebop.config.simulate import SimulateConfig
 from bebop.report.document import Card, document, opened, table
 from bebop.report.figures import GRID, INK, Panel, color
 from bebop.simulation.run import Simulated

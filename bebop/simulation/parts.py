@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.config import DecodingConfig
-from bebop.config_simulate import SimulateConfig
-from bebop.metrics import Metrics
+from bebop.config.job import DecodingConfig
+from bebop.config.simulate import SimulateConfig
+from bebop.driver.protocols import LINGER_SECONDS, Assignment, WorkerReport
+from bebop.driver.report_queue import OpenAssignment, ReportQueue
+from bebop.metrics.metrics import Metrics
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
-from bebop.protocols import LINGER_SECONDS, Assignment, WorkerReport
-from bebop.report_queue import OpenAssignment, ReportQueue
 from bebop.simulation.batch import Ended, SimulatedBatch
 from bebop.simulation.costs import Costs, cycles
 from bebop.trajectory import Batch, Completion, DecodeStats, Group, Prompt, Trajectory

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bebop.config import JobConfig
-from bebop.config_simulate import SimulateConfig
-from bebop.loop import Loop
+from bebop.config.fields import from_dict
+from bebop.config.job import JobConfig
+from bebop.config.simulate import SimulateConfig
+from bebop.driver.loop import Loop
+from bebop.driver.protocols import Trainer
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, Sweep
 from bebop.monitor.watch import JobMonitor
-from bebop.parsing import from_dict
-from bebop.protocols import Trainer
 from bebop.simulation.parts import Completions, SimulatedTrainer, SimulatedWorker, prompt
 from bebop.simulation.virtual_time import run_virtually
 from bebop.trajectory import Group

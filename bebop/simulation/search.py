@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from bebop.config_simulate import SimulateConfig
+from bebop.config.simulate import SimulateConfig
 from bebop.simulation.costs import Costs, emitted
 from bebop.simulation.run import Simulated, simulate
 

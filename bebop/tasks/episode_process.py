@@ -25,7 +25,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from bebop.errors import UserError
-from bebop.processes import descendants, end, marked
+from bebop.runtime.processes import descendants, end, marked
 from bebop.tasks.environment import (
     Environment,
     EnvironmentKind,

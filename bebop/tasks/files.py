@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bebop.config.fields import check
 from bebop.errors import UserError
-from bebop.keepable import check_keepable
-from bebop.parsing import check
-from bebop.reading import parse_json
+from bebop.run_dir.safe_parse import parse_json
+from bebop.run_dir.storable import check_keepable
 from bebop.tasks.epochs import Epochs
 
 

@@ -41,7 +41,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from bebop.errors import UserError
-from bebop.processes import cpu_ticks
+from bebop.runtime.processes import cpu_ticks
 from bebop.tasks.output import Output
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from bebop.config import TaskConfig
+from bebop.config.job import TaskConfig
 from bebop.errors import UserError
 from bebop.tasks.files import FileItems
 from bebop.tasks.functions import RewardTimeout, UserFunction, isolated

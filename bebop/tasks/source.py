@@ -7,9 +7,9 @@ questions is of epoch i // N, and its place there goes through a permutation tha
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from bebop.config import TaskConfig
+from bebop.config.job import TaskConfig
 from bebop.errors import UserError
-from bebop.keepable import check_keepable
+from bebop.run_dir.storable import check_keepable
 from bebop.tasks.environment import find_kind, question
 from bebop.tasks.epochs import Epochs
 from bebop.tasks.files import FileItems

@@ -15,7 +15,7 @@ from bebop.monitor.estimate import Estimate
 from bebop.monitor.records import first_of_kind, kind_name
 from bebop.monitor.token_drift import Ints, Part, Places, TokenDrift, share_out
 from bebop.systems import SYSTEMS
-from bebop.trajectories import NAME, StoredAnswer, Trajectories
+from bebop.trajectory_db.reader import NAME, StoredAnswer, Trajectories
 from bebop.view.folders import alarms
 
 SHOWN = 12  # kinds in a table

@@ -16,13 +16,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.catalogue import METRICS as CATALOGUE
 from bebop.errors import UserError
-from bebop.reading import finite, parse_yaml
-from bebop.run_folder import CONFIG, LOCK
-from bebop.sinks import read_jsonl
-from bebop.trajectories import NAME, TRACED, StoredAnswer, Trajectories
+from bebop.metrics.catalogue import METRICS as CATALOGUE
+from bebop.metrics.sinks import read_jsonl
+from bebop.run_dir.folder import CONFIG, LOCK
+from bebop.run_dir.safe_parse import finite, parse_yaml
 from bebop.trajectory import NONE, VERDICTS
+from bebop.trajectory_db.reader import NAME, TRACED, StoredAnswer, Trajectories
 
 HOST, PORT = "127.0.0.1", 8710  # where the viewer listens; the first port that is tried
 State = Literal["running", "waiting", "ended"]

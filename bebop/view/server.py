@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from bebop.errors import UserError
-from bebop.trajectories import Trajectories
+from bebop.trajectory_db.reader import Trajectories
 from bebop.view.folders import HOST, Folder, answer, dumps, facets, listing, siblings
 
 PAGE = Path(__file__).parent / "page"

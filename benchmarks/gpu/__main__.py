@@ -26,7 +26,7 @@ from bebop.bench.gpu.stages import STAGES
 from bebop.bench.gpu.summary import summary
 from bebop.command import check_writable, run_main
 from bebop.errors import UserError
-from bebop.machine import machine
+from bebop.run_dir.machine import machine
 
 SECONDS = 435
 LEAST = 0.4  # of its seconds that a stage needs: with less it is left out

@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.config import JobConfig
-from bebop.loop import Loop
-from bebop.metrics import Metrics
+from bebop.config.fields import from_dict
+from bebop.config.job import JobConfig
+from bebop.driver.loop import Loop
+from bebop.driver.protocols import Assignment, WorkerReport
+from bebop.driver.weights import CheckedWeights
+from bebop.metrics.metrics import Metrics
 from bebop.model.checkpoint import load_tokenizer
 from bebop.monitor.certified import Certified
-from bebop.parsing import from_dict
-from bebop.protocols import Assignment, WorkerReport
 from bebop.rollout.worker import make_worker
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer import checkpoint
 from bebop.trainer.rank import TrainerRank
 from bebop.trajectory import Batch, Group
-from bebop.weight_manifest import CheckedWeights
 
 TIMED = ("time/", "rollout/tokens_per_s")
 QUESTION = "State the final answer to the following arithmetic problem: {} ="  # as the built-in model knows it

@@ -19,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from bebop.config import AlgorithmConfig, DecodingConfig, JobConfig, ModelConfig, TrainerConfig
+from bebop.config.job import AlgorithmConfig, DecodingConfig, JobConfig, ModelConfig, TrainerConfig
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead

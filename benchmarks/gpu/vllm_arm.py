@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from bebop.bench.gpu import models
 from bebop.bench.gpu.models import CYCLES, PROMPT, TINY, WARM, Shape, policy_of, prompt_of
 from bebop.bench.gpu.stage import STEADY, Context, Row
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.model.checkpoint import save_policy
 from bebop.rollout.vllm.arguments import BLOCK, HOSTINGS
 from bebop.systems import SYSTEMS

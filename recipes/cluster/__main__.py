@@ -8,7 +8,7 @@ import sys
 from bebop import run
 from bebop.command import Parser, run_main, writing
 from bebop.errors import UserError
-from bebop.store import write_text
+from bebop.run_dir.checkpoints import write_text
 from recipes.cluster.prediction import STORED, format_prediction, predict, table
 from recipes.cluster.recipe import Recipe, load, names
 from recipes.cluster.start import arguments as job_arguments

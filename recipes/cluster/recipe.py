@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import yaml
 
-from bebop.compose import job_config
-from bebop.config import MAX_BATCH_TOKENS, JobConfig
-from bebop.config_simulate import CompletionsConfig, SimulateConfig
+from bebop.config.compose import job_config
+from bebop.config.fields import at_least, choice, from_dict, setting
+from bebop.config.job import MAX_BATCH_TOKENS, JobConfig
+from bebop.config.simulate import CompletionsConfig, SimulateConfig
 from bebop.errors import UserError
-from bebop.parsing import at_least, choice, from_dict, setting
 from recipes.cluster.roofline import GPUS, MODELS, Gpu, Lengths, Plan, Roofline
 
 FOLDER = Path(__file__).parent / "recipes"

@@ -11,7 +11,7 @@ from statistics import NormalDist
 import numpy as np
 
 from bebop.bench.peaks import PEAKS, measured
-from bebop.config_simulate import CompletionsConfig, CostsConfig
+from bebop.config.simulate import CompletionsConfig, CostsConfig
 
 GIGABYTE = 1e9
 BF16 = 2  # bytes

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bebop.bench import record
 from bebop.command import Parser, check_writable, run_main, whole
+from bebop.config.fields import MAX_PROCESSES
 from bebop.errors import UserError
-from bebop.parsing import MAX_PROCESSES
 from recipes.guess.results import keep, page, result, told
 from recipes.guess.stages import Plan, carried_out
 from recipes.stages import read

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from bebop.config import DecodingConfig, ModelConfig, TaskConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.backbone import Policy
-from bebop.parsing import from_dict
 from bebop.rollout.agent_setup import make_agent_loop
 from bebop.rollout.engine_thread import EngineThread
 from bebop.rollout.torch_engine import TorchEngine

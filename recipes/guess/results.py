@@ -9,8 +9,8 @@ from typing import Any
 
 from bebop.bench import record
 from bebop.command import writing
-from bebop.sinks import read_jsonl
-from bebop.trajectories import NAME, Trajectories
+from bebop.metrics.sinks import read_jsonl
+from bebop.trajectory_db.reader import NAME, Trajectories
 from recipes.guess import rule
 from recipes.guess.stages import Plan
 from recipes.stages import read

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bebop.intervals import Interval, across_seeds, resampled
+from bebop.metrics.intervals import Interval, across_seeds, resampled
 from recipes.reproduce import rule_hash
 
 SEEDS = 3  # jobs of the same start and settings, of other questions and draws

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bebop.command import writing
-from bebop.config import ModelConfig
+from bebop.config.job import ModelConfig
 from bebop.model.checkpoint import load_policy, save_policy
 from recipes.guess import playing, sft
 from recipes.stages import bebop, claim, once

@@ -13,8 +13,8 @@ import torch
 
 from bebop.bench import record
 from bebop.command import Parser, check_writable, run_main, whole
+from bebop.config.fields import MAX_INT
 from bebop.errors import UserError
-from bebop.parsing import MAX_INT
 from recipes.history.jobs import Plan, carried_out
 from recipes.history.replay import measured
 from recipes.history.results import keep, page, result

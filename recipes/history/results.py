@@ -8,7 +8,7 @@ from typing import Any
 
 from bebop.bench import record
 from bebop.command import writing
-from bebop.intervals import Interval, across_seeds
+from bebop.metrics.intervals import Interval, across_seeds
 from recipes.history import rule
 from recipes.history.jobs import Plan
 from recipes.history.replay import ARMS, BATCH_OF_AGES, MAX_LENGTH, PROMPTS, ROUNDS

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bebop.intervals import Interval, across_seeds
+from bebop.metrics.intervals import Interval, across_seeds
 from recipes.reproduce import rule_hash
 
 SEEDS = 3  # jobs of the same settings, of other questions and draws

@@ -10,12 +10,12 @@ import yaml
 
 from bebop.adapt import begin, check_folder, run_folder
 from bebop.command import run_main
-from bebop.compose import adapt_config, as_yaml, resumed_overrides
-from bebop.config_adapt import AdaptConfig
+from bebop.config.adapt import AdaptConfig
+from bebop.config.compose import adapt_config, as_yaml, resumed_overrides
+from bebop.config.docs import about, asked
+from bebop.config.fields import from_dict
 from bebop.errors import UserError
-from bebop.parsing import from_dict
-from bebop.settings import about, asked
-from bebop.trust import refuse_foreign
+from bebop.run_dir.resume_security import refuse_foreign
 
 HELP = """usage: torchrun --nproc-per-node N -m bebop.megatron_job.adapt [--help] [--cfg] [override ...]
 
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
 
         from bebop.adaptation.ranks import Ranks
         from bebop.megatron_job.job import MegatronAdaptation
-        from bebop.preflight import check_adaptation
+        from bebop.runtime.preflight import check_adaptation
 
         ranks = Ranks(dist.get_rank(), dist.get_world_size())
         check_adaptation(config)

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from bebop.command import run_main
-from bebop.config import ModelConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.megatron_job.adapt import OWN, require_megatron, settings
-from bebop.parsing import from_dict
 
 HELP = """usage: torchrun --nproc-per-node N -m bebop.megatron_job.convert to-megatron|to-huggingface NAME=VALUE ...
 

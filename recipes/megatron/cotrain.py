@@ -23,7 +23,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor, nn
 
-from bebop.config import HeadConfig
+from bebop.config.job import HeadConfig
 from bebop.errors import UserError
 from bebop.megatron_job.backend import MegatronBackend
 from bebop.megatron_job.head import constant

@@ -17,7 +17,7 @@ from bebop.adaptation.corpus import from_file, split_rows
 from bebop.adaptation.job import Adaptation
 from bebop.adaptation.part_job import store
 from bebop.adaptation.ranks import Ranks
-from bebop.config_adapt import AdaptConfig
+from bebop.config.adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.megatron_job.architecture import BackboneModel, build, check_sizes
 from bebop.megatron_job.backend import FrozenBackend
@@ -27,7 +27,7 @@ from bebop.megatron_job.source import Checkpoint
 from bebop.megatron_job.weights import load
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import find_device, load_policy, load_tokenizer, save_policy
-from bebop.store import seal
+from bebop.run_dir.checkpoints import seal
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling, make_objective

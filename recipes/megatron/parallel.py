@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from bebop.config.fields import check
 from bebop.errors import UserError
-from bebop.parsing import check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig
 
-from bebop.config import ModelConfig
+from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import mtp_layout, refuse_own_head, resolve
 from bebop.model.layouts import LAYOUTS, from_layout

@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from bebop.intervals import Interval
+from bebop.metrics.intervals import Interval
 
 # One colour an objective, the same in every figure.
 COLORS = {

@@ -17,7 +17,7 @@ from typing import Any
 
 from bebop.bench import record
 from bebop.errors import UserError
-from bebop.intervals import Interval
+from bebop.metrics.intervals import Interval
 from recipes.reproduce import rule_hash
 from recipes.reproduce.measured import Number
 from recipes.reproduce.verdicts import Finding, Rule, judge

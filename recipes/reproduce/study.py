@@ -33,9 +33,9 @@ from bebop.adaptation.corpus import (
     token_rows,
     write_corpus,
 )
-from bebop.compose import adapt_config
-from bebop.config import HeadConfig, ModelConfig, ObjectiveName
-from bebop.config_adapt import AdaptConfig
+from bebop.config.adapt import AdaptConfig
+from bebop.config.compose import adapt_config
+from bebop.config.job import HeadConfig, ModelConfig, ObjectiveName
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.trainer.chains import TokenRow, rows_of_step

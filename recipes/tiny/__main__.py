@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from bebop.command import Parser, check_writable, run_main, whole
-from bebop.config import ModelConfig
+from bebop.config.fields import MAX_INT, MAX_PROCESSES
+from bebop.config.job import ModelConfig
 from bebop.model.checkpoint import load_policy, save_policy
-from bebop.parsing import MAX_INT, MAX_PROCESSES
 from recipes.tiny.sft import train_backbone, train_head
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.utils.fs import copy_to_local
 
-from bebop.config import ModelConfig
+from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import stop_tokens
 from bebop.tasks.chat_delta import ChatDelta

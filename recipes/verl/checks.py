@@ -6,9 +6,9 @@ from typing import Any
 
 from packaging.version import Version
 
-from bebop.config import DecodingConfig
+from bebop.config.fields import check
+from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
-from bebop.parsing import check
 from bebop.systems import SYSTEMS
 from bebop.verl_job.settings import HEADS, VerlConfig, parse_engine
 
@@ -145,7 +145,7 @@ def _check_checkpoint(path: str, init_head: bool) -> None:
     """Refuse a folder without MTP weights before it is loaded; the worker checks paths elsewhere."""
     if init_head or not Path(path).is_dir():
         return
-    from bebop.config import ModelConfig
+    from bebop.config.job import ModelConfig
     from bebop.model.checkpoint import require_mtp
 
     try:

@@ -12,7 +12,7 @@ import numpy as np
 from ray.util.metrics import Gauge
 
 from bebop.errors import UserError
-from bebop.metrics import values
+from bebop.metrics.metrics import values
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
 from bebop.monitor.estimators import decode_metrics, drafting_metrics
 from bebop.monitor.records import first_of_kind, from_stats

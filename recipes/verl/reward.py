@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from bebop.config import TaskConfig
+from bebop.config.job import TaskConfig
 from bebop.tasks.rewards import make_reward
 from bebop.trajectory import Prompt
 

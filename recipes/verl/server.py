@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig, ModelConfig
+from bebop.config.job import DecodingConfig, ModelConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.engine import Request

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bebop.config import HeadConfig
-from bebop.parsing import check, from_dict
+from bebop.config.fields import check, from_dict
+from bebop.config.job import HeadConfig
 from bebop.systems import SYSTEMS
 
 VARIABLE = "BEBOP_VERL"
@@ -38,7 +38,12 @@ class VerlConfig:
 
     def __post_init__(self) -> None:
         check(self.metrics or not self.monitor, "bebop.monitor", self.monitor, "it takes bebop.metrics=true")
-        check(self.metrics or not self.prometheus, "bebop.prometheus", self.prometheus, "it takes bebop.metrics=true")
+        check(
+            self.metrics or not self.prometheus,
+            "bebop.prometheus",
+            self.prometheus,
+            "it takes bebop.metrics=true",
+        )
         check(self.verify_every >= 0, "bebop.verify_every", self.verify_every, "give 0 (never) or more")
 
     @property

@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from bebop.bench import record
 from bebop.command import Parser, check_writable, run_main, whole, writing
+from bebop.config.fields import MAX_PROCESSES
 from bebop.errors import UserError
-from bebop.parsing import MAX_PROCESSES
-from bebop.sinks import read_jsonl
+from bebop.metrics.sinks import read_jsonl
 from recipes.vllm import rule
 
 ENGINES = ("torch", "vllm")

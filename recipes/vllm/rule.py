@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bebop.intervals import Interval, across_seeds
+from bebop.metrics.intervals import Interval, across_seeds
 from recipes.reproduce import rule_hash
 
 # Pairs of jobs that differ in the engine alone. The first five were judged by themselves and left it open (see

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from bebop.config import Costs, DecodingConfig
+from bebop.config.job import Costs, DecodingConfig
 from bebop.kernels.uniforms import uniforms
 from bebop.model.attention import SlotContext, Span
 from bebop.rollout.slots import Slots

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.kernels.tree_verify import ancestry
 from bebop.kernels.verify import one_hot
 from bebop.model.attention import Span

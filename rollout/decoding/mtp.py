@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.kernels.verify import sample
 from bebop.model.attention import SlotContext, Span

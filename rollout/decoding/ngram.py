@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.kernels.uniforms import digest
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy

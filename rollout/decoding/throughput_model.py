@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.config import Costs
+from bebop.config.job import Costs
 
 # ---- the same number of drafts in all rows
 

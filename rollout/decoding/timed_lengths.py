@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bebop.config import Costs, DecodingConfig
+from bebop.config.job import Costs, DecodingConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, TargetOutput
 from bebop.rollout.decoding.throughput_model import FADE, REST, TRIALS, CycleSeconds, ThroughputModel, Work

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bebop.config import DecodingConfig, JobConfig
-from bebop.config_engines import Pause, SglangConfig
+from bebop.config.engines import Pause, SglangConfig
+from bebop.config.job import DecodingConfig, JobConfig
 from bebop.errors import UserError
 from bebop.rollout.sglang import dflash
 from bebop.systems import SYSTEMS

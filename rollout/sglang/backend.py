@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from bebop.errors import UserError, one_line
-from bebop.processes import stopped
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.heartbeat import Heartbeat
 from bebop.rollout.sglang.arguments import refuse_version
-from bebop.watchdog import SuspendAwareClock
+from bebop.runtime.processes import stopped
+from bebop.runtime.watchdog import SuspendAwareClock
 
 log = logging.getLogger(__name__)
 Reply = dict[str, Any]

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bebop.config import JobConfig
-from bebop.config_engines import SglangConfig
+from bebop.config.engines import SglangConfig
+from bebop.config.job import JobConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import (
     find_device,

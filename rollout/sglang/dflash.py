@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from bebop.config import DecodingConfig
-from bebop.config_engines import SglangConfig
+from bebop.config.engines import SglangConfig
+from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.systems.block.dflash import TARGETS, read_mask, read_settings
 

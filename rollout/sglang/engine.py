@@ -8,7 +8,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from bebop.config_engines import SglangConfig
+from bebop.config.engines import SglangConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import Request
 from bebop.rollout.served_engine import OutputChunk

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.heartbeat import Heartbeat
 from bebop.rollout.http_client import Busy, HttpClient, HttpReply, NoReply
 from bebop.rollout.sglang.arguments import refuse_server
 from bebop.rollout.sglang.backend import Backend, Reply, checked
-from bebop.watchdog import SuspendAwareClock, within
+from bebop.runtime.watchdog import SuspendAwareClock, within
 
 log = logging.getLogger(__name__)
 BUSY = (429, 500, 502, 503, 504)  # worth another try

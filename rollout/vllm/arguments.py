@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from bebop.config import DecodingConfig, JobConfig
+from bebop.config.job import DecodingConfig, JobConfig
+from bebop.config.system_options import HistoryOptions
 from bebop.errors import UserError
 from bebop.model.memory import bytes_per_token
-from bebop.options import HistoryOptions
 from bebop.rollout.decoding.ngram import MAX_SUFFIX
 from bebop.rollout.vllm import suffixes
 from bebop.systems import SYSTEMS

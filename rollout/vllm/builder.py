@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from bebop.config import JobConfig
+from bebop.config.job import JobConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import (
     find_device,

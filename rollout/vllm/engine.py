@@ -18,7 +18,7 @@ from bebop.rollout.vllm.arguments import refuse_sampling
 from bebop.rollout.vllm.core import Core
 from bebop.rollout.vllm.startup import self_test
 from bebop.rollout.vllm.transfer import WeightTransfer
-from bebop.watchdog import Deadline, SuspendAwareClock
+from bebop.runtime.watchdog import Deadline, SuspendAwareClock
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ import numpy as np
 from bebop.adaptation.evaluation import Measured
 from bebop.adaptation.probe import NUMBERS, Probe
 from bebop.adaptation.results import Results, Snapshot
-from bebop.config import ModelConfig
-from bebop.config_adapt import AdaptConfig
+from bebop.config.adapt import AdaptConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import ModelConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_tokenizer
-from bebop.parsing import from_dict
 from tests.builders import bare_policy
 
 TASKS = ("chain_sum", "gcd")

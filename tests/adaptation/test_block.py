@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from bebop.adaptation.corpus import question_streams
 from bebop.adaptation.part_job import store
 from bebop.adaptation.ranks import Ranks
-from bebop.compose import adapt_config, write_down
-from bebop.config import DecodingConfig
-from bebop.config_adapt import AdaptConfig
+from bebop.config.adapt import AdaptConfig
+from bebop.config.compose import adapt_config, write_down
+from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.model.parts import read_card

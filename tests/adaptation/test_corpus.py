@@ -26,12 +26,12 @@ from bebop.adaptation.corpus import (
     split_rows,
     write_corpus,
 )
-from bebop.config import ModelConfig
-from bebop.config_adapt import AdaptConfig, DataConfig
+from bebop.config.adapt import AdaptConfig, DataConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_tokenizer
-from bebop.parsing import from_dict
 from bebop.trainer.chains import TokenRow
 from bebop.trajectory import Completion, Prompt, Trajectory, Turn
 from tests.adaptation.builders import config

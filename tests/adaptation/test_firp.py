@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bebop.adaptation.part_job import store
-from bebop.compose import adapt_config, write_down
-from bebop.config_adapt import AdaptConfig
+from bebop.config.adapt import AdaptConfig
+from bebop.config.compose import adapt_config, write_down
 from bebop.errors import UserError
 from bebop.model.parts import load_part, read_card
 from bebop.systems.firp.network import PseudoStates

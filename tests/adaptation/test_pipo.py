@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from bebop.adaptation.corpus import question_streams, read_corpus
 from bebop.adaptation.part_job import store
-from bebop.compose import adapt_config, write_down
-from bebop.config_adapt import AdaptConfig
+from bebop.config.adapt import AdaptConfig
+from bebop.config.compose import adapt_config, write_down
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.model.parts import read_card

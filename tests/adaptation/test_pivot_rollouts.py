@@ -18,8 +18,8 @@ from bebop.adaptation.candidates import (
     unsound,
 )
 from bebop.adaptation.corpus import sampling_params
-from bebop.config import DecodingConfig, SamplingConfig
-from bebop.config_adapt import DataConfig
+from bebop.config.adapt import DataConfig
+from bebop.config.job import DecodingConfig, SamplingConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate

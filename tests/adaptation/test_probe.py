@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bebop.adaptation.evaluation import change, measured
 from bebop.adaptation.probe import Array, Probe, probe
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import chain

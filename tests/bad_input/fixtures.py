@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bebop.compose import as_yaml, job_config
+from bebop.config.compose import as_yaml, job_config
 from bebop.model.checkpoint import resolve
-from bebop.store import seal
+from bebop.run_dir.checkpoints import seal
 from tests.bad_input.damaged_files import LOGS, METRICS, RESUMED, ROWS, RUN_FILES
 from tests.bad_input.damaged_models import CONFIGS, TEXTS, WEIGHTS
 

@@ -17,14 +17,16 @@ from unittest.mock import patch
 
 import torch
 
-from bebop import adapt, catalogue, export, run, settings, simulate
+from bebop import adapt, export, run, simulate
 from bebop.bench import __main__ as bench
 from bebop.certify import __main__ as certify
 from bebop.command import run_main
-from bebop.dashboards import __main__ as dashboards
+from bebop.config import docs as settings
 from bebop.megatron_job import adapt as megatron_adapt
 from bebop.megatron_job import convert as megatron_convert
+from bebop.metrics import catalogue
 from bebop.report import __main__ as report
+from bebop.report.dashboards import __main__ as dashboards
 from bebop.view import __main__ as view
 from recipes import docs
 from recipes.cluster import __main__ as cluster
@@ -46,7 +48,7 @@ KINDS = ("traceback", "exit code", "unclear", "written")
 OF_LIBRARIES = ("hydra.cc", "object_type", "full_key", "in struct")  # of references alone Hydra's own word is shown
 # Where a command has refused all that it refuses, and begins with work of minutes.
 WORK = (
-    "bebop.runtime.run_job", "bebop.adapt.begin", "bebop.simulate._simulated", "bebop.view.__main__._serve",
+    "bebop.runtime.job.run_job", "bebop.adapt.begin", "bebop.simulate._simulated", "bebop.view.__main__._serve",
     "bebop.megatron_job.adapt.begin", "bebop.certify.__main__.write_down", "recipes.docs.draw",
 )  # fmt: skip
 

@@ -6,9 +6,9 @@ import pytest
 
 from bebop.bench import dispatch
 from bebop.bench.dispatch import Plan
-from bebop.config_simulate import CompletionsConfig
-from bebop.intervals import Interval
-from bebop.pool import PullDispatch
+from bebop.config.simulate import CompletionsConfig
+from bebop.driver.pool import PullDispatch
+from bebop.metrics.intervals import Interval
 
 UNEVEN = Plan(workers=2, staleness=2, sigma=1.0, slow=True)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bebop.bench.draft_temperature import FIXED, Table, judged, table, walk
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.rollout.decoding.temperature import GRID, START
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trainer.chains import TokenRow

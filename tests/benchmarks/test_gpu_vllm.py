@@ -16,7 +16,7 @@ from bebop.bench.gpu import vllm_arm, vllm_bundle, vllm_run
 from bebop.bench.gpu.stage import Context
 from bebop.bench.gpu.vllm_arm import SHAPES, Arm, Step, capture_sizes, cycle, engine_arguments, make_model, plain, plan
 from bebop.bench.gpu.vllm_bundle import ELF, HEADER, MAGIC, SHT_NOBITS, fat_binaries, sections, slim
-from bebop.config import ModelConfig
+from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 

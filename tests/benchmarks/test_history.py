@@ -8,7 +8,7 @@ import pytest
 from bebop.bench import history_priming, record
 from bebop.bench.__main__ import main
 from bebop.bench.history import decoded, lookups, remembered
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine

@@ -7,9 +7,9 @@ import pytest
 
 from bebop.bench import certify, monitor
 from bebop.bench.certify import written
-from bebop.config import JobConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import JobConfig
 from bebop.errors import UserError
-from bebop.parsing import from_dict
 from bebop.rollout.decoding import draft_verify
 from tests.monitor.test_certified import groups
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tqdm import tqdm
 
-from bebop import machine
 from bebop.bench import __main__ as main
 from bebop.bench import record, rollout
 from bebop.errors import UserError
+from bebop.run_dir import machine
 
 
 def git(root: Path, *arguments: str) -> str:

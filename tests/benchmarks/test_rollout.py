@@ -12,8 +12,8 @@ from bebop.bench.first_token import FirstTokenBench
 from bebop.bench.first_token import measure as measure_first_token
 from bebop.bench.rollout import RolloutBench, measure, products
 from bebop.bench.served import ServedBench, arms, job, side_by_side
-from bebop.config import DecodingConfig, ModelConfig, TaskConfig
-from bebop.config_engines import SglangConfig
+from bebop.config.engines import SglangConfig
+from bebop.config.job import DecodingConfig, ModelConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.engine import Finished, Request, nothing

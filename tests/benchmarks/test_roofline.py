@@ -8,7 +8,7 @@ from transformers import Qwen2Config
 
 from bebop.bench import roofline
 from bebop.bench.roofline import RooflineBench, Turn, Work
-from bebop.config import ModelConfig, TaskConfig
+from bebop.config.job import ModelConfig, TaskConfig
 from bebop.model.checkpoint import load_policy
 from tests.builders import tiny_policy
 

@@ -6,7 +6,7 @@ import pytest
 
 from bebop.bench import temperature_cost
 from bebop.bench.temperature_cost import CostBench, turn, with_head
-from bebop.config import ModelConfig, TaskConfig
+from bebop.config.job import ModelConfig, TaskConfig
 from bebop.rollout.decoding.temperature import DraftTemperature
 from tests.builders import tiny_policy
 

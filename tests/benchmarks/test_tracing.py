@@ -4,7 +4,7 @@ import pytest
 
 from bebop.bench import tracing
 from bebop.bench.tracing import TraceBench, Turn, compared
-from bebop.config import ModelConfig, TaskConfig
+from bebop.config.job import ModelConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.trajectory import DecodeStats
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from aiohttp import web
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate

@@ -12,7 +12,7 @@ from torch import Tensor
 from bebop.certify.embedded import EmbeddedEngine
 from bebop.certify.structure import check_structure
 from bebop.certify.white_box import WhiteBox
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.kernels.block_verify import block_verify
 from bebop.kernels.verify import chain_verify, sample
 from bebop.model.backbone import Policy

@@ -10,7 +10,7 @@ import torch
 from bebop.certify.answers import Answer
 from bebop.certify.function import FunctionEngine, find
 from bebop.certify.structure import check_structure
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate

@@ -14,7 +14,7 @@ from bebop.certify.answers import Answer, Block
 from bebop.certify.embedded import EmbeddedEngine
 from bebop.certify.model_reference import ModelReference, processed
 from bebop.certify.white_box import WhiteBox
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import SamplingParams

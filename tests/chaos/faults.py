@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bebop.processes import descendants, status
+from bebop.runtime.processes import descendants, status
 
 if TYPE_CHECKING:
     from tests.chaos.runner import Run

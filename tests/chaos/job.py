@@ -18,12 +18,12 @@ import ray
 from torch import Tensor
 
 from bebop.command import run_main
-from bebop.config import JobConfig
-from bebop.metrics import Metrics
-from bebop.pool import WorkerPool
-from bebop.protocols import DamagedWeights, WorkerReport
-from bebop.remote import actors
+from bebop.config.job import JobConfig
+from bebop.driver.pool import WorkerPool
+from bebop.driver.protocols import DamagedWeights, WorkerReport
+from bebop.metrics.metrics import Metrics
 from bebop.rollout.worker import RolloutWorker, make_worker
+from bebop.runtime import actors
 from bebop.trainer.rank import TrainerRank
 from bebop.trajectory import Batch
 from tests.chaos.control import BUG, Control, here
@@ -192,8 +192,9 @@ class Pool(WorkerPool):
 
 def planted() -> None:
     """Put all this in the place of what it stands for, in the driver; other processes are given it by reference."""
-    from bebop import loop, runtime
-    from bebop.pool import Dispatch
+    from bebop.driver import loop
+    from bebop.driver.pool import Dispatch
+    from bebop.runtime import job as runtime
 
     runtime.RayWorker = Worker  # type: ignore[misc]
     loop.WorkerPool = Pool  # type: ignore[misc]

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bebop.config import ModelConfig
-from bebop.store import DamagedError, Store, verify
+from bebop.config.job import ModelConfig
+from bebop.run_dir.checkpoints import DamagedError, Store, verify
 from bebop.trainer import checkpoint
-from bebop.trajectories import NAME, StoredAnswer, Trajectories
+from bebop.trajectory_db.reader import NAME, StoredAnswer, Trajectories
 from tests.chaos.job import marked
 from tests.chaos.policies import Policies, scored
 

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bebop.config import ModelConfig
+from bebop.config.job import ModelConfig
 from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
-from bebop.trajectories import StoredAnswer
+from bebop.trajectory_db.reader import StoredAnswer
 
 
 class Policies:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bebop.bench import record
-from bebop.processes import end, lives, marked, status, stopped
+from bebop.runtime.processes import end, lives, marked, status, stopped
 from tests.chaos import served
 from tests.chaos.control import BUG, ENVIRONMENT, Control
 from tests.chaos.faults import FAULTS, Fault

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from bebop import codec
-from bebop.store import MANIFEST, seal
-from bebop.trajectories import NAME
+from bebop.run_dir import state_codec as codec
+from bebop.run_dir.checkpoints import MANIFEST, seal
+from bebop.trajectory_db.reader import NAME
 from tests.chaos.ledger import ALONE, Books, Finding, bits, check, logprobs, rewards
 from tests.chaos.plan import reference
 from tests.chaos.runner import Run

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from bebop.metrics import values
+from bebop.metrics.metrics import values
 from bebop.trainer.policy import PolicyTrainer
 from tests.digests.numbers import Numbers
 from tests.trainer.builders import batch, job, policy

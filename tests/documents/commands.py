@@ -27,7 +27,7 @@ import yaml
 from packaging.requirements import Requirement
 from torch.distributed.run import get_args_parser
 
-from bebop.compose import job_config
+from bebop.config.compose import job_config
 from bebop.verl_job.run import CONF, choices
 from bebop.verl_job.settings import parse
 from tests.tree import ROOT

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bebop.config import TaskConfig
+from bebop.config.job import TaskConfig
 from tests.cases import slow_but
 from tests.documents.commands import Wrong, check, commands, whole_history
 from tests.documents.pages import COMMANDS, Block, blocks, pages

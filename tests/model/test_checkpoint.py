@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from bebop.compose import job_config
-from bebop.config import ModelConfig
+from bebop.config.compose import job_config
+from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model.attention import ATTENTION, CausalContext, PackedContext
 from bebop.model.backbone import Policy

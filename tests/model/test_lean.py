@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig, ModelConfig
+from bebop.config.job import DecodingConfig, ModelConfig
 from bebop.model import backbone, lean
 from bebop.model.attention import CausalContext, SlotContext
 from bebop.model.backbone import Policy, tapped

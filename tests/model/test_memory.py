@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bebop.compose import job_config
+from bebop.config.compose import job_config
 from bebop.model import memory
 from bebop.model.checkpoint import resolve
 from bebop.model.memory import activation_bytes, job_memory, memory_of, micro_batch, parameters

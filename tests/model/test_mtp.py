@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.model.attention import CausalContext, PackedContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead, chain

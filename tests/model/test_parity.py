@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from bebop.config import ModelConfig
+from bebop.config.job import ModelConfig
 from bebop.model import attention as attention_module
 from bebop.model import checkpoint
 from bebop.model.attention import ATTENTION, CausalContext, PackedContext, SlotContext, refuse_call, refuse_config

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bebop.config import ModelConfig
+from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model import fingerprint as module
 from bebop.model.backbone import Policy

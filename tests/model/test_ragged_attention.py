@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.model import ragged_attention
 from bebop.model.attention import SlotContext
 from bebop.model.lean import as_modules

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 import bebop.model.smollm2 as smollm2
-from bebop.config import DecodingConfig, ModelConfig
+from bebop.config.job import DecodingConfig, ModelConfig
 from bebop.errors import UserError
 from bebop.model import checkpoint
 from bebop.model.backbone import Policy

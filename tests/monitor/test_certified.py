@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bebop.config import JobConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import JobConfig
 from bebop.monitor.certified import PAIRS, Certificate, Certified, chosen, untestable
 from bebop.monitor.controller import Controller, Health
 from bebop.monitor.watch import JobMonitor, NullMonitor, Observation
-from bebop.parsing import from_dict
 from bebop.trajectory import Completion, Group, Prompt, Trajectory
 from tests.cases import slow_but
 from tests.monitor.synthetic import Truth, constant, step_groups

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from bebop.metrics.sinks import JsonlSink
 from bebop.report.page import write_report
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request
-from bebop.sinks import JsonlSink
 from tests.monitor.test_watch_job import Job
 from tests.rollout.broken import BonusFromTheLastDraftRow
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bebop.config import Costs
+from bebop.config.job import Costs
 from bebop.monitor.controller import Action, Controller, ControllerConfig, Health, Signals, State
 from bebop.monitor.drift import Decomposition, split
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings, boundary, length_gain

@@ -10,7 +10,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
-from bebop.config import Costs
+from bebop.config.job import Costs
 from bebop.monitor.drift import Decomposition, decompose
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings, boundary, length_gain
 from bebop.monitor.estimate import Array, Estimate

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from bebop.metrics import Metrics, merge, values
+from bebop.metrics.metrics import Metrics, merge, values
 from bebop.monitor.estimators import rollout_metrics
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
 

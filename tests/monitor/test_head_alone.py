@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bebop.config import JobConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import JobConfig
 from bebop.monitor.logs import read_log
 from bebop.monitor.probe_set import Sweep
 from bebop.monitor.watch import JobMonitor, Observation, settings
-from bebop.parsing import from_dict
 from bebop.report.drift import replay_runs
 from bebop.report.runs import load_runs
 from bebop.report.verdict import said

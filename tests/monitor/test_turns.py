@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bebop.metrics import Percentile, merge, values
+from bebop.metrics.metrics import Percentile, merge, values
 from bebop.monitor.drift import by_key
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
 from bebop.monitor.estimators import rollout_metrics, turn_metrics

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bebop.config import JobConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import JobConfig
 from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import DriftMonitor
 from bebop.monitor.logs import read_log
 from bebop.monitor.probe_set import ProbeReading
 from bebop.monitor.watch import JobMonitor, Observation, choose, settings
-from bebop.parsing import from_dict
 from tests.cases import slow_but
 from tests.monitor.synthetic import Truth, constant, step_groups
 

@@ -15,23 +15,23 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from bebop.compose import job_config
-from bebop.config import DecodingConfig, JobConfig
-from bebop.loop import Loop
-from bebop.metrics import Metrics
+from bebop.config.compose import job_config
+from bebop.config.job import DecodingConfig, JobConfig
+from bebop.driver.loop import Loop
+from bebop.driver.protocols import Assignment, WorkerReport
+from bebop.metrics.metrics import Metrics
 from bebop.model.checkpoint import load_policy
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.monitor.watch import JobMonitor
-from bebop.protocols import Assignment, WorkerReport
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import RolloutWorker
 from bebop.tasks.rewards import checked, make_reward
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer.rank import TrainerRank
-from bebop.trajectories import NAME
 from bebop.trajectory import Batch, Group
-from bebop.trajectory_log import TrajectoryLog, piece_of
+from bebop.trajectory_db.reader import NAME
+from bebop.trajectory_db.writer import TrajectoryLog, piece_of
 from tests.fakes import FakeSink, go
 
 pytestmark = pytest.mark.slow

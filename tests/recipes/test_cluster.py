@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from bebop import run
-from bebop.compose import job_config
-from bebop.config_simulate import CompletionsConfig
+from bebop.config.compose import job_config
+from bebop.config.simulate import CompletionsConfig
 from bebop.errors import UserError
 from bebop.simulation.batch import SimulatedBatch
 from bebop.verl_job.run import choices

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bebop.bench.record import ROOT
-from bebop.config import ModelConfig
+from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.checkpoint import load_tokenizer

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from bebop.bench.record import ROOT
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.systems import SYSTEMS
-from bebop.trajectories import NAME, Trajectories
-from bebop.trajectory_log import TrajectoryLog
+from bebop.trajectory_db.reader import NAME, Trajectories
+from bebop.trajectory_db.writer import TrajectoryLog
 from recipes.history import replay, results, rule
 from recipes.history.__main__ import checked, main
 from recipes.history.jobs import RUN, Plan
 from recipes.history.replay import ARMS, PROMPTS
-from tests.test_past_answers import group
+from tests.driver.test_past_completions import group
 
 STORED = ROOT / "benchmarks" / "cpu" / "history_epochs.json"
 SHORT = "--seeds 1 --questions 8 --groups 2 --epochs 2 --points 1 --group-size 2".split()

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from bebop.adaptation.results import Results, boundary_share
-from bebop.config_adapt import AdaptConfig
-from bebop.parsing import from_dict
+from bebop.config.adapt import AdaptConfig
+from bebop.config.fields import from_dict
 from bebop.report.adapted import _summary, render_card, write_card, write_page
 from tests.adaptation.builders import config, results
 from tests.report.test_report import headings, specs

@@ -8,11 +8,11 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from bebop.config import JobConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import JobConfig
 from bebop.monitor.estimate import Array
 from bebop.monitor.probe_set import ProbeReading, Sweep, TokenProbs
 from bebop.monitor.watch import JobMonitor
-from bebop.parsing import from_dict
 from bebop.report.__main__ import main
 from tests.browser import CHROMIUM, browse
 from tests.commands import error_of

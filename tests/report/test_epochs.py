@@ -10,15 +10,15 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from bebop.intervals import ratio
-from bebop.metrics import values
+from bebop.metrics.intervals import ratio
+from bebop.metrics.metrics import values
 from bebop.monitor.estimators import rollout_metrics
 from bebop.report.__main__ import main
 from bebop.report.epochs import ENDS, read_epochs
 from bebop.report.runs import load_runs
-from bebop.trajectories import NAME
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
-from bebop.trajectory_log import TrajectoryLog
+from bebop.trajectory_db.reader import NAME
+from bebop.trajectory_db.writer import TrajectoryLog
 from tests.browser import CHROMIUM, browse
 from tests.report.test_report import card, drawn, headings, specs, with_metrics, write_run
 

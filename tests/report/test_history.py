@@ -6,11 +6,11 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from bebop.intervals import ratio
+from bebop.metrics.intervals import ratio
 from bebop.report.history import NEVER, Part, read_parts
-from bebop.trajectories import NAME
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
-from bebop.trajectory_log import TrajectoryLog
+from bebop.trajectory_db.reader import NAME
+from bebop.trajectory_db.writer import TrajectoryLog
 from tests.report.test_epochs import page
 from tests.report.test_report import card, drawn, headings, specs, with_metrics, write_run
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from bebop.config import JobConfig
-from bebop.metrics import values
+from bebop.config.fields import from_dict
+from bebop.config.job import JobConfig
+from bebop.metrics.metrics import values
 from bebop.monitor.estimators import rollout_metrics
 from bebop.monitor.watch import JobMonitor
-from bebop.parsing import from_dict
 from bebop.report.__main__ import main
 from tests.monitor.test_turns import played
 from tests.report.test_report import card, drawn, headings, specs, with_metrics, write_run

@@ -15,7 +15,7 @@ from bebop.monitor.records import from_groups
 from bebop.report.__main__ import main
 from bebop.report.runs import Run
 from bebop.report.verdict import NOTHING, said
-from bebop.trajectories import NAME
+from bebop.trajectory_db.reader import NAME
 from tests.monitor.synthetic import Truth, constant, step_groups
 from tests.report.test_drift import watched_run
 from tests.report.test_report import write_run

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
+from bebop.config.system_options import PipoOptions
 from bebop.kernels.uniforms import uniforms
 from bebop.kernels.verify import sample
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.options import PipoOptions
 from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.systems.pipo.network import PairModel, as_pairs

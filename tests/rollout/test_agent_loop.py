@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.config import DecodingConfig, JobConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import DecodingConfig, JobConfig
+from bebop.driver.protocols import Assignment, PartialGroup
 from bebop.errors import UserError
-from bebop.metrics import values
+from bebop.metrics.metrics import values
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.monitor.drift import by_key
 from bebop.monitor.estimators import rollout_metrics
 from bebop.monitor.records import AFTER, from_groups
-from bebop.parsing import from_dict
-from bebop.protocols import Assignment, PartialGroup
 from bebop.rollout.agent_loop import AgentLoop
 from bebop.rollout.agent_setup import make_episodes
 from bebop.rollout.torch_engine import TorchEngine
@@ -26,9 +26,9 @@ from bebop.rollout.worker import RolloutWorker
 from bebop.tasks.chat_delta import ChatDelta, GivenTokens
 from bebop.tasks.environment import find_kind, load_class
 from bebop.tasks.source import EnvironmentSource
-from bebop.trajectories import NAME, Trajectories
 from bebop.trajectory import OPENING, DecodeStats, Group, Prompt, Trajectory
-from bebop.trajectory_log import TrajectoryLog
+from bebop.trajectory_db.reader import NAME, Trajectories
+from bebop.trajectory_db.writer import TrajectoryLog
 from tests.builders import bare_policy, letters
 from tests.rollout import echo_environments
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Rows, TargetOutput
 from bebop.rollout.decoding.lengths import FixedLength

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
-from bebop.metrics import values
+from bebop.config.job import DecodingConfig
+from bebop.metrics.metrics import values
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.monitor.estimators import decode_metrics

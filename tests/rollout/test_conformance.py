@@ -24,7 +24,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.model import attention, ragged_attention
 from bebop.model.attention import ATTENTION, PackedContext

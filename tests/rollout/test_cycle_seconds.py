@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from bebop.config import Costs
+from bebop.config.job import Costs
 from bebop.rollout.decoding.throughput_model import CycleSeconds, Work
 
 TRUE = (0.02, 0.004, 0.0005, 0.003)  # plain, drafted, a draft, a pass

@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.rollout.decoding.base import Draft, Rows
 from bebop.rollout.decoding.lengths import FixedLength
 from bebop.rollout.decoding.mtp import MTPDrafter

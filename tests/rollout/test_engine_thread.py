@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
+from bebop.driver.protocols import Pace
 from bebop.errors import UserError
-from bebop.protocols import Pace
 from bebop.rollout.engine import Finished, Request
 from bebop.rollout.engine_thread import EngineThread, Stopped
 from bebop.rollout.torch_engine import TorchEngine, generate

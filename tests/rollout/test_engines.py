@@ -9,9 +9,9 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from bebop.config import JobConfig, RolloutConfig, RuntimeConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import JobConfig, RolloutConfig, RuntimeConfig
 from bebop.errors import UserError
-from bebop.parsing import from_dict
 from bebop.rollout.engines import ENGINES, EngineModule, engine_module
 from tests.tree import sources
 

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
+from bebop.config.system_options import PipoOptions
 from bebop.model.attention import PackedContext, SlotContext
 from bebop.model.backbone import Policy
-from bebop.options import PipoOptions
 from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.timed_lengths import CostLength
 from bebop.rollout.history import Automaton, History

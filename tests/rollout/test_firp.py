@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig, ModelConfig, TaskConfig
+from bebop.config.job import DecodingConfig, ModelConfig, TaskConfig
+from bebop.config.tree_shape import Path, likeliest, reached
 from bebop.errors import UserError
 from bebop.kernels.tree_verify import ancestry
 from bebop.model.attention import SlotContext
@@ -22,7 +23,6 @@ from bebop.systems.firp.decoding import FirpDrafter, PseudoPass, Shape
 from bebop.systems.firp.network import PseudoContext, PseudoSlots, PseudoStates, hidden_with_pseudo, middle_layers
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import Completion, DecodeStats, SamplingParams
-from bebop.tree_shape import Path, likeliest, reached
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
 from tests.rollout.broken import NotCompacted

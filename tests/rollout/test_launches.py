@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import KernelInterface
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.model import attention, ragged_attention
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.rollout.decoding.base import Accepted, Draft
 from bebop.rollout.decoding.lengths import EntropyLength, FixedLength
 from bebop.rollout.slots import Slots, SlotSizes

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from bebop.config import Costs
+from bebop.config.job import Costs
 from bebop.rollout.decoding.throughput_model import FADE, START, TRIALS, WEIGHT, ThroughputModel, sizes
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.throughput_model import FADE, REST, START, WEIGHT, ThroughputModel, Work
 from bebop.rollout.decoding.timed_lengths import CostLength, RowCostLength

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
+from bebop.config.system_options import PipoOptions
 from bebop.errors import UserError
-from bebop.metrics import values
+from bebop.metrics.metrics import values
 from bebop.model.backbone import Policy
 from bebop.monitor.estimators import decode_metrics
-from bebop.options import PipoOptions
 from bebop.rollout.decoding.base import Rows
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate

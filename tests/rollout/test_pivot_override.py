@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.kernels.pivot import bias
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.torch_engine import TorchEngine, generate

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
-from bebop.metrics import values
+from bebop.config.job import DecodingConfig
+from bebop.metrics.metrics import values
 from bebop.monitor.estimators import decode_metrics
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.history import BEGIN, ROOT, Automaton

@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from bebop.compose import job_config
-from bebop.config import DecodingConfig, JobConfig
-from bebop.config_engines import SglangConfig
+from bebop.config.compose import job_config
+from bebop.config.engines import SglangConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import DecodingConfig, JobConfig
+from bebop.config.system_options import TreeOptions
 from bebop.errors import UserError
 from bebop.monitor.watch import JobMonitor, NullMonitor
-from bebop.options import TreeOptions
-from bebop.parsing import from_dict
 from bebop.report.runs import Run
 from bebop.report.verdict import NOTHING, said
 from bebop.rollout.sglang import arguments as sglang
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.vllm import arguments as vllm
 from bebop.run import main
-from bebop.runtime import _monitor
+from bebop.runtime.job import _monitor
 from bebop.systems import SYSTEMS
 from bebop.verl_job.settings import parse_engine
 from tests.builders import bare_policy

@@ -18,7 +18,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.kernels.truncation import truncate_
 from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy

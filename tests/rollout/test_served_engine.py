@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import bebop.rollout.served_engine as served_engine
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied, Finished, Request, nothing
 from bebop.rollout.served_engine import OutputChunk, ServedEngine, appended

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bebop.config import DecodingConfig, ModelConfig, TaskConfig
+from bebop.config.job import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.temperature import (

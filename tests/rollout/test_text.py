@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from bebop.config import DecodingConfig, TaskConfig
+from bebop.config.job import DecodingConfig, TaskConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.detokenize import CompletionText, completed_at
 from bebop.rollout.engine import Request, nothing

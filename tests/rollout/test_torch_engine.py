@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.sampling import BatchSampling

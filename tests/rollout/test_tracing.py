@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig, JobConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import DecodingConfig, JobConfig
+from bebop.config.system_options import PadOptions
+from bebop.driver.protocols import Assignment, PartialGroup
 from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
-from bebop.options import PadOptions
-from bebop.parsing import from_dict
-from bebop.protocols import Assignment, PartialGroup
 from bebop.rollout.decoding import verify_trace
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.verify_trace import CHUNK, likeliest

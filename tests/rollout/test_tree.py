@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
+from bebop.config.system_options import TreeOptions
 from bebop.kernels.tree_verify import ancestry
 from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy
-from bebop.options import TreeOptions
 from bebop.rollout.decoding.base import Accepted, Draft, Rows
 from bebop.rollout.decoding.draft_verify import seen_at
 from bebop.rollout.torch_engine import TorchEngine, generate

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.config import DecodingConfig, JobConfig, TaskConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import DecodingConfig, JobConfig, TaskConfig
+from bebop.driver.protocols import Assignment, Pace, WorkerReport
 from bebop.errors import UserError
-from bebop.metrics import values
+from bebop.metrics.metrics import values
 from bebop.model.backbone import Policy
 from bebop.monitor.estimators import rollout_metrics
-from bebop.parsing import from_dict
-from bebop.protocols import Assignment, Pace, WorkerReport
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import Reward, RolloutWorker
 from bebop.tasks.functions import RewardTimeout

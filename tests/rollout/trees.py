@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
+from bebop.config.tree_shape import Path
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.lengths import FixedLength
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import Completion
-from bebop.tree_shape import Path
 from tests.builders import requests
 
 FIVE = [[0], [1], [0, 0], [0, 1], [1, 0]]  # the smallest tree with siblings at both depths and a second branch

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from bebop.config_simulate import SimulateConfig
-from bebop.parsing import from_dict
-from bebop.protocols import LINGER_SECONDS, Assignment
+from bebop.config.fields import from_dict
+from bebop.config.simulate import SimulateConfig
+from bebop.driver.protocols import LINGER_SECONDS, Assignment
 from bebop.simulation.parts import Completions, SimulatedWorker, prompt
 from bebop.simulation.run import simulate
 from bebop.simulation.virtual_time import run_virtually

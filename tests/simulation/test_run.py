@@ -10,10 +10,10 @@ import pytest
 
 from bebop import simulate as command
 from bebop.bench.simulation import Size, medians
-from bebop.compose import simulate_config
-from bebop.config_simulate import CompletionsConfig, CostsConfig, SimulateConfig
+from bebop.config.compose import simulate_config
+from bebop.config.fields import from_dict
+from bebop.config.simulate import CompletionsConfig, CostsConfig, SimulateConfig
 from bebop.errors import UserError
-from bebop.parsing import from_dict
 from bebop.simulation.costs import Costs, cycles, emitted
 from bebop.simulation.run import simulate
 from bebop.simulation.search import best_splits, speculation

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from bebop.config import ModelConfig
+from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_tokenizer, stop_tokens
 from bebop.tasks.chat_delta import ChatDelta, GivenTokens

@@ -16,7 +16,7 @@ import pytest
 import bebop.tasks.episode_process as process_module
 import bebop.tasks.episodes as module
 from bebop.errors import UserError
-from bebop.processes import descendants, lives
+from bebop.runtime.processes import descendants, lives
 from bebop.tasks.environment import EnvironmentKind, EnvironmentLost
 from bebop.tasks.episodes import Episode, Episodes
 from tests.cases import slow_but

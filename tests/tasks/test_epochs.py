@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bebop.config import TaskConfig
+from bebop.config.job import TaskConfig
 from bebop.errors import UserError
 from bebop.tasks.epochs import CACHED, Epochs
 from bebop.tasks.files import FileItems

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bebop.config import TaskConfig
+from bebop.config.job import TaskConfig
 from bebop.tasks.guarded import Refused, algebra, literal
 from bebop.tasks.math_answers import score_math
 from bebop.tasks.procedural import QUICK, ProceduralItems, is_quick, make_dataset, score_entry

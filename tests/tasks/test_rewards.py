@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from bebop.config import TaskConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import TaskConfig
 from bebop.errors import UserError
-from bebop.parsing import from_dict
 from bebop.tasks import rewards
 from bebop.tasks.procedural import ProceduralItems, make_dataset
 from bebop.tasks.rewards import MathReward, RewardFunction, UserReward, check_reward, checked, make_reward

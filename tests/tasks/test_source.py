@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from bebop import codec, preflight
-from bebop.config import ModelConfig, TaskConfig
+from bebop.config.job import ModelConfig, TaskConfig
 from bebop.errors import UserError
+from bebop.run_dir import state_codec as codec
+from bebop.runtime import preflight
 from bebop.tasks.files import FileItems
 from bebop.tasks.procedural import PRECOMPUTED, ProceduralItems, make_dataset, stream_seed
 from bebop.tasks.rewards import MathReward

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from bebop.config import JobConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import JobConfig
 from bebop.model.backbone import Policy
-from bebop.parsing import from_dict
 from bebop.trajectory import Batch, Completion, Group, Prompt, Trajectory
 from tests.builders import bare_policy, letters
 from tests.stored_answers import trace

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bebop.metrics import values
+from bebop.metrics.metrics import values
 from bebop.monitor.certified import chosen
 from bebop.monitor.probe_set import ProbeText
 from bebop.trainer.certify import Certifier

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bebop.certify.answers import Block
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.model.checkpoint import save_policy
 from bebop.monitor.certified import Certified, chosen
 from bebop.rollout.engine import Request

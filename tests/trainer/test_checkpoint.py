@@ -8,11 +8,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from bebop import codec
-from bebop.config import ModelConfig
+from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, save_policy
 from bebop.model.parity import stock_attention
+from bebop.run_dir import state_codec as codec
 from bebop.trainer.checkpoint import load, store
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trainer.rank import TrainerRank

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
-from bebop.metrics import values
+from bebop.config.job import DecodingConfig
+from bebop.metrics.metrics import values
 from bebop.model.fingerprint import fingerprint
 from bebop.model.mtp import chain, gather_rows
 from bebop.rollout.torch_engine import TorchEngine

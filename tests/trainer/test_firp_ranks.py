@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.rollout.torch_engine import TorchEngine, generate

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bebop.adaptation.probe import probe
-from bebop.config import HeadConfig
+from bebop.config.job import HeadConfig
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import AlgorithmConfig
-from bebop.metrics import values
+from bebop.config.job import AlgorithmConfig
+from bebop.metrics.metrics import values
 from bebop.trainer.losses import (
     ADVANTAGES,
     AGGREGATIONS,

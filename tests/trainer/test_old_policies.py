@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
-from bebop.metrics import values
+from bebop.config.job import DecodingConfig
+from bebop.metrics.metrics import values
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trainer.old_policies import evenly_spaced

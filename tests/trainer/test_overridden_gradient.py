@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import AlgorithmConfig
+from bebop.config.job import AlgorithmConfig
 from bebop.kernels.pivot import bias, emitted_probs
 from bebop.trainer.losses import policy_loss
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from bebop.config import TrainerConfig
+from bebop.config.job import TrainerConfig
 from bebop.errors import UserError
-from bebop.metrics import values
+from bebop.metrics.metrics import values
 from bebop.trainer.optim import learning_rate
 from bebop.trainer.packing import Row, pack
 from bebop.trainer.policy import PolicyTrainer, TracedLogprobs

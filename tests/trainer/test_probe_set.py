@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import chain

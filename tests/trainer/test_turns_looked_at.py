@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bebop.certify.answers import Block
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trainer.certify import Certifier, turn_looked_at

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.trajectories import NAME
 from bebop.trajectory import NONE, TOP, VERDICTS
-from bebop.trajectory_schema import FORMAT, SCHEMA
+from bebop.trajectory_db.reader import NAME
+from bebop.trajectory_db.schema import FORMAT, SCHEMA
 
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 PIECES = (

@@ -10,8 +10,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from bebop.run_folder import RunFolder
-from bebop.store import Store
+from bebop.run_dir.checkpoints import Store
+from bebop.run_dir.folder import RunFolder
 from bebop.view.folders import folders
 from bebop.view.server import application
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from bebop.errors import UserError
-from bebop.trajectories import NAME
 from bebop.trajectory import Group, Trajectory
-from bebop.trajectory_log import TrajectoryLog
+from bebop.trajectory_db.reader import NAME
+from bebop.trajectory_db.writer import TrajectoryLog
 from bebop.view.drift_tokens import explain
 from bebop.view.folders import alarms
 from tests.stored_answers import SIZE, group

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bebop.errors import UserError
-from bebop.trajectories import NAME
+from bebop.trajectory_db.reader import NAME
 from bebop.view import __main__ as view
 from bebop.view.folders import HOST, PORT, Folder, folders
 from tests.commands import error_of, on_disk

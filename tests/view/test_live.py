@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from bebop.trajectories import NAME
+from bebop.trajectory_db.reader import NAME
 from tests.tree import ROOT
 from tests.view.made_up import STEP, add_answers, write_metrics, write_run
 from tests.view.serving import held, served

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from bebop.trajectories import NAME as STORE
-from bebop.trajectory_log import TrajectoryLog
+from bebop.trajectory_db.reader import NAME as STORE
+from bebop.trajectory_db.writer import TrajectoryLog
 from tests.several_turns import group, trajectory
 from tests.view.made_up import HOSTILE, write_run
 from tests.view.serving import served

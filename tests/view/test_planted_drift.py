@@ -9,7 +9,7 @@ import torch
 from playwright.sync_api import Page, expect
 
 from bebop.model.backbone import Policy
-from bebop.trajectories import NAME, Trajectories
+from bebop.trajectory_db.reader import NAME, Trajectories
 from bebop.view.drift_tokens import explain
 from bebop.view.folders import alarms
 from tests.monitor.test_watch_job import SPOILED, Job

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bebop.errors import UserError
-from bebop.trajectories import NAME
 from bebop.trajectory import NONE, VERDICTS
+from bebop.trajectory_db.reader import NAME
 from bebop.view.folders import WORDS
 from tests.commands import on_disk
 from tests.view.made_up import GROUP, HOSTILE, write_run

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bebop.options import BlockLengthTraining, BlockTraining, EmaOptions
+from bebop.config.system_options import BlockLengthTraining, BlockTraining, EmaOptions
 from bebop.systems.base import AuxModel, System
 
 if TYPE_CHECKING:

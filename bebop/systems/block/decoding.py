@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
+from bebop.config.system_options import EmaOptions
 from bebop.errors import UserError
 from bebop.kernels.verify import sample
 from bebop.model.attention import SlotContext, Span
 from bebop.model.backbone import Policy
-from bebop.options import EmaOptions
 from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, TargetOutput, counted
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.slots import Slots

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils.rnn import pad_sequence
 
-from bebop.intervals import Interval, ratio, resampled
 from bebop.kernels.draft_losses import needs_labels
 from bebop.kernels.linear_losses import linear_draft_loss, linear_e2e_tv_loss
+from bebop.metrics.intervals import Interval, ratio, resampled
 from bebop.model.attention import BlockContext, CausalContext
 from bebop.model.backbone import Policy, tapped
 from bebop.model.mtp import gather_rows

@@ -19,12 +19,12 @@ from bebop.adaptation.evaluation import measured
 from bebop.adaptation.part_job import PartJob, StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
-from bebop.config import DecodingConfig
-from bebop.config_adapt import AdaptConfig
+from bebop.config.adapt import AdaptConfig
+from bebop.config.job import DecodingConfig
+from bebop.config.system_options import BlockLengthTraining, BlockTraining
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy, shared_tables
 from bebop.model.checkpoint import load_policy
-from bebop.options import BlockLengthTraining, BlockTraining
 from bebop.systems.block.losses import (
     Array,
     Evaluated,

@@ -11,17 +11,17 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
+from bebop.config.system_options import FirpOptions
+from bebop.config.tree_shape import numbered, on_likeliest
 from bebop.errors import UserError
 from bebop.kernels.verify import sample
 from bebop.model.attention import SlotContext, Span
 from bebop.model.backbone import Policy
-from bebop.options import FirpOptions
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput, counted
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.slots import Slots
 from bebop.systems.firp.network import PseudoSlots, PseudoStates, hidden_with_pseudo
-from bebop.tree_shape import numbered, on_likeliest
 
 
 class PseudoPass:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bebop.config.tree_shape import reached
 from bebop.kernels.linear_losses import CHUNK_ROWS, linear_draft_loss, linear_e2e_tv_loss
 from bebop.model.backbone import Policy, shared_tables
 from bebop.model.mtp import gather_rows
 from bebop.systems.firp.network import PseudoStates, RealText, pseudo_beside, read_text
 from bebop.trainer.chains import TokenRow, random_anchors
-from bebop.tree_shape import reached
 
 MEASURES = ("overlap", "kl", "agreement")
 

@@ -12,10 +12,11 @@ from typing import Any
 from bebop.adaptation.corpus import drafting_config, run_engine, sample_corpus, token_rows
 from bebop.adaptation.part_job import StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
-from bebop.config_adapt import AdaptConfig
-from bebop.intervals import ratio
+from bebop.config.adapt import AdaptConfig
+from bebop.config.system_options import FirpTraining
+from bebop.config.tree_shape import likeliest, rank_chances
+from bebop.metrics.intervals import ratio
 from bebop.model.checkpoint import load_policy
-from bebop.options import FirpTraining
 from bebop.systems.firp.losses import (
     BEYOND,
     MEASURES,
@@ -32,7 +33,6 @@ from bebop.systems.firp.network import PseudoStates, middle_layers, read_text, s
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.optim import learning_rate
 from bebop.trajectory import Prompt
-from bebop.tree_shape import likeliest, rank_chances
 
 NODES = (16, 32, 63)  # of the trees whose accept length stands in the card
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bebop.options import HistoryOptions
+from bebop.config.system_options import HistoryOptions
 from bebop.systems.base import System
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
+from bebop.config.system_options import HistoryOptions
 from bebop.model.attention import Span
-from bebop.options import HistoryOptions
 from bebop.rollout.decoding.base import Rows, TargetOutput
 from bebop.rollout.history import BEGIN, ROOT, Automaton
 from bebop.rollout.slots import Slots

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bebop.options import PadOptions, PivotTraining
+from bebop.config.system_options import PadOptions, PivotTraining
 from bebop.systems.base import AuxModel, MTPSystem
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.intervals import Array, Interval, ratio, resampled
+from bebop.metrics.intervals import Array, Interval, ratio, resampled
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]

@@ -23,13 +23,13 @@ from bebop.adaptation.corpus import drafting_config, sample_corpus
 from bebop.adaptation.part_job import PartJob, store, write
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
-from bebop.config_adapt import AdaptConfig
+from bebop.config.adapt import AdaptConfig
+from bebop.config.fields import check
+from bebop.config.system_options import PivotTraining
 from bebop.errors import UserError
+from bebop.metrics.sinks import JsonlSink
 from bebop.model.checkpoint import load_policy
-from bebop.options import PivotTraining
-from bebop.parsing import check
-from bebop.sinks import JsonlSink
-from bebop.store import write_text
+from bebop.run_dir.checkpoints import write_text
 from bebop.systems.pad.labels import (
     SPLITS,
     Bools,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bebop.options import PipoOptions, PipoTraining
+from bebop.config.system_options import PipoOptions, PipoTraining
 from bebop.systems.base import AuxModel, System
 
 if TYPE_CHECKING:

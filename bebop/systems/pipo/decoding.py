@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
+from bebop.config.system_options import PipoOptions
 from bebop.errors import UserError
 from bebop.kernels.verify import sample
 from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy
-from bebop.options import PipoOptions
 from bebop.rollout.decoding.base import Accepted, Rows
 from bebop.rollout.decoding.draft_verify import end, remember, write
 from bebop.rollout.decoding.sampling import entropy

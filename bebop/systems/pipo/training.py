@@ -18,14 +18,14 @@ from bebop.adaptation.corpus import drafting_config, question_streams, read_corp
 from bebop.adaptation.part_job import StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
-from bebop.config import DecodingConfig
-from bebop.config_adapt import AdaptConfig
+from bebop.config.adapt import AdaptConfig
+from bebop.config.job import DecodingConfig
+from bebop.config.system_options import PipoTraining
 from bebop.errors import UserError
-from bebop.intervals import ratio
+from bebop.metrics.intervals import ratio
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.model.parts import find_part, load_part, read_card
-from bebop.options import PipoTraining
 from bebop.systems.pipo.decoding import answer_pairs
 from bebop.systems.pipo.losses import PairBatch, PairRow, batch_rows, opd_loss, sft_loss, split_row
 from bebop.systems.pipo.network import PairModel, as_pairs, settings_for

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bebop.options import TreeOptions
+from bebop.config.system_options import TreeOptions
+from bebop.config.tree_shape import MAX_NODES
 from bebop.systems.base import System
-from bebop.tree_shape import MAX_NODES
 
 if TYPE_CHECKING:
     from bebop.systems.base import PartClass

@@ -6,12 +6,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
+from bebop.config.system_options import TreeOptions
 from bebop.errors import UserError
 from bebop.kernels.tree_verify import ancestry, visible
 from bebop.kernels.verify import sample
 from bebop.model.backbone import Policy
-from bebop.options import TreeOptions
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows
 from bebop.rollout.decoding.mtp import HeadDrafter
 from bebop.rollout.decoding.sampling import entropy

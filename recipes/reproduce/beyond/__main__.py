@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bebop.intervals import Interval, across_seeds
+from bebop.metrics.intervals import Interval, across_seeds
 from recipes.reproduce.beyond import charts, cold
 from recipes.reproduce.beyond.analysis import CORRECTED, PRINTED, TRUNCATED, Curves, Heads, facts, numbers
 from recipes.reproduce.beyond.estimators import ESTIMATORS, bias, concatenated, estimate

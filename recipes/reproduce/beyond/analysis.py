@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bebop.intervals import Interval, across_seeds
+from bebop.metrics.intervals import Interval, across_seeds
 from recipes.reproduce.beyond import cold
 from recipes.reproduce.beyond.heads import ENGINE, GRID, WATCHED, HeadResult
 from recipes.reproduce.measured import Number, of, over_seeds

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bebop.intervals import Interval, across_seeds
+from bebop.metrics.intervals import Interval, across_seeds
 from recipes.reproduce.beyond.cold import WAYS, Curve
 from recipes.reproduce.beyond.heads import ENGINE, GRID, WATCHED, HeadResult
 from recipes.reproduce.figures import band, color, errors, figure

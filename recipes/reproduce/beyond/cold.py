@@ -3,7 +3,7 @@
 import dataclasses
 
 from bebop.adaptation.probe import probe
-from bebop.config import HeadConfig
+from bebop.config.job import HeadConfig
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.trainer.chains import rows_of_step

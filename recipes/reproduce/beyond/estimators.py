@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.adaptation.probe import Probe
-from bebop.intervals import Interval, resampled
+from bebop.metrics.intervals import Interval, resampled
 from recipes.reproduce.beyond.recording import Cycles
 
 Array = NDArray[np.float64]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from bebop.adaptation.corpus import token_rows
 from bebop.adaptation.evaluation import measure
 from bebop.adaptation.probe import probe
-from bebop.config import DecodingConfig, HeadConfig
+from bebop.config.job import DecodingConfig, HeadConfig
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import rows_of_step
 from bebop.trainer.head_backend import FSDPBackend

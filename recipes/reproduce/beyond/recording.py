@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.adaptation.corpus import drafting_config, sampling_params
-from bebop.config_adapt import DataConfig
+from bebop.config.adapt import DataConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bebop.intervals import across_seeds
+from bebop.metrics.intervals import across_seeds
 from recipes.reproduce.blockpilot.comparison import ARMS, SCORES, Found
 from recipes.reproduce.blockpilot.costs import SPENT, TIMED
 from recipes.reproduce.blockpilot.sweeps import CANDIDATES, CYCLES, FULL, SIZES

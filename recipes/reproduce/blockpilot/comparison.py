@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bebop.intervals import Interval, across_seeds, resampled
+from bebop.metrics.intervals import Interval, across_seeds, resampled
 from bebop.systems.block.losses import CLOSE
 from recipes.reproduce.blockpilot import marker
 from recipes.reproduce.blockpilot.costs import SPENT, TIMED, Costs

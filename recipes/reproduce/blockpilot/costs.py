@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Draft, Drafter, DraftLength, Rows, TargetOutput

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.adaptation.corpus import sampling_params
-from bebop.config import DecodingConfig, ModelConfig, SamplingConfig
+from bebop.config.job import DecodingConfig, ModelConfig, SamplingConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.model.parts import find_part

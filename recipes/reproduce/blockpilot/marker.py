@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.rollout.decoding.base import Rows
 from bebop.systems.block.decoding import BlockDrafter
 from bebop.systems.block.losses import Sweep, best

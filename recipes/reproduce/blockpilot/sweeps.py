@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from bebop.adaptation.corpus import question_streams
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.systems.block.losses import Sweep
 from bebop.systems.block.network import FEATURES
 from bebop.systems.block.training import prompt_ends

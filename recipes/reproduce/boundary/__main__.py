@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bebop.intervals import Interval, across_seeds
+from bebop.metrics.intervals import Interval, across_seeds
 from recipes.reproduce.boundary.charts import draw
 from recipes.reproduce.boundary.probing import HEADS, Key, run
 from recipes.reproduce.boundary.sides import Quantity, Sides

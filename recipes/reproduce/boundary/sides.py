@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.adaptation.probe import Probe
-from bebop.intervals import Interval, resampled
+from bebop.metrics.intervals import Interval, resampled
 
 Array = NDArray[np.float64]
 CLEAR = 0.01  # difference in acceptance above which a side is a clear one

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bebop.intervals import Interval
+from bebop.metrics.intervals import Interval
 from recipes.reproduce.certificate.clean import share_beyond
 from recipes.reproduce.certificate.findings import CASES, HARMLESS, Case
 from recipes.reproduce.certificate.jobs import BESIDE, Everything

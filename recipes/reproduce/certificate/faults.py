@@ -13,7 +13,7 @@ from bebop.certify.answers import Answer
 from bebop.certify.embedded import EmbeddedEngine
 from bebop.certify.reference import Progress
 from bebop.certify.white_box import WhiteBox
-from bebop.config import DecodingConfig, ModelConfig
+from bebop.config.job import DecodingConfig, ModelConfig
 from bebop.kernels.verify import sample
 from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy

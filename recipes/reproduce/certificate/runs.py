@@ -15,7 +15,7 @@ from bebop.certify.embedded import EmbeddedEngine
 from bebop.certify.evidence import Evidence
 from bebop.certify.ledger import Ledger
 from bebop.certify.model_reference import ModelReference
-from bebop.config import TaskConfig
+from bebop.config.job import TaskConfig
 from bebop.rollout.engine import Request
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import SamplingParams

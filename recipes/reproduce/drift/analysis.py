@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bebop.intervals import Interval, across_seeds
+from bebop.metrics.intervals import Interval, across_seeds
 from bebop.monitor.probe_set import ProbeReading, direct
 from recipes.reproduce.drift.training import (
     ANSWERS,

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from bebop.adaptation.corpus import backbone_states, sampling_params, token_rows
 from bebop.adaptation.probe import Probe, probe
-from bebop.compose import job_config
-from bebop.config import DecodingConfig, HeadConfig, JobConfig
-from bebop.metrics import values
+from bebop.config.compose import job_config
+from bebop.config.job import DecodingConfig, HeadConfig, JobConfig
+from bebop.metrics.metrics import values
 from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate

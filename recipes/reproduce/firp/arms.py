@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from bebop.config import TrainerConfig
+from bebop.config.job import TrainerConfig
 from bebop.systems.firp.losses import Anchored, ReadRow, firp_loss, lay_out
 from bebop.systems.firp.network import PseudoStates
 from bebop.trainer.chains import rows_of_step

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bebop.intervals import across_seeds
+from bebop.metrics.intervals import across_seeds
 from recipes.reproduce.figures import band, bars, color, errors, figure
 from recipes.reproduce.firp.arms import FIRST, LAYERS, SECOND, STEPS
 from recipes.reproduce.firp.comparison import Found

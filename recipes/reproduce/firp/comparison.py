@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bebop.intervals import Array, Interval, across_seeds, ratio, ratio_difference
+from bebop.metrics.intervals import Array, Interval, across_seeds, ratio, ratio_difference
 from recipes.reproduce.firp.arms import ARMS, FIRST, FIRST_SWEEP, LAYERS, SECOND, SECOND_SWEEP, STEPS
 from recipes.reproduce.firp.measures import CHAIN, NODES, TOP, Measured, cosines, measured
 from recipes.reproduce.firp.texts import Seed

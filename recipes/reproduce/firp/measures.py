@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from bebop.intervals import Array
+from bebop.config.tree_shape import likeliest, rank_chances
+from bebop.metrics.intervals import Array
 from bebop.model.mtp import gather_rows
 from bebop.systems.firp.losses import BEYOND, Drafts, cycles, drafts_of, token_ranks
 from bebop.systems.firp.network import PseudoStates, RealText, pseudo_beside
 from bebop.trainer.chains import TokenRow
-from bebop.tree_shape import likeliest, rank_chances
 from recipes.reproduce.firp.arms import Arm, trained
 from recipes.reproduce.firp.heads import Heads
 from recipes.reproduce.firp.texts import Seed, once

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bebop.adaptation.corpus import drafting_config, question_streams, run_engine, token_rows
-from bebop.config import SamplingConfig
+from bebop.config.job import SamplingConfig
 from bebop.model.backbone import Policy
 from bebop.systems.firp.network import RealText, read_text
 from bebop.trainer.chains import TokenRow

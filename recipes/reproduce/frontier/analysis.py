@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bebop.intervals import Array, Interval, ratio, resampled
+from bebop.metrics.intervals import Array, Interval, ratio, resampled
 from recipes.reproduce.frontier.arms import ARMS, DRAFTS_OF, PLAIN, Arm
 from recipes.reproduce.frontier.findings import BATCHES
 from recipes.reproduce.frontier.jobs import Everything, Timed, Watched

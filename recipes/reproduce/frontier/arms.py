@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig, ModelConfig
+from bebop.config.job import DecodingConfig, ModelConfig
 from bebop.kernels.pivot import pivot_verify
 from bebop.kernels.uniforms import uniforms
 from bebop.model.backbone import Policy

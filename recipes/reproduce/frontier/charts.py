@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bebop.intervals import Interval
+from bebop.metrics.intervals import Interval
 from recipes.reproduce.figures import color, errors, figure
 from recipes.reproduce.frontier.analysis import EXACT_ARMS, family, times_plain, utility, variation
 from recipes.reproduce.frontier.arms import ARMS, BY_VARIATION, INKS, Arm

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from bebop.adaptation.corpus import sampling_params
-from bebop.intervals import Array
+from bebop.metrics.intervals import Array
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request

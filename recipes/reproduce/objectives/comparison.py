@@ -10,7 +10,7 @@ import numpy as np
 from bebop.adaptation.corpus import drafting_config
 from bebop.adaptation.evaluation import Measured, measure
 from bebop.adaptation.probe import Probe, probe
-from bebop.intervals import Interval, across_seeds
+from bebop.metrics.intervals import Interval, across_seeds
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.figures import bars, color, figure
 from recipes.reproduce.measured import Number, of

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bebop.intervals import Array, Interval, across_seeds, ratio, ratio_difference, resampled
+from bebop.metrics.intervals import Array, Interval, across_seeds, ratio, ratio_difference, resampled
 from recipes.reproduce.measured import Number, of
 from recipes.reproduce.pad.classifiers import HeldOut, agreement, difference, mean_score_bins
 from recipes.reproduce.pad.controls import CONTROLS

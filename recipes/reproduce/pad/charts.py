@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bebop.intervals import Interval
+from bebop.metrics.intervals import Interval
 from recipes.reproduce.figures import errors, figure
 from recipes.reproduce.pad.analysis import Runs, accept_length, arm, every, mean
 from recipes.reproduce.pad.classifiers import HeldOut

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from bebop.intervals import Array, Interval, resampled
+from bebop.metrics.intervals import Array, Interval, resampled
 from bebop.systems.pad.labels import Bools, Definition, Floats, auc
 from bebop.systems.pad.network import Features, PivotNetwork, Position
 from bebop.systems.pad.training import Examples, PivotTrainer, scores

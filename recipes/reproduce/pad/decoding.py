@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from bebop.adaptation.corpus import sampling_params
-from bebop.config import DecodingConfig
-from bebop.intervals import Array
+from bebop.config.job import DecodingConfig
+from bebop.metrics.intervals import Array
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request

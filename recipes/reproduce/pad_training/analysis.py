@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from bebop.config import JobConfig
-from bebop.intervals import across_seeds
-from bebop.metrics import SampleSize
+from bebop.config.job import JobConfig
+from bebop.metrics.intervals import across_seeds
+from bebop.metrics.metrics import SampleSize
 from recipes.reproduce.measured import Number, over_seeds
 from recipes.reproduce.pad_training.charts import draw
 from recipes.reproduce.pad_training.decoded import COMPARED, HELD_OUT, Answers, answers, built_in, chosen, trained

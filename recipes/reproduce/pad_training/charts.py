@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bebop.intervals import across_seeds
+from bebop.metrics.intervals import across_seeds
 from recipes.reproduce.figures import COLORS, band, errors, figure
 from recipes.reproduce.pad_training.jobs import ARMS, PLAIN
 

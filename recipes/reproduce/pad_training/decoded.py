@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from bebop.adaptation.corpus import sampling_params
-from bebop.config import JobConfig, ModelConfig
+from bebop.config.job import JobConfig, ModelConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.engine import Request

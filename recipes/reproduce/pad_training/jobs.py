@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bebop.compose import job_config
-from bebop.config import JobConfig, ModelConfig
+from bebop.config.compose import job_config
+from bebop.config.job import JobConfig, ModelConfig
 from bebop.errors import UserError
+from bebop.metrics.sinks import read_jsonl
 from bebop.model.parts import find_part
-from bebop.sinks import read_jsonl
 from recipes.reproduce.study import FOLDER, QUICK
 
 RUNS = FOLDER / "pad_training"

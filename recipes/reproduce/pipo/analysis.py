@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bebop.intervals import across_seeds
+from bebop.metrics.intervals import across_seeds
 from bebop.systems.pad.labels import auc
 from recipes.reproduce.measured import Number, over_seeds
 from recipes.reproduce.pipo.arms import ABLATIONS, ARMS, DEFAULT, DISTILLED, MORE, SHIPPED_OPD, SHIPPED_SFT

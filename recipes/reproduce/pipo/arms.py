@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from bebop.adaptation.corpus import question_streams, read_corpus, write_corpus
 from bebop.adaptation.part_job import store
-from bebop.compose import adapt_config
-from bebop.config import ModelConfig
-from bebop.config_adapt import AdaptConfig
+from bebop.config.adapt import AdaptConfig
+from bebop.config.compose import adapt_config
+from bebop.config.job import ModelConfig
 from bebop.model.parts import card_of, find_part, read_card
 from bebop.systems.pipo.training import PairTrainer
 from bebop.trainer.chains import TokenRow

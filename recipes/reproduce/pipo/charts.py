@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bebop.intervals import across_seeds
+from bebop.metrics.intervals import across_seeds
 from recipes.reproduce.figures import band, color, errors, figure
 from recipes.reproduce.pipo.analysis import plain_reward, reliability, reward
 from recipes.reproduce.pipo.arms import DEFAULT, DISTILLED

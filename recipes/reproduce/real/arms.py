@@ -15,7 +15,7 @@ import numpy as np
 
 from bebop.adaptation.probe import Probe
 from bebop.errors import UserError
-from bebop.intervals import NORMAL_95, Interval
+from bebop.metrics.intervals import NORMAL_95, Interval
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.measured import Number, over_seeds
 from recipes.reproduce.real.effects import Effect, Statistic, contrast, single

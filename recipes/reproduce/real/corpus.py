@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from bebop.adaptation.corpus import sampling_params
 from bebop.bench.record import show
-from bebop.config import DecodingConfig, SamplingConfig
+from bebop.config.job import DecodingConfig, SamplingConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.adaptation.probe import Probe as Chains
-from bebop.intervals import NORMAL_95, across_seeds, resampled, student_t
+from bebop.metrics.intervals import NORMAL_95, across_seeds, resampled, student_t
 from recipes.reproduce.measured import Number
 
 Array = NDArray[np.float64]

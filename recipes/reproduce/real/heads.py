@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from bebop.adaptation.part_job import read, store, write
 from bebop.adaptation.probe import probe
-from bebop.config import HeadConfig
+from bebop.config.job import HeadConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bebop.intervals import Interval
+from bebop.metrics.intervals import Interval
 from recipes.reproduce.figures import band, color, errors, figure
 from recipes.reproduce.real.arms import interval, of_arm
 from recipes.reproduce.real_drafts.analysis import Results, accepted_at

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bebop.intervals import Interval
+from bebop.metrics.intervals import Interval
 from recipes.reproduce.figures import color, errors, figure
 from recipes.reproduce.real.effects import by_prompt, prompts
 from recipes.reproduce.real.evaluation import TEMPERATURES

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from bebop.adaptation.probe import Probe
-from bebop.intervals import Interval
+from bebop.metrics.intervals import Interval
 from recipes.reproduce.real.arms import Arm, each, interval, of_arm
 from recipes.reproduce.real.effects import Statistic, accept_length, mean_of
 from recipes.reproduce.real.evaluation import TEMPERATURES

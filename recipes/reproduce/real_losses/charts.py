@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bebop.intervals import Interval
+from bebop.metrics.intervals import Interval
 from recipes.reproduce.figures import band, color, errors, figure
 from recipes.reproduce.real.arms import each
 from recipes.reproduce.real.runs import CONVERGED, SHARED

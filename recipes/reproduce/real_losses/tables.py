@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bebop.adaptation.probe import Probe
-from bebop.intervals import Interval
+from bebop.metrics.intervals import Interval
 from recipes.reproduce.real import arms
 from recipes.reproduce.real.arms import Arm, each, flat_curves
 from recipes.reproduce.real.effects import Statistic, accept_length, mean_of

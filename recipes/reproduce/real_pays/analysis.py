@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bebop.intervals import Interval, across_seeds
+from bebop.metrics.intervals import Interval, across_seeds
 from recipes.reproduce.measured import Number, of
 from recipes.reproduce.real_pays.rounds import ARMS, DRAFTING, LENGTHS, PLAIN, Arm, Round, Rounds
 from recipes.reproduce.throughput.analysis import minus_one

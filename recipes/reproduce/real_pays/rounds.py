@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bebop.adaptation.corpus import sampling_params
-from bebop.config import DecodingConfig, SamplingConfig
+from bebop.config.job import DecodingConfig, SamplingConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request

@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from bebop.command import Parser, check_writable, run_main, whole
-from bebop.config import ModelConfig
+from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy

@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from bebop.command import check_writable
-from bebop.intervals import across_seeds
+from bebop.metrics.intervals import across_seeds
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import save_policy
 from recipes.reproduce.cli import start

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bebop.intervals import Interval, across_seeds
+from bebop.metrics.intervals import Interval, across_seeds
 from recipes.reproduce.cli import start
 from recipes.reproduce.measured import Number, over_seeds
 from recipes.reproduce.measured import of as number_of

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bebop.adaptation.probe import Probe
-from bebop.intervals import Interval, resampled
+from bebop.metrics.intervals import Interval, resampled
 
 Array = NDArray[np.float64]
 # Nats. Three in four tokens of the built-in model lie below 0.15; four in a hundred above 1.3, where it chooses between

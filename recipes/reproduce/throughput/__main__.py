@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from bebop.intervals import across_seeds
+from bebop.metrics.intervals import across_seeds
 from recipes.reproduce.cli import start
 from recipes.reproduce.figures import color, errors, figure
 from recipes.reproduce.record import begin, keep

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.intervals import Interval, across_seeds, student_t
+from bebop.metrics.intervals import Interval, across_seeds, student_t
 from recipes.reproduce.measured import Number, of
 from recipes.reproduce.measured import over_seeds as mean_over_seeds
 from recipes.reproduce.study import SEEDS

@@ -15,7 +15,7 @@ import torch
 
 from bebop.adaptation.corpus import sampling_params
 from bebop.bench.rollout import split
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.draft_verify import DraftVerify

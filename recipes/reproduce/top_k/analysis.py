@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bebop.intervals import Interval, across_seeds
+from bebop.metrics.intervals import Interval, across_seeds
 from recipes.reproduce.measured import Number, of, over_seeds
 from recipes.reproduce.study import SEEDS
 from recipes.reproduce.top_k.arms import SKIP, STARTS, Results, labels

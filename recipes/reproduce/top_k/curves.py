@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.config import HeadConfig
+from bebop.config.job import HeadConfig
 from bebop.kernels.losses import tv_loss
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import TokenRow, chain_rows, rows_of_step

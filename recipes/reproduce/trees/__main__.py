@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from bebop.intervals import across_seeds
+from bebop.config.tree_shape import likeliest
+from bebop.metrics.intervals import across_seeds
 from bebop.trajectory import DecodeStats
-from bebop.tree_shape import likeliest
 from recipes.reproduce.cli import start
 from recipes.reproduce.figures import errors, figure
 from recipes.reproduce.measured import Number, over_seeds

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
+from bebop.config.tree_shape import MAX_NODES
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
@@ -14,7 +15,6 @@ from bebop.rollout.decoding.rules import TreeWalk
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import DecodeStats, SamplingParams
-from bebop.tree_shape import MAX_NODES
 from recipes.reproduce.study import QUICK, policy, prompts
 
 CALIBRATED_ON = 4 if QUICK else 48  # prompts, none of which is measured on

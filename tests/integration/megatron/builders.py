@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bebop.config import HeadConfig, ModelConfig
+from bebop.config.job import HeadConfig, ModelConfig
 from bebop.megatron_job.architecture import BackboneModel, build
 from bebop.megatron_job.backend import FrozenBackend
 from bebop.megatron_job.parallel import ParallelConfig, Place

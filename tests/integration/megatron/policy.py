@@ -16,7 +16,7 @@ from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from bebop.config import HeadConfig, ModelConfig
+from bebop.config.job import HeadConfig, ModelConfig
 from bebop.megatron_job.architecture import build
 from bebop.megatron_job.cotrain import HeadCotrainer, head_left_out
 from bebop.megatron_job.parallel import ParallelConfig, Place

@@ -8,11 +8,11 @@ import pytest
 from safetensors.torch import load_file
 
 from bebop import adapt as plain
-from bebop.compose import adapt_config, write_down
+from bebop.config.compose import adapt_config, write_down
 from bebop.errors import UserError
 from bebop.megatron_job import adapt
 from bebop.model.checkpoint import resolve
-from bebop.store import seal
+from bebop.run_dir.checkpoints import seal
 
 SETTINGS = [
     "data.sequences=256", "data.sampling.max_new_tokens=128", "evaluation.prompts=64", "head.depth=3",

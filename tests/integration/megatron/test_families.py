@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from bebop.config import HeadConfig, ModelConfig
+from bebop.config.job import HeadConfig, ModelConfig
 from bebop.megatron_job.parallel import ParallelConfig, Place, joined
 from bebop.model.attention import ATTENTION, CausalContext
 from bebop.model.backbone import Policy

@@ -83,7 +83,7 @@ def test_conversions(arguments: list[str], message: str) -> None:
 
 
 def test_a_folder_without_weights(tmp_path: Path) -> None:
-    from bebop.config import ModelConfig
+    from bebop.config.job import ModelConfig
     from bebop.megatron_job.source import Checkpoint
 
     (tmp_path / "config.json").write_text((resolve("tiny") / "config.json").read_text())

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bebop.config import HeadConfig, ModelConfig
+from bebop.config.job import HeadConfig, ModelConfig
 from bebop.megatron_job.parallel import ParallelConfig, Place, joined
 from bebop.model.checkpoint import load_policy
 from bebop.trainer.head_backend import FSDPBackend

@@ -17,7 +17,7 @@ os.environ.setdefault("VERL_PLATFORM", "cpu")  # read when verl is imported
 pytest.importorskip("verl")
 pytest.importorskip("tensordict")
 
-from bebop.config import HeadConfig, ModelConfig
+from bebop.config.job import HeadConfig, ModelConfig
 from bebop.errors import UserError
 from bebop.megatron_job.parallel import ParallelConfig, Place, joined
 from bebop.megatron_job.source import Checkpoint

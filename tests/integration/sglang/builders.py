@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bebop.config import JobConfig
-from bebop.config_engines import SglangConfig
+from bebop.config.engines import SglangConfig
+from bebop.config.job import JobConfig
 from bebop.rollout.engine import Request
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.sglang.builder import make

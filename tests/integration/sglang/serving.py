@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bebop.config import JobConfig
-from bebop.config_engines import SglangConfig
+from bebop.config.engines import SglangConfig
+from bebop.config.job import JobConfig
 from bebop.rollout.sglang.arguments import server_arguments
 from bebop.rollout.sglang.backend import INTERPRETER, WHOLE_ANSWERS
 from tests.integration.serving import healthy

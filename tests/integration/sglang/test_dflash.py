@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from bebop.config import DecodingConfig, ModelConfig
+from bebop.config.job import DecodingConfig, ModelConfig
 from bebop.model.attention import ATTENTION, SlotContext
 from bebop.model.backbone import Policy, tapped
 from bebop.model.checkpoint import save_policy

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bebop.config import JobConfig
-from bebop.parsing import from_dict
-from bebop.protocols import Assignment
+from bebop.config.fields import from_dict
+from bebop.config.job import JobConfig
+from bebop.driver.protocols import Assignment
 from bebop.rollout.agent_loop import AgentLoop
 from bebop.rollout.agent_setup import make_episodes
 from bebop.rollout.worker import RolloutWorker

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bebop.config import RuntimeConfig
+from bebop.config.job import RuntimeConfig
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.sglang.backend import LocalBackend
 from tests.integration.sglang.builders import engine

@@ -5,8 +5,8 @@ import torch
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import ActorConfig
 
-from bebop.config import AlgorithmConfig
-from bebop.metrics import values
+from bebop.config.job import AlgorithmConfig
+from bebop.metrics.metrics import values
 from bebop.trainer.losses import AGGREGATIONS, policy_loss
 
 ROWS, LONGEST, LOW, HIGH, CAP = 12, 11, 0.03, 0.04, 2.0

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from threading import Event
 from typing import Any
 
-from bebop.config import JobConfig
-from bebop.config_engines import VllmConfig
+from bebop.config.engines import VllmConfig
+from bebop.config.job import JobConfig
 from bebop.rollout.served_engine import OutputChunk, ServedEngine
 from bebop.rollout.vllm.builder import make
 from bebop.rollout.vllm.core import Core

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bebop.config import JobConfig
+from bebop.config.job import JobConfig
 from bebop.rollout.vllm.arguments import ENVIRONMENT, engine_arguments
 from bebop.rollout.vllm.plugin import CPU
 from tests.integration.serving import healthy

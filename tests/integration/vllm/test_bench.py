@@ -9,7 +9,7 @@ from pathlib import Path
 from bebop.bench import history_priming
 from bebop.bench.engines import CHOICE, arms, run
 from bebop.bench.rollout import RolloutBench
-from bebop.config import ModelConfig, TaskConfig
+from bebop.config.job import ModelConfig, TaskConfig
 from tests.tree import ROOT
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bebop.config import ModelConfig
+from bebop.config.job import ModelConfig
 from bebop.trajectory import DecodeStats, SamplingParams
 from tests.goodness_of_fit import p_value
 from tests.integration.vllm.builders import engine, held, with_update

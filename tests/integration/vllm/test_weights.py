@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.config import DecodingConfig, JobConfig, ModelConfig, MonitorConfig, RolloutConfig, SamplingConfig
+from bebop.config.job import DecodingConfig, JobConfig, ModelConfig, MonitorConfig, RolloutConfig, SamplingConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, resolve
 from bebop.rollout.engine import EngineDied, Request

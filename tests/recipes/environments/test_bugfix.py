@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bebop.errors import UserError
-from bebop.processes import descendants
+from bebop.runtime.processes import descendants
 from bebop.tasks.environment import EnvironmentLost
 from bebop.tasks.episodes import Episodes
 from recipes.environments.bugfix.environment import SHOWN, BadCommand, Bugfix, count_passed, parse

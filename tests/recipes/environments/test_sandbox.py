@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bebop.errors import UserError
-from bebop.processes import descendants, status
+from bebop.runtime.processes import descendants, status
 from recipes.environments.bugfix import sandbox
 from recipes.environments.bugfix.sandbox import PYTHON, Limits, Sandbox, SandboxLost, faults, make_sandbox
 from tests.cases import slow_but

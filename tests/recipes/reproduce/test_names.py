@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bebop.intervals import Interval, across_seeds
+from bebop.metrics.intervals import Interval, across_seeds
 from recipes.reproduce.beyond import cold
 from recipes.reproduce.beyond.estimators import ESTIMATORS
 from recipes.reproduce.beyond.heads import ENGINE, GRID, WATCHED

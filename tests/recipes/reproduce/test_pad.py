@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.config import DecodingConfig, JobConfig
+from bebop.config.job import DecodingConfig, JobConfig
+from bebop.config.system_options import PadOptions
 from bebop.kernels.pivot import bias
-from bebop.options import PadOptions
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import DecodeStats

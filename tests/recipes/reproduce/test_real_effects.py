@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bebop.adaptation.probe import NUMBERS, Probe
-from bebop.intervals import NORMAL_95, across_seeds, resampled
+from bebop.metrics.intervals import NORMAL_95, across_seeds, resampled
 from recipes.reproduce.measured import student_tail
 from recipes.reproduce.real.effects import (
     DECISIVE,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bebop.errors import UserError
-from bebop.intervals import across_seeds
+from bebop.metrics.intervals import across_seeds
 from recipes.cluster.roofline import GPUS
 from recipes.reproduce.real.plan import load
 from recipes.reproduce.real_pays import analysis, prediction, rounds

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from bebop.adaptation.probe import Probe
 from bebop.certify.declared import tolerance
-from bebop.config import TaskConfig
+from bebop.config.job import TaskConfig
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.checkpoint import save_policy

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bebop.compose import job_config
+from bebop.config.compose import job_config
 from recipes import stages
 from recipes.reproduce.real_steps import __main__ as main
 from recipes.reproduce.real_steps import pairs

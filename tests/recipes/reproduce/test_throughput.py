@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.intervals import across_seeds
+from bebop.metrics.intervals import across_seeds
 from recipes.reproduce.throughput.analysis import correlation, facts, modelled, numbers, slope
 from recipes.reproduce.throughput.findings import RULES
 from recipes.reproduce.throughput.heads import BEST, DRAFTS, HEADS, noisy

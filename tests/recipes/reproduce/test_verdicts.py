@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bebop.intervals import across_seeds
+from bebop.metrics.intervals import across_seeds
 from recipes.reproduce.measured import Number, of, over_seeds, quantile, student_tail
 from recipes.reproduce.verdicts import LEVEL, Finding, Need, Part, Rule, corrected, floor, holm, judge, met, p_values
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from bebop.config import HeadConfig, ModelConfig
+from bebop.config.job import HeadConfig, ModelConfig
 from bebop.model.checkpoint import load_policy, resolve
 from bebop.trainer.chains import TokenRow, known_chains
 from bebop.trainer.head_backend import FSDPBackend

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bebop.errors import UserError
-from bebop.metrics import values
+from bebop.metrics.metrics import values
 from bebop.verl_job.meta_info import read_meta_info, spec_fields
 from bebop.verl_job.metrics import acceptance
 from bebop.verl_job.stats import FIELD, decode

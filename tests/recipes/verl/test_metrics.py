@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from bebop.metrics import values
+from bebop.metrics.metrics import values
 from bebop.monitor.estimators import decode_metrics
 from bebop.trajectory import DecodeStats
 from bebop.verl_job.metrics import Reporter, acceptance

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bebop.config import AlgorithmConfig, DecodingConfig, JobConfig, MonitorConfig, RolloutConfig
-from bebop.config_engines import SglangConfig
+from bebop.config.engines import SglangConfig
+from bebop.config.job import AlgorithmConfig, DecodingConfig, JobConfig, MonitorConfig, RolloutConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import resolve
 from bebop.rollout.sglang import builder

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bebop.config import DecodingConfig, JobConfig, ModelConfig, RolloutConfig
-from bebop.config_engines import SglangConfig
+from bebop.config.engines import SglangConfig
+from bebop.config.job import DecodingConfig, JobConfig, ModelConfig, RolloutConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import save_policy
 from bebop.rollout.served_weights import update

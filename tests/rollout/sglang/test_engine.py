@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bebop.config_engines import SglangConfig
+from bebop.config.engines import SglangConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.served_engine import ServedEngine

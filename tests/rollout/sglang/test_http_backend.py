@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bebop.config import DecodingConfig
+from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout import http_client
 from bebop.rollout.engine import EngineDied

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bebop.config import ModelConfig
+from bebop.config.job import ModelConfig
 from bebop.model.checkpoint import load_policy, named_as_served, resolve, save_policy
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.engine import EngineDied

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from bebop.config import DecodingConfig, JobConfig, ModelConfig, MonitorConfig, RolloutConfig, SamplingConfig
-from bebop.config_engines import VLLM_OWN, VllmConfig
+from bebop.config.engines import VLLM_OWN, VllmConfig
+from bebop.config.job import DecodingConfig, JobConfig, ModelConfig, MonitorConfig, RolloutConfig, SamplingConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import resolve
 from bebop.rollout.vllm import builder

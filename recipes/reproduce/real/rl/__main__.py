@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from bebop.bench.record import show
 from bebop.command import Parser, check_writable, run_main, whole
-from bebop.config import ModelConfig
+from bebop.config.job import ModelConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from recipes.reproduce import record

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bebop.intervals import Interval, across_seeds
+from bebop.metrics.intervals import Interval, across_seeds
 from bebop.monitor.probe_set import ProbeReading, Sweep, direct
 from bebop.monitor.slope import temperature_slope
 from recipes.reproduce.measured import Number, of, over_seeds

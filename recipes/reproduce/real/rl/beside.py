@@ -20,7 +20,7 @@ from bebop.adaptation.corpus import backbone_states
 from bebop.adaptation.part_job import read, store, write
 from bebop.adaptation.probe import Probe, probe
 from bebop.certify.declared import Tolerance, tolerance
-from bebop.config import HeadConfig, ModelConfig
+from bebop.config.job import HeadConfig, ModelConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_backbone
@@ -30,7 +30,7 @@ from bebop.trainer.head_backend import WholeBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from bebop.trainer.probe_set import TEMPERATURES
-from bebop.trajectories import NAME, StoredAnswer, Trajectories
+from bebop.trajectory_db.reader import NAME, StoredAnswer, Trajectories
 from recipes.reproduce.real.heads import load_head
 from recipes.reproduce.real.rl.jobs import RUN, weights_of
 from recipes.reproduce.real.rl.plan import ARMS, FROZEN, ONLINE, RLPlan

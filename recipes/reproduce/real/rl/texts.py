@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bebop.adaptation.corpus import read_corpus, run_engine, token_rows, write_corpus
-from bebop.config import DecodingConfig, SamplingConfig
-from bebop.config_adapt import DataConfig
+from bebop.config.adapt import DataConfig
+from bebop.config.job import DecodingConfig, SamplingConfig
 from bebop.model.backbone import Policy
 from bebop.tasks.source import chat_encoder
 from bebop.trainer.chains import TokenRow

@@ -1,0 +1,140 @@
+"""Define the settings of SGLang and vLLM as rollout engines: ``rollout.sglang.*``, ``rollout.vllm.*``."""
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bebop.config.fields import (
+    BETWEEN_0_AND_1,
+    NOT_EMPTY,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Limit,
+    Settings,
+    above,
+    at_least,
+    check,
+    setting,
+)
+
+Pause = Literal["in_place", "retract", "abort"]
+WeightTransfer = Literal["tensor", "distributed", "disk"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangConfig(Settings):
+    """An engine inside the worker's process, or existing servers.
+
+    ``pause`` says what becomes of running requests while weights change. ``in_place``: they keep their old keys and
+    values, nothing is computed again. ``retract``: keys and values are computed again from the new weights, which
+    costs a prefill of all that was written so far. ``abort``: requests are cut, handed back and taken up again, which
+    costs the same prefill and holds no memory meanwhile. None follows ``rollout.on_update``.
+    """
+
+    SECTION = "rollout.sglang."
+    urls: tuple[str, ...] = setting(
+        (),
+        "servers that are there already; requests are spread over them",
+        Limit(
+            lambda urls: all(re.match(r"https?://[^/\s]", url) for url in urls),
+            "addresses start with http:// or https:// and name a host",
+        ),
+    )
+    api_key_env: str = setting("SGLANG_API_KEY", "the environment variable with their key, if they want one", NOT_EMPTY)
+    tensor_parallel: int = setting(1, "GPUs of one replica", POSITIVE)
+    data_parallel: int = setting(1, "replicas behind one address; weights then travel by disk", POSITIVE)
+    memory_fraction: float | None = setting(
+        None,
+        "of the GPU, for weights and keys and values; null: SGLang decides",
+        BETWEEN_0_AND_1,
+    )
+    cache_tokens: int | None = setting(
+        None,
+        "keys and values of that many tokens; null: what fits",
+        Limit(lambda tokens: tokens >= 1, "give 1 or more, or null"),
+    )
+    attention_backend: str | None = setting(None, "SGLang's name of one; null: SGLang decides", NOT_EMPTY)
+    deterministic: bool = setting(False, "batch-invariant kernels and seeds per request; slower")
+    block_verification: bool = setting(False, "verify the drafts of a cycle as a whole; CUDA only")
+    adaptive_steps: str | None = setting(
+        None,
+        "an existing file for decoding.system=bebop_adaptive; null: SGLang's own table",
+        Limit(os.path.isfile, "there is no such file"),
+    )
+    draft: str | None = setting(
+        None,
+        "for drafts of whole blocks: the folder of the drafter, which python -m bebop.export wrote",
+        NOT_EMPTY,
+    )
+    pause: Pause | None = setting(None, "of running requests while weights change; null follows rollout.on_update")
+    transfer: WeightTransfer = setting(
+        "tensor", "distributed: NCCL, servers on other GPUs; disk: a folder that both sides see"
+    )
+    folder: str | None = setting(None, "for transfer=disk", NOT_EMPTY)
+    address: str = setting("127.0.0.1", "for transfer=distributed: this machine's, as the server sees it", NOT_EMPTY)
+    colocated: bool = setting(False, "memory can be given to the trainer and taken back; the draft's weights are kept")
+    monitor_every: int = setting(
+        4, "verification steps of which one is measured (overlap, entropies)", at_least(0, "never")
+    )
+    timeout: float = setting(600.0, "seconds in which nothing is finished before an engine counts as dead", above(0))
+    retries: int = setting(4, "of a call that failed on its way, each after twice as long a wait", NOT_NEGATIVE)
+    extra: dict[str, Any] = setting(
+        dict,
+        "further arguments of sglang.ServerArgs",
+        Limit(
+            lambda extra: not any(name.startswith("speculative_") for name in extra),
+            "drafting is set by decoding.* and rollout.sglang.*",
+        ),
+    )
+
+    def _validate(self) -> None:
+        self.require(self.transfer != "disk" or bool(self.folder), "folder", "transfer=disk needs a folder")
+        several = self.data_parallel > 1 and self.transfer != "disk"
+        self.require(not several, "data_parallel", "SGLang takes weights for 1 replica; use transfer=disk")
+        one = self.transfer != "distributed" or len(self.urls) < 2
+        self.require(one, "transfer", "a process group joins one server; use disk for several")
+
+
+# Arguments of vLLM that follow from other settings, or that nobody has tested with drafts and weights in flight.
+VLLM_OWN = {
+    "speculative_config": "drafting is set by decoding.*",
+    "logprobs_mode": "only those of what tokens are drawn from (processed_logprobs) can be trained on",
+    "async_scheduling": "versions of tokens are known between two steps alone",
+    "tensor_parallel_size": "more ranks than 1 have not been tested",
+    "pipeline_parallel_size": "more ranks than 1 have not been tested",
+    "data_parallel_size": "give rollout.workers",
+    "enable_sleep_mode": "sleep has not been tested, and a CPU has none",
+    "weight_transfer_config": "give rollout.vllm.transfer",
+    "worker_extension_cls": "Bebop needs no extension, and weights are checked by their digests",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmConfig(Settings):
+    """An engine inside the worker's process; while weights change, ``rollout.on_update`` goes for running requests."""
+
+    SECTION = "rollout.vllm."
+    cache_bytes: int | None = setting(
+        None,
+        "for keys and values; null: room for all slots on a CPU, what vLLM finds on a GPU",
+        Limit(lambda size: size >= 1, "give 1 or more, or null"),
+    )
+    memory_fraction: float | None = setting(
+        None,
+        "of the GPU, for weights and keys and values; null: vLLM decides",
+        BETWEEN_0_AND_1,
+    )
+    eager: bool | None = setting(None, "no compiled graphs; null: on a CPU alone")
+    transfer: Literal["memory", "file"] = setting("memory", "file: weights go through a folder, which keeps the newest")
+    folder: str | None = setting(None, "for transfer=file", NOT_EMPTY)
+    monitor_every: int = setting(
+        4, "verification steps of which one is measured (overlap, entropies)", at_least(0, "never")
+    )
+    timeout: float = setting(600.0, "seconds in which nothing is finished before an engine counts as dead", above(0))
+    extra: dict[str, Any] = setting(dict, "further arguments of vllm.EngineArgs")
+
+    def _validate(self) -> None:
+        self.require(self.transfer != "file" or bool(self.folder), "folder", "transfer=file needs a folder")
+        for name, value in self.extra.items():
+            check(name not in VLLM_OWN, f"rollout.vllm.extra.{name}", value, VLLM_OWN.get(name, ""))

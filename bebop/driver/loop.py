@@ -1,0 +1,208 @@
+"""The main loop: generate -> buffer -> update -> publish, over protocols, in plain asyncio.
+
+Invariants:
+
+- *Versions.* The version counts updates. Step n makes version n of the weights from a batch of group_size completions
+  to each of groups_per_step prompts, and publishes it.
+- *Order.* Batches are made in the order of prompts, whoever finishes first (``bebop.driver.buffer``), and every prompt
+  is trained on or passed over once.
+- *Staleness.* A token that is trained on comes from weights that lag by at most ``rollout.staleness`` updates. A
+  staleness of 0 makes the job synchronous: prompts are admitted after the weights that decode them.
+- *Published before read.* Workers get the new weights before the monitor looks at the step, so they never wait for it.
+- *Restartable.* A checkpoint is written between two steps. A resumed loop goes on with the same prompts in the same
+  order; completions in flight are lost and decoded again.
+
+The loop knows neither Ray nor an engine: a worker, a trainer and a sink are protocols (``bebop.driver.protocols``).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bebop.config.job import JobConfig
+from bebop.driver.buffer import GroupBuffer, has_spread
+from bebop.driver.past_completions import PastAnswers
+from bebop.driver.pool import WorkerPool
+from bebop.driver.protocols import Trainer, Worker
+from bebop.driver.step_timer import StepTimer
+from bebop.errors import UserError
+from bebop.metrics.metrics import Metrics
+from bebop.metrics.sinks import Sink
+from bebop.monitor.controller import Action
+from bebop.monitor.watch import Monitor, NullMonitor
+from bebop.trajectory import Batch, Prompt
+from bebop.trajectory_db.writer import TrajectoryLog
+
+log = logging.getLogger(__name__)
+
+
+class Loop:
+    """Drives workers and trainer until the job is done or ``stopping`` is set."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        prompt: Callable[[int], Prompt],
+        workers: Sequence[Worker],
+        trainer: Trainer,
+        sinks: Sequence[Sink],
+        monitor: Monitor | None = None,
+        trajectories: TrajectoryLog | None = None,
+        past: PastAnswers | None = None,
+        now: Callable[[], float] = time.perf_counter,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        """Make a loop that stands before its first step, or before ``restore``.
+
+        Args:
+            config: of the job.
+            prompt: gives prompt i of the stream.
+            workers: decode.
+            trainer: learns.
+            sinks: get the metrics of each step.
+            monitor: asks why acceptance moves; None if nobody does.
+            trajectories: keeps the completions of each step; None if nobody does.
+            past: completions of earlier steps that workers draft from; None if they do not.
+            now: seconds by which steps are timed.
+            progress: is called with a text of how far a step has come.
+        """
+        self.config, self.trainer, self.sinks = config, trainer, sinks
+        self.monitor, self.trajectories = monitor or NullMonitor(config), trajectories
+        keeps = has_spread if config.algorithm.dynamic_sampling else None
+        self.buffer = GroupBuffer(config.trainer.groups_per_step, config.rollout.staleness, keeps=keeps)
+        self.timer = StepTimer(len(workers), now)
+        self.past = past
+        self.pool = WorkerPool(config, prompt, workers, self.buffer, self.timer, past)
+        self.progress = progress or (lambda what: None)
+        self.pool.on_completions = self._report_progress
+        self.stopping = asyncio.Event()
+        self._saved: int | None = None  # version of the newest checkpoint
+
+    async def run(self) -> bool:
+        """Run to the last step and return True, or False if it was stopped. A worker's failure leaves a checkpoint."""
+        collectors = [asyncio.create_task(self.pool.serve(i)) for i in range(len(self.pool.workers))]
+        main = asyncio.create_task(self._steps())
+        try:
+            await asyncio.wait([main, *collectors], return_when=asyncio.FIRST_COMPLETED)
+            failed = next((task for task in collectors if task.done()), None)
+            if failed is not None and not main.done():
+                self.stopping.set()
+                await main
+                failed.result()
+            return await main
+        finally:
+            for task in (main, *collectors):
+                task.cancel()
+            await asyncio.gather(main, *collectors, return_exceptions=True)
+
+    async def _steps(self) -> bool:
+        """Generate, buffer, update and publish, step after step."""
+        steps, every = self.config.trainer.steps, self.config.trainer.save_every
+        await self._publish()
+        await self.pool.configure(self.monitor.decoding)
+        while self.buffer.version < steps and not self.stopping.is_set():
+            await self.pool.submit(self.buffer.admit())  # workers generate meanwhile, and go on with later prompts
+            batch = await self._next_batch()
+            if batch is None:
+                break
+            self.timer.end_wait()
+            if not await self._step(batch):  # update, publish, observe
+                break
+            if every and self.buffer.version % every == 0:
+                await self._save()
+        if self._saved != self.buffer.version:
+            await self._save()
+        return self.buffer.version >= steps
+
+    def _report_progress(self) -> None:
+        """Report how many completions of the next step there are; some may belong to a later one."""
+        wanted = self.config.trainer.groups_per_step * self.config.trainer.group_size
+        self.progress(f"{min(self.pool.finished, wanted)}/{wanted} completions")
+
+    async def _next_batch(self) -> Batch | None:
+        """Wait for the next batch; return None if the job is stopped meanwhile."""
+        batch, stop = asyncio.create_task(self._take()), asyncio.create_task(self.stopping.wait())
+        await asyncio.wait([batch, stop], return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if batch.done():
+            return batch.result()
+        batch.cancel()
+        return None
+
+    async def _take(self) -> Batch:
+        """Wait for the next batch, and submit further prompts in the place of groups that were passed over."""
+        while (batch := await self.buffer.take()) is None:
+            await self.pool.submit(self.buffer.admit())
+        if not batch.trajectories:
+            lost = sum(group.lost for group in batch.groups)
+            raise UserError(f"environment {self.config.task.name}: all {lost} trajectories of a step were lost")
+        return batch
+
+    async def _update(self, batch: Batch) -> Metrics | None:
+        """Update on a batch and return the metrics; None if the job was stopped in time: the batch stays buffered."""
+        update = asyncio.create_task(self.trainer.update(batch, self.monitor.cotraining))
+        stop = asyncio.create_task(self.stopping.wait())
+        try:
+            await asyncio.wait([update, stop], return_when=asyncio.FIRST_COMPLETED)
+            if not update.done():
+                await self.trainer.abandon()
+            learned, version = await update
+        finally:
+            update.cancel()
+            stop.cancel()
+        return learned if version > self.buffer.version else None
+
+    async def _step(self, batch: Batch) -> bool:
+        """Update on a batch, publish the weights, observe the step and write its row; False if it was abandoned."""
+        measure, version, system = self.timer.measure, self.buffer.version, self.monitor.decoding.system
+        filtered = self.buffer.filtered if self.config.algorithm.dynamic_sampling else None
+        with measure("monitor"):
+            undisturbed = batch.groups[0].prompt.index >= self.pool.disturbed
+            reading = await self.monitor.read(version + 1, batch.groups, self.trainer, undisturbed)
+        self.progress(f"learning from {len(batch.trajectories)} completions")
+        with measure("update"):
+            learned = await self._update(batch)
+        if learned is None:
+            return False
+        if self.past is not None:
+            self.past.take(batch.groups)
+        self.buffer.advance()
+        with measure("sync"):
+            await self._publish()
+        with measure("monitor"):
+            seen = self.monitor.observe(version + 1, batch.groups, version, *reading, self.pool.health())
+            if self.trajectories is not None:
+                logprobs = await self.trainer.logprobs()
+                self.trajectories.write(version + 1, batch.groups, version, system, logprobs)
+        with measure("sync"):
+            await self._carry_out(seen.action)
+        row = self.timer.row(batch, version, learned, seen.metrics, self.pool.restarts, filtered)
+        for sink in self.sinks:
+            sink.write(self.buffer.version, row)
+        self.timer.restart()
+        return True
+
+    async def _publish(self, head: bool = False) -> None:
+        await self.pool.publish(self.trainer, self.buffer.version, head=head, fingerprint=self.monitor.fingerprints)
+
+    async def _carry_out(self, action: Action) -> None:
+        """Do what the monitor asks for; whether the head learns is read at each update."""
+        if action.kind != "none":
+            log.warning("step %d: %s (%s)", self.buffer.version, action.kind, action.why)
+        if action.kind == "resync":
+            await self._publish(head=True)
+        await self.pool.configure(self.monitor.decoding)
+
+    async def _save(self) -> None:
+        state = {"buffer": self.buffer.state(), "restarts": self.pool.restarts, **self.monitor.state()}
+        await self.trainer.save(self.buffer.version, state)
+        self._saved = self.buffer.version
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from the state that ``_save`` put into a checkpoint."""
+        self.buffer.restore(state["buffer"])
+        self.pool.restore(state["restarts"])
+        self.monitor.restore(state)
+        self._saved = self.buffer.version

@@ -1,0 +1,484 @@
+"""The rollout workers of a job: who is asked for which completions, and what each worker is sent.
+
+Invariants, whatever workers do and however often they die:
+
+- Each completion of a group is taken in once, from the worker that owes it.
+- What a dead worker owed starts again. A report counts once, also when it arrives twice.
+- No prompt starts before the weights that were the newest when it was handed out have arrived.
+- All workers get the newest weights, side by side. No worker waits for another, except in a synchronous job
+  (``rollout.staleness=0``), where nobody has anything else to do.
+- Bookkeeping for a completion costs the same for any number of workers.
+
+From the top of the file down: ``Dispatch`` keeps the books and sends nothing. A ``WorkerChannel`` brings one worker its
+weights, settings and prompts, one after another. The ``WorkerPool`` joins them and is what the loop talks to.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
+
+from bebop.config.job import DecodingConfig, JobConfig
+from bebop.driver.buffer import GroupBuffer
+from bebop.driver.past_completions import PastAnswers
+from bebop.driver.protocols import Assignment, DamagedWeights, PartialGroup, Trainer, Worker, WorkerDied, WorkerReport
+from bebop.driver.step_timer import StepTimer
+from bebop.errors import UserError
+from bebop.monitor.controller import Health
+from bebop.trajectory import Group, Prompt, Trajectory, same_beginning
+
+log = logging.getLogger(__name__)
+HandOut = tuple[int, int, tuple[int, ...]]  # worker, prompt, members of its group
+Share = tuple[int, tuple[int, ...]]  # prompt, members of its group
+MAX_SENDS = 3  # of weights that arrive damaged
+
+
+class Dispatch:
+    """Knows which completions are in flight at which worker; a completion is a prompt and a member of its group."""
+
+    def __init__(self, workers: int, group_size: int) -> None:
+        self.workers, self.members = workers, tuple(range(group_size))
+        self._in_flight: list[dict[tuple[int, int], None]] = [{} for _ in range(workers)]
+
+    def add(self, prompts: Iterable[int]) -> None:
+        """Queue prompts, each for a whole group."""
+        for prompt in prompts:
+            self._add(prompt % self.workers, prompt, self.members)
+
+    def take(self, worker: int, prompt: int, member: int) -> bool:
+        """Return whether the worker owed this completion, and count it as delivered."""
+        return self._in_flight[worker].pop((prompt, member), self) is None
+
+    def leave(self, worker: int) -> list[int]:
+        """Queue again all that is in flight at a worker that is gone, and return the prompts."""
+        lost: dict[int, list[int]] = {}
+        for prompt, member in sorted(self._in_flight[worker]):
+            lost.setdefault(prompt, []).append(member)
+        self._in_flight[worker] = {}
+        for prompt, members in lost.items():
+            self._add(worker, prompt, tuple(members))
+        return list(lost)
+
+    def enter(self, worker: int) -> None:
+        """Count on a worker again that has been replaced."""
+        raise NotImplementedError
+
+    def hand_out(self) -> list[HandOut]:
+        """Return whom to ask for what now, and count it as in flight."""
+        raise NotImplementedError
+
+    def _add(self, worker: int, prompt: int, members: tuple[int, ...]) -> None:
+        """Queue members of a group, for this worker where that matters."""
+        raise NotImplementedError
+
+    def _put(self, worker: int, prompt: int, members: Sequence[int]) -> HandOut:
+        self._in_flight[worker].update(dict.fromkeys((prompt, member) for member in members))
+        return worker, prompt, tuple(members)
+
+
+class StaticDispatch(Dispatch):
+    """Hands prompt i to worker ``i % workers`` at once, whatever happens.
+
+    Who decodes what depends on nothing, so a synchronous job is the same bit for bit each time.
+    """
+
+    def __init__(self, workers: int, group_size: int) -> None:
+        super().__init__(workers, group_size)
+        self._waiting: dict[int, list[Share]] = {}  # by worker
+        self._down: dict[int, list[Share]] = {}  # of workers that are being replaced
+
+    def hand_out(self) -> list[HandOut]:
+        waiting, self._waiting = self._waiting, {}
+        return [self._put(worker, *share) for worker in sorted(waiting) for share in sorted(waiting[worker])]
+
+    def leave(self, worker: int) -> list[int]:
+        self._down.setdefault(worker, self._waiting.pop(worker, []))
+        return super().leave(worker)
+
+    def enter(self, worker: int) -> None:
+        back = self._down.pop(worker, [])
+        if back:
+            self._waiting[worker] = back
+
+    def _add(self, worker: int, prompt: int, members: tuple[int, ...]) -> None:
+        queue = self._down.get(worker)
+        if queue is None:
+            queue = self._waiting.setdefault(worker, [])
+        queue.append((prompt, members))
+
+
+class PullDispatch(Dispatch):
+    """Keeps prompts until a worker has room: in order, to the worker that owes the fewest completions.
+
+    No worker owes more than ``bound``. Groups stay whole, since each worker that decodes for a group reads its prompt,
+    with two exceptions. A slot that is free takes what there is. And where there is less work than fits, no worker is
+    given more than an equal share of it.
+    """
+
+    def __init__(self, workers: int, group_size: int, slots: int, bound: int) -> None:
+        """Set how many completions a worker decodes side by side (``slots``), and how many it may owe (``bound``)."""
+        super().__init__(workers, group_size)
+        self.slots, self.bound = slots, bound
+        self._queue: list[Share] = []  # a heap, by prompt
+        self._open = 0  # completions that are queued or in flight
+        self._down: set[int] = set()
+        # Workers by the completions that they owe: _owing[n] holds those that owe n, the longest first. None owes
+        # fewer than _least.
+        self._owing: defaultdict[int, dict[int, None]] = defaultdict(dict)
+        self._owing[0] = dict.fromkeys(range(workers))
+        self._least = 0
+
+    def take(self, worker: int, prompt: int, member: int) -> bool:
+        owed = super().take(worker, prompt, member)
+        if owed:
+            self._open -= 1
+            self._move(worker, 1)
+        return owed
+
+    def hand_out(self) -> list[HandOut]:
+        handed = []
+        while self._queue and (worker := self._least_busy()) is not None:
+            prompt, members = self._queue[0]
+            room, owed = self.bound - self._least, self._least
+            if owed >= self.slots and room < len(members):
+                break  # no worker has a free slot, nor room for the group
+            share = -(-self._open // (self.workers - len(self._down))) - owed
+            given = max(1, min(len(members), room, share))
+            heappop(self._queue)
+            if given < len(members):
+                heappush(self._queue, (prompt, members[given:]))
+            handed.append(self._put(worker, prompt, members[:given]))
+            self._move(worker, -given)
+        return handed
+
+    def leave(self, worker: int) -> list[int]:
+        owed = len(self._in_flight[worker])
+        self._owing[owed].pop(worker, None)
+        self._down.add(worker)
+        self._open -= owed  # ``_add`` counts it again
+        return super().leave(worker)
+
+    def enter(self, worker: int) -> None:
+        if worker in self._down:
+            self._down.remove(worker)
+            self._owing[0][worker] = None
+            self._least = 0
+
+    def _add(self, worker: int, prompt: int, members: tuple[int, ...]) -> None:
+        heappush(self._queue, (prompt, members))
+        self._open += len(members)
+
+    def _least_busy(self) -> int | None:
+        """Return a worker that owes the fewest completions; None if no worker may owe more."""
+        if len(self._down) == self.workers:
+            return None
+        while not self._owing[self._least]:
+            self._least += 1  # as often as completions were handed out since it fell: a constant for each of them
+        return next(iter(self._owing[self._least])) if self._least < self.bound else None
+
+    def _move(self, worker: int, fewer: int) -> None:
+        """File a worker anew that owes ``fewer`` completions less than before."""
+        owed = len(self._in_flight[worker])
+        del self._owing[owed + fewer][worker]
+        self._owing[owed][worker] = None
+        self._least = min(self._least, owed)
+
+
+def _pull(config: JobConfig, workers: int) -> Dispatch:
+    return PullDispatch(workers, config.trainer.group_size, config.rollout.slots, in_flight(config))
+
+
+DISPATCH: dict[str, Callable[[JobConfig, int], Dispatch]] = {
+    "static": lambda config, workers: StaticDispatch(workers, config.trainer.group_size),
+    "pull": _pull,
+}
+
+
+def in_flight(config: JobConfig) -> int:
+    """Return the number of completions that one worker may owe.
+
+    The default is a group more than it decodes side by side, which is about what ends between two of its reports. A
+    larger bound would only commit completions earlier to workers that may turn out to be slow.
+    """
+    return config.rollout.in_flight or config.rollout.slots + config.trainer.group_size
+
+
+@dataclass(slots=True, kw_only=True)
+class DesiredState:
+    """What all workers should have by now."""
+
+    decoding: DecodingConfig
+    published: int = 0  # how often weights were published
+    weights: Any = None  # of the last publication
+    version: int = 0  # of these weights
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerChannel:
+    """One worker, what it was sent, and what it is to be sent.
+
+    All channels send the same reference to the weights. Behind Ray that is a tree of a kind already: a node fetches an
+    object once, from any node that has it by then, and the workers of a node share the copy.
+    """
+
+    number: int
+    worker: Worker
+    decoding: DecodingConfig  # what it was sent last, or started with
+    sent: int = 0  # the newest publication that it has; 0: none
+    seen: int = 0  # number of its newest report
+    # Assignments to send, each with the publication that must have arrived before.
+    outbox: list[tuple[int, Assignment]] = field(default_factory=list)
+    wakeup: asyncio.Event = field(default_factory=asyncio.Event)  # there may be something to send
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)  # it has the newest weights, or is down
+    down: bool = False  # it is being replaced
+
+    def close(self) -> None:
+        """Drop what was to be sent to a worker that is gone, and let nobody wait for it."""
+        self.outbox, self.down = [], True
+        self.arrived.set()
+
+    def reopen(self, decoding: DecodingConfig) -> None:
+        """Send to a new process of the worker, which started with ``decoding``."""
+        self.decoding, self.sent, self.seen, self.down = decoding, 0, 0, False
+        self.wakeup.set()
+
+    async def send(self, desired: DesiredState) -> None:
+        """Keep the worker up to date for ever; ``WorkerDied`` if it is gone.
+
+        Weights that a newer publication overtakes before they are sent are left out. A prompt waits for the weights
+        that were the newest when it was handed out, and not for all that came since: a worker that takes in weights
+        more slowly than they are published still gets its prompts.
+        """
+        while True:
+            if self.sent < desired.published:
+                await self._send_weights(desired)
+            if self.decoding != desired.decoding:
+                decoding = desired.decoding
+                await self.worker.configure(decoding)
+                self.decoding = decoding
+            ready = [assignment for needed, assignment in self.outbox if needed <= self.sent]
+            if ready:
+                self.outbox = [(needed, later) for needed, later in self.outbox if needed > self.sent]
+                await self.worker.submit(ready)
+            if self.sent == desired.published:
+                self.arrived.set()
+                if self.decoding == desired.decoding and not self.outbox:
+                    self.wakeup.clear()
+                    await self.wakeup.wait()
+
+    async def _send_weights(self, desired: DesiredState) -> None:
+        """Send the newest weights, again if they arrive damaged, which the worker notices and refuses."""
+        for left in reversed(range(MAX_SENDS)):
+            published, weights, version = desired.published, desired.weights, desired.version
+            try:
+                await self.worker.set_weights(weights, version)
+            except DamagedWeights as damage:
+                if not left:
+                    raise WorkerDied(
+                        f"weights of version {version} arrived {MAX_SENDS} times damaged: {damage}"
+                    ) from damage
+                log.warning(
+                    "rollout worker %d refuses weights of version %d, %s: sent again", self.number, version, damage
+                )
+                continue
+            self.sent = published
+            return
+
+
+class WorkerPool:
+    """N workers; groups that they complete go to the buffer, and their seconds to the timer."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        prompt: Callable[[int], Prompt],
+        workers: Sequence[Worker],
+        buffer: GroupBuffer,
+        timer: StepTimer,
+        past: PastAnswers | None = None,
+    ) -> None:
+        """Make a pool; ``prompt(i)`` gives prompt i of the stream, ``past`` completions to send along with prompts."""
+        self.config, self.prompt, self.workers, self.buffer, self.timer = config, prompt, workers, buffer, timer
+        self.past, self.restarts = past, 0
+        self.on_completions: Callable[[], None] | None = None  # called when completions came in
+        # Prompts below were in flight when a worker died or the job was resumed. Completions that had ended by then
+        # were kept and the others drawn again, so which tokens became of them depends on the tokens.
+        self.disturbed = 0
+        self._members = range(config.trainer.group_size)
+        self._max_restarts = config.runtime.max_restarts
+        self._desired = DesiredState(decoding=config.decoding)
+        self._channels = [
+            WorkerChannel(number=i, worker=worker, decoding=config.decoding) for i, worker in enumerate(workers)
+        ]
+        self._dispatch = DISPATCH[config.rollout.dealing](config, len(workers))
+        self._heads: dict[int, str] = {}  # version -> fingerprint of the head that belongs to it
+        self._head_published = 0  # the latest publication that was to have the head with it
+        self._health: dict[int, Health] = {}  # worker -> what it reported in this step
+        # Of groups that are not complete, by prompt and member; None: the member was lost.
+        self._partial: dict[int, dict[int, Trajectory | None]] = {}
+        self._begun: dict[int, Prompt] = {}  # their prompts, with the tokens that their environments began with
+
+    async def submit(self, indices: Sequence[int]) -> None:
+        """Hand out prompts, now or when a worker has room."""
+        self._dispatch.add(indices)
+        self._hand_out()
+
+    async def publish(self, trainer: Trainer, version: int, *, head: bool = False, fingerprint: bool = False) -> None:
+        """Send the trainer's weights to every worker, which swaps them in between two decoding cycles.
+
+        Args:
+            trainer: where the weights come from.
+            version: of the weights.
+            head: whether the MTP head goes with them even if it never changed.
+            fingerprint: whether to note which head belongs to them.
+        """
+        if fingerprint:
+            oldest = version - self.config.rollout.staleness
+            self._heads = {v: mark for v, mark in self._heads.items() if v >= oldest}
+            self._heads[version] = await trainer.head_fingerprint()
+        wanted = head
+        # A worker that still waits for a head gets it now: these weights overtake those that it was to come with.
+        head = head or any(channel.sent < self._head_published for channel in self._channels if self._head_published)
+        weights = await trainer.weights(head)
+        # In one go: a replacement that starts meanwhile gets the old weights under their own version.
+        self._desired.weights, self._desired.version = weights, version
+        self._desired.published += 1
+        self._head_published = self._desired.published if head else self._head_published
+        if wanted:  # it answers complaints that came while the weights were fetched, too
+            self._health.clear()
+        for channel in self._channels:
+            if not channel.down:
+                channel.arrived.clear()
+            channel.wakeup.set()
+        if self.config.rollout.staleness == 0:
+            for channel in self._channels:
+                await channel.arrived.wait()
+
+    async def configure(self, decoding: DecodingConfig) -> None:
+        """Have every worker draft as ``decoding`` says."""
+        if decoding != self._desired.decoding:
+            self._desired.decoding = decoding
+            for channel in self._channels:
+                channel.wakeup.set()
+
+    async def serve(self, i: int) -> None:
+        """Send to worker i, take in what it completes, and replace it when it dies; ``UserError`` after many deaths."""
+        channel = self._channels[i]
+        try:
+            while True:
+                try:
+                    await self._exchange(channel)
+                except WorkerDied as death:
+                    self._lose(channel, death)
+                    with contextlib.suppress(WorkerDied):  # the next call says so, too
+                        await channel.worker.restart()
+                    channel.reopen(self.config.decoding)
+                    self._dispatch.enter(i)
+                    self._hand_out()
+        finally:
+            channel.close()  # or a synchronous job would wait for ever until this worker has its weights
+
+    async def _exchange(self, channel: WorkerChannel) -> None:
+        """Send to a worker and receive from it until one of both fails; after that neither goes on."""
+        both = [
+            asyncio.create_task(channel.send(self._desired)),
+            asyncio.create_task(self._receive(channel)),
+        ]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+        errors = [error for task in both if not task.cancelled() and (error := task.exception()) is not None]
+        # A death often shows on both ways; any other error is worse, and must not be taken for one.
+        raise max(errors, key=lambda error: not isinstance(error, WorkerDied))
+
+    async def _receive(self, channel: WorkerChannel) -> None:
+        """Take in the reports of a worker, for ever."""
+        while True:
+            published, settled = self._desired.published, channel.sent == self._desired.published
+            report = await channel.worker.collect(channel.seen)
+            if report.number <= channel.seen:  # it arrived before
+                continue
+            channel.seen = report.number
+            for part in report.parts:
+                await self._take(channel.number, part)
+            if report.parts and self.on_completions is not None:
+                self.on_completions()
+            self.timer.add(report)
+            if settled and published == self._desired.published:  # else it may speak of what was in use before
+                self._check_health(channel.number, report)
+            await asyncio.sleep(0)  # other workers report at the same moment, and the first must not get all the work
+            self._hand_out()
+
+    def _lose(self, channel: WorkerChannel, death: WorkerDied) -> None:
+        """Start again all that a dead worker owes."""
+        self.restarts += 1
+        self.disturbed = self.buffer.admitted
+        if self.restarts > self._max_restarts:
+            raise UserError(f"rollout workers died {self.restarts} times, the last time: {death}") from death
+        lost = self._dispatch.leave(channel.number)
+        log.warning("rollout worker %d died (%s); %d prompts start again", channel.number, death, len(lost))
+        channel.close()
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Put what is to be asked for now into the outboxes."""
+        for i, index, members in self._dispatch.hand_out():
+            prompt = self.prompt(index)
+            past = () if self.past is None else self.past.of(prompt.token_ids)
+            assignment = Assignment(prompt=prompt, members=members, past=past)
+            self._channels[i].outbox.append((self._desired.published, assignment))
+            self._channels[i].wakeup.set()
+
+    async def _take(self, i: int, part: PartialGroup) -> None:
+        """Add what worker i completed to its group, and hand the group over once it is complete."""
+        index = part.prompt.index
+        for member, trajectory in zip(part.members, part.trajectories, strict=True):
+            if self._dispatch.take(i, index, member):  # else it was taken in before, or another worker owes it now
+                self._partial.setdefault(index, {})[member] = trajectory
+        if part.prompt.token_ids:  # else nothing of it was ever begun
+            same_beginning(self._begun.setdefault(index, part.prompt), part.prompt)
+        if len(self._partial.get(index, ())) == len(self._members):
+            members, prompt = self._partial.pop(index), self._begun.pop(index, part.prompt)
+            there = tuple(one for member in self._members if (one := members[member]) is not None)
+            await self.buffer.put(Group(prompt=prompt, trajectories=there, lost=len(self._members) - len(there)))
+
+    def _check_health(self, i: int, report: WorkerReport) -> None:
+        """Compare what worker i runs with what it should run; a complaint stands until the step is over.
+
+        The version must be at least that of the newest prompt it completed, whose weights were sent before.
+        """
+        since = self.buffer.since
+        due = max((since.get(part.prompt.index, 0) for part in report.parts), default=report.version)
+        health = Health(
+            worker=i,
+            version=report.version,
+            expected_version=max(report.version, due),
+            head_checksum=report.head,
+            expected_head_checksum=self._heads.get(report.version),
+        )
+        if health.diagnosis() or i not in self._health:
+            self._health[i] = health
+
+    @property
+    def finished(self) -> int:
+        """Return the number of completions that were not trained on yet, those of partial groups included."""
+        whole = sum(len(group.trajectories) for group in self.buffer.ready.values())
+        return whole + sum(len(members) for members in self._partial.values())
+
+    def health(self) -> Health | None:
+        """Return the worst health that a worker reported in this step, which ends with this call; None without any."""
+        reported, self._health = self._health, {}
+        return min(reported.values(), key=lambda health: not health.diagnosis(), default=None)
+
+    def restore(self, restarts: int) -> None:
+        """Go on after so many deaths; each run has its own allowance."""
+        self.restarts = restarts
+        self.disturbed = self.buffer.limit - self.config.trainer.groups_per_step
+        self._max_restarts = restarts + self.config.runtime.max_restarts

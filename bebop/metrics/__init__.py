@@ -1,0 +1,1 @@
+"""Metrics: totals with counts, the registry of all names, and the sinks that they go to."""

@@ -1,1 +1,0 @@
-"""Parts of a job in processes of their own, behind Ray."""

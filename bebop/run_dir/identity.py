@@ -1,0 +1,67 @@
+"""Identifies by content what the settings of a run name: a model's weights and tokenizer, and files of questions."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from bebop.config.job import ModelConfig
+from bebop.model.checkpoint import resolve
+
+TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template*")
+SAMPLE = 4096  # bytes read of each tensor: further training changes all of them
+UNREADABLE = ""  # the part that loads it says what is wrong with it
+
+
+def identity(model: ModelConfig, files: Mapping[str, str | None]) -> dict[str, str]:
+    """Return SHA-256 of each part, by the names that errors use for them.
+
+    Args:
+        model: a model, of whose weights names, shapes and the first 4 KiB of each tensor are read.
+        files: setting -> path of a file that is read whole, or None.
+    """
+    folder = resolve(model.path)
+    tokenizer = sorted({path for pattern in TOKENIZER for path in folder.glob(pattern) if path.is_file()})
+    marks = {
+        "the tokenizer in model.path": _marked(_files, tokenizer),
+        "the architecture (config.json) in model.path": _marked(_files, [folder / "config.json"]),
+        "the weights in model.path": _marked(_weights, sorted(folder.glob("*.safetensors"))),
+    }
+    named = {setting: path for setting, path in files.items() if path}
+    return marks | {f"the file {setting}": _marked(_files, [Path(path)]) for setting, path in named.items()}
+
+
+def _marked(of: Callable[[list[Path]], str], paths: list[Path]) -> str:
+    try:
+        return of(paths)
+    except (OSError, ValueError, KeyError, MemoryError, OverflowError):
+        return UNREADABLE
+
+
+def _files(paths: list[Path]) -> str:
+    total = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            name = path.name if len(paths) > 1 else ""  # a single file may be renamed
+            total.update(f"{name}:{hashlib.file_digest(file, 'sha256').hexdigest()};".encode())
+    return total.hexdigest()
+
+
+def _weights(paths: list[Path]) -> str:
+    """Hash all shards together, tensor by tensor, so that another sharding gives the same."""
+    marks = sorted(mark for path in paths for mark in _tensors(path))
+    return hashlib.sha256("\n".join(marks).encode()).hexdigest()
+
+
+def _tensors(path: Path) -> Iterator[str]:
+    """Yield name, type, shape and the hash of a sample of each tensor in a safetensors file."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        for name, tensor in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = tensor["data_offsets"]
+            file.seek(8 + size + begin)
+            content = hashlib.sha256(file.read(min(SAMPLE, end - begin))).hexdigest()
+            yield f"{name}:{tensor['dtype']}:{tensor['shape']}:{content}"

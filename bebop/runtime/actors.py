@@ -1,0 +1,180 @@
+"""Workers and trainer as Ray actors behind the protocols of the loop (``bebop.driver.protocols``)."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from bebop.config.job import DecodingConfig, JobConfig
+from bebop.driver.protocols import Assignment, TrainerDied, WorkerDied, WorkerReport
+from bebop.metrics.metrics import Metrics
+from bebop.monitor.certified import Certified
+from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
+from bebop.runtime.actor_group import ActorGroup, Options
+from bebop.runtime.events import EventLog
+from bebop.trainer import checkpoint
+from bebop.trajectory import Batch, Group
+
+COLLECT_SECONDS = 5.0  # a collect call that finds nothing returns after this long
+
+
+def make_worker(config: JobConfig) -> Any:
+    """Make a rollout worker in its own process, so that the driver imports neither engine nor rewards."""
+    from bebop.rollout.worker import make_worker as make
+
+    return make(config)
+
+
+def make_rank(config: JobConfig, rank: int, world: int, meeting: str | None) -> Any:
+    """Make a rank of the trainer in its own process, so that the driver imports no trainer and no model code."""
+    from bebop.trainer.rank import TrainerRank
+
+    return TrainerRank(config, rank, world, meeting)
+
+
+class RayWorker:
+    """A rollout worker behind Ray."""
+
+    def __init__(self, config: JobConfig, options: Options, number: int = 0, events: EventLog | None = None) -> None:
+        """Describe worker ``number`` of the job; ``restart`` starts it."""
+        self.config = config
+        self.group = ActorGroup(
+            f"rollout worker {number}",
+            WorkerDied,
+            [{**options, "max_concurrency": 8}],
+            config.runtime.hang_after,
+            events or EventLog(None),
+        )
+        self._ready = False  # it counts as dead until it can serve
+
+    @property
+    def pid(self) -> int:
+        """Return its process id."""
+        return self.group.pids[0]
+
+    async def restart(self) -> None:
+        """Start the worker, or start it again after a death; what its engine started ends with its process."""
+        self._ready = False
+
+        async def make(actors: Sequence[Any]) -> list[Awaitable[Any]]:
+            await self.group.ask(0, "start", actors[0].make.remote(make_worker, self.config))
+            return [actors[0].call.remote("start")]
+
+        await self.group.start(make)
+        self._ready = True
+
+    async def submit(self, assignments: Sequence[Assignment]) -> None:
+        await self._ask("submit", assignments)
+
+    async def collect(self, seen: int) -> WorkerReport:
+        report: WorkerReport = await self._ask("collect", COLLECT_SECONDS, seen, allowed=COLLECT_SECONDS)
+        self.group.watchdog.threads.update(report.paces, self.group.watchdog.clock.read())
+        return report
+
+    async def set_weights(self, weights: Any, version: int) -> None:
+        """Send a Ray reference, which the worker resolves on its side."""
+        await self._ask("set_weights", weights, version)
+
+    async def configure(self, decoding: DecodingConfig) -> None:
+        await self._ask("configure", decoding)
+
+    async def _ask(self, method: str, *arguments: Any, allowed: float = 0.0) -> Any:
+        if not self._ready:
+            raise WorkerDied("it is being replaced")
+        return await self.group.ask(0, method, self.group.actors[0].call.remote(method, *arguments), allowed)
+
+    def close(self) -> None:
+        """End the process."""
+        self._ready = False
+        self.group.close()
+
+
+class RayTrainer:
+    """All ranks of the trainer behind Ray."""
+
+    def __init__(
+        self, config: JobConfig, run_dir: Path, options: Sequence[Options], events: EventLog | None = None
+    ) -> None:
+        """Describe a trainer with Ray's ``options`` of each rank; ``restart`` starts it."""
+        self.config, self.run_dir = config, run_dir
+        self.group = ActorGroup("trainer", TrainerDied, options, config.runtime.hang_after, events or EventLog(None))
+        self._meeting: Path | None = None  # the folder of the file by which ranks meet
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the process ids of all ranks."""
+        return self.group.pids
+
+    def close(self) -> None:
+        """End the processes of all ranks and everything that they started."""
+        self.group.close()
+        if self._meeting is not None:
+            shutil.rmtree(self._meeting, ignore_errors=True)
+            self._meeting = None
+
+    async def restart(self) -> None:
+        """Start all ranks, or start them again after a death."""
+        self.close()
+
+        async def make(actors: Sequence[Any]) -> list[Awaitable[Any]]:
+            world, meeting = len(actors), None
+            if world > 1:
+                # Ranks meet by a file of this start: a port would be open to everybody. It lies in the job's own folder
+                # if there is one; ``tempfile`` remembers an older place.
+                self._meeting = Path(tempfile.mkdtemp(prefix="ranks-", dir=os.environ.get("TMPDIR")))
+                meeting = f"file://{self._meeting}/meeting"
+            return [a.make.remote(make_rank, self.config, rank, world, meeting) for rank, a in enumerate(actors)]
+
+        await self.group.start(make)
+
+    async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
+        return (await self._all("update", ray.put(batch), cotrain))[0]
+
+    async def abandon(self) -> None:
+        await self.group.tell_all("abandon")
+
+    async def logprobs(self) -> dict[int, NDArray[np.float32]]:
+        """Join the parts of all ranks, which share the completions of a batch."""
+        return {place: found for part in await self._all("logprobs") for place, found in part.items()}
+
+    async def read_probe_set(
+        self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig
+    ) -> tuple[ProbeReading, Sweep | None]:
+        return (await self._all("read_probe_set", texts, sweep, decoding))[0]
+
+    async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
+        certified: Certified | None = (await self._all("certify", groups, since))[0]
+        return certified
+
+    async def head_fingerprint(self) -> str:
+        found = self.group.actors[0].call.remote("head_fingerprint")
+        mark: str = await self.group.ask(0, "head_fingerprint", found)
+        return mark
+
+    async def weights(self, head: bool) -> Any:
+        """Return a Ray reference to rank 0's weights, which do not pass through this process."""
+        references = [actor.call.remote("weights", head) for actor in self.group.actors]
+        # Ranks serve one call after another: once this call returns, the weights are there, or the trainer is dead.
+        await self.group.ask_all("weights", "version")
+        return references[0]
+
+    async def save(self, step: int, loop_state: dict[str, Any]) -> None:
+        """Write a checkpoint, then remove the oldest ones beyond ``trainer.keep``."""
+        checkpoints = checkpoint.store(self.run_dir)
+        staged = checkpoints.staging(step)
+        await self._all("save", staged, loop_state)
+        checkpoints.prune(self.config.trainer.keep, checkpoints.publish(staged, step))
+
+    async def load(self, folder: Path) -> dict[str, Any]:
+        """Go on from a checkpoint, and return the loop's state."""
+        return (await self._all("load", folder))[0]
+
+    async def _all(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of every rank, and return the results."""
+        return await self.group.ask_all(method, method, *arguments)

@@ -1,0 +1,265 @@
+"""Builds the parts of a job from its configuration, runs it on Ray, and recovers from deaths.
+
+Who recovers from what: the pool replaces a dead rollout worker within a step. ``Job`` goes back to the newest sound
+checkpoint when the trainer dies, with fresh actors. ``run_job`` does the same on a new Ray session when Ray's own
+servers die. Each gives up after ``runtime.max_restarts`` deaths.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.metrics import Gauge
+
+from bebop.command import writing
+from bebop.config.job import JobConfig
+from bebop.driver.loop import Loop
+from bebop.driver.past_completions import PastAnswers
+from bebop.driver.protocols import TrainerDied, WorkerDied
+from bebop.errors import UserError
+from bebop.metrics.sinks import JsonlSink, ProgressLine, Sink, TensorBoardSink, WandbSink
+from bebop.model.checkpoint import load_tokenizer
+from bebop.monitor.watch import JobMonitor, Monitor, NullMonitor, can_monitor
+from bebop.runtime.actors import RayTrainer, RayWorker
+from bebop.runtime.events import EventLog
+from bebop.runtime.placement import pools, reserve
+from bebop.runtime.session import Session, SessionDied, ray_session
+from bebop.trainer import checkpoint
+from bebop.trajectory import Prompt
+from bebop.trajectory_db.reader import NAME
+from bebop.trajectory_db.writer import TrajectoryLog, piece_of
+
+log = logging.getLogger(__name__)
+
+
+class RaySink:
+    """Exports every metric as a Ray gauge ``bebop_<name>``, with / as _, which Prometheus can read."""
+
+    def __init__(self) -> None:
+        self._gauges: dict[str, Gauge] = {}
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Set the gauges."""
+        for name, value in {"step": float(step), **values}.items():
+            key = "bebop_" + name.replace("/", "_")
+            if key not in self._gauges:
+                self._gauges[key] = Gauge(key, description=name)
+            self._gauges[key].set(value)
+
+    def close(self) -> None:
+        """Do nothing: Ray owns the gauges."""
+
+
+def run_job(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], begin: Callable[[], None]) -> bool:
+    """Run a job that ``preflight`` has checked to its end in ``run_dir``; return False if it was interrupted.
+
+    An interrupted job leaves a checkpoint. ``prompt(i)`` gives prompt i of the stream. ``begin`` is called once all
+    parts run; nothing is written to ``run_dir`` before.
+    """
+    checkpoints, events = checkpoint.store(run_dir), EventLog(run_dir)
+    newest = checkpoints.newest_sound() if config.runtime.resume else None
+    if config.runtime.resume and newest is None:
+        raise UserError(f"runtime.resume=true: {run_dir} holds no finished checkpoint")
+    stopping = False
+    ended: float | None = None  # when Ray's servers died
+    for deaths in range(config.runtime.max_restarts + 1):
+        with ray_session(config, events) as session:
+            ranks, places = (reserve(pool) for pool in pools(config, ray.cluster_resources().get("GPU", 0.0)))
+            trainer = RayTrainer(config, run_dir, ranks, events)
+            workers = [RayWorker(config, place, i, events) for i, place in enumerate(places)]
+            job = Job(config, run_dir, prompt, trainer, workers, stopping)
+
+            def started(session: Session = session, deaths: int = deaths, ended: float | None = ended) -> None:
+                session.close_to_others()
+                if not deaths:
+                    begin()
+                if ended is not None:
+                    events.write("replaced", "ray", "a new session", recover_s=time.monotonic() - ended)
+
+            try:
+                return asyncio.run(_run_in(session, job, newest, started))
+            except SessionDied as death:
+                ended, stopping = time.monotonic(), job.stop.is_set()
+                events.write("session", "ray", str(death), silent_s=death.silent, notice_s=death.silent)
+                newest = checkpoints.newest_sound()
+                log.warning("%s; starting Ray again and going back to %s", death, _name(newest))
+                if deaths == config.runtime.max_restarts:
+                    raise UserError(f"Ray died {deaths + 1} times, the last time: {death}") from death
+    raise AssertionError("unreachable")
+
+
+async def _run_in(session: Session, job: "Job", newest: Path | None, begin: Callable[[], None]) -> bool:
+    """Run a job; raise ``SessionDied`` once Ray's servers are dead, whatever fails in the job because of that."""
+    running, watch = asyncio.create_task(job.run(newest, begin)), asyncio.create_task(session.watch())
+    try:
+        await asyncio.wait([running, watch], return_when=asyncio.FIRST_COMPLETED)
+        if watch.done():
+            job.trainer.group.ray_lives = False
+            for worker in job.workers:
+                worker.group.ray_lives = False
+            raise watch.result()
+        if running.exception() is not None and (death := session.death()) is not None:
+            raise death from running.exception()
+        return running.result()
+    finally:
+        for task in (running, watch):
+            task.cancel()
+        await asyncio.gather(running, watch, return_exceptions=True)
+
+
+class Job:
+    """The loop with all its parts, started again whenever the trainer dies."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        run_dir: Path,
+        prompt: Callable[[int], Prompt],
+        trainer: RayTrainer,
+        workers: Sequence[RayWorker],
+        stopping: bool = False,
+    ) -> None:
+        """Join the parts; ``stopping`` says that the user has interrupted the job already."""
+        self.config, self.run_dir, self.prompt, self.trainer, self.workers = config, run_dir, prompt, trainer, workers
+        self.sinks: list[Sink] = []
+        self.trajectories: TrajectoryLog | None = None
+        self.loop: Loop | None = None
+        self.monitor: Monitor = NullMonitor(config)
+        self.stop = asyncio.Event()
+        if stopping:
+            self.stop.set()
+
+    async def run(self, newest: Path | None, begin: Callable[[], None]) -> bool:
+        """Run the loop from checkpoint ``newest``, and again from the newest one whenever the trainer dies."""
+        checkpoints, most = checkpoint.store(self.run_dir), self.config.runtime.max_restarts
+        # Ctrl-C and SIGTERM drop or end the step in progress and leave a checkpoint; a second one ends at once.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
+        try:
+            for deaths in range(most + 1):
+                try:
+                    await _gather([self.trainer.restart(), *[worker.restart() for worker in self.workers]])
+                    if self.loop is None:
+                        begin()
+                        checkpoints.set_aside(newest)
+                    return await (await self._loop(newest)).run()
+                except (TrainerDied, WorkerDied) as death:
+                    if self.loop is None:  # a part that cannot even start is no death to recover from
+                        raise UserError(f"a part of the job did not start: {death}") from death
+                    self.monitor.close()
+                    newest = checkpoints.newest_sound()
+                    checkpoints.set_aside(newest)
+                    log.warning("the trainer died (%s); going back to %s", death, _name(newest))
+                    if deaths == most:
+                        raise UserError(f"the trainer died {deaths + 1} times, the last time: {death}") from death
+            raise AssertionError("unreachable")
+        finally:
+            self._close()
+
+    async def _loop(self, newest: Path | None) -> Loop:
+        """Make the loop as it was at checkpoint ``newest``."""
+        start = checkpoint.store(self.run_dir).step(newest) if newest else 0
+        if self.loop is None:
+            self.sinks = _sinks(self.config, self.run_dir, start)
+            self.trajectories = _trajectories(self.config, self.run_dir, start)
+        self.monitor = _monitor(self.config, self.run_dir, start)
+        past = PastAnswers.wanted(self.config)
+        if past is not None and start:
+            past.recall(self.run_dir / NAME, start)
+        line = next((sink for sink in self.sinks if isinstance(sink, ProgressLine)), None)
+        self.loop = Loop(
+            self.config, self.prompt, self.workers, self.trainer, self.sinks, self.monitor, self.trajectories, past,
+            progress=None if line is None else line.under_way,
+        )  # fmt: skip
+        if self.stop.is_set():
+            self.loop.stopping.set()
+        if newest is not None:
+            self.loop.restore(await self.trainer.load(newest))
+        _write_pids(self.run_dir, self.trainer, self.workers)
+        return self.loop
+
+    def _interrupt(self) -> None:
+        """Ask the loop to stop; the second time, end at once."""
+        if self.stop.is_set():
+            raise KeyboardInterrupt
+        log.warning("stopping; a checkpoint of all finished steps will be written (once more to stop at once)")
+        self.stop.set()
+        if self.loop is not None:
+            self.loop.stopping.set()
+
+    def _close(self) -> None:
+        """Close all parts, whatever one of them raises."""
+        with contextlib.ExitStack() as closing:
+            parts = [*self.workers, self.trainer, *self.sinks, self.monitor]
+            for close in [*(part.close for part in parts), *([self.trajectories.close] if self.trajectories else [])]:
+                closing.callback(close)
+
+
+async def _gather(works: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Await all works; if one fails, end the others before raising its error."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _name(newest: Path | None) -> str:
+    return newest.name if newest else "the start"
+
+
+def _monitor(config: JobConfig, run_dir: Path, start: int) -> Monitor:
+    """Make the monitor, which goes on after step ``start``; it does nothing if it is off or cannot tell anything."""
+    return JobMonitor(config, run_dir, start) if can_monitor(config) else NullMonitor(config)
+
+
+def _trajectories(config: JobConfig, run_dir: Path, start: int) -> TrajectoryLog | None:
+    """Open the file that keeps completions, to go on after step ``start``; None if they are not kept.
+
+    What a run has kept up to that step stays, also if it goes on without keeping more.
+    """
+    path, mode = run_dir / NAME, config.monitor.trace
+    if mode == "off" and not (start and path.exists()):
+        return None
+    piece = piece_of(load_tokenizer(config.model))
+    kept = TrajectoryLog(path, mode, piece, config.trainer.group_size, start or None)
+    if mode != "off":
+        return kept
+    kept.close()
+    return None
+
+
+def _sinks(config: JobConfig, run_dir: Path, start: int) -> list[Sink]:
+    """Make the sinks for metrics; sinks that write files go on after step ``start``."""
+    monitor = config.monitor
+    sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl", start if start else None)]
+    if monitor.tensorboard:
+        sinks.append(TensorBoardSink(run_dir / "tensorboard", start + 1 if start else None))
+    if monitor.wandb:
+        sinks.append(WandbSink(run_dir, dataclasses.asdict(config)))
+    if monitor.ray_metrics:
+        sinks.append(RaySink())
+    if config.runtime.progress:
+        sinks.append(ProgressLine(config.trainer.steps, start))
+    return sinks
+
+
+def _write_pids(run_dir: Path, trainer: RayTrainer, workers: Sequence[RayWorker]) -> None:
+    """Write down which process is which, for ps or a debugger."""
+    lines = [
+        f"driver {os.getpid()}",
+        *[f"trainer {pid}" for pid in trainer.pids],
+        *[f"rollout {w.pid}" for w in workers],
+    ]
+    with writing(run_dir / "pids.txt"):
+        (run_dir / "pids.txt").write_text("\n".join(lines) + "\n")

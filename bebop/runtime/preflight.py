@@ -1,0 +1,198 @@
+"""Finds what is wrong with a job before anything is started, loaded or written.
+
+The checks take seconds and read no weights.
+"""
+
+import errno
+import logging
+import os
+import resource
+import socket
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM
+
+from bebop.command import check_writable
+from bebop.config.adapt import AdaptConfig
+from bebop.config.job import JobConfig, ModelConfig, RuntimeConfig, TaskConfig
+from bebop.errors import UserError
+from bebop.model.checkpoint import (
+    find_device,
+    load_tokenizer,
+    mtp_layout,
+    read_config,
+    readable,
+    require_known,
+    require_mtp,
+    resolve,
+)
+from bebop.model.memory import job_memory, parameters
+from bebop.model.parts import find_part, read_card
+from bebop.model.skeleton import check_head, check_index, check_tokenizer, check_weights
+from bebop.rollout.agent_setup import check_environment
+from bebop.rollout.capacity import check_memory, check_positions
+from bebop.rollout.engines import engine_module
+from bebop.systems import SYSTEMS
+from bebop.tasks.rewards import check_reward
+from bebop.tasks.source import EnvironmentSource, Items, PromptSource, chat_encoder, instruction, open_items
+
+log = logging.getLogger(__name__)
+CHECKED_QUESTIONS = 16  # of an environment, made before a job to see whether a checkpoint can hold them
+# Ray puts sockets below its folder, and the path of a socket has at most 107 characters. This is the longest of them.
+SESSION = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+MAX_FOLDER_LENGTH = 107 - len(SESSION)
+# Ray keeps shared objects in one file that has its full size from the start: this share of the memory, and at most.
+RAY_STORE_SHARE, MAX_RAY_STORE = 0.3, 200 * 10**9
+
+
+def check_job(config: JobConfig, items: Items | None = None) -> PromptSource | EnvironmentSource:
+    """Check a job and return its prompts; raise ``UserError`` for the first thing that would end it later.
+
+    ``items`` are its questions if they are open and were checked against the reward already.
+    """
+    here = config.runtime.address is None  # else the job runs on other machines
+    settings = check_model(config.model, here)
+    check_positions(settings, config.rollout.max_length)
+    if SYSTEMS[config.decoding.system].head or config.cotrain.mode != "off":
+        require_mtp(config.model)
+    for part in SYSTEMS[config.decoding.system].needs:
+        read_card(find_part(config.model, part), part)
+    source = check_task(config, items)
+    engine_module(config).check(config)
+    if config.monitor.wandb and find_spec("wandb") is None:
+        raise UserError("monitor.wandb=True is not possible: pip install -e '.[wandb]' first")
+    if here:
+        check_ports(config.runtime)
+        check_temp(config.runtime)
+        check_file_size()
+    return source
+
+
+def check_model(config: ModelConfig, here: bool = True) -> Any:
+    """Check that a model's files are there and whole, by their headers, and return its Hugging Face configuration.
+
+    With ``here`` the device must be one of this machine's.
+    """
+    if here:
+        find_device(config)
+    folder, name = resolve(config.path), f"model.path={config.path!r}"
+    settings = read_config(config)
+    if type(settings) not in AutoModelForCausalLM._model_mapping:
+        raise UserError(f"{name} cannot be loaded: {settings.model_type} is no causal language model")
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{name} cannot be loaded: it has no weights (*.safetensors)")
+    check_index(folder, name)
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass  # this reads the header and compares it with the size
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{name} cannot be loaded: {file.name}: {error}; give a whole file") from error
+    check_tokenizer(load_tokenizer(config), settings.get_text_config().vocab_size, name)
+    require_known(config)
+    if config.path == "tiny":  # the package's own: not worth 4.2 s for importing transformers' modeling code
+        return settings
+    with readable(config):
+        skeleton = check_weights(settings, folder, name)
+        if (layout := mtp_layout(folder, settings.num_hidden_layers)) is not None:
+            check_head(skeleton, folder, layout)
+    return settings
+
+
+def expected_memory(config: JobConfig) -> list[str]:
+    """Return a line with the memory that the job needs; none for the built-in model or on other machines."""
+    if config.model.path == "tiny" or config.runtime.address is not None:
+        return []
+    count = parameters(sorted(resolve(config.model.path).glob("*.safetensors")))
+    return [
+        job_memory(config, read_config(config.model), count, find_device(config.model), engine_module(config).EMBEDDED)
+    ]
+
+
+def check_task(config: JobConfig, items: Items | None = None) -> PromptSource | EnvironmentSource:
+    """Check that the reward fits the questions or that an environment can begin, and return the prompts."""
+    if config.task.turns:
+        environment = EnvironmentSource(config.task)
+        for index in range(min(config.task.size or CHECKED_QUESTIONS, CHECKED_QUESTIONS)):
+            environment.prompt(index)
+        check_environment(config.model, config.task, config.rollout.max_length, environment.prompt(0))
+        return environment
+    room = config.rollout.max_length - config.rollout.sampling.max_new_tokens
+    if items is None:
+        check_reward(config.task, items := open_items(config.task))
+    source = prompts(config.model, config.task, room, items)
+    source.prompt(0)
+    return source
+
+
+def check_adaptation(config: AdaptConfig) -> None:
+    """Check an adaptation: the model, the length and number of its completions, the questions."""
+    settings, data = check_model(config.model), config.data
+    check_positions(settings, data.max_length, "data.max_length")
+    dtype, device = getattr(torch, config.model.dtype), find_device(config.model)
+    check_memory(settings, data.slots, data.max_length, dtype, device, "data")
+    if data.source == "sample" and config.task.turns:
+        first = EnvironmentSource(config.task).prompt(0)
+        check_environment(config.model, config.task, data.max_length, first, "data.max_length")
+    elif data.source == "sample":
+        prompts(config.model, config.task, data.max_length - data.sampling.max_new_tokens).prompt(0)
+
+
+def prompts(model: ModelConfig, task: TaskConfig, room: int, items: Items | None = None) -> PromptSource:
+    """Return the prompts of a task in at most ``room`` tokens each; warn if the model has no chat template."""
+    tokenizer = load_tokenizer(model)
+    if not tokenizer.chat_template:
+        log.warning(
+            "model.path=%r has no chat template: prompts are the bare questions, each with a newline", model.path
+        )
+    return PromptSource(task, chat_encoder(tokenizer, instruction(task, tokenizer)), room, items)
+
+
+def check_ports(runtime: RuntimeConfig) -> None:
+    """Check that ports which are given by number are free."""
+    asked = {"port": runtime.port, "metrics_port": runtime.metrics_port}
+    if runtime.dashboard:
+        asked["dashboard_port"] = runtime.dashboard_port
+    numbers = [port for port in asked.values() if port]
+    for name, port in asked.items():
+        if port and numbers.count(port) > 1:
+            raise UserError(f"runtime.{name}={port} is not possible: it is asked for twice; give 0 to pick a free one")
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port just given up is free
+            try:
+                probe.bind(("", port))
+            except OSError as error:
+                reason = "it is in use" if error.errno == errno.EADDRINUSE else str(error.strerror)
+                raise UserError(f"runtime.{name}={port} is not possible: {reason}; give 0 to pick a free one") from None
+
+
+def check_temp(runtime: RuntimeConfig) -> None:
+    """Check that Ray's folder can be made and is short enough for the sockets in it."""
+    if runtime.temp_dir is None:
+        check_writable("TMPDIR", Path(tempfile.gettempdir()))  # which Python has found by writing to it
+        return
+    folder = Path(runtime.temp_dir).absolute()
+    check_writable("runtime.temp_dir", folder)
+    if len(str(folder)) > MAX_FOLDER_LENGTH:
+        raise UserError(
+            f"runtime.temp_dir={runtime.temp_dir!r} is not possible: its {len(str(folder))} characters leave no room "
+            f"for Ray's sockets; give a path of at most {MAX_FOLDER_LENGTH}"
+        )
+
+
+def check_file_size() -> None:
+    """Check that the system allows a file as large as Ray's store; else Ray's processes end without a word."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    store = int(min(RAY_STORE_SHARE * memory, MAX_RAY_STORE))
+    if limit != resource.RLIM_INFINITY and limit < store:
+        raise UserError(
+            f"files of at most {limit >> 10} KiB (ulimit -f) are too small for Ray, which keeps shared objects in one "
+            f"of up to {store >> 10} KiB here; raise the limit (ulimit -f unlimited)"
+        )

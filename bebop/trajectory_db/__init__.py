@@ -1,0 +1,1 @@
+"""Every completion that was trained on, in one SQLite file: schema, writer and reader."""

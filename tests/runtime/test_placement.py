@@ -1,0 +1,48 @@
+"""Who gets which share of how many GPUs."""
+
+from typing import Any
+
+import pytest
+
+from bebop.config.engines import SglangConfig
+from bebop.config.job import JobConfig, ModelConfig, RolloutConfig, TrainerConfig
+from bebop.errors import UserError
+from bebop.runtime.placement import pools
+
+
+def job(workers: int = 1, ranks: int = 1, engine: Any = "torch", device: str = "auto", **own: Any) -> JobConfig:
+    return JobConfig(
+        model=ModelConfig(device=device),
+        rollout=RolloutConfig(workers=workers, engine=engine, sglang=SglangConfig(**own)),
+        trainer=TrainerConfig(ranks=ranks),
+    )
+
+
+SERVERS: dict[str, Any] = {"engine": "sglang", "urls": ("http://a:1",), "transfer": "disk", "folder": "x"}
+CASES = [  # job, GPUs, of a rank, of a worker
+    (job(), 0, 0, 0),
+    (job(device="cpu"), 4, 0, 0),
+    (job(), 1, 1 / 2, 1 / 2),
+    (job(workers=2), 2, 1 / 2, 1 / 2),  # 2/3 each would leave one without a place
+    (job(workers=3), 8, 1, 1),
+    (job(engine="sglang"), 1, 1 / 2, 1 / 2),
+    (job(engine="sglang"), 2, 1, 1),
+    (job(engine="sglang", workers=2, ranks=4, tensor_parallel=2), 8, 1, 2),
+    (job(engine="sglang", workers=3, ranks=4, tensor_parallel=2), 8, 1 / 2, 2),
+    (job(ranks=4, **SERVERS), 4, 1, 0),
+    (job(ranks=3, **SERVERS | {"transfer": "distributed"}), 4, 1, 1),
+]
+
+
+@pytest.mark.parametrize(("config", "gpus", "rank", "worker"), CASES)
+def test_shares(config: JobConfig, gpus: int, rank: float, worker: float) -> None:
+    trainer, rollout = pools(config, gpus)
+    assert (trainer.gpus, rollout.gpus) == (rank, worker)
+    assert (trainer.count, rollout.count) == (config.trainer.ranks, config.rollout.workers)
+    assert trainer.strategy == "STRICT_PACK"  # ranks meet on one machine
+    assert sum(pool.count * pool.gpus for pool in (trainer, rollout)) <= gpus
+
+
+def test_engines_that_do_not_fit() -> None:
+    with pytest.raises(UserError, match="tensor_parallel=4 is not possible"):
+        pools(job(engine="sglang", workers=2, tensor_parallel=4), 8)

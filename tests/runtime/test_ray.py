@@ -1,0 +1,60 @@
+"""Ray that does not come up is tried again, and an actor that it ends for want of memory counts as dead."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bebop.config.job import JobConfig
+from bebop.driver.protocols import WorkerDied
+from bebop.errors import UserError
+from bebop.runtime import session
+from bebop.runtime.actor_group import ActorGroup
+from bebop.runtime.events import EventLog
+from bebop.runtime.session import ray_session
+
+
+@pytest.mark.parametrize("failures", [0, 1, session.STARTS - 1, session.STARTS])
+def test_a_start_that_fails_is_tried_again(failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ports: list[int] = []
+    given = iter([40001] * 3 + [40002, 40003] * 2 + [40004, 40005, 40006])  # as the system may, the same one again
+
+    def init(_metrics_export_port: int, **_: Any) -> None:
+        ports.extend((int(session.os.environ["RAY_GCS_SERVER_PORT"]), _metrics_export_port))
+        if len(ports) <= 2 * failures:
+            raise Exception("The current node timed out during startup.\nmore")
+
+    monkeypatch.setattr(session, "_some_port", lambda: next(given))
+    monkeypatch.setattr(session.ray, "init", init)
+    monkeypatch.setenv("RAY_GCS_SERVER_PORT", "0")
+    if failures < session.STARTS:
+        session._start_ray(JobConfig(), tmp_path, "BEBOP_SESSION=nobody")
+    else:
+        with pytest.raises(UserError, match=r"^Ray did not start: .* timed out during startup\. \(3 times\)$"):
+            session._start_ray(JobConfig(), tmp_path, "BEBOP_SESSION=nobody")
+    assert ports == [40001, 40002, 40003, 40004, 40005, 40006][: 2 * min(failures + 1, session.STARTS)]
+
+
+class Sleeper:
+    """A part that is at work for longer than Ray takes to look at the memory."""
+
+    def sleep(self) -> None:
+        time.sleep(60)
+
+
+@pytest.mark.slow
+def test_an_actor_that_is_killed_for_want_of_memory_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray is told that one percent of the memory is too much, so it kills whoever does something."""
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    group = ActorGroup("sleeper", WorkerDied, [{}], 60.0, EventLog(None))
+
+    async def make(actors: Sequence[Any]) -> list[Awaitable[Any]]:
+        await group.ask(0, "start", actors[0].make.remote(Sleeper))
+        return [actors[0].call.remote("sleep")]
+
+    with ray_session(JobConfig(), EventLog(None)), pytest.raises(WorkerDied, match="memory"):
+        asyncio.run(group.start(make))
