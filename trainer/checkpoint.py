@@ -8,8 +8,8 @@
     manifest.json               size and SHA-256 of each file above
 
 How they appear, are found and go: ``bebop.run_dir.checkpoints``. The trainer's process fills a hidden folder, and the
-process that has the run folder's lock lets it appear: a trainer that outlives its driver adds nothing to a run that goes on
-without it. Reading one runs no code that it could name (``bebop.run_dir.state_codec``).
+process that has the run folder's lock lets it appear: a trainer that outlives its driver adds nothing to a run that
+goes on without it. Reading one runs no code that it could name (``bebop.run_dir.state_codec``).
 """
 
 from dataclasses import dataclass

@@ -4,11 +4,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from bebop.config.fields import NOT_NEGATIVE, Limit, Settings, check, choice, setting
+from bebop.config.fields import NOT_NEGATIVE, Limit, Settings, check, setting
 from bebop.config.system_options import parsed
 from bebop.systems import SYSTEMS
 
 T = TypeVar("T")
+SYSTEM = Limit(lambda name: name in SYSTEMS, "choose one of " + ", ".join(SYSTEMS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class DecodingConfig(Settings):
     """How tokens are drafted and verified."""
 
     SECTION = "decoding."
-    system: str = setting("bebop", "a decoding system, see bebop/systems", choice(SYSTEMS))
+    system: str = setting("bebop", "a decoding system, see bebop/systems", SYSTEM)
     draft_tokens: int | Literal["auto"] = setting(
         3,
         "K, drafts per cycle; 0 for a system without drafts alone; auto: in every cycle as many as give most tokens a "

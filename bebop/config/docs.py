@@ -19,8 +19,8 @@ from bebop.systems import SYSTEMS
 RESUMED = (JobConfig, AdaptConfig)  # what commands describe that can be resumed
 TITLE = """# Settings
 
-Written by `python -m bebop.config.docs > docs/settings.md` from the dataclasses in `bebop/config/`. A resume may change a
-setting unless the last column says `fixed`; `--help NAME` says why. See also [resuming.md](resuming.md).
+Written by `python -m bebop.config.docs > docs/settings.md` from the dataclasses in `bebop/config/`. A resume may change
+a setting unless the last column says `fixed`; `--help NAME` says why. See also [resuming.md](resuming.md).
 """
 
 

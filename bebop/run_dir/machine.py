@@ -11,7 +11,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MACHINE = "machine.json"  # of a run folder: the machine of its newest start
 PACKAGES = ("bebop-rl", "torch", "transformers", "ray")
 GPUS = Path("/proc/driver/nvidia/gpus")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import psutil
 
-PACKAGE = f"{Path(__file__).parent}/"
+PACKAGE = f"{Path(__file__).parents[1]}/"
 THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 DUMP_SECONDS = 3.0  # for a process to write its stacks

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import yaml
 
 from bebop.config.compose import job_config
-from bebop.config.fields import at_least, choice, from_dict, setting
+from bebop.config.fields import Settings, at_least, choice, from_dict, setting
 from bebop.config.job import MAX_BATCH_TOKENS, JobConfig
 from bebop.config.simulate import CompletionsConfig, SimulateConfig
 from bebop.errors import UserError
@@ -24,7 +24,7 @@ GIGABYTE = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeFile:
+class RecipeFile(Settings):
     """The contents of a recipe."""
 
     about: str = setting("", "a line")

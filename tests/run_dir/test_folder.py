@@ -28,7 +28,7 @@ from tests.builders import bare_policy, letters
 from tests.cases import slow_but
 from tests.commands import HANGING
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # Holds a folder; so do, were they to inherit the lock, a program that it starts and a child that it forks.
 HOLDER = """
 import os, subprocess, sys, time

@@ -21,7 +21,7 @@ from bebop.report.dashboards.grafana import FIRST_ID, dashboard, on_top
 from bebop.report.dashboards.panels import ROWS, series
 from tests.commands import error_of
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PANELS = [panel for panels in ROWS.values() for panel in panels]
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)"
