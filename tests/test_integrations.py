@@ -18,8 +18,8 @@ from tests.rollout.test_exactness import FEW, Case, check
 from tests.tree import ROOT, files
 
 GUESTS = ("firp", "pipo")
-# Options of systems and parts, what they count, the papers; and what is written for people.
-REGISTRIES = ("bebop/config/system_options.py", "bebop/metrics/catalogue.py", "recipes/reproduce/claims.py")
+# What systems and parts count, the papers; and what is written for people.
+REGISTRIES = ("bebop/metrics/catalogue.py", "recipes/reproduce/claims.py")
 REGISTRIES += ("pyproject.toml",)  # who may import whom
 REGISTRIES += ("recipes/reproduce/frontier/arms.py",)  # systems that are compared at several settings
 WRITTEN = (".md", ".json", ".svg")

@@ -14,6 +14,7 @@ from bebop.config.fields import (
     at_least,
     check,
     choice,
+    parse_options,
     readable_rows,
     section,
     setting,
@@ -29,7 +30,6 @@ from bebop.config.job import (
     SamplingConfig,
     TaskConfig,
 )
-from bebop.config.system_options import parsed
 from bebop.systems import PARTS
 
 T = TypeVar("T")
@@ -147,10 +147,10 @@ class AdaptConfig(Settings):
         self.require(other, "out", "it is model.path: give another folder, the original is kept")
         word = "only the MTP head is trained on turns: leave task.source as it is, or train part=head"
         self.require(not self.task.turns or self.part == "head", "task.source", word)
-        parsed(PARTS[self.part].options, self.options, "options.", f"part={self.part}")
+        parse_options(PARTS[self.part].options, self.options, "options.", f"part={self.part}")
 
     def of(self, cls: type[T]) -> T:
         """Return the part's own options, as the dataclass that its row names."""
-        options = parsed(cls, self.options, "options.", f"part={self.part}")
+        options = parse_options(cls, self.options, "options.", f"part={self.part}")
         assert isinstance(options, cls)
         return options

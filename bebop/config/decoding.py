@@ -4,8 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from bebop.config.fields import NOT_NEGATIVE, Limit, Settings, check, setting
-from bebop.config.system_options import parsed
+from bebop.config.fields import NOT_NEGATIVE, Limit, Settings, check, parse_options, setting
 from bebop.systems import SYSTEMS
 
 T = TypeVar("T")
@@ -50,7 +49,7 @@ class DecodingConfig(Settings):
 
     def _validate(self) -> None:
         system, chosen = SYSTEMS[self.system], f"with decoding.system={self.system}"
-        options = parsed(system.options, self.options, "decoding.options.", f"decoding.system={self.system}")
+        options = parse_options(system.options, self.options, "decoding.options.", f"decoding.system={self.system}")
         most = min(system.width, getattr(options, "most_drafts", system.width))
         given = "most_drafts" if self.draft_tokens == "auto" else "draft_tokens"
         possible = int(system.drafts) <= self.limit <= most
@@ -70,7 +69,7 @@ class DecodingConfig(Settings):
 
     def of(self, cls: type[T]) -> T:
         """Return the system's own options, as the dataclass that its row names."""
-        options = parsed(cls, self.options, "decoding.options.", f"decoding.system={self.system}")
+        options = parse_options(cls, self.options, "decoding.options.", f"decoding.system={self.system}")
         assert isinstance(options, cls)
         return options
 
@@ -101,7 +100,7 @@ class DecodingConfig(Settings):
         """Return how many drafts may follow one another in a cycle: K, or the depth of a tree of K nodes."""
         if not self.tree:
             return self.limit
-        options = parsed(SYSTEMS[self.system].options, self.options, "decoding.options.", "")
+        options = parse_options(SYSTEMS[self.system].options, self.options, "decoding.options.", "")
         return max(map(len, options.paths(self.limit)))
 
     @property

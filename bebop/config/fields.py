@@ -58,6 +58,7 @@ def choice(names: Iterable[Any]) -> Limit:
 
 
 NOT_NEGATIVE, POSITIVE = at_least(0), at_least(1)
+SHARE = within(0, 1)
 FROM_0_BELOW_1 = Limit(lambda value: 0 <= value < 1, "give a number from 0 to below 1")
 ABOVE_0_TO_1 = Limit(lambda value: 0 < value <= 1, "give a number above 0 and at most 1")
 BETWEEN_0_AND_1 = Limit(lambda value: 0 < value < 1, "give a number between 0 and 1")
@@ -269,3 +270,31 @@ def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     known = not words or kind in (*literal, str) or not isinstance(value, str)
     check(known, where, value, f"{' or '.join([TYPE_WORDS.get(kind, 'a list'), *words])} is wanted here")
     return _convert(kind, value, where)
+
+
+# ---- options, which one decoding system or one trained part has alone
+
+
+class SystemOptions(Settings):
+    """Base of the options of a decoding system."""
+
+    __slots__ = ()
+    SECTION = "decoding.options."
+
+
+class TrainingOptions(Settings):
+    """Base of the options by which a part is trained."""
+
+    __slots__ = ()
+    SECTION = "options."
+
+
+def parse_options(cls: type | None, values: Mapping[str, Any], section: str, owner: str) -> Any:
+    """Return the options ``cls`` of a system or part, made of what was given; None where it has none.
+
+    ``section``: what the names begin with; ``owner``: how a refusal calls whoever has no options.
+    """
+    if cls is None:
+        check(not values, section.removesuffix("."), dict(values), f"{owner} has no options")
+        return None
+    return from_dict(cls, values, section)

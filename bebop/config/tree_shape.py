@@ -5,7 +5,10 @@ first draft, (0, 2) the third after it. Without torch, as settings are checked w
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
+
+from bebop.config.fields import Limit, SystemOptions, setting
 
 MAX_NODES = 64  # of a tree of drafts
 Path = tuple[int, ...]
@@ -95,3 +98,51 @@ def reached(shape: Collection[Path], ranks: Sequence[int]) -> int:
     while depth < len(ranks) and tuple(ranks[: depth + 1]) in shape:
         depth += 1
     return depth
+
+
+# ---- settings
+
+CHANCES = Limit(
+    lambda ranks: bool(ranks) and sum(ranks) <= 1 and all(0 < chance < 1 for chance in ranks),
+    "give numbers above 0 that sum to 1 or less",
+)
+TABLE = Limit(
+    lambda table: bool(table) and all(row and all(0 < chance <= 1 for chance in row) for row in table),
+    "give a row of numbers above 0, up to 1, for each depth",
+)
+SHAPE = Limit(
+    grows, f"give 1 to {MAX_NODES} paths, each after its parent and its sibling before, as [[0], [1], [0, 0]]"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeOptions(SystemOptions):
+    """Which tree is drafted, ``draft_tokens`` nodes in all."""
+
+    shape: tuple[tuple[int, ...], ...] | None = setting(
+        None, "paths of its nodes, numbers of children from 0; the first draft_tokens count; null: from ranks", SHAPE
+    )
+    ranks: tuple[float, ...] = setting(
+        lambda: (0.6, 0.2, 0.1), "chance of a first, second, ... child to be accepted: the likeliest nodes", CHANCES
+    )
+    chances: tuple[tuple[float, ...], ...] | None = setting(
+        None, "the same for each depth, beyond the last as there; null: the drafter's own, else ranks", TABLE
+    )
+
+    @property
+    def most_drafts(self) -> int:
+        """Return how many nodes ``draft_tokens`` may ask for."""
+        return MAX_NODES if self.shape is None else len(self.shape)
+
+    def table(self, known: Sequence[Sequence[float]] = ()) -> Sequence[Sequence[float]]:
+        """Return chances of children by depth; ``known`` are those that the drafter brings along."""
+        return self.chances or known or (self.ranks,)
+
+    def paths(
+        self, nodes: int, known: Sequence[Sequence[float]] = (), deepest: int | None = None
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return the paths of the tree with so many nodes, parents before children and siblings in order.
+
+        Without a ``shape`` they are the likeliest, not below depth ``deepest``.
+        """
+        return likeliest(self.table(known), nodes, deepest) if self.shape is None else self.shape[:nodes]

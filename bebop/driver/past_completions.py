@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.config.job import JobConfig
-from bebop.config.system_options import HistoryOptions
 from bebop.systems import SYSTEMS
+from bebop.systems.history.options import HistoryOptions
 from bebop.trajectory import Group
 from bebop.trajectory_db.reader import Trajectories
 

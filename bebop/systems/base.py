@@ -55,7 +55,7 @@ class System:
     draft_tokens: int = 3  # K where it is chosen by its name alone
     tree: bool = False  # drafts are the nodes of a tree: draft_tokens counts them, statistics go by their depth
     width: int = 16  # the most drafts that a cycle may hold
-    options: type | None = None  # settings of its own, in bebop/config/system_options.py
+    options: type | None = None  # settings of its own, in options.py of its folder
     sampled: bool = True  # drafts are draws from q, so that acceptance is the overlap of p and q
     other: str | None = None  # the same system with drafts made the other way, sampled or greedy
     exact: bool = True  # the output distribution is the target's

@@ -18,13 +18,13 @@ from tqdm import tqdm
 from bebop.bench.history import looking_up
 from bebop.bench.record import best_of
 from bebop.config.job import DecodingConfig, ModelConfig
-from bebop.config.system_options import HistoryOptions
 from bebop.driver.past_completions import Completions, PastAnswers
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.systems import SYSTEMS
+from bebop.systems.history.options import HistoryOptions
 from bebop.trainer import checkpoint
 from bebop.trajectory import SamplingParams
 from bebop.trajectory_db.reader import NAME, StoredAnswer, Trajectories

@@ -12,13 +12,13 @@ import torch
 from transformers import AutoConfig
 
 from bebop.config.job import DecodingConfig, JobConfig
-from bebop.config.system_options import HistoryOptions
 from bebop.errors import UserError
 from bebop.model.memory import bytes_per_token
 from bebop.rollout.decoding.ngram import MAX_SUFFIX
 from bebop.rollout.vllm import suffixes
 from bebop.systems import SYSTEMS
 from bebop.systems.base import System
+from bebop.systems.history.options import HistoryOptions
 from bebop.trajectory import SamplingParams
 
 OLDEST = (0, 31)  # the first with draft weights in updates

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from bebop.config.job import DecodingConfig
-from bebop.config.system_options import TreeOptions
-from bebop.config.tree_shape import Path, chance, grows, likeliest, rank_chances, reached
+from bebop.config.tree_shape import Path, TreeOptions, chance, grows, likeliest, rank_chances, reached
 from bebop.errors import UserError
 
 TABLE = ((0.5, 0.3, 0.1), (0.6, 0.15), (0.4, 0.3, 0.2))

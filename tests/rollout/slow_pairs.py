@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from bebop.config.job import DecodingConfig
-from bebop.config.system_options import PipoOptions
 from bebop.kernels.uniforms import uniforms
 from bebop.kernels.verify import sample
 from bebop.model.attention import CausalContext
@@ -19,6 +18,7 @@ from bebop.model.backbone import Policy
 from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.systems.pipo.network import PairModel, as_pairs
+from bebop.systems.pipo.options import PipoOptions
 from bebop.trajectory import Completion, SamplingParams
 from tests.builders import tiny_pairs, tiny_policy
 

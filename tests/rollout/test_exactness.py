@@ -21,7 +21,6 @@ import pytest
 import torch
 
 from bebop.config.job import DecodingConfig
-from bebop.config.system_options import PipoOptions
 from bebop.model.attention import PackedContext, SlotContext
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Rows
@@ -33,6 +32,7 @@ from bebop.systems.history.decoding import HistoryMTPDrafter
 from bebop.systems.history.matching import BUCKETS, Trusted
 from bebop.systems.pad.network import PivotNetwork
 from bebop.systems.pipo.decoding import PairDecoder
+from bebop.systems.pipo.options import PipoOptions
 from bebop.trajectory import Completion
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but

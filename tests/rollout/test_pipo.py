@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bebop.config.job import DecodingConfig
-from bebop.config.system_options import PipoOptions
 from bebop.errors import UserError
 from bebop.metrics.metrics import values
 from bebop.model.backbone import Policy
@@ -20,6 +19,7 @@ from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.systems.pipo.decoding import PairDecoder, Second, answer_pairs
 from bebop.systems.pipo.network import PairModel
+from bebop.systems.pipo.options import PipoOptions
 from bebop.trajectory import Completion, DecodeStats
 from tests.builders import requests, tiny_pairs, tiny_policy
 from tests.cases import slow_but

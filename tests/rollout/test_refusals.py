@@ -10,7 +10,7 @@ from bebop.config.compose import job_config
 from bebop.config.engines import SglangConfig
 from bebop.config.fields import from_dict
 from bebop.config.job import DecodingConfig, JobConfig
-from bebop.config.system_options import TreeOptions
+from bebop.config.tree_shape import TreeOptions
 from bebop.errors import UserError
 from bebop.monitor.watch import JobMonitor, NullMonitor
 from bebop.report.runs import Run

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from bebop.config.fields import from_dict
 from bebop.config.job import DecodingConfig, JobConfig
-from bebop.config.system_options import PadOptions
 from bebop.driver.protocols import Assignment, PartialGroup
 from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
@@ -23,6 +22,7 @@ from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.rollout.worker import RolloutWorker
 from bebop.systems import SYSTEMS
+from bebop.systems.pad.options import PadOptions
 from bebop.trajectory import NONE, TOP, VERDICTS, Completion, Prompt, Trace
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bebop.config.job import DecodingConfig
-from bebop.config.system_options import TreeOptions
+from bebop.config.tree_shape import TreeOptions
 from bebop.kernels.tree_verify import ancestry
 from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy

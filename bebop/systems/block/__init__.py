@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bebop.config.system_options import BlockLengthTraining, BlockTraining, EmaOptions
 from bebop.systems.base import AuxModel, System
+from bebop.systems.block.options import BlockLengthTraining, BlockTraining, EmaOptions
 
 if TYPE_CHECKING:
     from bebop.systems.base import PartClass

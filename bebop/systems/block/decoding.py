@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bebop.config.job import DecodingConfig
-from bebop.config.system_options import EmaOptions
 from bebop.errors import UserError
 from bebop.kernels.verify import sample
 from bebop.model.attention import SlotContext, Span
@@ -19,6 +18,7 @@ from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, Targ
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.slots import Slots
 from bebop.systems.block.network import BlockDraftNetwork, BlockLengthNetwork, PromptEnd
+from bebop.systems.block.options import EmaOptions
 
 
 class BlockDrafter:

@@ -21,7 +21,6 @@ from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
 from bebop.config.adapt import AdaptConfig
 from bebop.config.job import DecodingConfig
-from bebop.config.system_options import BlockLengthTraining, BlockTraining
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy, shared_tables
 from bebop.model.checkpoint import load_policy
@@ -41,6 +40,7 @@ from bebop.systems.block.losses import (
     split,
 )
 from bebop.systems.block.network import FEATURES, BlockDraftNetwork, BlockLengthNetwork, PromptEnd, taps_of
+from bebop.systems.block.options import BlockLengthTraining, BlockTraining
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.optim import learning_rate
 from bebop.trajectory import Completion, Prompt

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bebop.config.system_options import FirpOptions, FirpTraining
 from bebop.config.tree_shape import MAX_NODES
 from bebop.systems.base import AuxModel, System
+from bebop.systems.firp.options import FirpOptions, FirpTraining
 
 if TYPE_CHECKING:
     from bebop.systems.base import PartClass

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from bebop.config.job import DecodingConfig
-from bebop.config.system_options import FirpOptions
 from bebop.config.tree_shape import numbered, on_likeliest
 from bebop.errors import UserError
 from bebop.kernels.verify import sample
@@ -22,6 +21,7 @@ from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput, 
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.slots import Slots
 from bebop.systems.firp.network import PseudoSlots, PseudoStates, hidden_with_pseudo
+from bebop.systems.firp.options import FirpOptions
 
 
 class PseudoPass:

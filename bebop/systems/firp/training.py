@@ -13,7 +13,6 @@ from bebop.adaptation.corpus import drafting_config, run_engine, sample_corpus, 
 from bebop.adaptation.part_job import StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.config.adapt import AdaptConfig
-from bebop.config.system_options import FirpTraining
 from bebop.config.tree_shape import likeliest, rank_chances
 from bebop.metrics.intervals import ratio
 from bebop.model.checkpoint import load_policy
@@ -30,6 +29,7 @@ from bebop.systems.firp.losses import (
     token_ranks,
 )
 from bebop.systems.firp.network import PseudoStates, middle_layers, read_text, size_of_text
+from bebop.systems.firp.options import FirpTraining
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.optim import learning_rate
 from bebop.trajectory import Prompt

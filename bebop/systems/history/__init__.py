@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bebop.config.system_options import HistoryOptions
 from bebop.systems.base import System
+from bebop.systems.history.options import HistoryOptions
 
 if TYPE_CHECKING:
     from bebop.systems.base import PartClass

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from bebop.config.job import DecodingConfig
-from bebop.config.system_options import HistoryOptions
 from bebop.model.attention import Span
 from bebop.rollout.decoding.base import Rows, TargetOutput
 from bebop.rollout.history import BEGIN, ROOT, Automaton
 from bebop.rollout.slots import Slots
+from bebop.systems.history.options import HistoryOptions
 
 # ---- how much matches are worth
 

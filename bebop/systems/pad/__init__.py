@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bebop.config.system_options import PadOptions, PivotTraining
 from bebop.systems.base import AuxModel, MTPSystem
+from bebop.systems.pad.options import PadOptions, PivotTraining
 
 if TYPE_CHECKING:
     from bebop.systems.base import PartClass

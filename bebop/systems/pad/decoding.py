@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from bebop.config.job import DecodingConfig
-from bebop.config.system_options import PadOptions
 from bebop.kernels.pivot import bias, emitted_probs, overridable, pivot_verify
 from bebop.kernels.verify import one_hot
 from bebop.model.backbone import Policy
@@ -12,6 +11,7 @@ from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.slots import Slots
 from bebop.systems.pad.network import PivotNetwork
+from bebop.systems.pad.options import PadOptions
 
 
 class PivotOverride:

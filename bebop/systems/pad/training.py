@@ -25,7 +25,6 @@ from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
 from bebop.config.adapt import AdaptConfig
 from bebop.config.fields import check
-from bebop.config.system_options import PivotTraining
 from bebop.errors import UserError
 from bebop.metrics.sinks import JsonlSink
 from bebop.model.checkpoint import load_policy
@@ -44,6 +43,7 @@ from bebop.systems.pad.labels import (
     split_results,
 )
 from bebop.systems.pad.network import PivotNetwork, default_layer
+from bebop.systems.pad.options import PivotTraining
 from bebop.tasks.rewards import checked, make_reward
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trajectory import Prompt

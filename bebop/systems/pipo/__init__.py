@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bebop.config.system_options import PipoOptions, PipoTraining
 from bebop.systems.base import AuxModel, System
+from bebop.systems.pipo.options import PipoOptions, PipoTraining
 
 if TYPE_CHECKING:
     from bebop.systems.base import PartClass

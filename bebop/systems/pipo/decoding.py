@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from bebop.config.job import DecodingConfig
-from bebop.config.system_options import PipoOptions
 from bebop.errors import UserError
 from bebop.kernels.verify import sample
 from bebop.model.attention import SlotContext
@@ -24,6 +23,7 @@ from bebop.rollout.decoding.draft_verify import end, remember, write
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.slots import Slots
 from bebop.systems.pipo.network import PairModel, as_pairs
+from bebop.systems.pipo.options import PipoOptions
 
 Pair = tuple[int, int]
 NONE = -1  # in the place of a draft: none was drawn

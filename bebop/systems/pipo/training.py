@@ -20,7 +20,6 @@ from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
 from bebop.config.adapt import AdaptConfig
 from bebop.config.job import DecodingConfig
-from bebop.config.system_options import PipoTraining
 from bebop.errors import UserError
 from bebop.metrics.intervals import ratio
 from bebop.model.backbone import Policy
@@ -29,6 +28,7 @@ from bebop.model.parts import find_part, load_part, read_card
 from bebop.systems.pipo.decoding import answer_pairs
 from bebop.systems.pipo.losses import PairBatch, PairRow, batch_rows, opd_loss, sft_loss, split_row
 from bebop.systems.pipo.network import PairModel, as_pairs, settings_for
+from bebop.systems.pipo.options import PipoTraining
 from bebop.tasks.rewards import checked, make_reward
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.optim import learning_rate

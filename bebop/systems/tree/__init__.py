@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bebop.config.system_options import TreeOptions
-from bebop.config.tree_shape import MAX_NODES
+from bebop.config.tree_shape import MAX_NODES, TreeOptions
 from bebop.systems.base import System
 
 if TYPE_CHECKING:

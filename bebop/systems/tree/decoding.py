@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bebop.config.job import DecodingConfig
-from bebop.config.system_options import TreeOptions
+from bebop.config.tree_shape import TreeOptions
 from bebop.errors import UserError
 from bebop.kernels.tree_verify import ancestry, visible
 from bebop.kernels.verify import sample

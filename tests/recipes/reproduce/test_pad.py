@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from bebop.config.job import DecodingConfig, JobConfig
-from bebop.config.system_options import PadOptions
 from bebop.kernels.pivot import bias
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.pad.options import PadOptions
 from bebop.trajectory import DecodeStats
 from recipes.reproduce.pad.analysis import every, length_less, share_lost, utility_less
 from recipes.reproduce.pad.classifiers import PROMPTS, HeldOut, agreement

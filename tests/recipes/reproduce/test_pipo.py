@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.config.system_options import PipoTraining
+from bebop.systems.pipo.options import PipoTraining
 from recipes.reproduce.pipo import arms
 from recipes.reproduce.pipo.analysis import area, bias, compared, numbers, reliability, reward, tables
 from recipes.reproduce.pipo.arms import ABLATIONS, ARMS, DEFAULT, NO_PADS, RANDOM, config, held_out
