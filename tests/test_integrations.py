@@ -67,10 +67,10 @@ def test_a_guest_is_in_the_registries(guest: str) -> None:
 
 SYSTEM = """
 from dataclasses import dataclass
-from bebop.systems.base import System
+from bebop.systems.speculative import SpeculativeSystem
 
 @dataclass(frozen=True, kw_only=True)
-class RepeatSystem(System):
+class RepeatSystem(SpeculativeSystem):
     drafter_name: str = "repeat"
     sampled: bool = False
 

@@ -7,16 +7,24 @@ other file is touched. The registry is readable without torch.
 from collections.abc import Iterator
 from importlib import import_module
 from pkgutil import iter_modules
+from types import ModuleType
 
 from bebop.systems.base import AuxModel, System
-from bebop.systems.plain import HEAD
+
+
+def _modules() -> Iterator[ModuleType]:
+    """Yield every module of this package; that of the systems that need the model alone comes first."""
+    names = sorted((module.name for module in iter_modules(__path__)), key=lambda name: (name != "plain", name))
+    yield from (import_module(f"{__name__}.{name}") for name in names)
 
 
 def find_systems() -> Iterator[System]:
-    """Yield the systems of every module of this package, those that need the model alone first."""
-    for name in sorted((module.name for module in iter_modules(__path__)), key=lambda name: (name != "plain", name)):
-        yield from getattr(import_module(f"{__name__}.{name}"), "SYSTEMS", ())
+    """Yield the systems of every module of this package."""
+    for module in _modules():
+        yield from getattr(module, "SYSTEMS", ())
 
 
 SYSTEMS: dict[str, System] = {system.name: system for system in find_systems()}
-PARTS: dict[str, AuxModel] = {HEAD.name: HEAD} | {p.name: p for system in SYSTEMS.values() for p in system.training()}
+# Parts that stand in the model's own checkpoint, and those that systems need.
+PARTS: dict[str, AuxModel] = {part.name: part for module in _modules() for part in getattr(module, "PARTS", ())}
+PARTS |= {part.name: part for system in SYSTEMS.values() for part in system.training()}

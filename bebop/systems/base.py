@@ -6,17 +6,11 @@ Methods return classes. Each is called with (policy, slots, config), see ``rollo
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:  # all of it imports torch
-    from torch import nn
-
-    from bebop.config.job import DecodingConfig
-    from bebop.model.backbone import Policy
-    from bebop.rollout.slots import Slots
-
-    PartClass = Callable[[Policy, Slots, DecodingConfig], Any]
-
+# The class of a drafter, rule, length or cycle: called with (policy, slots, config). The types of these stand on higher
+# floors, and the configuration reads this file: naming them here would close a circle of imports.
+PartClass = Callable[..., Any]
 # What systems count that mix the head's distribution m with others: sum of sum_v min(p, m), over first drafts alone.
 HEAD_OVERLAP, HEAD_READ = "head_overlap", "head_read"
 
@@ -31,14 +25,14 @@ class AuxModel:
     name: str
     summary: str  # one line for --help
     job: Callable[[], Any]  # returns the class of its training, see bebop/adaptation/part_job.py
-    network: "Callable[[], Callable[..., nn.Module]] | None" = None  # returns its class; None: it is in the checkpoint
+    network: Callable[[], Callable[..., Any]] | None = None  # returns its class; None: it is in the checkpoint
     export: Callable[[], Callable[..., str]] | None = None  # returns what writes it, see bebop/export.py
     options: type | None = None  # settings of its training
 
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A decoding system. As it is, it drafts nothing: one token per pass.
+    """A decoding system, as all who ask about it know it. ``speculative.py`` has what most systems have in common.
 
     ``drafter_name``, ``rule_name`` and ``length_name`` stand in traces, in messages and in the tables of other engines.
     """
@@ -64,33 +58,25 @@ class System:
     train_error: str = ""  # why bebop.run cannot train on its completions, and what can be done; empty: it can
     serve_error: str = ""  # why other engines cannot host it; empty: it is for them to say
 
-    def drafter(self) -> "PartClass":
+    def drafter(self) -> PartClass:
         """Return the class of its drafter; not called for a system that drafts nothing."""
         raise NotImplementedError(f"{self.name} drafts nothing")
 
-    def rule(self) -> "PartClass":
+    def rule(self) -> PartClass:
         """Return the class of its acceptance rule."""
-        from bebop.rollout.decoding.rules import Rejection
+        raise NotImplementedError
 
-        return Rejection
-
-    def length(self) -> "PartClass":
+    def length(self) -> PartClass:
         """Return the class that says how many tokens are drafted."""
-        from bebop.rollout.decoding.lengths import FixedLength
+        raise NotImplementedError
 
-        return FixedLength
-
-    def auto_length(self) -> "PartClass":
+    def auto_length(self) -> PartClass:
         """Return the class behind ``draft_tokens=auto``: as many drafts in all rows as pay."""
-        from bebop.rollout.decoding.timed_lengths import CostLength
+        raise NotImplementedError
 
-        return CostLength
-
-    def decoder(self) -> "PartClass":
+    def decoder(self) -> PartClass:
         """Return the class of its cycle."""
-        from bebop.rollout.decoding.draft_verify import DraftVerify
-
-        return DraftVerify
+        raise NotImplementedError
 
     def training(self) -> tuple[AuxModel, ...]:
         """Return the trained parts that it needs."""
@@ -134,18 +120,3 @@ class System:
         is watched.
         """
         return self.drafts and (self.head or not self.history)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MTPSystem(System):
-    """Drafts a chain with the model's MTP head."""
-
-    drafter_name: str = "mtp"
-    head: bool = True
-    supports_auto_temperature: bool = True
-
-    def drafter(self) -> "PartClass":
-        """Return the drafter of a chain."""
-        from bebop.rollout.decoding.mtp import MTPDrafter
-
-        return MTPDrafter

@@ -1,12 +1,10 @@
 """The systems that need nothing but the model: plain decoding, its MTP head, and what its context repeats."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bebop.systems.base import AuxModel, MTPSystem, System
-
-if TYPE_CHECKING:
-    from bebop.systems.base import PartClass
+from bebop.systems.base import AuxModel, PartClass
+from bebop.systems.speculative import MTPSystem, SpeculativeSystem
 
 
 def _head_job() -> Any:
@@ -15,7 +13,7 @@ def _head_job() -> Any:
     return Adaptation
 
 
-HEAD = AuxModel(name="head", summary="the MTP head of the checkpoint", job=_head_job)
+PARTS = (AuxModel(name="head", summary="the MTP head of the checkpoint", job=_head_job),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +22,7 @@ class AdaptiveSystem(MTPSystem):
 
     length_name: str = "entropy"
 
-    def length(self) -> "PartClass":
+    def length(self) -> PartClass:
         """Return the length that goes by entropy."""
         from bebop.rollout.decoding.lengths import EntropyLength
 
@@ -37,7 +35,7 @@ class BlockVerifySystem(MTPSystem):
 
     rule_name: str = "block"
 
-    def rule(self) -> "PartClass":
+    def rule(self) -> PartClass:
         """Return block verification."""
         from bebop.rollout.decoding.rules import BlockRule
 
@@ -45,13 +43,13 @@ class BlockVerifySystem(MTPSystem):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NgramSystem(System):
+class NgramSystem(SpeculativeSystem):
     """Looks drafts up in the context."""
 
     drafter_name: str = "ngram"
     sampled: bool = False
 
-    def drafter(self) -> "PartClass":
+    def drafter(self) -> PartClass:
         """Return the drafter that looks up."""
         from bebop.rollout.decoding.ngram import NgramDrafter
 
@@ -59,7 +57,7 @@ class NgramSystem(System):
 
 
 SYSTEMS = (
-    System(name="autoregressive", summary="plain decoding, one token per pass"),
+    SpeculativeSystem(name="autoregressive", summary="plain decoding, one token per pass"),
     MTPSystem(
         name="target_only",
         summary="greedy MTP drafts, accepted with p(argmax q)",

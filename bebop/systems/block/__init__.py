@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bebop.systems.base import AuxModel, System
+from bebop.systems.base import AuxModel, PartClass
 from bebop.systems.block.options import BlockLengthTraining, BlockTraining, EmaOptions
-
-if TYPE_CHECKING:
-    from bebop.systems.base import PartClass
+from bebop.systems.speculative import SpeculativeSystem
 
 
 def _network() -> Any:
@@ -59,13 +57,13 @@ BLOCK_LENGTH = AuxModel(
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockSystem(System):
+class BlockSystem(SpeculativeSystem):
     """Drafts the tokens of a block side by side."""
 
     drafter_name: str = "block"
     draft_tokens: int = 7
 
-    def drafter(self) -> "PartClass":
+    def drafter(self) -> PartClass:
         """Return the drafter of blocks."""
         from bebop.systems.block.decoding import BlockDrafter
 
@@ -82,7 +80,7 @@ class BlockPilotSystem(BlockSystem):
 
     length_name: str = "block_length"
 
-    def length(self) -> "PartClass":
+    def length(self) -> PartClass:
         """Return the length that a network chooses."""
         from bebop.systems.block.decoding import BlockLength
 
@@ -99,7 +97,7 @@ class BlockEmaSystem(BlockSystem):
 
     length_name: str = "ema"
 
-    def length(self) -> "PartClass":
+    def length(self) -> PartClass:
         """Return the length that follows acceptance."""
         from bebop.systems.block.decoding import EmaLength
 

@@ -1,14 +1,12 @@
 """Drafts from hidden states of future tokens, made within the target's own passes."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bebop.config.tree_shape import MAX_NODES
-from bebop.systems.base import AuxModel, System
+from bebop.systems.base import AuxModel, PartClass
 from bebop.systems.firp.options import FirpOptions, FirpTraining
-
-if TYPE_CHECKING:
-    from bebop.systems.base import PartClass
+from bebop.systems.speculative import SpeculativeSystem
 
 
 def _network() -> Any:
@@ -33,13 +31,13 @@ FIRP = AuxModel(
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirpSystem(System):
+class FirpSystem(SpeculativeSystem):
     """Drafts a chain."""
 
     drafter_name: str = "firp"
     serve_error: str = "its drafts come out of the target's own passes, between whose layers positions of its own enter"
 
-    def drafter(self) -> "PartClass":
+    def drafter(self) -> PartClass:
         """Return the drafter, of chains and of trees."""
         from bebop.systems.firp.decoding import FirpDrafter
 
@@ -60,7 +58,7 @@ class FirpTreeSystem(FirpSystem):
     width: int = MAX_NODES
     options: type | None = FirpOptions
 
-    def rule(self) -> "PartClass":
+    def rule(self) -> PartClass:
         """Return the rule that walks down a tree."""
         from bebop.rollout.decoding.rules import TreeWalk
 

@@ -1,17 +1,14 @@
 """Drafts from what followed the same words in other completions of the same prompt."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from bebop.systems.base import System
+from bebop.systems.base import PartClass
 from bebop.systems.history.options import HistoryOptions
-
-if TYPE_CHECKING:
-    from bebop.systems.base import PartClass
+from bebop.systems.speculative import SpeculativeSystem
 
 
 @dataclass(frozen=True, kw_only=True)
-class HistorySystem(System):
+class HistorySystem(SpeculativeSystem):
     """Drafts from history alone."""
 
     drafter_name: str = "history"
@@ -19,13 +16,13 @@ class HistorySystem(System):
     draft_tokens: int = 16
     options: type | None = HistoryOptions
 
-    def drafter(self) -> "PartClass":
+    def drafter(self) -> PartClass:
         """Return the drafter that needs no head."""
         from bebop.systems.history.decoding import HistoryDrafter
 
         return HistoryDrafter
 
-    def auto_length(self) -> "PartClass":
+    def auto_length(self) -> PartClass:
         """Return the class behind ``draft_tokens=auto``: as many drafts in each row as pay."""
         from bebop.rollout.decoding.timed_lengths import RowCostLength
 
@@ -52,7 +49,7 @@ class HistoryMTPSystem(HistorySystem):
         "its drafts are drawn from a mixture of history and MTP head, which the embedded engine alone computes"
     )
 
-    def drafter(self) -> "PartClass":
+    def drafter(self) -> PartClass:
         """Return the drafter of the mixture."""
         from bebop.systems.history.decoding import HistoryMTPDrafter
 

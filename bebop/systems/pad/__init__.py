@@ -1,13 +1,11 @@
 """MTP drafts whose rejected ones are accepted where a classifier finds that they do not matter."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bebop.systems.base import AuxModel, MTPSystem
+from bebop.systems.base import AuxModel, PartClass
 from bebop.systems.pad.options import PadOptions, PivotTraining
-
-if TYPE_CHECKING:
-    from bebop.systems.base import PartClass
+from bebop.systems.speculative import MTPSystem
 
 
 def _network() -> Any:
@@ -36,7 +34,7 @@ class PadSystem(MTPSystem):
     exact: bool = False
     has_logprobs: bool = True
 
-    def rule(self) -> "PartClass":
+    def rule(self) -> PartClass:
         """Return rejection sampling with overrides."""
         from bebop.systems.pad.decoding import PivotOverride
 

@@ -1,13 +1,11 @@
 """Pairs of tokens in and out, by a network of its own."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bebop.systems.base import AuxModel, System
+from bebop.systems.base import AuxModel, PartClass
 from bebop.systems.pipo.options import PipoOptions, PipoTraining
-
-if TYPE_CHECKING:
-    from bebop.systems.base import PartClass
+from bebop.systems.speculative import SpeculativeSystem
 
 
 def _network() -> Any:
@@ -32,7 +30,7 @@ PIPO = AuxModel(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipoSystem(System):
+class PipoSystem(SpeculativeSystem):
     """Decodes with a cycle of its own, without verification."""
 
     custom_cycle: bool = True
@@ -42,7 +40,7 @@ class PipoSystem(System):
     sampled: bool = False
     exact: bool = False
 
-    def decoder(self) -> "PartClass":
+    def decoder(self) -> PartClass:
         """Return the cycle of pairs."""
         from bebop.systems.pipo.decoding import PairDecoder
 

@@ -1,17 +1,14 @@
 """A tree of drafts of the model's own MTP head, of which the accepted path is kept."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from bebop.config.tree_shape import MAX_NODES, TreeOptions
-from bebop.systems.base import System
-
-if TYPE_CHECKING:
-    from bebop.systems.base import PartClass
+from bebop.systems.base import PartClass
+from bebop.systems.speculative import SpeculativeSystem
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreeSystem(System):
+class TreeSystem(SpeculativeSystem):
     """Drafts several tokens for a place."""
 
     drafter_name: str = "mtp_tree"
@@ -22,13 +19,13 @@ class TreeSystem(System):
     width: int = MAX_NODES
     options: type | None = TreeOptions
 
-    def drafter(self) -> "PartClass":
+    def drafter(self) -> PartClass:
         """Return the drafter of trees."""
         from bebop.systems.tree.decoding import MTPTreeDrafter
 
         return MTPTreeDrafter
 
-    def rule(self) -> "PartClass":
+    def rule(self) -> PartClass:
         """Return the rule that walks down a tree."""
         from bebop.rollout.decoding.rules import TreeWalk
 
