@@ -98,6 +98,7 @@ def _attributed(before: list[int], added: list[int], messages: Sequence[Message]
 
 # ---- the conversation
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiersRollout:
     """One episode of the policy: its turns, its reward and why it ended."""
