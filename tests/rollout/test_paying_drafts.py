@@ -26,8 +26,7 @@ from bebop.rollout.decoding.timed_lengths import (
     Work,
 )
 from bebop.rollout.engine import Request
-from bebop.rollout.torch_engine import TorchEngine, generate
-from bebop.rollout.warmup import TURNS
+from bebop.rollout.torch_engine import TURNS, TorchEngine, generate
 from bebop.systems import SYSTEMS
 from bebop.trajectory import DecodeStats
 from tests.builders import bare_policy, requests, tiny_policy
