@@ -51,7 +51,7 @@ def texts(paths: Iterable[Path]) -> dict[str, str]:
 def test_nothing_but_its_own_files_and_registries_names_a_guest(guest: str) -> None:
     tree = texts(files())
     assert naming(guest, tree) == []
-    assert "bebop/systems/base.py" in tree and "rollout/target.py" in tree and ".gitignore" in tree
+    assert "bebop/systems/base.py" in tree and "rollout/slots.py" in tree and ".gitignore" in tree
 
 
 @pytest.mark.parametrize("guest", [guest for guest in GUESTS if guest in PARTS])
@@ -61,7 +61,7 @@ def test_a_guest_is_in_the_registries(guest: str) -> None:
     files_of = ("bebop/systems/{}/network.py", "trainer/{}_loss.py", "recipes/{}/x.py")
     own = {name.format(guest): guest for name in files_of}
     assert naming(guest, own) == []
-    other = {"rollout/target.py": f"# as {guest.upper()} does", "trainer/x.py": guest, f"trainer/{guest}x.py": guest}
+    other = {"rollout/slots.py": f"# as {guest.upper()} does", "trainer/x.py": guest, f"trainer/{guest}x.py": guest}
     assert naming(guest, other) == [*other]
 
 

@@ -6,6 +6,7 @@ all positions of many answers are looked at in one pass, and where a block began
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -27,7 +28,6 @@ from bebop.rollout.decoding.sampling import BatchSampling, entropy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.systems.pad.labels import Rollouts
-from bebop.tasks.steps import wrong_steps
 from bebop.trainer.chains import TokenRow, chain_rows
 from bebop.trajectory import Prompt
 
@@ -284,3 +284,25 @@ def unsound(prefix: str, endings: Sequence[Ending]) -> bool:
 
 def _bits(endings: Sequence[Ending]) -> str:
     return "".join("01"[ending.success] for ending in endings)
+
+
+# ---- the judge of worked steps, in place of a language model (SPEC 4.3)
+
+EQUATION = re.compile(r"(?<![\d+\-=])(-?\d+)([+-])(\d+)=(-?\d+)(?!\d)")
+EXTREME = re.compile(r"\b(least|most) (\d+) left (\d+(?: \d+)*)")
+
+
+def wrong_steps(text: str) -> int:
+    """Return the number of wrong steps in a text.
+
+    Sums and differences (``8-4=4``) are judged, and the extreme of a list: ``least 3 left 21 76`` says that the first
+    is the least of all of them. Whatever else a text says is neither right nor wrong.
+
+    >>> wrong_steps("8-4=4; 4+1=6, then least 76 left 21")
+    2
+    """
+    signs = {"+": 1, "-": -1}
+    sums = sum(int(a) + signs[sign] * int(b) != int(c) for a, sign, b, c in EQUATION.findall(text))
+    ends = {"least": min, "most": max}
+    lists = [(word, int(first), [int(n) for n in rest.split()]) for word, first, rest in EXTREME.findall(text)]
+    return sums + sum(ends[word]((first, *rest)) != first for word, first, rest in lists)

@@ -34,7 +34,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 CALL_HINT = f'{Path(__file__).name}", line'  # in the stack of the thread that serves calls
 GRACE_SECONDS = 5.0  # for a death to be reported after a failure that may be its consequence
-Options = Mapping[str, Any]  # of an actor, from ``placement.reserve``
+Options = Mapping[str, Any]  # of an actor, from ``runtime.job.reserve``
 
 
 def _watchdog_call(method: F) -> F:

@@ -9,15 +9,19 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.util.metrics import Gauge
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from bebop.command import writing
 from bebop.config.job import JobConfig
@@ -28,9 +32,9 @@ from bebop.errors import UserError
 from bebop.metrics.sinks import JsonlSink, ProgressLine, Sink, TensorBoardSink, WandbSink
 from bebop.model.checkpoint import load_tokenizer
 from bebop.monitor.watch import JobMonitor, Monitor, NullMonitor, can_monitor
+from bebop.rollout.engines import engine_module
 from bebop.runtime.actors import RayTrainer, RayWorker
 from bebop.runtime.events import EventLog
-from bebop.runtime.placement import pools, reserve
 from bebop.runtime.session import Session, SessionDied, ray_session
 from bebop.trainer import checkpoint
 from bebop.trajectory import Prompt
@@ -38,6 +42,7 @@ from bebop.trajectory_db.reader import NAME
 from bebop.trajectory_db.writer import TrajectoryLog, piece_of
 
 log = logging.getLogger(__name__)
+WAIT_SECONDS = 60.0  # for a reservation of CPUs and GPUs
 
 
 class RaySink:
@@ -263,3 +268,65 @@ def _write_pids(run_dir: Path, trainer: RayTrainer, workers: Sequence[RayWorker]
     ]
     with writing(run_dir / "pids.txt"):
         (run_dir / "pids.txt").write_text("\n".join(lines) + "\n")
+
+
+# ---- CPUs and GPUs for the actors: a Ray placement group for the trainer and one for the rollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Equal shares of a cluster, one for each actor; a share lies on one machine."""
+
+    name: str
+    count: int
+    cpus: int
+    gpus: float
+    strategy: str  # Ray's; STRICT_PACK puts all shares on one machine
+
+
+def pools(config: JobConfig, gpus: float) -> tuple[Pool, Pool]:
+    """Return the pools of trainer and rollout for a cluster with that many GPUs.
+
+    Engines that span several GPUs share them with nobody.
+    """
+    rollout, trainer = config.rollout, config.trainer
+    each, left = engine_module(config).gpus(config), gpus
+    if config.model.device == "cpu" or not gpus:
+        each = share = 0.0
+    elif each >= 1 and gpus - each * rollout.workers >= 1:
+        left = gpus - each * rollout.workers
+        share = _share(left, trainer.ranks)
+    elif each > 1:
+        wanted = each * rollout.workers + 1
+        raise UserError(f"rollout.sglang.tensor_parallel={each:.0f} is not possible: {wanted:.0f} of {gpus:.0f} GPUs")
+    elif each:
+        each = share = _share(gpus, trainer.ranks + rollout.workers)
+    else:
+        share = _share(gpus, trainer.ranks)
+    return (
+        Pool(name="trainer", count=trainer.ranks, cpus=trainer.threads, gpus=share, strategy="STRICT_PACK"),
+        Pool(name="rollout", count=rollout.workers, cpus=rollout.threads, gpus=each, strategy="PACK"),
+    )
+
+
+def reserve(pool: Pool) -> list[dict[str, Any]]:
+    """Reserve a pool and return Ray's options for each of its actors; ``UserError`` if the cluster has no room."""
+    bundle = {"CPU": float(pool.cpus)} | ({"GPU": pool.gpus} if pool.gpus else {})
+    group = placement_group([bundle] * pool.count, strategy=pool.strategy)
+    if not group.wait(WAIT_SECONDS):
+        offered = {name: value for name, value in ray.available_resources().items() if name in bundle}
+        where = "on one machine" if pool.strategy == "STRICT_PACK" else "in the cluster"
+        raise UserError(f"the {pool.name} needs {pool.count} times {bundle} {where}; free in all are {offered}")
+    return [
+        {
+            "num_cpus": pool.cpus,
+            "num_gpus": pool.gpus,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, place),
+        }
+        for place in range(pool.count)
+    ]
+
+
+def _share(gpus: float, processes: int) -> float:
+    """Return the part of a GPU that each process gets."""
+    return 1 / max(1, math.ceil(processes / gpus))

@@ -2,15 +2,32 @@
 
 import os
 import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from packaging.version import Version
+
+from bebop.config.fields import check
+from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout.vllm.plugin import CPU, DRAFTS, EVERY
-from bebop.verl_job.checks import check_job, sends_head
+from bebop.systems import SYSTEMS
 from bebop.verl_job.hooks import wrap
 from bebop.verl_job.plugin import on_cpu
-from bebop.verl_job.settings import EXTERNAL, MODULE, SELECTOR, VARIABLE, VerlConfig, parse, plain, to_variable
+from bebop.verl_job.settings import (
+    EXTERNAL,
+    HEADS,
+    MODULE,
+    SELECTOR,
+    VARIABLE,
+    VerlConfig,
+    parse,
+    parse_engine,
+    plain,
+    to_variable,
+)
 
 FIRST_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"  # 0: the first model runner, which the vLLM plug-in hooks
 
@@ -63,3 +80,147 @@ def _external(config: Any) -> str:
     if EXTERNAL in own:
         config.ray_kwargs.ray_init.runtime_env.env_vars[EXTERNAL] = modules
     return modules
+
+
+# ---- what cannot work is refused in one line, before anything heavy starts
+
+OLDEST_SGLANG = "0.5.14"
+OLDEST_VLLM = "0.31"
+PARALLEL = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+REJECTION = "speculative_use_rejection_sampling"
+
+
+def check_job(config: Any, wanted: VerlConfig) -> None:
+    """Raise ``UserError`` for the first conflict in a verl configuration."""
+    rollout = config.actor_rollout_ref.rollout
+    _check_sizes(config)
+    if rollout.name == "bebop":
+        _check_embedded(rollout)
+    if rollout.name == "sglang":
+        _check_sglang(config, sends_head(config, wanted))
+    if rollout.name == "vllm":
+        _check_vllm(config, wanted, sends_head(config, wanted))
+    if wanted.train_head:
+        _check_head(config, wanted)
+
+
+def sends_head(config: Any, wanted: VerlConfig) -> bool:
+    """Whether the trainer sends an MTP head with its weights: ours always, verl's Megatron engine if it has one."""
+    job = config.actor_rollout_ref
+    return bool(wanted.train_head or (job.actor.strategy == "megatron" and job.model.mtp.enable))
+
+
+def _check_sizes(config: Any) -> None:
+    """Check sizes that verl asserts, too, but in a worker, long after the start."""
+    rollout = config.actor_rollout_ref.rollout
+    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    size = 1
+    for name in PARALLEL:
+        size *= int(rollout[name])
+    if not rollout.nnodes:  # the replicas share the trainer's devices
+        why = f"{devices} devices of the trainer must be a multiple of the {size} that one replica takes"
+        check(devices % size == 0, "rollout." + PARALLEL[0], rollout[PARALLEL[0]], why)
+    rows = config.data.train_batch_size * rollout.n
+    why = f"with rollout.n={rollout.n} that is {rows} answers, which must be a multiple of {devices} devices"
+    check(rows % devices == 0 or bool(config.actor_rollout_ref.actor.use_dynamic_bsz), "data.train_batch_size",
+          config.data.train_batch_size, why)  # fmt: skip
+
+
+def _check_embedded(rollout: Any) -> None:
+    wrong = next((name for name in PARALLEL if rollout[name] != 1), None)
+    if wrong is not None:
+        raise UserError(f"rollout.{wrong}={rollout[wrong]} is not possible with rollout.name=bebop: give 1")
+    engine = parse_engine(rollout.engine_kwargs.get("bebop"))
+    DecodingConfig(system=engine.system, draft_tokens=engine.draft_tokens)  # says what is wrong with them
+
+
+def _check_sglang(config: Any, head_sent: bool) -> None:
+    """Check rejection sampling, which newer versions have, for chains of drafts only."""
+    options = config.actor_rollout_ref.rollout.engine_kwargs.get("sglang") or {}
+    mtp = config.actor_rollout_ref.model.mtp
+    if not options.get(REJECTION):
+        return
+    setting = f"rollout.engine_kwargs.sglang.{REJECTION}"
+    drafts = bool(mtp.enable and mtp.enable_rollout)
+    check(drafts, setting, True, "it takes model.mtp.enable=true and model.mtp.enable_rollout=true")
+    check(mtp.speculative_eagle_topk == 1, "model.mtp.speculative_eagle_topk", mtp.speculative_eagle_topk,
+          "rejection sampling verifies chains: give 1")  # fmt: skip
+    steps, tokens = mtp.speculative_num_steps, mtp.speculative_num_draft_tokens
+    check(tokens == steps + 1, "model.mtp.speculative_num_draft_tokens", tokens, f"with {steps} steps give {steps + 1}")
+    _check_loading(config, head_sent)
+    installed = _installed("sglang", "SGLang")
+    new = Version(installed) >= Version(OLDEST_SGLANG)
+    check(new, setting, True, f"SGLang {installed} lacks rejection sampling; install {OLDEST_SGLANG} or newer")
+
+
+def _check_vllm(config: Any, wanted: VerlConfig, head_sent: bool) -> None:
+    """Check that log-probs belong to the distribution that is sampled, and that statistics of drafts can be read."""
+    rollout, mtp = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model.mtp
+    if not (mtp.enable and mtp.enable_rollout):
+        return
+    options = rollout.engine_kwargs.get("vllm") or {}
+    check(mtp.method == "mtp", "model.mtp.method", mtp.method, "give mtp: the head in the checkpoint")
+    _check_loading(config, head_sent)
+    mode = rollout.logprobs_mode
+    why = "what is trained on are log-probs of what was drawn from; give processed_logprobs"
+    check(mode == "processed_logprobs", "rollout.logprobs_mode", mode, why)
+    stepwise = not wanted.metrics or options.get("async_scheduling") is False
+    why = "bebop.metrics reads statistics of drafts step by step; give false"
+    name = "rollout.engine_kwargs.vllm.async_scheduling"
+    check(stepwise, name, options.get("async_scheduling"), why)
+    installed = _installed("vllm", "vLLM")
+    new = Version(installed) >= Version(OLDEST_VLLM)
+    check(
+        new, "rollout.name", "vllm", f"vLLM {installed} takes no new weights for drafts; install {OLDEST_VLLM} or newer"
+    )
+
+
+def _check_loading(config: Any, head_sent: bool) -> None:
+    loading = config.actor_rollout_ref.rollout.load_format
+    why = "the head is not sent, so the draft would stay as it was made, at random; give auto"
+    check(head_sent or loading != "dummy", "rollout.load_format", loading, why)
+
+
+def _installed(name: str, shown: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        raise UserError(f"rollout.name={name!r} is not possible: {shown} is not installed here") from None
+
+
+def _check_head(config: Any, wanted: VerlConfig) -> None:
+    """Check that the whole model runs in one place, and that the rollout engine uses the head."""
+    job = config.actor_rollout_ref
+    on, strategy = "bebop.train_head", job.actor.strategy
+    check(strategy in HEADS, on, True, f"actor.strategy={strategy!r} does not have it; choose {' or '.join(HEADS)}")
+    if strategy == "megatron":
+        trained = bool(job.model.mtp.enable and job.model.mtp.enable_train)
+        check(trained, on, True, "the Megatron engine needs model.mtp.enable=true and model.mtp.enable_train=true")
+    else:
+        parallel = int(job.actor.fsdp_config.get("ulysses_sequence_parallel_size", 1))
+        parallel = max(parallel, int(job.actor.get("ulysses_sequence_parallel_size", 1) or 1))
+        check(parallel == 1, on, True, f"sequences are split {parallel} ways; give ulysses_sequence_parallel_size=1")
+    transfer = job.rollout.checkpoint_engine.backend
+    check("delta" not in transfer, on, True, f"checkpoint_engine.backend={transfer!r} sends differences, no head")
+    lora = max(job.model.get("lora_rank", 0), (job.model.get("lora") or {}).get("rank", 0))
+    check(lora == 0, on, True, "LoRA leaves the head's inputs to an adapter; train all weights")
+    if job.rollout.name == "bebop":
+        engine = parse_engine(job.rollout.engine_kwargs.get("bebop"))
+        check(SYSTEMS[engine.system].head, on, True, f"the rollout engine drafts nothing with it ({engine.system})")
+    else:
+        drafts = bool(job.model.mtp.enable and job.model.mtp.enable_rollout)
+        check(drafts, on, True, "the rollout engine uses no head; set model.mtp.enable and model.mtp.enable_rollout")
+    _check_checkpoint(job.model.path, wanted.init_head)
+
+
+def _check_checkpoint(path: str, init_head: bool) -> None:
+    """Refuse a folder without MTP weights before it is loaded; the worker checks paths elsewhere."""
+    if init_head or not Path(path).is_dir():
+        return
+    from bebop.config.job import ModelConfig
+    from bebop.model.checkpoint import require_mtp
+
+    try:
+        require_mtp(ModelConfig(path=path))
+    except UserError as error:
+        raise UserError(f"bebop.train_head=True: {str(error).split(';')[0]}; set bebop.init_head=true") from None

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bebop.rollout.vllm.serving import FIELD as VLLM
+from bebop.rollout.vllm.plugin import FIELD as VLLM
 from bebop.trajectory import DRAFT_STATS, STAT_COUNTS, DecodeStats
 from bebop.verl_job.hooks import wrap
 
@@ -54,7 +54,7 @@ def fields(stats: DecodeStats, drafts: int) -> dict[str, Any]:
 
 
 def unpack(extra: dict[str, Any]) -> None:
-    """Move what our vLLM plug-in sent with an output (``bebop.rollout.vllm.serving``) to our fields and verl's."""
+    """Move what our vLLM plug-in sent with an output (``bebop.rollout.vllm.plugin``) to our fields and verl's."""
     params = extra.get(PARAMS)
     if not isinstance(params, Mapping) or VLLM not in params:
         return

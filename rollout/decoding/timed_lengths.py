@@ -1,17 +1,218 @@
-"""Draft lengths that go by the time of cycles: ``draft_tokens=auto``."""
+"""Draft lengths that go by the time of cycles: ``draft_tokens=auto``.
 
+What a cycle takes and what it gives is learned from cycles as they come.
+
+``ThroughputModel`` is for cycles in which all rows have the same number of drafts. With acceptance a_1 .. a_L of drafts
+that were tested, a cycle of B rows with K drafts emits B (1 + a_1 + ... + a_1 .. a_K) tokens on average. K = 0 is plain
+decoding. Both tables follow what is measured. A number of drafts that is not the best one is tried now and then, so
+that its entry stays known, at a cost that is bounded. ``CostLength`` drafts by it.
+
+``CycleSeconds`` is for cycles in which each row has as many drafts as it wants. No two of them are alike, so a table by
+number of drafts does not do: seconds are taken to be a sum over the cycle's ``Work``, with four numbers for each batch
+size. ``RowCostLength`` drafts by it.
+"""
+
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate
+from operator import mul
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.config.job import Costs, DecodingConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, TargetOutput
-from bebop.rollout.decoding.throughput_model import FADE, REST, TRIALS, CycleSeconds, ThroughputModel, Work
 from bebop.rollout.slots import Slots
+
+# ---- what cycles take: the same number of drafts in all rows
+
+START, WEIGHT = 0.8, 8.0  # acceptance that is assumed before anything was drafted, and for how many tests that counts
+FADE = 0.98  # weight of a cycle's acceptance over that of the next one
+ALL, ONE = 0.1, 0.05  # how far a cycle's seconds move the row of its size, and its own number of drafts beyond that:
+STALE, MAX_OWN = 20, 0.5  # once more for each so many cycles since that number was last measured, up to so far
+OUTLIER = 2.0  # a cycle that seems so many times slower or faster than it should be counts as if it were so many times
+SHORTEST = 1e-9  # seconds that a clock may say
+TRIALS = 0.01  # of the time may be lost to numbers of drafts that are not the best one
+REST = 16  # cycles before a number is tried again: two that are as good as one another shall both be measured
+
+
+def sizes(most: int) -> tuple[int, ...]:
+    """Return batch sizes that have a row of their own: powers of two, and the largest one."""
+    return (*(1 << i for i in range((most - 1).bit_length())), most)
+
+
+def between(known: Sequence[int], rows: int) -> list[tuple[int, float]]:
+    """Return the places of the known sizes around so many rows, and the weight of each on the straight line between
+    them."""
+    high = next((i for i, size in enumerate(known) if size >= rows), len(known) - 1)
+    if known[high] <= rows:
+        return [(high, 1.0)]
+    share = (rows - known[high - 1]) / (known[high] - known[high - 1])
+    return [(high - 1, 1 - share), (high, share)]
+
+
+class ThroughputModel:
+    """The two tables, and the choice. Rows between two sizes are on a straight line."""
+
+    def __init__(self, most: int, slots: int, costs: Costs) -> None:
+        """At most ``most`` drafts, L, and ``slots`` rows; seconds begin as plain ones * (1 + K (draft + verify))."""
+        each = costs.draft + costs.verify
+        self.most, self.sizes = most, sizes(slots)
+        self.seconds = [[1.0 + k * each for k in range(most + 1)] for _ in self.sizes]
+        self.tested, self.passed = [WEIGHT] * most, [WEIGHT * START] * most  # by position
+        self.known = False  # whether any of it was measured
+        self.owed = [0.0] * (most + 1)  # seconds that trials of each number of drafts may lose
+        self.idle = [0] * (most + 1)  # cycles since each was measured
+
+    def tokens(self) -> list[float]:
+        """Return expected of a row in a cycle with 0, 1, ..., L drafts."""
+        chances = [passed / tested for passed, tested in zip(self.passed, self.tested, strict=True)]
+        return list(accumulate(accumulate(chances, mul), initial=1.0))
+
+    def costs(self, rows: int) -> list[float]:
+        """Return seconds of a cycle with 0, 1, ..., L drafts."""
+        around = between(self.sizes, rows)
+        return [sum(share * self.seconds[size][k] for size, share in around) for k in range(self.most + 1)]
+
+    def best(self, rows: int) -> int:
+        """Return the number of drafts with most tokens a second; of some that tie, the smallest."""
+        return _largest(self.tokens(), self.costs(rows))
+
+    def choose(self, rows: int) -> int:
+        """Return drafts of the next cycle: the best number, or one that is tried since it has earned what that loses.
+
+        What is lost is how much sooner the best one would have had as many tokens. Each number earns its share of
+        ``TRIALS``, so that those that lose little are tried often, and all of them some time.
+        """
+        tokens, costs = self.tokens(), self.costs(rows)
+        best = _largest(tokens, costs)
+        each, pace = TRIALS * costs[best] / self.most, costs[best] / tokens[best]
+        self.owed = [owed + each for owed in self.owed]
+        self.owed[best] = 0.0
+        for other in range(self.most + 1):
+            loss = costs[other] - tokens[other] * pace
+            if other != best and loss <= self.owed[other] and self.idle[other] >= REST:
+                self.owed[other] = 0.0
+                return other
+        return best
+
+    def measured(self, rows: int, drafts: int, seconds: float) -> None:
+        """Take in what a cycle took.
+
+        Machines and contexts change for all numbers of drafts alike, so a surprise moves the whole row; what was not
+        measured for long is moved farther.
+        """
+        surprise = math.log(max(seconds, SHORTEST) / self.costs(rows)[drafts])
+        if not self.known:  # so far a cycle had no unit of time
+            self.seconds = [[one * math.exp(surprise) for one in row] for row in self.seconds]
+            self.known, surprise = True, 0.0
+        surprise = max(-math.log(OUTLIER), min(math.log(OUTLIER), surprise))
+        own = min(MAX_OWN, ONE * (1 + self.idle[drafts] / STALE))
+        for size, weight in between(self.sizes, rows):
+            for k in range(self.most + 1):
+                self.seconds[size][k] *= math.exp(weight * surprise * (ALL + own * (k == drafts)))
+        self.idle = [0 if k == drafts else idle + 1 for k, idle in enumerate(self.idle)]
+
+    def timed(self, rows: int, drafts: int, seconds: float) -> None:
+        """Set what a cycle takes, for a size that has a row of its own."""
+        self.seconds[self.sizes.index(rows)][drafts], self.known = max(seconds, SHORTEST), True
+
+    def accepted(self, lengths: Sequence[int], drafts: int) -> None:
+        """Take in how many drafts stood in each row [B] of a cycle that had ``drafts``: all up to the first that fell
+        were tested."""
+        for k in range(drafts):
+            tested, passed = sum(length >= k for length in lengths), sum(length > k for length in lengths)
+            self.tested[k] = FADE * self.tested[k] + tested
+            self.passed[k] = FADE * self.passed[k] + passed
+
+
+def _largest(tokens: Sequence[float], costs: Sequence[float]) -> int:
+    """Return where tokens a second are most."""
+    rates = [emitted / spent for emitted, spent in zip(tokens, costs, strict=True)]
+    return rates.index(max(rates))
+
+
+# ---- what cycles take: as many drafts in each row as it wants
+
+
+# Standard deviations, of logarithms: of a cycle's seconds; of what is given, and of how it drifts from one cycle to the
+# next, for all numbers together (a machine that is slower for all of them) and for each by itself; and how little may
+# come to be known of each. What a cycle does not do drifts with it but little: where everything has become slower, that
+# seems cheap, is tried, and found out; if it were taken to be slower as well, it would never be.
+NOISE = 0.2
+GIVEN, GIVEN_EACH = 0.3, 0.7
+DRIFT, DRIFT_EACH = 0.005, 0.02
+UNKNOWN = 1.0
+
+Numbers = NDArray[np.float64]
+
+
+class Work(NamedTuple):
+    """Of a cycle, or of some on average."""
+
+    cycles: float = 1.0
+    drafted: float = 0.0  # whether anything is: many rows of a token are faster than a few of several
+    drafts: float = 0.0  # in all rows
+    passes: float = 0.0  # of the drafter
+
+
+class CycleSeconds:
+    """An extended Kalman filter over the logarithms of the four numbers, one a batch size that has a row of its own.
+
+    It moves numbers by how much they have to do with a surprise and by how uncertain they are: one that no cycle says
+    anything about, as nothing is drafted, moves with the others alone. Rows between two sizes are on a straight line.
+    """
+
+    def __init__(self, slots: int, costs: Costs) -> None:
+        """For up to ``slots`` rows; the numbers begin as ``costs`` has them, in a unit that the first cycle sets."""
+        self.sizes = sizes(slots)
+        given = [Work(1.0, costs.verify, costs.verify / size, costs.draft) for size in self.sizes]
+        self.logs = np.log(np.maximum(given, SHORTEST))  # [sizes, 4]
+        count = len(Work._fields)
+        spread = GIVEN**2 * np.ones((count, count)) + GIVEN_EACH**2 * np.eye(count)
+        self.spread = np.stack([spread] * len(self.sizes))  # [sizes, 4, 4]
+        self.known = False  # whether any of it was measured
+
+    def each(self, rows: int) -> Numbers:
+        """Return seconds of each kind of work [4], with so many rows."""
+        line: Numbers = np.sum([share * np.exp(self.logs[i]) for i, share in between(self.sizes, rows)], 0)
+        return line
+
+    def costs(self, rows: int) -> Costs:
+        """Return the costs in plain steps, as ``DecodingConfig`` has them: ``verify`` is that of a draft more in every
+        row."""
+        plain, _, verify, draft = self.each(rows).tolist()
+        return Costs(draft=draft / plain, verify=rows * verify / plain)
+
+    def measured(self, rows: int, work: Work, seconds: float) -> None:
+        """Take in a cycle."""
+        terms = self.each(rows) * work
+        surprise = math.log(max(seconds, SHORTEST) / terms.sum())
+        if not self.known:  # so far a cycle had no unit of time
+            self.logs += surprise
+            self.known, surprise = True, 0.0
+        surprise = max(-math.log(OUTLIER), min(math.log(OUTLIER), surprise))
+        part = terms / terms.sum()  # how a change of each logarithm changes that of the sum
+        for i, share in between(self.sizes, rows):
+            spread = _capped(self.spread[i] + DRIFT**2 + DRIFT_EACH**2 * np.eye(len(part)))
+            seen = spread @ part
+            gain = share * seen / (part @ seen + NOISE**2)
+            self.logs[i] += gain * surprise
+            self.spread[i] = spread - np.outer(gain, seen)
+
+
+def _capped(spread: Numbers) -> Numbers:
+    """Return it with standard deviations of at most UNKNOWN and the same correlations."""
+    scale = np.minimum(1.0, UNKNOWN / np.sqrt(np.diag(spread)))
+    capped: Numbers = spread * np.outer(scale, scale)
+    return capped
+
+
+# ---- the lengths
 
 
 class TimedLength(DraftLength, ABC):
@@ -96,7 +297,8 @@ class CostLength(TimedLength):
 NONE, FREE = Costs(draft=1e9, verify=1e9), Costs(draft=0.0, verify=0.0)
 ALONE, HEADED = Costs(draft=1e9, verify=0.0), Costs(draft=-1e-9, verify=0.0)
 SOME = 4  # drafts of a row in cycles that are timed or tried: dozens are rare, and cost less each
-START, WEIGHT = 1.0, 8.0  # drafts of a row that stand, before anything was drafted, and cycles that this counts for
+# Drafts of a row that stand, before anything was drafted, and the cycles that this counts for.
+PRIOR_STOOD, PRIOR_CYCLES = 1.0, 8.0
 
 
 class RowCostLength(TimedLength):
@@ -115,7 +317,7 @@ class RowCostLength(TimedLength):
         self.sizes, self.some = self.seconds.sizes, min(SOME, self.most)
         self.kinds = [(0, NONE), (1, ALONE), (self.some, ALONE), (self.some, HEADED)]
         # Of cycles that may draft, older ones fading: how many, their rows, drafts that stood, and their work by row.
-        self.past = WEIGHT * np.array([1.0, 1.0, START, *Work(1.0, 1.0, START, 1.0)])
+        self.past = PRIOR_CYCLES * np.array([1.0, 1.0, PRIOR_STOOD, *Work(1.0, 1.0, PRIOR_STOOD, 1.0)])
         self.owed, self.idle = 0.0, 0  # seconds that a trial may lose, and cycles since the last one
         self._seen: tuple[int, Work, Tensor] | None = None  # rows, work and what stood in each row
 

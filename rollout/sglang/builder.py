@@ -32,10 +32,9 @@ from bebop.rollout.sglang.arguments import (
     refuse_system,
     server_arguments,
 )
-from bebop.rollout.sglang.backend import INTERPRETER, Backend, LocalBackend
+from bebop.rollout.sglang.backend import INTERPRETER, Backend, Fleet, HttpBackend, LocalBackend
 from bebop.rollout.sglang.dflash import mask_of, with_mask
 from bebop.rollout.sglang.engine import SglangServer
-from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
 from bebop.rollout.sglang.transfer import DiskTransfer, DistributedTransfer, TensorTransfer, WeightTransfer
 from bebop.systems import SYSTEMS
 from bebop.trajectory import SamplingParams

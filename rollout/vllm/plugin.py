@@ -2,16 +2,16 @@
 
 ``BEBOP_VERIFY_EVERY``: what each verification step accepts is kept, and of one in so many its overlap and entropies (0:
 of none). ``BEBOP_VLLM_CPU=1``: what is broken in the CPU build is mended, see ``cpu.py``. ``BEBOP_VLLM_DRAFTS=K``: a
-server of vLLM's own hands the statistics out, see ``serving.py``. Without them it only makes
-the engine of weight transfers known. vLLM loads it into each of its processes, wherever bebop is installed beside it,
-unless ``VLLM_PLUGINS`` leaves it out: the engine's self-test looks for what it keeps.
+server of vLLM's own hands the statistics out, for programs that start one (verl). Without them it only makes the engine
+of weight transfers known. vLLM loads it into each of its processes, wherever bebop is installed beside it, unless
+``VLLM_PLUGINS`` leaves it out: the engine's self-test looks for what it keeps.
 """
 
 import functools
 import inspect
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ EVERY = "BEBOP_VERIFY_EVERY"
 CPU = "BEBOP_VLLM_CPU"
 DRAFTS = "BEBOP_VLLM_DRAFTS"
 TRANSFER_ENGINE = "bebop"
+FIELD = "bebop"  # of ``kv_transfer_params``, where the outputs of a server have their statistics
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,8 +111,6 @@ def register() -> None:
             _watch(STEPS)
             STEPS.on = True
             if os.environ.get(DRAFTS):
-                from bebop.rollout.vllm.serving import report
-
                 report(int(os.environ[DRAFTS]))
 
 
@@ -171,3 +170,71 @@ def verified(
             one.measured = {name: values[at : at + one.drafted] for name, values in table.items()}
         at += one.drafted
     return found
+
+
+# ---- statistics on their way through the processes of a vLLM server: worker, scheduler, front end
+
+
+def report(drafts: int) -> None:
+    """Change this process, whichever part of vLLM it is; ``drafts`` of the MTP head per cycle.
+
+    What the plugin saw of a step goes with the step's output to the scheduler, from there with the tokens of each
+    request to the front end. Every output of a request, an aborted one's too, has the sum so far in
+    ``kv_transfer_params[FIELD]``: a dictionary that passes through all of vLLM, and which servers hand out.
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.output_processor import RequestState
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    sample, update, make = GPUModelRunner.sample_tokens, Scheduler.update_from_output, RequestState.make_request_output
+
+    @functools.wraps(sample)
+    def sample_tokens(runner: Any, *args: Any, **kw: Any) -> Any:
+        return with_steps(sample(runner, *args, **kw))
+
+    @functools.wraps(update)
+    def update_from_output(scheduler: Any, scheduled: Any, output: Any) -> Any:
+        found = update(scheduler, scheduled, output)
+        for outputs in found.values():
+            hand_on(output, outputs.outputs)
+        return found
+
+    call = inspect.signature(make)
+
+    @functools.wraps(make)
+    def make_request_output(*args: Any, **named: Any) -> Any:
+        given = dict(call.bind(*args, **named).arguments)
+        return summed(make, given.pop("self"), drafts, given)
+
+    GPUModelRunner.sample_tokens = sample_tokens
+    Scheduler.update_from_output = update_from_output
+    RequestState.make_request_output = make_request_output
+
+
+def with_steps(output: Any) -> Any:
+    """Return a step's output with what the plugin saw of it; in the worker."""
+    if output is not None:
+        output.bebop_steps = {name: asdict(one) for name, one in STEPS.take().items()}
+    return output
+
+
+def hand_on(output: Any, requests: list[Any]) -> None:
+    """Give each request its own part of a step; in the scheduler."""
+    steps = getattr(output, "bebop_steps", None) or {}
+    for one in requests:
+        if one.request_id in steps:
+            one.kv_transfer_params = {**(one.kv_transfer_params or {}), FIELD: steps[one.request_id]}
+
+
+def summed(make: Any, state: Any, drafts: int, given: dict[str, Any]) -> Any:
+    """Return a request's output with its statistics so far, in the front end; ``given`` are arguments of ``make``."""
+    rest = dict(given.get("kv_transfer_params") or {})
+    step = rest.pop(FIELD, None)
+    counts: StepCounts | None = getattr(state, "bebop_counts", None)
+    if counts is None:
+        counts = state.bebop_counts = StepCounts(drafts=drafts, head=True)
+    counts.add(len(given["new_token_ids"]), None if step is None else Verified(**step))
+    output = make(state, **given | {"kv_transfer_params": rest or None})
+    if output is not None:
+        output.kv_transfer_params = {**(output.kv_transfer_params or {}), FIELD: counts.sums}
+    return output

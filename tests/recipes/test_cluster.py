@@ -12,7 +12,7 @@ from bebop import run
 from bebop.config.compose import job_config
 from bebop.config.simulate import CompletionsConfig
 from bebop.errors import UserError
-from bebop.simulation.batch import SimulatedBatch
+from bebop.simulation.parts import SimulatedBatch
 from bebop.verl_job.run import choices
 from recipes.cluster import __main__ as command
 from recipes.cluster.prediction import STORED, predict, speedup, waiting

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bebop.config.job import Costs
-from bebop.rollout.decoding.throughput_model import CycleSeconds, Work
+from bebop.rollout.decoding.timed_lengths import CycleSeconds, Work
 
 TRUE = (0.02, 0.004, 0.0005, 0.003)  # plain, drafted, a draft, a pass
 GIVEN = Costs(draft=0.15, verify=0.05)

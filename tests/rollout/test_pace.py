@@ -5,7 +5,7 @@ import random
 import pytest
 
 from bebop.config.job import Costs
-from bebop.rollout.decoding.throughput_model import FADE, START, TRIALS, WEIGHT, ThroughputModel, sizes
+from bebop.rollout.decoding.timed_lengths import FADE, START, TRIALS, WEIGHT, ThroughputModel, sizes
 
 
 def made(

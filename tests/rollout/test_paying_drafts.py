@@ -15,11 +15,18 @@ import torch
 
 from bebop.config.job import DecodingConfig
 from bebop.rollout.decoding.base import Rows
-from bebop.rollout.decoding.throughput_model import FADE, REST, START, WEIGHT, ThroughputModel, Work
-from bebop.rollout.decoding.timed_lengths import CostLength, RowCostLength
+from bebop.rollout.decoding.timed_lengths import (
+    FADE,
+    REST,
+    START,
+    WEIGHT,
+    CostLength,
+    RowCostLength,
+    ThroughputModel,
+    Work,
+)
 from bebop.rollout.engine import Request
-from bebop.rollout.torch_engine import TorchEngine, generate
-from bebop.rollout.warmup import TURNS
+from bebop.rollout.torch_engine import TURNS, TorchEngine, generate
 from bebop.systems import SYSTEMS
 from bebop.trajectory import DecodeStats
 from tests.builders import bare_policy, requests, tiny_policy

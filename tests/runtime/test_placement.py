@@ -7,7 +7,7 @@ import pytest
 from bebop.config.engines import SglangConfig
 from bebop.config.job import JobConfig, ModelConfig, RolloutConfig, TrainerConfig
 from bebop.errors import UserError
-from bebop.runtime.placement import pools
+from bebop.runtime.job import pools
 
 
 def job(workers: int = 1, ranks: int = 1, engine: Any = "torch", device: str = "auto", **own: Any) -> JobConfig:

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bebop.simulation.batch import Ended, SimulatedBatch
-from bebop.simulation.parts import versions
-from bebop.simulation.virtual_time import Deadlock, VirtualTimeLoop, run_virtually
+from bebop.simulation.parts import Ended, SimulatedBatch, versions
+from bebop.simulation.run import Deadlock, VirtualTimeLoop, run_virtually
 
 Call = tuple[float, int, int]  # seconds, cycles of an answer, or 0: new weights; number
 PREFILL, LOAD = 0.5, 0.25

@@ -9,8 +9,7 @@ from bebop.config.fields import from_dict
 from bebop.config.simulate import SimulateConfig
 from bebop.driver.protocols import LINGER_SECONDS, Assignment
 from bebop.simulation.parts import Completions, SimulatedWorker, prompt
-from bebop.simulation.run import simulate
-from bebop.simulation.virtual_time import run_virtually
+from bebop.simulation.run import run_virtually, simulate
 
 SIZE = 4
 COSTS = {"cycle": 1.0, "row": 0.0, "prefill": 0.0, "report": 0.0}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
+from bebop.adaptation.candidates import wrong_steps
 from bebop.systems.pad.labels import (
     Rollouts,
     auc,
@@ -16,7 +17,6 @@ from bebop.systems.pad.labels import (
     pivots,
     split_of,
 )
-from bebop.tasks.steps import wrong_steps
 
 NONE = np.zeros(1, dtype=bool)
 

@@ -15,7 +15,7 @@ import yaml
 from bebop.config.job import RolloutConfig
 from bebop.errors import UserError
 from bebop.report.dashboards.alerts import rule_file
-from bebop.report.dashboards.grafana import dashboard, on_top
+from bebop.report.dashboards.panels import dashboard, on_top
 
 DISCOVERY = "prom_metrics_service_discovery.json"  # Ray lists its nodes there, in the session's folder
 DASHBOARD, RAYS = "bebop_grafana_dashboard.json", "default_grafana_dashboard.json"

@@ -18,7 +18,9 @@ from types import ModuleType
 from typing import Any
 
 import aiohttp
-from renderers.base import load_tokenizer
+from renderers.base import Message, RenderedTokens, Tokenizer, ToolSpec, load_tokenizer
+from renderers.configs import DefaultRendererConfig
+from renderers.default import DefaultRenderer
 from verifiers.v1.clients import TrainClientConfig
 from verifiers.v1.clients.client import ModelContext
 from verifiers.v1.configs.agent import AgentConfig
@@ -30,12 +32,71 @@ from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.loaders import env_config_type, load_environment
 
 from bebop.errors import UserError
+from bebop.tasks.chat_delta import ChatDelta
 from bebop.tasks.environment import EnvironmentLost
 from bebop.tasks.environments.generate_server import Generate, GenerateServer, SampledTurn, TokenTrace, TraceRefused
-from bebop.tasks.environments.verifiers_renderer import IMPORT_PATH, DeltaRenderer
 
 HARNESS = "bebop_in_process"  # the name under which verifiers finds the harness below
 SHOWN = 300  # characters of an error of the library's
+RENDERER = f"{__name__}.DeltaRenderer"  # as the settings of a renderer name it
+
+# ---- from messages to tokens
+
+
+class DeltaRendererConfig(DefaultRendererConfig):
+    """The configuration of ``DeltaRenderer``: nothing to set."""
+
+
+class DeltaRenderer(DefaultRenderer):
+    """The model's own chat template as a renderer of verifiers, which never tokenises history again. No tools.
+
+    verifiers' default renderer tokenises the whole conversation in every turn. That is exact only while the policy
+    writes each word in the tokenizer's own pieces. This one uses ``ChatDelta``: it renders the first prompt once, and
+    then what the template adds after the sampled stop token. The library decodes completions.
+    """
+
+    config_class = DeltaRendererConfig
+
+    def __init__(self, tokenizer: Tokenizer, config: DeltaRendererConfig | None = None) -> None:
+        """Check the chat template; ``UserError`` if it cannot have turns."""
+        super().__init__(tokenizer, config)
+        self.delta = ChatDelta.checked(tokenizer, self.get_stop_token_ids())
+
+    def render(
+        self, messages: list[Message], *, tools: list[ToolSpec] | None = None, add_generation_prompt: bool = False
+    ) -> RenderedTokens:
+        """Render a prompt; the server refuses one that changes what was fed and sampled before."""
+        return _attributed([], self.delta.first(_texts(messages)), messages)
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: list[int],
+        previous_completion_ids: list[int],
+        new_messages: list[Message],
+        *,
+        tools: list[ToolSpec] | None = None,
+    ) -> RenderedTokens:
+        """Return what was fed and sampled, unchanged, and what the template adds for new messages."""
+        before = [*previous_prompt_ids, *previous_completion_ids]
+        return _attributed(before, self.delta.observation(_texts(new_messages)), new_messages)
+
+
+def _texts(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Return messages of text; ``UserError`` for any other."""
+    for message in messages:
+        if not isinstance(message.get("content"), str):
+            raise UserError(f"only messages of text are possible, not {str(message)[:80]!r}")
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def _attributed(before: list[int], added: list[int], messages: Sequence[Message]) -> RenderedTokens:
+    """Attribute the added tokens to the last message: a template is opaque, and no finer answer is needed."""
+    roles: list[Any] = [message["role"] for message in messages]
+    indices = [-1] * len(before) + [len(messages) - 1] * len(added)
+    return RenderedTokens(token_ids=[*before, *added], message_indices=indices, message_roles=roles)
+
+
+# ---- the conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +184,7 @@ class VerifiersHost:
         """
         _plugin()
         self._client = {
-            "renderer": {"name": renderer} if renderer else {"name": "custom", "import_path": IMPORT_PATH},
+            "renderer": {"name": renderer} if renderer else {"name": "custom", "import_path": RENDERER},
             "renderer_model_name": tokenizer,
         }
         seat = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}, "max_turns": max_turns}

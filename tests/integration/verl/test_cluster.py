@@ -4,7 +4,7 @@ import pytest
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from bebop.verl_job import checks
-from bebop.verl_job.checks import check_job
+from bebop.verl_job.driver import check_job
 from bebop.verl_job.settings import parse
 from recipes.cluster.recipe import load, names
 from recipes.cluster.start import verl_overrides

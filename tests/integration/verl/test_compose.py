@@ -10,7 +10,7 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from bebop.model.checkpoint import resolve
 from bebop.verl_job import checks
-from bebop.verl_job.checks import check_job
+from bebop.verl_job.driver import check_job
 from bebop.verl_job.settings import parse
 from tests.integration.verl.builders import CONF
 

@@ -9,8 +9,8 @@ import pytest
 from bebop.errors import UserError
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.vllm.cpu import Expansion
+from bebop.rollout.vllm.engine import self_test
 from bebop.rollout.vllm.plugin import STEPS
-from bebop.rollout.vllm.startup import self_test
 from tests.integration.vllm.builders import core, engine
 from tests.served_models import checkpoint, job
 

@@ -15,7 +15,7 @@ from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import Request
 from bebop.rollout.served_engine import ServedEngine
-from bebop.rollout.vllm.startup import self_test
+from bebop.rollout.vllm.engine import self_test
 from bebop.rollout.vllm.suffixes import Suffixes
 from bebop.trajectory import DecodeStats
 from tests.goodness_of_fit import p_value

@@ -10,9 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from bebop.errors import UserError
 from bebop.model.checkpoint import resolve
-from bebop.verl_job import checks
-from bebop.verl_job.checks import check_job
-from bebop.verl_job.driver import EVERY, hand_over
+from bebop.verl_job import driver
+from bebop.verl_job.driver import EVERY, check_job, hand_over
 from bebop.verl_job.selftest import verdict
 from bebop.verl_job.settings import EXTERNAL, SELECTOR, VARIABLE, VerlConfig, parse
 
@@ -52,7 +51,7 @@ def job(changes: dict[str, Any] | None = None) -> DictConfig:
 
 @pytest.fixture(autouse=True)
 def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "version", lambda name: {"sglang": "0.5.23", "vllm": "0.31.0"}[name])
+    monkeypatch.setattr(driver, "version", lambda name: {"sglang": "0.5.23", "vllm": "0.31.0"}[name])
 
 
 @pytest.mark.parametrize("changes", [{}, EMBEDDED, VLLM])
@@ -96,7 +95,7 @@ def test_what_does_not_go_together_is_one_line(changes: dict[str, Any], message:
 
 
 def test_an_sglang_without_rejection_sampling_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "version", lambda name: "0.5.12")
+    monkeypatch.setattr(driver, "version", lambda name: "0.5.12")
     with pytest.raises(UserError, match=r"SGLang 0.5.12 lacks rejection sampling; install 0.5.14 or newer"):
         check_job(job(), VerlConfig())
     check_job(job({f"{ROLLOUT}.engine_kwargs.sglang.speculative_use_rejection_sampling": False}), VerlConfig())
@@ -111,7 +110,7 @@ def test_a_draft_that_nobody_gives_weights_is_refused(engine: dict[str, Any]) ->
 
 
 def test_a_vllm_that_is_too_old_or_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "version", lambda name: "0.30.2")
+    monkeypatch.setattr(driver, "version", lambda name: "0.30.2")
     with pytest.raises(UserError, match=r"vLLM 0\.30\.2 takes no new weights for drafts; install 0\.31 or newer"):
         check_job(job(VLLM), VerlConfig())
     check_job(job({**VLLM, f"{MODEL}.mtp.enable_rollout": False}), VerlConfig())
@@ -119,7 +118,7 @@ def test_a_vllm_that_is_too_old_or_not_there_is_refused(monkeypatch: pytest.Monk
     def missing(name: str) -> str:
         raise PackageNotFoundError
 
-    monkeypatch.setattr(checks, "version", missing)
+    monkeypatch.setattr(driver, "version", missing)
     with pytest.raises(UserError, match="vLLM is not installed here"):
         check_job(job(VLLM), VerlConfig())
 

@@ -17,8 +17,7 @@ from bebop.monitor.drift_monitor import STATES
 from bebop.report.dashboards import provision
 from bebop.report.dashboards.__main__ import main
 from bebop.report.dashboards.alerts import LONG, rule_file
-from bebop.report.dashboards.grafana import FIRST_ID, dashboard, on_top
-from bebop.report.dashboards.panels import ROWS, series
+from bebop.report.dashboards.panels import FIRST_ID, ROWS, dashboard, on_top, series
 from tests.commands import error_of
 
 ROOT = Path(__file__).resolve().parents[3]

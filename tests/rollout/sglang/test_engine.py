@@ -15,8 +15,8 @@ from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import WeightUpdate, update
+from bebop.rollout.sglang.backend import Fleet
 from bebop.rollout.sglang.engine import SglangServer
-from bebop.rollout.sglang.http_backend import Fleet
 from bebop.trajectory import SamplingParams
 
 HEAD = {"final_norm.weight": torch.ones(4)}

@@ -11,7 +11,7 @@ from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout import http_client
 from bebop.rollout.engine import EngineDied
-from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
+from bebop.rollout.sglang.backend import Fleet, HttpBackend
 
 INFO = {
     "version": "0.5.23", "speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 1,

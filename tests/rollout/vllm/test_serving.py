@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bebop.rollout.vllm.plugin import STEPS, Verified
-from bebop.rollout.vllm.serving import FIELD, hand_on, summed, with_steps
+from bebop.rollout.vllm.plugin import FIELD, STEPS, Verified, hand_on, summed, with_steps
 from bebop.trajectory import MEASURED
 
 DRAFTS = 2

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bebop.errors import UserError
+from bebop.rollout.vllm.engine import PROMPT, TOP, self_test, slope
 from bebop.rollout.vllm.plugin import Verified
-from bebop.rollout.vllm.startup import PROMPT, TOP, self_test, slope
 from bebop.trajectory import SamplingParams
 
 V = 11
