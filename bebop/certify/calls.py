@@ -84,7 +84,7 @@ class Server:
             case TimeoutError():
                 return (
                     f"{self.url}/{name} gave no answer in engine.timeout={self.timeout:g} seconds: raise it, or ask "
-                    "for shorter answers (sampling.max_new_tokens)"
+                    "for shorter completions (sampling.max_new_tokens)"
                 )
             case Busy():
                 problem = f"is not ready: {error}"
@@ -144,7 +144,7 @@ def refuse(request: Request, vocabulary: int | None) -> None:
     """
     if request.params.stop:
         raise UserError(
-            f"sampling.stop={list(request.params.stop)} is not possible: a served answer is certified by its tokens, "
+            f"sampling.stop={list(request.params.stop)} is not possible: a served completion is certified by tokens, "
             "and ends with stop tokens alone"
         )
     ids = request.token_ids

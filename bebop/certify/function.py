@@ -37,7 +37,7 @@ def make(config: CertifyConfig) -> "FunctionEngine":
 
 
 class FunctionEngine:
-    """A ``LiveEngine`` over a function. Interrupted, it gives nothing: all of its answers are missing."""
+    """A ``LiveEngine`` over a function. Interrupted, it gives nothing: all of its completions are missing."""
 
     name = "function"
     white_box = None
@@ -73,7 +73,7 @@ class FunctionEngine:
         if not self.simple:
             return self.function(list(requests))
         longest = {request.params.max_new_tokens for request in requests}
-        assert len(longest) == 1, "the answers of a cohort may be equally long"
+        assert len(longest) == 1, "the completions of a cohort may be equally long"
         prompts = [list(request.token_ids) for request in requests]
         return self.function(prompts, [request.params.seed for request in requests], longest.pop())
 

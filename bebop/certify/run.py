@@ -347,7 +347,7 @@ class Run:
         if self.engine.white_box is None:
             gaps.append("the draws inside verification: the engine lets nobody look inside")
         if self.reference is None:
-            gaps.append("the distribution itself: there is no reference, only answers against answers")
+            gaps.append("the distribution itself: there is no reference, only completions against completions")
         gaps += [f"{setting.name}: not begun" for setting in self.plan.settings[len(settings) :]]
         return tuple(gaps)
 
