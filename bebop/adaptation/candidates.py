@@ -1,8 +1,9 @@
-"""Drafts that rejection sampling would reject, found in the policy's own answers: what a pivot classifier judges.
+"""Drafts that rejection sampling would reject, found in the policy's own completions: what a pivot classifier judges.
 
-Every position of an answer counts as if a draft of each depth had reached it: the answers come from the target, the
-draft from the head's distribution at that depth. SPEC 4.3 walks along one answer of speculative decoding instead; here
-all positions of many answers are looked at in one pass, and where a block began is not a matter of chance.
+Every position of a completion counts as if a draft of each depth had reached it: the completions come from the target,
+the draft from the head's distribution at that depth. SPEC 4.3 walks along one completion of speculative decoding
+instead; here all positions of many completions are looked at in one pass, and where a block began is not a matter of
+chance.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ PLACES = 32  # prefixes whose continuations run side by side
 class Candidate:
     """A rejected draft: row=3, place=12, token=9, p=0.04, q=0.3."""
 
-    row: int  # number of the answer
+    row: int  # number of the completion
     place: int  # of the text's tokens: it would have stood there
     token: int
     p: float
@@ -79,7 +80,7 @@ class Search:
 def seeds_of(seed: int, row: int, place: int, rollouts: int) -> list[int]:
     """Return the seeds of the K continuations at one place, whatever token stands there: common random numbers.
 
-    Apart from the seeds that answers are sampled with, which count from seed << 40.
+    Apart from the seeds that completions are sampled with, which count from seed << 40.
     """
     return [(seed << 40) + (1 << 39) + (row << 25) + (place << 11) + k for k in range(rollouts)]
 
@@ -111,11 +112,11 @@ def _of_row(
     places = torch.arange(first, end, device=device)
     p = search.probs(policy.logits(hidden[first - 1 : end - 1]), drafted=False)
     doubt = entropy(p)
-    seed = torch.full_like(places, ~((search.seed << 40) + number))  # negative: no answer is sampled with it
+    seed = torch.full_like(places, ~((search.seed << 40) + number))  # negative: no completion is sampled with it
     numbers = uniforms(seed, places, 2 * search.depth + 1)
     found: dict[int, dict[int, Candidate]] = {}
     for depth in range(1, search.depth + 1):
-        reached = places[depth - 1 :]  # a chain begins in the answer
+        reached = places[depth - 1 :]  # a chain begins in the completion
         at = slice(depth - 1, None)
         if not len(reached):
             break
@@ -168,14 +169,14 @@ def layer_states(policy: Policy, texts: Sequence[tuple[int, ...]], layers: Seque
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """One continuation: the whole answer's text, and whether it succeeds."""
+    """One continuation: the whole completion's text, and whether it succeeds."""
 
     text: str
     success: bool
 
 
 class Continuations:
-    """Continues answers by plain decoding, so that a random number belongs to a place in the text and to nothing else.
+    """Continues completions by plain decoding, so that a random number belongs to a place in the text only.
 
     The k-th continuations of a prefix, of a candidate after it and of a token in its stead then draw the same numbers
     at the same places, and the prefix is continued once for all its candidates. Those that begin with the same token
@@ -185,7 +186,7 @@ class Continuations:
     def __init__(
         self, policy: Policy, data: DataConfig, reward: Reward, *, seed: int, rollouts: int, success: float, judge: bool
     ) -> None:
-        """``success``: the least reward of an answer that succeeds; ``judge``: check the steps of those that do."""
+        """``success``: the least reward of a completion that succeeds; ``judge``: check the steps of those that do."""
         self.data, self.reward, self.policy = data, reward, policy
         self.seed, self.rollouts, self.success, self.judge = seed, rollouts, success, judge
         plain = DecodingConfig(system="autoregressive", draft_tokens=0)
@@ -247,7 +248,7 @@ class Continuations:
     def _finish(
         self, prompts: Sequence[Prompt], rows: Sequence[TokenRow], wanted: Sequence[tuple[int, tuple[int, ...], int]]
     ) -> list[Ending]:
-        """Return the answers that texts become. Equal texts come one after another, so that the engine reads them
+        """Return the completions that texts become. Equal texts come one after another, so that the engine reads them
         once."""
         stops, most = self.policy.eos_token_ids, self.data.sampling.max_new_tokens
         distinct = sorted(set(wanted))

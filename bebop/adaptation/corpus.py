@@ -57,7 +57,7 @@ def run_engine(
 ) -> list[Completion]:
     """Return a completion of each prompt, in order; each rank decodes its share. ``label`` None shows no progress bar.
 
-    ``sampling``: other than that of the data; ``keep_state``: with what the decoding system kept of each answer.
+    ``sampling``: other than that of the data; ``keep_state``: with what the decoding system kept of each completion.
     """
     engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length, keep_state=keep_state)
     mine = range(ranks.rank, len(prompts), ranks.world)
@@ -65,7 +65,7 @@ def run_engine(
         own = sampling_params(policy, sampling or data.sampling, (seed << 40) + i)
         engine.add(Request(id=i, token_ids=prompts[i].token_ids, params=own))
     done: dict[int, Completion] = {}
-    with tqdm(total=len(mine), desc=label, unit="answer", disable=label is None or ranks.rank > 0) as bar:
+    with tqdm(total=len(mine), desc=label, unit="completion", disable=label is None or ranks.rank > 0) as bar:
         while engine.unfinished:
             ended = engine.step()
             done |= {f.id: f.completion for f in ended}

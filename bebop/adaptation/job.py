@@ -141,7 +141,7 @@ class Adaptation:
         if len(tasks) < MIN_HELD_OUT:
             longest = max(len(row.prompt) for row in held_out)
             limit = f"data.max_length={self.config.data.max_length}"
-            raise UserError(f"{limit}: held-out prompts of up to {longest} tokens leave no room for answers")
+            raise UserError(f"{limit}: held-out prompts of up to {longest} tokens leave no room for completions")
         prompts = [
             Prompt(index=i, task=task, text="", token_ids=ids, item={}) for i, (ids, task) in enumerate(tasks.items())
         ]
@@ -150,8 +150,10 @@ class Adaptation:
     # ---- measuring
 
     def _first_look(self, held_out: Sequence[Prompt]) -> tuple[Snapshot, list[TokenRow]]:
-        """Measure the head as it came; return that and the answers to the held-out prompts, which every head is probed
-        on."""
+        """Measure the head as it came; return that and the completions of the held-out prompts.
+
+        Every head is probed on these completions.
+        """
         began = time.perf_counter()
         data, decoding = (
             self.config.data,

@@ -31,7 +31,7 @@ class Probe:
     """Numbers of n anchors with K steps each, NaN where a step does not exist."""
 
     row: NDArray[np.int64]  # [n] which text an anchor is in
-    place: NDArray[np.int64]  # [n] index in the answer of the token that step 1 stands for
+    place: NDArray[np.int64]  # [n] index in the completion of the token that step 1 stands for
     task: NDArray[np.str_]  # [n]
     numbers: dict[str, Array]  # each [n, K]; see NUMBERS
     accept: Array  # [n] unbiased estimate of accepted drafts + 1, sampled drafts

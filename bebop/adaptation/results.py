@@ -24,7 +24,7 @@ class Results:
     before: Snapshot
     after: Snapshot
     rows: int  # sequences to train on
-    tokens: int  # answer tokens in them
+    tokens: int  # completion tokens in them
     repeated: int  # prompts measured on that training has as well: how all trajectories of an environment may begin
     steps: int
     fresh: bool  # whether the head began anew instead of coming with the checkpoint

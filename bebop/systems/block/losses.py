@@ -157,7 +157,7 @@ CLOSE = 1e-9  # values nearer to one another than this are a tie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """N prompts answered with each of C block sizes, and what a choice may look at."""
+    """N prompts completed with each of C block sizes, and what a choice may look at."""
 
     sizes: tuple[int, ...]  # [C] rising
     tokens: Array  # [N, C] emitted; what follows the end of a completion in its last cycle is not

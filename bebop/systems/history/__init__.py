@@ -62,7 +62,7 @@ class HistoryMTPSystem(HistorySystem):
 SYSTEMS = (
     HistorySystem(
         name="history",
-        summary="drafts sampled from what followed the same words in other answers to the prompt",
+        summary="drafts sampled from what followed the same words in other completions of the prompt",
     ),
     HistoryMTPSystem(
         name="bebop_history",

@@ -155,7 +155,7 @@ def settings_for(policy: Policy, compressor: Compression = "mlp") -> dict[str, A
     """What a network for a policy is made with; ``UserError`` for a tokenizer without a token for padding alone."""
     pad = policy.tokenizer.pad_token_id
     if pad is None or pad in policy.eos_token_ids:
-        state = "no pad token" if pad is None else "a pad token that ends answers"
+        state = "no pad token" if pad is None else "a pad token that ends completions"
         raise UserError(f"part=pipo is not possible: the model's tokenizer has {state}; a PAD fills half pairs")
     config = policy.backbone.get_decoder().config
     changed = {name: value for name, value in config.to_diff_dict().items() if name not in NOT_OF_THE_NETWORK}
