@@ -18,7 +18,7 @@ from bebop.kernels.verify import chain_verify
 def overridable(scores: Tensor, p: Tensor, stops: Tensor, *, tau: float, p_min: float) -> Tensor:
     """Which candidates are accepted whatever the test says: scores, probabilities p and ``stops`` [...] -> [...], bool.
 
-    ``scores``: probability that the candidate is a pivot, in [0, 1]; ``stops``: it would end the answer, which is
+    ``scores``: probability that the candidate is a pivot, in [0, 1]; ``stops``: it would end the completion, which is
     never overridden. tau = 0 overrides nothing, tau > 1 everything that has p_min. A token that the target cannot emit
     (p = 0, as truncation leaves it) is never accepted, not even at p_min = 0.
     """

@@ -181,7 +181,7 @@ class AgentLoop:
         if len(attempt.first) >= self.max_length:
             raise UserError(
                 f"environment {name}: prompt {prompt.index} takes {len(attempt.first)} tokens, but "
-                f"max_length={self.max_length} leaves no room for an answer"
+                f"max_length={self.max_length} leaves no room for a completion"
             )
         attempt.history, observation = list(attempt.first), list[int]()
         while True:

@@ -153,7 +153,7 @@ class ServedEngine:
             self._moved = now
         why = self.server.dead()
         if why is None and now - self._moved > self.timeout:
-            why = f"{len(self._open)} answers are open and nothing was finished for {self.timeout:.0f} s"
+            why = f"{len(self._open)} requests are open and nothing was finished for {self.timeout:.0f} s"
         if why is not None and self._open:
             raise EngineDied(why)
         if finished and not self._open:
@@ -215,7 +215,7 @@ class ServedEngine:
                 return answer
             cuts = 0 if len(chunk.token_ids) else cuts + 1
             if cuts > self.retries:
-                raise EngineDied(f"an answer was cut {cuts} times without a new token: {chunk.why}")
+                raise EngineDied(f"a completion was cut {cuts} times without a new token: {chunk.why}")
         return answer
 
     async def _abort(self, ids: Sequence[int]) -> None:

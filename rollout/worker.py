@@ -235,7 +235,7 @@ class RolloutWorker:
                 log.warning("%s: reward 0, counted in reward/timeouts", late)
             trainer = self.config.trainer
             if self._timeouts >= min(2, trainer.groups_per_step) * trainer.group_size:
-                why = f"{late}, like the {self._timeouts - 1} answers before it"
+                why = f"{late}, like the {self._timeouts - 1} completions before it"
                 raise UserError(f"{why}: mend the function, or raise task.reward_timeout") from late
             return Trajectory.single(completion=completion, reward=0.0, timed_out=True)
         self._timeouts = 0

@@ -217,4 +217,4 @@ def checksums(worker: Any) -> dict[str, dict[str, str]]:
 def _reason(reason: object) -> FinishReason:
     if reason == "stop" or reason == "length":
         return reason
-    raise EngineDied(f"vLLM ended an answer for {reason!r}")
+    raise EngineDied(f"vLLM ended a completion for {reason!r}")
