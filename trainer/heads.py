@@ -78,7 +78,9 @@ class HeadTrainer:
     def _learn(self, batches: Iterable[MicroBatch], total: int, objective: Objective) -> dict[str, float]:
         """Compute gradients of the micro-batches, each weighted by its share of ``total``, and take a step."""
         if total == 0:
-            raise UserError("no answer in these rows is long enough to draft a token of: answers of 1 token or more")
+            raise UserError(
+                "no completion in these rows is long enough to draft a token of: completions of 1 token or more"
+            )
         loss = torch.zeros((), device=self.backend.device)
         with self.backend.updating():
             for rows, hidden in batches:

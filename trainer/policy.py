@@ -125,8 +125,8 @@ class PolicyTrainer:
         and ``version`` are as before, and there are no metrics. An update of a large model takes many minutes, and who
         is told to stop has seconds.
 
-        ``UserError`` for answers of an inexact system without ``algorithm.rescore``, and after the third step in a row
-        whose gradient is not finite.
+        ``UserError`` for completions of an inexact system without ``algorithm.rescore``, and after the third step in a
+        row whose gradient is not finite.
         """
         self._check(batch)
         compared = self._compare_past(batch)
@@ -232,12 +232,12 @@ class PolicyTrainer:
                     parameter.copy_(state["weights"][name])
 
     def _check(self, batch: Batch) -> None:
-        """Refuse answers whose recorded log-probs are not those of a distribution that the trainer knows."""
+        """Refuse completions whose recorded log-probs are not those of a distribution that the trainer knows."""
         unknown = any(not t.completion.weighable for t in batch.trajectories)
         if unknown and not self.config.algorithm.rescore:
             system = self.config.decoding.system
             raise UserError(
-                f"decoding.system={system!r} changes the distribution of answers, and does not say to which: set "
+                f"decoding.system={system!r} changes the distribution of completions, and does not say to which: set "
                 "algorithm.rescore=true to train on them"
             )
 
@@ -284,7 +284,7 @@ class PolicyTrainer:
         None: it was told to stop before the first step of the update.
 
         ``proximal`` None: the current weights are the proximal ones.
-        ``weighted``: some answers are of an inexact system, so that importance weights deserve a look.
+        ``weighted``: some completions are of an inexact system, so that importance weights deserve a look.
         """
         self.optimizer.zero_grad()
         parts: list[Metrics] = []

@@ -54,7 +54,7 @@ class TrainerRank:
         self.trainer.stopping.set()
 
     def logprobs(self) -> dict[int, NDArray[np.float32]]:
-        """log p [T] of traced answers of the latest update, by place in the batch; each rank has those of its rows."""
+        """Return log p [T] of the latest update's traced completions, by place in the batch; each rank has its rows."""
         return self.trainer.traced.found
 
     def read_probe_set(
