@@ -49,7 +49,7 @@ def _check_sizes(config: Any) -> None:
         why = f"{devices} devices of the trainer must be a multiple of the {size} that one replica takes"
         check(devices % size == 0, "rollout." + PARALLEL[0], rollout[PARALLEL[0]], why)
     rows = config.data.train_batch_size * rollout.n
-    why = f"with rollout.n={rollout.n} that is {rows} answers, which must be a multiple of {devices} devices"
+    why = f"with rollout.n={rollout.n} that is {rows} completions, which must be a multiple of {devices} devices"
     check(rows % devices == 0 or bool(config.actor_rollout_ref.actor.use_dynamic_bsz), "data.train_batch_size",
           config.data.train_batch_size, why)  # fmt: skip
 
