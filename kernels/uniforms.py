@@ -14,7 +14,7 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of signed 64-bit numbers."""
+    """Shift signed 64-bit numbers right logically."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
