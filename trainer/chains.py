@@ -52,7 +52,7 @@ class ChainRows:
     steps: Tensor  # [B, A] steps that exist at each anchor, 0..depth
 
     def count(self, per: Per) -> int:
-        """Steps, or anchors with a step, of all rows."""
+        """Return the number of steps, or of anchors with a step, of all rows."""
         return int(self.steps.sum() if per == "step" else (self.steps > 0).sum())
 
     def mask(self, depth: int) -> Tensor:
@@ -97,7 +97,7 @@ def _lay(ids: Sequence[Tensor], answers: Sequence[int], depth: int, device: torc
 
 
 def masked_rows(token_ids: Tensor, answer: Tensor, depth: int, most: int = 0, seed: int = 0) -> ChainRows:
-    """Chains of right-padded rows [B, L] whose drafted tokens all lie where ``answer`` [B, L] holds.
+    """Return chains of right-padded rows [B, L] whose drafted tokens all lie where ``answer`` [B, L] holds.
 
     For a prompt and a completion these are the chains of ``chain_rows``; a hole (what a tool wrote) ends a chain.
 
@@ -158,7 +158,9 @@ def rows_of_step(count: int, size: int, seed: int, step: int) -> list[int]:
 
 
 def random_anchors(ends: Tensor, answers: Tensor, anchors: int, seed: int) -> Tensor:
-    """At most ``anchors`` positions [B, A] a text, from the last token of its prompt to its last but one, none twice.
+    """Draw at most ``anchors`` positions [B, A] a text, none twice.
+
+    They lie from the last token of its prompt to its last token but one.
 
     A text with fewer has some beyond its end. ``ends``, ``answers`` [B]: tokens of the text, and of its completion.
     """

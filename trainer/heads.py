@@ -25,7 +25,7 @@ class HeadTrainer:
     """Rows in, a better head out; every rank of its backend makes the same calls."""
 
     def __init__(self, backend: HeadBackend, config: HeadConfig) -> None:
-        """The backend's head changes in place."""
+        """Train the backend's head, which changes in place."""
         self.backend, self.config = backend, config
         self.version = 0  # finished updates
         self.optimizer = GuardedAdamW(
@@ -111,7 +111,10 @@ class HeadTrainer:
         return parts
 
     def _micro_batches(self, lengths: Sequence[int]) -> list[list[int]]:
-        """This rank's rows in micro-batches of at most ``max_tokens`` with padding; as many of them on every rank."""
+        """Return this rank's rows in micro-batches of at most ``max_tokens`` with padding.
+
+        Every rank gets as many of them.
+        """
         rank, world = self.backend.rank, self.backend.world
         if len(lengths) < world:
             raise UserError(f"{len(lengths)} rows cannot be split over {world} ranks: give more rows a step")

@@ -42,7 +42,7 @@ class OldPolicies:
             self._kept[version] = self._copies(self.dtype)
 
     def forget(self) -> None:
-        """The weights are others from now on: nothing of before belongs to them."""
+        """Forget all versions: the weights are others from now on."""
         self._kept = {}
 
     @property
@@ -63,7 +63,10 @@ class OldPolicies:
         return merge(*self.visit([v for v in self.versions if v in versions], under))
 
     def visit(self, versions: Sequence[int], read: Callable[[int], T]) -> list[T]:
-        """``read(version)`` while the policy has the weights of each of some kept versions; then its own again."""
+        """Call ``read(version)`` while the policy has the weights of each of some kept versions.
+
+        Afterwards the policy has its own weights again.
+        """
         if not versions:
             return []
         own = self._copies()
@@ -78,7 +81,7 @@ class OldPolicies:
 
     @torch.no_grad()
     def _copies(self, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """This rank's part of each parameter."""
+        """Return this rank's part of each parameter."""
         return [p.to("cpu", dtype or p.dtype, copy=True) for p in self._parts()]
 
     @torch.no_grad()

@@ -71,7 +71,10 @@ class TracedLogprobs:
         self.found: dict[int, NDArray[np.float32]] = {}
 
     def add(self, first: int, rows: PackedRows, logp: Tensor) -> None:
-        """A micro-batch with its log-probs [A]; its minibatch begins with completion number ``first`` of the batch."""
+        """Add a micro-batch with its log-probs [A].
+
+        Its minibatch begins with completion number ``first`` of the batch.
+        """
         places = [first + number if number >= 0 else -1 for number in rows.rows.tolist()]
         if self._wanted.isdisjoint(places):
             return
@@ -85,7 +88,7 @@ class PolicyTrainer:
     """One rank of the trainer. With ``world`` > 1 a process group must be there and all ranks make the same calls."""
 
     def __init__(self, policy: Policy, config: JobConfig, rank: int = 0, world: int = 1) -> None:
-        """Takes ``policy`` over: its weights change in place (and are split over the ranks)."""
+        """Take ``policy`` over: its weights change in place (and are split over the ranks)."""
         self.policy, self.config, self.rank, self.world = policy, config, rank, world
         self.max_tokens = self._micro_batch(config)
         self.version = 0  # finished updates
@@ -242,7 +245,10 @@ class PolicyTrainer:
             )
 
     def _packed(self, groups: Sequence[Group]) -> list[PackedRows]:
-        """This rank's micro-batches of a minibatch, on its device; advantages and weights come from the whole of it."""
+        """Return this rank's micro-batches of a minibatch, on its device.
+
+        Advantages and weights come from the whole minibatch.
+        """
         algorithm, limit = self.config.algorithm, self.config.rollout.sampling.max_new_tokens
         pairs = [(group.prompt, t.completion) for group in groups for t in group.trajectories]
         lengths = np.array([int(completion.written.sum()) for _, completion in pairs])
@@ -256,7 +262,7 @@ class PolicyTrainer:
         return self._share(rows)
 
     def _share(self, rows: Sequence[Row]) -> list[PackedRows]:
-        """This rank's micro-batches of some rows, on its device; every rank gets as many."""
+        """Return this rank's micro-batches of some rows, on its device; every rank gets as many."""
         packed = pack(rows, self.max_tokens, self.world)[self.rank :: self.world]
         return [part.to(self.policy.device, self.policy.backbone.dtype) for part in packed]
 
@@ -348,6 +354,6 @@ def _frozen(policy: Policy) -> Policy:
 
 
 def _split(groups: Sequence[Group], count: int) -> list[list[Group]]:
-    """Groups in order, as even as possible, in ``count`` minibatches (fewer if there are fewer groups)."""
+    """Split groups in order, as evenly as possible, into ``count`` minibatches (fewer if there are fewer groups)."""
     ends = [math.ceil(len(groups) * i / count) for i in range(count + 1)]
     return [list(groups[a:b]) for a, b in pairwise(ends) if a < b]

@@ -80,7 +80,7 @@ class ProbeReader:
         return readings[0], Sweep(entropy=tuple(entropy), length=tuple(length), readings=tuple(readings[1:]), sums=sums)
 
     def _packed(self, texts: Sequence[ProbeText]) -> list[PackedRows]:
-        """This rank's micro-batches."""
+        """Return this rank's micro-batches."""
         rows = []
         for text in texts:
             size = len(text.answer)
@@ -134,7 +134,7 @@ class ProbeReader:
     def _shown(
         self, steps: Steps, texts: Sequence[int], counts: Sequence[int], texts_read: Sequence[ProbeText]
     ) -> dict[int, TokenProbs]:
-        """Both distributions of the first step at the token that each text names."""
+        """Return both distributions of the first step at the token that each text names."""
         chosen = steps.mask[..., 0]
         draft, target = steps.draft[chosen][:, 0], steps.target[chosen][:, 0]
         shown, start = {}, 0
@@ -164,7 +164,7 @@ class ProbeReader:
         )
 
     def _numbers(self, steps: Steps, temperature: float, luck: bool) -> Tensor:
-        """[n, 4] of the anchors that have a step, in order."""
+        """Return [n, 4] numbers of the anchors that have a step, in order."""
         chosen = steps.mask[..., 0]
         mask = steps.mask[chosen]  # [n, K]
         numbers = self._rates(steps.draft[chosen][mask], steps.target[chosen][mask], steps.weight, temperature, luck)
@@ -174,7 +174,10 @@ class ProbeReader:
     def _rates(
         self, draft: Tensor, target: Tensor, weight: Tensor, temperature: float, luck: bool
     ) -> tuple[Tensor, ...]:
-        """Acceptance and entropy of m steps [m, d]; with ``luck`` acceptance against rows far away, else the same."""
+        """Return acceptance and entropy of m steps [m, d].
+
+        With ``luck`` return acceptance against rows far away, else the same.
+        """
         rates, entropies, chances = [], [], []
         size = max(2, CHUNK // weight.shape[0])
         for q_rows, p_rows in zip(draft.split(size), target.split(size), strict=True):
@@ -197,7 +200,7 @@ class ProbeReader:
         return truncate_(logits, 1.0, self.sampling.top_p, self.sampling.top_k)
 
     def _draft_temperature(self, temperature: float) -> float:
-        """0: the head's most likely token is drafted."""
+        """Return 0: the head's most likely token is drafted."""
         own = self.decoding.temperature_of_drafts
         return self.sampling.temperature * temperature if own is None else own
 

@@ -68,7 +68,7 @@ class TrainerRank:
         return self.certifier.read(groups, since, self.trainer.version)
 
     def version(self) -> int:
-        """Updates finished so far."""
+        """Return the number of updates finished so far."""
         return self.trainer.version
 
     def weights(self, mtp: bool = False) -> CheckedWeights:

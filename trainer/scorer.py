@@ -61,7 +61,10 @@ def shard(scorer: Scorer, mesh: DeviceMesh) -> None:
 
 
 def reshard(scorer: Scorer) -> None:
-    """Back to shards, as ``parameters()`` has them; after a pass without gradients the root's group is still whole."""
+    """Go back to shards, as ``parameters()`` has them.
+
+    After a pass without gradients the root's group is still whole.
+    """
     for module in scorer.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

@@ -34,7 +34,7 @@ class Ragged:
 
     @classmethod
     def of(cls, lengths: Tensor, width: int) -> Self:
-        """``lengths`` [R]: 1 to ``width`` each."""
+        """Build it from ``lengths`` [R]: 1 to ``width`` each."""
         columns = torch.arange(width, device=lengths.device)
         real = columns < lengths[:, None]  # [R, W]
         starts = (lengths.cumsum(0) - lengths)[:, None]
@@ -47,11 +47,11 @@ class Ragged:
         return self.places // self.numbers.shape[1]
 
     def packed(self, values: Tensor) -> Tensor:
-        """Values [R, W, ...] end to end [1, N, ...]."""
+        """Lay values [R, W, ...] end to end [1, N, ...]."""
         return values.flatten(0, 1).index_select(0, self.places)[None]
 
     def padded(self, values: Tensor) -> Tensor:
-        """Values [1, N, ...] side by side [R, W, ...]."""
+        """Lay values [1, N, ...] side by side [R, W, ...]."""
         return values[0].index_select(0, self.numbers.flatten()).unflatten(0, self.numbers.shape)
 
 
