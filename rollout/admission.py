@@ -22,7 +22,10 @@ class _Run:
 
     @property
     def start(self) -> int:
-        """Entries that are there: at least one is computed, since what a drafter keeps follows from the last."""
+        """Return the number of entries that are there.
+
+        At least one more is computed, since what a drafter keeps follows from the last.
+        """
         return 0 if self.parked is None else min(self.parked.entries, len(self.read) - 2)
 
 

@@ -84,7 +84,7 @@ class TorchEngine:
 
     @property
     def unfinished(self) -> int:
-        """Requests queued or running."""
+        """Return the number of requests queued or running."""
         return len(self.waiting) + len(self.active)
 
     def add(self, request: Request) -> None:

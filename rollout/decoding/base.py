@@ -155,12 +155,12 @@ class Rows:
 
     @property
     def seen(self) -> Tensor | None:
-        """Tokens in the context of each row [B, V] (bool), where a penalty needs them."""
+        """Return the tokens in the context of each row [B, V] (bool), where a penalty needs them."""
         return None if self.slots.seen is None else self.slots.seen[: self.batch]
 
     @property
     def sizes(self) -> Tensor:
-        """Tokens of prompt and completion [B]."""
+        """Return each row's number of tokens of prompt and completion [B]."""
         return (self.slots.asked + self.slots.count)[: self.batch]
 
     def context(self) -> Tensor:

@@ -73,7 +73,7 @@ class DraftVerify:
 
     @property
     def exact(self) -> bool:
-        """Whether tokens of this cycle have the target's distribution."""
+        """Return whether tokens of this cycle have the target's distribution."""
         return self.rule.exact
 
     def entries(self, slot: int, context: list[int]) -> list[int]:

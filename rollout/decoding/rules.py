@@ -18,7 +18,7 @@ class ExactRule:
     counts: tuple[str, ...] = ()
 
     def __init__(self, *_: object) -> None:
-        """Made as every part is, and needs nothing of it."""
+        """Take what every rule is given, and use none of it."""
 
 
 class Rejection(ExactRule):

@@ -47,7 +47,7 @@ class BatchSampling:
 
     @property
     def truncates(self) -> bool:
-        """Whether any row leaves tokens out."""
+        """Return whether any row leaves tokens out."""
         return self.top_k is not None or self.top_p is not None or self.min_p is not None
 
     def penalised(self, logits: Tensor, seen: Tensor | None) -> Tensor:

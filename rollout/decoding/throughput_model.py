@@ -53,7 +53,10 @@ class ThroughputModel:
     """The two tables, and the choice. Rows between two sizes are on a straight line."""
 
     def __init__(self, most: int, slots: int, costs: Costs) -> None:
-        """At most ``most`` drafts, L, and ``slots`` rows; seconds begin as plain ones * (1 + K (draft + verify))."""
+        """Allow at most ``most`` drafts, L, and ``slots`` rows.
+
+        Seconds begin as plain ones * (1 + K (draft + verify)).
+        """
         each = costs.draft + costs.verify
         self.most, self.sizes = most, sizes(slots)
         self.seconds = [[1.0 + k * each for k in range(most + 1)] for _ in self.sizes]
@@ -162,7 +165,7 @@ class CycleSeconds:
     """
 
     def __init__(self, slots: int, costs: Costs) -> None:
-        """For up to ``slots`` rows; the numbers begin as ``costs`` has them, in a unit that the first cycle sets."""
+        """Allow up to ``slots`` rows; the numbers begin as ``costs`` has them, in a unit that the first cycle sets."""
         self.sizes = sizes(slots)
         given = [Work(1.0, costs.verify, costs.verify / size, costs.draft) for size in self.sizes]
         self.logs = np.log(np.maximum(given, SHORTEST))  # [sizes, 4]

@@ -166,7 +166,7 @@ class Sweep:
 
     @property
     def tau(self) -> Array:
-        """Tokens a cycle [N, C]."""
+        """Return the tokens a cycle [N, C]."""
         return self.tokens / self.cycles
 
     def part(self, chosen: Sequence[int] | NDArray[np.int64]) -> "Sweep":

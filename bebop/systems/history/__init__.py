@@ -33,12 +33,12 @@ class HistorySystem(System):
 
     @property
     def supports_auto_length(self) -> bool:
-        """It does: rows have numbers of drafts of their own."""
+        """Return True: rows have numbers of drafts of their own."""
         return True
 
     @property
     def most_drafts(self) -> int:
-        """History may be sure of many tokens."""
+        """Return the most drafts of a row: history may be sure of many tokens."""
         return self.draft_tokens
 
 
