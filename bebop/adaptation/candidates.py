@@ -65,7 +65,7 @@ class Search:
     again: int = 0  # 1: the same candidates, with other continuations, independent of the first
 
     def probs(self, logits: Tensor, drafted: bool) -> Tensor:
-        """Sampling distributions [n, V] of logits [n, V]; greedy drafting is not looked at."""
+        """Return sampling distributions [n, V] of logits [n, V]; greedy drafting is not looked at."""
         own = self.sampling.temperature
         if drafted and self.draft_temperature is not None:
             own = self.draft_temperature
@@ -87,7 +87,7 @@ def seeds_of(seed: int, row: int, place: int, rollouts: int) -> list[int]:
 
 @torch.no_grad()
 def find_candidates(policy: Policy, rows: Sequence[TokenRow], search: Search) -> list[Candidate]:
-    """Rejected drafts of all rows, those of one place side by side. The same for a seed, however often it is called."""
+    """Return rejected drafts of all rows, those of one place side by side. One seed gives the same at every call."""
     found: list[Candidate] = []
     for start in range(0, len(rows), ROWS):
         part = rows[start : start + ROWS]
@@ -105,7 +105,7 @@ def find_candidates(policy: Policy, rows: Sequence[TokenRow], search: Search) ->
 def _of_row(
     policy: Policy, number: int, row: TokenRow, hidden: Tensor, heads: Sequence[Tensor], search: Search
 ) -> list[Candidate]:
-    """Candidates of one row: hidden states [L, d] of its text, and the head's at each depth k [L - k, d]."""
+    """Return candidates of one row: hidden states [L, d] of its text, and the head's at each depth k [L - k, d]."""
     first, end, device = len(row.prompt), len(row.token_ids), hidden.device
     if end == first or first < 2:
         return []
@@ -148,7 +148,7 @@ def _of_row(
 
 @torch.no_grad()
 def layer_states(policy: Policy, texts: Sequence[tuple[int, ...]], layers: Sequence[int], batch: int = 64) -> Tensor:
-    """States [n, layers, 2, d] after layers at the last two tokens of a text: predicting its candidate, and at it."""
+    """Return states [n, layers, 2, d] after layers at a text's last two tokens: predicting its candidate, and at it."""
     states: list[Tensor] = [torch.zeros(0)] * len(texts)
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     with tapped(policy.backbone.get_decoder().layers, tuple(layers)) as kept:
@@ -195,7 +195,7 @@ class Continuations:
     def run(
         self, prompts: Sequence[Prompt], rows: Sequence[TokenRow], candidates: Sequence[Candidate], bar: tqdm
     ) -> Iterator[list[Rollouts]]:
-        """Rollouts of candidates, in their order, in parts; those of one place belong together."""
+        """Yield rollouts of candidates, in their order, in parts; those of one place belong together."""
         self.first = {row.prompt: i for i, row in reversed(list(enumerate(rows)))}  # a question that is asked again
         places = (list(group) for _, group in groupby(candidates, key=lambda c: (c.row, c.place)))
         while part := list(islice(places, PLACES)):

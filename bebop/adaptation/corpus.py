@@ -309,7 +309,7 @@ def _prompt(index: int, token_ids: tuple[int, ...], task: str) -> Prompt:
 
 @torch.no_grad()
 def backbone_states(policy: Policy, rows: Sequence[TokenRow], batch: int = 32) -> list[Tensor]:
-    """Final, normed hidden states [L, d] of each row; rows of like length are computed together."""
+    """Return final, normed hidden states [L, d] of each row; rows of like length are computed together."""
     states: dict[int, Tensor] = {}
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
     for start in range(0, len(order), batch):

@@ -183,7 +183,7 @@ class Adaptation:
     # ---- training
 
     def _train(self, rows: Sequence[TokenRow], text: Sequence[TokenRow]) -> None:
-        """Every step to the last, from the newest checkpoint on; the head of ``self.policy`` follows."""
+        """Train every step to the last, from the newest checkpoint on; the head of ``self.policy`` follows."""
         began = time.perf_counter()
         train, trainer = self.config.train, self.trainer
         sinks = self._sinks() if self.ranks.rank == 0 else []
@@ -258,7 +258,7 @@ class Adaptation:
     # ---- writing
 
     def _write(self, results: Results) -> None:
-        """The checkpoint in the layout that it came in, its card, the numbers and the page."""
+        """Write the checkpoint in the layout that it came in, its card, the numbers and the page."""
         out = self.written()["checkpoint"]
         with writing(out):
             save_policy(self.policy, out)

@@ -38,11 +38,11 @@ class Probe:
     accept_greedy: Array  # [n] the same for greedy drafts
 
     def accept_length(self, greedy: bool = False) -> Interval:
-        """Mean over anchors, bootstrapped over texts. Decoding starts its cycles elsewhere: close to it, not equal."""
+        """Return the mean over anchors, bootstrapped over texts: close to decoding's, whose cycles start elsewhere."""
         return self.mean(self.accept_greedy if greedy else self.accept)
 
     def mean(self, values: Array) -> Interval:
-        """Mean of one number an anchor [n], NaN left out, bootstrapped over texts."""
+        """Return the mean of one number an anchor [n], NaN left out, bootstrapped over texts."""
         known = np.isfinite(values)
         count = int(self.row.max()) + 1
         totals = np.bincount(self.row[known], values[known], count)

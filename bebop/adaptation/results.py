@@ -57,7 +57,7 @@ class Results:
         }
 
     def __str__(self) -> str:
-        """A table for the terminal: accept length and acceptance before and after."""
+        """Return a table for the terminal: accept length and acceptance before and after."""
         lines = [f"{'':32}{'before':>22} {'after':>22} {'change':>22}"]
         for system in self.after.decoded:
             for name, label in (("accept_length", "accept length"), ("accepted", "acceptance per draft")):

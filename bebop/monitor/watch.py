@@ -120,7 +120,7 @@ class JobMonitor:
     async def read(
         self, step: int, groups: Sequence[Group], trainer: Trainer, undisturbed: bool = True
     ) -> tuple[ProbeReading | None, Sweep | None, Certified | None]:
-        """Before update ``step``: the fixed texts under the weights of now and the certificate, where they are due."""
+        """Read the fixed texts under the current weights, and certify, before update ``step``, where these are due."""
         due = self.probe_due(step, groups)
         # Of more drafts than one there are slopes, which nobody asks for where the head alone is watched.
         alone, decoding = self.monitor.settings.head_alone, self.decoding

@@ -133,7 +133,7 @@ class ChatDelta:
     # ---- checks before a job
 
     def _has_tools(self) -> bool:
-        """Whether the template shows messages of tools."""
+        """Return whether the template shows messages of tools."""
         try:
             return CONTENT in self._between([{"role": "tool", "content": CONTENT}])
         except UserError:

@@ -113,7 +113,7 @@ class EnvironmentProcess:
         return reply["value"]
 
     def ended(self) -> bool:
-        """Whether it ended. Its process id stays taken until ``end``, so that ``end`` kills nobody else."""
+        """Return whether it ended. Its process id stays taken until ``end``, so that ``end`` kills nobody else."""
         return self.process.returncode is not None or self._status() is not None
 
     async def end(self) -> None:

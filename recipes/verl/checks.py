@@ -33,7 +33,10 @@ def check_job(config: Any, wanted: VerlConfig) -> None:
 
 
 def sends_head(config: Any, wanted: VerlConfig) -> bool:
-    """Whether the trainer sends an MTP head with its weights: ours always, verl's Megatron engine if it has one."""
+    """Return whether the trainer sends an MTP head with its weights.
+
+    Ours always does, verl's Megatron engine if it has one.
+    """
     job = config.actor_rollout_ref
     return bool(wanted.train_head or (job.actor.strategy == "megatron" and job.model.mtp.enable))
 

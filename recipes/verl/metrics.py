@@ -152,7 +152,7 @@ def report_batch(ray_trainer: ModuleType) -> None:
 
 
 def speculates(config: Any) -> bool:
-    """Whether the job's rollout engine drafts, as far as its configuration says."""
+    """Return whether the job's rollout engine drafts, as far as its configuration says."""
     rollout = config.actor_rollout_ref.rollout
     if rollout.name == "bebop":
         engine = rollout.engine_kwargs.get("bebop") or {}
