@@ -231,7 +231,7 @@ def chunked_losses(inputs: Inputs, plan: Plan, weight_grad: bool) -> list[DraftL
 
 
 class _ChunkedLosses(torch.autograd.Function):
-    """Losses [kinds, N] and the other numbers [kinds, 4, N]; the gradient into the states is made on the way."""
+    """Losses [kinds, N] and the other numbers [kinds, 4, N]; the forward pass also makes the states' gradient."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:

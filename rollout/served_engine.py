@@ -61,7 +61,7 @@ class Server(Protocol):
         """Make it ready, however long that takes."""
 
     async def test(self) -> None:
-        """Check, once it is ready, that it does what is asked of it."""
+        """Check, once it is ready, that it decodes as configured."""
 
     def check(self, request: Request) -> None:
         """Raise ``UserError`` for a request that it cannot serve."""
@@ -170,7 +170,7 @@ class ServedEngine:
         return finished
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace weights in flight. After a failure nobody knows them."""
+        """Replace weights in flight. After a failure they are unknown."""
         self.run(self.server.load(weights, version))
         self.version = version
         if head := head_weights(weights):
@@ -193,7 +193,7 @@ class ServedEngine:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def run(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
-        """Wait for something in the event loop, as long as there is somebody to wait for."""
+        """Wait for ``work`` in the event loop, as long as the server lives."""
         future, limit = asyncio.run_coroutine_threadsafe(work, self._loop), limit or self.timeout
         deadline = time.monotonic() + limit
         while not wait([future], LOOK_SECONDS).done:

@@ -40,8 +40,8 @@ class Target:
         The third is what ``beside`` has for every token [B, n, ...]. ``ragged``: a chain whose rows are fed end to
         end, and come out so: [1, N, d].
 
-        ``ways`` [B, n - 1, n - 1]: all but the first are nodes of a tree, each of which sees those on its way, itself
-        included, and the text before. Entries go on by node, position ids by depth.
+        ``ways`` [B, n - 1, n - 1]: all but the first are nodes of a tree. Each sees its ancestors, itself included,
+        and the text before. Entries go on by node, position ids by depth.
         """
         entries = rows.fed[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         if ragged is not None:

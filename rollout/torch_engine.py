@@ -111,7 +111,7 @@ class TorchEngine:
         batch = len(self.active)
         began = self.clock()
         done = self.decoder.cycle(batch, max(self.fed), self.version)
-        # The only wait for the device in a cycle: who is done, how far rows and completions are, the newest token.
+        # The only wait for the device in a cycle: the rows that are done, all lengths, the newest token.
         slots = self.slots
         progress = torch.stack([done.long(), slots.fed[:batch], slots.last[:batch], slots.count[:batch]])
         flags, self.fed, last, counts = progress.tolist()

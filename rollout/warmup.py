@@ -1,4 +1,4 @@
-"""Seconds of cycles by rows and what is drafted, before the first request: what ``draft_tokens=auto`` begins with."""
+"""Seconds of cycles by rows and drafts, measured before the first request: ``draft_tokens=auto`` begins with them."""
 
 from collections.abc import Callable
 
@@ -15,9 +15,9 @@ CONTEXT = 64  # tokens; less where that does not fit
 
 @torch.inference_mode()
 def time_cycles(decoder: DraftVerify, slots: Slots, clock: Callable[[], float]) -> None:
-    """Run cycles upon requests that nobody asked, in slots that nobody has; one that comes sets all of it anew.
+    """Run cycles on made-up requests in free slots; a real request resets all of their state.
 
-    What drafts from history finds as many tokens as it likes. Nothing is run for a length that does not go by time.
+    A drafter from history finds as many tokens as it likes. A length that does not go by time needs no cycles.
     """
     length = decoder.length
     if not isinstance(length, TimedLength):

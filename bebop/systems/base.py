@@ -123,7 +123,7 @@ class System:
 
     @property
     def most_drafts(self) -> int:
-        """Return the most drafts with ``draft_tokens=auto``, where nobody says how many."""
+        """Return the most drafts with ``draft_tokens=auto``, where no setting limits them."""
         return 5
 
     @property

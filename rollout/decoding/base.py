@@ -128,7 +128,7 @@ class Rows:
     """The active rows of the slots, 0..B-1, in one cycle."""
 
     def __init__(self, slots: Slots, batch: int, longest: int) -> None:
-        """``longest``: most entries that a row has in the caches, so that nobody has to ask the device for it."""
+        """``longest``: the most entries that a row has in the caches, known without a wait for the device."""
         self.slots, self.batch = slots, batch
         self.used = slots.attention_width(longest)
         self.sampling = slots.sampling(batch)

@@ -40,7 +40,7 @@ class BlockRule(ExactRule):
 
 
 class TreeWalk(ExactRule):
-    """Siblings are tried one after another, each against what is left of the target; the output distribution is the
+    """Siblings are tried one after another, each against the target's remaining mass; the output distribution is the
     target's, at every temperature.
 
     ``siblings``: how many were tried at each depth.

@@ -149,7 +149,7 @@ Numbers = NDArray[np.float64]
 
 
 class Work(NamedTuple):
-    """Of a cycle, or of some on average."""
+    """The work of a cycle, or of some on average."""
 
     cycles: float = 1.0
     drafted: float = 0.0  # whether anything is: many rows of a token are faster than a few of several

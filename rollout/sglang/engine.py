@@ -126,7 +126,7 @@ class SglangServer:
             await self.backend.control("abort_request", {"rid": self._rids[id]})
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace weights between two cycles. A failure leaves SGLang paused: nobody knows its weights."""
+        """Replace weights between two cycles. A failure leaves SGLang paused, with unknown weights."""
         if not self._awake:
             await self._wake()
         load = self._to_update(weights, version)

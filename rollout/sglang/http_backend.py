@@ -77,7 +77,7 @@ class HttpBackend:
             self._read(await self.client.call_once("GET", "server_info", None, BUSY), "server_info")
 
     async def _call(self, method: str, name: str, payload: Mapping[str, Any] | None) -> Reply:
-        """Return the reply to a call; what fails on its way is tried again, each time after a longer wait."""
+        """Return the reply to a call; a call that fails in transit is tried again, each time after a longer wait."""
         tries = 1 if name in ONCE else self.retries + 1
         try:
             reply = await self.client.call(method, name, payload, tries=tries, busy=BUSY)

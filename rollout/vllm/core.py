@@ -136,7 +136,7 @@ class Core:
         """Make one step; return vLLM's own outputs, and what the plugin saw of it."""
         try:
             outputs = self.engine.step()
-        except Exception as error:  # it may have decoded half of a step: nobody knows its state
+        except Exception as error:  # it may have decoded half of a step: its state is unknown
             raise EngineDied(f"a step of vLLM failed: {type(error).__name__}: {one_line(error)}") from error
         return outputs, STEPS.take()
 

@@ -101,7 +101,7 @@ class VllmServer:
             self._answers.pop(key, None)
 
     async def _stepping(self) -> None:
-        """Step while there is somebody to step for; what a step raises, all of them get."""
+        """Step while there are requests; all of them get what a step raises."""
         try:
             while self._answers:
                 for key, part in await self._run("step", self.core.step):

@@ -1,4 +1,4 @@
-"""Statistics of drafts on their way through the processes of a vLLM server: worker, scheduler, front end.
+"""Statistics of drafts, passed through the processes of a vLLM server: worker, scheduler, front end.
 
 For programs that start vLLM's own server (verl). ``BEBOP_VLLM_DRAFTS=K`` asks for it. What the plugin saw of a step
 goes with the step's output to the scheduler, from there with the tokens of each request to the front end; every output
