@@ -207,7 +207,7 @@ class Certifier:
             seed=self.config.runtime.seed,
             tolerance=known.nats,
             allowed=max(known.share, ALPHA),
-            enumerate_rows=False,  # what so many tokens would have shown is half of the work, and nobody asks a job
+            enumerate_rows=False,  # the power for so many tokens is half of the work, and no job needs it
         )
 
     @torch.no_grad()

@@ -163,7 +163,7 @@ class FSDPBackend(TorchBackend):
 
 
 class WholeBackend(TorchBackend):
-    """A whole head on every rank, beside a policy that somebody else trains and may have split over the ranks."""
+    """A whole head on every rank, beside a policy that another trainer may have split over the ranks."""
 
     def __init__(
         self, policy: Policy, sampling: Sampling, rank: int = 0, world: int = 1, mixed: bool | None = None

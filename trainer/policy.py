@@ -65,7 +65,7 @@ class TracedLogprobs:
     """
 
     def __init__(self, trajectories: Sequence[Trajectory] = ()) -> None:
-        """``trajectories`` of the whole batch."""
+        """Start without log-probs; ``trajectories``: of the whole batch."""
         traced = [all(turn.completion.trace is not None for turn in t.turns) for t in trajectories]
         self._wanted = {place for place, one in enumerate(traced) if one}
         self.found: dict[int, NDArray[np.float32]] = {}

@@ -133,7 +133,7 @@ def split_rows(config: AdaptConfig, rows: Sequence[TokenRow]) -> tuple[list[Toke
 
 
 def _held_out_count(config: AdaptConfig, questions: int) -> int:
-    """Return how many of so many are held out where training would ask them all: a fifth, or what is wanted."""
+    """Return how many of so many questions are held out where training would ask them all: at most a fifth."""
     return min(config.evaluation.prompts, questions // 5)
 
 

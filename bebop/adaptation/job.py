@@ -226,7 +226,7 @@ class Adaptation:
         return train.warm_objective if step < train.warm(self.fresh) else self.config.head.objective
 
     def _progress(self, text: Sequence[TokenRow]) -> dict[str, float]:
-        """Return numbers of the held-out text on the way, small enough to be taken often."""
+        """Return numbers of the held-out text during training, cheap enough to be taken often."""
         self._sync()
         probed = probe(self.policy, text[:64], self.config.evaluation.draft_tokens, self.sampling)
         lengths = {

@@ -96,7 +96,7 @@ def unrolled(
     states: Sequence[Tensor] | None = None,
     every: int = 1,
 ) -> Iterator[Unrolled]:
-    """Yield what ``probe`` takes its numbers from, ``batch`` rows at a time, for whoever asks for other numbers."""
+    """Yield what ``probe`` takes its numbers from, ``batch`` rows at a time, also for other numbers."""
     assert policy.mtp is not None
     for start in range(0, len(rows), batch):
         some = rows[start : start + batch]

@@ -44,7 +44,7 @@ class Server:
         """Return the results of calls side by side, in their order; the first error ends all.
 
         Interrupted (``KeyboardInterrupt``), it lets ``end`` end what is running, waits ``GRACE`` seconds at most and
-        gives what is there: None for a call without a result.
+        returns the results so far: None for a call without one.
         """
         tasks: list[asyncio.Task[Result]] = []
         try:
@@ -123,7 +123,7 @@ async def _all(calls: Sequence[Coroutine[Any, Any, Result]], tasks: list[asyncio
 
 
 async def _rest(tasks: Sequence[asyncio.Task[Result]], end: End | None) -> list[Result | None]:
-    """Return what is there soon after an interruption."""
+    """Return the results that arrive soon after an interruption."""
     if end is not None:
         await end()
         if tasks:

@@ -97,7 +97,7 @@ class Cohort:
     ranked: Array  # [N] F(x-) in the order of likelihood
 
     def at(self, index: slice | Tensor, vocabulary: int, bigram: Bigram) -> Rows:
-        """Return some positions, with what is known before their tokens."""
+        """Return some positions, with the facts known before their tokens."""
         own = {name: getattr(self.block, name) for name in self.block.__slots__}
         cut: dict[str, Any] = {name: value[index] for name, value in own.items() if isinstance(value, Tensor)}
         part = replace(self.block, **cut)

@@ -26,7 +26,7 @@ class LiveEngine(Protocol):
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
         """Ask for a cohort side by side; return an ``Answer`` for each request, in their order.
 
-        Interrupted, it ends them and gives what is there; unfinished ones have the reason ``abort``.
+        Interrupted, it ends them and returns the completions so far; unfinished ones have the reason ``abort``.
         """
 
     def close(self) -> None:

@@ -81,7 +81,7 @@ def composed(overrides: Sequence[str], root: str = "config") -> dict[str, Any]:
 # A command asks for the same two or three times, to find the run that it resumes and then its settings: .15 s each.
 @lru_cache(maxsize=32)
 def _compose(overrides: tuple[str, ...], root: str) -> DictConfig:
-    """Compose a configuration, which is only to be read: references in it are resolved by who reads it."""
+    """Compose a configuration, which is only to be read: its reader resolves the references in it."""
     _register()
     # Which options of a trained part exist depends on the part, whose dataclass checks their names: ++ lets all in.
     opened = [f"++{override}" if override.startswith("options.") else override for override in overrides]

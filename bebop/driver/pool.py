@@ -1,4 +1,4 @@
-"""The rollout workers of a job: who is asked for which completions, and what each worker is sent.
+"""The rollout workers of a job: which worker owes which completions, and what each worker is sent.
 
 Invariants, whatever workers do and however often they die:
 
@@ -6,7 +6,7 @@ Invariants, whatever workers do and however often they die:
 - What a dead worker owed starts again. A report counts once, also when it arrives twice.
 - No prompt starts before the weights that were the newest when it was handed out have arrived.
 - All workers get the newest weights, side by side. No worker waits for another, except in a synchronous job
-  (``rollout.staleness=0``), where nobody has anything else to do.
+  (``rollout.staleness=0``), where workers have nothing else to do.
 - Bookkeeping for a completion costs the same for any number of workers.
 
 From the top of the file down: ``Dispatch`` keeps the books and sends nothing. A ``WorkerChannel`` brings one worker its
@@ -68,7 +68,7 @@ class Dispatch:
         raise NotImplementedError
 
     def hand_out(self) -> list[HandOut]:
-        """Return whom to ask for what now, and count it as in flight."""
+        """Return the requests to hand out now, by worker, and count them as in flight."""
         raise NotImplementedError
 
     def _add(self, worker: int, prompt: int, members: tuple[int, ...]) -> None:
@@ -237,7 +237,7 @@ class WorkerChannel:
     down: bool = False  # it is being replaced
 
     def close(self) -> None:
-        """Drop what was to be sent to a worker that is gone, and let nobody wait for it."""
+        """Drop the messages for a worker that is gone, and end every wait for them."""
         self.outbox, self.down = [], True
         self.arrived.set()
 
@@ -428,7 +428,7 @@ class WorkerPool:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Put what is to be asked for now into the outboxes."""
+        """Put the requests to hand out now into the outboxes."""
         for i, index, members in self._dispatch.hand_out():
             prompt = self.prompt(index)
             past = () if self.past is None else self.past.of(prompt.token_ids)

@@ -155,8 +155,10 @@ class LeanLayer:
         return bool(self.module.self_attn.q_proj.weight.data_ptr() != self.qkv.weight.data_ptr())
 
     def hooked(self) -> bool:
-        """Return whether somebody wants the module's own arguments. Hooks that see what comes out are called from here:
-        who reads states between layers does not change their rounding."""
+        """Return whether a hook wants the module's own arguments.
+
+        Hooks that read outputs are called from here, so that reading states between layers does not change rounding.
+        """
         return bool(self.module._forward_pre_hooks or self.module._forward_hooks_with_kwargs)
 
     def __call__(
@@ -217,7 +219,7 @@ class Norm:
         self.shape = module.weight.shape
 
     def hooked(self) -> bool:
-        """Return whether somebody has hooked onto the module."""
+        """Return whether the module has hooks."""
         return bool(self.module._forward_hooks or self.module._forward_pre_hooks)
 
     def of_sum(self, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -125,8 +125,8 @@ class RaggedAttention:
         """Plan a pass over a cache's keys and values [layers, S, Hkv, C, D], whose first R slots write ``entries`` [R,
         W].
 
-        ``heads``: of queries; ``used`` bounds the entries that are looked at. What rows need is asked for on a CPU
-        alone: elsewhere all of them are one group, for nobody waits for a device to say.
+        ``heads``: of queries; ``used`` bounds the entries that are read. Only on a CPU are rows grouped by the entries
+        that they need. Elsewhere all rows are one group, since reading lengths would wait for the device.
         """
         kv_heads, size = keys.shape[2], keys.shape[4]
         share, groups = heads // kv_heads, [RowGroup(0, len(entries), entries.shape[1], used)]

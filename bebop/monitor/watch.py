@@ -122,7 +122,7 @@ class JobMonitor:
     ) -> tuple[ProbeReading | None, Sweep | None, Certified | None]:
         """Read the fixed texts under the current weights, and certify, before update ``step``, where these are due."""
         due = self.probe_due(step, groups)
-        # Of more drafts than one there are slopes, which nobody asks for where the head alone is watched.
+        # More drafts than one give slopes, which are not needed where the head alone is watched.
         alone, decoding = self.monitor.settings.head_alone, self.decoding
         decoding = dataclasses.replace(decoding, draft_tokens=1) if alone else decoding
         reading, sweep = (None, None) if due is None else await trainer.read_probe_set(*due, decoding)
@@ -170,7 +170,7 @@ class JobMonitor:
         self._concluded.close()
 
     def _carried_out(self, action: Action) -> bool:
-        """Return whether the job does what is proposed, rather than leaving it to whoever reads the log."""
+        """Return whether the job carries out proposals, rather than leaving them to the reader of the log."""
         if action.kind in DECODING:
             return self.config.monitor.actions
         return action.kind == "resync" or (action.kind in COTRAIN and self.config.cotrain.mode == "auto")

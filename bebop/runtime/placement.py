@@ -29,7 +29,7 @@ class Pool:
 def pools(config: JobConfig, gpus: float) -> tuple[Pool, Pool]:
     """Return the pools of trainer and rollout for a cluster with that many GPUs.
 
-    Engines that span several GPUs share them with nobody.
+    Engines that span several GPUs do not share them.
     """
     rollout, trainer = config.rollout, config.trainer
     each, left = engine_module(config).gpus(config), gpus
