@@ -266,7 +266,7 @@ class _ChunkedLosses(torch.autograd.Function):
 def _each_chunk(
     inputs: Inputs, plan: Plan, work: Callable[[slice], Any], then: Callable[[Any], object] | None = None
 ) -> None:
-    """``share`` chunks between the threads of a CPU; one after the other where processes meet in each.
+    """Share chunks between the threads of a CPU as ``share`` does; go one by one where processes meet in each.
 
     All threads together hold the logits of ``plan.rows``. A product may round otherwise for another number of rows, so
     results are those of one thread up to rounding, and the same to the bit whenever threads are as many.

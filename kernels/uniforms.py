@@ -26,7 +26,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def uniforms(seeds: Tensor, counters: Tensor, count: int) -> Tensor:
-    """``count`` numbers in [0, 1) for each (seed, counter): [B], [B] -> [B, count], float64 with 53 random bits.
+    """Draw ``count`` numbers in [0, 1) for each (seed, counter): [B], [B] -> [B, count], float64 of 53 random bits.
 
     A request that is moved to another slot, batch or worker, or resumed half-way, draws the same numbers.
     """

@@ -141,7 +141,7 @@ class RolloutWorker:
         return Pace(name="reward", silent=silent, slowest=self._slowest_reward, limit=limit)
 
     def turn(self) -> None:
-        """Without ``start``: take in what was queued, run one engine cycle, and wait for the rewards of what ended."""
+        """Without ``start``: take in the queue, run one engine cycle, and wait for the rewards of ended completions."""
         self.thread.turn()
         self._rewards.submit(int).result()  # done after all that were asked for before it
 

@@ -66,7 +66,7 @@ class HeadTrainer:
             yield spaced(layout, every, self.version), known
 
     def update_share(self, rows: Sequence[KnownRow]) -> dict[str, float]:
-        """``update`` with rows that are this rank's own; a rank may have none."""
+        """Update as ``update`` does, with rows that are this rank's own; a rank may have none."""
         objective = make_objective(self.config.objective)
         parts = self._fitting(rows)
         layouts = [known_chains(part, self.config.depth) for part in parts]

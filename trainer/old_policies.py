@@ -96,6 +96,6 @@ class OldPolicies:
 
 
 def evenly_spaced(items: Sequence[T], count: int) -> list[T]:
-    """``count`` of the items (all, if there are fewer), evenly spaced."""
+    """Return ``count`` of the items (all, if there are fewer), evenly spaced."""
     count = min(count, len(items))
     return [items[i * len(items) // count] for i in range(count)]

@@ -1,6 +1,6 @@
 """One rank of the trainer as a plain class; the runtime makes it a Ray actor (no Ray here).
 
-All ranks are given the same calls with the same arguments; each works on its share and rank 0's answers count.
+All ranks are given the same calls with the same arguments; each works on its share, and rank 0's results count.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ class TrainerRank:
         return self.trainer.read_probe_set(texts, sweep, decoding)
 
     def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
-        """Hold answers against the distributions of the weights that wrote them; the answer is rank 0's."""
+        """Compare completions with the distributions of the weights that wrote them; the result is rank 0's."""
         return self.certifier.read(groups, since, self.trainer.version)
 
     def version(self) -> int:

@@ -169,5 +169,5 @@ def fields(request: Request) -> dict[str, Any]:
 
 
 def unanswered(request: Request) -> Answer:
-    """Return the answer to a request that was interrupted before anything came back."""
+    """Return the ``Answer`` to a request that was interrupted before any token came back."""
     return Answer(**fields(request), token_ids=np.zeros(0, dtype=np.int64), finish_reason="abort")

@@ -5,9 +5,9 @@ Two signatures, told apart by how many arguments the function takes:
     function(requests: list[Request]) -> list[Answer | Completion]
     sample(prompts: list[list[int]], seeds: list[int], max_new_tokens: int) -> list[(token_ids, logprobs or None)]
 
-The first is asked with ``bebop.rollout.engine.Request`` and answers for each in their order. The second knows the
-sampling parameters and the tokens that end a completion itself. The stop token is the last of a completion, where there
-is one; a completion that is shorter than it may be has one.
+The first is given ``bebop.rollout.engine.Request`` and returns one ``Answer`` or ``Completion`` for each, in their
+order. The second knows the sampling parameters and the tokens that end a completion itself. The stop token is the last
+of a completion, where there is one; a completion that is shorter than it may be has one.
 """
 
 import importlib
@@ -52,7 +52,7 @@ class FunctionEngine:
         return {"function": self.label}
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """Ask the function for a cohort; raise ``UserError`` if what comes back are no answers."""
+        """Ask the function for a cohort; raise ``UserError`` if the results are no ``Answer``s."""
         if not requests:
             return []
         try:

@@ -110,7 +110,7 @@ class StepRecords:
 def merge_records(parts: Sequence[StepRecords]) -> StepRecords:
     """Return the union of parts of one step (workers), or of several steps; units stay apart where steps differ.
 
-    Parts of one step keep their unit numbers: two workers that answer the same prompt share its unit.
+    Parts of one step keep their unit numbers: two workers that complete the same prompt share its unit.
     """
     assert parts, "nothing to merge"
     drafts = max(part.drafts for part in parts)

@@ -99,7 +99,7 @@ class SimulatedBatch:
         return count
 
     def _take_in(self) -> None:
-        """Once in a turn, take in the calls that have come by its boundary, then fill the slots."""
+        """Take in the calls that have come by the boundary of a turn, once, then fill the slots."""
         if self._began:
             return
         boundary = self.at + SLACK

@@ -106,7 +106,7 @@ def start_python(
 
 
 def follow_parent(pipe: int, end: Callable[[], NoReturn]) -> None:
-    """In a child: call ``end`` soon after the parent is gone, even while another thread hangs.
+    """Call ``end`` in a child soon after the parent is gone, even while another thread hangs.
 
     A call in C that never releases the interpreter is not ended before it returns.
     """
