@@ -1,4 +1,4 @@
-"""Chain verification that overrides rejections which do not matter (PAD, SPEC 4.2), and what comes out of it (4.4).
+"""Chain verification that overrides rejections which do not matter (PAD, SPEC 4.2), and its output distribution (4.4).
 
 A draft that fails the standard test is accepted all the same if the target finds it possible and a classifier finds
 that it is no pivot: p(y) > 0, p(y) >= p_min and score(y) < tau. Let N be the tokens of one position that are accepted

@@ -93,7 +93,7 @@ class AgentLoop:
         self._thread.start()
 
     def play(self, prompt: Prompt, params: SamplingParams, trace: bool = False) -> Future[Played]:
-        """Play one trajectory; what is drawn depends on ``params.seed`` and the tokens before, in all turns."""
+        """Play one trajectory; its tokens depend on ``params.seed`` and the tokens before, in all turns."""
         return asyncio.run_coroutine_threadsafe(self._play(prompt, params, trace), self._loop)
 
     def pace(self) -> Pace:

@@ -85,7 +85,7 @@ class Server(Protocol):
         """Return why it is known to be dead; None: it is not."""
 
     async def close(self) -> None:
-        """End what was started."""
+        """End the server's processes."""
 
 
 class ServedEngine:
@@ -139,7 +139,7 @@ class ServedEngine:
         future.add_done_callback(lambda ended: self._done.put((request.id, ended)))
 
     def step(self) -> list[Finished]:
-        """Return what was finished since the last step, as soon as there is something or after a short while."""
+        """Return the requests finished since the last step, as soon as there are some or after a short while."""
         ended: list[tuple[int, Future[Completion]]] = []
         with suppress(Empty):
             ended.append(self._done.get(timeout=STEP_SECONDS if self._open else 0))
@@ -237,7 +237,7 @@ class ServedEngine:
 def appended(
     before: Completion, chunk: OutputChunk, params: SamplingParams, text: TextOf, recomputed: bool
 ) -> Completion:
-    """Return a completion with what was decoded after it; ``recomputed`` as ``Server.recomputes``.
+    """Return a completion with the tokens decoded after it; ``recomputed`` as ``Server.recomputes``.
 
     What went on with ``before`` began with a prefill of all of it: what counts as its context is what the chunk saw.
     """

@@ -104,7 +104,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """Run one cycle for all active rows; return what has finished."""
+        """Run one cycle for all active rows; return the finished requests."""
         self._admit()
         if not self.active:
             return []

@@ -111,7 +111,7 @@ class RolloutWorker:
         self.thread.configure(decoding).add_done_callback(self._succeeded)
 
     def collect(self, timeout: float, seen: int) -> WorkerReport:
-        """Return what was finished, at once or within ``timeout`` seconds; raise what stopped the worker.
+        """Return finished completions, at once or within ``timeout`` seconds; raise what stopped the worker.
 
         ``seen`` is the number of the newest report that arrived; a later report is returned again.
         """

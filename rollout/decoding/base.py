@@ -1,4 +1,4 @@
-"""The seams of a decoding system: who drafts, who accepts, how long a draft is, and what they hand to one another.
+"""The seams of a decoding system: drafter, rule and draft length, and the values that they hand to one another.
 
 Parts are made of (policy, slots, config). What one keeps of a request is a column or a cache of the slots. Randomness
 comes in as uniforms, so that a rule is a pure function and kernel, reference and test can share the numbers.
@@ -273,7 +273,7 @@ class Drafter(Protocol):
         ...
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """Take in what is emitted, before ``fed`` advances: the first ``emitted`` [B] >= 1 of ``tokens`` [B, K + 1].
+        """Take in the emitted tokens, before ``fed`` advances: the first ``emitted`` [B] >= 1 of ``tokens`` [B, K + 1].
 
         ``out`` has a row a token, also where the draft was a tree: those of the path that was accepted.
         """

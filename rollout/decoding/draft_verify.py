@@ -190,7 +190,7 @@ def _ragged(draft: Draft) -> Ragged | None:
 
 
 def _by_source(draft: Draft, accepted: Accepted) -> dict[str, Tensor]:
-    """Return what came from each source [B, K], and the same of what was accepted: ``NAME`` and ``NAME_accepted``."""
+    """Return the drafts from each source [B, K], and the accepted ones: ``NAME`` and ``NAME_accepted``."""
     if not draft.sources:
         return {}
     kept = torch.arange(draft.tokens.shape[1], device=draft.tokens.device) < accepted.lengths[:, None]

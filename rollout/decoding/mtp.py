@@ -82,7 +82,7 @@ class DeferredPrefill:
 
 
 class HeadCache(SlotContext):
-    """The cache of a head, whose drafters share what is put off.
+    """The cache of a head, whose drafters share the deferred prefill.
 
     What is taken from a row goes on elsewhere, so what it has put off is read before.
     """

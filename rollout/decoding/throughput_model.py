@@ -1,4 +1,4 @@
-"""What a cycle takes and what it gives, learned from cycles as they come: the tables behind ``draft_tokens=auto``.
+"""The seconds and tokens of a cycle, learned from cycles as they come: the tables behind ``draft_tokens=auto``.
 
 ``ThroughputModel`` is for cycles in which all rows have the same number of drafts. With acceptance a_1 .. a_L of drafts
 that were tested, a cycle of B rows with K drafts emits B (1 + a_1 + ... + a_1 .. a_K) tokens on average. K = 0 is plain

@@ -53,7 +53,7 @@ class Backend(Protocol):
         """Return why it is known to be dead; None: it is not."""
 
     async def close(self) -> None:
-        """End what was started."""
+        """End the processes that were started."""
 
 
 class LocalBackend:

@@ -101,7 +101,7 @@ def run_of(rid: Any) -> str | None:
 
 
 def is_state(rid: Any) -> bool:
-    """Return whether a request asks for what has been seen."""
+    """Return whether a request asks for the observations so far."""
     return str(rid).split("-", 2)[-1].startswith(STATE)
 
 

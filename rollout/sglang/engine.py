@@ -39,7 +39,7 @@ class SglangServer:
         dtype: torch.dtype,
         rescored: bool,
     ) -> None:
-        """Keep what is needed to serve a job; ``start`` makes the engine ready.
+        """Keep the arguments for serving a job; ``start`` makes the engine ready.
 
         Args:
             backend: SGLang, wherever it runs.

@@ -58,7 +58,7 @@ class Core:
         head: bool,
         past: int | None = None,
     ) -> None:
-        """Keep what is needed to start the engine.
+        """Keep the arguments for starting the engine.
 
         Args:
             arguments: of ``vllm.EngineArgs``.

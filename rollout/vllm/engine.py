@@ -41,7 +41,7 @@ class VllmServer:
         threads: int,
         hang_after: float,
     ) -> None:
-        """Keep what is needed to serve a job; ``start`` makes the engine ready.
+        """Keep the arguments for serving a job; ``start`` makes the engine ready.
 
         Args:
             core: vLLM's engine.

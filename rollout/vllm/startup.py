@@ -1,4 +1,4 @@
-"""Whether vLLM does what it is asked, seen from its own completions before the first prompt, as it fails silently.
+"""Checks vLLM by its own completions before the first prompt, since it fails silently.
 
 Parameters of sampling may not arrive where drafts are verified (vllm#55005), draft distributions may not take part,
 and a head may draft nothing.
