@@ -198,7 +198,7 @@ class Certifier:
         self.begin(0)
 
     def begin(self, since: int) -> None:
-        """Gather evidence afresh, of what was drawn from step ``since`` on."""
+        """Gather evidence afresh, from completions drawn from step ``since`` on."""
         self.since = since
         known = tolerance(self.config.model.dtype)
         self.ledger = Ledger(

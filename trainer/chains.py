@@ -81,7 +81,7 @@ def known_chains(rows: Sequence[KnownRow], depth: int) -> ChainRows:
 
 
 def _lay(ids: Sequence[Tensor], answers: Sequence[int], depth: int, device: torch.device | str) -> ChainRows:
-    """Lay rows [L] side by side; what they have of a completion is at their end."""
+    """Lay rows [L] side by side; their completions are at their ends."""
     lengths, answered = torch.tensor([len(row) for row in ids]), torch.tensor(answers)
     first = (lengths - answered - 2).clamp_min(0)
     token_ids = pad_sequence(list(ids), batch_first=True)

@@ -1,15 +1,15 @@
 """The policy's last few versions, kept to hold each token against the weights that produced it.
 
-Whether engine and trainer compute one distribution can only be seen under the same weights. With ``rollout.staleness``
-> 0 a completion that waits for its update was as a rule begun under older weights than the trainer's, so at most steps
-no token at all is of those in force: what version v produced has to be scored under version v. Every completion begins
-with tokens whose whole context is of one version, at most ``staleness`` updates old, so with that many versions at hand
-there is something to compare at every step, however engine and trainer are timed and whatever becomes of keys and
-values.
+Engine and trainer can only be compared under the same weights. With ``rollout.staleness`` > 0 most completions were
+begun under older weights than the trainer's. So at most steps no token at all is of the current weights: tokens of
+version v have to be scored under version v. Every completion begins with tokens whose whole context is of one version,
+at most ``staleness`` updates old. With that many versions at hand each step has tokens to compare, whatever the timing
+of engine and trainer, and whatever becomes of keys and values.
 
-The price is memory of the host, ``staleness`` times the weights in the model's dtype (each rank keeps its shard), a
-copy of them a step, and passes over a few completions (``monitor.check_completions``, and what the certificate looks
-at). Checkpoints do not hold them: after a resume, completions that were finished before it are not compared.
+The price has three parts. Host memory holds ``staleness`` times the weights in the model's dtype (each rank keeps its
+shard). Each step copies the weights once. And there are passes over a few completions (``monitor.check_completions``,
+and those of the certificate). Checkpoints do not hold old versions: after a resume, completions that were finished
+before it are not compared.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -36,7 +36,7 @@ class OldPolicies:
         self._kept: dict[int, list[Tensor]] = {}
 
     def keep(self, version: int) -> None:
-        """Remember the weights of now as ``version``; what is too old for the next update's completions goes."""
+        """Remember the weights of now as ``version``; versions too old for the next update's completions go."""
         if self.count:
             self._kept = {v: weights for v, weights in self._kept.items() if v > version - self.count}
             self._kept[version] = self._copies(self.dtype)

@@ -219,7 +219,7 @@ class DesiredState:
 
 @dataclass(slots=True, kw_only=True)
 class WorkerChannel:
-    """One worker, what it was sent, and what it is to be sent.
+    """One worker, the messages it was sent, and those to send next.
 
     All channels send the same reference to the weights. Behind Ray that is a tree of a kind already: a node fetches an
     object once, from any node that has it by then, and the workers of a node share the copy.
@@ -366,7 +366,7 @@ class WorkerPool:
                 channel.wakeup.set()
 
     async def serve(self, i: int) -> None:
-        """Send to worker i, take in what it completes, and replace it when it dies; ``UserError`` after many deaths."""
+        """Send to worker i, take in its completions, and replace it when it dies; ``UserError`` after many deaths."""
         channel = self._channels[i]
         try:
             while True:
@@ -417,7 +417,7 @@ class WorkerPool:
             self._hand_out()
 
     def _lose(self, channel: WorkerChannel, death: WorkerDied) -> None:
-        """Start again all that a dead worker owes."""
+        """Start again all completions that a dead worker owes."""
         self.restarts += 1
         self.disturbed = self.buffer.admitted
         if self.restarts > self._max_restarts:
@@ -437,7 +437,7 @@ class WorkerPool:
             self._channels[i].wakeup.set()
 
     async def _take(self, i: int, part: PartialGroup) -> None:
-        """Add what worker i completed to its group, and hand the group over once it is complete."""
+        """Add completions of worker i to their group, and hand the group over once it is complete."""
         index = part.prompt.index
         for member, trajectory in zip(part.members, part.trajectories, strict=True):
             if self._dispatch.take(i, index, member):  # else it was taken in before, or another worker owes it now
@@ -450,7 +450,7 @@ class WorkerPool:
             await self.buffer.put(Group(prompt=prompt, trajectories=there, lost=len(self._members) - len(there)))
 
     def _check_health(self, i: int, report: WorkerReport) -> None:
-        """Compare what worker i runs with what it should run; a complaint stands until the step is over.
+        """Compare the state of worker i with the desired state; a complaint stands until the step is over.
 
         The version must be at least that of the newest prompt it completed, whose weights were sent before.
         """

@@ -30,7 +30,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What an engine says it runs, against what it should; None is not compared."""
+    """The state that an engine reports, and the one it should have; None is not compared."""
 
     worker: int | None = None  # the rollout worker that says so
     version: int | None = None
@@ -48,7 +48,7 @@ class Health:
         return cls(**row)
 
     def diagnosis(self) -> str:
-        """Return what is wrong, in words; empty if nothing is."""
+        """Return the fault in words; empty if there is none."""
         pairs = (
             ("weight version", self.version, self.expected_version),
             ("checksum of the head", self.head_checksum, self.expected_head_checksum),

@@ -176,7 +176,7 @@ class JobMonitor:
         return action.kind == "resync" or (action.kind in COTRAIN and self.config.cotrain.mode == "auto")
 
     def _follow(self, explanation: Explanation | None) -> None:
-        """Note how drafts are made from now on; what was in flight at the change belongs to neither reference."""
+        """Note how drafts are made from now on; completions in flight at the change belong to neither reference."""
         if explanation is None or not self._carried_out(explanation.action):
             return
         if explanation.action.kind in ("resync", *DECODING):
