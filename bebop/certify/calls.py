@@ -144,7 +144,7 @@ def refuse(request: Request, vocabulary: int | None) -> None:
     """
     if request.params.stop:
         raise UserError(
-            f"sampling.stop={list(request.params.stop)} is not possible: a served completion is certified by tokens, "
+            f"sampling.stop={list(request.params.stop)} is not possible: a served completion is certified by its tokens "
             "and ends with stop tokens alone"
         )
     ids = request.token_ids
