@@ -144,8 +144,8 @@ def refuse(request: Request, vocabulary: int | None) -> None:
     """
     if request.params.stop:
         raise UserError(
-            f"sampling.stop={list(request.params.stop)} is not possible: a served completion is certified by its tokens "
-            "and ends with stop tokens alone"
+            f"sampling.stop={list(request.params.stop)} is not possible: a served completion is certified by its "
+            "tokens, and ends with stop tokens alone"
         )
     ids = request.token_ids
     if not ids or min(ids) < 0:
