@@ -90,7 +90,10 @@ def main(arguments: list[str]) -> int:
 
 
 def look_at_rows(config: AdaptConfig) -> None:
-    """``UserError`` for whatever is wrong with the rows of a file: before torch, which takes seconds, is imported."""
+    """Raise ``UserError`` for whatever is wrong with the rows of a file.
+
+    It runs before torch is imported, which takes seconds.
+    """
     from bebop.tasks.files import check_row, read_rows
     from bebop.tasks.source import open_items
 
@@ -121,7 +124,7 @@ def run_folder(config: AdaptConfig, ranks: "Ranks") -> RunFolder:
 
 
 def check_folder(folder: RunFolder, config: AdaptConfig, ranks: "Ranks") -> None:
-    """``UserError`` if the adaptation may not write there; rank 0, which writes, looks."""
+    """Raise ``UserError`` if the adaptation may not write there; rank 0, which writes, looks."""
     if ranks.rank > 0:
         return
     from bebop.model.checkpoint import resolve

@@ -67,7 +67,7 @@ def reference(
 def block_thresholds(
     draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Prefix weights w_0..w_K [B, K + 1] and thresholds h_1..h_K [B, K], 0 beyond a row's length."""
+    """Return prefix weights w_0..w_K [B, K + 1] and thresholds h_1..h_K [B, K], 0 beyond a row's length."""
     drafts = draft_tokens.shape[1]
     dtype = torch.promote_types(target_probs.dtype, torch.float32)
     index = draft_tokens[..., None]
@@ -88,12 +88,12 @@ def block_thresholds(
 
 
 def residual_distribution(weight: Tensor, target: Tensor, draft: Tensor) -> Tensor:
-    """max(0, w * p - q), unnormalised: [B], [B, V], [B, V] -> [B, V]."""
+    """Return max(0, w * p - q), unnormalised: [B], [B, V], [B, V] -> [B, V]."""
     return (weight[:, None] * target - draft).clamp_min(0)
 
 
 def _early(weight: Tensor, target_probs: Tensor, draft_probs: Tensor, row: int) -> Tensor:
-    """h of a prefix that is followed by another draft."""
+    """Return h of a prefix that is followed by another draft."""
     mass = residual_distribution(weight, target_probs[:, row].to(weight.dtype), draft_probs[:, row]).sum(-1)
     # Neither mass nor a deficit: w = 1 and the next distributions agree. Any value would do; 1 keeps 0 / 0 out.
     return torch.where(weight < 1, mass / (mass + 1 - weight).where(weight < 1, 1), 1.0)

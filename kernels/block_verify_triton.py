@@ -26,7 +26,7 @@ def _prefix_weights(
     tokens: tl.tensor, q: tl.tensor, p: tl.tensor, length: tl.tensor, V: tl.tensor, K: tl.constexpr,
     LANES: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """w_0..w_length in lanes 0..length."""
+    """Return w_0..w_length in lanes 0..length."""
     lanes = tl.arange(0, LANES)
     used = lanes < length
     entry = lanes.to(tl.int64) * V + tl.load(tokens + lanes, mask=used, other=0)
@@ -66,7 +66,7 @@ def _masses(
     tokens: tl.tensor, q: tl.tensor, p: tl.tensor, u: tl.tensor, lengths: tl.tensor, masses: tl.tensor, V: tl.tensor,
     tiles: tl.tensor, K: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Into masses [B, K + 1, 2, tiles]: residual and target after every prefix that may be accepted, else 0."""
+    """Write masses [B, K + 1, 2, tiles]: residual and target after every prefix that may be accepted, else 0."""
     row = (tl.program_id(0) // (K + 1)).to(tl.int64)
     n = tl.program_id(0) % (K + 1)
     tile = tl.program_id(1)
@@ -140,7 +140,7 @@ def launch(
     *,
     block: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``block_verify`` on a CUDA device (or in Triton's interpreter), with the same uniforms.
+    """Launch ``block_verify`` on a CUDA device (or in Triton's interpreter), with the same uniforms.
 
     Inputs that are not contiguous cost a copy; beyond its results it allocates 2 (K + 1) fp32 numbers per request and
     tile. Masses are summed tile by tile, so a uniform within rounding (1e-7) of a threshold or of a boundary between

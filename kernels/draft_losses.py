@@ -64,7 +64,7 @@ def one(alpha: Tensor, eta: Tensor | float) -> Tensor:
 
 
 def inverse(alpha: Tensor, eta: Tensor | float) -> Tensor:
-    """1 / alpha; 0 where no token is shared."""
+    """Return 1 / alpha; 0 where no token is shared."""
     return torch.where(alpha > 0, 1 / alpha, 0)
 
 
@@ -74,7 +74,7 @@ def fading(alpha: Tensor, eta: Tensor | float) -> Tensor:
 
 
 def masked(where: Tensor | None, values: Tensor) -> Tensor:
-    """``values`` at the label, 0 elsewhere."""
+    """Return ``values`` at the label, 0 elsewhere."""
     assert where is not None, "this loss needs labels"
     return torch.where(where, values, 0)
 
@@ -140,7 +140,7 @@ def needs_labels(kind: str) -> bool:
 
 
 def gradient(loss: DraftLoss, tv: Tensor | None, own: Tensor | None, alpha: Tensor, eta: Tensor | float) -> Tensor:
-    """T * d loss / d logits [R, V] from its two parts [R, V], those that the loss has; alpha [R]."""
+    """Return T * d loss / d logits [R, V] from its two parts [R, V], those that the loss has; alpha [R]."""
     parts = []
     for coefficient, part in ((loss.own, own), (loss.tv, tv)):
         if coefficient is not None:

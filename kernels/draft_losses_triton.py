@@ -40,7 +40,7 @@ def one(alpha: tl.tensor, eta: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def inverse(alpha: tl.tensor, eta: tl.tensor) -> tl.tensor:
-    """1 / alpha; 0 where no token is shared."""
+    """Return 1 / alpha; 0 where no token is shared."""
     return tl.where(alpha > 0, 1.0 / alpha, 0.0)
 
 
@@ -120,13 +120,13 @@ def label_gradient(
 
 @triton.jit
 def missed(alpha: tl.tensor, d: tl.tensor, h: tl.tensor, eta: tl.tensor) -> tl.tensor:
-    """1 - alpha."""
+    """Return 1 - alpha."""
     return 1.0 - alpha
 
 
 @triton.jit
 def surprise(alpha: tl.tensor, d: tl.tensor, h: tl.tensor, eta: tl.tensor) -> tl.tensor:
-    """-log alpha."""
+    """Return -log alpha."""
     return -tl.log2(alpha) * LN2
 
 

@@ -24,7 +24,7 @@ TILE = 1024  # numbers of a program of ``_gated``
 
 @triton.jit
 def _rounded(x: tl.tensor, like: tl.tensor) -> tl.tensor:
-    """fp32 numbers as the type that ``like`` points to holds them, in fp32."""
+    """Return fp32 numbers rounded as the type that ``like`` points to holds them, in fp32."""
     return x.to(like.dtype.element_ty).to(tl.float32)
 
 
@@ -111,7 +111,7 @@ def _normed(x: Tensor, more: Tensor | None, weight: Tensor, eps: float) -> tuple
 
 
 def turn(x: Tensor, weights: Sequence[Tensor], eps: float, rotary: tuple[Tensor, Tensor], queries: int) -> Tensor:
-    """Queries and keys with their norms and rotary embeddings, contiguous.
+    """Return queries and keys with their norms and rotary embeddings, contiguous.
 
     Args:
         x: [B, H + Hkv, n, D], or [N, H + Hkv, D] of rows end to end: the first heads of a product, which lies in memory
@@ -136,7 +136,7 @@ def turn(x: Tensor, weights: Sequence[Tensor], eps: float, rotary: tuple[Tensor,
 
 
 def gated(x: Tensor) -> Tensor:
-    """silu(gate) * up of both halves [N, 2 I] -> [N, I]."""
+    """Return silu(gate) * up of both halves [N, 2 I] -> [N, I]."""
     rows, width = len(x), x.shape[-1] // 2
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     if rows:

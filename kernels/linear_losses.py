@@ -120,7 +120,7 @@ def linear_e2e_tv_loss(
     weight_grad: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """1 - expected accepted drafts / K_eff (SPEC Eq. 13), averaged over anchors, from hidden states and heads.
+    """Return 1 - expected accepted drafts / K_eff (SPEC Eq. 13), averaged over anchors, from hidden states and heads.
 
     Args:
         hidden: [N, K, d], the draft's at steps 1..K of N anchors; receives the gradient.
@@ -158,7 +158,7 @@ def linear_e2e_tv_loss(
     tv, *chosen = chunked_losses(inputs, plan, weight_grad)
 
     def back(number: Tensor | None) -> Tensor:
-        """[N, K] of the rows; 0 for the others."""
+        """Return [N, K] of the rows; 0 for the others."""
         assert number is not None
         return number.new_zeros(valid.numel()).index_put((rows,), number).view_as(valid)
 
@@ -174,7 +174,7 @@ def _rows_of_chunk(hidden: Tensor, chunk_rows: int | None) -> int:
 def _check(
     hidden: Tensor, weight: Tensor, target_hidden: Tensor, target_weight: Tensor, labels: Tensor | None, plan: Plan
 ) -> None:
-    """Shapes [N, d], [V, d], [N, D], [V, D], labels [N], chunks of at least a row, a truncation with a meaning."""
+    """Check shapes [N, d], [V, d], [N, D], [V, D], labels [N], chunks of a row or more, and truncation."""
     named = {"hidden": hidden, "weight": weight, "target_hidden": target_hidden, "target_weight": target_weight}
     shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in named.items())
     fit = (
@@ -202,7 +202,7 @@ def _check(
 
 
 def _check_steps(hidden: Tensor, target_hidden: Tensor, mask: Tensor, tokens: Tensor | None) -> None:
-    """[N, K, d] and [N, K, D]; [N, K] for mask and tokens."""
+    """Check shapes [N, K, d] and [N, K, D]; [N, K] for mask and tokens."""
     if hidden.dim() != 3 or target_hidden.dim() != 3:
         shapes = f"{list(hidden.shape)} and {list(target_hidden.shape)}"
         raise UserError(f"hidden states must be [N, K, d] and [N, K, D], not {shapes}")
@@ -231,7 +231,7 @@ def chunked_losses(inputs: Inputs, plan: Plan, weight_grad: bool) -> list[DraftL
 
 
 class _ChunkedLosses(torch.autograd.Function):
-    """Losses [kinds, N] and the other numbers [kinds, 4, N]; the gradient into the states is made on the way."""
+    """Losses [kinds, N] and the other numbers [kinds, 4, N]; the forward pass also makes the states' gradient."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -266,7 +266,7 @@ class _ChunkedLosses(torch.autograd.Function):
 def _each_chunk(
     inputs: Inputs, plan: Plan, work: Callable[[slice], Any], then: Callable[[Any], object] | None = None
 ) -> None:
-    """``share`` chunks between the threads of a CPU; one after the other where processes meet in each.
+    """Share chunks between the threads of a CPU as ``share`` does; go one by one where processes meet in each.
 
     All threads together hold the logits of ``plan.rows``. A product may round otherwise for another number of rows, so
     results are those of one thread up to rounding, and the same to the bit whenever threads are as many.
@@ -317,7 +317,10 @@ def _row_losses(
 
 
 def _weight_gradient(upstream: Tensor, inputs: Inputs, plan: Plan) -> Tensor:
-    """d (upstream . losses) / d weight [V, d], from logits computed again; summed over chunks in fp32 at least."""
+    """Return d (upstream . losses) / d weight [V, d], from logits computed again.
+
+    It is summed over chunks in fp32 at least.
+    """
     hidden, weight, *_ = inputs
     total = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
 
@@ -349,7 +352,9 @@ def counted(mask: Tensor) -> Tensor:
 
 
 def product_loss(loss: Tensor, alpha: Tensor, valid: Tensor) -> Tensor:
-    """1 - sum_j alpha_1 ... alpha_j / K_eff (SPEC Eq. 13), averaged over anchors; all [N, K], 0 where not ``valid``.
+    """Return 1 - sum_j alpha_1 ... alpha_j / K_eff (SPEC Eq. 13), averaged over anchors.
+
+    All arguments are [N, K], 0 where not ``valid``.
 
     ``loss`` are the TV losses 1 - alpha, which carry the gradient.
     """
@@ -372,7 +377,9 @@ def corrected_loss(loss: Tensor, draft_log: Tensor, target_log: Tensor, valid: T
 
 
 def e2e_weights(alpha: Tensor, mask: Tensor) -> Tensor:
-    """w_k [N, K] of SPEC Eq. 13: minus the derivative of an anchor's loss by alpha_k; it scales step k's TV gradient.
+    """Return w_k [N, K] of SPEC Eq. 13: minus the derivative of an anchor's loss by alpha_k.
+
+    It scales the TV gradient of step k.
 
     w_k = P R_k / K_eff, with P the product of alpha before k and R_k = 1 + alpha_(k+1) R_(k+1): no division by an
     alpha, which may be 0. Steps from the first masked one on have weight 0. alpha and mask are [N, K].
@@ -386,16 +393,16 @@ def e2e_weights(alpha: Tensor, mask: Tensor) -> Tensor:
 
 
 def _before(factors: Tensor) -> Tensor:
-    """Products [N, K] of the factors before each step; 1 at the first."""
+    """Return products [N, K] of the factors before each step; 1 at the first."""
     return torch.cat((torch.ones_like(factors[:, :1]), factors[:, :-1]), -1).cumprod(-1)
 
 
 def _anchors(valid: Tensor) -> Tensor:
-    """Anchors that have a step, at least 1."""
+    """Return the number of anchors that have a step, at least 1."""
     return valid.any(-1).sum().clamp_min(1)
 
 
 def _mean(accepted: Tensor, valid: Tensor) -> Tensor:
-    """1 - accepted / K_eff, averaged over the anchors that have a step; 0 where none has."""
+    """Return 1 - accepted / K_eff, averaged over the anchors that have a step; 0 where none has."""
     length = valid.sum(-1)
     return torch.where(length > 0, 1 - accepted / length.clamp_min(1), 0).sum() / _anchors(valid)

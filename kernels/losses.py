@@ -81,8 +81,10 @@ class _RowLoss(torch.autograd.Function):
 
 
 def scale_saved(grad: Tensor, upstream: Tensor) -> Tensor:
-    """In a backward pass, the rows of a saved gradient [N, d] times ``upstream`` [N]: in place, unless the graph is
-    retained and needs it again."""
+    """Multiply the rows of a saved gradient [N, d] by ``upstream`` [N] in a backward pass.
+
+    This happens in place, unless the graph is retained and needs the gradient again.
+    """
     if torch._C._autograd._get_current_graph_task_keep_graph():
         grad = grad.clone()
     scale_rows(grad, upstream)

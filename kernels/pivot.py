@@ -1,4 +1,4 @@
-"""Chain verification that overrides rejections which do not matter (PAD, SPEC 4.2), and what comes out of it (4.4).
+"""Chain verification that overrides rejections which do not matter (PAD, SPEC 4.2), and its output distribution (4.4).
 
 A draft that fails the standard test is accepted all the same if the target finds it possible and a classifier finds
 that it is no pivot: p(y) > 0, p(y) >= p_min and score(y) < tau. Let N be the tokens of one position that are accepted
@@ -16,9 +16,11 @@ from bebop.kernels.verify import chain_verify
 
 
 def overridable(scores: Tensor, p: Tensor, stops: Tensor, *, tau: float, p_min: float) -> Tensor:
-    """Which candidates are accepted whatever the test says: scores, probabilities p and ``stops`` [...] -> [...], bool.
+    """Return which candidates are accepted whatever the test says.
 
-    ``scores``: probability that the candidate is a pivot, in [0, 1]; ``stops``: it would end the answer, which is
+    Scores, probabilities p and ``stops`` [...] -> [...], bool.
+
+    ``scores``: probability that the candidate is a pivot, in [0, 1]; ``stops``: it would end the completion, which is
     never overridden. tau = 0 overrides nothing, tau > 1 everything that has p_min. A token that the target cannot emit
     (p = 0, as truncation leaves it) is never accepted, not even at p_min = 0.
     """
@@ -33,7 +35,9 @@ def pivot_verify(
     allowed: Tensor,
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``chain_verify`` where the drafts ``allowed`` [B, K] (bool) stand whether or not they pass; the block goes on.
+    """Verify as ``chain_verify`` does, but the drafts ``allowed`` [B, K] (bool) stand whether or not they pass.
+
+    After such a draft the block goes on.
 
     Other arguments as there. A draft with p = 0 is never accepted.
 
@@ -54,19 +58,25 @@ def pivot_verify(
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """What follows a rejection: max(0, p - q) [..., V], normalised; p where it has no mass (p = q up to rounding)."""
+    """Return what follows a rejection: max(0, p - q) [..., V], normalised.
+
+    It is p where that has no mass (p = q up to rounding).
+    """
     excess = (p - q).clamp_min(0)
     mass = excess.sum(-1, keepdim=True)
     return torch.where(mass > 0, excess / mass.clamp_min(torch.finfo(p.dtype).tiny), p)
 
 
 def bias(p: Tensor, q: Tensor, allowed: Tensor) -> Tensor:
-    """R_N [...] = TV(P, p) of distributions and ``allowed`` [..., V], the set N; only tokens with q > p count in it."""
+    """Return R_N [...] = TV(P, p) of distributions and ``allowed`` [..., V], the set N.
+
+    Only tokens with q > p count in it.
+    """
     return ((q - p).clamp_min(0) * allowed).sum(-1)
 
 
 def emitted_probs(p: Tensor, q: Tensor, allowed: Tensor) -> Tensor:
-    """The distribution P [..., V] of the token that a position emits if its draft is reached (SPEC 4.4).
+    """Return the distribution P [..., V] of the token that a position emits if its draft is reached (SPEC 4.4).
 
     p, q: of target and draft [..., V]; ``allowed`` [..., V] (bool): N. Stop tokens do not belong to it.
     """

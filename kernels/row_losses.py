@@ -58,7 +58,7 @@ def row_losses(
     need_grad: bool = True,
     row_weights: Tensor | None = None,
 ) -> RowLosses:
-    """Loss, acceptance, entropies and gradient of each row; no autograd, see ``losses.py`` for that.
+    """Return loss, acceptance, entropies and gradient of each row; no autograd, see ``losses.py`` for that.
 
     Args:
         draft_logits: [N, V], any row stride.
@@ -145,7 +145,7 @@ def check(
 
 
 def check_row_weights(draft: Tensor, target: Tensor, weights: Tensor | None) -> Tensor | None:
-    """[N] floating-point numbers on the logits' device, in the dtype of sums."""
+    """Check for [N] floating-point numbers on the logits' device, and return them in the dtype of sums."""
     if weights is None:
         return None
     if weights.shape != draft.shape[:1] or not weights.is_floating_point() or weights.device != draft.device:
@@ -156,7 +156,7 @@ def check_row_weights(draft: Tensor, target: Tensor, weights: Tensor | None) -> 
 
 
 def check_labels(labels: Tensor, rows: int, vocabulary: int | None) -> None:
-    """[N] integers; on a CPU also inside of [0, V), which on a GPU would cost a synchronisation."""
+    """Check for [N] integers; on a CPU also inside of [0, V), which on a GPU would cost a synchronisation."""
     if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
         raise UserError(f"labels must be {rows} integers, not {labels.dtype} of shape {list(labels.shape)}")
     if vocabulary is None or labels.device.type != "cpu" or rows == 0:
@@ -166,7 +166,7 @@ def check_labels(labels: Tensor, rows: int, vocabulary: int | None) -> None:
 
 
 def accumulator(draft: Tensor, target: Tensor) -> torch.dtype:
-    """fp32, or fp64 where either side is."""
+    """Return fp32, or fp64 where either side is."""
     return torch.promote_types(torch.promote_types(draft.dtype, target.dtype), torch.float32)
 
 
@@ -180,7 +180,10 @@ def reference(
     eta: float = 3.0,
     need_grad: bool = True,
 ) -> RowLosses:
-    """``row_losses`` as the table of ``draft_losses.py`` reads, all of [N, V] at hand; in fp64 the exact numbers."""
+    """Compute ``row_losses`` as the table of ``draft_losses.py`` reads, with all of [N, V] at hand.
+
+    In fp64 these are the exact numbers.
+    """
     dtype = accumulator(draft_logits, target_logits)
     q_log = (draft_logits.to(dtype) / temperature).log_softmax(-1)
     p_log = (target_logits.to(dtype) / temperature).log_softmax(-1)

@@ -80,7 +80,10 @@ def run(
     eta: float,
     need_grad: bool,
 ) -> RowLosses:
-    """``row_losses`` on a CPU, or wherever Triton cannot go: [N, V], [N, V] -> RowLosses; inputs are checked there."""
+    """Run ``row_losses`` on a CPU, or wherever Triton cannot go: [N, V], [N, V] -> RowLosses.
+
+    ``row_losses`` itself checks the inputs.
+    """
     done[kind, draft_logits.dtype] += draft_logits.numel()
     chosen: Core = core
     if worth_compiling(draft_logits, done[kind, draft_logits.dtype]):
@@ -89,8 +92,11 @@ def run(
 
 
 def worth_compiling(logits: Tensor, so_far: int = 0) -> bool:
-    """Large enough, alone or with those before it, on a CPU, not forbidden, and nobody watches operators (a compiled
-    core shows none)."""
+    """Return whether compiling pays.
+
+    The input has to be large enough, alone or with those before it, and on a CPU. Compiling must not be forbidden, and
+    nobody may watch operators (a compiled core shows none).
+    """
     large = logits.numel() >= (COMPILE_FROM if so_far < COMPILE_AFTER else COMPILE_MIN)
     return (
         large
@@ -198,7 +204,7 @@ def core(
 
 
 def _distribution(logits: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logarithms and probabilities [R, V], and the largest scaled logit [R]."""
+    """Return logarithms and probabilities [R, V], and the largest scaled logit [R]."""
     scaled = logits.to(scale.dtype) * scale
     top = scaled.amax(-1)
     shifted = scaled - top[:, None]
@@ -208,8 +214,11 @@ def _distribution(logits: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 def _sum(numbers: Tensor) -> Tensor:
-    """[R] of [R, V]. A compiled loop adds in sequence, which in fp32 costs 1e-6 at V = 32,000; in fp64 it is as fast.
-    Eager sums go pairwise (3e-7) and would first copy to fp64."""
+    """Return the sums [R] of [R, V].
+
+    A compiled loop adds in sequence, which in fp32 costs 1e-6 at V = 32,000; in fp64 it is as fast. Eager sums go
+    pairwise (3e-7) and would first copy to fp64.
+    """
     total = numbers.sum(-1, dtype=torch.float64 if torch.compiler.is_compiling() else None)
     return total.to(numbers.dtype)
 
@@ -271,8 +280,11 @@ class CompiledLosses:
 
 
 def _own_code(core: Core, kind: str) -> Callable[..., None]:
-    """``core`` of a kind, with a code object that no other function has: it is there that ``torch.compile`` keeps what
-    it made, and takes the first that fits; without a look at what for, that could be another kind's."""
+    """Return ``core`` of a kind, with a code object that no other function has.
+
+    ``torch.compile`` keeps what it made there, and takes the first that fits; without a look at what for, that could be
+    another kind's.
+    """
 
     def call(
         draft: Tensor,

@@ -41,7 +41,7 @@ LOG2E = 1.4426950408889634
 def _scale_kernel(
     grad: tl.tensor, upstream: tl.tensor, stride: tl.tensor, V: tl.tensor, tiles: tl.tensor, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Program (row, split) multiplies ``tiles`` tiles of a row by the row's number; where it is 1, it returns."""
+    """Multiply ``tiles`` tiles of a row by the row's number in program (row, split); where it is 1, return."""
     row = tl.program_id(0).to(tl.int64)
     factor = tl.load(upstream + row * stride)
     if factor != 1.0:
@@ -64,7 +64,7 @@ def _row_kernel(
     VALUE: tl.constexpr, TV: tl.constexpr,
     OWN: tl.constexpr, LABELS: tl.constexpr, EARLY: tl.constexpr, GRAD: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One program per row: all passes."""
+    """Make all passes over one row per program."""
     row = tl.program_id(0).to(tl.int64)
     draft += row * draft_stride
     target += row * target_stride
@@ -201,7 +201,7 @@ def _split_finish(
 
 
 def default_splits(rows: int, vocabulary: int, device: torch.device) -> int:
-    """Programs per row: 1 where the rows alone fill the device, else enough for two programs per multiprocessor."""
+    """Return the programs per row: 1 where the rows alone fill the device, else enough for two per multiprocessor."""
     if device.type != "cuda" or rows == 0:
         return 1
     wanted = 2 * torch.cuda.get_device_properties(device).multi_processor_count
@@ -221,7 +221,7 @@ def launch(
     splits: int | None = None,
     block: int | None = None,
 ) -> RowLosses:
-    """``row_losses`` on a CUDA device (or in Triton's interpreter): [N, V], [N, V] -> RowLosses.
+    """Launch ``row_losses`` on a CUDA device (or in Triton's interpreter): [N, V], [N, V] -> RowLosses.
 
     Any row stride; a last axis that is not contiguous costs a copy. Beyond its results it allocates 10 fp32 numbers per
     row and split. ``splits`` and ``block`` (a power of two) choose the launch path and its tile, for tests and tuning.

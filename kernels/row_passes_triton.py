@@ -25,7 +25,7 @@ def load(row: tl.tensor, offsets: tl.tensor, V: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def tile_offsets(tile: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
-    """Columns of a tile as [BLOCK / 8, 8]: 8 neighbours per thread, one vector load in 16 bits.
+    """Return columns of a tile as [BLOCK / 8, 8]: 8 neighbours per thread, one vector load in 16 bits.
 
     Sums over the second axis stay inside of a thread, so a pass waits for other threads once, not at every tile.
     """
@@ -35,14 +35,16 @@ def tile_offsets(tile: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def exponent_of(x: tl.tensor, top: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """Binary exponent of ``x`` below the maximum ``top``, at least -1000: 2 to that power is 0, and 0 times it is 0,
-    which it is not with -inf. A NaN stays one."""
+    """Return the binary exponent of ``x`` below the maximum ``top``, at least -1000.
+
+    2 to that power is 0, and 0 times it is 0, which it is not with -inf. A NaN stays one.
+    """
     return tl.maximum((x - top) * scale, -1000.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def absorb(x: tl.tensor, top: tl.tensor, total: tl.tensor, moment: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """Running maxima, sums of exponentials and sums of those times exponents, per lane, after one more tile [lanes, 8].
+    """Update each lane's maximum, sum of exponentials and sum of those times exponents by one more tile [lanes, 8].
 
     With a shift c of all exponents the second sum becomes 2^c (moment + c total).
     """
@@ -65,7 +67,7 @@ def merge(tops: tl.tensor, totals: tl.tensor, moments: tl.tensor, scale: tl.tens
 
 @triton.jit
 def entropy(total: tl.tensor, moment: tl.tensor) -> tl.tensor:
-    """In nats, from the sum of exponentials 2^a and that of 2^a a."""
+    """Return the entropy in nats, from the sum of exponentials 2^a and that of 2^a a."""
     return (tl.log2(total) - moment / total) * LN2
 
 
@@ -104,7 +106,9 @@ def log_pair(
     draft: tl.tensor, target: tl.tensor, offsets: tl.tensor, V: tl.tensor, scale: tl.tensor, q_top: tl.tensor,
     p_top: tl.tensor, ratio: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """Binary logarithms of a tile of q and p, both times the draft's sum of exponentials; ``ratio`` is ``log_ratio``.
+    """Return binary logarithms of a tile of q and p, both times the draft's sum of exponentials.
+
+    ``ratio`` is ``log_ratio``.
 
     Sums are divided by that number once a row. The multiplication and the addition are fused by name, so that a
     compiler cannot round them in one pass otherwise than in another; equal rows are equal here, to the bit.
@@ -115,7 +119,7 @@ def log_pair(
 
 @triton.jit
 def log_ratio(q_sum: tl.tensor, p_sum: tl.tensor) -> tl.tensor:
-    """Binary logarithm of the draft's sum of exponentials over the target's; 0 where they are equal."""
+    """Return the binary logarithm of the draft's sum of exponentials over the target's; 0 where they are equal."""
     return tl.log2(q_sum) - tl.log2(p_sum)
 
 
@@ -229,7 +233,10 @@ def row_slope(
 def label_log(
     row: tl.tensor, label: tl.tensor, V: tl.tensor, top: tl.tensor, total: tl.tensor, scale: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """Logarithm of the label's probability; a label outside of the vocabulary reads nothing and gives NaN."""
+    """Return the logarithm of the label's probability.
+
+    A label outside of the vocabulary reads nothing and gives NaN.
+    """
     known = (label >= 0) & (label < V)
     logit = tl.load(row + label, mask=known, other=float("nan")).to(tl.float32)
     return ((logit - top) * scale - tl.log2(total)) * LN2
@@ -242,7 +249,7 @@ def store_row(
     p_top: tl.tensor, p_sum: tl.tensor, p_moment: tl.tensor, overlap: tl.tensor, divergence: tl.tensor,
     VALUE: tl.constexpr, LABELS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Loss, alpha and the entropies of one row into stats [4, rows]; with LABELS log p[label] into a fifth."""
+    """Store loss, alpha and the entropies of one row into stats [4, rows]; with LABELS log p[label] into a fifth."""
     void = lost(q_sum, p_sum)
     p_entropy = entropy(p_sum, p_moment)
     if LABELS:

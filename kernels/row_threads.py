@@ -101,7 +101,7 @@ class _Sharing:
                     self.stop()
 
     def stop(self) -> None:
-        """No more blocks."""
+        """Accept no more blocks."""
         with self._turns:
             self._stopped = True
             self._turns.notify_all()
@@ -114,7 +114,10 @@ class _Sharing:
             return self._taken - 1
 
     def _in_turn(self, block: int, result: Any) -> None:
-        """``then`` of a result, after those of all blocks before it; they were taken before, so somebody is at them."""
+        """Call ``then`` of a result, after those of all blocks before it.
+
+        Blocks before it were taken earlier, so another thread is at work on them.
+        """
         assert self.then is not None
         with self._turns:
             self._turns.wait_for(lambda: self._ended == block or self._stopped)
@@ -125,8 +128,10 @@ class _Sharing:
 
 
 def sharing() -> bool:
-    """Return whether this thread does blocks of rows beside others: what holds the interpreter's lock holds up all of
-    them."""
+    """Return whether this thread does blocks of rows beside others.
+
+    What holds the interpreter's lock holds up all of them.
+    """
     return getattr(_this, "shares", False)
 
 
@@ -140,7 +145,7 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def _begin(one_by_one: threading.Lock) -> None:
-    """Operators of this thread run on it alone.
+    """Make operators of this thread run on it alone.
 
     What ``set_num_threads`` says is also what threads that begin later begin with; one that ends at once says again
     what it was. This thread has just begun, so it knows.
@@ -191,7 +196,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 @functools.cache
 def _advise() -> Callable[[int, int, int], int] | None:
-    """madvise(2): address, bytes, advice. What it refuses stays as it was."""
+    """Return madvise(2) as a function of address, bytes and advice. What it refuses stays as it was."""
     if sys.platform != "linux" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     advise = ctypes.CDLL(None).madvise

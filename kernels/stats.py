@@ -37,8 +37,9 @@ FIELDS = tuple(field.name for field in fields(PairStats))
 
 
 def pair_stats(draft: Tensor, target: Tensor, *, temperature: float = 1.0, from_logits: bool = True) -> PairStats:
-    """Statistics of rows [N, V] of draft and target logits (``from_logits``, divided by ``temperature``) or
-    distributions.
+    """Return statistics of rows [N, V] of draft and target distributions.
+
+    With ``from_logits`` the rows are logits, divided by ``temperature``.
 
     No gradients. Logits may be -inf, but not a whole row of them; distributions must sum to 1.
 

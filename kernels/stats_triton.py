@@ -46,7 +46,7 @@ def _stats(
     draft: tl.tensor, target: tl.tensor, out: tl.tensor, q_stride: tl.tensor, p_stride: tl.tensor, rows: tl.tensor,
     V: tl.tensor, tiles: tl.tensor, scale: tl.tensor, LOGITS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Into out [8, rows], in the order of the fields of ``PairStats``."""
+    """Write into out [8, rows], in the order of the fields of ``PairStats``."""
     row = tl.program_id(0).to(tl.int64)
     draft += row * q_stride
     target += row * p_stride
@@ -97,7 +97,9 @@ def _stats(
 def launch(
     draft: Tensor, target: Tensor, temperature: float, from_logits: bool, *, block: int | None = None
 ) -> PairStats:
-    """``pair_stats`` on a CUDA device (or in Triton's interpreter); any row stride, 8 fp32 numbers per row allocated.
+    """Launch ``pair_stats`` on a CUDA device (or in Triton's interpreter).
+
+    Rows may have any stride; 8 fp32 numbers per row are allocated.
 
     Raises:
         UserError: a dtype other than fp32, bf16 and fp16.

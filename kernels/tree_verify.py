@@ -84,8 +84,7 @@ def tree_verify(
 
 
 def ancestry(parents: Tensor) -> Tensor:
-    """Return which nodes [B, K, K] (bool) lie on the way to each, itself included, of ``parents`` [B, K], -1 at the
-    top."""
+    """Return the ancestors of each node [B, K, K] (bool), itself included, from ``parents`` [B, K], -1 at the top."""
     nodes = parents.shape[1]
     # The step to a parent, squared again and again: after m times it covers 2 ** m generations.
     step = (parents[..., None] == torch.arange(nodes, device=parents.device)).float()

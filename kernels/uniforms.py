@@ -14,7 +14,7 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of signed 64-bit numbers."""
+    """Shift signed 64-bit numbers right logically."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -26,7 +26,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def uniforms(seeds: Tensor, counters: Tensor, count: int) -> Tensor:
-    """``count`` numbers in [0, 1) for each (seed, counter): [B], [B] -> [B, count], float64 with 53 random bits.
+    """Draw ``count`` numbers in [0, 1) for each (seed, counter): [B], [B] -> [B, count], float64 of 53 random bits.
 
     A request that is moved to another slot, batch or worker, or resumed half-way, draws the same numbers.
     """

@@ -54,7 +54,7 @@ def _digest(tokens: tl.tensor, lengths: tl.tensor, out: tl.tensor, width: tl.ten
 
 
 def draw(seeds: Tensor, counters: Tensor, count: int) -> Tensor:
-    """``uniforms`` on a CUDA device, or in Triton's interpreter."""
+    """Launch ``uniforms`` on a CUDA device, or in Triton's interpreter."""
     out = torch.empty(len(seeds), count, dtype=torch.float64, device=seeds.device)
     if total := out.numel():
         grid = (triton.cdiv(total, BLOCK),)
@@ -63,7 +63,7 @@ def draw(seeds: Tensor, counters: Tensor, count: int) -> Tensor:
 
 
 def digest(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """``uniforms.digest`` on a CUDA device, or in Triton's interpreter."""
+    """Launch ``uniforms.digest`` on a CUDA device, or in Triton's interpreter."""
     out = torch.empty(len(tokens), dtype=torch.int64, device=tokens.device)
     if len(tokens):
         _digest[(len(tokens),)](tokens.contiguous(), lengths.contiguous(), out, tokens.shape[1], BLOCK=BLOCK)

@@ -28,7 +28,7 @@ def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _count(probs: Tensor, cdf: Tensor, bound: Tensor, total: Tensor) -> Tensor:
-    """``sample`` where sums may not be monotone."""
+    """Sample as ``sample`` does, where sums may not be monotone."""
     token = (cdf <= bound).sum(-1)
     token = torch.minimum(token, (cdf < total).sum(-1))
     possible = probs.gather(-1, token[..., None])[..., 0] > 0

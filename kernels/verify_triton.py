@@ -27,7 +27,7 @@ def accepted_drafts(
     tokens: tl.tensor, q: tl.tensor, p: tl.tensor, u: tl.tensor, length: tl.tensor, V: tl.tensor,
     LANES: tl.constexpr, ONE_HOT: tl.constexpr = False,
 ) -> tl.tensor:  # fmt: skip
-    """Drafts of one request before the first that fails the strict test u * q < p; ``length`` if none fails."""
+    """Count drafts of one request before the first that fails the strict test u * q < p; ``length`` if none fails."""
     steps = tl.arange(0, LANES)
     used = steps < length
     entry = steps.to(tl.int64) * V + tl.load(tokens + steps, mask=used, other=0)
@@ -64,7 +64,10 @@ def tile_without(token: tl.tensor, p: tl.tensor, offsets: tl.tensor, V: tl.tenso
 def pick_lane(
     mass: tl.tensor, before: tl.tensor, threshold: tl.tensor, lanes: tl.tensor, LANES: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """First lane of positive mass whose running sum exceeds ``threshold``, else the last of positive mass, else 0."""
+    """Return the first lane of positive mass whose running sum exceeds ``threshold``.
+
+    If there is none, return the last lane of positive mass; without any mass, return 0.
+    """
     hit = (before + tl.cumsum(mass, 0) > threshold) & (mass > 0)
     first = tl.min(tl.where(hit, lanes, LANES), 0)
     last = tl.max(tl.where(mass > 0, lanes, 0), 0)
@@ -75,7 +78,9 @@ def pick_lane(
 def pick_tile(
     masses: tl.tensor, factors: tl.tensor, number: tl.tensor, tiles: tl.tensor, LANES: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """From masses [2, tiles] of residual and target: tile, mass before it, threshold, and whether the target is used.
+    """Pick from masses [2, tiles] of residual and target.
+
+    Return the tile, the mass before it, the threshold, and whether the target is used.
 
     Masses are in units of ``factors`` (a number, or one per tile). A residual without mass means p = q up to rounding,
     where p itself is the distribution.
@@ -141,7 +146,7 @@ def _draw(
 
 
 def block_of(vocabulary: int, widest: int = BLOCK) -> int:
-    """Tile width: a power of two, no wider than the vocabulary needs."""
+    """Return the tile width: a power of two, no wider than the vocabulary needs."""
     return min(widest, max(128, triton.next_power_of_2(vocabulary)))
 
 
@@ -176,7 +181,7 @@ def launch(
     *,
     block: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``chain_verify`` on a CUDA device (or in Triton's interpreter), with the same uniforms.
+    """Launch ``chain_verify`` on a CUDA device (or in Triton's interpreter), with the same uniforms.
 
     Inputs that are not contiguous cost a copy; beyond its results it allocates two fp32 numbers per request and tile.
     The mass of a distribution is summed in fp32 tile by tile, so a uniform within rounding (1e-7 of the mass) of a

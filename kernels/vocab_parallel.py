@@ -37,7 +37,7 @@ def parallel_row_losses(
     need_grad: bool = True,
     row_weights: Tensor | None = None,
 ) -> RowLosses:
-    """``row_losses`` of [N, V / size] shards; shards may differ in width, and lie in the order of ranks.
+    """Compute ``row_losses`` of [N, V / size] shards; shards may differ in width, and lie in the order of ranks.
 
     ``labels`` are tokens of the whole vocabulary. ``grad`` is that of this process's shard; the rest is the same
     everywhere. Arguments are checked by the caller.
@@ -109,7 +109,7 @@ def _distribution(scaled: Tensor, top: Tensor, total: Tensor) -> Distribution:
 
 
 def _sums(draft: Distribution, target: Distribution, hit: Tensor | None, kind: str) -> Tensor:
-    """This shard's part [6, R] of overlap, S, the entropies, the kind's divergence and the second sum of that."""
+    """Return this shard's part [6, R]: overlap, S, the entropies, the kind's divergence and the second sum of that."""
     (q_log, q), (p_log, p) = draft, target
     divergence, tile = LOSSES[kind].divergence, (q, q_log, p, p_log, hit)
     nothing = torch.zeros_like(q[:, :1])
@@ -123,7 +123,10 @@ def _sums(draft: Distribution, target: Distribution, hit: Tensor | None, kind: s
 def _gradient(
     draft: Distribution, target: Distribution, hit: Tensor | None, sums: Tensor, kind: str, eta: float
 ) -> Tensor:
-    """T * d loss / d logits [R, V / size], see the table of ``draft_losses.py``; sums [6, R] are of whole rows."""
+    """Return T * d loss / d logits [R, V / size], see the table of ``draft_losses.py``.
+
+    Sums [6, R] are of whole rows.
+    """
     (q_log, q), (p_log, p) = draft, target
     alpha, below, _, _, total, second = sums
     loss, tv, own = LOSSES[kind], None, None

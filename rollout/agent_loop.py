@@ -93,7 +93,7 @@ class AgentLoop:
         self._thread.start()
 
     def play(self, prompt: Prompt, params: SamplingParams, trace: bool = False) -> Future[Played]:
-        """Play one trajectory; what is drawn depends on ``params.seed`` and the tokens before, in all turns."""
+        """Play one trajectory; its tokens depend on ``params.seed`` and the tokens before, in all turns."""
         return asyncio.run_coroutine_threadsafe(self._play(prompt, params, trace), self._loop)
 
     def pace(self) -> Pace:
@@ -181,7 +181,7 @@ class AgentLoop:
         if len(attempt.first) >= self.max_length:
             raise UserError(
                 f"environment {name}: prompt {prompt.index} takes {len(attempt.first)} tokens, but "
-                f"max_length={self.max_length} leaves no room for an answer"
+                f"max_length={self.max_length} leaves no room for a completion"
             )
         attempt.history, observation = list(attempt.first), list[int]()
         while True:

@@ -82,5 +82,5 @@ def check_environment(
     if len(one.token_ids) >= max_length:
         raise UserError(
             f"{setting}={max_length} is not possible: the first prompt of environment "
-            f"{task.name} takes {len(one.token_ids)} tokens, and an answer needs room"
+            f"{task.name} takes {len(one.token_ids)} tokens, and a completion needs room"
         )

@@ -85,7 +85,7 @@ class Heartbeat:
                     passed = clock.tick()
                     silent += passed if self._owed and not self._controls else 0.0
                     if silent > self._limit():
-                        self.why = f"{self.name} is silent for {silent:.0f} s, with {self._owed} answers open"
+                        self.why = f"{self.name} is silent for {silent:.0f} s, with {self._owed} requests open"
                         return self.why
             finally:
                 asked.cancel()

@@ -167,7 +167,7 @@ class History:
             self._drop(tuple(prompt))
 
     def of(self, prompt: Sequence[int]) -> Automaton:
-        """Return what is known of a prompt, perhaps nothing yet; it counts as asked now."""
+        """Return the history of a prompt, which may be empty; the prompt counts as asked now."""
         key = tuple(prompt)
         if key not in self._held:
             self._hold(key, _Held(Automaton(), ()))

@@ -82,7 +82,7 @@ class HttpClient:
     ) -> HttpReply:
         """Return the reply to a call that is not tried again; raise ``Busy`` for a status in ``busy``."""
         if self._session is None:
-            # A connection that is kept may be closed just as it is used again: nobody knows if the call came through.
+            # A connection that is kept may be closed just as it is used again: the call may have come through or not.
             connector = aiohttp.TCPConnector(limit=0, force_close=not self.keep_alive)
             self._session = aiohttp.ClientSession(headers=self.headers, timeout=self.timeout, connector=connector)
         async with self._session.request(method, f"{self.url}/{name}", json=payload) as response:

@@ -61,7 +61,7 @@ class Server(Protocol):
         """Make it ready, however long that takes."""
 
     async def test(self) -> None:
-        """Check, once it is ready, that it does what is asked of it."""
+        """Check, once it is ready, that it decodes as configured."""
 
     def check(self, request: Request) -> None:
         """Raise ``UserError`` for a request that it cannot serve."""
@@ -85,7 +85,7 @@ class Server(Protocol):
         """Return why it is known to be dead; None: it is not."""
 
     async def close(self) -> None:
-        """End what was started."""
+        """End the server's processes."""
 
 
 class ServedEngine:
@@ -139,7 +139,7 @@ class ServedEngine:
         future.add_done_callback(lambda ended: self._done.put((request.id, ended)))
 
     def step(self) -> list[Finished]:
-        """Return what was finished since the last step, as soon as there is something or after a short while."""
+        """Return the requests finished since the last step, as soon as there are some or after a short while."""
         ended: list[tuple[int, Future[Completion]]] = []
         with suppress(Empty):
             ended.append(self._done.get(timeout=STEP_SECONDS if self._open else 0))
@@ -153,7 +153,7 @@ class ServedEngine:
             self._moved = now
         why = self.server.dead()
         if why is None and now - self._moved > self.timeout:
-            why = f"{len(self._open)} answers are open and nothing was finished for {self.timeout:.0f} s"
+            why = f"{len(self._open)} requests are open and nothing was finished for {self.timeout:.0f} s"
         if why is not None and self._open:
             raise EngineDied(why)
         if finished and not self._open:
@@ -170,7 +170,7 @@ class ServedEngine:
         return finished
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace weights in flight. After a failure nobody knows them."""
+        """Replace weights in flight. After a failure they are unknown."""
         self.run(self.server.load(weights, version))
         self.version = version
         if head := head_weights(weights):
@@ -193,7 +193,7 @@ class ServedEngine:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def run(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
-        """Wait for something in the event loop, as long as there is somebody to wait for."""
+        """Wait for ``work`` in the event loop, as long as the server lives."""
         future, limit = asyncio.run_coroutine_threadsafe(work, self._loop), limit or self.timeout
         deadline = time.monotonic() + limit
         while not wait([future], LOOK_SECONDS).done:
@@ -215,7 +215,7 @@ class ServedEngine:
                 return answer
             cuts = 0 if len(chunk.token_ids) else cuts + 1
             if cuts > self.retries:
-                raise EngineDied(f"an answer was cut {cuts} times without a new token: {chunk.why}")
+                raise EngineDied(f"a completion was cut {cuts} times without a new token: {chunk.why}")
         return answer
 
     async def _abort(self, ids: Sequence[int]) -> None:
@@ -237,7 +237,7 @@ class ServedEngine:
 def appended(
     before: Completion, chunk: OutputChunk, params: SamplingParams, text: TextOf, recomputed: bool
 ) -> Completion:
-    """Return a completion with what was decoded after it; ``recomputed`` as ``Server.recomputes``.
+    """Return a completion with the tokens decoded after it; ``recomputed`` as ``Server.recomputes``.
 
     What went on with ``before`` began with a prefill of all of it: what counts as its context is what the chunk saw.
     """

@@ -1,4 +1,4 @@
-"""New weights for a server that loads checkpoints: their names, and a check of what they changed."""
+"""New weights for a server that loads checkpoints: their names, and a check of the change that they made."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -96,7 +96,7 @@ def _own_name(name: str, layout: str) -> str:
 
 @dataclass(slots=True)
 class WeightWatch:
-    """A comparison of a server's checksums before and after an update with what was sent.
+    """A comparison of a server's checksums before and after an update with the weights sent.
 
     What was not sent must not change (a draft that was zeroed, or processed again), and what was sent with other
     values must change (a stale one). Values are compared as ``dtype``, the engine's.
@@ -113,7 +113,7 @@ class WeightWatch:
             self.sent["draft"] = self._mark(draft)
 
     def verify(self, now: Sums, load: WeightUpdate) -> None:
-        """Raise ``EngineDied`` if the checksums of now do not follow from those before and what was sent."""
+        """Raise ``EngineDied`` if the current checksums do not follow from the earlier ones and the weights sent."""
         for role, tensors in (("target", load.target), ("draft", load.draft)):
             before, after = self.sums.get(role, {}), now.get(role, {})
             changed = sorted(name for name in after if before and before.get(name) != after[name])

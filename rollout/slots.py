@@ -151,7 +151,7 @@ class Slots:
         return torch.where(answered < 0, self.prompts[:batch, :width], answer)
 
     def export(self, slot: int) -> dict[str, Tensor]:
-        """Return what parts have to be given back if this request is to go on later."""
+        """Return the state that parts need back when this request goes on later."""
         return {name: column[slot] for name, column in self.columns.items() if name not in self._derived}
 
     def _all(self) -> list[Tensor]:
@@ -242,8 +242,10 @@ class Slots:
         self.count[slot] = count
 
     def named(self, sums: NDArray[np.float64]) -> dict[str, Any]:
-        """Return sums [n, K] over the draft positions as fields of ``DecodeStats``; what nobody measures is missing,
-        not 0."""
+        """Return sums [n, K] over the draft positions as fields of ``DecodeStats``.
+
+        Numbers that are not measured are missing, not 0.
+        """
         found: dict[str, Any] = dict(zip(self.names, sums, strict=True))
         stats = {name: found.pop(name) for name in DRAFT_STATS}
         return {name: own if name in self.recorded else own[:0] for name, own in stats.items()} | {"counts": found}

@@ -225,7 +225,7 @@ class TorchEngine:
 
     @property
     def unfinished(self) -> int:
-        """Requests queued or running."""
+        """Return the number of requests queued or running."""
         return len(self.waiting) + len(self.active)
 
     def add(self, request: Request) -> None:
@@ -245,14 +245,14 @@ class TorchEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """Run one cycle for all active rows; return what has finished."""
+        """Run one cycle for all active rows; return the finished requests."""
         self._admit()
         if not self.active:
             return []
         batch = len(self.active)
         began = self.clock()
         done = self.decoder.cycle(batch, max(self.fed), self.version)
-        # The only wait for the device in a cycle: who is done, how far rows and completions are, the newest token.
+        # The only wait for the device in a cycle: the rows that are done, all lengths, the newest token.
         slots = self.slots
         progress = torch.stack([done.long(), slots.fed[:batch], slots.last[:batch], slots.count[:batch]])
         flags, self.fed, last, counts = progress.tolist()

@@ -111,7 +111,7 @@ class RolloutWorker:
         self.thread.configure(decoding).add_done_callback(self._succeeded)
 
     def collect(self, timeout: float, seen: int) -> WorkerReport:
-        """Return what was finished, at once or within ``timeout`` seconds; raise what stopped the worker.
+        """Return finished completions, at once or within ``timeout`` seconds; raise what stopped the worker.
 
         ``seen`` is the number of the newest report that arrived; a later report is returned again.
         """
@@ -141,7 +141,7 @@ class RolloutWorker:
         return Pace(name="reward", silent=silent, slowest=self._slowest_reward, limit=limit)
 
     def turn(self) -> None:
-        """Without ``start``: take in what was queued, run one engine cycle, and wait for the rewards of what ended."""
+        """Without ``start``: take in the queue, run one engine cycle, and wait for the rewards of ended completions."""
         self.thread.turn()
         self._rewards.submit(int).result()  # done after all that were asked for before it
 
@@ -235,7 +235,7 @@ class RolloutWorker:
                 log.warning("%s: reward 0, counted in reward/timeouts", late)
             trainer = self.config.trainer
             if self._timeouts >= min(2, trainer.groups_per_step) * trainer.group_size:
-                why = f"{late}, like the {self._timeouts - 1} answers before it"
+                why = f"{late}, like the {self._timeouts - 1} completions before it"
                 raise UserError(f"{why}: mend the function, or raise task.reward_timeout") from late
             return Trajectory.single(completion=completion, reward=0.0, timed_out=True)
         self._timeouts = 0

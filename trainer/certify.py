@@ -198,7 +198,7 @@ class Certifier:
         self.begin(0)
 
     def begin(self, since: int) -> None:
-        """Gather evidence afresh, of what was drawn from step ``since`` on."""
+        """Gather evidence afresh, from completions drawn from step ``since`` on."""
         self.since = since
         known = tolerance(self.config.model.dtype)
         self.ledger = Ledger(
@@ -207,7 +207,7 @@ class Certifier:
             seed=self.config.runtime.seed,
             tolerance=known.nats,
             allowed=max(known.share, ALPHA),
-            enumerate_rows=False,  # what so many tokens would have shown is half of the work, and nobody asks a job
+            enumerate_rows=False,  # the power for so many tokens is half of the work, and no job needs it
         )
 
     @torch.no_grad()

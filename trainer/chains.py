@@ -1,9 +1,9 @@
 """Text as training of an MTP head sees it: right-padded rows, and which chains of drafts they hold.
 
 A chain at anchor t drafts tokens t + 2, t + 3, ...: step i stands for token t + i + 1. Chains start at the last anchor
-that can draft the first token of the answer, and a step counts while its token is in the answer. Of an answer in
-several turns each is such an answer, and what was read before it such a prompt: a chain may begin there, as the first
-draft of an engine does, and never goes on into what is read next.
+that can draft the first token of the completion, and a step counts while its token is in the completion. Of a
+completion in several turns each is such a completion, and what was read before it such a prompt: a chain may begin
+there, as the first draft of an engine does, and never goes on into what is read next.
 """
 
 import random
@@ -22,7 +22,7 @@ Per = Literal["step", "anchor"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """A prompt and an answer: prompt=(2, 17, 4), answer=(9, 1)."""
+    """A prompt and a completion: prompt=(2, 17, 4), answer=(9, 1)."""
 
     prompt: tuple[int, ...]  # [P], P >= 1
     answer: tuple[int, ...]  # [T], the stop token included
@@ -30,13 +30,13 @@ class TokenRow:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Prompt and answer."""
+        """Return the tokens of prompt and completion."""
         return (*self.prompt, *self.answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRow:
-    """A prompt and an answer, in one or more turns, through which the backbone has already gone."""
+    """A prompt and a completion, in one or more turns, through which the backbone has already gone."""
 
     token_ids: Tensor  # [L]
     answer: Tensor  # [L] bool: what the policy wrote
@@ -52,7 +52,7 @@ class ChainRows:
     steps: Tensor  # [B, A] steps that exist at each anchor, 0..depth
 
     def count(self, per: Per) -> int:
-        """Steps, or anchors with a step, of all rows."""
+        """Return the number of steps, or of anchors with a step, of all rows."""
         return int(self.steps.sum() if per == "step" else (self.steps > 0).sum())
 
     def mask(self, depth: int) -> Tensor:
@@ -65,7 +65,7 @@ class ChainRows:
 
 
 def chain_rows(rows: Sequence[TokenRow], depth: int, device: torch.device | str = "cpu") -> ChainRows:
-    """Lay out rows with chains of at most ``depth`` steps; rows without an answer have no step."""
+    """Lay out rows with chains of at most ``depth`` steps; rows without a completion have no step."""
     assert rows and all(row.prompt for row in rows), "every row needs a prompt of at least one token"
     return _lay([torch.tensor(row.token_ids) for row in rows], [len(row.answer) for row in rows], depth, device)
 
@@ -81,7 +81,7 @@ def known_chains(rows: Sequence[KnownRow], depth: int) -> ChainRows:
 
 
 def _lay(ids: Sequence[Tensor], answers: Sequence[int], depth: int, device: torch.device | str) -> ChainRows:
-    """Lay rows [L] side by side; what they have of a completion is at their end."""
+    """Lay rows [L] side by side; their completions are at their ends."""
     lengths, answered = torch.tensor([len(row) for row in ids]), torch.tensor(answers)
     first = (lengths - answered - 2).clamp_min(0)
     token_ids = pad_sequence(list(ids), batch_first=True)
@@ -97,9 +97,9 @@ def _lay(ids: Sequence[Tensor], answers: Sequence[int], depth: int, device: torc
 
 
 def masked_rows(token_ids: Tensor, answer: Tensor, depth: int, most: int = 0, seed: int = 0) -> ChainRows:
-    """Chains of right-padded rows [B, L] whose drafted tokens all lie where ``answer`` [B, L] holds.
+    """Return chains of right-padded rows [B, L] whose drafted tokens all lie where ``answer`` [B, L] holds.
 
-    For a prompt and an answer these are the chains of ``chain_rows``; a hole (what a tool wrote) ends a chain.
+    For a prompt and a completion these are the chains of ``chain_rows``; a hole (what a tool wrote) ends a chain.
 
     ``most``: at most as many anchors a row, drawn by ``seed``; 0 for all. Attention of later steps takes
     anchors times length numbers a head, which for 64 K tokens is too much for all anchors.
@@ -158,12 +158,14 @@ def rows_of_step(count: int, size: int, seed: int, step: int) -> list[int]:
 
 
 def random_anchors(ends: Tensor, answers: Tensor, anchors: int, seed: int) -> Tensor:
-    """At most ``anchors`` positions [B, A] a text, from the last token of its prompt to its last but one, none twice.
+    """Draw at most ``anchors`` positions [B, A] a text, none twice.
 
-    A text with fewer has some beyond its end. ``ends``, ``answers`` [B]: tokens of the text, and of its answer.
+    They lie from the last token of its prompt to its last token but one.
+
+    A text with fewer has some beyond its end. ``ends``, ``answers`` [B]: tokens of the text, and of its completion.
     """
     numbers = torch.Generator().manual_seed(seed)
     rank = torch.rand(len(ends), max(anchors, int(answers.max())), generator=numbers)
-    # Positions that an answer does not have come last, where nothing is predicted.
+    # Positions that a completion does not have come last, where nothing is predicted.
     rank[torch.arange(rank.shape[1]) >= answers[:, None]] += 1
     return rank.argsort(1)[:, :anchors] + (ends - answers - 1)[:, None]

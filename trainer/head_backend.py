@@ -151,7 +151,7 @@ class FSDPBackend(TorchBackend):
     """A head by itself, its backbone frozen; where there are several ranks both are split over them (FSDP2)."""
 
     def __init__(self, policy: Policy, sampling: Sampling, rank: int = 0, world: int = 1) -> None:
-        """Takes ``policy`` over; with ``world`` > 1 a process group must be there."""
+        """Take ``policy`` over; with ``world`` > 1 a process group must be there."""
         policy.backbone.eval().requires_grad_(False)
         super().__init__(policy, sampling, rank, world, policy.backbone.dtype == torch.bfloat16)
         self.scale = float(world)  # FSDP averages gradients over the ranks; the loss of the rows is the sum over them
@@ -163,7 +163,7 @@ class FSDPBackend(TorchBackend):
 
 
 class WholeBackend(TorchBackend):
-    """A whole head on every rank, beside a policy that somebody else trains and may have split over the ranks."""
+    """A whole head on every rank, beside a policy that another trainer may have split over the ranks."""
 
     def __init__(
         self, policy: Policy, sampling: Sampling, rank: int = 0, world: int = 1, mixed: bool | None = None

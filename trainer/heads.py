@@ -25,7 +25,7 @@ class HeadTrainer:
     """Rows in, a better head out; every rank of its backend makes the same calls."""
 
     def __init__(self, backend: HeadBackend, config: HeadConfig) -> None:
-        """The backend's head changes in place."""
+        """Train the backend's head, which changes in place."""
         self.backend, self.config = backend, config
         self.version = 0  # finished updates
         self.optimizer = GuardedAdamW(
@@ -66,7 +66,7 @@ class HeadTrainer:
             yield spaced(layout, every, self.version), known
 
     def update_share(self, rows: Sequence[KnownRow]) -> dict[str, float]:
-        """``update`` with rows that are this rank's own; a rank may have none."""
+        """Update as ``update`` does, with rows that are this rank's own; a rank may have none."""
         objective = make_objective(self.config.objective)
         parts = self._fitting(rows)
         layouts = [known_chains(part, self.config.depth) for part in parts]
@@ -78,7 +78,9 @@ class HeadTrainer:
     def _learn(self, batches: Iterable[MicroBatch], total: int, objective: Objective) -> dict[str, float]:
         """Compute gradients of the micro-batches, each weighted by its share of ``total``, and take a step."""
         if total == 0:
-            raise UserError("no answer in these rows is long enough to draft a token of: answers of 1 token or more")
+            raise UserError(
+                "no completion in these rows is long enough to draft a token of: completions of 1 token or more"
+            )
         loss = torch.zeros((), device=self.backend.device)
         with self.backend.updating():
             for rows, hidden in batches:
@@ -109,7 +111,10 @@ class HeadTrainer:
         return parts
 
     def _micro_batches(self, lengths: Sequence[int]) -> list[list[int]]:
-        """This rank's rows in micro-batches of at most ``max_tokens`` with padding; as many of them on every rank."""
+        """Return this rank's rows in micro-batches of at most ``max_tokens`` with padding.
+
+        Every rank gets as many of them.
+        """
         rank, world = self.backend.rank, self.backend.world
         if len(lengths) < world:
             raise UserError(f"{len(lengths)} rows cannot be split over {world} ranks: give more rows a step")

@@ -34,12 +34,12 @@ Weights = NDArray[np.float64]
 
 
 def group_normalised(rewards: Rewards, eps: float = 1e-6) -> Rewards:
-    """(r - mean) / (std + eps), SPEC Eq. 3; the *population* standard deviation, the one reported as ``reward/std``."""
+    """Return (r - mean) / (std + eps), SPEC Eq. 3; the *population* standard deviation, reported as ``reward/std``."""
     return mean_only(rewards) / (rewards.std(axis=1, keepdims=True) + eps)
 
 
 def mean_only(rewards: Rewards) -> Rewards:
-    """r - mean: without the division that weighs nearly solved and nearly hopeless prompts up.
+    """Return r - mean: without the division that weighs nearly solved and nearly hopeless prompts up.
 
     Where all are equal it is 0 and not what the mean was rounded by: a division by a deviation of 0 would make 0.1 of
     that, where rewards are large.
@@ -49,7 +49,7 @@ def mean_only(rewards: Rewards) -> Rewards:
 
 
 def leave_one_out(rewards: Rewards) -> Rewards:
-    """r - mean of the *other* completions: an unbiased baseline; equals ``mean_only`` times G / (G - 1)."""
+    """Return r - mean of the *other* completions: an unbiased baseline; equals ``mean_only`` times G / (G - 1)."""
     size = rewards.shape[1]
     return mean_only(rewards) * size / max(size - 1, 1)
 
@@ -62,7 +62,7 @@ ADVANTAGES: dict[str, Callable[[Rewards], Rewards]] = {
 
 
 def advantages(groups: Sequence[Group], name: str) -> Rewards:
-    """Advantages [N] of all trajectories, group by group, by the function ``name`` of ``ADVANTAGES``.
+    """Return advantages [N] of all trajectories, group by group, by the function ``name`` of ``ADVANTAGES``.
 
     Groups may have fewer members than others, or none.
     """
@@ -106,7 +106,7 @@ class CompletionTokens:
     clip_high: float
 
     def clip(self, ratio: Tensor) -> Tensor:
-        """Into the trust region."""
+        """Clip into the trust region."""
         return ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
 
     def pessimistic(self, ratio: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,7 @@ def cispo(tokens: CompletionTokens) -> tuple[Tensor, Tensor]:
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
-    """exp, at most e^20: beyond that the clip decides, and inf * 0 would be NaN."""
+    """Return exp, at most e^20: beyond that the clip decides, and inf * 0 would be NaN."""
     return log_ratio.clamp(-20, 20).exp()
 
 
@@ -226,7 +226,9 @@ def entropy_below(entropy: Tensor, answers: Tensor, target: float | None) -> Ten
 
 
 def k3(logp: Tensor, reference: Tensor) -> Tensor:
-    """Schulman's estimator of KL(pi || reference) on tokens from pi: x - log x - 1, x = reference / pi; never negative.
+    """Return Schulman's estimator of KL(pi || reference) on tokens from pi.
+
+    It is x - log x - 1 with x = reference / pi, and never negative.
 
     The value estimates KL(pi || reference); the *gradient* of it at fixed tokens is that of KL(reference || pi), which
     has the same minimum (GRPO takes it as it is).

@@ -87,7 +87,10 @@ def mean_over_steps(steps: Steps, kind: str) -> Tensor:
 
 
 def end_to_end(steps: Steps, corrected: bool) -> Tensor:
-    """1 - expected accepted drafts / K_eff, averaged over anchors (SPEC Eq. 13); corrected: its unbiased form (1.3)."""
+    """Return 1 - expected accepted drafts / K_eff, averaged over anchors (SPEC Eq. 13).
+
+    Corrected, it is the unbiased form (1.3).
+    """
     draft, target, tokens, mask = (x.flatten(0, 1) for x in (steps.draft, steps.target, steps.tokens, steps.mask))
     sampling = steps.sampling.options()
     return linear_e2e_tv_loss(

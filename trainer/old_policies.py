@@ -1,15 +1,15 @@
 """The policy's last few versions, kept to hold each token against the weights that produced it.
 
-Whether engine and trainer compute one distribution can only be seen under the same weights. With ``rollout.staleness``
-> 0 an answer that waits for its update was as a rule begun under older weights than the trainer's, so at most steps no
-token at all is of those in force: what version v produced has to be scored under version v. Every answer begins with
-tokens whose whole context is of one version, at most ``staleness`` updates old, so with that many versions at hand
-there is something to compare at every step, however engine and trainer are timed and whatever becomes of keys and
-values.
+Engine and trainer can only be compared under the same weights. With ``rollout.staleness`` > 0 most completions were
+begun under older weights than the trainer's. So at most steps no token at all is of the current weights: tokens of
+version v have to be scored under version v. Every completion begins with tokens whose whole context is of one version,
+at most ``staleness`` updates old. With that many versions at hand each step has tokens to compare, whatever the timing
+of engine and trainer, and whatever becomes of keys and values.
 
-The price is memory of the host, ``staleness`` times the weights in the model's dtype (each rank keeps its shard), a
-copy of them a step, and passes over a few answers (``monitor.check_completions``, and what the certificate looks at).
-Checkpoints do not hold them: after a resume, answers that were finished before it are not compared.
+The price has three parts. Host memory holds ``staleness`` times the weights in the model's dtype (each rank keeps its
+shard). Each step copies the weights once. And there are passes over a few completions (``monitor.check_completions``,
+and those of the certificate). Checkpoints do not hold old versions: after a resume, completions that were finished
+before it are not compared.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -36,13 +36,13 @@ class OldPolicies:
         self._kept: dict[int, list[Tensor]] = {}
 
     def keep(self, version: int) -> None:
-        """Remember the weights of now as ``version``; what is too old for the next update's answers goes."""
+        """Remember the weights of now as ``version``; versions too old for the next update's completions go."""
         if self.count:
             self._kept = {v: weights for v, weights in self._kept.items() if v > version - self.count}
             self._kept[version] = self._copies(self.dtype)
 
     def forget(self) -> None:
-        """The weights are others from now on: nothing of before belongs to them."""
+        """Forget all versions: the weights are others from now on."""
         self._kept = {}
 
     @property
@@ -63,7 +63,10 @@ class OldPolicies:
         return merge(*self.visit([v for v in self.versions if v in versions], under))
 
     def visit(self, versions: Sequence[int], read: Callable[[int], T]) -> list[T]:
-        """``read(version)`` while the policy has the weights of each of some kept versions; then its own again."""
+        """Call ``read(version)`` while the policy has the weights of each of some kept versions.
+
+        Afterwards the policy has its own weights again.
+        """
         if not versions:
             return []
         own = self._copies()
@@ -78,7 +81,7 @@ class OldPolicies:
 
     @torch.no_grad()
     def _copies(self, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """This rank's part of each parameter."""
+        """Return this rank's part of each parameter."""
         return [p.to("cpu", dtype or p.dtype, copy=True) for p in self._parts()]
 
     @torch.no_grad()
@@ -93,6 +96,6 @@ class OldPolicies:
 
 
 def evenly_spaced(items: Sequence[T], count: int) -> list[T]:
-    """``count`` of the items (all, if there are fewer), evenly spaced."""
+    """Return ``count`` of the items (all, if there are fewer), evenly spaced."""
     count = min(count, len(items))
     return [items[i * len(items) // count] for i in range(count)]

@@ -98,7 +98,7 @@ def whole_copies(named: Mapping[str, Tensor], dtype: torch.dtype | None = None, 
 
 
 def optimizer_state(optimizer: GuardedAdamW, keep: bool = True) -> State:
-    """Parameters, AdamW's moments and the steps skipped in a row; all ranks take part."""
+    """Return parameters, AdamW's moments and the steps skipped in a row; all ranks take part."""
     states = {name: optimizer.state[p] for name, p in optimizer.named.items() if p in optimizer.state}
     moments = {f"{name}/{key}": value for name, state in states.items() for key, value in state.items()}
     return {
@@ -135,7 +135,7 @@ def load_optimizer_state(optimizer: GuardedAdamW, state: State, owner: str) -> N
 
 
 def random_state() -> State:
-    """States of torch's random generators in this process."""
+    """Return states of torch's random generators in this process."""
     return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
 
 

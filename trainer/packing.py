@@ -1,9 +1,9 @@
-"""Rows (prompt + answer) laid end to end into micro-batches, without padding, balanced over ranks.
+"""Rows (prompt + completion) laid end to end into micro-batches, without padding, balanced over ranks.
 
 Alignment: the hidden state at index t predicts the token at t + 1. What the loss needs is therefore kept once per
-*answer token*, gathered: ``predictors`` says whose hidden state goes through the language-model head, ``targets`` which
-token it has to predict. Tokens of the prompt, and what was read between turns, are only context, and nothing crosses
-from one row into the next.
+*completion token*, gathered: ``predictors`` says whose hidden state goes through the language-model head, ``targets``
+which token it has to predict. Tokens of the prompt, and what was read between turns, are only context, and nothing
+crosses from one row into the next.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,38 +22,38 @@ from bebop.trajectory import Completion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One prompt with one of its answers, ready to be packed."""
+    """One prompt with one of its completions, ready to be packed."""
 
-    prompt: tuple[int, ...]  # [P], P >= 1: the first answer token has to be predicted from something
+    prompt: tuple[int, ...]  # [P], P >= 1: the first completion token has to be predicted from something
     completion: Completion  # [T], of all turns
     advantage: float
-    weight: float  # of each of its answer tokens in the loss; see bebop.trainer.losses.AGGREGATIONS
+    weight: float  # of each of its completion tokens in the loss; see bebop.trainer.losses.AGGREGATIONS
 
     @property
     def length(self) -> int:
-        """Return the tokens of prompt and answer."""
+        """Return the tokens of prompt and completion."""
         return len(self.prompt) + len(self.completion.token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRows:
-    """One micro-batch: N tokens of R rows, A of them answer tokens.
+    """One micro-batch: N tokens of R rows, A of them completion tokens.
 
-    Prompt (7, 8) with answer (9, 1), then prompt (5,) with answer (6,): token_ids 7 8 9 1 5 6, positions 0 1 2 3 0 1,
-    lengths 4 2, predictors 1 2 4, targets 9 1 6, answers 2 1.
+    Prompt (7, 8) with completion (9, 1), then prompt (5,) with completion (6,): token_ids 7 8 9 1 5 6,
+    positions 0 1 2 3 0 1, lengths 4 2, predictors 1 2 4, targets 9 1 6, answers 2 1.
     """
 
     rows: Tensor  # [R] number of each row as it was given to ``pack``, which sorts; -1 for a row that was not
     token_ids: Tensor  # [N]
     positions: Tensor  # [N], from 0 in each row
     lengths: Tensor  # [R], summing to N
-    predictors: Tensor  # [A] index into N of the token whose hidden state predicts the answer token
-    targets: Tensor  # [A] the answer tokens
+    predictors: Tensor  # [A] index into N of the token whose hidden state predicts the completion token
+    targets: Tensor  # [A] the completion tokens
     rollout_logprobs: Tensor  # [A] log-prob under the distribution that the token was drawn from
     target_logprobs: Tensor  # [A] log p under the engine's target, the same but for an inexact system
     versions: Tensor  # [A] weight version that produced the token
     contexts: Tensor  # [A] oldest weight version among the keys and values that it saw
-    answers: Tensor  # [R] answer tokens of each row, summing to A
+    answers: Tensor  # [R] completion tokens of each row, summing to A
     advantages: Tensor  # [A]
     weights: Tensor  # [A] weight in the loss; over all micro-batches of all ranks they follow the aggregation
 

@@ -65,13 +65,16 @@ class TracedLogprobs:
     """
 
     def __init__(self, trajectories: Sequence[Trajectory] = ()) -> None:
-        """``trajectories`` of the whole batch."""
+        """Start without log-probs; ``trajectories``: of the whole batch."""
         traced = [all(turn.completion.trace is not None for turn in t.turns) for t in trajectories]
         self._wanted = {place for place, one in enumerate(traced) if one}
         self.found: dict[int, NDArray[np.float32]] = {}
 
     def add(self, first: int, rows: PackedRows, logp: Tensor) -> None:
-        """A micro-batch with its log-probs [A]; its minibatch begins with completion number ``first`` of the batch."""
+        """Add a micro-batch with its log-probs [A].
+
+        Its minibatch begins with completion number ``first`` of the batch.
+        """
         places = [first + number if number >= 0 else -1 for number in rows.rows.tolist()]
         if self._wanted.isdisjoint(places):
             return
@@ -85,7 +88,7 @@ class PolicyTrainer:
     """One rank of the trainer. With ``world`` > 1 a process group must be there and all ranks make the same calls."""
 
     def __init__(self, policy: Policy, config: JobConfig, rank: int = 0, world: int = 1) -> None:
-        """Takes ``policy`` over: its weights change in place (and are split over the ranks)."""
+        """Take ``policy`` over: its weights change in place (and are split over the ranks)."""
         self.policy, self.config, self.rank, self.world = policy, config, rank, world
         self.max_tokens = self._micro_batch(config)
         self.version = 0  # finished updates
@@ -125,8 +128,8 @@ class PolicyTrainer:
         and ``version`` are as before, and there are no metrics. An update of a large model takes many minutes, and who
         is told to stop has seconds.
 
-        ``UserError`` for answers of an inexact system without ``algorithm.rescore``, and after the third step in a row
-        whose gradient is not finite.
+        ``UserError`` for completions of an inexact system without ``algorithm.rescore``, and after the third step in a
+        row whose gradient is not finite.
         """
         self._check(batch)
         compared = self._compare_past(batch)
@@ -232,17 +235,20 @@ class PolicyTrainer:
                     parameter.copy_(state["weights"][name])
 
     def _check(self, batch: Batch) -> None:
-        """Refuse answers whose recorded log-probs are not those of a distribution that the trainer knows."""
+        """Refuse completions whose recorded log-probs are not those of a distribution that the trainer knows."""
         unknown = any(not t.completion.weighable for t in batch.trajectories)
         if unknown and not self.config.algorithm.rescore:
             system = self.config.decoding.system
             raise UserError(
-                f"decoding.system={system!r} changes the distribution of answers, and does not say to which: set "
+                f"decoding.system={system!r} changes the distribution of completions, and does not say to which: set "
                 "algorithm.rescore=true to train on them"
             )
 
     def _packed(self, groups: Sequence[Group]) -> list[PackedRows]:
-        """This rank's micro-batches of a minibatch, on its device; advantages and weights come from the whole of it."""
+        """Return this rank's micro-batches of a minibatch, on its device.
+
+        Advantages and weights come from the whole minibatch.
+        """
         algorithm, limit = self.config.algorithm, self.config.rollout.sampling.max_new_tokens
         pairs = [(group.prompt, t.completion) for group in groups for t in group.trajectories]
         lengths = np.array([int(completion.written.sum()) for _, completion in pairs])
@@ -256,7 +262,7 @@ class PolicyTrainer:
         return self._share(rows)
 
     def _share(self, rows: Sequence[Row]) -> list[PackedRows]:
-        """This rank's micro-batches of some rows, on its device; every rank gets as many."""
+        """Return this rank's micro-batches of some rows, on its device; every rank gets as many."""
         packed = pack(rows, self.max_tokens, self.world)[self.rank :: self.world]
         return [part.to(self.policy.device, self.policy.backbone.dtype) for part in packed]
 
@@ -284,7 +290,7 @@ class PolicyTrainer:
         None: it was told to stop before the first step of the update.
 
         ``proximal`` None: the current weights are the proximal ones.
-        ``weighted``: some answers are of an inexact system, so that importance weights deserve a look.
+        ``weighted``: some completions are of an inexact system, so that importance weights deserve a look.
         """
         self.optimizer.zero_grad()
         parts: list[Metrics] = []
@@ -348,6 +354,6 @@ def _frozen(policy: Policy) -> Policy:
 
 
 def _split(groups: Sequence[Group], count: int) -> list[list[Group]]:
-    """Groups in order, as even as possible, in ``count`` minibatches (fewer if there are fewer groups)."""
+    """Split groups in order, as evenly as possible, into ``count`` minibatches (fewer if there are fewer groups)."""
     ends = [math.ceil(len(groups) * i / count) for i in range(count + 1)]
     return [list(groups[a:b]) for a, b in pairwise(ends) if a < b]

@@ -1,4 +1,4 @@
-"""The monitor's fixed texts under the current policy and its draft head: acceptance and entropy of every answer token.
+"""The monitor's fixed texts under the current policy and draft head: acceptance and entropy of each completion token.
 
 The policy's pass is the trainer's own (``Scorer``), so sharding and precision are those of an update; the head's steps
 run on the hidden states that it leaves behind.
@@ -48,7 +48,7 @@ class ProbeReader:
 
     @torch.no_grad()
     def read(self, texts: Sequence[ProbeText], sweep: bool) -> tuple[ProbeReading, Sweep | None]:
-        """Step 1 of the head at every answer token; all ranks call it and get the same.
+        """Return step 1 of the head at every completion token; all ranks call it and get the same.
 
         ``sweep``: at seven temperatures, with the accept length that a chain would have on these texts, as long as
         drafts of the system may go.
@@ -65,7 +65,7 @@ class ProbeReader:
         merged = {text: numbers.cpu() for part, _ in parts for text, numbers in part.items()}
         seen = {text: probs for _, part in parts for text, probs in part.items()}
         prompts = {text.prompt: number for number, text in reversed(list(enumerate(texts)))}
-        own = [prompts[texts[text].prompt] for text in sorted(merged)]  # answers to one prompt resemble one another
+        own = [prompts[texts[text].prompt] for text in sorted(merged)]  # completions of one prompt resemble one another
         unit = np.repeat(own, [merged[text].shape[1] for text in sorted(merged)])
         numbers = torch.cat([merged[text] for text in sorted(merged)], 1).double().numpy()  # [temperatures, N, 4]
         readings = [
@@ -80,7 +80,7 @@ class ProbeReader:
         return readings[0], Sweep(entropy=tuple(entropy), length=tuple(length), readings=tuple(readings[1:]), sums=sums)
 
     def _packed(self, texts: Sequence[ProbeText]) -> list[PackedRows]:
-        """This rank's micro-batches."""
+        """Return this rank's micro-batches."""
         rows = []
         for text in texts:
             size = len(text.answer)
@@ -134,12 +134,12 @@ class ProbeReader:
     def _shown(
         self, steps: Steps, texts: Sequence[int], counts: Sequence[int], texts_read: Sequence[ProbeText]
     ) -> dict[int, TokenProbs]:
-        """Both distributions of the first step at the token that each text names."""
+        """Return both distributions of the first step at the token that each text names."""
         chosen = steps.mask[..., 0]
         draft, target = steps.draft[chosen][:, 0], steps.target[chosen][:, 0]
         shown, start = {}, 0
         for text, count in zip(texts, counts, strict=True):
-            # The first chain drafts the answer's first token; behind a prompt of one token, its second.
+            # The first chain drafts the completion's first token; behind a prompt of one token, its second.
             place = texts_read[text].shown - (len(texts_read[text].prompt) == 1)
             if 0 <= place < count:
                 rows = slice(start + place, start + place + 1)
@@ -152,7 +152,7 @@ class ProbeReader:
     def _likely(self, number: int, text: ProbeText, q: Tensor, p: Tensor) -> TokenProbs:
         likely = torch.cat([sampling.topk(min(LIKELY, len(sampling))).indices for sampling in (p, q)]).unique()
         likely = likely[p[likely].argsort(descending=True)]
-        decode = partial(self.policy.tokenizer.decode, clean_up_tokenization_spaces=False)  # as answers are
+        decode = partial(self.policy.tokenizer.decode, clean_up_tokenization_spaces=False)  # as completions are
         return TokenProbs(
             text=number,
             context=str(decode([*text.prompt, *text.answer[: text.shown]][-READ_BEFORE:])),
@@ -164,7 +164,7 @@ class ProbeReader:
         )
 
     def _numbers(self, steps: Steps, temperature: float, luck: bool) -> Tensor:
-        """[n, 4] of the anchors that have a step, in order."""
+        """Return [n, 4] numbers of the anchors that have a step, in order."""
         chosen = steps.mask[..., 0]
         mask = steps.mask[chosen]  # [n, K]
         numbers = self._rates(steps.draft[chosen][mask], steps.target[chosen][mask], steps.weight, temperature, luck)
@@ -174,7 +174,10 @@ class ProbeReader:
     def _rates(
         self, draft: Tensor, target: Tensor, weight: Tensor, temperature: float, luck: bool
     ) -> tuple[Tensor, ...]:
-        """Acceptance and entropy of m steps [m, d]; with ``luck`` acceptance against rows far away, else the same."""
+        """Return acceptance and entropy of m steps [m, d].
+
+        With ``luck`` return acceptance against rows far away, else the same.
+        """
         rates, entropies, chances = [], [], []
         size = max(2, CHUNK // weight.shape[0])
         for q_rows, p_rows in zip(draft.split(size), target.split(size), strict=True):
@@ -197,7 +200,7 @@ class ProbeReader:
         return truncate_(logits, 1.0, self.sampling.top_p, self.sampling.top_k)
 
     def _draft_temperature(self, temperature: float) -> float:
-        """0: the head's most likely token is drafted."""
+        """Return 0: the head's most likely token is drafted."""
         own = self.decoding.temperature_of_drafts
         return self.sampling.temperature * temperature if own is None else own
 

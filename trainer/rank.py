@@ -1,6 +1,6 @@
 """One rank of the trainer as a plain class; the runtime makes it a Ray actor (no Ray here).
 
-All ranks are given the same calls with the same arguments; each works on its share and rank 0's answers count.
+All ranks are given the same calls with the same arguments; each works on its share, and rank 0's results count.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class TrainerRank:
         self.trainer.stopping.set()
 
     def logprobs(self) -> dict[int, NDArray[np.float32]]:
-        """log p [T] of traced answers of the latest update, by place in the batch; each rank has those of its rows."""
+        """Return log p [T] of the latest update's traced completions, by place in the batch; each rank has its rows."""
         return self.trainer.traced.found
 
     def read_probe_set(
@@ -64,11 +64,11 @@ class TrainerRank:
         return self.trainer.read_probe_set(texts, sweep, decoding)
 
     def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
-        """Hold answers against the distributions of the weights that wrote them; the answer is rank 0's."""
+        """Compare completions with the distributions of the weights that wrote them; the result is rank 0's."""
         return self.certifier.read(groups, since, self.trainer.version)
 
     def version(self) -> int:
-        """Updates finished so far."""
+        """Return the number of updates finished so far."""
         return self.trainer.version
 
     def weights(self, mtp: bool = False) -> CheckedWeights:

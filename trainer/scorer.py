@@ -1,4 +1,4 @@
-"""The trainer's forward pass: packed rows in, log-probs and entropies of their answer tokens out; and its sharding.
+"""The trainer's forward pass: packed rows in, log-probs and entropies of their completion tokens out; and its sharding.
 
 One module around the whole pass, language-model head included, because FSDP2 gathers the weights of a module around
 that module's ``forward``: embedding, final norm and head (tied or not) form the root's group, each layer its own.
@@ -61,7 +61,10 @@ def shard(scorer: Scorer, mesh: DeviceMesh) -> None:
 
 
 def reshard(scorer: Scorer) -> None:
-    """Back to shards, as ``parameters()`` has them; after a pass without gradients the root's group is still whole."""
+    """Go back to shards, as ``parameters()`` has them.
+
+    After a pass without gradients the root's group is still whole.
+    """
     for module in scorer.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -108,7 +111,7 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """log p(target) [A] and the entropy of p in nats [A], p = softmax((hidden @ weight.T + bias) / temperature).
 
-    hidden [A,d] (already gathered: answer tokens alone), weight [V,d], targets [A]. The matrix product is done in
+    hidden [A,d] (already gathered: completion tokens alone), weight [V,d], targets [A]. The matrix product is done in
     ``dtype`` (None: as ``hidden``), everything behind it in fp32 or better. Both results have gradients.
     """
     rows = max(1, chunk_elements // weight.shape[0])

@@ -1,8 +1,9 @@
-"""Drafts that rejection sampling would reject, found in the policy's own answers: what a pivot classifier judges.
+"""Drafts that rejection sampling would reject, found in the policy's own completions: what a pivot classifier judges.
 
-Every position of an answer counts as if a draft of each depth had reached it: the answers come from the target, the
-draft from the head's distribution at that depth. SPEC 4.3 walks along one answer of speculative decoding instead; here
-all positions of many answers are looked at in one pass, and where a block began is not a matter of chance.
+Every position of a completion counts as if a draft of each depth had reached it: the completions come from the target,
+the draft from the head's distribution at that depth. SPEC 4.3 walks along one completion of speculative decoding
+instead; here all positions of many completions are looked at in one pass, and where a block began is not a matter of
+chance.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ PLACES = 32  # prefixes whose continuations run side by side
 class Candidate:
     """A rejected draft: row=3, place=12, token=9, p=0.04, q=0.3."""
 
-    row: int  # number of the answer
+    row: int  # number of the completion
     place: int  # of the text's tokens: it would have stood there
     token: int
     p: float
@@ -64,7 +65,7 @@ class Search:
     again: int = 0  # 1: the same candidates, with other continuations, independent of the first
 
     def probs(self, logits: Tensor, drafted: bool) -> Tensor:
-        """Sampling distributions [n, V] of logits [n, V]; greedy drafting is not looked at."""
+        """Return sampling distributions [n, V] of logits [n, V]; greedy drafting is not looked at."""
         own = self.sampling.temperature
         if drafted and self.draft_temperature is not None:
             own = self.draft_temperature
@@ -79,14 +80,14 @@ class Search:
 def seeds_of(seed: int, row: int, place: int, rollouts: int) -> list[int]:
     """Return the seeds of the K continuations at one place, whatever token stands there: common random numbers.
 
-    Apart from the seeds that answers are sampled with, which count from seed << 40.
+    Apart from the seeds that completions are sampled with, which count from seed << 40.
     """
     return [(seed << 40) + (1 << 39) + (row << 25) + (place << 11) + k for k in range(rollouts)]
 
 
 @torch.no_grad()
 def find_candidates(policy: Policy, rows: Sequence[TokenRow], search: Search) -> list[Candidate]:
-    """Rejected drafts of all rows, those of one place side by side. The same for a seed, however often it is called."""
+    """Return rejected drafts of all rows, those of one place side by side. One seed gives the same at every call."""
     found: list[Candidate] = []
     for start in range(0, len(rows), ROWS):
         part = rows[start : start + ROWS]
@@ -104,18 +105,18 @@ def find_candidates(policy: Policy, rows: Sequence[TokenRow], search: Search) ->
 def _of_row(
     policy: Policy, number: int, row: TokenRow, hidden: Tensor, heads: Sequence[Tensor], search: Search
 ) -> list[Candidate]:
-    """Candidates of one row: hidden states [L, d] of its text, and the head's at each depth k [L - k, d]."""
+    """Return candidates of one row: hidden states [L, d] of its text, and the head's at each depth k [L - k, d]."""
     first, end, device = len(row.prompt), len(row.token_ids), hidden.device
     if end == first or first < 2:
         return []
     places = torch.arange(first, end, device=device)
     p = search.probs(policy.logits(hidden[first - 1 : end - 1]), drafted=False)
     doubt = entropy(p)
-    seed = torch.full_like(places, ~((search.seed << 40) + number))  # negative: no answer is sampled with it
+    seed = torch.full_like(places, ~((search.seed << 40) + number))  # negative: no completion is sampled with it
     numbers = uniforms(seed, places, 2 * search.depth + 1)
     found: dict[int, dict[int, Candidate]] = {}
     for depth in range(1, search.depth + 1):
-        reached = places[depth - 1 :]  # a chain begins in the answer
+        reached = places[depth - 1 :]  # a chain begins in the completion
         at = slice(depth - 1, None)
         if not len(reached):
             break
@@ -147,7 +148,7 @@ def _of_row(
 
 @torch.no_grad()
 def layer_states(policy: Policy, texts: Sequence[tuple[int, ...]], layers: Sequence[int], batch: int = 64) -> Tensor:
-    """States [n, layers, 2, d] after layers at the last two tokens of a text: predicting its candidate, and at it."""
+    """Return states [n, layers, 2, d] after layers at a text's last two tokens: predicting its candidate, and at it."""
     states: list[Tensor] = [torch.zeros(0)] * len(texts)
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     with tapped(policy.backbone.get_decoder().layers, tuple(layers)) as kept:
@@ -168,14 +169,14 @@ def layer_states(policy: Policy, texts: Sequence[tuple[int, ...]], layers: Seque
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """One continuation: the whole answer's text, and whether it succeeds."""
+    """One continuation: the whole completion's text, and whether it succeeds."""
 
     text: str
     success: bool
 
 
 class Continuations:
-    """Continues answers by plain decoding, so that a random number belongs to a place in the text and to nothing else.
+    """Continues completions by plain decoding, so that a random number belongs to a place in the text only.
 
     The k-th continuations of a prefix, of a candidate after it and of a token in its stead then draw the same numbers
     at the same places, and the prefix is continued once for all its candidates. Those that begin with the same token
@@ -185,7 +186,7 @@ class Continuations:
     def __init__(
         self, policy: Policy, data: DataConfig, reward: Reward, *, seed: int, rollouts: int, success: float, judge: bool
     ) -> None:
-        """``success``: the least reward of an answer that succeeds; ``judge``: check the steps of those that do."""
+        """``success``: the least reward of a completion that succeeds; ``judge``: check the steps of those that do."""
         self.data, self.reward, self.policy = data, reward, policy
         self.seed, self.rollouts, self.success, self.judge = seed, rollouts, success, judge
         plain = DecodingConfig(system="autoregressive", draft_tokens=0)
@@ -194,7 +195,7 @@ class Continuations:
     def run(
         self, prompts: Sequence[Prompt], rows: Sequence[TokenRow], candidates: Sequence[Candidate], bar: tqdm
     ) -> Iterator[list[Rollouts]]:
-        """Rollouts of candidates, in their order, in parts; those of one place belong together."""
+        """Yield rollouts of candidates, in their order, in parts; those of one place belong together."""
         self.first = {row.prompt: i for i, row in reversed(list(enumerate(rows)))}  # a question that is asked again
         places = (list(group) for _, group in groupby(candidates, key=lambda c: (c.row, c.place)))
         while part := list(islice(places, PLACES)):
@@ -247,7 +248,7 @@ class Continuations:
     def _finish(
         self, prompts: Sequence[Prompt], rows: Sequence[TokenRow], wanted: Sequence[tuple[int, tuple[int, ...], int]]
     ) -> list[Ending]:
-        """Return the answers that texts become. Equal texts come one after another, so that the engine reads them
+        """Return the completions that texts become. Equal texts come one after another, so that the engine reads them
         once."""
         stops, most = self.policy.eos_token_ids, self.data.sampling.max_new_tokens
         distinct = sorted(set(wanted))

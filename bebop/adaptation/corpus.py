@@ -57,7 +57,7 @@ def run_engine(
 ) -> list[Completion]:
     """Return a completion of each prompt, in order; each rank decodes its share. ``label`` None shows no progress bar.
 
-    ``sampling``: other than that of the data; ``keep_state``: with what the decoding system kept of each answer.
+    ``sampling``: other than that of the data; ``keep_state``: with what the decoding system kept of each completion.
     """
     engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length, keep_state=keep_state)
     mine = range(ranks.rank, len(prompts), ranks.world)
@@ -65,7 +65,7 @@ def run_engine(
         own = sampling_params(policy, sampling or data.sampling, (seed << 40) + i)
         engine.add(Request(id=i, token_ids=prompts[i].token_ids, params=own))
     done: dict[int, Completion] = {}
-    with tqdm(total=len(mine), desc=label, unit="answer", disable=label is None or ranks.rank > 0) as bar:
+    with tqdm(total=len(mine), desc=label, unit="completion", disable=label is None or ranks.rank > 0) as bar:
         while engine.unfinished:
             ended = engine.step()
             done |= {f.id: f.completion for f in ended}
@@ -133,7 +133,7 @@ def split_rows(config: AdaptConfig, rows: Sequence[TokenRow]) -> tuple[list[Toke
 
 
 def _held_out_count(config: AdaptConfig, questions: int) -> int:
-    """Return how many of so many are held out where training would ask them all: a fifth, or what is wanted."""
+    """Return how many of so many questions are held out where training would ask them all: at most a fifth."""
     return min(config.evaluation.prompts, questions // 5)
 
 
@@ -309,7 +309,7 @@ def _prompt(index: int, token_ids: tuple[int, ...], task: str) -> Prompt:
 
 @torch.no_grad()
 def backbone_states(policy: Policy, rows: Sequence[TokenRow], batch: int = 32) -> list[Tensor]:
-    """Final, normed hidden states [L, d] of each row; rows of like length are computed together."""
+    """Return final, normed hidden states [L, d] of each row; rows of like length are computed together."""
     states: dict[int, Tensor] = {}
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
     for start in range(0, len(order), batch):

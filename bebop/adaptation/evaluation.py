@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Sums per answer, from decoding S prompts with K drafts a cycle; see ``DecodeStats`` for their meaning."""
+    """Sums per completion, from decoding S prompts with K drafts a cycle; see ``DecodeStats`` for their meaning."""
 
     tasks: tuple[str, ...]  # [S]
     cycles: Array  # [S]
@@ -48,7 +48,7 @@ class Measured:
         return getattr(self, name)[:, where].sum(1), self.reached[:, where].sum(1)
 
     def interval(self, name: str, position: int | None = None) -> Interval:
-        """Return a number of ``ratio_of`` with its bootstrap interval over answers."""
+        """Return a number of ``ratio_of`` with its bootstrap interval over completions."""
         return ratio(*self.ratio_of(name, position))
 
     def summary(self) -> dict[str, Interval]:
@@ -76,7 +76,7 @@ def measure(
     label: str | None = None,
     ranks: Ranks = ALONE,
 ) -> Measured:
-    """Decode an answer to each prompt. Two heads measured with one seed draw the same random numbers."""
+    """Decode a completion of each prompt. Two heads measured with one seed draw the same random numbers."""
     answers = run_engine(policy, prompts, data, decoding, seed, label, ranks)
     return measured([p.task for p in prompts], answers, decoding.limit)
 

@@ -141,7 +141,7 @@ class Adaptation:
         if len(tasks) < MIN_HELD_OUT:
             longest = max(len(row.prompt) for row in held_out)
             limit = f"data.max_length={self.config.data.max_length}"
-            raise UserError(f"{limit}: held-out prompts of up to {longest} tokens leave no room for answers")
+            raise UserError(f"{limit}: held-out prompts of up to {longest} tokens leave no room for completions")
         prompts = [
             Prompt(index=i, task=task, text="", token_ids=ids, item={}) for i, (ids, task) in enumerate(tasks.items())
         ]
@@ -150,8 +150,10 @@ class Adaptation:
     # ---- measuring
 
     def _first_look(self, held_out: Sequence[Prompt]) -> tuple[Snapshot, list[TokenRow]]:
-        """Measure the head as it came; return that and the answers to the held-out prompts, which every head is probed
-        on."""
+        """Measure the head as it came; return that and the completions of the held-out prompts.
+
+        Every head is probed on these completions.
+        """
         began = time.perf_counter()
         data, decoding = (
             self.config.data,
@@ -181,7 +183,7 @@ class Adaptation:
     # ---- training
 
     def _train(self, rows: Sequence[TokenRow], text: Sequence[TokenRow]) -> None:
-        """Every step to the last, from the newest checkpoint on; the head of ``self.policy`` follows."""
+        """Train every step to the last, from the newest checkpoint on; the head of ``self.policy`` follows."""
         began = time.perf_counter()
         train, trainer = self.config.train, self.trainer
         sinks = self._sinks() if self.ranks.rank == 0 else []
@@ -224,7 +226,7 @@ class Adaptation:
         return train.warm_objective if step < train.warm(self.fresh) else self.config.head.objective
 
     def _progress(self, text: Sequence[TokenRow]) -> dict[str, float]:
-        """Return numbers of the held-out text on the way, small enough to be taken often."""
+        """Return numbers of the held-out text during training, cheap enough to be taken often."""
         self._sync()
         probed = probe(self.policy, text[:64], self.config.evaluation.draft_tokens, self.sampling)
         lengths = {
@@ -256,7 +258,7 @@ class Adaptation:
     # ---- writing
 
     def _write(self, results: Results) -> None:
-        """The checkpoint in the layout that it came in, its card, the numbers and the page."""
+        """Write the checkpoint in the layout that it came in, its card, the numbers and the page."""
         out = self.written()["checkpoint"]
         with writing(out):
             save_policy(self.policy, out)

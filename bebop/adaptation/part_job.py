@@ -37,7 +37,7 @@ class PartJob:
     found: Path | None = None  # the checkpoint that it goes on from
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks) -> None:
-        """``UserError`` for several processes, and for text that the model did not write."""
+        """Raise ``UserError`` for several processes, and for text that the model did not write."""
         check(ranks.world == 1, "part", config.part, "its training runs in one process: start it without torchrun")
         check(config.data.source == "sample", "data.source", config.data.source, f"part={config.part} takes sample")
         self.config, self.folder = config, folder

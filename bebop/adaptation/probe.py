@@ -31,18 +31,18 @@ class Probe:
     """Numbers of n anchors with K steps each, NaN where a step does not exist."""
 
     row: NDArray[np.int64]  # [n] which text an anchor is in
-    place: NDArray[np.int64]  # [n] index in the answer of the token that step 1 stands for
+    place: NDArray[np.int64]  # [n] index in the completion of the token that step 1 stands for
     task: NDArray[np.str_]  # [n]
     numbers: dict[str, Array]  # each [n, K]; see NUMBERS
     accept: Array  # [n] unbiased estimate of accepted drafts + 1, sampled drafts
     accept_greedy: Array  # [n] the same for greedy drafts
 
     def accept_length(self, greedy: bool = False) -> Interval:
-        """Mean over anchors, bootstrapped over texts. Decoding starts its cycles elsewhere: close to it, not equal."""
+        """Return the mean over anchors, bootstrapped over texts: close to decoding's, whose cycles start elsewhere."""
         return self.mean(self.accept_greedy if greedy else self.accept)
 
     def mean(self, values: Array) -> Interval:
-        """Mean of one number an anchor [n], NaN left out, bootstrapped over texts."""
+        """Return the mean of one number an anchor [n], NaN left out, bootstrapped over texts."""
         known = np.isfinite(values)
         count = int(self.row.max()) + 1
         totals = np.bincount(self.row[known], values[known], count)
@@ -96,7 +96,7 @@ def unrolled(
     states: Sequence[Tensor] | None = None,
     every: int = 1,
 ) -> Iterator[Unrolled]:
-    """Yield what ``probe`` takes its numbers from, ``batch`` rows at a time, for whoever asks for other numbers."""
+    """Yield what ``probe`` takes its numbers from, ``batch`` rows at a time, also for other numbers."""
     assert policy.mtp is not None
     for start in range(0, len(rows), batch):
         some = rows[start : start + batch]

@@ -32,7 +32,7 @@ class Ranks:
         return any(self.union({self.rank: mine}).values())
 
     def wait(self) -> None:
-        """Until every rank is here."""
+        """Wait until every rank is here."""
         if self.world > 1:
             dist.barrier()
 
@@ -42,7 +42,7 @@ ALONE = Ranks(0, 1)
 
 @contextmanager
 def joined(device: str) -> Iterator[Ranks]:
-    """The ranks that torchrun started (by its environment variables), with a process group for their time together."""
+    """Yield the ranks that torchrun started (by its environment variables), with a process group for the block."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         yield ALONE

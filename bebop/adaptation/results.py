@@ -24,7 +24,7 @@ class Results:
     before: Snapshot
     after: Snapshot
     rows: int  # sequences to train on
-    tokens: int  # answer tokens in them
+    tokens: int  # completion tokens in them
     repeated: int  # prompts measured on that training has as well: how all trajectories of an environment may begin
     steps: int
     fresh: bool  # whether the head began anew instead of coming with the checkpoint
@@ -57,7 +57,7 @@ class Results:
         }
 
     def __str__(self) -> str:
-        """A table for the terminal: accept length and acceptance before and after."""
+        """Return a table for the terminal: accept length and acceptance before and after."""
         lines = [f"{'':32}{'before':>22} {'after':>22} {'change':>22}"]
         for system in self.after.decoded:
             for name, label in (("accept_length", "accept length"), ("accepted", "acceptance per draft")):

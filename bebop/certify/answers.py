@@ -82,7 +82,7 @@ def make_block(answers: Sequence[Answer], parts: Sequence[Mapping[str, Tensor | 
 
 
 def narrow(probs: Tensor, ids: Tensor) -> Tensor:
-    """Return distributions [n, V] over the columns ``ids`` [n, M], the last of which takes what is left."""
+    """Return distributions [n, V] over the columns ``ids`` [n, M], the last of which takes the remaining mass."""
     own = probs.gather(1, ids[:, :-1])
     return torch.cat([own, (1 - own.sum(1, keepdim=True)).clamp_min(0)], 1)
 

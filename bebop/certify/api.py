@@ -89,5 +89,5 @@ class ScoreReference:
         ids = answer.token_ids.tolist()
         rows = torch.as_tensor(np.asarray(self.score(answer.prompt, ids))).double()
         if rows.ndim != 2 or len(rows) != len(ids):
-            raise ValueError(f"score gave {tuple(rows.shape)} for an answer of {len(ids)} tokens: [T, V] is wanted")
+            raise ValueError(f"score gave {tuple(rows.shape)} for a completion of {len(ids)} tokens: [T, V] is wanted")
         return rows

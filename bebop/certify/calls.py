@@ -44,7 +44,7 @@ class Server:
         """Return the results of calls side by side, in their order; the first error ends all.
 
         Interrupted (``KeyboardInterrupt``), it lets ``end`` end what is running, waits ``GRACE`` seconds at most and
-        gives what is there: None for a call without a result.
+        returns the results so far: None for a call without one.
         """
         tasks: list[asyncio.Task[Result]] = []
         try:
@@ -84,7 +84,7 @@ class Server:
             case TimeoutError():
                 return (
                     f"{self.url}/{name} gave no answer in engine.timeout={self.timeout:g} seconds: raise it, or ask "
-                    "for shorter answers (sampling.max_new_tokens)"
+                    "for shorter completions (sampling.max_new_tokens)"
                 )
             case Busy():
                 problem = f"is not ready: {error}"
@@ -123,7 +123,7 @@ async def _all(calls: Sequence[Coroutine[Any, Any, Result]], tasks: list[asyncio
 
 
 async def _rest(tasks: Sequence[asyncio.Task[Result]], end: End | None) -> list[Result | None]:
-    """Return what is there soon after an interruption."""
+    """Return the results that arrive soon after an interruption."""
     if end is not None:
         await end()
         if tasks:
@@ -144,8 +144,8 @@ def refuse(request: Request, vocabulary: int | None) -> None:
     """
     if request.params.stop:
         raise UserError(
-            f"sampling.stop={list(request.params.stop)} is not possible: a served answer is certified by its tokens, "
-            "and ends with stop tokens alone"
+            f"sampling.stop={list(request.params.stop)} is not possible: a served completion is certified by its "
+            "tokens, and ends with stop tokens alone"
         )
     ids = request.token_ids
     if not ids or min(ids) < 0:
@@ -169,5 +169,5 @@ def fields(request: Request) -> dict[str, Any]:
 
 
 def unanswered(request: Request) -> Answer:
-    """Return the answer to a request that was interrupted before anything came back."""
+    """Return the ``Answer`` to a request that was interrupted before any token came back."""
     return Answer(**fields(request), token_ids=np.zeros(0, dtype=np.int64), finish_reason="abort")

@@ -138,7 +138,7 @@ def _finite(value: Any) -> Any:
 # ---- what is likely wrong
 
 CAUSES: Mapping[str, str] = {
-    "structure": "An answer breaks a rule that no sampler may break: look at what follows a stop token, at finish "
+    "structure": "A completion breaks a rule that no sampler may break: look at what follows a stop token, at finish "
     "reasons, lengths and versions.",
     "wrong_row": "Tokens follow the row of another position: look at how verification indexes the target's rows (the "
     "bonus token comes from row K + 1), and at the slots that rows of a batch belong to.",
@@ -148,8 +148,8 @@ CAUSES: Mapping[str, str] = {
     "(to the target and to the draft), and at the precision of logits.",
     "truncation": "The likely or the unlikely tokens come too often: look at top-k, top-p, min-p and penalties, and at "
     "whether a default of the server adds one.",
-    "stop_token": "Answers stop too often or too rarely: look at how stop tokens are filtered from drafts, suppressed "
-    "by a minimum length, or forced.",
+    "stop_token": "Completions stop too often or too rarely: look at how stop tokens are filtered from drafts, "
+    "suppressed by a minimum length, or forced.",
     "shared_randomness": "Tokens share their randomness with others: look at how seeds reach the slots of a batch, and "
     "at the generator's offset from one step to the next.",
     "override": "Some token comes more often than claimed, whatever the context: look at what writes tokens outside of "
@@ -330,7 +330,7 @@ def _failed(engine: str, tokens: int, log_e: float, cause: Cause | None, structu
             f"Fail: the {engine} engine does not sample from the distribution that it claims: after {tokens:,} tokens "
             f"the odds against it are 10^{log_e / math.log(10):.0f} to 1."
         )
-    advice = cause.sentence if cause is not None else "Look at the answers in the list of structural faults."
+    advice = cause.sentence if cause is not None else "Look at the completions in the list of structural faults."
     return found, advice
 
 
@@ -345,9 +345,9 @@ def warnings_of(settings: Sequence[SettingResult]) -> tuple[str, ...]:
     for one in settings:
         if one.acceptance is not None and one.acceptance < LOW_ACCEPTANCE:
             found.append(
-                f"{one.name}: {share(one.acceptance)} of the drafts are accepted: answers are right, but the draft "
+                f"{one.name}: {share(one.acceptance)} of the drafts are accepted: completions are right, but the draft "
                 "head may be zeroed, stale or another model's, and drafting costs more than it gives"
             )
         if one.unfinished:
-            found.append(f"{one.name}: {one.unfinished} answers did not end and count as far as they went")
+            found.append(f"{one.name}: {one.unfinished} completions did not end and count as far as they went")
     return tuple(found)

@@ -87,7 +87,7 @@ class Points:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Positions of a block with what is known before their tokens."""
+    """Positions of a block, with the facts known before their tokens."""
 
     part: Block
     vocabulary: int

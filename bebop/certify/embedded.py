@@ -78,7 +78,7 @@ class EmbeddedEngine:
         }
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """Decode a cohort side by side; return an answer for every request, in their order."""
+        """Decode a cohort side by side; return an ``Answer`` for each request, in their order."""
         done: dict[int, Finished] = {}
         cycles: dict[int, list[int]] = {request.id: [] for request in requests}
         try:

@@ -5,9 +5,9 @@ Two signatures, told apart by how many arguments the function takes:
     function(requests: list[Request]) -> list[Answer | Completion]
     sample(prompts: list[list[int]], seeds: list[int], max_new_tokens: int) -> list[(token_ids, logprobs or None)]
 
-The first is asked with ``bebop.rollout.engine.Request`` and answers for each in their order. The second knows the
-sampling parameters and the tokens that end a completion itself. The stop token is the last of a completion, where there
-is one; a completion that is shorter than it may be has one.
+The first is given ``bebop.rollout.engine.Request`` and returns one ``Answer`` or ``Completion`` for each, in their
+order. The second knows the sampling parameters and the tokens that end a completion itself. The stop token is the last
+of a completion, where there is one; a completion that is shorter than it may be has one.
 """
 
 import importlib
@@ -37,7 +37,7 @@ def make(config: CertifyConfig) -> "FunctionEngine":
 
 
 class FunctionEngine:
-    """A ``LiveEngine`` over a function. Interrupted, it gives nothing: all of its answers are missing."""
+    """A ``LiveEngine`` over a function. Interrupted, it gives nothing: all of its completions are missing."""
 
     name = "function"
     white_box = None
@@ -52,7 +52,7 @@ class FunctionEngine:
         return {"function": self.label}
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """Ask the function for a cohort; raise ``UserError`` if what comes back are no answers."""
+        """Ask the function for a cohort; raise ``UserError`` if the results are no ``Answer``s."""
         if not requests:
             return []
         try:
@@ -73,7 +73,7 @@ class FunctionEngine:
         if not self.simple:
             return self.function(list(requests))
         longest = {request.params.max_new_tokens for request in requests}
-        assert len(longest) == 1, "the answers of a cohort may be equally long"
+        assert len(longest) == 1, "the completions of a cohort may be equally long"
         prompts = [list(request.token_ids) for request in requests]
         return self.function(prompts, [request.params.seed for request in requests], longest.pop())
 

@@ -52,14 +52,14 @@ CYCLES, DRAFTS = "places in the decoding cycle are not known", "the draft's dist
 WHY: Mapping[str, str] = {
     **dict.fromkeys(DRAFT, DRAFTS),
     **dict.fromkeys(EVENT_NAMES, "no log-probs are reported, or it is not known what they should be"),
-    **dict.fromkeys(("stop", "no_stop"), "no token ends an answer"),
+    **dict.fromkeys(("stop", "no_stop"), "no token ends a completion"),
     **dict.fromkeys(("seen", "unseen"), "the prompts are not known"),
     **dict.fromkeys(("shared_uniform", "repeated_uniform"), "no neighbouring tokens"),
     "row_before": "the rows before are not known",
     "neighbour": "rows have columns of their own",
     "bigram": "nothing had been learned yet",
     "unprocessed": "the claim is the raw softmax",
-    "copies": "no two answers had the same context",
+    "copies": "no two completions had the same context",
 }
 """Direction -> why no cohort allowed it."""
 
@@ -97,7 +97,7 @@ class Cohort:
     ranked: Array  # [N] F(x-) in the order of likelihood
 
     def at(self, index: slice | Tensor, vocabulary: int, bigram: Bigram) -> Rows:
-        """Return some positions, with what is known before their tokens."""
+        """Return some positions, with the facts known before their tokens."""
         own = {name: getattr(self.block, name) for name in self.block.__slots__}
         cut: dict[str, Any] = {name: value[index] for name, value in own.items() if isinstance(value, Tensor)}
         part = replace(self.block, **cut)

@@ -63,7 +63,9 @@ class ModelReference:
             ValueError: ``params`` is greedy: its completions are no draws.
         """
         if params.temperature <= 0:
-            raise ValueError("greedy answers are no draws from a distribution: a reference needs a temperature above 0")
+            raise ValueError(
+                "greedy completions are no draws from a distribution: a reference needs a temperature above 0"
+            )
         answers = [answer for answer in answers if len(answer.token_ids)]
         vocabulary = self.policy.vocab_size
         penalised = params.repetition_penalty != 1.0

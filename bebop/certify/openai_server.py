@@ -57,7 +57,7 @@ class OpenAIEngine:
         return {"url": self.server.url, "model": self.model["id"], "version": version, **said}
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """Ask for a cohort side by side; return an answer for every request, in their order."""
+        """Ask for a cohort side by side; return an ``Answer`` for each request, in their order."""
         for request in requests:
             refuse(request, None)
         found = self.server.together([self._answer(request, progress) for request in requests])

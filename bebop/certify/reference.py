@@ -24,9 +24,9 @@ class LiveEngine(Protocol):
         """Return what it says of itself: versions, weights, drafting, precision."""
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """Ask for a cohort side by side; return an answer for every request, in their order.
+        """Ask for a cohort side by side; return an ``Answer`` for each request, in their order.
 
-        Interrupted, it ends them and gives what is there; unfinished ones have the reason ``abort``.
+        Interrupted, it ends them and returns the completions so far; unfinished ones have the reason ``abort``.
         """
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ def _evidence(certificate: Certificate) -> Card:
         f"{certificate.alpha:g} (Ville's inequality). A line that falls is stakes lost on faults that are not there. "
         f"All settings and tests together: ln E = {certificate.log_e:.1f}."
     )
-    panel = Panel(caption="ln E over tokens", traces=traces, layout=layout("answer tokens"))
+    panel = Panel(caption="ln E over tokens", traces=traces, layout=layout("completion tokens"))
     return Card(title="Evidence against the claim", text=text, panels=[panel], keys=keys, wide=True)
 
 
@@ -71,9 +71,9 @@ def _directions(one: SettingResult, failed: bool) -> Card:
     rows = [_row(direction) for direction in found]
     which = "with the most evidence" if failed else "in which the most could still be hidden"
     text = (
-        f"{one.name}: {one.tokens:,} tokens of {one.answers:,} answers. A direction is a way in which tokens might be "
-        "drawn instead of as claimed; the bounds are of the share of tokens drawn so, and of the total variation that "
-        f"this share makes per token. @ is the place in the decoding cycle. Shown are {len(rows)} of "
+        f"{one.name}: {one.tokens:,} tokens of {one.answers:,} completions. A direction is a way in which tokens might "
+        "be drawn instead of as claimed; the bounds are of the share of tokens drawn so, and of the total variation "
+        f"that this share makes per token. @ is the place in the decoding cycle. Shown are {len(rows)} of "
         f"{len(one.evidence)}, those {which}."
     )
     heads = ("Direction", "Kind", "ln E", "Share at most", "Total variation at most")

@@ -1,4 +1,4 @@
-"""A certificate from its configuration to its verdict: what is asked, cohort by cohort, and what comes of it.
+"""A certificate from its configuration to its verdict: requests, cohort by cohort, and their evidence.
 
 - A ``Plan`` says what is asked and how much of it. Weights of evidence are fixed in it, before the first request.
 - ``Run`` asks an engine, cohort by cohort in the order of submission, and weighs what comes back.
@@ -347,7 +347,7 @@ class Run:
         if self.engine.white_box is None:
             gaps.append("the draws inside verification: the engine lets nobody look inside")
         if self.reference is None:
-            gaps.append("the distribution itself: there is no reference, only answers against answers")
+            gaps.append("the distribution itself: there is no reference, only completions against completions")
         gaps += [f"{setting.name}: not begun" for setting in self.plan.settings[len(settings) :]]
         return tuple(gaps)
 
@@ -394,7 +394,7 @@ def make_run(config: CertifyConfig, stack: contextlib.ExitStack) -> Run:
 
 
 def make_plan(config: CertifyConfig, white_box: bool) -> Plan:
-    """Return what is asked, and how much of it."""
+    """Return the plan: the requests, and how many of them."""
     settings, weight = plan_settings(sampling_params(config), config.stress, white_box)
     vocabulary = AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True).vocab_size
     return Plan(

@@ -101,11 +101,11 @@ class SglangEngine:
             "weight_version": model.get("weight_version"),
             "weight_versions_seen": self.versions or None,
             "weights": self.sums,
-            "seeds": "an answer's own" if self.seeded else "one generator for all answers",
+            "seeds": "a completion's own" if self.seeded else "one generator for all completions",
         }
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """Ask for a cohort side by side; return an answer for every request, in their order."""
+        """Ask for a cohort side by side; return an ``Answer`` for each request, in their order."""
         for request in requests:
             refuse(request, self.vocabulary)
         replies = self.server.together([self._answer(request, progress) for request in requests], self._end)
@@ -266,7 +266,7 @@ def logprobs(meta: Mapping[str, Any], ids: NDArray[np.int64], url: str) -> NDArr
     """Return the log-probs of the tokens [T]; raise ``UserError`` if they are of others, or there are none."""
     rows = (meta.get("output_token_logprobs") or [])[: len(ids)]
     if [row[1] for row in rows] != ids.tolist():
-        raise UserError(f"{url} gives log-probs of {len(rows)} other tokens with an answer of {len(ids)}")
+        raise UserError(f"{url} gives log-probs of {len(rows)} other tokens with a completion of {len(ids)}")
     return np.array([row[0] for row in rows], dtype=np.float64)
 
 

@@ -35,7 +35,7 @@ class Finding:
 
 
 def check_structure(answers: Sequence[Answer], *, vocabulary: int, updated: bool = False) -> list[Finding]:
-    """Return findings over answers in the order of submission, at most one of a kind for each answer.
+    """Return findings over completions in the order of submission, at most one of a kind for each completion.
 
     ``vocabulary``: ids lie below it; ``updated``: weights may change meanwhile, so that versions may rise.
     """
@@ -48,7 +48,8 @@ def check_structure(answers: Sequence[Answer], *, vocabulary: int, updated: bool
     versions = {int(version) for answer in answers if answer.versions is not None for version in answer.versions}
     one = all(answer.versions is None or len(set(answer.versions.tolist())) < 2 for answer in answers)
     if len(versions) > 1 and one and not updated and answers:
-        sentence = f"answers have weight versions {', '.join(map(str, sorted(versions)))}, but no weights were updated"
+        seen = ", ".join(map(str, sorted(versions)))
+        sentence = f"completions have weight versions {seen}, but no weights were updated"
         found.append(Finding(request=answers[-1].request, position=None, sentence=sentence))
     return found
 

@@ -107,7 +107,7 @@ class WhiteBox:
         self.untested[what] = why
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that it knows, as JSON can hold it: for a checkpoint, or on its way to another process."""
+        """Return all that it knows, as JSON can hold it: for a checkpoint or another process."""
         bets = {f"{group}/{name}": [b.log_e.tolist(), b.distance.tolist()] for (group, name), b in self.bets.items()}
         return {"bets": bets, "untested": dict(self.untested), **{name: getattr(self, name) for name in COUNTS}}
 

@@ -81,7 +81,7 @@ def composed(overrides: Sequence[str], root: str = "config") -> dict[str, Any]:
 # A command asks for the same two or three times, to find the run that it resumes and then its settings: .15 s each.
 @lru_cache(maxsize=32)
 def _compose(overrides: tuple[str, ...], root: str) -> DictConfig:
-    """Compose a configuration, which is only to be read: references in it are resolved by who reads it."""
+    """Compose a configuration, which is only to be read: its reader resolves the references in it."""
     _register()
     # Which options of a trained part exist depends on the part, whose dataclass checks their names: ++ lets all in.
     opened = [f"++{override}" if override.startswith("options.") else override for override in overrides]
@@ -109,7 +109,7 @@ def _register() -> None:
 
 
 def _tree(found: Iterable[Setting]) -> dict[str, Any]:
-    """Settings as nested mappings of their defaults."""
+    """Return settings as nested mappings of their defaults."""
     tree: dict[str, Any] = {}
     for setting in found:
         *path, last = setting.name.split(".")
@@ -142,7 +142,7 @@ def _choices(root: str) -> dict[str, str]:
 
 
 def _model_of(overrides: Sequence[str], root: str) -> list[str]:
-    """The choice of the group ``model`` that a path alone stands for: ``model.path=DIR`` means ``model=folder`` too.
+    """Return the choice of the group ``model`` that a path alone stands for: ``model.path=DIR`` means ``folder``.
 
     The choice brings the settings of ``conf/_of_model``: a learning rate for the built-in model spoils a real one.
     """
@@ -168,7 +168,7 @@ def of_model(path: str) -> dict[str, Any]:
 
 
 def _flat(tree: dict[str, Any], where: str = "") -> dict[str, Any]:
-    """Nested mappings as one, by full names."""
+    """Return nested mappings as one, by full names."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         found |= _flat(value, f"{where}{name}.") if isinstance(value, dict) else {f"{where}{name}": value}
@@ -179,7 +179,7 @@ def _flat(tree: dict[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def _read(override: str) -> Override:
-    """One override, parsed; ``UserError`` where Hydra would go on about its grammar or list its search path."""
+    """Return one override, parsed; ``UserError`` where Hydra would go on about its grammar or list its search path."""
     try:
         parsed = OverridesParser.create().parse_override(override)
     except (HydraException, ValueError) as error:  # ValueError: a number of more digits than Python reads
@@ -200,7 +200,7 @@ def _read(override: str) -> Override:
 
 
 def _check_names(parsed: Sequence[Override], root: str) -> None:
-    """``UserError`` for the first override of a setting that does not exist, with those that do."""
+    """Raise ``UserError`` for the first override of a setting that does not exist, with those that do."""
     chosen = [p.input_line or "" for p in parsed if p.key_or_group in groups()]
     known: Any = OmegaConf.to_container(_compose(tuple(chosen), root))
     elsewhere = {one.name: one.only for one in settings(ROOTS[root]) if one.only}
@@ -223,7 +223,7 @@ def _check_names(parsed: Sequence[Override], root: str) -> None:
 
 
 def _names(tree: dict[str, Any], where: str = "") -> Iterator[str]:
-    """The full name of every group and setting in nested mappings."""
+    """Yield the full name of every group and setting in nested mappings."""
     for name, value in tree.items():
         yield f"{where}{name}"
         if isinstance(value, dict):
@@ -274,7 +274,7 @@ def resumed_overrides(
 
 
 def _resumed_folder(parsed: Sequence[Override], root: str, section: str) -> Path | None:
-    """The folder of the run that these overrides resume, as Hydra reads them; None for a new run.
+    """Return the folder of the run that these overrides resume, as Hydra reads them; None for a new run.
 
     Settings that the two do not refer to may be wrong, or right together with the saved ones alone: where all of the
     overrides cannot be composed, only those of the two are.
@@ -297,7 +297,7 @@ def trusted(given: Sequence[str], section: str = "") -> bool:
 
 
 def _saved(file: Path) -> list[str]:
-    """What a run was started with; ``UserError`` if the file is damaged."""
+    """Return what a run was started with; ``UserError`` if the file is damaged."""
     try:
         overrides = parse_json(file.read_bytes())
         if not isinstance(overrides, list) or not all(isinstance(override, str) for override in overrides):
@@ -329,7 +329,7 @@ def merge_overrides(saved: Sequence[str], new: Sequence[str], root: str = "confi
 
 
 def _replaces(new: Override, old: Override) -> bool:
-    """Whether the same name, given anew, makes an old override void, or impossible beside it."""
+    """Return whether the same name, given anew, makes an old override void, or impossible beside it."""
     if new.input_line == old.input_line:
         return True
     if isinstance(new.value(), dict) and isinstance(old.value(), dict):

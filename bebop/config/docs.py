@@ -88,7 +88,7 @@ def _sections(cls: type) -> dict[str, type]:
 
 
 def _settings(cls: type) -> Iterator[Setting]:
-    """All settings, with the defaults of the command."""
+    """Yield all settings, with the defaults of the command."""
     tree = composed([], next(root for root, described in ROOTS.items() if described is cls))
     for one in settings(cls):
         yield dataclasses.replace(one, default=lookup(tree, one.name, one.default))
@@ -99,7 +99,7 @@ def _summary(cls: type) -> str:
 
 
 def _choices(group: str) -> list[tuple[str, str]]:
-    """The choices of a group with more than one, each with the first comment of its file."""
+    """Return the choices of a group with more than one, each with the first comment of its file."""
     there = groups().get(group, [])
     if group == "decoding":
         return [(name, SYSTEMS[name].summary) for name in there]
@@ -109,7 +109,7 @@ def _choices(group: str) -> list[tuple[str, str]]:
 
 
 def _meaning(one: Setting) -> str:
-    """What a setting means, which choice it goes with, and its default where a choice of model has another one."""
+    """Return a setting's meaning, the choice it goes with, and its default where a choice of model has another one."""
     models = {choice: of_model(choice) for choice in groups()["model"]}
     others = [
         f"; {_shown(theirs[one.name])} with model={choice}" for choice, theirs in models.items() if one.name in theirs
@@ -118,7 +118,7 @@ def _meaning(one: Setting) -> str:
 
 
 def _shown(value: Any) -> str:
-    """As on a command line."""
+    """Return a value as it is written on a command line."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {_shown(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -127,7 +127,7 @@ def _shown(value: Any) -> str:
 
 
 def _allowed(one: Setting) -> str:
-    """The type and the limit in words."""
+    """Return the type and the limit in words."""
     union = get_origin(one.kind) in (types.UnionType, typing.Union)
     kind = next(k for k in get_args(one.kind) if k is not type(None)) if union else one.kind
     word = TYPE_WORDS.get(get_origin(kind) or kind, "a list")

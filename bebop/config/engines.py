@@ -78,7 +78,7 @@ class SglangConfig(Settings):
         4, "verification steps of which one is measured (overlap, entropies)", at_least(0, "never")
     )
     timeout: float = setting(600.0, "seconds in which nothing is finished before an engine counts as dead", above(0))
-    retries: int = setting(4, "of a call that failed on its way, each after twice as long a wait", NOT_NEGATIVE)
+    retries: int = setting(4, "of a call that failed in transit, each after twice as long a wait", NOT_NEGATIVE)
     extra: dict[str, Any] = setting(
         dict,
         "further arguments of sglang.ServerArgs",

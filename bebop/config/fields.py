@@ -142,7 +142,7 @@ def settings(cls: Any, where: str = "", only: str = "", fixed: str = "", values:
 
 
 def _choices(kind: Any) -> Limit | None:
-    """Those of a ``Literal``, or of one that may be None."""
+    """Return the choices of a ``Literal``, or of one that may be None."""
     kinds = [k for k in (kind, *get_args(kind)) if get_origin(k) is Literal]
     return choice(get_args(kinds[0])) if kinds else None
 
@@ -234,7 +234,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    """``value`` as the annotated type: whole numbers widen, lists become tuples, mappings become dataclasses."""
+    """Return ``value`` as the annotated type: whole numbers widen, lists become tuples, mappings become dataclasses."""
     if dataclasses.is_dataclass(hint):
         check(isinstance(value, dict), where, value, "a mapping is wanted here")
         return from_dict(hint, value, where + ".")  # type: ignore[arg-type]
@@ -261,7 +261,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
-    """``value`` as one of several types: None, a word of a ``Literal``, or else the first other one."""
+    """Return ``value`` as one of several types: None, a word of a ``Literal``, or else the first other one."""
     literal = [kind for kind in kinds if get_origin(kind) is Literal]
     words = [word for kind in literal for word in get_args(kind)]
     if (value is None and type(None) in kinds) or value in words:

@@ -134,7 +134,7 @@ class TaskConfig(Settings):
     answer_key: str = setting("answer", "in verl's files: reward_model.ground_truth", NOT_EMPTY, only="file")
     reward: str = setting(
         "auto",
-        "auto, math_verify, package.module.function or path/to/file.py:function of (answer: str, item: dict)",
+        "auto, math_verify, package.module.function or path/to/file.py:function of (text: str, item: dict)",
         fixed="finished completions or labels were rewarded by the other one",
     )
     reward_timeout: float = setting(30.0, "for one call of a function of yours", above(0, unit="seconds"), fixed="")

@@ -53,7 +53,7 @@ def likeliest(chances: Sequence[Sequence[float]], nodes: int, deepest: int | Non
 
 
 def chance(path: Path, chances: Sequence[Sequence[float]]) -> float:
-    """Return the chance that all drafts on the way to a node are right."""
+    """Return the chance that all drafts on the path to a node are right."""
     product = 1.0
     for depth, rank in enumerate(path):
         row = sorted(chances[min(depth, len(chances) - 1)], reverse=True)
@@ -69,7 +69,7 @@ def numbered(shape: Iterable[Path]) -> tuple[list[Path], list[int]]:
 
 
 def on_likeliest(shape: Collection[Path], chances: Sequence[Sequence[float]], paths: int) -> set[Path]:
-    """Return the nodes on the way to so many of the leaves: the likeliest, of two alike the first."""
+    """Return the nodes on the paths to so many of the leaves: the likeliest, of two alike the first."""
     leaves = [path for path in shape if (*path, 0) not in shape]
     leaves.sort(key=lambda path: -chance(path, chances))
     return {leaf[:depth] for leaf in leaves[:paths] for depth in range(1, len(leaf) + 1)}

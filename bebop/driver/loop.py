@@ -62,8 +62,8 @@ class Loop:
             workers: decode.
             trainer: learns.
             sinks: get the metrics of each step.
-            monitor: asks why acceptance moves; None if nobody does.
-            trajectories: keeps the completions of each step; None if nobody does.
+            monitor: finds out why acceptance moves; None without one.
+            trajectories: keeps the completions of each step; None without one.
             past: completions of earlier steps that workers draft from; None if they do not.
             now: seconds by which steps are timed.
             progress: is called with a text of how far a step has come.

@@ -1,4 +1,4 @@
-"""The rollout workers of a job: who is asked for which completions, and what each worker is sent.
+"""The rollout workers of a job: which worker owes which completions, and what each worker is sent.
 
 Invariants, whatever workers do and however often they die:
 
@@ -6,7 +6,7 @@ Invariants, whatever workers do and however often they die:
 - What a dead worker owed starts again. A report counts once, also when it arrives twice.
 - No prompt starts before the weights that were the newest when it was handed out have arrived.
 - All workers get the newest weights, side by side. No worker waits for another, except in a synchronous job
-  (``rollout.staleness=0``), where nobody has anything else to do.
+  (``rollout.staleness=0``), where workers have nothing else to do.
 - Bookkeeping for a completion costs the same for any number of workers.
 
 From the top of the file down: ``Dispatch`` keeps the books and sends nothing. A ``WorkerChannel`` brings one worker its
@@ -68,7 +68,7 @@ class Dispatch:
         raise NotImplementedError
 
     def hand_out(self) -> list[HandOut]:
-        """Return whom to ask for what now, and count it as in flight."""
+        """Return the requests to hand out now, by worker, and count them as in flight."""
         raise NotImplementedError
 
     def _add(self, worker: int, prompt: int, members: tuple[int, ...]) -> None:
@@ -219,7 +219,7 @@ class DesiredState:
 
 @dataclass(slots=True, kw_only=True)
 class WorkerChannel:
-    """One worker, what it was sent, and what it is to be sent.
+    """One worker, the messages it was sent, and those to send next.
 
     All channels send the same reference to the weights. Behind Ray that is a tree of a kind already: a node fetches an
     object once, from any node that has it by then, and the workers of a node share the copy.
@@ -237,7 +237,7 @@ class WorkerChannel:
     down: bool = False  # it is being replaced
 
     def close(self) -> None:
-        """Drop what was to be sent to a worker that is gone, and let nobody wait for it."""
+        """Drop the messages for a worker that is gone, and end every wait for them."""
         self.outbox, self.down = [], True
         self.arrived.set()
 
@@ -366,7 +366,7 @@ class WorkerPool:
                 channel.wakeup.set()
 
     async def serve(self, i: int) -> None:
-        """Send to worker i, take in what it completes, and replace it when it dies; ``UserError`` after many deaths."""
+        """Send to worker i, take in its completions, and replace it when it dies; ``UserError`` after many deaths."""
         channel = self._channels[i]
         try:
             while True:
@@ -417,7 +417,7 @@ class WorkerPool:
             self._hand_out()
 
     def _lose(self, channel: WorkerChannel, death: WorkerDied) -> None:
-        """Start again all that a dead worker owes."""
+        """Start again all completions that a dead worker owes."""
         self.restarts += 1
         self.disturbed = self.buffer.admitted
         if self.restarts > self._max_restarts:
@@ -428,7 +428,7 @@ class WorkerPool:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Put what is to be asked for now into the outboxes."""
+        """Put the requests to hand out now into the outboxes."""
         for i, index, members in self._dispatch.hand_out():
             prompt = self.prompt(index)
             past = () if self.past is None else self.past.of(prompt.token_ids)
@@ -437,7 +437,7 @@ class WorkerPool:
             self._channels[i].wakeup.set()
 
     async def _take(self, i: int, part: PartialGroup) -> None:
-        """Add what worker i completed to its group, and hand the group over once it is complete."""
+        """Add completions of worker i to their group, and hand the group over once it is complete."""
         index = part.prompt.index
         for member, trajectory in zip(part.members, part.trajectories, strict=True):
             if self._dispatch.take(i, index, member):  # else it was taken in before, or another worker owes it now
@@ -450,7 +450,7 @@ class WorkerPool:
             await self.buffer.put(Group(prompt=prompt, trajectories=there, lost=len(self._members) - len(there)))
 
     def _check_health(self, i: int, report: WorkerReport) -> None:
-        """Compare what worker i runs with what it should run; a complaint stands until the step is over.
+        """Compare the state of worker i with the desired state; a complaint stands until the step is over.
 
         The version must be at least that of the newest prompt it completed, whose weights were sent before.
         """

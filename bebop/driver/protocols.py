@@ -89,7 +89,7 @@ class Worker(Protocol):
         ...
 
     async def collect(self, seen: int) -> WorkerReport:
-        """Return what was finished since the last report; wait a while if there is nothing.
+        """Return the completions since the last report; wait a while if there are none.
 
         ``seen`` acknowledges the newest report that arrived, by its number, 0 after a start. A later report is sent
         again, so a report that gets lost loses no completion.

@@ -1,4 +1,4 @@
-"""Which completions a rollout worker reports, and when: the same rule for real and simulated workers.
+"""The rule by which rollout workers, real or simulated, report completions.
 
 A report costs the driver a call, so completions wait for one another, but not for long:
 
@@ -40,7 +40,7 @@ class ReportQueue:
         return OpenAssignment(prompt=assignment.prompt, members=assignment.members, missing=len(assignment.members))
 
     def finish(self, part: OpenAssignment, member: int, trajectory: Trajectory | None) -> None:
-        """Add what became of a member; None if it was lost."""
+        """Add the result of a member; None if it was lost."""
         part.finished[member] = trajectory
         part.missing -= 1
         self._finished[id(part)] = part
@@ -58,7 +58,7 @@ class ReportQueue:
         return self.pulls and self._count > 0 and self.decoding < self.slots
 
     def take(self) -> tuple[PartialGroup, ...]:
-        """Return what is to be reported, and forget it."""
+        """Return the completions to report, and forget them."""
         parts = []
         for key, part in list(self._finished.items()):
             if part.missing and not self.pulls:

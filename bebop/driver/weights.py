@@ -1,4 +1,4 @@
-"""Weights with a manifest, by which a worker notices that they were cut short or changed on their way.
+"""Weights with a manifest, by which a worker notices that they were cut short or changed in transit.
 
 The sender writes down the name, shape, dtype and a checksum of the bytes of each tensor. The receiver compares them
 with what arrived before an engine sees it. The checksum reads memory once at full speed (26 GB/s with one thread, where

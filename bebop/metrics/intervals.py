@@ -29,7 +29,7 @@ class Interval:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     def overlaps(self, other: "Interval") -> bool:
-        """Whether the two have a number in common."""
+        """Return whether the two have a number in common."""
         return self.low <= other.high and other.low <= self.high
 
 

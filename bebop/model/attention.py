@@ -93,7 +93,7 @@ class AttentionContext(Protocol):
     """Where keys and values live and who may see whom."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Attention of one layer: query [B,H,n,D], key and value [B,Hkv,n,D] -> [B,n,H,D]."""
+        """Compute the attention of one layer: query [B,H,n,D], key and value [B,Hkv,n,D] -> [B,n,H,D]."""
         ...
 
 
@@ -204,7 +204,7 @@ class BlockContext:
         self.text: dict[int, tuple[Tensor, Tensor]] = {}
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Keys and values [B,Hkv,L,D] of the text."""
+        """Write keys and values [B,Hkv,L,D] of the text."""
         self.text[layer] = (key, value)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -299,7 +299,7 @@ class SlotContext:
         self.bias = torch.where(seen, self._shown, self._hidden)[:, None, None]  # [B,1,1,n,P], one row per group
 
     def attend_end_to_end(self, layer: int, turned: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """``attend`` for rows end to end: queries and keys [N,H+Hkv,D] in one, values [N,Hkv,D] -> [N,H,D]."""
+        """Compute ``attend`` for rows end to end: queries and keys [N,H+Hkv,D] in one, values [N,Hkv,D] -> [N,H,D]."""
         return self._end_to_end(turned.shape[1] - value.shape[1])(layer - self.first_layer, turned, value, scaling)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -356,7 +356,7 @@ class SlotContext:
 
     @contextmanager
     def at(self, slot: int) -> Iterator[None]:
-        """Within this block, row 0 of a pass is slot ``slot``."""
+        """Make row 0 of a pass stand for slot ``slot`` within this block."""
         self.first_slot = slot
         try:
             yield
@@ -365,7 +365,7 @@ class SlotContext:
 
     @contextmanager
     def at_span(self, span: Span) -> Iterator[None]:
-        """Within this block, a pass writes the entries of a span and sees those before them."""
+        """Let a pass within this block write the entries of a span and see those before them."""
         with self.at(span.first):
             self.place(span.entries, span.used)
             yield

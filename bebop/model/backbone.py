@@ -44,13 +44,13 @@ class Policy:
     stored: Mapping[str, torch.dtype] = field(default_factory=dict)  # types that a checkpoint of it has, by its names
 
     def hidden(self, token_ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """Final, normed hidden states [B,n,d] of token ids [B,n] at ``positions`` [B,n]."""
+        """Return final, normed hidden states [B,n,d] of token ids [B,n] at ``positions`` [B,n]."""
         decoder = self.backbone.get_decoder()
         out = decoder(input_ids=token_ids, position_ids=positions, use_cache=False, context=context)
         return out.last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Language-model head: [..., d] -> [..., V]."""
+        """Apply the language-model head: [..., d] -> [..., V]."""
         head = self.backbone.get_output_embeddings()
         if torch.is_grad_enabled() or type(head) is not nn.Linear or head._forward_pre_hooks:
             out: Tensor = head(hidden)
@@ -81,7 +81,7 @@ class Policy:
         return [self.backbone] if self.mtp is None else [self.backbone, self.mtp]
 
     def weights(self, mtp: bool = False) -> dict[str, Tensor]:
-        """Named weights to be sent to an engine: ``backbone.*`` and, if asked for, ``mtp.*``; shared ones once."""
+        """Return named weights to send to an engine: ``backbone.*`` and, if asked for, ``mtp.*``; shared ones once."""
         named = {f"backbone.{name}": p for name, p in self.backbone.named_parameters()}
         if mtp and self.mtp is not None:
             named |= {f"mtp.{name}": p for name, p in self.mtp.named_parameters()}
@@ -115,7 +115,7 @@ def shared_tables(policy: Policy) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def tapped(modules: Any, layers: Collection[int]) -> Iterator[dict[int, Tensor]]:
-    """What comes out of these decoder layers while the block runs; negative ones count from the last."""
+    """Yield what comes out of these decoder layers while the block runs; negative ones count from the last."""
     states: dict[int, Tensor] = {}
 
     def keep(layer: int) -> Any:
@@ -144,7 +144,7 @@ def onednn_rows(weight: Tensor) -> float:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``linear`` without gradients: [..., K], [N, K], [N] -> [..., N]."""
+    """Compute ``linear`` without gradients: [..., K], [N, K], [N] -> [..., N]."""
     if x.numel() >= onednn_rows(weight) * weight.shape[1]:
         out: Tensor = ONEDNN(x, weight, bias, "none", [], "")  # type: ignore[misc]
         return out
@@ -161,7 +161,7 @@ class Matrix:
         self.onednn = onednn_rows(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[n, K] -> [n, N]."""
+        """Compute the product: [n, K] -> [n, N]."""
         if x.shape[0] >= self.onednn:
             out: Tensor = ONEDNN(x, self.weight, self.bias, "none", [], "")  # type: ignore[misc]
             return out

@@ -165,7 +165,7 @@ def stop_tokens(config: ModelConfig) -> tuple[int, ...]:
 
 @contextmanager
 def readable(config: ModelConfig, what: str = "") -> Iterator[None]:
-    """Whatever transformers finds wrong with ``what`` of a folder becomes one line; what it reports is kept quiet.
+    """Turn what transformers finds wrong with ``what`` of a folder into one line, and keep its reports quiet.
 
     It checks little of what it reads, so that a value of another type may end in any exception; and it logs keys of MTP
     weights, and pages about an error that it then raises.
@@ -235,7 +235,7 @@ def require_mtp(config: ModelConfig) -> None:
 
 
 def refuse_own_head(config: ModelConfig, engine: str) -> None:
-    """``UserError`` for a language-model head of its own where config.json says that it is the embedding.
+    """Raise ``UserError`` for a language-model head of its own where config.json says that it is the embedding.
 
     Transformers, and so the trainer, takes the one in the weights; an ``engine`` that goes by config.json does not.
     """

@@ -13,7 +13,7 @@ BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @torch.no_grad()
 def fingerprint(weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
-    """16 hexadecimal digits of named tensors, as ``dtype`` (None: as they are).
+    """Return 16 hexadecimal digits of named tensors, as ``dtype`` (None: as they are).
 
     Exact integer arithmetic, so CPU and GPU agree. Notices any changed element, zeroed and swapped tensors, and
     elements that changed places; one pass over the weights.

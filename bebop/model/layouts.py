@@ -117,7 +117,10 @@ def _swap_halves(weight: Tensor) -> Tensor:
 
 
 def split_experts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Stacked ``gate_up_proj`` [E, 2I, H] and ``down_proj`` [E, H, I] as matrices of each expert; the rest as it is."""
+    """Split stacked ``gate_up_proj`` [E, 2I, H] and ``down_proj`` [E, H, I] into the experts' matrices.
+
+    The rest stays as it is.
+    """
     out: dict[str, Tensor] = {}
     for name, tensor in state.items():
         parsed = STACKED.fullmatch(name)

@@ -38,7 +38,7 @@ _as_modules = [False]
 
 @contextmanager
 def as_modules() -> Iterator[None]:
-    """Within this block, everything runs as transformers' modules do: for those who watch or replace them."""
+    """Run everything within this block as transformers' modules do: for those who watch or replace them."""
     before, _as_modules[0] = _as_modules[0], True
     try:
         yield
@@ -47,7 +47,7 @@ def as_modules() -> Iterator[None]:
 
 
 def lean_hidden(policy: Policy, length: int) -> Callable[[Tensor, Tensor, AttentionContext], Tensor]:
-    """``Policy.hidden`` for decoding, at position ids below ``length``."""
+    """Return ``Policy.hidden`` for decoding, at position ids below ``length``."""
     decoder = policy.backbone.get_decoder()
     known = type(decoder).__name__ in [f"{family}Model" for family in FAMILIES] and all(map(_known, decoder.layers))
     return LeanDecoder(policy, length) if known else policy.hidden
@@ -155,14 +155,16 @@ class LeanLayer:
         return bool(self.module.self_attn.q_proj.weight.data_ptr() != self.qkv.weight.data_ptr())
 
     def hooked(self) -> bool:
-        """Return whether somebody wants the module's own arguments. Hooks that see what comes out are called from here:
-        who reads states between layers does not change their rounding."""
+        """Return whether a hook wants the module's own arguments.
+
+        Hooks that read outputs are called from here, so that reading states between layers does not change rounding.
+        """
         return bool(self.module._forward_pre_hooks or self.module._forward_hooks_with_kwargs)
 
     def __call__(
         self, x: Tensor, more: Tensor | None, shape: torch.Size, rotary: Rotary, context: AttentionContext
     ) -> tuple[Tensor, Tensor | None]:
-        """States [B*n,d] and what the layer before adds to them [B*n,d] -> the same of this one, apart or added.
+        """Map states [B*n,d] and what the layer before adds to them [B*n,d] to the same of this one, apart or added.
 
         ``shape`` [B,n,d] is what hooks see.
         """
@@ -198,7 +200,7 @@ class LeanLayer:
         return x, self.down(self.activation(gate).mul_(up))
 
     def _turned(self, x: Tensor, rotary: Rotary) -> Tensor:
-        """Queries and keys [B,H+Hkv,n,D] or [N,H+Hkv,D], normed if the family does so, with rotary embeddings."""
+        """Return queries and keys [B,H+Hkv,n,D] or [N,H+Hkv,D] with rotary embeddings, normed if the family does so."""
         norms, sizes = self.own_norms, self.heads[:2]
         if compiled(None, x):
             eps = norms[0].eps if norms else 0.0
@@ -217,11 +219,14 @@ class Norm:
         self.shape = module.weight.shape
 
     def hooked(self) -> bool:
-        """Return whether somebody has hooked onto the module."""
+        """Return whether the module has hooks."""
         return bool(self.module._forward_hooks or self.module._forward_pre_hooks)
 
     def of_sum(self, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
-        """States [..., d] and what is added to them, if anything is -> the sum and its norm; ``more`` may become it."""
+        """Return the sum of states [..., d] and what is added to them, if anything is, and its norm.
+
+        The sum may overwrite ``more``.
+        """
         if more is None:
             return x, self(x)
         if compiled(None, x):
@@ -230,7 +235,7 @@ class Norm:
         return x, self(x)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """States [..., d] -> [..., d]."""
+        """Normalise states [..., d] -> [..., d]."""
         if compiled(None, x):
             return layer_triton().norm(x, self.weight, self.eps)
         if x.dtype == torch.float32:
@@ -264,7 +269,7 @@ def is_end_to_end(context: AttentionContext) -> bool:
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Rotary embeddings of x [B,H,n,D] or [N,H,D]."""
+    """Apply rotary embeddings to x [B,H,n,D] or [N,H,D]."""
     cos, sin = rotary
     return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))
 
@@ -299,6 +304,6 @@ def layer_triton() -> ModuleType:
 
 @contextmanager
 def _plain_tensors() -> Iterator[None]:
-    """Tensors made in this block may be trained on afterwards, wherever it is entered."""
+    """Make tensors within this block that may be trained on afterwards, wherever it is entered."""
     with torch.inference_mode(False), torch.no_grad():
         yield

@@ -84,7 +84,7 @@ def job_memory(config: JobConfig, settings: Any, count: int, device: torch.devic
     trainer, rollout, dtype = config.trainer, config.rollout, getattr(torch, config.model.dtype)
     weights = dtype.itemsize * count
     tokens = trainer.max_tokens or micro_batch(settings, dtype, device, trainer.ranks, MAX_BATCH_TOKENS)
-    # Beside Adam: a copy to send, those of older versions that answers are compared with, and the reference.
+    # Beside Adam: a copy to send, those of older versions that completions are compared with, and the reference.
     copies = 1 + rollout.staleness + (config.algorithm.kl_coefficient > 0)
     fixed = ADAM * count + trainer.ranks * (copies * weights + PROCESS)
     batches = trainer.ranks * tokens * activation_bytes(settings, dtype)

@@ -69,7 +69,9 @@ class MTPHead(nn.Module):
 def chain(
     head: MTPHead, embeddings: Tensor, hidden: Tensor, steps: int, anchors: Tensor | None = None
 ) -> Iterator[Tensor]:
-    """Recursive steps on given text, as they run while drafting: embeddings and hidden states [B,T,d] of its tokens.
+    """Take recursive steps on given text, as they run while drafting.
+
+    They take embeddings and hidden states [B,T,d] of its tokens.
 
     Step i (from 1) yields hidden states; its entry at anchor t predicts token t + i + 1 and stands against the
     backbone's own distribution at position t + i. Without ``anchors`` every t has a chain and step i yields [B,T-i,d].

@@ -128,7 +128,7 @@ def _ours(policy: Policy, ids: Tensor, positions: Tensor, context: AttentionCont
 
 
 def _texts(policy: Policy, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Random ids [ROWS, WIDTH] and [1, FAR], and the positions [1, FAR] of the latter."""
+    """Return random ids [ROWS, WIDTH] and [1, FAR], and the positions [1, FAR] of the latter."""
     config, generator = policy.backbone.config.get_text_config(), torch.Generator().manual_seed(seed)
     near = torch.randint(0, policy.vocab_size, (ROWS, WIDTH), generator=generator).to(policy.device)
     far = torch.randint(0, policy.vocab_size, (1, FAR), generator=generator).to(policy.device)
@@ -179,7 +179,7 @@ def _perturbed(policy: Policy, ids: Tensor) -> Tensor:
 
 @contextmanager
 def stock_attention(backbone: nn.Module, name: str = "eager") -> Iterator[None]:
-    """Within this block, a model that was loaded with bebop's attention runs on one of transformers' own."""
+    """Run a model that was loaded with bebop's attention on one of transformers' own within this block."""
     from bebop.model.attention import ATTENTION  # with transformers' modeling code, which a driver does without
 
     configs = {id(c): c for m in backbone.modules() if (c := getattr(m, "config", None)) is not None}

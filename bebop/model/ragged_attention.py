@@ -34,7 +34,7 @@ class Ragged:
 
     @classmethod
     def of(cls, lengths: Tensor, width: int) -> Self:
-        """``lengths`` [R]: 1 to ``width`` each."""
+        """Build it from ``lengths`` [R]: 1 to ``width`` each."""
         columns = torch.arange(width, device=lengths.device)
         real = columns < lengths[:, None]  # [R, W]
         starts = (lengths.cumsum(0) - lengths)[:, None]
@@ -47,11 +47,11 @@ class Ragged:
         return self.places // self.numbers.shape[1]
 
     def packed(self, values: Tensor) -> Tensor:
-        """Values [R, W, ...] end to end [1, N, ...]."""
+        """Lay values [R, W, ...] end to end [1, N, ...]."""
         return values.flatten(0, 1).index_select(0, self.places)[None]
 
     def padded(self, values: Tensor) -> Tensor:
-        """Values [1, N, ...] side by side [R, W, ...]."""
+        """Lay values [1, N, ...] side by side [R, W, ...]."""
         return values[0].index_select(0, self.numbers.flatten()).unflatten(0, self.numbers.shape)
 
 
@@ -125,8 +125,8 @@ class RaggedAttention:
         """Plan a pass over a cache's keys and values [layers, S, Hkv, C, D], whose first R slots write ``entries`` [R,
         W].
 
-        ``heads``: of queries; ``used`` bounds the entries that are looked at. What rows need is asked for on a CPU
-        alone: elsewhere all of them are one group, for nobody waits for a device to say.
+        ``heads``: of queries; ``used`` bounds the entries that are read. Only on a CPU are rows grouped by the entries
+        that they need. Elsewhere all rows are one group, since reading lengths would wait for the device.
         """
         kv_heads, size = keys.shape[2], keys.shape[4]
         share, groups = heads // kv_heads, [RowGroup(0, len(entries), entries.shape[1], used)]

@@ -55,7 +55,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def check_file(folder: Path, name: str) -> None:
-    """``UserError`` for what transformers stumbles over in config.json before it makes a configuration of it."""
+    """Raise ``UserError`` for what transformers stumbles over in config.json before it makes a configuration of it."""
     values = read_object(folder / "config.json")
     kinds = [known for known in vars(torch) if isinstance(getattr(torch, known), torch.dtype)]
     for key, value in values.items():
@@ -78,7 +78,7 @@ def check_file(folder: Path, name: str) -> None:
 
 
 def check_tokens(folder: Path, name: str) -> None:
-    """``UserError`` for a token in config.json or generation_config.json that is not the number of one.
+    """Raise ``UserError`` for a token in config.json or generation_config.json that is not the number of one.
 
     Transformers takes ``1.0`` and ``"2"`` in the latter, and the first comparison with a sampled token fails.
     """
@@ -94,7 +94,7 @@ def check_tokens(folder: Path, name: str) -> None:
 
 
 def check_tokenizer(tokenizer: Any, rows: int, name: str) -> None:
-    """``UserError`` for tokens that have no row among the ``rows`` of the embedding."""
+    """Raise ``UserError`` for tokens that have no row among the ``rows`` of the embedding."""
     if len(tokenizer) > rows:
         raise UserError(
             f"{name}: the tokenizer has {len(tokenizer)} tokens, the model {rows}; they do not belong together"
@@ -108,7 +108,7 @@ def check_tokenizer(tokenizer: Any, rows: int, name: str) -> None:
 
 
 def check_layers(keys: Iterable[str], layers: int, name: str) -> None:
-    """``UserError`` for weights of layers beyond the ``layers`` of the configuration, unless they are MTP layers."""
+    """Raise ``UserError`` for weights of layers beyond the configuration's ``layers``, unless they are MTP layers."""
     beyond: dict[int, list[str]] = defaultdict(list)
     for key in keys:
         parsed = LAYER.fullmatch(key)
@@ -125,7 +125,7 @@ def check_layers(keys: Iterable[str], layers: int, name: str) -> None:
 
 
 def check_index(folder: Path, name: str) -> None:
-    """``UserError`` unless every file that the index of a checkpoint in parts names is there."""
+    """Raise ``UserError`` unless every file that the index of a checkpoint in parts names is there."""
     places = read_object(folder / INDEX).get("weight_map", {})
     if not isinstance(places, dict):
         raise UserError(f"{name}: weight_map in {INDEX} is {str(places)[:40]!r}: give an object in braces")
@@ -136,7 +136,7 @@ def check_index(folder: Path, name: str) -> None:
 
 
 def check_settings(settings: Any, name: str) -> None:
-    """``UserError`` for sizes in config.json that no model has; ``name`` begins the line."""
+    """Raise ``UserError`` for sizes in config.json that no model has; ``name`` begins the line."""
     text = settings.get_text_config()
     for key in COUNTS:
         value = getattr(text, key, None)
@@ -178,7 +178,7 @@ def check_weights(settings: Any, folder: Path, name: str) -> "PreTrainedModel":
 
 
 def check_head(model: "PreTrainedModel", folder: Path, layout: str) -> None:
-    """``UserError`` unless the MTP weights in ``folder`` are those of a head for ``model``, by names and shapes."""
+    """Raise ``UserError`` unless the MTP weights in ``folder`` fit a head for ``model``, by names and shapes."""
     layers = model.config.num_hidden_layers
     prefix = LAYOUTS[layout].prefix.format(L=layers)
     with torch.device("meta"):

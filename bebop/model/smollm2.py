@@ -84,7 +84,10 @@ def _complete(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _unpacked() -> dict[str, object]:
-    """Newer releases of transformers keep GGUF weights packed, and cannot save them, unless told otherwise."""
+    """Return arguments that unpack GGUF weights.
+
+    Newer releases of transformers keep them packed, and cannot save them.
+    """
     options = getattr(transformers, "GgufConfig", None)
     return {} if options is None else {"quantization_config": options(dequantize=True)}
 
@@ -114,7 +117,7 @@ def _publish(made: Path, ready: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars and no reports of transformers while converting."""
+    """Show no progress bars and no reports of transformers while converting."""
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -43,11 +43,11 @@ class Certified:
 
     @property
     def failed(self) -> bool:
-        """Return whether the evidence ever reached its limit: what came after does not take that back."""
+        """Return whether the evidence ever reached its limit: later evidence does not take that back."""
         return self.highest >= self.limit
 
     def diagnosis(self) -> str:
-        """Return what is wrong, in words; empty if nothing was found."""
+        """Return the fault in words; empty if none was found."""
         if not self.failed:
             return ""
         found = f"{self.cause}: {self.sentence}" if self.cause else self.sentence

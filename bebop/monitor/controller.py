@@ -30,7 +30,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What an engine says it runs, against what it should; None is not compared."""
+    """The state that an engine reports, and the one it should have; None is not compared."""
 
     worker: int | None = None  # the rollout worker that says so
     version: int | None = None
@@ -48,7 +48,7 @@ class Health:
         return cls(**row)
 
     def diagnosis(self) -> str:
-        """Return what is wrong, in words; empty if nothing is."""
+        """Return the fault in words; empty if there is none."""
         pairs = (
             ("weight version", self.version, self.expected_version),
             ("checksum of the head", self.head_checksum, self.expected_head_checksum),
@@ -95,7 +95,7 @@ class ControllerConfig:
     level: float = 0.999  # of the intervals that decide
     patience: int = 2  # steps in a row that a state must be seen before it is entered or left
     chance: float = 0.1  # acceptance rate of a head that has nothing to do with the model
-    collapse: float = 0.2  # broken: what is left of accepted drafts, if chance is lower
+    collapse: float = 0.2  # broken: the share of accepted drafts that remains, if chance is lower
     relief: float = 0.5  # a cause is over once it is below this share of a change of no consequence, or uncertain
     pause: int = 10  # steps between two actions on system or length
     least_gain: float = 0.02  # relative speed that another length must promise

@@ -42,7 +42,7 @@ class MonitorSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Explanation:
-    """Why acceptance is what it is at one step."""
+    """The causes of the acceptance at one step."""
 
     step: int
     verdict: Verdict
@@ -61,11 +61,11 @@ class Explanation:
 
     @property
     def action(self) -> Action:
-        """Return what is proposed."""
+        """Return the proposed action."""
         return self.verdict.action
 
     def metrics(self) -> dict[str, float]:
-        """Return flat numbers for a log; what is not known is left out."""
+        """Return flat numbers for a log; unknown ones are left out."""
         row = {"drift/state": float(STATES.index(self.state)), "drift/length_by_request": self.length_by_request.point}
         if self.boundary is not None:
             row |= dict(zip(_ends("drift/boundary"), self.boundary.triple(), strict=True))
@@ -85,7 +85,7 @@ class DriftMonitor:
         self.restart()
 
     def restart(self) -> None:
-        """Begin with a new reference: what is decoded with changed on purpose. The controller goes on."""
+        """Begin with a new reference, since decoding changed on purpose. The controller goes on."""
         self._first: list[tuple[StepRecords, Window]] = []
         self._recent: deque[tuple[StepRecords, Window]] = deque(maxlen=self.settings.window_steps + 1)
         self._reference: Window | None = None

@@ -1,4 +1,4 @@
-"""A number with what is known about it: a point and bootstrap draws, which arithmetic carries along.
+"""A number with its uncertainty: a point and bootstrap draws, which arithmetic carries along.
 
 Differences, sums and products of estimates are taken draw by draw, so what two of them share (the same resampled
 completions) stays shared in the result. There is no way to average estimates: means are formed once, in

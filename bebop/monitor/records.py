@@ -110,7 +110,7 @@ class StepRecords:
 def merge_records(parts: Sequence[StepRecords]) -> StepRecords:
     """Return the union of parts of one step (workers), or of several steps; units stay apart where steps differ.
 
-    Parts of one step keep their unit numbers: two workers that answer the same prompt share its unit.
+    Parts of one step keep their unit numbers: two workers that complete the same prompt share its unit.
     """
     assert parts, "nothing to merge"
     drafts = max(part.drafts for part in parts)
@@ -177,9 +177,11 @@ def from_groups(
 
 
 def of_head(records: StepRecords, stats: Sequence[DecodeStats]) -> StepRecords:
-    """The same rows as if every cycle had a single draft, which the head makes by itself: what it measured of first
-    drafts, ``HEAD_OVERLAP``, is what would be accepted. Cycles that did not ask the head (``HEAD_READ``) are left out;
-    the entropy is that of all first drafts."""
+    """Return the same rows as if every cycle had a single draft, which the head makes by itself.
+
+    What it measured of first drafts, ``HEAD_OVERLAP``, is what would be accepted. Cycles that did not ask the head
+    (``HEAD_READ``) are left out; the entropy is that of all first drafts.
+    """
     overlap, read = (
         np.array([s.counts[name][:1].sum() if name in s.counts else np.nan for s in stats])
         for name in (HEAD_OVERLAP, HEAD_READ)

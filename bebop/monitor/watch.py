@@ -120,9 +120,9 @@ class JobMonitor:
     async def read(
         self, step: int, groups: Sequence[Group], trainer: Trainer, undisturbed: bool = True
     ) -> tuple[ProbeReading | None, Sweep | None, Certified | None]:
-        """Before update ``step``: the fixed texts under the weights of now and the certificate, where they are due."""
+        """Read the fixed texts under the current weights, and certify, before update ``step``, where these are due."""
         due = self.probe_due(step, groups)
-        # Of more drafts than one there are slopes, which nobody asks for where the head alone is watched.
+        # More drafts than one give slopes, which are not needed where the head alone is watched.
         alone, decoding = self.monitor.settings.head_alone, self.decoding
         decoding = dataclasses.replace(decoding, draft_tokens=1) if alone else decoding
         reading, sweep = (None, None) if due is None else await trainer.read_probe_set(*due, decoding)
@@ -170,13 +170,13 @@ class JobMonitor:
         self._concluded.close()
 
     def _carried_out(self, action: Action) -> bool:
-        """Return whether the job does what is proposed, rather than leaving it to whoever reads the log."""
+        """Return whether the job carries out proposals, rather than leaving them to the reader of the log."""
         if action.kind in DECODING:
             return self.config.monitor.actions
         return action.kind == "resync" or (action.kind in COTRAIN and self.config.cotrain.mode == "auto")
 
     def _follow(self, explanation: Explanation | None) -> None:
-        """Note how drafts are made from now on; what was in flight at the change belongs to neither reference."""
+        """Note how drafts are made from now on; completions in flight at the change belong to neither reference."""
         if explanation is None or not self._carried_out(explanation.action):
             return
         if explanation.action.kind in ("resync", *DECODING):

@@ -185,7 +185,7 @@ def _by_system(
 
 
 def training_cards(config: AdaptConfig, results: Results, steps: Sequence[dict[str, Any]]) -> list[Card]:
-    """Draw loss and gradient over training, and the held-out numbers on the way; nothing for what was not recorded."""
+    """Draw loss and gradient over training, and the held-out numbers; nothing for numbers that were not recorded."""
     warm, objective = config.train.warm(results.fresh), config.head.objective
     phases = [(config.train.warm_objective, steps[:warm]), (objective, steps[warm:])] if warm else [(objective, steps)]
     shades = [PALETTE[4], AFTER] if warm else [AFTER]

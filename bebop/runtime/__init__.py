@@ -1,1 +1,1 @@
-"""A job in Ray's processes: actors, sessions, watchdog and what is checked before the start."""
+"""A job in Ray's processes: actors, sessions, watchdog and the checks before the start."""

@@ -1,4 +1,4 @@
-"""Finds what is wrong with a job before anything is started, loaded or written.
+"""Finds the faults of a job before anything is started, loaded or written.
 
 The checks take seconds and read no weights.
 """

@@ -91,7 +91,7 @@ class Session:
                     os.kill(pid, signal.SIGCONT)
 
     def _check_driver(self, passed: float) -> None:
-        """Report a driver whose event loop stands still; there is nobody to replace it."""
+        """Report a driver whose event loop stands still; no process can replace it."""
         before, self._idle = self._idle, self._idle + passed
         if self._turns != self._last_turns or not self._turns:
             self._last_turns, self._idle = self._turns, 0.0
@@ -225,7 +225,7 @@ def _start_ray(config: JobConfig, temp: Path, mark: str) -> None:
             if not left:
                 raise UserError(f"{why} ({STARTS} times)") from error
             log.warning("%s; trying again", why)
-    with contextlib.suppress(OSError, RuntimeError):  # a home that is somebody else's, or none
+    with contextlib.suppress(OSError, RuntimeError):  # another user's home, or none
         make_private(Path.home() / ".ray")  # Ray leaves its key there for all to read
 
 

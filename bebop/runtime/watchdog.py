@@ -135,7 +135,7 @@ class Hang:
     """A hang that was found: which processes to end, and why."""
 
     processes: tuple["ProcessHealth", ...]
-    what: str  # " in decoding"; empty if nobody knows in what
+    what: str  # " in decoding"; empty if that is unknown
     silent: float  # seconds that count
     hint: str = ""  # text in the stack of the thread to show; empty: of the one that serves calls
 

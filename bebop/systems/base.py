@@ -84,37 +84,37 @@ class System:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The names of the trained parts that it needs."""
+        """Return the names of the trained parts that it needs."""
         return tuple(part.name for part in self.training())
 
     @property
     def drafts(self) -> bool:
-        """Whether its cycles have drafts, which are accepted or not."""
+        """Return whether its cycles have drafts, which are accepted or not."""
         return self.drafter_name != "none" or self.custom_cycle
 
     @property
     def fixed_length(self) -> bool:
-        """Whether a cycle has as many drafts as were asked for, where that is a number."""
+        """Return whether a cycle has as many drafts as were asked for, where that is a number."""
         return self.length_name == "fixed"
 
     @property
     def free_length(self) -> bool:
-        """Whether its cycles may have any number of drafts, the same in all rows, none included."""
+        """Return whether its cycles may have any number of drafts, the same in all rows, none included."""
         return self.drafts and not self.custom_cycle and not self.tree and not self.history and self.fixed_length
 
     @property
     def supports_auto_length(self) -> bool:
-        """Whether it takes ``draft_tokens=auto``."""
+        """Return whether it takes ``draft_tokens=auto``."""
         return self.free_length
 
     @property
     def most_drafts(self) -> int:
-        """The most drafts with ``draft_tokens=auto``, where nobody says how many."""
+        """Return the most drafts with ``draft_tokens=auto``, where no setting limits them."""
         return 5
 
     @property
     def monitored(self) -> bool:
-        """Whether the drift monitor can say why acceptance moves.
+        """Return whether the drift monitor can say why acceptance moves.
 
         Of drafts from history it moves with what is asked again and how completions repeat, so of those the head alone
         is watched.

@@ -94,13 +94,13 @@ class ChatDelta:
         answered = [*history, {"role": "assistant", "content": PLAIN}]
         whole = self._render([*answered, *messages], ask=True)
         prompt = self._render(history, ask=True)
-        _same(whole[: len(prompt)], prompt, "does not begin as the conversation before the answer did")
+        _same(whole[: len(prompt)], prompt, "does not begin as the conversation before the completion did")
         rest = whole[len(prompt) :]
-        _same(rest[: len(PLAIN)], PLAIN, "does not put an answer as it is right after what begins it")
+        _same(rest[: len(PLAIN)], PLAIN, "does not put a completion as it is right after what begins it")
         rest = rest[len(PLAIN) :]
         stop = next((stop for stop in self.stops if rest.startswith(stop)), None)
         if stop is None:
-            raise _refused(f"does not end an answer with {' or '.join(map(repr, self.stops))}", repr(rest[:SHOWN]))
+            raise _refused(f"does not end a completion with {' or '.join(map(repr, self.stops))}", repr(rest[:SHOWN]))
         return rest[len(stop) :]
 
     def _ids(self, render: Any, messages: Sequence[Message]) -> list[int]:
@@ -133,7 +133,7 @@ class ChatDelta:
     # ---- checks before a job
 
     def _has_tools(self) -> bool:
-        """Whether the template shows messages of tools."""
+        """Return whether the template shows messages of tools."""
         try:
             return CONTENT in self._between([{"role": "tool", "content": CONTENT}])
         except UserError:

@@ -84,7 +84,7 @@ class EnvironmentKind:
 
     @property
     def name(self) -> str:
-        """The name in ``ENVIRONMENTS``; ``make`` if it is not there."""
+        """Return the name in ``ENVIRONMENTS``; ``make`` if it is not there."""
         return next((name for name, kind in ENVIRONMENTS.items() if kind == self), self.make)
 
 

@@ -113,7 +113,7 @@ class EnvironmentProcess:
         return reply["value"]
 
     def ended(self) -> bool:
-        """Whether it ended. Its process id stays taken until ``end``, so that ``end`` kills nobody else."""
+        """Return whether it ended. Its process id stays taken until ``end``, so that ``end`` kills nobody else."""
         return self.process.returncode is not None or self._status() is not None
 
     async def end(self) -> None:
@@ -190,12 +190,12 @@ def _framed(message: bytes) -> bytes:
 
 
 class Pool:
-    """At most ``limit`` processes of one kind; used from one event loop."""
+    """A pool of at most ``limit`` processes of one kind, for one event loop."""
 
     def __init__(
         self, kind: EnvironmentKind, args: Mapping[str, Any], limit: int, output: Output | None = None
     ) -> None:
-        """Start nothing yet; ``args``: of the class; ``output``: reads what processes print; None: nobody does."""
+        """Start nothing yet; ``args``: of the class; ``output``: reads what processes print, if given."""
         self.kind, self.args, self.output = kind, args, output
         self.room = asyncio.Semaphore(limit)
         self.idle: list[EnvironmentProcess] = []

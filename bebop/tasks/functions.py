@@ -47,7 +47,7 @@ from bebop.tasks.output import Output
 logger = logging.getLogger(__name__)
 
 LOAD_SECONDS = 300.0  # for the import of the function's module, which may load a model
-LEAVE_SECONDS = 2.0  # for a process to end by itself once nobody is there to ask it
+LEAVE_SECONDS = 2.0  # for a process to end by itself once no more calls come
 CPU_SECONDS = 3.0  # of a verifier
 STILL_SECONDS = 20.0  # of a verifier without a reply and without any use of CPU time
 ATTEMPTS = 2  # at a verifier whose child is lost
@@ -106,7 +106,7 @@ def start_python(
 
 
 def follow_parent(pipe: int, end: Callable[[], NoReturn]) -> None:
-    """In a child: call ``end`` soon after the parent is gone, even while another thread hangs.
+    """Call ``end`` in a child soon after the parent is gone, even while another thread hangs.
 
     A call in C that never releases the interpreter is not ended before it returns.
     """

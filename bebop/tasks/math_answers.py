@@ -125,7 +125,10 @@ def _unwrapped(text: str) -> str:
 
 
 def words(text: str) -> bool:
-    r"""Whether letters of a text are words, as in ``cat`` and ``11 USD``; not in ``2xy``, ``sin x`` and ``\pi``."""
+    r"""Return whether letters of a text are words, as in ``cat`` and ``11 USD``.
+
+    They are none in ``2xy``, ``sin x`` and ``\pi``.
+    """
     for token in COMMAND.sub(" ", _unwrapped(text)).split():
         token = token.strip(EDGES)
         alone = re.fullmatch(r"[^\W\d_]+(?:['.&-][^\W\d_]+)*", token) is not None

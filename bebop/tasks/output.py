@@ -27,7 +27,7 @@ class Output:
         self._thread: threading.Thread | None = None
 
     def follow(self, process: "subprocess.Popen[bytes]") -> None:
-        """Read what a process prints to its end, in a thread: a pipe that nobody reads would stop the process."""
+        """Read what a process prints to its end, in a thread: a full pipe would stop the process."""
         assert process.stdout is not None
         self._thread = threading.Thread(target=self._follow, args=(process.stdout,), daemon=True)
         self._thread.start()

@@ -164,7 +164,7 @@ def score_entry(name: str, args: str, answer: str, entry: dict[str, Any]) -> flo
 
 
 def is_quick(name: str) -> bool:
-    """Whether the verifier may run in this process: it compares texts, or it is known to be quick."""
+    """Return whether the verifier may run in this process: it compares texts, or it is known to be quick."""
     if name in QUICK:
         return True
     from reasoning_gym.dataset import ProceduralDataset

@@ -107,7 +107,7 @@ class Trajectories:
         """Return the completion with this ``id``; raise ``UserError`` if there is none."""
         found = self._answers("answers.id = ?", (number,))
         if not found:
-            raise UserError(f"{self.path} has no answer {number}")
+            raise UserError(f"{self.path} has no completion {number}")
         return found[0]
 
     def answers(self, steps: range) -> list[StoredAnswer]:

@@ -222,12 +222,12 @@ def token_row(trajectory: Trajectory, trainer_logprobs: NDArray[np.float32] | No
     """Return the columns of ``tokens``; ``trainer_logprobs`` [T] are of the tokens that the policy wrote."""
     completion, trace = trajectory.completion, _trace(trajectory)
     written, count = completion.written, len(completion.token_ids)
-    assert trace is None or len(trace) == count, f"a trace of {len(trace)} tokens, an answer of {count}"
+    assert trace is None or len(trace) == count, f"a trace of {len(trace)} tokens, a completion of {count}"
     logprobs = completion.logprobs
     if completion.mask is not None:
         logprobs = np.where(written, logprobs, np.float32(np.nan))
     if trainer_logprobs is not None:
-        assert len(trainer_logprobs) == trajectory.written, "the trainer saw another answer"
+        assert len(trainer_logprobs) == trajectory.written, "the trainer saw another completion"
         found = np.full(count, np.nan, dtype=np.float32)
         found[written] = trainer_logprobs
         trainer_logprobs = found

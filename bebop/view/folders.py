@@ -239,7 +239,10 @@ def _where(asked: Mapping[str, str]) -> tuple[str, list[Any]]:
 
 
 def _order(asked: Mapping[str, str]) -> str:
-    """Unless asked otherwise traced ones come first, of each the newest; those without the number always come last."""
+    """Return the order of the list: by default traced ones first, of each the newest.
+
+    Those without the number come last.
+    """
     sort, order = asked.get("sort", "traced"), asked.get("order", "desc")
     if sort not in SORTABLE or order not in ("asc", "desc"):
         raise UserError(f"sort={sort}, order={order} is not possible: sort by {', '.join(SORTABLE)}, asc or desc")

@@ -71,7 +71,7 @@ class MegatronBackend:
 
     @property
     def device(self) -> torch.device:
-        """The device on which this process computes."""
+        """Return the device on which this process computes."""
         return next(self.model.parameters()).device
 
     def zero_grad(self) -> None:

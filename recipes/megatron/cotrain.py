@@ -141,7 +141,7 @@ class HeadCotrainer:
 
 
 def _place() -> Place:
-    """Gradients of context parallel ranks add up as those of data parallel ranks do."""
+    """Return the place whose gradients add up over context parallel ranks as over data parallel ranks."""
     return dataclasses.replace(here(), data_group=parallel_state.get_data_parallel_group(with_context_parallel=True))
 
 

@@ -50,12 +50,12 @@ class Place:
 
     @property
     def first(self) -> bool:
-        """Whether this is the first stage, which holds the embedding."""
+        """Return whether this is the first stage, which holds the embedding."""
         return self.pipeline == 0
 
     @property
     def last(self) -> bool:
-        """Whether this is the last stage, which holds the language-model head and the MTP head."""
+        """Return whether this is the last stage, which holds the language-model head and the MTP head."""
         return self.pipeline == self.pipelines - 1
 
 

@@ -84,7 +84,7 @@ class PlatformCPU(PlatformBase):
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        """Return a variable that nobody else reads."""
+        """Return a variable that has no other reader."""
         return "VERL_CPU_VISIBLE_DEVICES"
 
     def nvtx_range(self, msg: str) -> Any:

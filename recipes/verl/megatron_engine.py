@@ -93,7 +93,7 @@ def train_beside(transformer_impl: ModuleType) -> None:
 
 
 def trains(engine: Any) -> bool:
-    """Whether this engine updates a policy."""
+    """Return whether this engine updates a policy."""
     return not engine.engine_config.forward_only and engine.model_config.model_type == "language_model"
 
 

@@ -125,7 +125,7 @@ def report_v1(trainer_base: ModuleType) -> None:
         ]
         if answers and all(stats is None for _, _, stats in answers) and speculates(trainer.config):
             raise UserError(
-                "bebop.metrics=True: answers came without statistics of their drafts, so the hook on the rollout "
+                "bebop.metrics=True: completions came without statistics of their drafts, so the hook on the rollout "
                 "engine did not take; set bebop.metrics=false to go on without"
             )
         _reporter(trainer, trainer.total_training_steps).report(global_steps, answers, metrics)
@@ -152,7 +152,7 @@ def report_batch(ray_trainer: ModuleType) -> None:
 
 
 def speculates(config: Any) -> bool:
-    """Whether the job's rollout engine drafts, as far as its configuration says."""
+    """Return whether the job's rollout engine drafts, as far as its configuration says."""
     rollout = config.actor_rollout_ref.rollout
     if rollout.name == "bebop":
         engine = rollout.engine_kwargs.get("bebop") or {}

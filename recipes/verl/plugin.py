@@ -60,7 +60,7 @@ def wanted(environment: Mapping[str, str]) -> list[Hook]:
 
 
 def on_cpu(environment: Mapping[str, str]) -> bool:
-    """Whether the job asks for the platform ``cpu``."""
+    """Return whether the job asks for the platform ``cpu``."""
     return environment.get("VERL_PLATFORM", "").strip().lower() == "cpu"
 
 

@@ -48,7 +48,7 @@ class VerlConfig:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of the parts that are on."""
+        """Return the names of the parts that are on."""
         names = ("metrics", "monitor", "prometheus", "sessions", "train_head")
         return tuple(name for name in names if getattr(self, name))
 

@@ -1,4 +1,4 @@
-"""Decoding statistics on their way through verl: from an engine's completion to the trainer's metrics, as plain data.
+"""Decoding statistics, passed through verl: from an engine's completion to the trainer's metrics, as plain data.
 
 verl carries a dictionary ``extra_fields`` with every completion. But its asynchronous clients rebuild it when a request
 is aborted and resumed, and its agent loops keep only that of the first turn; each turn is a request of its own. So

@@ -1,4 +1,4 @@
-"""The seams of a decoding system: who drafts, who accepts, how long a draft is, and what they hand to one another.
+"""The seams of a decoding system: drafter, rule and draft length, and the values that they hand to one another.
 
 Parts are made of (policy, slots, config). What one keeps of a request is a column or a cache of the slots. Randomness
 comes in as uniforms, so that a rule is a pure function and kernel, reference and test can share the numbers.
@@ -128,7 +128,7 @@ class Rows:
     """The active rows of the slots, 0..B-1, in one cycle."""
 
     def __init__(self, slots: Slots, batch: int, longest: int) -> None:
-        """``longest``: most entries that a row has in the caches, so that nobody has to ask the device for it."""
+        """``longest``: the most entries that a row has in the caches, known without a wait for the device."""
         self.slots, self.batch = slots, batch
         self.used = slots.attention_width(longest)
         self.sampling = slots.sampling(batch)
@@ -155,12 +155,12 @@ class Rows:
 
     @property
     def seen(self) -> Tensor | None:
-        """Tokens in the context of each row [B, V] (bool), where a penalty needs them."""
+        """Return the tokens in the context of each row [B, V] (bool), where a penalty needs them."""
         return None if self.slots.seen is None else self.slots.seen[: self.batch]
 
     @property
     def sizes(self) -> Tensor:
-        """Tokens of prompt and completion [B]."""
+        """Return each row's number of tokens of prompt and completion [B]."""
         return (self.slots.asked + self.slots.count)[: self.batch]
 
     def context(self) -> Tensor:
@@ -273,7 +273,7 @@ class Drafter(Protocol):
         ...
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """Take in what is emitted, before ``fed`` advances: the first ``emitted`` [B] >= 1 of ``tokens`` [B, K + 1].
+        """Take in the emitted tokens, before ``fed`` advances: the first ``emitted`` [B] >= 1 of ``tokens`` [B, K + 1].
 
         ``out`` has a row a token, also where the draft was a tree: those of the path that was accepted.
         """

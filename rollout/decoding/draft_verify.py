@@ -52,7 +52,7 @@ class DraftVerify:
         self.target = Target(policy, slots)
         self.drafters: dict[object, Drafter] = {}  # by class; once in charge, they read on and may return
         self.measure = True
-        self.timing: object = None  # what is known of the time of cycles, also when another length comes between
+        self.timing: object = None  # the timing model of cycles, kept when another length comes between
         self.observers: list[Observer] = []  # are shown every cycle
         self.configure(config)
 
@@ -73,7 +73,7 @@ class DraftVerify:
 
     @property
     def exact(self) -> bool:
-        """Whether tokens of this cycle have the target's distribution."""
+        """Return whether tokens of this cycle have the target's distribution."""
         return self.rule.exact
 
     def entries(self, slot: int, context: list[int]) -> list[int]:
@@ -179,8 +179,10 @@ class DraftVerify:
 
 
 def _ragged(draft: Draft) -> Ragged | None:
-    """Return how rows are laid end to end, where that saves a good part of the positions; nobody asks the device for
-    it."""
+    """Return how rows are laid end to end, where that saves a good part of the positions.
+
+    This takes no wait for the device.
+    """
     batch, width = draft.tokens.shape
     if draft.lengths is None or draft.total is None or (draft.total + batch) > WORTH_PACKING * batch * (width + 1):
         return None
@@ -188,7 +190,7 @@ def _ragged(draft: Draft) -> Ragged | None:
 
 
 def _by_source(draft: Draft, accepted: Accepted) -> dict[str, Tensor]:
-    """Return what came from each source [B, K], and the same of what was accepted: ``NAME`` and ``NAME_accepted``."""
+    """Return the drafts from each source [B, K], and the accepted ones: ``NAME`` and ``NAME_accepted``."""
     if not draft.sources:
         return {}
     kept = torch.arange(draft.tokens.shape[1], device=draft.tokens.device) < accepted.lengths[:, None]
@@ -209,7 +211,7 @@ def _of_head(draft: Draft, probs: Tensor) -> dict[str, Tensor]:
 
 
 def end(rows: Rows, accepted: Accepted) -> tuple[Tensor, Tensor]:
-    """Return how many of the tokens count [B] and who is done [B]: a stop token or the limit cuts the rest off."""
+    """Return how many of the tokens count [B] and which rows are done [B]: a stop token or the limit ends a row."""
     slots, batch, tokens = rows.slots, rows.batch, accepted.tokens
     stops = (tokens[..., None] == slots.stops[:batch, None]).any(-1)
     # Index of the first stop token, or the width where there is none.
@@ -276,7 +278,7 @@ def _compare(draft: Draft, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def seen_at(rows: Rows, draft: Draft, ways: Tensor | None = None) -> Tensor | None:
     """Return tokens that penalties see at each verified position [B, K + 1, V]: the context and the drafts before it.
 
-    ``ways`` [B, K, K]: of a tree, the nodes on the way to each, itself included.
+    ``ways`` [B, K, K]: of a tree, the ancestors of each node, itself included.
     """
     if rows.seen is None:
         return None

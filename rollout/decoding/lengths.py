@@ -55,7 +55,7 @@ class EntropyLength(DraftLength):
         return chance > self.rate[rows, 0] / self.rate[rows, 1] * self.cost
 
     def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
-        """Count what was tested and accepted per bucket; keep the running rate, older cycles fading."""
+        """Count tested and accepted drafts per bucket; keep the running rate, older cycles fading."""
         batch, drafts = draft.tokens.shape
         lengths = torch.full_like(accepted.lengths, drafts) if draft.lengths is None else draft.lengths
         steps = torch.arange(drafts, device=lengths.device)

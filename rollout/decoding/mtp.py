@@ -33,7 +33,7 @@ class DeferredPrefill:
         # [S] the first such entry: ``fed`` or -1 if there is none
         self.first = slots.register_column("mtp/first_deferred", torch.tensor(-1), of_context=True)
         self.room = max(ROOM, 2 * (slots.sizes.drafts + 1))
-        self.most = 0  # entries; no row is further behind, and nobody has to ask the device
+        self.most = 0  # entries; no row is further behind: known without a wait for the device
         fresh = torch.zeros(self.room, *like.shape, dtype=like.dtype)
         self.states = slots.register_column("mtp/deferred", fresh, of_context=True)
 
@@ -65,10 +65,9 @@ class DeferredPrefill:
         return torch.where(known < 0, 0, self.slots.fed[first : first + batch] - known)
 
     def of(self, first: int, behind: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return entries, tokens [B, W] and states [B, W, d] of what is ``behind`` [B], in slots ``first``, ``first`` +
-        1, ...
+        """Return entries, tokens [B, W] and states [B, W, d] that are ``behind`` [B], in slots from ``first`` on.
 
-        Beyond that, and in rows that have nothing to write, entries are such as nobody sees until they are overwritten.
+        Beyond that, and in rows that have nothing to write, entries are overwritten before they are read.
         """
         slots = self.slots
         rows, last = slice(first, first + len(behind)), slots.capacity - 1
@@ -83,12 +82,12 @@ class DeferredPrefill:
 
 
 class HeadCache(SlotContext):
-    """The cache of a head, whose drafters share what is put off.
+    """The cache of a head, whose drafters share the deferred prefill.
 
     What is taken from a row goes on elsewhere, so what it has put off is read before.
     """
 
-    deferred: DeferredPrefill | None = None  # None: nobody puts anything off
+    deferred: DeferredPrefill | None = None  # None: no prefill is put off
     settle: Callable[[int], None]  # reads what a slot has put off
 
     def snapshot(self, slot: int, length: int) -> tuple[Tensor, Tensor]:

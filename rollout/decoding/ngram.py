@@ -22,7 +22,7 @@ class NgramDrafter:
     target_pass = None
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
-        """Nothing of it is needed."""
+        """Take what every drafter is given, and use none of it."""
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
         """Do nothing: the slots keep the context."""

@@ -18,7 +18,7 @@ class ExactRule:
     counts: tuple[str, ...] = ()
 
     def __init__(self, *_: object) -> None:
-        """Made as every part is, and needs nothing of it."""
+        """Take what every rule is given, and use none of it."""
 
 
 class Rejection(ExactRule):
@@ -40,7 +40,7 @@ class BlockRule(ExactRule):
 
 
 class TreeWalk(ExactRule):
-    """Siblings are tried one after another, each against what is left of the target; the output distribution is the
+    """Siblings are tried one after another, each against the target's remaining mass; the output distribution is the
     target's, at every temperature.
 
     ``siblings``: how many were tried at each depth.

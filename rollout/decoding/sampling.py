@@ -47,7 +47,7 @@ class BatchSampling:
 
     @property
     def truncates(self) -> bool:
-        """Whether any row leaves tokens out."""
+        """Return whether any row leaves tokens out."""
         return self.top_k is not None or self.top_p is not None or self.min_p is not None
 
     def penalised(self, logits: Tensor, seen: Tensor | None) -> Tensor:
@@ -58,7 +58,7 @@ class BatchSampling:
         return torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
 
     def _nucleus(self, probs: Tensor) -> Tensor:
-        """Apply top-k, then top-p to what is left [B, n, V]; of equal tokens at the border the first ones are kept."""
+        """Apply top-k, then top-p to the remaining mass [B, n, V]; of equal tokens at the border the first are kept."""
         ranked, order = torch.sort(probs, dim=-1, descending=True, stable=True)
         if self.top_k is not None:
             limit = torch.where(self.top_k == 0, probs.shape[-1], self.top_k)[:, None, None]

@@ -110,7 +110,7 @@ class Overlaps:
 
 
 class DraftTemperature:
-    """The temperatures of the drafts of each request, learned from its own cycles: nobody beside it matters."""
+    """The temperatures of the drafts of each request, learned from its own cycles alone."""
 
     def __init__(self, slots: Slots) -> None:
         fresh = Overlaps.fresh(POSITIONS)

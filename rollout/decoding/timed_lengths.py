@@ -242,7 +242,7 @@ class TimedLength(DraftLength, ABC):
         """Learn what the latest cycles took, all of the ``forced`` kind; other work may have slowed some down."""
 
     def forget(self) -> None:
-        """End the timing of cycles; what was drafted in them counts for nothing."""
+        """End the timing of cycles; their drafts do not count."""
         self.forced = None
 
 
@@ -322,7 +322,7 @@ class RowCostLength(TimedLength):
         self._seen: tuple[int, Work, Tensor] | None = None  # rows, work and what stood in each row
 
     def before(self, kind: tuple[int, Costs]) -> int:
-        """Return one cycle for the kind in which the head drafts: it reads there what was put off."""
+        """Return one cycle for the kind in which the head drafts: it reads the deferred entries there."""
         return int(kind[1] is HEADED)
 
     def take(self, known: object) -> CycleSeconds:
@@ -358,7 +358,7 @@ class RowCostLength(TimedLength):
         return pays, True
 
     def expected(self, rows: int) -> tuple[float, float, float]:
-        """Return tokens of a row in a cycle that may draft, what it takes, and what a plain one does, seconds."""
+        """Return a row's tokens in a cycle that may draft, and the seconds of such a cycle and of a plain one."""
         cycles, batches, stood, *work = self.past.tolist()
         _, drafted, drafts, passes = (one / cycles for one in work)
         each = self.seconds.each(rows)

@@ -33,7 +33,7 @@ class Tracer:
     """An ``Observer`` of cycles, which is told where requests come, move and end."""
 
     def __init__(self, drafter: str) -> None:
-        """``drafter``: who is in charge now."""
+        """``drafter``: the name of the drafter in charge now."""
         self.drafter = drafter
         self._cycles: dict[int, list[tuple[Cycle, int]]] = {}  # slot -> the cycles of its request, and its row in each
         self._chosen: Tensor | slice | None = None  # the slots as an index, until they change

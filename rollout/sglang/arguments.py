@@ -199,7 +199,7 @@ def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> N
     if own.deterministic and not hosting.seeded:
         raise UserError(
             f"rollout.sglang.deterministic=true is not possible with decoding.system={name}: SGLang's "
-            f"{hosting.algorithms[0]} draws from one generator for all answers"
+            f"{hosting.algorithms[0]} draws from one generator for all completions"
         )
     if own.deterministic and sampled and device != "cuda":
         raise UserError("rollout.sglang.deterministic=true is not possible: SGLang's seeded drafts need a GPU")

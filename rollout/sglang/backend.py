@@ -41,7 +41,7 @@ METHODS = {"weights_checker": "check_weights"}  # where the engine's own name is
 
 
 class Backend(Protocol):
-    """Requests and control calls; everything raises ``EngineDied`` if nobody is there."""
+    """Requests and control calls; every call raises ``EngineDied`` if the server is gone."""
 
     async def start(self) -> None:
         """Make it ready; called again, bring it back."""
@@ -56,7 +56,7 @@ class Backend(Protocol):
         """Return why it is known to be dead; None: it is not."""
 
     async def close(self) -> None:
-        """End what was started."""
+        """End the processes that were started."""
 
 
 class LocalBackend:

@@ -95,13 +95,13 @@ class Inside:
 
 
 def run_of(rid: Any) -> str | None:
-    """Return the run that a request belongs to; None: it is somebody else's."""
+    """Return the run that a request belongs to; None if it belongs to no run."""
     parts = str(rid).split("-", 2)
     return parts[1] if str(rid).startswith(PREFIX) and len(parts) == 3 else None
 
 
 def is_state(rid: Any) -> bool:
-    """Return whether a request asks for what has been seen."""
+    """Return whether a request asks for the observations so far."""
     return str(rid).split("-", 2)[-1].startswith(STATE)
 
 

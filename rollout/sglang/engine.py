@@ -39,7 +39,7 @@ class SglangServer:
         dtype: torch.dtype,
         rescored: bool,
     ) -> None:
-        """Keep what is needed to serve a job; ``start`` makes the engine ready.
+        """Keep the arguments for serving a job; ``start`` makes the engine ready.
 
         Args:
             backend: SGLang, wherever it runs.
@@ -126,7 +126,7 @@ class SglangServer:
             await self.backend.control("abort_request", {"rid": self._rids[id]})
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace weights between two cycles. A failure leaves SGLang paused: nobody knows its weights."""
+        """Replace weights between two cycles. A failure leaves SGLang paused, with unknown weights."""
         if not self._awake:
             await self._wake()
         load = self._to_update(weights, version)

@@ -69,11 +69,12 @@ class Following:
 
 
 def parse_trace(meta: Mapping[str, Any], ids: NDArray[np.int64], drafter: str) -> Trace | None:
-    """Return the trace of a completion [T], the prefill's token and those of the cycles; None where entries do not make
-    it up.
+    """Return the trace of a completion [T]: the prefill's token and those of the cycles.
 
-    A retracted completion has a second token of a prefill, and those of a cycle may reach beyond its end. So what the
-    cycles say they emitted is held against what is there.
+    Return None where the entries do not make it up.
+
+    A retracted completion has a second token of a prefill, and those of a cycle may reach beyond its end. So the
+    tokens that cycles report are compared with the completion.
     """
     entries = [entry for entry in meta.get(ENTRY) or [] if entry]
     if not entries or not len(ids):

@@ -58,7 +58,7 @@ class Core:
         head: bool,
         past: int | None = None,
     ) -> None:
-        """Keep what is needed to start the engine.
+        """Keep the arguments for starting the engine.
 
         Args:
             arguments: of ``vllm.EngineArgs``.
@@ -136,7 +136,7 @@ class Core:
         """Make one step; return vLLM's own outputs, and what the plugin saw of it."""
         try:
             outputs = self.engine.step()
-        except Exception as error:  # it may have decoded half of a step: nobody knows its state
+        except Exception as error:  # it may have decoded half of a step: its state is unknown
             raise EngineDied(f"a step of vLLM failed: {type(error).__name__}: {one_line(error)}") from error
         return outputs, STEPS.take()
 
@@ -217,4 +217,4 @@ def checksums(worker: Any) -> dict[str, dict[str, str]]:
 def _reason(reason: object) -> FinishReason:
     if reason == "stop" or reason == "length":
         return reason
-    raise EngineDied(f"vLLM ended an answer for {reason!r}")
+    raise EngineDied(f"vLLM ended a completion for {reason!r}")

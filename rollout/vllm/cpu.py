@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 
 def mend() -> list[str]:
-    """Mend what is broken and return the names of that. It is called before a model is loaded, and more than once."""
+    """Mend broken functions and return their names. It is called before a model is loaded, and more than once."""
     from vllm.model_executor.layers import utils
     from vllm.v1.sample import rejection_sampler
 

@@ -44,7 +44,7 @@ class VllmServer:
         threads: int,
         hang_after: float,
     ) -> None:
-        """Keep what is needed to serve a job; ``start`` makes the engine ready.
+        """Keep the arguments for serving a job; ``start`` makes the engine ready.
 
         Args:
             core: vLLM's engine.
@@ -104,7 +104,7 @@ class VllmServer:
             self._answers.pop(key, None)
 
     async def _stepping(self) -> None:
-        """Step while there is somebody to step for; what a step raises, all of them get."""
+        """Step while there are requests; all of them get what a step raises."""
         try:
             while self._answers:
                 for key, part in await self._run("step", self.core.step):

@@ -49,7 +49,7 @@ class Steps:
     step: list[Verified] = field(default_factory=list)  # of the step in progress, by row
 
     def take(self) -> dict[str, Verified]:
-        """Hand out what was verified, and forget it."""
+        """Hand out the verified drafts, and forget them."""
         kept, self.kept = self.kept, {}
         return kept
 

@@ -121,7 +121,7 @@ def suffix_cache(worker: Any) -> Cache:
     found: Any = getattr(getattr(worker.model_runner, "drafter", None), "suffix_cache", None)
     if lacking := [name for name in CALLS if not hasattr(found, name)]:
         raise UserError(
-            f"vLLM's suffix decoding has no {lacking[0]} in this version: past answers cannot be put in; use "
+            f"vLLM's suffix decoding has no {lacking[0]} in this version: past completions cannot be put in; use "
             "rollout=torch"
         )
     cache: Cache = found

@@ -33,7 +33,7 @@ def table(weights: Mapping[str, Tensor]) -> Iterator[int]:
 
 
 def shares(load: WeightUpdate) -> dict[str, Mapping[str, Tensor]]:
-    """Return what is sent, by role. Others take no part, since loading processes a model's weights again."""
+    """Return the weights to send, by role. Others take no part, since loading processes a model's weights again."""
     return {role: weights for role, weights in (("target", load.target), ("draft", load.draft)) if weights}
 
 

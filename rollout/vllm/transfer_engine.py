@@ -33,7 +33,7 @@ class BebopTransferEngine(WeightTransferEngine[Nothing, Place]):
     init_info_cls, update_info_cls = Nothing, Place
 
     def init_transfer_engine(self, init_info: Nothing) -> None:
-        """Do nothing: there is nobody to meet."""
+        """Do nothing: there is no process to meet."""
 
     def start_weight_update(self) -> None:
         """Let layers take checkpoint weights from here on, however they keep theirs."""

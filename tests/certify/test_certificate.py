@@ -268,7 +268,7 @@ def test_the_sentences_say_what_was_found_and_what_to_do() -> None:
 def test_low_acceptance_is_a_warning_and_no_fault() -> None:
     assert warnings_of([result(acceptance=0.6)]) == ()
     [line] = warnings_of([result(acceptance=0.05)])
-    assert "5 % of the drafts are accepted" in line and "answers are right" in line
+    assert "5 % of the drafts are accepted" in line and "completions are right" in line
 
 
 def test_the_page_begins_with_the_verdict_and_escapes_what_engines_say() -> None:

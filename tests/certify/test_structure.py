@@ -89,7 +89,7 @@ def test_versions_may_rise_where_weights_are_updated_and_never_fall() -> None:
     ]
     both = answer(3, STOP, versions=[1, 1]), answer(3, STOP, request=1, versions=[2, 2])
     assert said(*both, updated=True) == []
-    assert said(*both) == ["request 1: answers have weight versions 1, 2, but no weights were updated"]
+    assert said(*both) == ["request 1: completions have weight versions 1, 2, but no weights were updated"]
 
 
 def test_a_request_is_answered_once() -> None:

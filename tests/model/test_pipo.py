@@ -126,7 +126,7 @@ def test_the_confidence_head_trains_itself_alone() -> None:
     assert trained == {"head", "decoder", "mtp", "compressor"}, "nothing else is detached"
 
 
-@pytest.mark.parametrize(("pad", "message"), [(None, "no pad token"), ("<eos>", "a pad token that ends answers")])
+@pytest.mark.parametrize(("pad", "message"), [(None, "no pad token"), ("<eos>", "a pad token that ends completions")])
 def test_a_model_without_a_pad_token_of_its_own_is_refused(pad: str | None, message: str) -> None:
     policy = tiny_policy()
     policy.tokenizer.pad_token = pad

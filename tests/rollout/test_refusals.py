@@ -138,7 +138,9 @@ def test_other_engines_say_what_they_lack(
 def test_verl_refuses_pairs() -> None:
     with pytest.raises(UserError) as error:
         parse_engine({"system": "pipo"})
-    assert line(error).startswith("engine_kwargs.bebop.system='pipo' is not possible: answers drawn in pairs cannot be")
+    assert line(error).startswith(
+        "engine_kwargs.bebop.system='pipo' is not possible: completions drawn in pairs cannot be"
+    )
 
 
 # ---- training

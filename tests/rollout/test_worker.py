@@ -382,7 +382,7 @@ def test_rewards_that_all_hang_end_the_job_in_one_line(running: Callable[..., Ro
     one = running(lambda text, asked: checked(hangs, text, asked))
     submit(one, [prompt(0), prompt(1), prompt(2)])
     with pytest.raises(
-        UserError, match=r"0.1 s, like the 5 answers before it: mend the function, or raise task"
+        UserError, match=r"0.1 s, like the 5 completions before it: mend the function, or raise task"
     ) as end:
         while True:
             one.collect(10, LAST)

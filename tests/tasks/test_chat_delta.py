@@ -62,8 +62,8 @@ REFUSED = {
         CHATML.replace("m.content", "(m.content if loop.last else m.content.split('</think>')[-1])"),
         "renders '<think>a thought</think>\\n\\nafter it' otherwise once messages follow",
     ),
-    "ends nothing": (CHATML.replace("<eos>", ""), "does not end an answer with '<eos>'"),
-    "puts a blank before the stop": (CHATML.replace("}}<eos>", "}} <eos>"), "does not end an answer with '<eos>'"),
+    "ends nothing": (CHATML.replace("<eos>", ""), "does not end a completion with '<eos>'"),
+    "puts a blank before the stop": (CHATML.replace("}}<eos>", "}} <eos>"), "does not end a completion with '<eos>'"),
     "ends the last one otherwise": (
         CHATML.replace("<eos>", "{% if not loop.last %}<eos>{% endif %}"), "does not begin as the conversation before"
     ),
@@ -78,7 +78,7 @@ REFUSED = {
     ),
     "begins answers otherwise": (
         CHATML.replace("<user>assistant\n{% endif", "<user>assistant\n<answer>{% endif"),
-        "does not begin as the conversation before the answer did",
+        "does not begin as the conversation before the completion did",
     ),
     "is not there": (None, "has no chat template"),
 }  # fmt: skip

@@ -174,7 +174,7 @@ def test_the_learning_rate_warms_up_and_stays() -> None:
 
 
 def test_texts_without_a_step_are_refused() -> None:
-    with pytest.raises(UserError, match="no answer in these rows is long enough"):
+    with pytest.raises(UserError, match="no completion in these rows is long enough"):
         trainer().update([TokenRow(prompt=(1, 2), answer=()), TokenRow(prompt=(3,), answer=(4,))])
 
 

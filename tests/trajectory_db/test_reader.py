@@ -53,7 +53,7 @@ def test_traced_answers_of_some_steps_and_the_text_of_their_tokens(tmp_path: Pat
         }
         assert stored.pieces([*shown, 10_000]) == {int(i): str(i) for i in shown if i != NONE}
         assert len(stored.pieces(range(-5, 20_000))) > len(shown)
-        with pytest.raises(UserError, match=r"has no answer 99$"):
+        with pytest.raises(UserError, match=r"has no completion 99$"):
             stored.answer(99)
 
 

@@ -1,4 +1,4 @@
-"""When Prometheus should call somebody, as a table: expression, how long it must hold, what to do."""
+"""The alerts of Prometheus, as a table: expression, how long it must hold, what to do."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -99,7 +99,7 @@ def refuse_target(policy: Policy, part: BlockDraftNetwork) -> None:
         )
     if policy.backbone.get_output_embeddings().weight is policy.backbone.get_input_embeddings().weight:
         raise UserError(
-            "the model's output matrix is its embedding, into which SGLang writes the drafter's MASK: its answers "
+            "the model's output matrix is its embedding, into which SGLang writes the drafter's MASK: its completions "
             "would change; DFLASH needs a model with an output matrix of its own"
         )
 

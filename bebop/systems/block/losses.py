@@ -157,7 +157,7 @@ CLOSE = 1e-9  # values nearer to one another than this are a tie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """N prompts answered with each of C block sizes, and what a choice may look at."""
+    """N prompts completed with each of C block sizes, and what a choice may look at."""
 
     sizes: tuple[int, ...]  # [C] rising
     tokens: Array  # [N, C] emitted; what follows the end of a completion in its last cycle is not
@@ -166,7 +166,7 @@ class Sweep:
 
     @property
     def tau(self) -> Array:
-        """Tokens a cycle [N, C]."""
+        """Return the tokens a cycle [N, C]."""
         return self.tokens / self.cycles
 
     def part(self, chosen: Sequence[int] | NDArray[np.int64]) -> "Sweep":

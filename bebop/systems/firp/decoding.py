@@ -148,7 +148,7 @@ class FirpDrafter:
             drawn = rows.probs(logits[:, depths], None if seen is None else seen[:, depths], self.temperature)
             chosen = sample(drawn, rows.uniforms[:, nodes])
             tokens[rank][:, depths], probs[rank][:, depths] = chosen, drawn
-            # The next sibling is drawn from what is left.
+            # The next sibling is drawn from the remaining mass.
             left = logits[:, depths].scatter(2, chosen[..., None], -torch.inf)
             logits = logits.index_copy(1, depths, left)
         drawn_from = probs[shape.ranks, :, shape.depths].transpose(0, 1)  # [B, N, V]

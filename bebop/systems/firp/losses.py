@@ -145,7 +145,7 @@ def drafts_of(policy: Policy, network: PseudoStates) -> Drafts:
 def token_ranks(
     drafts: Drafts, rows: Sequence[TokenRow], read: Sequence[RealText], batch: int = 16
 ) -> list[list[list[int]]]:
-    """Of every row and every place of its answer: the rank of the tokens that come in the drafts of each step, [T][K].
+    """Return, for every row and place of its completion, the ranks of the tokens in the drafts of each step, [T][K].
 
     Place e is what is drafted while e tokens of the completion are known: the anchor is the token before the newest.
     ``read``: the rows, which have prompts of two tokens or more, for the layers that ``drafts`` reads. Behind the text

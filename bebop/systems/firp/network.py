@@ -157,7 +157,7 @@ def hidden_with_pseudo(
 
 @contextmanager
 def _entered(decoder: Any, network: PseudoStates, positions: Tensor, anchors: Tensor, steps: int) -> Iterator[None]:
-    """While the block runs, pseudo states enter after their layers, and later layers get their position ids too."""
+    """Let pseudo states enter after their layers while the block runs; later layers get their position ids too."""
     layers, width, each = network.layers[:steps], positions.shape[1], anchors.shape[1]
     starts = positions.gather(1, anchors)
     later = torch.cat([starts + k for k in range(1, steps + 1)], 1)  # [B, K * A]

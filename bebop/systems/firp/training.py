@@ -57,7 +57,7 @@ class FirpTrainer(StepJob):
 
     @property
     def last(self) -> int:
-        """Updates in all."""
+        """Return the number of updates in all."""
         return self.options.steps * len(self.network.layers)
 
     def run(self) -> str:

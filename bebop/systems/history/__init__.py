@@ -30,12 +30,12 @@ class HistorySystem(SpeculativeSystem):
 
     @property
     def supports_auto_length(self) -> bool:
-        """It does: rows have numbers of drafts of their own."""
+        """Return True: rows have numbers of drafts of their own."""
         return True
 
     @property
     def most_drafts(self) -> int:
-        """History may be sure of many tokens."""
+        """Return the most drafts of a row: history may be sure of many tokens."""
         return self.draft_tokens
 
 
@@ -59,7 +59,7 @@ class HistoryMTPSystem(HistorySystem):
 SYSTEMS = (
     HistorySystem(
         name="history",
-        summary="drafts sampled from what followed the same words in other answers to the prompt",
+        summary="drafts sampled from what followed the same words in other completions of the prompt",
     ),
     HistoryMTPSystem(
         name="bebop_history",

@@ -81,7 +81,7 @@ def trusted(sums: Tensor) -> list[Trusted]:
 class OverlapSums:
     """Sums of rows by bucket.
 
-    ``siblings``: rows of one prompt learn together, and what they have learned stays with what is known of the prompt.
+    ``siblings``: rows of one prompt learn together, and their sums stay with the history of the prompt.
     Otherwise each request learns for itself.
     """
 

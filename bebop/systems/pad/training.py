@@ -77,7 +77,7 @@ class PivotTrainer:
     def __init__(
         self, network: PivotNetwork, train: Examples, validation: Examples, *, lr: float, weight_decay: float, seed: int
     ) -> None:
-        """Both splits need pivots and others; features are standardised by the first."""
+        """Take both splits, which need pivots and others; features are standardised by the first."""
         self.network, self.train, self.validation, self.seed = network, train, validation, seed
         network.standardise(train.hidden, train.p, train.entropy)
         counts = torch.bincount(train.pivots, minlength=2).float()

@@ -55,8 +55,8 @@ SYSTEMS = (
     PipoSystem(
         name="pipo",
         summary="pairs of tokens in and out, by a network of its own; a second token stands where a head trusts it",
-        train_error="answers drawn in pairs cannot be scored again token by token, nor would that train the network "
-        "that drew them: python -m bebop.adapt part=pipo options.stage=opd trains it on its own answers",
+        train_error="completions drawn in pairs cannot be scored again token by token, nor would that train the "
+        "network that drew them: python -m bebop.adapt part=pipo options.stage=opd trains it on its own completions",
         serve_error="its caches hold an entry for two tokens, its passes end in a gate, and its network is in no "
         "checkpoint",
     ),

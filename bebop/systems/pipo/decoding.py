@@ -57,7 +57,7 @@ class PairDecoder:
         if network.pad in policy.eos_token_ids:
             raise UserError(
                 f"decoding.system={config.system!r} is not possible: its pad token {network.pad}, which is never "
-                "drawn, is one that ends answers"
+                "drawn, is one that ends completions"
             )
         self.policy, self.slots = policy, slots
         self.network = network.to(policy.device, policy.backbone.dtype)

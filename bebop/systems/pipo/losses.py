@@ -55,17 +55,17 @@ class PairBatch:
 
     @property
     def firsts(self) -> Tensor:
-        """Whether the first token of pair i + 1 is trained on [B, n - 1]."""
+        """Return whether the first token of pair i + 1 is trained on [B, n - 1]."""
         return self.answer[:, 1:] & (self.pairs[:, 1:, 0] != self.pad)
 
     @property
     def seconds(self) -> Tensor:
-        """Whether the second token of pair i + 1 is trained on [B, n - 1]: that of the text."""
+        """Return whether the second token of pair i + 1 is trained on [B, n - 1]: that of the text."""
         return self.answer[:, 1:] & (self.pairs[:, 1:, 1] != self.pad)
 
     @property
     def drafted(self) -> Tensor:
-        """Whether a second token was drawn for pair i + 1 [B, n - 1], kept or not."""
+        """Return whether a second token was drawn for pair i + 1 [B, n - 1], kept or not."""
         return self.answer[:, 1:] & (self.drafts[:, 1:] != self.pad)
 
 
@@ -134,7 +134,7 @@ def mean(values: Tensor) -> Tensor:
 def sft_loss(
     network: PairModel, policy: Policy, batch: PairBatch, *, mtp_weight: float = 1.0, confidence_weight: float = 1.0
 ) -> tuple[Tensor, dict[str, float]]:
-    """Cross-entropy of both tokens, and of the confidence with the probability of the text's token (Eqs. 7, 8).
+    """Return the cross-entropy of both tokens and of the confidence, whose target is p of the text's token (Eqs. 7, 8).
 
     Returns:
         The loss; its parts, and means of confidence and of its target.
@@ -199,7 +199,7 @@ def opd_loss(
     mtp_weight: float = 1.0,
     confidence_weight: float = 1.0,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Reverse KL at both places and cross-entropy of the confidence with the acceptance of the draft (Eq. 12).
+    """Return the reverse KL at both places and the confidence's cross-entropy with the draft's acceptance (Eq. 12).
 
     The batch is the network's own text, with all second tokens that it drew: those that were not kept count, too, or
     the confidence would learn from accepted drafts alone.

@@ -85,7 +85,7 @@ class PairModel(nn.Module):
 
     @property
     def layers(self) -> int:
-        """Attention layers in all; the MTP block's is the last."""
+        """Return the number of attention layers in all; the MTP block's is the last."""
         return int(self.config.num_hidden_layers) + 1
 
     def compress(self, embeddings: Tensor) -> Tensor:
@@ -152,10 +152,13 @@ class PairModel(nn.Module):
 
 
 def settings_for(policy: Policy, compressor: Compression = "mlp") -> dict[str, Any]:
-    """What a network for a policy is made with; ``UserError`` for a tokenizer without a token for padding alone."""
+    """Return the settings of a network for a policy.
+
+    Raise ``UserError`` for a tokenizer without a token for padding alone.
+    """
     pad = policy.tokenizer.pad_token_id
     if pad is None or pad in policy.eos_token_ids:
-        state = "no pad token" if pad is None else "a pad token that ends answers"
+        state = "no pad token" if pad is None else "a pad token that ends completions"
         raise UserError(f"part=pipo is not possible: the model's tokenizer has {state}; a PAD fills half pairs")
     config = policy.backbone.get_decoder().config
     changed = {name: value for name, value in config.to_diff_dict().items() if name not in NOT_OF_THE_NETWORK}

@@ -106,7 +106,7 @@ class PairTrainer(StepJob):
         right = [checked(reward, answer.text, prompt) >= 1 for prompt, answer in zip(asked, answers, strict=True)]
         rows = [row for row, one in zip(token_rows(asked, answers), right, strict=True) if one]
         if not rows:
-            raise UserError(f"data.sequences={self.config.data.sequences}: none of {len(asked)} answers is right")
+            raise UserError(f"data.sequences={self.config.data.sequences}: none of {len(asked)} completions is right")
         with writing(path):
             write_corpus(rows, path)
         return rows

@@ -32,7 +32,7 @@ class Tree:
     """A fixed shape; nodes are numbered depth by depth."""
 
     parents: Tensor  # [K]
-    ways: Tensor  # [K, K] (bool) on the way to each, itself included
+    ways: Tensor  # [K, K] (bool) the ancestors of each node, itself included
     order: Tensor  # [K] of the nodes, among all that ``levels`` list as children
     levels: tuple[Level, ...]
 
@@ -93,7 +93,7 @@ class MTPTreeDrafter(HeadDrafter):
                 there = None if marks is None else marks[:, places]
                 probs.append(rows.probs(logits[:, places], there, self.temperature))
                 tokens[:, nodes] = sample(probs[-1], rows.uniforms[:, nodes])
-                # The next sibling is drawn from what is left.
+                # The next sibling is drawn from the remaining mass.
                 logits = logits.index_put((every, places, tokens[:, nodes]), logits.new_full((), -torch.inf))
             if depth + 1 < len(tree.levels):
                 drawn = tokens[:, level.inner]

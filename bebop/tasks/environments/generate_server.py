@@ -173,7 +173,7 @@ class GenerateServer:
 
 
 def _request(body: Any) -> tuple[list[int], dict[str, Any]]:
-    """Return the tokens and parameters of a request; ``ValueError`` says what is wanted."""
+    """Return the tokens and parameters of a request; ``ValueError`` says which fields a request needs."""
     ids = body.get("token_ids") if isinstance(body, dict) else None
     params = body.get("sampling_params", {}) if isinstance(body, dict) else None
     if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):

@@ -33,7 +33,7 @@ MESSAGE_BYTES = 100 << 20  # the longest message that OpenEnv's own client takes
 SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 ROLES = ("user", "tool")
 SHOWN = 300  # characters of an error message
-# What pydantic calls fields that are not there and fields that nobody knows: the setting is wrong, not the text in it.
+# What pydantic calls missing and unknown fields: the setting is wrong, not the text in it.
 MISNAMED = ("missing", "extra_forbidden")
 
 
@@ -99,7 +99,7 @@ class OpenEnv:
 
     @contextlib.contextmanager
     def _connection(self, kind: str) -> Iterator[aiohttp.ClientWebSocketResponse]:
-        """Lend the connection for one call. It is kept only if the call returns: nobody else may read a late reply."""
+        """Lend the connection for one call. It is kept only if the call returns: no other may read a late reply."""
         socket, self._socket = self._socket, None
         if socket is None:
             raise self._lost(f"has no session for this {kind}: the one before it ended early")

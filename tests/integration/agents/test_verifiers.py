@@ -91,7 +91,7 @@ def test_traces_that_are_not_exact_are_refused(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(bare + "{{ '<assistant>' if add_generation_prompt else '' }}")
     with pytest.raises(TraceRefused, match=r"turn 1 parts from the trace at token \d+ \(sampled in turn 0\): 1 there"):
         rolled(1, saying("one"), renderer="default", tokenizer=str(tmp_path))
-    with pytest.raises(UserError, match="chat template does not end an answer"):
+    with pytest.raises(UserError, match="chat template does not end a completion"):
         rolled(1, saying("one"), tokenizer=str(tmp_path))
     for asks in ("twice", "side by side"):
         with pytest.raises(TraceRefused, match="one trace is possible"):

@@ -33,7 +33,7 @@ def test_a_stopped_scheduler_is_noticed(tmp_path: Path) -> None:
         os.kill(scheduler.pid, signal.SIGSTOP)
         try:
             known, backend.children = backend.children, set()  # as if its processes were elsewhere
-            with pytest.raises(EngineDied, match=r"scheduler is silent for .* with 2 answers open"):
+            with pytest.raises(EngineDied, match=r"scheduler is silent for .* with 2 requests open"):
                 collect(served, 2)
             backend.children, backend.heart.why = known, None
             begun = time.monotonic()

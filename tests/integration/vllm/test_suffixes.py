@@ -154,7 +154,7 @@ def test_the_self_test_notices_that_nothing_told_is_drafted(
     assert known(vllm).tokens == 0  # and nothing of it is kept
     tree: Any = known(vllm).cache
     monkeypatch.setattr(tree, "speculate", lambda *args, **named: type("Nothing", (), {"token_ids": []})())
-    with pytest.raises(UserError, match="drafts nothing of a past answer") as caught:
+    with pytest.raises(UserError, match="drafts nothing of a past completion") as caught:
         self_test(core(vllm), sampled=False)
     assert "\n" not in str(caught.value)
 

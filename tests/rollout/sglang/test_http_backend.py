@@ -163,7 +163,7 @@ def test_a_server_that_accepts_and_never_answers_is_dead_though_an_answer_may_ta
         await ask(backend)  # it is warm: from now on it answers between two steps
         server.slow = {"generate", "server_info"}
         assert backend.dead() is None
-        with pytest.raises(EngineDied, match=r"is silent for .* with 1 answers open"):
+        with pytest.raises(EngineDied, match=r"is silent for .* with 1 requests open"):
             await ask(backend)
         assert backend.dead() is not None
 
