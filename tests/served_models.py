@@ -126,6 +126,25 @@ def joint_distribution(folder: Path, prompt: Sequence[int], temperature: float =
     return (first[:, None, None] * second[:, :, None] * third).numpy()
 
 
+def greedy_test(engine: ServedEngine, folder: Path) -> None:
+    """Greedy completions with drafts are those of plain decoding, of log-probs 0."""
+    plain = answers(embedded(folder, "autoregressive"), ask(2, 24, temperature=0.0))
+    drafted = answers(engine, ask(2, 24, temperature=0.0))
+    assert [c.token_ids.tolist() for c in drafted] == [c.token_ids.tolist() for c in plain]
+    assert all(not c.logprobs.any() and c.finish_reason == "length" for c in drafted)
+
+
+def logprobs_test(engine: ServedEngine, folder: Path) -> None:
+    """Log-probs are those of the distribution at the temperature that was asked for, and at no other."""
+    for temperature in (1.0, 0.7):
+        for found in answers(engine, ask(4, 20, temperature)):
+            wanted = logprobs(folder, PROMPT, found.token_ids.tolist(), temperature)
+            np.testing.assert_allclose(found.logprobs, wanted, atol=1e-4)
+            assert found.versions.tolist() == [0] * 20 and found.exact
+    hotter = logprobs(folder, PROMPT, found.token_ids.tolist(), 1.0)
+    assert np.abs(found.logprobs - hotter).max() > 1e-2  # the test would notice another temperature
+
+
 def tokens_distribution_test(found: Sequence[Completion], folder: Path) -> None:
     """Single tokens and joint pairs follow the target's distribution; the same counts reject a slightly hotter one.
 

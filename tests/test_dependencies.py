@@ -49,7 +49,7 @@ ELSEWHERE = {
 WITH_TORCH = ("triton",)
 OWN = ("bebop", "recipes", "tests", "benchmarks", "conf")
 LEFT_OUT = {  # by the environment that is for training of a head alone, on a CPU
-    "constraints-megatron.txt": ("ray", "aiohttp"),
+    "constraints-megatron.txt": ("ray", "aiohttp")
 }
 
 

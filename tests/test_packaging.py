@@ -124,10 +124,7 @@ def settings() -> dict:
 def test_planted_files_are_caught(tmp_path: Path) -> None:
     assert init_violations(
         [Path("kernels/__init__.py"), Path("rollout/decoding/__init__.py"), Path("conf/__init__.py")]
-    ) == [
-        "kernels/__init__.py",
-        "rollout/decoding/__init__.py",
-    ]
+    ) == ["kernels/__init__.py", "rollout/decoding/__init__.py"]
     names = [
         Path("bebop/types.py"),
         Path("rollout/queue.py"),

@@ -82,8 +82,7 @@ def test_the_likeliest_tokens_of_a_larger_one(params: dict[str, Any], opened: li
 
 
 @pytest.mark.parametrize(
-    "params",
-    [{"temperature": 2.0}, {"top_p": 0.999}, {"min_p": 1e-4}, {"repetition_penalty": 1.1}, {"top_k": 9}],
+    "params", [{"temperature": 2.0}, {"top_p": 0.999}, {"min_p": 1e-4}, {"repetition_penalty": 1.1}, {"top_k": 9}]
 )
 def test_what_the_likeliest_tokens_do_not_decide_is_refused(
     params: dict[str, Any], local: LocalServer, opened: list[Server]

@@ -17,14 +17,7 @@ from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model.attention import ATTENTION, CausalContext, PackedContext
 from bebop.model.backbone import Policy
-from bebop.model.checkpoint import (
-    load_backbone,
-    load_policy,
-    load_tokenizer,
-    refuse_own_head,
-    save_policy,
-    stop_tokens,
-)
+from bebop.model.checkpoint import load_backbone, load_policy, load_tokenizer, refuse_own_head, save_policy, stop_tokens
 from bebop.model.layouts import LAYOUTS, join_experts, split_experts
 from bebop.model.mtp import MTPHead
 from bebop.model.parity import stock_attention

@@ -76,14 +76,18 @@ def averages(seed: int) -> Mapping[str, Trial]:
 # ---- slopes
 
 
-def early(seed: int, correlation: float) -> Mapping[str, Trial]:
-    """20 steps, whose errors may depend on those before them."""
+def stepwise(seed: int, correlation: float) -> tuple[Array, Array]:
+    """Entropies and values of 20 steps, whose errors may depend on those before them."""
     rng = np.random.default_rng([44, seed])
     entropy = 0.5 + 0.01 * np.arange(20) + 0.02 * rng.normal(size=20)
     error = np.zeros(20)
     for i in range(20):
         error[i] = correlation * error[i - 1] + 0.03 * rng.normal()
-    return {"slope": of_estimate(early_slope(entropy, 3.2 - 0.8 * entropy + error, DRAWS, seed).value, -0.8)}
+    return entropy, 3.2 - 0.8 * entropy + error
+
+
+def early(seed: int, correlation: float) -> Mapping[str, Trial]:
+    return {"slope": of_estimate(early_slope(*stepwise(seed, correlation), DRAWS, seed).value, -0.8)}
 
 
 def frozen(seed: int, prompts: int = 12) -> Mapping[str, Trial]:

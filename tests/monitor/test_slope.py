@@ -12,7 +12,7 @@ from bebop.monitor.records import StepRecords, merge_records
 from bebop.monitor.slope import Slope, early_slope, early_window, frozen_slope, temperature_slope
 from bebop.monitor.window import Measure
 from tests.monitor.synthetic import Truth, constant, step_records
-from tests.monitor.test_coverage import swept, true_swept
+from tests.monitor.test_coverage import stepwise, swept, true_swept
 
 RUN = Truth(entropy=constant(0.5), mismatch=constant(0))
 
@@ -45,16 +45,6 @@ def test_a_sweep_of_two_prompts_has_a_slope_and_no_interval() -> None:
     entropy = np.linspace(0.3, 0.8, 7)
     few = temperature_slope(entropy, 3.2 - 0.8 * entropy**2, np.ones((7, 2, 4)))
     assert few.value.point == pytest.approx(-0.88) and not few.value.known and "2 prompts" in few.unidentified
-
-
-def stepwise(seed: int, correlation: float) -> tuple[Array, Array]:
-    """Entropies and values of 20 steps whose errors depend on those before them."""
-    rng = np.random.default_rng([32, seed])
-    entropy = 0.5 + 0.01 * np.arange(20) + 0.02 * rng.normal(size=20)
-    error = np.zeros(20)
-    for i in range(20):
-        error[i] = correlation * error[i - 1] + 0.03 * rng.normal()
-    return entropy, 3.2 - 0.8 * entropy + error
 
 
 def textbook_covers(entropy: Array, value: Array) -> bool:

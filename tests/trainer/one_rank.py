@@ -1,8 +1,4 @@
-"""One rank of ``test_sharding``, run as a process: ``python -m tests.trainer.one_rank RANK WORLD FOLDER``.
-
-Two updates, a checkpoint, a resume from it, one more update; then one update of a policy with tied embeddings; then two
-with the head trained beside the policy, and the monitor's texts read.
-"""
+"""One rank of ``test_sharding``, as ``python -m tests.trainer.one_rank policy|head RANK WORLD FOLDER``."""
 
 import dataclasses
 import sys
@@ -10,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from bebop.metrics.metrics import values
 from bebop.monitor.certified import chosen
 from bebop.monitor.probe_set import ProbeText
 from bebop.trainer.certify import Certifier
+from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trainer.rank import TrainerRank
+from tests.builders import bare_policy
 from tests.trainer.builders import batch, job, policy, traced
+from tests.trainer.test_heads import rows, trainer
 
 EPSILON = 1e-4  # a fiftieth of a usual entry of a gradient
 ALGORITHM = {"minibatches": 2, "kl_coefficient": 0.1, "entropy_coefficient": 0.01}
@@ -34,7 +34,11 @@ def steady(trainer: PolicyTrainer) -> PolicyTrainer:
 
 
 def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
-    """What the process has to show for it; weights on rank 0 alone."""
+    """What the process has to show for it; weights on rank 0 alone.
+
+    Two updates, a checkpoint, a resume from it, one more update; then one update of a policy with tied embeddings; then
+    two with the head trained beside the policy, and the monitor's texts read.
+    """
     config = job(str(folder / "model"), algorithm=ALGORITHM)
     worker = TrainerRank(config, rank, world, f"file://{folder}/meeting")
     steady(worker.trainer)
@@ -45,7 +49,7 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     second = worker.weights().weights
     worker.update(batch(seed=9))  # forgotten by the resume
     if world > 1:
-        torch.distributed.barrier()  # rank 0 has written
+        dist.barrier()  # rank 0 has written
     assert worker.load(checkpoint) == {"cursor": 8}
     worker.update(batch(seed=3))
     tied = steady(PolicyTrainer(policy(tied=True), config, rank, world))
@@ -67,13 +71,13 @@ def beside(rank: int, world: int, folder: Path) -> dict[str, Any]:
     head = {"objective": "e2e_tv", "depth": 3, "lr": 1e-3, "max_tokens": 64}  # AdamW makes rounding a part of a step
     config = job(str(folder / "model"), cotrain={"mode": "always", "head": head})
     one = steady(PolicyTrainer(policy(), config, rank, world))
-    rows = [values(one.update(batch(seed=seed), cotrain=True)) for seed in (1, 2)]
+    learned = [values(one.update(batch(seed=seed), cotrain=True)) for seed in (1, 2)]
     texts = [ProbeText(prompt=(3, 4), answer=tuple(range(5, 5 + n))) for n in (2, 9, 4)]
     reading, sweep = one.read_probe_set(texts, sweep=True)
     assert sweep is not None
     bank = [torch.tensor(column) for column in (reading.overlap, reading.entropy, reading.unit, sweep.length)]
     said = certified(one, rank, world)
-    found = {"head": one.weights(mtp=True), "head_metrics": rows, "bank": bank, "mark": one.head_fingerprint()}
+    found = {"head": one.weights(mtp=True), "head_metrics": learned, "bank": bank, "mark": one.head_fingerprint()}
     return found | {"certified": said, "moments": one.state_dict()["head"]["optimizer"]}
 
 
@@ -91,5 +95,31 @@ def certified(one: PolicyTrainer, rank: int, world: int) -> list[dict[str, Any] 
     return said
 
 
+def train_head(rank: int, world: int) -> dict[str, Any]:
+    """A head by itself: two updates, a checkpoint, one more; then another head goes on from the checkpoint."""
+
+    def made(seed: int) -> HeadTrainer:
+        own = bare_policy()
+        own.mtp = bare_policy(seed=seed).mtp
+        return trainer(own, rank=rank, world=world, lr_warmup_steps=0, max_tokens=100)
+
+    training = made(0)
+    numbers = [training.update(rows(seed, 9)) for seed in (1, 2)]
+    numbers.append(training.update(rows(6, 7), "tv"))
+    state = training.state_dict()
+    training.update(rows(3))
+    again = made(4)
+    again.load_state_dict(state)
+    again.update(rows(3))
+    return {"numbers": numbers, "state": state, "last": training.weights(), "resumed": again.weights()}
+
+
 if __name__ == "__main__":
-    torch.save(train(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])), f"{sys.argv[3]}/rank{sys.argv[1]}.pt")
+    own, size, place = int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    if sys.argv[1] == "policy":
+        shown = train(own, size, place)
+    else:
+        dist.init_process_group("gloo", f"file://{place}/meeting", rank=own, world_size=size)
+        shown = train_head(own, size)
+        dist.destroy_process_group()
+    torch.save(shown, place / f"rank{own}.pt")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bebop.config.job import AlgorithmConfig
-from bebop.metrics.metrics import values
+from bebop.metrics.metrics import Metrics, values
 from bebop.trainer.losses import (
     ADVANTAGES,
     AGGREGATIONS,
@@ -36,12 +36,18 @@ def tensor(*numbers: float) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
+def raw_loss(config: AlgorithmConfig, logp: Tensor, proximal: Tensor, **given: Tensor) -> tuple[Tensor, Metrics]:
+    """The loss; unless given, tokens are of one answer, of entropy 0 and weight 1, and the rollout is the proximal."""
+    fields = dict(entropy=torch.zeros_like(proximal), rollout_logprobs=proximal, weights=torch.ones_like(proximal))
+    fields |= dict(answers=torch.tensor([len(proximal)]), proximal=proximal) | given
+    return policy_loss(config, logp=logp, **fields)  # type: ignore[arg-type]
+
+
 def loss(config: AlgorithmConfig | None = None, **changes: Tensor) -> tuple[float, dict[str, float]]:
     """The loss with weight 1 a token; ratios 1.5, 1.1, 0.5 and advantages 1, -2, -1 unless changed."""
     logp = changes.pop("logp", tensor(1.5, 1.1, 0.5).log())
-    fields = dict(entropy=tensor(1, 2, 3), proximal=tensor(0, 0, 0), rollout_logprobs=tensor(0, 0, 0))
-    fields |= dict(advantages=tensor(1, -2, -1), weights=tensor(1, 1, 1), answers=torch.tensor([len(logp)])) | changes
-    out, metrics = policy_loss(config or AlgorithmConfig(), logp=logp, **fields)  # type: ignore[arg-type]
+    fields = dict(entropy=tensor(1, 2, 3), advantages=tensor(1, -2, -1)) | changes
+    out, metrics = raw_loss(config or AlgorithmConfig(), logp, fields.pop("proximal", torch.zeros_like(logp)), **fields)
     return float(out), values(metrics)
 
 
@@ -63,16 +69,8 @@ def test_truncated_importance_weight_by_hand_and_without_gradient() -> None:
     # pi_prox / pi_behaviour = 4 (capped at 2), 1, 0.5; the ratio to proximal is 1 throughout.
     rollout_logprobs, proximal = tensor(0.1, 0.5, 0.8).log(), tensor(0.4, 0.5, 0.4).log()
     logp = proximal.clone().requires_grad_()
-    out, metrics = policy_loss(
-        AlgorithmConfig(tis_cap=2.0),
-        logp=logp,
-        entropy=tensor(0, 0, 0),
-        proximal=logp.detach(),
-        rollout_logprobs=rollout_logprobs,
-        advantages=tensor(1, 3, -5),
-        answers=torch.tensor([3]),
-        weights=tensor(1, 1, 1),
-    )
+    given = {"rollout_logprobs": rollout_logprobs, "advantages": tensor(1, 3, -5)}
+    out, metrics = raw_loss(AlgorithmConfig(tis_cap=2.0), logp, logp.detach(), **given)
     assert float(out.detach()) == pytest.approx(-(2 * 1 + 1 * 3 - 0.5 * 5))
     assert values(metrics)["train/tis_mean"] == pytest.approx(3.5 / 3)
     out.backward()
@@ -122,23 +120,14 @@ def test_aggregations_by_hand(name: str, by_hand: float) -> None:
     per_row = AGGREGATIONS[name](np.array([1, 3]), 10)
     weights = torch.from_numpy(per_row).repeat_interleave(torch.tensor([1, 3]))
     zero = torch.zeros(4, dtype=torch.float64)
-    value, _ = loss(
-        logp=zero,
-        entropy=zero,
-        proximal=zero,
-        rollout_logprobs=zero,
-        advantages=tensor(-4, -1, -2, -3),
-        weights=weights,
-    )
+    value, _ = loss(logp=zero, entropy=zero, advantages=tensor(-4, -1, -2, -3), weights=weights)
     assert value == pytest.approx(by_hand)
 
 
 def test_ratio_error_looks_at_tokens_of_one_version_alone() -> None:
     """Five tokens: two of version 5 alone, one of 4, two of 5 on what 4 had computed."""
     engine = dataclasses.replace(
-        completion([1, 2, 3, 4, 5], [0.0] * 5),
-        versions=np.array([5, 4, 5, 5, 5]),
-        contexts=np.array([5, 4, 5, 4, 3]),
+        completion([1, 2, 3, 4, 5], [0.0] * 5), versions=np.array([5, 4, 5, 5, 5]), contexts=np.array([5, 4, 5, 4, 3])
     )
     [rows] = pack([Row(prompt=(7,), completion=engine, advantage=1.0, weight=1.0)], 64)
     logp = tensor(1.0, 2.0, 1.1, 1.3, 1.5).log()
@@ -218,16 +207,9 @@ def packed(name: str, mean_of_means: bool = False) -> tuple[float, Tensor]:
     for part in micro:
         logp, entropy = scorer(part)
         proximal = logp.detach() - 0.1  # a ratio of e^0.1 throughout: inside the clip, but not 1
-        loss, _ = policy_loss(
-            AlgorithmConfig(),
-            logp=logp,
-            entropy=entropy,
-            proximal=proximal,
-            rollout_logprobs=proximal,
-            advantages=part.advantages,
-            answers=part.answers,
-            weights=part.weights / part.weights.sum() / len(micro) if mean_of_means else part.weights,
-        )
+        weights = part.weights / part.weights.sum() / len(micro) if mean_of_means else part.weights
+        given = {"entropy": entropy, "advantages": part.advantages, "answers": part.answers, "weights": weights}
+        loss, _ = raw_loss(AlgorithmConfig(), logp, proximal, **given)
         loss.backward()
         total += float(loss.detach())
     return total, gradients(source.backbone)
@@ -318,17 +300,9 @@ def tis_gradients(
     logp, proximal, rollout_logprobs = (
         torch.tensor(x, dtype=torch.float64).log().requires_grad_() for x in (LOGP, PROXIMAL, BEHAVIOUR)
     )
-    weights, zero = torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
-    out, _ = policy_loss(
-        AlgorithmConfig(tis_cap=cap, tis_level=level),
-        logp=logp,
-        entropy=zero,
-        proximal=proximal,
-        rollout_logprobs=rollout_logprobs,
-        advantages=torch.tensor(TIS_GAINS, dtype=torch.float64),
-        answers=torch.tensor([3, 0, 1]),
-        weights=weights,
-    )
+    given = {"advantages": tensor(*TIS_GAINS), "answers": torch.tensor([3, 0, 1])}
+    config = AlgorithmConfig(tis_cap=cap, tis_level=level)
+    out, _ = raw_loss(config, logp, proximal, rollout_logprobs=rollout_logprobs, **given)
     out.backward()
     assert logp.grad is not None
     return logp.grad, proximal.grad, rollout_logprobs.grad
@@ -380,16 +354,7 @@ def test_a_ratio_beyond_all_bounds_leaves_neither_nan_nor_gradient() -> None:
     """A token that has become e^2000 times as likely, with every sign of advantage."""
     logp = torch.full((3,), -1.0, requires_grad=True)
     far = torch.full((3,), -2001.0)
-    out, _ = policy_loss(
-        AlgorithmConfig(),
-        logp=logp,
-        entropy=torch.zeros(3),
-        proximal=far,
-        rollout_logprobs=far,
-        advantages=torch.tensor([1.0, 0.0, -1e-9]),
-        answers=torch.tensor([3]),
-        weights=torch.ones(3),
-    )
+    out, _ = raw_loss(AlgorithmConfig(), logp, far, advantages=torch.tensor([1.0, 0.0, -1e-9]))
     out.backward()
     assert bool(out.isfinite())
     assert logp.grad is not None and bool(logp.grad.isfinite().all()) and logp.grad[:2].tolist() == [0.0, 0.0]
@@ -413,16 +378,9 @@ def variant(
         torch.tensor(x, dtype=torch.float64)[chosen] for x in (RATIOS, VARIANT_PROXIMAL, VARIANT_GAINS, WEIGHTS)
     )
     logp = (ratios.log() + proximal).requires_grad_()
-    out, metrics = policy_loss(
-        AlgorithmConfig(policy_loss=name, **CLIP),  # type: ignore[arg-type]
-        logp=logp,
-        entropy=torch.zeros_like(proximal),
-        proximal=proximal,
-        rollout_logprobs=proximal + math.log(2),
-        advantages=advantages,
-        answers=torch.tensor(answers),
-        weights=weights,
-    )
+    given = {"advantages": advantages, "answers": torch.tensor(answers), "weights": weights}
+    config = AlgorithmConfig(policy_loss=name, **CLIP)  # type: ignore[arg-type]
+    out, metrics = raw_loss(config, logp, proximal, rollout_logprobs=proximal + math.log(2), **given)
     out.backward()
     assert logp.grad is not None
     return float(out.detach()), logp.grad.tolist(), values(metrics)

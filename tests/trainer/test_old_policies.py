@@ -108,10 +108,7 @@ UNSENT = [(on_update, fault) for fault in (mislabelled, one_tensor_missing) for 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("on_update", "fault"),
-    slow_but([("recompute", one_tensor_missing)], UNSENT, several=True),
-)
+@pytest.mark.parametrize(("on_update", "fault"), slow_but([("recompute", one_tensor_missing)], UNSENT, several=True))
 def test_weights_that_did_not_arrive_are_seen(on_update: str, fault: Load) -> None:
     run = Run(on_update, fault)
     errors = [run.step()["train/ratio_error_max"] for _ in range(4)]

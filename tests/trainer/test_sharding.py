@@ -15,8 +15,7 @@ from bebop.model.checkpoint import save_policy
 from bebop.trainer.checkpoint import load
 from bebop.trainer.policy import PolicyTrainer
 from tests.trainer.builders import batch, job, policy, weights_of
-from tests.trainer.one_head_rank import train as train_head
-from tests.trainer.one_rank import steady, train
+from tests.trainer.one_rank import steady, train, train_head
 from tests.trainer.test_heads import distance as apart
 from tests.trainer.test_heads import rows
 from tests.trainer.test_heads import trainer as head_trainer
@@ -32,10 +31,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def processes(module: str, folder: Path) -> list[dict[str, Any]]:
+def processes(of: str, folder: Path) -> list[dict[str, Any]]:
     """What each of two rank processes has to show."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    commands = [[sys.executable, "-m", module, str(rank), "2", str(folder)] for rank in range(2)]
+    commands = [[sys.executable, "-m", "tests.trainer.one_rank", of, str(rank), "2", str(folder)] for rank in range(2)]
     ranks = [subprocess.Popen(one, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) for one in commands]
     for rank in ranks:
         _, errors = rank.communicate(timeout=240)
@@ -45,7 +44,7 @@ def processes(module: str, folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def two(folder: Path) -> list[dict[str, Any]]:
-    return processes("tests.trainer.one_rank", folder)
+    return processes("policy", folder)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +135,7 @@ def test_a_checkpoint_of_two_ranks_is_one_for_one_rank(folder: Path, two: list[d
 
 @pytest.fixture(scope="module")
 def two_heads(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return processes("tests.trainer.one_head_rank", tmp_path_factory.mktemp("ranks"))
+    return processes("head", tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")

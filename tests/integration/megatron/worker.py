@@ -15,11 +15,7 @@ from bebop.trainer.objectives import OBJECTIVES
 from tests.integration.megatron.builders import rows, run, trainer
 from tests.integration.megatron.policy import context_step, cotrainer, scheduled, wrapped
 
-SPLITS = {
-    "tp2": ParallelConfig(tensor=2),
-    "pp2": ParallelConfig(pipeline=2),
-    "dp2": ParallelConfig(),
-}
+SPLITS = {"tp2": ParallelConfig(tensor=2), "pp2": ParallelConfig(pipeline=2), "dp2": ParallelConfig()}
 
 
 def trained(checkpoint: Path, split_over: ParallelConfig) -> dict[str, Any]:

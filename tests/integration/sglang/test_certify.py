@@ -30,7 +30,7 @@ from bebop.rollout.engine import Request
 from bebop.trajectory import SamplingParams
 from tests.integration.sglang.faults import plant
 from tests.integration.sglang.serving import serving
-from tests.served_models import VOCAB, checkpoint, job, policy, reload
+from tests.served_models import VOCAB, job, policy, reload
 
 ALPHA = 1e-4
 STOP = VOCAB - 1
@@ -52,11 +52,6 @@ def engine(
             yield found
         finally:
             found.close()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -27,17 +27,14 @@ from tests.served_models import (
     collect,
     distribution,
     embedded,
+    greedy_test,
     job,
     logprobs,
+    logprobs_test,
     policy,
     reload,
     tokens_distribution_test,
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -55,21 +52,12 @@ def fresh(sglang: ServedEngine, folder: Path) -> Iterator[ServedEngine]:
 
 
 def test_greedy_answers_are_those_of_plain_decoding(sglang: ServedEngine, folder: Path) -> None:
-    """``test_plain`` compares SGLang's plain decoding with the same answers of the embedded engine."""
-    plain = answers(embedded(folder, "autoregressive"), ask(2, 24, temperature=0.0))
-    drafted = answers(sglang, ask(2, 24, temperature=0.0))
-    assert [c.token_ids.tolist() for c in drafted] == [c.token_ids.tolist() for c in plain]
-    assert all(not c.logprobs.any() and c.finish_reason == "length" for c in drafted)
+    """``test_plain`` compares SGLang's plain decoding with the same completions of the embedded engine."""
+    greedy_test(sglang, folder)
 
 
 def test_logprobs_are_those_of_the_distribution(sglang: ServedEngine, folder: Path) -> None:
-    for temperature in (1.0, 0.7):
-        for found in answers(sglang, ask(4, 20, temperature)):
-            wanted = logprobs(folder, PROMPT, found.token_ids.tolist(), temperature)
-            np.testing.assert_allclose(found.logprobs, wanted, atol=1e-4)
-            assert found.versions.tolist() == [0] * 20 and found.exact
-    hotter = logprobs(folder, PROMPT, found.token_ids.tolist(), 1.0)
-    assert np.abs(found.logprobs - hotter).max() > 1e-2  # the test would notice another temperature
+    logprobs_test(sglang, folder)
 
 
 def test_a_later_turn_finds_the_keys_and_values_of_the_one_before(fresh: ServedEngine, folder: Path) -> None:

@@ -13,7 +13,6 @@ from scipy import stats
 from transformers import PreTrainedTokenizerFast
 
 from bebop.model.fingerprint import fingerprint
-from bebop.verl_job.example import write_example
 from tests.integration.verl.builders import HERE, Job, free_port, run_job, scraped
 
 STEPS = 20
@@ -25,13 +24,6 @@ SMALL = (  # short answers, and a reward that every character of them counts for
     f"reward.custom_reward_function.path={HERE / 'length_reward.py'}",
 )
 STATS = "bebop_stats"
-
-
-@pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("example")
-    write_example(folder)
-    return folder
 
 
 def start(folder: Path, example: Path, *overrides: str, main: str = "verl.trainer.main_ppo") -> Job:

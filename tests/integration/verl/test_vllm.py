@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from bebop.verl_job.example import write_example
 from tests.integration.verl.builders import HERE, Job, run_job
 
 DRAFTS = 3
@@ -14,13 +12,6 @@ SMALL = (
     "actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.actor.optim.lr=1e-3",
     f"reward.custom_reward_function.path={HERE / 'length_reward.py'}",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("example")
-    write_example(folder)
-    return folder
 
 
 def start(folder: Path, example: Path, *overrides: str) -> Job:

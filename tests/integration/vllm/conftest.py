@@ -1,7 +1,22 @@
 """Real vLLM on the CPU, in its own environment (make test-vllm); elsewhere nothing here is collected."""
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="module")
+def vllm(folder: Path) -> Iterator[Any]:
+    """An engine that decodes with the model's MTP head."""
+    from tests.integration.vllm.builders import engine  # vLLM
+    from tests.served_models import job
+
+    with engine(job(folder)) as found:
+        yield found

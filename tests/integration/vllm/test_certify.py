@@ -15,16 +15,11 @@ from bebop.certify.run import Plan, Run, plan_settings
 from bebop.errors import UserError
 from bebop.trajectory import SamplingParams
 from tests.integration.vllm.serving import serving
-from tests.served_models import VOCAB, checkpoint, job, reload
+from tests.served_models import VOCAB, job, reload
 from tests.tree import ROOT
 
 ALPHA, TOKENS = 1e-4, 12_000
 CLAIM = SamplingParams(temperature=0.7, max_new_tokens=32, stop_token_ids=(VOCAB - 1,))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint(tmp_path_factory.mktemp("model"))
 
 
 def prompt(index: int) -> Sequence[int]:

@@ -18,7 +18,7 @@ from bebop.rollout.vllm.cpu import Expansion
 from bebop.trajectory import SamplingParams
 from tests.goodness_of_fit import p_value
 from tests.integration.vllm.builders import engine
-from tests.served_models import VOCAB, answers, checkpoint, job, stock
+from tests.served_models import VOCAB, answers, job, stock
 
 PROMPTS = ((3, 1, 4), (2, 7, 2, 7, 2))  # the second with something to look up
 DRAWS, TOKENS = 20_000, 3
@@ -31,11 +31,6 @@ SAMPLINGS = {
 SYSTEMS = ("autoregressive", "target_only", "bebop", "ngram")
 LEVEL = 1e-3  # of the smallest p-value of a system's, times their number
 Fault = Callable[[Any, dict[str, Any]], Tensor]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)

@@ -1,12 +1,10 @@
 """Sampled drafts and rejection sampling: log-probs, statistics, aborts, weights. One engine for all."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from bebop.model.attention import CausalContext
@@ -17,32 +15,21 @@ from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.vllm.core import _Answer
 from bebop.rollout.vllm.plugin import Verified
 from bebop.trajectory import Completion, DecodeStats, SamplingParams
-from tests.integration.vllm.builders import core, engine, held
+from tests.integration.vllm.builders import core, held
 from tests.served_models import (
     DRAFTS,
     PROMPT,
     answers,
     ask,
-    checkpoint,
     collect,
     embedded,
-    job,
+    greedy_test,
     logprobs,
+    logprobs_test,
     reload,
 )
 
 ANSWERS = 2048  # whose acceptance by place has standard errors of .002 and .004
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def vllm(folder: Path) -> Iterator[ServedEngine]:
-    with engine(job(folder)) as found:
-        yield found
 
 
 def stats(found: list[Completion]) -> DecodeStats:
@@ -50,20 +37,11 @@ def stats(found: list[Completion]) -> DecodeStats:
 
 
 def test_greedy_answers_are_those_of_plain_decoding(vllm: ServedEngine, folder: Path) -> None:
-    plain = answers(embedded(folder, "autoregressive"), ask(2, 24, temperature=0.0))
-    drafted = answers(vllm, ask(2, 24, temperature=0.0))
-    assert [c.token_ids.tolist() for c in drafted] == [c.token_ids.tolist() for c in plain]
-    assert all(not c.logprobs.any() and c.finish_reason == "length" for c in drafted)
+    greedy_test(vllm, folder)
 
 
 def test_logprobs_are_those_of_the_distribution(vllm: ServedEngine, folder: Path) -> None:
-    for temperature in (1.0, 0.7):
-        for found in answers(vllm, ask(4, 20, temperature)):
-            wanted = logprobs(folder, PROMPT, found.token_ids.tolist(), temperature)
-            np.testing.assert_allclose(found.logprobs, wanted, atol=1e-4)
-            assert found.versions.tolist() == [0] * 20 and found.exact
-    hotter = logprobs(folder, PROMPT, found.token_ids.tolist(), 1.0)
-    assert np.abs(found.logprobs - hotter).max() > 1e-2  # the test would notice another temperature
+    logprobs_test(vllm, folder)
 
 
 def test_truncated_logprobs_are_those_of_what_is_left(vllm: ServedEngine, folder: Path) -> None:

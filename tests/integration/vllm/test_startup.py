@@ -1,7 +1,5 @@
 """The self-test at start passes on vLLM as Bebop starts it, and says what fails where something does."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +9,7 @@ from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.vllm.cpu import Expansion
 from bebop.rollout.vllm.engine import self_test
 from bebop.rollout.vllm.plugin import STEPS
-from tests.integration.vllm.builders import core, engine
-from tests.served_models import checkpoint, job
-
-
-@pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
-    folder: Path = checkpoint(tmp_path_factory.mktemp("model"))
-    with engine(job(folder)) as found:
-        yield found
+from tests.integration.vllm.builders import core
 
 
 def test_a_sound_engine_passes_every_time(vllm: ServedEngine) -> None:

@@ -28,11 +28,6 @@ DRAFTS, TOKENS = 8, 1 << 17
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def module(folder: Path) -> Iterator[ServedEngine]:
     options = {"tokens": TOKENS}
     decoding = DecodingConfig(system="history", draft_tokens=DRAFTS, draft_temperature=0.0, options=options)

@@ -14,26 +14,15 @@ from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.served_engine import ServedEngine
 from bebop.trajectory import DecodeStats, SamplingParams
 from tests.integration.vllm.builders import core, engine, held, with_update
-from tests.served_models import PROMPT, answers, ask, checkpoint, collect, job, logprobs, policy, reload
+from tests.served_models import PROMPT, answers, ask, checkpoint, collect, logprobs, policy, reload
 
 WORDS = (4, 5, 6, 7) * 26  # four blocks of keys and values, the last of which a head's cache never shares
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another policy's checkpoint."""
     return checkpoint(tmp_path_factory.mktemp("other"), seed=1)
-
-
-@pytest.fixture(scope="module")
-def vllm(folder: Path) -> Iterator[ServedEngine]:
-    with engine(job(folder)) as found:
-        yield found
 
 
 @pytest.fixture
