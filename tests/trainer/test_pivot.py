@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import mannwhitneyu
 
+from bebop.adaptation.candidates import wrong_steps
 from bebop.systems.pad.labels import (
     Rollouts,
     auc,
@@ -25,7 +26,6 @@ from bebop.systems.pad.labels import (
 )
 from bebop.systems.pad.network import Features, PivotNetwork
 from bebop.systems.pad.training import Examples, PivotTrainer, scores
-from bebop.tasks.steps import wrong_steps
 
 
 def examples(seed: int, count: int = 600) -> Examples:
