@@ -271,15 +271,8 @@ def test_a_corrupt_checkpoint_is_named_and_an_older_one_goes_on(
 def test_a_loss_that_is_not_finite_is_one_line_and_the_last_good_checkpoint_stays(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [
-        f"model.path={model}",
-        f"dir={tmp_path}",
-        *SMALL,
-        "train.steps=9",
-        "train.save_every=1",
-        "head.lr=1e30",
-    ]
-    message = call(arguments, monkeypatch, capsys)
+    steps = ["train.steps=9", "train.save_every=1", "head.lr=1e30"]
+    message = call([f"model.path={model}", f"dir={tmp_path}", *SMALL, *steps], monkeypatch, capsys)
     assert "head.lr=1e+30: the loss of the MTP head is not finite in 3 steps running" in message
     kept = sorted((tmp_path / "checkpoints").glob("head_*"))
     assert kept and all(t.isfinite().all() for t in codec.load(kept[-1] / "head")["weights"].values())

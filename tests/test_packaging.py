@@ -125,12 +125,8 @@ def test_planted_files_are_caught(tmp_path: Path) -> None:
     assert init_violations(
         [Path("kernels/__init__.py"), Path("rollout/decoding/__init__.py"), Path("conf/__init__.py")]
     ) == ["kernels/__init__.py", "rollout/decoding/__init__.py"]
-    names = [
-        Path("bebop/types.py"),
-        Path("rollout/queue.py"),
-        Path("kernels/triton.py"),
-        Path("bebop/driver/buffer.py"),
-    ]
+    places = ("bebop/types.py", "rollout/queue.py", "kernels/triton.py", "bebop/driver/buffer.py")
+    names = [Path(place) for place in places]
     assert name_violations([*names, Path("recipes/verl/verl.py")]) == [*map(str, names[:3]), "recipes/verl/verl.py"]
     (tmp_path / "bebop").mkdir()
     for name in LINKS[1:]:

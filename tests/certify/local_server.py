@@ -108,15 +108,10 @@ class LocalServer:
     def answer(self, ids: list[int], params: Reply, longest: int, stops: list[int]) -> Completion:
         """One answer of the embedded engine, seeded by how many calls there were."""
         sampling = SamplingParams(
-            temperature=params["temperature"],
-            top_k=max(params["top_k"], 0),
-            top_p=params["top_p"],
-            min_p=params["min_p"],
-            repetition_penalty=params.get("repetition_penalty", 1.0),
-            max_new_tokens=longest,
-            stop_token_ids=tuple(stops),
-            seed=params.get("seed", len(self.calls)),
-        )
+            temperature=params["temperature"], top_k=max(params["top_k"], 0), top_p=params["top_p"],
+            min_p=params["min_p"], repetition_penalty=params.get("repetition_penalty", 1.0), max_new_tokens=longest,
+            stop_token_ids=tuple(stops), seed=params.get("seed", len(self.calls)),
+        )  # fmt: skip
         return generate(self.engine, [Request(id=0, token_ids=tuple(ids), params=sampling)])[0]
 
     @torch.no_grad()

@@ -33,14 +33,9 @@ def block(temperature: float = T, top: int = 4, narrow: bool = False, seed: int 
         }
     places = torch.arange(N)
     return Block(
-        tokens=tokens,
-        logprobs=probs.gather(1, tokens[:, None])[:, 0].log(),
-        request=places // 20,
-        position=places % 20,
-        last=places,
-        stops=(),
-        **own,
-    )
+        tokens=tokens, logprobs=probs.gather(1, tokens[:, None])[:, 0].log(), request=places // 20,
+        position=places % 20, last=places, stops=(), **own,
+    )  # fmt: skip
 
 
 def report(one: Block, mode: Mode, temperature: float = T) -> Tensor:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from bebop.certify.sglang_server import SglangEngine
 from bebop.certify.structure import check_structure
 from bebop.certify.white_box import WhiteBox
 from bebop.errors import UserError
+from bebop.rollout.engine import Request
 from bebop.trajectory import SamplingParams
 from tests.builders import requests
 from tests.certify.asking import BOTH, STOP, Engine, V, asked, engine, silent
@@ -102,6 +104,11 @@ def test_ids_from_words_where_there_are_no_others(local: LocalServer, opened: li
 # ---- what goes wrong
 
 
+def refused(found: Engine, message: str, sent: Sequence[Request] | None = None) -> None:
+    with pytest.raises(UserError, match=message):
+        found.sample(sent or asked(2), silent)
+
+
 def test_nobody_is_there(opened: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bebop.rollout.http_client, "FIRST_WAIT", 0.01)
     opened.append(Server("http://127.0.0.1:9", retries=1))
@@ -123,8 +130,7 @@ def test_a_busy_server_is_asked_again(kind: type[Engine], local: LocalServer, op
     local.busy = 3
     assert len(found.sample(asked(4), silent)) == 4
     local.busy = 100
-    with pytest.raises(UserError, match=r"is not ready: status 503 \(asked 5 times\)"):
-        found.sample(asked(2), silent)
+    refused(found, r"is not ready: status 503 \(asked 5 times\)")
 
 
 @BOTH
@@ -133,13 +139,11 @@ def test_a_sample_is_drawn_once(kind: type[Engine], local: LocalServer, opened: 
     found = engine(kind, local, opened, timeout=0.4)
     local.edit = lambda name, reply: web.Response(status=502)
     before = len(local.calls)
-    with pytest.raises(UserError, match="refuses a request"):
-        found.sample(asked(1), silent)
+    refused(found, "refuses a request", asked(1))
     assert len(local.calls) == before + 1
     if kind is SglangEngine:
         local.edit, local.silent = (lambda name, reply: reply), 5.0
-        with pytest.raises(UserError, match=r"no answer in engine\.timeout=0\.4 seconds: raise it"):
-            found.sample(asked(1), silent)
+        refused(found, r"no answer in engine\.timeout=0\.4 seconds: raise it", asked(1))
         assert len(local.calls) == before + 2
     assert not local.kept  # on a kept connection a request may be lost without anybody's fault
 
@@ -157,8 +161,7 @@ def test_what_a_server_may_answer_instead(
 ) -> None:
     found = engine(kind, local, opened)
     local.edit = lambda name, reply: change(reply)
-    with pytest.raises(UserError, match=message):
-        found.sample(asked(2), silent)
+    refused(found, message)
 
 
 def without(*names: str) -> Any:
@@ -176,11 +179,9 @@ def without(*names: str) -> Any:
 def test_text_alone_cannot_be_certified(local: LocalServer, opened: list[Server]) -> None:
     found = engine(OpenAIEngine, local, opened)
     local.edit = without("token_ids", "logprobs")
-    with pytest.raises(UserError, match="gives text without token ids"):
-        found.sample(asked(2), silent)
+    refused(found, "gives text without token ids")
     local.edit = without("logprobs")
-    with pytest.raises(UserError, match="gives no log-probs: set logprobs=none"):
-        found.sample(asked(2), silent)
+    refused(found, "gives no log-probs: set logprobs=none")
     opened.append(Server(local.url))
     (answer,) = OpenAIEngine(opened[-1], logprobs=False).sample(asked(1), silent)
     assert answer.logprobs is None and len(answer.token_ids)
@@ -209,12 +210,9 @@ def test_other_servers(local: LocalServer, opened: list[Server]) -> None:
 def test_requests_that_would_do_harm_are_not_sent(local: LocalServer, opened: list[Server]) -> None:
     found = engine(SglangEngine, local, opened)
     before = len(local.calls)
-    with pytest.raises(UserError, match="token 12, but the server's vocabulary has 12"):
-        found.sample(requests([(1, 12)], max_new_tokens=3), silent)
-    with pytest.raises(UserError, match="certified by its tokens"):
-        found.sample(requests([(1, 2)], max_new_tokens=3, stop=("a",)), silent)
-    with pytest.raises(UserError, match=r"prompt \[\] is not possible"):
-        found.sample(requests([()], max_new_tokens=3), silent)
+    refused(found, "token 12, but the server's vocabulary has 12", requests([(1, 12)], max_new_tokens=3))
+    refused(found, "certified by its tokens", requests([(1, 2)], max_new_tokens=3, stop=("a",)))
+    refused(found, r"prompt \[\] is not possible", requests([()], max_new_tokens=3))
     assert len(local.calls) == before
 
 
@@ -226,8 +224,7 @@ def test_log_probs_of_other_tokens(local: LocalServer, opened: list[Server]) -> 
 
     found = engine(SglangEngine, local, opened)
     local.edit = edit
-    with pytest.raises(UserError, match=r"gives log-probs of .* other tokens"):
-        found.sample(asked(2), silent)
+    refused(found, r"gives log-probs of .* other tokens")
 
 
 def test_ctrl_c_ends_our_own_requests_and_gives_what_is_there(
@@ -286,8 +283,7 @@ def test_the_look_inside_is_fetched_after_every_cohort(local: LocalServer, opene
     opened.append(Server(local.url))
     assert SglangEngine(opened[-1], look_inside=False).white_box is None
     with_states(local, bebop="0.0", box=box.state_dict())
-    with pytest.raises(UserError, match=r"has the plugin of bebop 0\.0, this is .*: install the same"):
-        found.sample(asked(2), silent)
+    refused(found, r"has the plugin of bebop 0\.0, this is .*: install the same")
 
 
 def test_a_server_without_the_plugin_lets_nobody_look(local: LocalServer, opened: list[Server]) -> None:

@@ -181,17 +181,8 @@ def test_lower_rewards_and_a_changed_bit_show_beside_an_undisturbed_job(undistur
 
 def test_a_fault_is_survived_where_the_job_went_on_and_its_books_are_in_order() -> None:
     fault = {"kind": "worker killed", "alone": True, "noticed": 1.0, "recovered": 3.0}
-    sound = {
-        "name": "a",
-        "job": "hangs",
-        "faults": [fault],
-        "findings": [],
-        "answers": 16,
-        "steps": 1,
-        "steps again": 0,
-        "prompts again": 0,
-        "commit": "a",
-    }
+    sound = {"name": "a", "job": "hangs", "commit": "a", "faults": [fault], "findings": []}
+    sound |= {"answers": 16, "steps": 1, "steps again": 0, "prompts again": 0}
     broken = {**sound, "findings": [Finding("order", "a prompt is missing")]}
     stuck = {**sound, "faults": [{"kind": "worker killed", "alone": True}]}
     assert [row["survived"] for row in rows([sound, sound])] == [2, 2]

@@ -11,8 +11,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bebop.config.fields import from_dict
-from bebop.config.job import JobConfig
+from bebop.config.job import AlgorithmConfig, JobConfig
+from bebop.metrics.metrics import Metrics
 from bebop.model.backbone import Policy
+from bebop.trainer.losses import policy_loss
 from bebop.trajectory import Batch, Completion, Group, Prompt, Trajectory
 from tests.builders import bare_policy, letters
 from tests.stored_answers import trace
@@ -103,6 +105,13 @@ def _batch(source: Policy, seed: int, groups: int, size: int, version: int) -> B
         asked = Prompt(index=index, task="test", text="", token_ids=prompt, item={})
         made.append(Group(prompt=asked, trajectories=tuple(trajectories)))
     return Batch(groups=tuple(made))
+
+
+def raw_loss(config: AlgorithmConfig, logp: Tensor, proximal: Tensor, **given: Tensor) -> tuple[Tensor, Metrics]:
+    """The loss; unless given, tokens are of one answer, of entropy 0 and weight 1, and the rollout is the proximal."""
+    fields = dict(entropy=torch.zeros_like(proximal), rollout_logprobs=proximal, weights=torch.ones_like(proximal))
+    fields |= dict(answers=torch.tensor([len(proximal)]), proximal=proximal) | given
+    return policy_loss(config, logp=logp, **fields)  # type: ignore[arg-type]
 
 
 def traced(made: Batch, every: int = 2) -> Batch:

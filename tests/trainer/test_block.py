@@ -247,15 +247,8 @@ def found(table: Sweep, features: Tensor, target: str = "classify") -> Evaluated
     wanted = goals(table, target)
     torch.manual_seed(0)
     network = BlockLengthNetwork(inputs=features.shape[1], candidates=SIZES, default=4, hidden=64)
-    fit(
-        network,
-        features[torch.from_numpy(train)],
-        wanted[torch.from_numpy(train)],
-        steps=1000 if target == "regress" else 300,
-        lr=5e-3,
-        batch=64,
-        seed=0,
-    )
+    seen, steps = torch.from_numpy(train), 1000 if target == "regress" else 300
+    fit(network, features[seen], wanted[seen], steps=steps, lr=5e-3, batch=64, seed=0)
     with torch.no_grad():
         sizes = network.sizes(features[torch.from_numpy(test)])
     choice = np.searchsorted(SIZES, sizes.numpy())

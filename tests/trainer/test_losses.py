@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bebop.config.job import AlgorithmConfig
-from bebop.metrics.metrics import Metrics, values
+from bebop.metrics.metrics import values
 from bebop.trainer.losses import (
     ADVANTAGES,
     AGGREGATIONS,
@@ -29,18 +29,21 @@ from bebop.trainer.packing import Row, pack
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trainer.scorer import Scorer
 from bebop.trajectory import Group, Prompt, Trajectory
-from tests.trainer.builders import TEMPERATURE, batch, completion, job, plain, plain_logprobs, policy, weights_of
+from tests.trainer.builders import (
+    TEMPERATURE,
+    batch,
+    completion,
+    job,
+    plain,
+    plain_logprobs,
+    policy,
+    raw_loss,
+    weights_of,
+)
 
 
 def tensor(*numbers: float) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
-
-
-def raw_loss(config: AlgorithmConfig, logp: Tensor, proximal: Tensor, **given: Tensor) -> tuple[Tensor, Metrics]:
-    """The loss; unless given, tokens are of one answer, of entropy 0 and weight 1, and the rollout is the proximal."""
-    fields = dict(entropy=torch.zeros_like(proximal), rollout_logprobs=proximal, weights=torch.ones_like(proximal))
-    fields |= dict(answers=torch.tensor([len(proximal)]), proximal=proximal) | given
-    return policy_loss(config, logp=logp, **fields)  # type: ignore[arg-type]
 
 
 def loss(config: AlgorithmConfig | None = None, **changes: Tensor) -> tuple[float, dict[str, float]]:
@@ -135,19 +138,10 @@ def test_ratio_error_looks_at_tokens_of_one_version_alone() -> None:
     assert both["train/ratio_mean"] == pytest.approx(6.9 / 5)
     assert both["rollout/logprob_diff"] == pytest.approx(np.log([2.0, 1.1, 1.3, 1.5]).sum() / 5)
     metrics = values(same_weights_metrics(rows, logp, 5))
-    assert metrics == pytest.approx(
-        {
-            "train/ratio_tokens": 2,
-            "train/ratio_error_max": 0.1,
-            "train/ratio_error_kept": 0.5,
-            "rollout/logprob_diff_current": np.log(1.1) / 2,
-            "rollout/logprob_diff_kept": np.log([1.3, 1.5]).sum() / 2,
-        }
-    )
-    assert values(same_weights_metrics(rows, logp, 4)).keys() == metrics.keys() - {
-        "train/ratio_error_kept",
-        "rollout/logprob_diff_kept",
-    }
+    kept = {"train/ratio_error_kept": 0.5, "rollout/logprob_diff_kept": np.log([1.3, 1.5]).sum() / 2}
+    current = {"train/ratio_error_max": 0.1, "rollout/logprob_diff_current": np.log(1.1) / 2}
+    assert metrics == pytest.approx({"train/ratio_tokens": 2, **current, **kept})
+    assert values(same_weights_metrics(rows, logp, 4)).keys() == metrics.keys() - kept.keys()
     assert values(same_weights_metrics(rows, logp, 6)) == {"train/ratio_tokens": 0}, "absent, and it says so"
 
 

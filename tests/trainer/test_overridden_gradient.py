@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bebop.config.job import AlgorithmConfig
 from bebop.kernels.pivot import bias, emitted_probs
-from bebop.trainer.losses import policy_loss
+from tests.trainer.builders import raw_loss
 
 VOCAB = 5
 GENERATOR = torch.Generator().manual_seed(3)
@@ -31,16 +31,9 @@ def gradient(rollout: str, cap: float = math.inf, allowed: Tensor = ALLOWED) -> 
     logp = logits.log_softmax(-1)
     p = logp.detach().exp()
     emitted = emitted_probs(p, DRAFT, allowed)
-    loss, _ = policy_loss(
-        AlgorithmConfig(tis_cap=cap, clip_low=0.5, clip_high=0.5),
-        logp=logp,
-        entropy=torch.zeros_like(p),
-        proximal=logp.detach(),
-        rollout_logprobs={"log P": emitted, "log p": p}[rollout].log(),
-        advantages=ADVANTAGES,
-        answers=torch.ones(VOCAB, dtype=torch.long),
-        weights=emitted,
-    )
+    given = {"rollout_logprobs": {"log P": emitted, "log p": p}[rollout].log(), "advantages": ADVANTAGES}
+    given |= {"answers": torch.ones(VOCAB, dtype=torch.long), "weights": emitted}
+    loss, _ = raw_loss(AlgorithmConfig(tis_cap=cap, clip_low=0.5, clip_high=0.5), logp, logp.detach(), **given)
     (expected,) = torch.autograd.grad(loss, logits)
     again = LOGITS.clone().requires_grad_()
     (exact,) = torch.autograd.grad(-(again.softmax(-1) * ADVANTAGES).sum(), again)
@@ -102,16 +95,10 @@ def two_token_error(level: Literal["token", "sequence"], known: bool = True, cap
         return torch.stack([x.expand(2, VOCAB, VOCAB) for x in (one, two)], -1).flatten()
 
     logp = tokens(first, second)
-    loss, _ = policy_loss(
-        AlgorithmConfig(tis_level=level, tis_cap=cap, clip_low=0.5, clip_high=0.5),
-        logp=logp,
-        entropy=torch.zeros_like(logp),
-        proximal=logp.detach(),
-        rollout_logprobs=tokens(drawn_first, drawn_second) if known else logp.detach(),
-        advantages=tokens(value, value),
-        answers=torch.full((2 * VOCAB**2,), 2),
-        weights=tokens(chance, chance),
-    )
+    given = {"advantages": tokens(value, value), "weights": tokens(chance, chance)}
+    given |= {"rollout_logprobs": tokens(drawn_first, drawn_second) if known else logp.detach()}
+    config = AlgorithmConfig(tis_level=level, tis_cap=cap, clip_low=0.5, clip_high=0.5)
+    loss, _ = raw_loss(config, logp, logp.detach(), answers=torch.full((2 * VOCAB**2,), 2), **given)
     return abs(float(torch.autograd.grad(-loss, scale)[0] - exact))
 
 

@@ -72,14 +72,9 @@ def prompt(index: int) -> Sequence[int]:
 def certified(engine: LiveEngine, reference: Reference, tokens: int, params: SamplingParams = CLAIM) -> Certificate:
     settings, weight = plan_settings(params, 0.0, engine.white_box is not None)
     plan = Plan(
-        settings=settings,
-        white_box_weight=weight,
-        vocabulary=VOCAB,
-        tokens=tokens,
-        cohort=COHORT,
-        alpha=ALPHA,
+        settings=settings, white_box_weight=weight, vocabulary=VOCAB, tokens=tokens, cohort=COHORT, alpha=ALPHA,
         limit_tv=0.5,
-    )
+    )  # fmt: skip
     return Run(engine, reference, prompt, plan).run()
 
 

@@ -15,15 +15,9 @@ from tests.tree import ROOT
 
 def test_every_arm_answers_the_same_requests() -> None:
     bench = RolloutBench(
-        model=ModelConfig(path="tiny", device="cpu", dtype="float32"),
-        task=TaskConfig(),
-        systems=CHOICE,
-        batches=(4,),
-        draft_tokens=3,
-        rounds=1,
-        waves=1,
-        max_new_tokens=8,
-    )
+        model=ModelConfig(path="tiny", device="cpu", dtype="float32"), task=TaskConfig(), systems=CHOICE,
+        batches=(4,), draft_tokens=3, rounds=1, waves=1, max_new_tokens=8,
+    )  # fmt: skip
     rows = {row["arm"]: row for row in run(bench)}
     assert list(rows) == list(arms(CHOICE)) and {row["requests"] for row in rows.values()} == {12}
     assert all(row["tokens/s"] > 0 and row["version"] != "unknown" for row in rows.values())
