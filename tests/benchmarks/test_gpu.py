@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -95,8 +96,8 @@ def test_a_stage_that_fails_or_is_late_costs_no_other_one(
     monkeypatch.setattr(run, "SECONDS", 100)
     assert run.main(["--dry-run", "--out", str(tmp_path), "--seconds", "20"]) == 1
     page = (tmp_path / "summary.md").read_text()
-    assert "- fails: failed after 0 s: ValueError: no such thing" in page
-    assert "- done: 0 s" in page and "done: odd: RuntimeError: this alone" in page
+    assert re.search(r"- fails: failed after \d s: ValueError: no such thing", page)
+    assert re.search(r"- done: \d s", page) and "done: odd: RuntimeError: this alone" in page
     assert "done: impossible: ZeroDivisionError" in page, "and the stage went on"
     assert "- late: left out: 20 s were left, it needs 60" in page
     assert json.loads((tmp_path / "0_fails.json").read_text())["rows"] == [{"what": "before", "value": 1.0}]
@@ -122,7 +123,7 @@ def lost(context: Context) -> None:
 
 def test_a_stage_that_cannot_write_says_why_it_failed(tmp_path: Path) -> None:
     context = Context(file=tmp_path / "0_lost.json", seconds=60.0, dry=True, origin={})
-    assert run.carried_out(lost, context) == "failed after 0 s: ValueError: the cause"
+    assert re.fullmatch(r"failed after \d s: ValueError: the cause", run.carried_out(lost, context))
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

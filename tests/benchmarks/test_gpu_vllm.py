@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import struct
 import sys
 import time
@@ -186,7 +187,7 @@ def test_an_arm_that_fails_or_hangs_costs_no_other_one(
     monkeypatch.setattr(vllm_run, "import_all", lambda device: "0.0")
     monkeypatch.setattr(vllm_run, "GRACE", 9.9)
     monkeypatch.setattr(vllm_run, "LEAST", 9)
-    monkeypatch.setattr(vllm_run, "ARM_SECONDS", -6.4)  # 0.4 seconds with the grace
+    monkeypatch.setattr(vllm_run, "ARM_SECONDS", -5.4)  # 1.9 seconds with the grace: a busy machine forks slowly
     monkeypatch.setattr(os, "environ", dict(os.environ))
     (tmp_path / "vllm.json").write_text("{")  # an earlier run's
     assert vllm_run.main(["--device", "cuda", "--out", str(tmp_path)]) == 1
@@ -195,8 +196,9 @@ def test_an_arm_that_fails_or_hangs_costs_no_other_one(
     names = ["tiny-v2-check", *(f"tiny-{n}-triton" for n in ("v2-autoregressive", "v1-autoregressive", "v2-bebop1"))]
     assert list(outcomes) == names, "without FlashAttention, which may be what failed, and each once"
     check, first, hung, last = outcomes.values()
-    assert check.startswith("failed after 0 s: ValueError: log-probs") and hung.startswith("failed: ended after 0 s")
-    assert first == last == "0 s"
+    assert re.match(r"failed after \d s: ValueError: log-probs", check)
+    assert re.match(r"failed: ended after \d s, -5 were planned", hung)
+    assert all(re.fullmatch(r"\d s", outcome) for outcome in (first, last))
     assert [row["model"] for row in content["rows"] if row["what"] == "cycle"] == names
     assert content["place"]["vllm"] == "0.0" and content["seconds"] == vllm_run.SECONDS
     assert "tiny-v2-bebop1-triton" in capsys.readouterr().out
