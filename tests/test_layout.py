@@ -73,7 +73,7 @@ def test_words_in_their_places_pass(module: str, source: str) -> None:
 # one for each way in which an import can be written.
 PLANTED = [
     ("kernels/verify.py", "from bebop.model.backbone import Policy", "bebop.kernels.verify -> bebop.model.backbone"),
-    ("bebop/driver/buffer.py", "from bebop import loop", "bebop.driver.buffer -> bebop.driver.loop"),
+    ("bebop/driver/buffer.py", "from bebop.driver import loop", "bebop.driver.buffer -> bebop.driver.loop"),
     ("bebop/driver/loop.py", "def f():\n    import bebop.runtime.job", "bebop.driver.loop -> bebop.runtime.job"),
     ("bebop/driver/protocols.py", "from bebop.driver.pool import Pool", "bebop.driver.protocols -> bebop.driver.pool"),
     ("bebop/somewhere.py", "", "bebop.somewhere"),  # a module without a floor

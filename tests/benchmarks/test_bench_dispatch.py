@@ -25,7 +25,7 @@ def test_pulling_uses_a_slow_worker_as_it_can_and_who_uses_one_alone_is_seen(mon
     found = dispatch.row(UNEVEN, range(2))
     assert found["pull / static"] > 1.2 and not found["misses"]
     assert found["static of bound"] < 0.75 < 0.85 < found["pull of bound"] < 1.15
-    monkeypatch.setattr(PullDispatch, "_hungriest", lambda self: 1 if self._queue else None)
+    monkeypatch.setattr(PullDispatch, "_least_busy", lambda self: 1 if self._queue else None)
     hoarded = dispatch.row(replace(UNEVEN, slow=False), range(2))
     assert hoarded["misses"] == "worse than static" and hoarded["pull of bound"] < 0.6
 

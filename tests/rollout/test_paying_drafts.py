@@ -134,7 +134,7 @@ def test_measuring_leaves_nothing_behind(system: str, drafts: int) -> None:
     if system in HISTORY:
         paced.length.forced = (drafts, paced.length.seconds.costs(4))
         for engine in (paced.engine, other):
-            decoder_of(engine).drafter.recall.first = True  # type: ignore[union-attr]
+            decoder_of(engine).drafter.matching.first = True  # type: ignore[union-attr]
         decoder_of(other).length.costs = paced.length.forced[1]  # type: ignore[attr-defined]
     else:
         paced.length.forced = drafts
