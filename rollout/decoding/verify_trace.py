@@ -1,4 +1,4 @@
-"""Watches verification, and says of some requests how each of their tokens came about (``bebop.token_trace``).
+"""Watches verification, and says of some requests how each of their tokens came about (``bebop.trajectory``).
 
 What a cycle shows is condensed on the device to a few numbers a place, and stays there until its request ends: a cycle
 waits for nothing more than before. Rows that nobody asked about cost nothing.

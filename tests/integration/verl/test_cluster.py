@@ -3,7 +3,7 @@
 import pytest
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-from bebop.verl_job import checks
+from bebop.verl_job import driver
 from bebop.verl_job.driver import check_job
 from bebop.verl_job.settings import parse
 from recipes.cluster.recipe import load, names
@@ -15,7 +15,7 @@ VERL = [name for name in names() if load(name).file.trainer == "verl"]
 
 @pytest.mark.parametrize("name", VERL)
 def test_verl_takes_the_recipe(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "version", lambda name: "0.5.23")
+    monkeypatch.setattr(driver, "version", lambda name: "0.5.23")
     recipe = load(name)
     config = composed(recipe.file.group, *verl_overrides(recipe))
     validate_config(config, use_reference_policy=False, use_critic=False)

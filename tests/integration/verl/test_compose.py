@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from bebop.model.checkpoint import resolve
-from bebop.verl_job import checks
+from bebop.verl_job import driver
 from bebop.verl_job.driver import check_job
 from bebop.verl_job.settings import parse
 from tests.integration.verl.builders import CONF
@@ -28,7 +28,7 @@ def composed(name: str, *overrides: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "version", lambda name: "0.5.23")
+    monkeypatch.setattr(driver, "version", lambda name: "0.5.23")
 
 
 @pytest.mark.parametrize("name", ["reasoning", "agent"])
