@@ -59,6 +59,17 @@ def worker(folder: Path) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("rollout"))
 
 
+def _found(victim: Callable[[int], int], folder: Path) -> int:
+    """Return the victim's process id; on a busy machine it may have no name of its own for a moment."""
+    until = time.monotonic() + 30
+    while True:
+        try:
+            return victim(worker(folder))
+        except (StopIteration, psutil.NoSuchProcess):
+            assert time.monotonic() < until, f"no engine below worker {worker(folder)}"
+            time.sleep(0.1)
+
+
 def run(arguments: list[str], folder: Path, victim: Callable[[int], int]) -> str:
     """The stderr of a job that went well although ``victim(worker)``, a process id, was killed; none of it is left."""
     job = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -67,7 +78,7 @@ def run(arguments: list[str], folder: Path, victim: Callable[[int], int]) -> str
             assert job.poll() is None, job.stderr and job.stderr.read()
             time.sleep(0.05)
         children = psutil.Process(job.pid).children(recursive=True)
-        os.kill(victim(worker(folder)), signal.SIGKILL)
+        os.kill(_found(victim, folder), signal.SIGKILL)
         (folder / "killed").touch()
         _, errors = job.communicate(timeout=400)
     finally:
