@@ -1,6 +1,7 @@
 """Processes of this machine: their state, their children and their stacks, and how they are ended.
 
 What psutil cannot tell is that there is no such process any more: it raises. Here that is an answer like any other.
+It is imported where it is called: a machine that only measures on a GPU may lack it.
 """
 
 import contextlib
@@ -13,8 +14,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
-
-import psutil
 
 PACKAGE = f"{Path(__file__).parents[1]}/"
 THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
@@ -33,6 +32,8 @@ class Status(NamedTuple):
 
 def status(pid: int) -> Status | None:
     """Return the status of a process, or None if there is none."""
+    import psutil
+
     try:
         process = psutil.Process(pid)
         with process.oneshot():
@@ -54,18 +55,24 @@ def start_ticks(pid: int) -> int:
 
 def stopped(pid: int) -> bool:
     """Return whether a signal or a debugger has stopped a process."""
+    import psutil
+
     found = status(pid)
     return found is not None and found.state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def lives(pid: int) -> bool:
     """Return whether a process has not ended: a zombie has, and waits for its parent to notice."""
+    import psutil
+
     found = status(pid)
     return found is not None and found.state != psutil.STATUS_ZOMBIE
 
 
 def cpu_ticks(pid: int) -> int:
     """Return the clock ticks of CPU time that a process has used, 0 if there is no such process."""
+    import psutil
+
     try:
         used = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -75,6 +82,8 @@ def cpu_ticks(pid: int) -> int:
 
 def descendants(pid: int) -> list[int]:
     """Return the ids of the children of a process, of their children, and so on."""
+    import psutil
+
     try:
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
     except psutil.Error:
@@ -83,6 +92,8 @@ def descendants(pid: int) -> list[int]:
 
 def marked(mark: str) -> list[int]:
     """Return the processes that were started with ``mark`` (``NAME=value``) in their environment, orphans included."""
+    import psutil
+
     name, _, value = mark.partition("=")
     found = psutil.process_iter(["environ"])  # of processes of others it is None
     return [process.pid for process in found if (process.info["environ"] or {}).get(name) == value]

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 ABSENT = """
 import importlib.util, sys
 absent = {"hydra", "omegaconf", "ray", "datasets", "math_verify", "reasoning_gym", "plotly", "grimp", "sglang", "vllm"}
+absent |= {"psutil", "tenacity", "wrapt"}
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in absent:
