@@ -34,7 +34,6 @@ from bebop.adaptation.corpus import (
     write_corpus,
 )
 from bebop.config.adapt import AdaptConfig
-from bebop.config.compose import adapt_config
 from bebop.config.job import HeadConfig, ModelConfig, ObjectiveName
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
@@ -105,6 +104,8 @@ class Arm:
 def settings(seed: int, *overrides: str) -> AdaptConfig:
     """The configuration of a seed: the built-in model, its three tasks, prompts of its own."""
     own = (f"seed={seed}", f"task.seed={100 + seed}", f"data.sequences={SEQUENCES}", "train.threads=1")
+    from bebop.config.compose import adapt_config  # Hydra, which a machine that only measures on a GPU lacks
+
     return adapt_config([*own, *overrides])
 
 
