@@ -15,12 +15,16 @@ Verdicts stand between comments of the same kind, which begin with ``claim`` (``
 on one model (``built-in`` is the other), ``as told`` those that were confirmed or refuted, ``as counts`` and ``as
 verdict`` a few words; ``claims > PAD, BlockPilot`` all claims of papers. Where there are no results yet, they say so.
 
+The README holds no such comments. Between the lines ``<!-- table docs/what_to_expect.md -->`` and ``<!-- / -->`` stands
+the first table of that page, without comments.
+
 Every other number outside code has to be in ``docs/numbers.txt``: ``README.md: exit code 2`` allows a phrase in a file,
 ``*: SPEC 0.3`` in all of them. Names (fp32), versions of three parts and code need no entry. An entry that nothing uses
 is a mistake as well. The picture of the README is drawn from stored files in the same way.
 """
 
 import json
+import posixpath
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -42,9 +46,11 @@ ALLOWED = Path("docs/numbers.txt")
 APART = [Path("docs", name) for name in ("SPEC.md", "metrics.md", "settings.md")]
 MARK = re.compile(r"<!-- ([^>\n]+? > [^\n]+?)(?: as (\S+))? -->(.*?)<!-- / -->", re.DOTALL)
 AT_START = re.compile(r"^ {0,3}<!-- ", re.MULTILINE)
+TABLE = re.compile(r"^<!-- table (\S+) -->$.*?^<!-- / -->$", re.DOTALL | re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n(?:\n(?=    ))?)+")
 BESIDE = (
+    TABLE,
     MARK,
     FENCED,
     INDENTED,
@@ -83,7 +89,22 @@ def filled(text: str, root: Path = ROOT, studies: Path = STUDIES, up: str = "") 
             shown = format_number(looked_up(path, root, studies), form or ".3g", path)
         return f"<!-- {path}{f' as {form}' if form else ''} -->{shown}<!-- / -->"
 
-    return MARK.sub(one, text)
+    return TABLE.sub(lambda found: _copied_table(found[1], root, studies, up), MARK.sub(one, text))
+
+
+def _copied_table(page: str, root: Path, studies: Path, up: str) -> str:
+    """Return the first table of a page between its two markers: no comments inside, links as seen from ``up``."""
+    file = root / page
+    text = filled(file.read_text(), root, studies, way_up(file, root)) if file.is_file() else ""
+    table = re.search(r"^\|.*\n\|[-| :]+\|\n(?:\|.*\n)+", text, re.MULTILINE)
+    if table is None:
+        raise UserError(f"<!-- table {page} -->: there is no such page, or no table in it")
+    plain = re.sub(r"<!--.*?-->", "", table[0])
+    folder = posixpath.dirname(page)
+    plain = re.sub(
+        r"\]\((?![a-z]+:)([^)]*)\)", lambda link: f"]({up}{posixpath.normpath(posixpath.join(folder, link[1]))})", plain
+    )
+    return f"<!-- table {page} -->\n\n{plain}\n<!-- / -->"
 
 
 def looked_up(path: str, root: Path = ROOT, studies: Path = STUDIES) -> Any:
@@ -167,7 +188,7 @@ def problems(root: Path = ROOT, studies: Path = STUDIES) -> list[str]:
         name, text = page.relative_to(root).as_posix(), page.read_text()
         if filled(text, root, studies, way_up(page, root)) != text:
             wrong.append(f"{name}: numbers differ from what is stored; run python -m recipes.docs")
-        for found_at in AT_START.finditer(text):
+        for found_at in AT_START.finditer(TABLE.sub(lambda found: "\n" * found[0].count("\n"), text)):
             line = text.count("\n", 0, found_at.start()) + 1
             wrong.append(f"{name}:{line}: begins with a comment, which Markdown takes for HTML; move a word before it")
         mine = [(file, phrase) for file, phrase in entries if file in (name, "*")]

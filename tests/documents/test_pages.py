@@ -57,6 +57,12 @@ def test_pages_keep_their_length(page: str, most: int) -> None:
     assert len((ROOT / page).read_text().splitlines()) <= most
 
 
+def test_the_readme_is_read_in_three_minutes() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 700
+    assert [mark.split()[1] for mark in re.findall(r"<!--.*?-->", text)] == ["table", "/"]
+
+
 def test_the_glossary_is_short() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     glossary = text.partition("\n## Glossary\n")[2].partition("\n## ")[0]

@@ -136,16 +136,23 @@ def test_every_number_of_the_pages_is_stored() -> None:
 
 @pytest.mark.slow
 def test_the_real_pages_are_held(tmp_path: Path) -> None:
-    """In a copy: a number of the README by hand, and one in RESULTS.md, are both noticed."""
+    """In a copy: a marked number by hand is noticed, and so is one in the table that the README copies."""
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
     text = (ROOT / "README.md").read_text()
     (tmp_path / "README.md").write_text(text)
     assert problems(tmp_path, STUDIES) == []
-    marked = docs.MARK.search(text)
-    assert marked is not None
-    (tmp_path / "README.md").write_text(text.replace(marked[0], marked[0].replace(marked[3], "9.99")))
-    assert problems(tmp_path, STUDIES) == ["README.md: numbers differ from what is stored; run python -m recipes.docs"]
+    page = (tmp_path / "docs" / "what_to_expect.md").read_text()
+    marked = docs.MARK.search(page)
+    assert marked is not None and marked[3] in text
+    differ = "{}: numbers differ from what is stored; run python -m recipes.docs"
+    (tmp_path / "README.md").write_text(text.replace(marked[3], "9.99"))
+    assert problems(tmp_path, STUDIES) == [differ.format("README.md")]
+    (tmp_path / "README.md").write_text(text)
+    (tmp_path / "docs" / "what_to_expect.md").write_text(page.replace(marked[0], marked[0].replace(marked[3], "9.99")))
+    assert problems(tmp_path, STUDIES) == [differ.format("docs/what_to_expect.md")]
+    with pytest.raises(UserError, match="no such page, or no table in it"):
+        filled("<!-- table docs/gone.md -->\n<!-- / -->\n", tmp_path, STUDIES)
 
 
 @pytest.mark.slow
@@ -272,9 +279,9 @@ def test_links_go_up_from_where_the_page_is() -> None:
 
 
 def test_the_pages_rest_on_the_real_model_first() -> None:
-    """The README has a line for each claim that a study of the real model tests, findings.md a paragraph."""
-    readme, findings = (ROOT / "README.md").read_text(), (ROOT / "docs" / "findings.md").read_text()
+    """what_to_expect.md has a line for each claim that a study of the real model tests, findings.md a paragraph."""
+    summary, findings = ((ROOT / "docs" / f"{page}.md").read_text() for page in ("what_to_expect", "findings"))
     for claim in ("C1", "C2", "C3", "C4"):
-        assert f"<!-- claim > {claim} as line -->" in readme
+        assert f"<!-- claim > {claim} as line -->" in summary
         marks = [f"<!-- claim > {claim} > {model} as counts -->" for model in ("SmolLM2", "built-in")]
         assert findings.index(marks[0]) < findings.index(marks[1])
