@@ -13,11 +13,12 @@ from bebop.config.compose import job_config
 from bebop.config.simulate import CompletionsConfig
 from bebop.errors import UserError
 from bebop.simulation.parts import SimulatedBatch
+from bebop.simulation.roofline import GPUS, MODELS
 from bebop.verl_job.run import choices
 from recipes.cluster import __main__ as command
 from recipes.cluster.prediction import STORED, predict, speedup, waiting
 from recipes.cluster.recipe import FOLDER, Recipe, load, names
-from recipes.cluster.roofline import GPUS, MODELS, Lengths, Plan, Roofline
+from recipes.cluster.roofline import Lengths, Plan, Roofline
 from recipes.cluster.start import arguments, verl_overrides
 from tests.cases import slow_but
 from tests.commands import error_of
