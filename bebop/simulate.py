@@ -1,7 +1,7 @@
 """``python -m bebop.simulate``: what a job would be like on GPUs that one has not got.
 
-With ``--gpu NAME`` it answers by arithmetic whether speculative decoding pays (``bebop/simulation/pays.py``). Without, it
-simulates a whole job in virtual time.
+With ``--gpu NAME`` it answers by arithmetic whether speculative decoding pays (``bebop/simulation/pays.py``). Without,
+it simulates a whole job in virtual time.
 """
 
 import argparse
@@ -25,9 +25,10 @@ HELP = """usage: python -m bebop.simulate --gpu NAME [--params SIZE] [--accept C
 
 With --gpu: whether speculative decoding pays on that card, by arithmetic; --gpu h100 --help lists the options.
 
-Without: runs the job's own loop, worker pool, buffer and monitor in virtual time over engines and a trainer that do nothing but
-take their time, and says how many trajectories a second come of it, who waits, how stale tokens are, how the GPUs are
-best shared, and at which draft length and batch speculation pays. All of it is prediction: as good as the costs.
+Without: runs the job's own loop, worker pool, buffer and monitor in virtual time over engines and a trainer that do
+nothing but take their time, and says how many trajectories a second come of it, who waits, how stale tokens are, how
+the GPUs are best shared, and at which draft length and batch speculation pays. All of it is prediction: as good as the
+costs.
 
   --help        this text
   --help GROUP  the settings of a group: default, meaning, what is allowed (also docs/settings.md)
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> int:
     overrides = [a for a in arguments if a != "--cfg"]
     if unknown := [a for a in overrides if a.startswith("--")]:
         raise UserError(
-            f"{unknown[0]} is no option: there are --help and --cfg, and others with --gpu NAME; settings are NAME=VALUE"
+            f"{unknown[0]} is no option: there are --help and --cfg, more with --gpu NAME; settings are NAME=VALUE"
         )
     config = simulate_config(overrides)
     if "--cfg" in arguments:
@@ -70,8 +71,8 @@ def main(arguments: list[str]) -> int:
 
 # ---- will it pay?
 
-EPILOG = """Example: --gpu h100 --gpus 8 --params 7b --accept 0.7 --draft-tokens 3. The model, its constants and how far it
-was off on published speed-ups: docs/will_it_pay.md."""
+EPILOG = """Example: --gpu h100 --gpus 8 --params 7b --accept 0.7 --draft-tokens 3. The model, its constants and how far
+it was off on published speed-ups: docs/will_it_pay.md."""
 
 
 def _pays(arguments: list[str]) -> int:

@@ -25,8 +25,8 @@ class Peaks:
     source: str
 
 
-# One 400 Gb/s InfiniBand port a GPU, as in a DGX H100 or H200. A link's data sheet counts both ways together. A name that
-# holds another one stands before it, as ``card_of`` takes the first that a device's name holds.
+# One 400 Gb/s InfiniBand port a GPU, as in a DGX H100 or H200. A link's data sheet counts both ways together. A name
+# that holds another one stands before it, as ``card_of`` takes the first that a device's name holds.
 PEAKS = {
     "h100": Peaks(
         flops=989e12, bandwidth=3.35e12, memory=80e9, nvlink=450e9, network=50e9, host=64e9,

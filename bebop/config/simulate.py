@@ -7,9 +7,9 @@ from bebop.config.fields import (
     NOT_EMPTY,
     NOT_NEGATIVE,
     POSITIVE,
+    SHARE,
     Limit,
     Settings,
-    SHARE,
     above,
     at_least,
     section,
@@ -116,8 +116,12 @@ class PaysConfig(Settings):
     SECTION = "--"
     gpu: str = setting("h100", "the card, a row of PEAKS in benchmarks/peaks.py")
     gpus: int = setting(8, "GPUs that decode", within(1, 1 << 16))
-    params: str = setting("7b", "the model's size, such as 7b or 30b-a3b: shapes of known models, others by their layers")
-    model: str | None = setting(None, "a checkpoint's folder: its config.json gives the shape instead of --params", NOT_EMPTY)
+    params: str = setting(
+        "7b", "the model's size, such as 7b or 30b-a3b: shapes of known models, others by their layers"
+    )
+    model: str | None = setting(
+        None, "a checkpoint's folder: its config.json gives the shape instead of --params", NOT_EMPTY
+    )
     layers: int | None = setting(None, "decoder layers, in place of the shape's, as all sizes that follow", SIZE)
     hidden: int | None = setting(None, "hidden size", SIZE)
     heads: int | None = setting(None, "attention heads", SIZE)
@@ -130,7 +134,9 @@ class PaysConfig(Settings):
     expert_intermediate: int | None = setting(None, "width of one expert", SIZE)
     dtype: Literal["bf16", "fp8"] = setting("bf16", "of the weights; products count at the rate of bf16 either way")
     tensor_parallel: int | None = setting(
-        None, "GPUs of one engine; by default the fewest that leave a third of their memory to the cache", within(1, 4096)
+        None,
+        "GPUs of one engine; by default the fewest that leave a third of their memory to the cache",
+        within(1, 4096),
     )
     prompt: int = setting(512, "tokens of a prompt", within(0, 1 << 24))
     length: int = setting(2048, "tokens of a completion, the median", within(1, 1 << 24))
@@ -141,7 +147,9 @@ class PaysConfig(Settings):
         within(1, ROWS_LIMIT),
     )  # fmt: skip
     accept: tuple[float, ...] = setting(
-        (0.7,), "chance that a draft is accepted once those before it were: one for all, or one a draft (0.9,0.8,0.7)", RATES
+        (0.7,),
+        "chance that a draft is accepted once those before it were: one for all, or one a draft (0.9,0.8,0.7)",
+        RATES,
     )
     accept_length: float | None = setting(
         None, "tokens of a cycle at --draft-tokens, bonus token included, instead of --accept", within(1, 65)
@@ -153,11 +161,13 @@ class PaysConfig(Settings):
     )
     draft_vocabulary: int = setting(32000, "tokens that an EAGLE-3 draft chooses from", SIZE)
     step_ms: float | None = setting(
-        None, "measured milliseconds of one step of plain decoding at --step-rows, which the prediction is then fitted to",
+        None, "measured milliseconds of a step of plain decoding at --step-rows, to which the prediction is fitted",
         within(1e-3, 1e5),
     )  # fmt: skip
     step_rows: int = setting(1, "completions of an engine at which --step-ms was measured", within(1, ROWS_LIMIT))
-    rollout_share: float = setting(0.7, "share of an RL step that is decoding, for the speed-up of the whole step", SHARE)
+    rollout_share: float = setting(
+        0.7, "share of an RL step that is decoding, for the speed-up of the whole step", SHARE
+    )
 
     def _validate(self) -> None:
         enough = len(self.accept) == 1 or len(self.accept) >= self.draft_tokens

@@ -11,7 +11,7 @@ The model, in full:
   completions wait, and then the batch shrinks to the last row: long tails are decoded in small batches.
 - A step of RL gains by Amdahl's law.
 
-Left out: prefill, sampling, engines that are unequal, drafts of a neighbour's rows, and acceptance that depends on length.
+Left out: prefill, sampling, engines that differ from one another, and acceptance that depends on length.
 """
 
 import heapq
@@ -22,6 +22,7 @@ from functools import cached_property
 from itertools import accumulate
 from operator import mul
 from statistics import NormalDist
+from textwrap import wrap
 from typing import Any
 
 from bebop.bench.peaks import measured
@@ -36,7 +37,12 @@ SIZES = (
     "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary", "experts", "active_experts",
     "expert_intermediate",
 )  # fmt: skip
-EVEN = 0.03  # a speed-up this near 1 counts as neither
+CLOSE = 0.1  # a speed-up this near 1 is not called: the median error on published ones is about as large
+WIDTH = 110  # characters of a line
+MARK = (
+    "Predicted by arithmetic, not measured; docs/will_it_pay.md says how far off it was on published speed-ups. Gains "
+    "of real engines fell earlier with the batch: measure before you rely on a gain at 24 rows or more."
+)
 
 
 @dataclass(frozen=True)
@@ -79,8 +85,8 @@ class Fleet:
             fleet = replace(fleet, ranks=(fits or widths[-1:])[0])
         if fleet.largest < 1:
             raise UserError(
-                f"--gpus={config.gpus} is not possible: {name} takes {weights / GIGABYTE:,.0f} GB with its drafter, and "
-                f"an engine of {fleet.ranks} {config.gpu} has {fleet.ranks * room / GIGABYTE:,.0f} GB"
+                f"--gpus={config.gpus} is not possible: {name} takes {weights / GIGABYTE:,.0f} GB with its drafter, "
+                f"and an engine of {fleet.ranks} {config.gpu} has {fleet.ranks * room / GIGABYTE:,.0f} GB"
             )
         return fleet
 
@@ -202,17 +208,33 @@ class Fleet:
         """Return the tokens a second of so many rows with drafts, over those without."""
         return self.accept_length(drafts) * self.cycle(rows, 0, context) / self.cycle(rows, drafts, context)
 
-    def break_even(self, drafts: int) -> int | None:
-        """Return the fewest rows at which K ``drafts`` slow decoding down; None: at none that fit."""
-        below = [rows for rows in _grid(self.largest) if self.speedup(rows, drafts) < 1]
-        if not below:
+    def pays_at(self, drafts: int) -> tuple[int, int] | None:
+        """Return the fewest and the most rows at which K ``drafts`` make decoding faster; None: at none that fit.
+
+        They are one stretch: drafts stop paying where products bound a pass. With experts they may start late, as few
+        rows touch few experts and drafts touch more of them.
+        """
+        grid = _grid(self.largest)
+        good = [rows for rows in grid if self.speedup(rows, drafts) > 1]
+        if not good:
             return None
-        high = below[0]
-        low = max([rows for rows in _grid(self.largest) if rows < high], default=0)
-        while high - low > 1:  # the speed-up falls with the rows between two points of the grid
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.speedup(middle, drafts) < 1 else (middle, high)
-        return high
+        before, after = [n for n in grid if n < good[0]], [n for n in grid if n > good[-1]]
+        first = self._edge(good[0], before[-1], drafts) if before else good[0]
+        return first, self._edge(good[-1], after[0], drafts) if after else good[-1]
+
+    def _edge(self, good: int, bad: int, drafts: int) -> int:
+        """Return the last rows that pay on the way from rows that do to rows that do not."""
+        while abs(bad - good) > 1:
+            middle = (good + bad) // 2
+            good, bad = (middle, bad) if self.speedup(middle, drafts) > 1 else (good, middle)
+        return good
+
+    def break_even(self, drafts: int) -> int | None:
+        """Return the rows from which on K ``drafts`` slow decoding down; None: there are none that fit."""
+        stretch = self.pays_at(drafts)
+        if stretch is None:
+            return 1
+        return None if stretch[1] == self.largest else stretch[1] + 1
 
     def best(self, rows: int, context: float | None = None) -> int:
         """Return the K that decodes so many rows fastest, 0 for no drafts."""
@@ -264,7 +286,7 @@ class Fleet:
 
 def _committed(rates: Sequence[float], drafts: int) -> float:
     """Return the tokens of a cycle with K ``drafts``; the last rate holds for all that follow."""
-    chances = [*rates[:drafts], *rates[-1:] * (drafts - len(rates))]
+    chances = [rates[min(k, len(rates) - 1)] for k in range(drafts)]
     return 1 + sum(accumulate(chances, mul))
 
 
@@ -334,6 +356,7 @@ def answer(fleet: Fleet) -> dict[str, Any]:
             {"rows": rows, **{str(k): fleet.speedup(rows, k) for k in columns}, "best": fleet.best(rows)}
             for rows in _grid(fleet.largest)
         ],
+        "pays_at": {str(k): fleet.pays_at(k) for k in columns},
         "break_even": {str(k): fleet.break_even(k) for k in columns},
         "rollout": {
             "rows": fleet.step_rows,
@@ -348,20 +371,25 @@ def answer(fleet: Fleet) -> dict[str, Any]:
 
 
 def advice(fleet: Fleet, rollout: float, best: float) -> str:
-    """Return what to do, in a sentence or two."""
-    k, even = fleet.config.draft_tokens, fleet.break_even(fleet.config.draft_tokens)
-    if best < 1 + EVEN:
-        return f"Do not draft: at {fleet.accept_length(k):.2f} tokens a cycle no K makes this rollout faster."
-    limit = "at every batch that fits" if even is None else f"below {even} rows an engine"
-    if rollout < 1 - EVEN:
-        first = f"K = {k} slows this rollout down ({rollout:.2f} times); it pays {limit} alone."
-    elif rollout < 1 + EVEN:
-        first = f"K = {k} changes next to nothing here ({rollout:.2f} times); it pays {limit}."
+    """Return what to do, in two or three sentences."""
+    k = fleet.config.draft_tokens
+    stretch = fleet.pays_at(k)
+    where = "at no batch that fits" if stretch is None else f"at {stretch[0]} to {stretch[1]} rows an engine"
+    if stretch == (1, fleet.largest):
+        where = "at every batch that fits"
+    if best < 1 + CLOSE:
+        return f"Do not draft: at {fleet.accept_length(k):.2f} tokens a cycle no K makes this rollout much faster."
+    if rollout < 1 - CLOSE:
+        said = f"Do not draft with K = {k}: this rollout becomes slower. K = {k} pays {where}."
+    elif rollout < 1 + CLOSE:
+        said = f"K = {k} is too close to call for this rollout: measure it. It pays {where}."
     else:
-        first = f"Draft: K = {k} makes this rollout {rollout:.2f} times as fast, and pays {limit}."
-    if best > rollout * (1 + EVEN):
-        first += f" A K that follows the batch (column best) would make it {best:.2f} times as fast."
-    return first
+        said = f"Draft with K = {k}: it pays {where}."
+    if best > rollout * (1 + CLOSE):
+        said += " A K that follows the number of rows, as in the last column, gains clearly more."
+    if fleet.config.drafter == "ngram":
+        said += " A lookup is counted as free here, which engines that look up on the CPU do not reach."
+    return said
 
 
 def page(found: dict[str, Any], config: PaysConfig) -> str:
@@ -372,41 +400,46 @@ def page(found: dict[str, Any], config: PaysConfig) -> str:
     if model["active_parameters"] < 0.95 * model["parameters"]:
         size += f", {model['active_parameters'] / 1e9:.2g} B of them active"
     rows = {
-        "card": f"{card['name']}: {card['tflops']:,.0f} TFLOP/s bf16, {card['tb_per_s']:.3g} TB/s, {card['memory_gb']:.0f} GB",
-        "": f"counted: {card['share_of_flops']:.0%} and {card['share_of_bandwidth']:.0%} of them, "
-        f"{card['launch_ms']:.2g} ms of launching a pass, {card['draft_launch_ms']:.2g} ms a draft",
+        "card": f"{card['name']}: {card['tflops']:,.0f} TFLOP/s bf16, {card['tb_per_s']:.3g} TB/s, "
+        f"{card['memory_gb']:.0f} GB",
+        "counted": f"{card['share_of_flops']:.0%} and {card['share_of_bandwidth']:.0%} of them, "
+        f"and {card['launch_ms']:.2g} ms of launching a pass, {card['draft_launch_ms']:.2g} ms a draft",
         "source": card["source"],
         "model": f"{model['name']}: {model['layers']} layers, hidden {model['hidden']}, {model['heads']} heads, "
         f"{model['kv_heads']} of keys and values, {size}, {model['dtype']}",
         "engines": f"{found['engines']} of {found['gpus_per_engine']} GPU{'s' * (found['gpus_per_engine'] > 1)} each",
         "memory": f"{found['weights_gb']:,.3g} GB of weights, {found['cache_gb']:,.3g} GB left for the cache: "
         f"{found['largest_batch']} rows of {found['context']:,.0f} tokens on average",
-        "drafter": f"{drafter['name']}: {drafter['parameters'] / 1e9:.2g} B parameters, {drafter['step_ms']:.2g} ms a draft "
-        f"beside {drafter['plain_step_ms']:.2g} ms a plain step, at batch 1",
-        "tokens a cycle": ", ".join(f"{length:.2f} at K = {k}" for k, length in found["accept_length"].items()),
+        "drafter": f"{drafter['name']}: {drafter['parameters'] / 1e9:.2g} B parameters, {drafter['step_ms']:.2g} ms a "
+        f"draft beside {drafter['plain_step_ms']:.2g} ms a plain step, at batch 1",
     }
     if config.step_ms is not None:
-        rows["measured"] = f"{config.step_ms:g} ms a plain step at {config.step_rows} rows, which all passes are fitted to"
-    lines = ["Predicted by arithmetic from a data sheet, not measured: docs/will_it_pay.md says how far off it was.", ""]
-    lines += [f"  {name:15} {value}" for name, value in rows.items()]
+        rows["measured"] = (
+            f"{config.step_ms:g} ms a plain step at {config.step_rows} rows, which all passes are fitted to"
+        )
+    lines = [*wrap(MARK, WIDTH), ""]
+    for name, value in rows.items():
+        lines += wrap(value, WIDTH, initial_indent=f"  {name:9} ", subsequent_indent=" " * 12)
     lines += ["", "Tokens a second with K drafts over those without, by the rows that an engine decodes at once:", ""]
-    lines += [f"  {'rows':>8} " + "".join(f"{'K=' + k:>7}" for k in columns) + f"{'best':>9}"]
+    lines.append(f"  {'rows':>8} " + "".join(f"{'K=' + k:>9}" for k in columns) + f"{'best':>8}")
     for one in found["speedup"]:
         best = f"K={one['best']}" if one["best"] else "none"
-        lines.append(f"  {one['rows']:>8} " + "".join(f"{one[k]:7.2f}" for k in columns) + f"{best:>9}")
-    shown = ["never" if rows is None else str(rows) for rows in found["break_even"].values()]
-    lines.append(f"  {'slower':>8} " + "".join(f"{text:>7}" for text in shown) + "   from so many rows on")
+        lines.append(f"  {one['rows']:>8} " + "".join(f"{one[k]:9.2f}" for k in columns) + f"{best:>8}")
+    shown = ["never" if rows is None else f"{rows[0]}-{rows[1]}" for rows in found["pays_at"].values()]
+    lines.append(f"  {'pays at':>8} " + "".join(f"{text:>9}" for text in shown) + "  rows")
+    lengths = (f"{length:9.2f}" for length in found["accept_length"].values())
+    lines.append(f"  {'tokens':>8} " + "".join(lengths) + "  of a cycle")
     rollout = found["rollout"]
     alike = "all as long" if not config.tail else f"log-normal with sigma {config.tail:g}"
     lines += [
         "",
         f"A rollout of {rollout['rows']} completions an engine, median {config.length:,} tokens, {alike}, "
         f"{config.longest:,} at most:",
-        f"  K = {rollout['draft_tokens']}: {rollout['speedup']:.2f} times as fast; "
-        f"an RL step that decodes {config.rollout_share:.0%} of its time: {rollout['step_speedup']:.2f} times",
-        f"  best K for the rows that are left: {rollout['speedup_of_best']:.2f} and "
+        f"  K = {rollout['draft_tokens']}: {rollout['speedup']:.2f} times as fast; an RL step that decodes "
+        f"{config.rollout_share:.0%} of its time: {rollout['step_speedup']:.2f} times",
+        f"  the best K for the rows that are left: {rollout['speedup_of_best']:.2f} and "
         f"{rollout['step_speedup_of_best']:.2f} times",
         "",
-        found["advice"],
+        *wrap(found["advice"], WIDTH),
     ]
     return "\n".join(lines) + "\n"

@@ -24,7 +24,7 @@ BF16 = 2  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU and its links; peaks from ``benchmarks/peaks.py``, shares of them assumed."""
+    """A GPU and its links; peaks from ``benchmarks/peaks.py``, shares of them fitted or assumed."""
 
     flops: float  # a second, bf16, dense
     bandwidth: float  # bytes a second, of its memory
@@ -33,14 +33,15 @@ class Gpu:
     network: float  # bytes a second, each way, between machines
     host: float  # bytes a second from its memory to the machine's
     per_machine: int = 8
+    # Fitted, each on one published speed-up (benchmarks/published/points.yaml, fit):
+    products: float = 0.67  # of the peak, in decoding and prefills
+    draft_launch: float = 8.7e-4  # seconds of one draft step beside its products and its traffic
     # Assumed, not measured:
     mfu: float = 0.35  # of the peak, in training
-    products: float = 0.5  # of the peak, in decoding and prefills
     traffic: float = 0.8  # of the memory's bandwidth
     sent: float = 0.5  # of a link's bandwidth
     latency: float = 1e-5  # seconds of one all-reduce within a machine
     launch: float = 5e-4  # seconds between two passes: scheduler, sampling
-    draft_launch: float = 0.0  # seconds beside the products and the traffic of one draft step
     object_store: float = 2e9  # bytes a second through Ray's object store, from machine to machine
     usable: float = 0.9  # of the memory
 
@@ -227,7 +228,10 @@ SHAPES: dict[str, tuple[str, Model]] = {
     "mimo-7b": ("MiMo-7B", _dense(36, 4096, 32, 8, 128, 11008, 151680)),
     "8b": ("Llama-3.1-8B", _dense(32, 4096, 32, 8, 128, 14336, 128256)),
     "qwen3-8b": ("Qwen3-8B", _dense(36, 4096, 32, 8, 128, 12288, QWEN)),
-    "9b": ("Qwen3.5-9B, 8 of 32 layers with full attention", _dense(32, 4096, 16, 4, 256, 12288, 248320, cached_layers=8)),
+    "9b": (
+        "Qwen3.5-9B, 8 of 32 layers with full attention",
+        _dense(32, 4096, 16, 4, 256, 12288, 248320, cached_layers=8),
+    ),
     "14b": ("Qwen3-14B", _dense(40, 5120, 40, 8, 128, 17408, QWEN)),
     "32b": ("Qwen3-32B", _dense(64, 5120, 64, 8, 128, 25600, QWEN)),
     "70b": ("Llama-3-70B", _dense(80, 8192, 64, 8, 128, 28672, 128256)),
@@ -256,7 +260,9 @@ MODELS = {"mimo-7b": SHAPES["mimo-7b"][1], "qwen2.5-72b": SHAPES["72b"][1]}  # n
 
 
 def shape(name: str) -> tuple[str, Model]:
-    """Return what a size like ``7b`` stands for, and its shape; another dense size is the nearest one with other layers.
+    """Return what a size like ``7b`` stands for, and its shape.
+
+    A dense size that is not listed is the nearest one with more or fewer layers.
 
     Raises:
         UserError: The name is no size.

@@ -1,4 +1,4 @@
-"""Compare what ``python -m bebop.simulate --gpu`` predicts with published speed-ups: ``python -m bebop.bench.published``.
+"""``python -m bebop.bench.published``: compare what ``bebop.simulate --gpu`` predicts with published speed-ups.
 
 ``points.yaml`` has the points, their sources and the rule; it was committed before the first comparison. The result is
 ``pays.json`` and ``pays.md``. ``--fit`` prints the two constants that the rule allows to be fitted; they stand in
@@ -35,7 +35,7 @@ def read() -> dict[str, Any]:
 
 
 def predicted(point: Mapping[str, Any], gpus: dict[str, Gpu] | None = None, data_sheet: bool = False) -> float:
-    """Return the speed-up that is predicted for a point; ``data_sheet``: without its measured speed of plain decoding."""
+    """Return the predicted speed-up of a point; ``data_sheet``: without its measured speed of plain decoding."""
     inputs = {key: value for key, value in point["inputs"].items() if key != "rows"}
     if data_sheet:
         inputs = {key: value for key, value in inputs.items() if key not in ("step_ms", "step_rows")}
@@ -80,7 +80,9 @@ def verdict(rows: list[dict[str, Any]]) -> dict[str, Any]:
     errors = sorted(abs(row["error"]) for row in judged)
     near = sum(error <= WIDEST for error in errors)
     right = sum(row["sign"] == "right" for row in judged)
-    alone = [row for row in judged if sign(row["published"]) and (row["by data sheet alone"] > 1) != (row["published"] > 1)]
+    alone = [
+        row for row in judged if sign(row["published"]) and (row["by data sheet alone"] > 1) != (row["published"] > 1)
+    ]
     return {
         "judged": len(judged),
         "right signs": right,
@@ -88,7 +90,9 @@ def verdict(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "largest error": errors[-1],
         "within the wide bound": near,
         "right signs by data sheet alone": len(judged) - len(alone),
-        "median error by data sheet alone": median(abs(row["by data sheet alone"] / row["published"] - 1) for row in judged),
+        "median error by data sheet alone": median(
+            abs(row["by data sheet alone"] / row["published"] - 1) for row in judged
+        ),
         "borrowed": len(borrowed),
         "right signs of borrowed": sum(row["sign"] == "right" for row in borrowed),
         "median error of borrowed": median(abs(row["error"]) for row in borrowed),
@@ -107,8 +111,9 @@ def fit(content: Mapping[str, Any]) -> dict[str, float]:
             point = points[content["fit"][name]]
 
             def off(value: float, name: str = name, point: Mapping[str, Any] = point) -> float:
-                constants = {**found, name: value}
-                return predicted(point, {card: replace(gpu, **constants) for card, gpu in GPUS.items()}) - point["published"]
+                products, launch = {**found, name: value}.values()
+                gpus = {card: replace(gpu, products=products, draft_launch=launch) for card, gpu in GPUS.items()}
+                return predicted(point, gpus) - float(point["published"])
 
             found[name] = _root(off, low, high)
     return found
@@ -139,7 +144,9 @@ def main(arguments: list[str]) -> int:
     with writing(FOLDER):
         stored = {"verdict": found, "rows": [{k: _rounded(v) for k, v in row.items()} for row in rows]}
         write_text(FOLDER / "pays.json", json.dumps(stored, indent=1) + "\n")
-        title = "# Predicted and published speed-ups\n\nWritten by `python -m bebop.bench.published`; the rule and the sources: "
+        title = (
+            "# Predicted and published speed-ups\n\nBy `python -m bebop.bench.published`. The rule and the sources: "
+        )
         write_text(FOLDER / "pays.md", f"{title}[points.yaml](points.yaml).\n\n{summary}\n{text}")
     show(text + "\n" + summary)
     return 0

@@ -1,7 +1,7 @@
 """Computes seconds and bytes of a job from the data of its GPUs and its model; nothing is measured.
 
-A single pass is ``bebop/simulation/roofline.py``'s. The simulator's costs are straight lines in the number of rows: here
-the chord from one row to all slots, which lies above a convex roofline.
+A single pass is ``bebop/simulation/roofline.py``'s. The simulator's costs are straight lines in the number of rows:
+here the chord from one row to all slots, which lies above a convex roofline.
 """
 
 from dataclasses import dataclass
