@@ -45,6 +45,24 @@ MARK = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafter:
+    """What one step of a drafter reads, and what it has of its own."""
+
+    layers: int  # each as the head of ``Model``
+    own_output: bool = False  # a dense layer, and an output matrix over ``draft_vocabulary``; else the target's kind
+    remark: str = ""  # of the advice
+
+
+DRAFTERS = {
+    "mtp": Drafter(layers=1),
+    "eagle": Drafter(layers=1, own_output=True),
+    "ngram": Drafter(
+        layers=0, remark=" A lookup is counted as free here, which engines that look up on the CPU do not reach."
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Fleet:
     """Engines of one kind: the resolved question, and the seconds of their passes.
@@ -90,14 +108,19 @@ class Fleet:
             )
         return fleet
 
+    @property
+    def drafter(self) -> Drafter:
+        """Return the kind of the drafter."""
+        return DRAFTERS[self.config.drafter]
+
     # ---- memory
 
     @property
     def draft_parameters(self) -> tuple[float, float]:
         """Return the parameters of the drafter's layer, and of the output matrix that it multiplies with."""
-        if self.config.drafter == "ngram":
+        if not self.drafter.layers:
             return 0.0, 0.0
-        if self.config.drafter == "eagle":
+        if self.drafter.own_output:
             dense = replace(self.model, experts=0, intermediate=max(self.model.intermediate, self.model.hidden))
             return dense.head, self.config.draft_vocabulary * self.model.hidden
         return self.model.head, self.model.output
@@ -106,15 +129,15 @@ class Fleet:
     def weight_bytes(self) -> float:
         """Return the bytes of the target and of what the drafter has of its own."""
         layer, output = self.draft_parameters
-        own = layer + output * (self.config.drafter == "eagle")
-        if self.config.drafter == "mtp" and self.model.experts:  # one layer with all of its experts
+        own = layer + output * self.drafter.own_output
+        if self.drafter.layers and not self.drafter.own_output:  # a layer with all of its experts, where there are any
             own += (self.model.experts - self.model.active_experts) * self.model.expert
         return BYTES[self.config.dtype] * self.model.parameters + BF16 * own
 
     @cached_property
     def row_bytes(self) -> float:
         """Return the bytes that the cache of one running row takes on average, the drafter's layer included."""
-        layers = self.model.growing + (self.config.drafter != "ngram")
+        layers = self.model.growing + self.drafter.layers
         return layers * self.model.kv_bytes * self.context
 
     @property
@@ -189,7 +212,7 @@ class Fleet:
 
     def draft(self, rows: int, context: float | None = None) -> float:
         """Return the seconds of one step of the drafter."""
-        if self.config.drafter == "ngram":
+        if not self.drafter.layers:
             return 0.0
         weights = sum(self.draft_parameters)
         return self.gpu.draft_launch + pass_seconds(
@@ -387,9 +410,7 @@ def advice(fleet: Fleet, rollout: float, best: float) -> str:
         said = f"Draft with K = {k}: it pays {where}."
     if best > rollout * (1 + CLOSE):
         said += " A K that follows the number of rows, as in the last column, gains clearly more."
-    if fleet.config.drafter == "ngram":
-        said += " A lookup is counted as free here, which engines that look up on the CPU do not reach."
-    return said
+    return said + fleet.drafter.remark
 
 
 def page(found: dict[str, Any], config: PaysConfig) -> str:

@@ -106,7 +106,7 @@ def fit(content: Mapping[str, Any]) -> dict[str, float]:
     """Return the constants at which the predictions of their points equal what was published."""
     points = {point["id"]: point for point in content["points"]}
     found = {"products": 0.5, "draft_launch": 0.0}
-    for _ in range(5):  # each hardly depends on the other
+    for _ in range(3):  # each hardly depends on the other
         for name, low, high in (("products", 0.05, 1.0), ("draft_launch", 0.0, 0.01)):
             point = points[content["fit"][name]]
 
@@ -122,7 +122,7 @@ def fit(content: Mapping[str, Any]) -> dict[str, float]:
 def _root(off: Callable[[float], float], low: float, high: float) -> float:
     """Return where a monotonic function is nought between two bounds, or the bound that is nearer to it."""
     rising = off(high) > off(low)
-    for _ in range(50):
+    for _ in range(25):
         middle = (low + high) / 2
         low, high = (low, middle) if (off(middle) > 0) == rising else (middle, high)
     return (low + high) / 2
