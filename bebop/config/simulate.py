@@ -157,7 +157,8 @@ class PaysConfig(Settings):
     draft_tokens: int = setting(3, "K, drafts of a cycle", within(1, 64))
     verify: int | None = setting(None, "drafts that are verified, for a tree; by default K, a chain", within(1, 1024))
     drafter: Literal["mtp", "eagle", "ngram"] = setting(
-        "mtp", "one layer and the whole vocabulary; one layer and --draft-vocabulary; a lookup that costs nothing"
+        "mtp",
+        "mtp: a layer and the whole vocabulary; eagle: a layer and --draft-vocabulary; ngram: a free lookup",
     )
     draft_vocabulary: int = setting(32000, "tokens that an EAGLE-3 draft chooses from", SIZE)
     step_ms: float | None = setting(

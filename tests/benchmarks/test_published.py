@@ -20,6 +20,7 @@ def test_the_stored_table_is_what_is_predicted() -> None:
     assert {name: found[name] for name in ("judged", "W1", "W2", "W3")} == {
         name: stored()["verdict"][name] for name in ("judged", "W1", "W2", "W3")
     }
+    assert found["W1"] == found["W2"] == found["W3"] == "holds", "docs/will_it_pay.md says so in prose"
     assert found["judged"] >= 8 and {"named", "stated", "borrowed", "fitted"} == {row["group"] for row in rows}
 
 
