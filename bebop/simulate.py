@@ -1,22 +1,34 @@
-"""``python -m bebop.simulate [overrides]``: what a job would be like on a fleet that one has not got."""
+"""``python -m bebop.simulate``: what a job would be like on GPUs that one has not got.
 
+With ``--gpu NAME`` it answers by arithmetic whether speculative decoding pays (``bebop/simulation/pays.py``). Without,
+it simulates a whole job in virtual time.
+"""
+
+import argparse
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
-from bebop.command import check_writable, run_main, writing
+from bebop.command import Parser, check_writable, run_main, writing
 from bebop.config.compose import as_yaml, simulate_config
 from bebop.config.docs import about, asked, overview
-from bebop.config.simulate import SimulateConfig
+from bebop.config.fields import settings
+from bebop.config.simulate import PaysConfig, SimulateConfig
 from bebop.errors import UserError
 from bebop.run_dir.checkpoints import write_text
 
-HELP = """usage: python -m bebop.simulate [--help [GROUP]] [--cfg] [override ...]
+HELP = """usage: python -m bebop.simulate --gpu NAME [--params SIZE] [--accept CHANCE] [--draft-tokens K] ...
+       python -m bebop.simulate [--help [GROUP]] [--cfg] [override ...]
 
-Runs the job's own loop, worker pool, buffer and monitor in virtual time over engines and a trainer that do nothing but
-take their time, and says how many trajectories a second come of it, who waits, how stale tokens are, how the GPUs are
-best shared, and at which draft length and batch speculation pays. All of it is prediction: as good as the costs.
+With --gpu: whether speculative decoding pays on that card, by arithmetic; --gpu h100 --help lists the options.
+
+Without: runs the job's own loop, worker pool, buffer and monitor in virtual time over engines and a trainer that do
+nothing but take their time, and says how many trajectories a second come of it, who waits, how stale tokens are, how
+the GPUs are best shared, and at which draft length and batch speculation pays. All of it is prediction: as good as the
+costs.
 
   --help        this text
   --help GROUP  the settings of a group: default, meaning, what is allowed (also docs/settings.md)
@@ -26,6 +38,7 @@ Set a value with GROUP.NAME=VALUE:
 {groups}  grain, split, sweep, seed, dir: --help NAME
 
 Examples:
+  python -m bebop.simulate --gpu h100 --gpus 8 --params 7b --accept 0.7 --draft-tokens 3
   python -m bebop.simulate
   python -m bebop.simulate fleet.workers=64 fleet.groups_per_step=256 fleet.staleness=2 dir=runs/fleet
   python -m bebop.simulate completions.median=4000 completions.sigma=1 completions.longest=65536 grain=64
@@ -36,13 +49,17 @@ With dir: simulation.json and simulation.html there. Costs, and how good predict
 
 def main(arguments: list[str]) -> int:
     """Parse, simulate, say what came of it; the exit code."""
+    if any(word == "--gpu" or word.startswith("--gpu=") for word in arguments):
+        return _pays(arguments)
     if (group := asked(arguments)) is not None:
         text = HELP.format(groups=overview(SimulateConfig))
         sys.stdout.write(about(SimulateConfig, group) if group else text)
         return 0
     overrides = [a for a in arguments if a != "--cfg"]
     if unknown := [a for a in overrides if a.startswith("--")]:
-        raise UserError(f"{unknown[0]} is no option: there are --help and --cfg; settings are given as NAME=VALUE")
+        raise UserError(
+            f"{unknown[0]} is no option: there are --help and --cfg, more with --gpu NAME; settings are NAME=VALUE"
+        )
     config = simulate_config(overrides)
     if "--cfg" in arguments:
         sys.stdout.write(as_yaml(config))
@@ -50,6 +67,72 @@ def main(arguments: list[str]) -> int:
     if config.dir is not None:
         check_writable("dir", Path(config.dir))
     return _simulated(config)
+
+
+# ---- will it pay?
+
+EPILOG = """Example: --gpu h100 --gpus 8 --params 7b --accept 0.7 --draft-tokens 3. The model, its constants and how far
+it was off on published speed-ups: docs/will_it_pay.md."""
+
+
+def _pays(arguments: list[str]) -> int:
+    """Answer whether drafts pay; the exit code."""
+    config, as_json = _pays_config(arguments)
+    from bebop.simulation.pays import Fleet, answer, page
+
+    found = answer(Fleet.of(config))
+    sys.stdout.write(json.dumps(found, indent=1) + "\n" if as_json else page(found, config))
+    return 0
+
+
+def _pays_config(arguments: list[str]) -> tuple[PaysConfig, bool]:
+    """Return the question, and whether the answer is for programs; every setting of ``PaysConfig`` is an option."""
+    parser = Parser(
+        prog="python -m bebop.simulate", description="Will speculative decoding pay?", epilog=EPILOG, allow_abbrev=False
+    )
+    for one in settings(PaysConfig):
+        limit = f"; {one.limit.words}" if one.limit else ""
+        default = "" if one.default is None else f" (default {_written(one.default)})"
+        words = f"{one.meaning}{limit}{default}".replace("%", "%%")
+        parser.add_argument(_option(one.name), metavar="VALUE", default=argparse.SUPPRESS, help=words)
+    parser.add_argument("--json", action="store_true", help="the answer for programs")
+    given = vars(parser.parse_args(arguments))
+    as_json = given.pop("json")
+    hints = get_type_hints(PaysConfig)
+    try:
+        return PaysConfig(**{name: _read(name, hints[name], text) for name, text in given.items()}), as_json
+    except UserError as error:
+        raise UserError(re.sub(r"^--[a-z_]+", lambda found: found[0].replace("_", "-"), str(error))) from None
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _written(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _read(name: str, hint: Any, text: str) -> Any:
+    """Return an option's text as its setting's type."""
+    kind = next((k for k in get_args(hint) if k is not type(None) and isinstance(k, type)), hint)
+    if hint == tuple[float, ...]:
+        return tuple(_number(name, float, word) for word in text.split(","))
+    return _number(name, kind, text) if kind in (int, float) else text
+
+
+def _number(name: str, kind: type, text: str) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or value != value:  # nan passes no comparison
+        word = "a whole number" if kind is int else "a number"
+        raise UserError(f"{_option(name)}={text!r} is not possible: {word} is wanted here")
+    return value
+
+
+# ---- a whole job
 
 
 def _simulated(config: SimulateConfig) -> int:

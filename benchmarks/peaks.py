@@ -25,15 +25,44 @@ class Peaks:
     source: str
 
 
-# One 400 Gb/s InfiniBand port a GPU, as in a DGX H100 or H200. A link's data sheet counts both ways together.
+# One 400 Gb/s InfiniBand port a GPU, as in a DGX H100 or H200. A link's data sheet counts both ways together. A name
+# that holds another one stands before it, as ``card_of`` takes the first that a device's name holds.
 PEAKS = {
     "h100": Peaks(
         flops=989e12, bandwidth=3.35e12, memory=80e9, nvlink=450e9, network=50e9, host=64e9,
         source="NVIDIA, H100 Tensor Core GPU data sheet, SXM: 1,979 TFLOP/s bf16 with sparsity, half of it dense",
     ),
+    "gh200": Peaks(
+        flops=989e12, bandwidth=4.0e12, memory=96e9, nvlink=450e9, network=50e9, host=450e9,
+        source="NVIDIA, GH200 Grace Hopper Superchip data sheet, with 96 GB HBM3",
+    ),
     "h200": Peaks(
         flops=989e12, bandwidth=4.8e12, memory=141e9, nvlink=450e9, network=50e9, host=64e9,
         source="NVIDIA, H200 Tensor Core GPU data sheet, SXM: 1,979 TFLOP/s bf16 with sparsity, half of it dense",
+    ),
+    "h20": Peaks(
+        flops=148e12, bandwidth=4.0e12, memory=96e9, nvlink=450e9, network=50e9, host=64e9,
+        source="H20, 148 TFLOP/s bf16 by verl's documentation of MTP; NVIDIA publishes no data sheet",
+    ),
+    "gb200": Peaks(
+        flops=2500e12, bandwidth=8.0e12, memory=186e9, nvlink=900e9, network=50e9, host=450e9,
+        source="NVIDIA, GB200 NVL72 data sheet, a GPU: 5,000 TFLOP/s bf16 with sparsity, half of it dense",
+    ),
+    "b200": Peaks(
+        flops=2250e12, bandwidth=7.7e12, memory=180e9, nvlink=900e9, network=50e9, host=64e9,
+        source="NVIDIA, HGX B200 data sheet, a GPU: 4,500 TFLOP/s bf16 with sparsity, half of it dense",
+    ),
+    "a100": Peaks(
+        flops=312e12, bandwidth=2.039e12, memory=80e9, nvlink=300e9, network=25e9, host=32e9,
+        source="NVIDIA, A100 Tensor Core GPU data sheet, SXM with 80 GB",
+    ),
+    "l40s": Peaks(
+        flops=362e12, bandwidth=864e9, memory=48e9, nvlink=32e9, network=25e9, host=32e9,
+        source="NVIDIA, L40S data sheet: 733 TFLOP/s bf16 with sparsity, half of it dense; PCIe between GPUs",
+    ),
+    "rtx4090": Peaks(
+        flops=165e12, bandwidth=1.008e12, memory=24e9, nvlink=32e9, network=12.5e9, host=32e9,
+        source="NVIDIA, Ada architecture white paper, RTX 4090: bf16 with fp32 sums; PCIe between GPUs",
     ),
     "cpu": Peaks(
         flops=199e9, bandwidth=35e9, memory=25e9,
@@ -64,4 +93,4 @@ def card_of(device: str) -> str | None:
     >>> card_of("NVIDIA H100 80GB HBM3")
     'h100'
     """
-    return next((name for name in PEAKS if name in device.lower()), None)
+    return next((name for name in PEAKS if name in device.lower().replace(" ", "")), None)

@@ -7,6 +7,7 @@ from bebop.config.fields import (
     NOT_EMPTY,
     NOT_NEGATIVE,
     POSITIVE,
+    SHARE,
     Limit,
     Settings,
     above,
@@ -100,3 +101,84 @@ class SimulateConfig(Settings):
     sweep: bool = setting(True, "look for the draft length and batch at which speculation pays most")
     seed: int = setting(0, "of the lengths", SEED)
     dir: str | None = setting(None, "where simulation.json and simulation.html go; null: nowhere", NOT_EMPTY)
+
+
+# ---- will it pay?
+
+ROWS_LIMIT = 1 << 20
+SIZE = within(1, 1 << 24)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaysConfig(Settings):
+    """What is asked of ``python -m bebop.simulate --gpu NAME``; each setting is an option of the same name."""
+
+    SECTION = "--"
+    gpu: str = setting("h100", "the card, a row of PEAKS in benchmarks/peaks.py")
+    gpus: int = setting(8, "GPUs that decode", within(1, 1 << 16))
+    params: str = setting(
+        "7b", "the model's size, such as 7b or 30b-a3b: shapes of known models, others by their layers"
+    )
+    model: str | None = setting(
+        None, "a checkpoint's folder: its config.json gives the shape instead of --params", NOT_EMPTY
+    )
+    layers: int | None = setting(None, "decoder layers, in place of the shape's, as all sizes that follow", SIZE)
+    hidden: int | None = setting(None, "hidden size", SIZE)
+    heads: int | None = setting(None, "attention heads", SIZE)
+    kv_heads: int | None = setting(None, "heads of keys and values", SIZE)
+    head_dim: int | None = setting(None, "numbers of one head", SIZE)
+    intermediate: int | None = setting(None, "width of the MLP", SIZE)
+    vocabulary: int | None = setting(None, "tokens of the vocabulary", SIZE)
+    experts: int | None = setting(None, "experts of a layer, 0 for a dense model", within(0, 1 << 16))
+    active_experts: int | None = setting(None, "experts that a token goes through", within(0, 1 << 16))
+    expert_intermediate: int | None = setting(None, "width of one expert", SIZE)
+    dtype: Literal["bf16", "fp8"] = setting("bf16", "of the weights; products count at the rate of bf16 either way")
+    tensor_parallel: int | None = setting(
+        None,
+        "GPUs of one engine; by default the fewest that leave a third of their memory to the cache",
+        within(1, 4096),
+    )
+    prompt: int = setting(512, "tokens of a prompt", within(0, 1 << 24))
+    length: int = setting(2048, "tokens of a completion, the median", within(1, 1 << 24))
+    longest: int = setting(8192, "tokens at which a completion is cut", within(1, 1 << 24))
+    tail: float = setting(0.7, "sigma of the log-normal length of completions; 0: all have the median", within(0, 4))
+    completions: int | None = setting(
+        None, "completions of a step, over all engines; by default as many as fit the memory, 256 an engine at most",
+        within(1, ROWS_LIMIT),
+    )  # fmt: skip
+    accept: tuple[float, ...] = setting(
+        (0.7,),
+        "chance that a draft is accepted once those before it were: one for all, or one a draft (0.9,0.8,0.7)",
+        RATES,
+    )
+    accept_length: float | None = setting(
+        None, "tokens of a cycle at --draft-tokens, bonus token included, instead of --accept", within(1, 65)
+    )
+    draft_tokens: int = setting(3, "K, drafts of a cycle", within(1, 64))
+    verify: int | None = setting(None, "drafts that are verified, for a tree; by default K, a chain", within(1, 1024))
+    drafter: Literal["mtp", "eagle", "ngram"] = setting(
+        "mtp",
+        "mtp: a layer and the whole vocabulary; eagle: a layer and --draft-vocabulary; ngram: a free lookup",
+    )
+    draft_vocabulary: int = setting(32000, "tokens that an EAGLE-3 draft chooses from", SIZE)
+    step_ms: float | None = setting(
+        None, "measured milliseconds of a step of plain decoding at --step-rows, to which the prediction is fitted",
+        within(1e-3, 1e5),
+    )  # fmt: skip
+    step_rows: int = setting(1, "completions of an engine at which --step-ms was measured", within(1, ROWS_LIMIT))
+    rollout_share: float = setting(
+        0.7, "share of an RL step that is decoding, for the speed-up of the whole step", SHARE
+    )
+
+    def _validate(self) -> None:
+        enough = len(self.accept) == 1 or len(self.accept) >= self.draft_tokens
+        self.require(enough, "accept", "give one chance, or one for each of --draft-tokens")
+        if self.accept_length is not None:
+            most = self.draft_tokens + 1
+            self.require(self.accept_length <= most, "accept_length", f"K = {self.draft_tokens} makes {most} at most")
+        if self.tensor_parallel is not None:
+            whole = self.gpus % self.tensor_parallel == 0
+            self.require(whole, "tensor_parallel", f"it must divide --gpus={self.gpus}")
+        if self.verify is not None:
+            self.require(self.verify >= self.draft_tokens, "verify", "give --draft-tokens or more")
+        self.require(self.length <= self.longest, "length", f"it must be --longest={self.longest} at most")

@@ -11,7 +11,8 @@ from bebop.config.fields import Settings, at_least, choice, from_dict, setting
 from bebop.config.job import MAX_BATCH_TOKENS, JobConfig
 from bebop.config.simulate import CompletionsConfig, SimulateConfig
 from bebop.errors import UserError
-from recipes.cluster.roofline import GPUS, MODELS, Gpu, Lengths, Plan, Roofline
+from bebop.simulation.roofline import GPUS, MODELS, Gpu
+from recipes.cluster.roofline import Lengths, Plan, Roofline
 
 FOLDER = Path(__file__).parent / "recipes"
 TrainerName = Literal["own", "verl"]
@@ -28,9 +29,9 @@ class RecipeFile(Settings):
     """The contents of a recipe."""
 
     about: str = setting("", "a line")
-    gpu: str = setting("h100", "a row of GPUS in roofline.py", choice(GPUS))
+    gpu: str = setting("h100", "a row of PEAKS in benchmarks/peaks.py", choice(GPUS))
     machines: int = setting(1, "with 8 GPUs each", at_least(1))
-    model: str = setting("mimo-7b", "a row of MODELS in roofline.py", choice(MODELS))
+    model: str = setting("mimo-7b", "a row of MODELS in bebop/simulation/roofline.py", choice(MODELS))
     trainer: TrainerName = setting("own", "Bebop's, or verl's")
     group: str = setting("reasoning", "of verl's settings, for trainer: verl: recipes/verl/conf/bebop")
     sequence_parallel: int = setting(1, "GPUs of the trainer that share one answer, for trainer: verl", at_least(1))

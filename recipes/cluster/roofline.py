@@ -1,7 +1,6 @@
 """Computes seconds and bytes of a job from the data of its GPUs and its model; nothing is measured.
 
-A pass takes as long as the slower of its products and its traffic to memory (Williams, Waterman and Patterson, 2009,
-"Roofline"). What tensor parallelism sends comes on top. The simulator's costs are straight lines in the number of rows:
+A single pass is ``bebop/simulation/roofline.py``'s. The simulator's costs are straight lines in the number of rows:
 here the chord from one row to all slots, which lies above a convex roofline.
 """
 
@@ -10,109 +9,15 @@ from statistics import NormalDist
 
 import numpy as np
 
-from bebop.bench.peaks import PEAKS, measured
 from bebop.config.simulate import CompletionsConfig, CostsConfig
+from bebop.simulation.roofline import BF16, GIGABYTE, Gpu, Model, pass_seconds
 
-GIGABYTE = 1e9
-BF16 = 2  # bytes
 # Bytes of a parameter: weight, gradient and both moments of Adam in fp32, as trainer/ and verl's FSDP2 keep them.
 OPTIMIZER = 16
 # Kept for the backward pass, a token and layer, in units of the hidden size: 34 bytes with attention that keeps no
 # scores (Korthikanti et al., 2022, "Reducing Activation Recomputation", section 4); 2 where layers are computed again.
 KEPT, KEPT_INPUTS = 34, 2
 QUANTILES = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """A GPU and its links; peaks from ``benchmarks/peaks.py``, shares of them assumed."""
-
-    flops: float  # a second, bf16, dense
-    bandwidth: float  # bytes a second, of its memory
-    memory: float  # bytes
-    nvlink: float  # bytes a second, each way, within a machine
-    network: float  # bytes a second, each way, between machines
-    host: float  # bytes a second from its memory to the machine's
-    per_machine: int = 8
-    # Assumed, not measured:
-    mfu: float = 0.35  # of the peak, in training
-    products: float = 0.5  # of the peak, in decoding and prefills
-    traffic: float = 0.8  # of the memory's bandwidth
-    sent: float = 0.5  # of a link's bandwidth
-    latency: float = 1e-5  # seconds of one all-reduce within a machine
-    launch: float = 5e-4  # seconds between two passes: scheduler, sampling
-    object_store: float = 2e9  # bytes a second through Ray's object store, from machine to machine
-    usable: float = 0.9  # of the memory
-
-
-def _gpu(name: str) -> Gpu:
-    """Return a row of ``PEAKS``, with measured operations and bandwidth where a card of the kind was measured."""
-    peaks = measured(name)
-    return Gpu(
-        flops=peaks.flops, bandwidth=peaks.bandwidth, memory=peaks.memory, nvlink=peaks.nvlink, network=peaks.network,
-        host=peaks.host,
-    )  # fmt: skip
-
-
-GPUS = {name: _gpu(name) for name in PEAKS if name != "cpu"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """A dense decoder with grouped-query attention, a gated MLP, and an MTP head of one layer."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocabulary: int
-
-    @property
-    def layer(self) -> float:
-        """Return the parameters of a layer, without norms and biases, which are some thousands."""
-        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
-        return attention + 3 * self.hidden * self.intermediate
-
-    @property
-    def output(self) -> float:
-        """Return the parameters of the output matrix; the embedding has as many."""
-        return self.vocabulary * self.hidden
-
-    @property
-    def parameters(self) -> float:
-        """Return the parameters of the policy."""
-        return self.layers * self.layer + 2 * self.output
-
-    @property
-    def head(self) -> float:
-        """Return the parameters of the MTP head: a layer, and the projection of state and embedding."""
-        return self.layer + 2 * self.hidden**2
-
-    @property
-    def multiplied(self) -> float:
-        """Return the parameters that a token is multiplied with: all but the embedding."""
-        return self.parameters - self.output
-
-    @property
-    def kv_bytes(self) -> float:
-        """Return the bytes of keys and values of a token in one layer, bf16."""
-        return 2 * self.kv_heads * self.head_dim * BF16
-
-    @property
-    def attended(self) -> float:
-        """Return the FLOPs in one layer of one position that attends to one other: score and value."""
-        return 4 * self.heads * self.head_dim
-
-
-# Shapes from the config.json of XiaomiMiMo/MiMo-7B-RL (7.8 B parameters with its head) and Qwen/Qwen2.5-72B (72.7 B).
-MODELS = {
-    "mimo-7b": Model(layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128, intermediate=11008, vocabulary=151680),
-    "qwen2.5-72b": Model(
-        layers=80, hidden=8192, heads=64, kv_heads=8, head_dim=128, intermediate=29568, vocabulary=152064
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,17 +70,10 @@ class Roofline:
 
     def passes(self, rows: int, positions: int, layers: int, weights: float) -> float:
         """Return the seconds of a pass over ``rows * positions`` tokens that reads ``weights`` parameters."""
-        gpu, model, ranks = self.gpu, self.model, self.plan.tensor_parallel
-        tokens, context = rows * positions, self.lengths.context
-        products = 2 * weights * tokens + layers * model.attended * context * tokens
-        traffic = BF16 * weights + layers * model.kv_bytes * context * rows
-        worked = products / (ranks * gpu.flops * gpu.products)
-        moved = traffic / (ranks * gpu.bandwidth * gpu.traffic)
-        sent = 0.0
-        if ranks > 1:  # two all-reduces a layer, of 2 (t - 1) / t times the states of all tokens
-            states = tokens * model.hidden * BF16 * 2 * (ranks - 1) / ranks
-            sent = 2 * layers * (gpu.latency + states / (gpu.nvlink * gpu.sent))
-        return max(worked, moved) + sent
+        return pass_seconds(
+            self.gpu, self.model, self.plan.tensor_parallel, rows=rows, positions=positions,
+            context=self.lengths.context, layers=layers, multiplied=weights, read_bytes=BF16 * weights,
+        )  # fmt: skip
 
     def target(self, rows: int, positions: int) -> float:
         """Return the seconds of a pass of the policy that verifies ``positions - 1`` drafts of each row."""
@@ -183,7 +81,7 @@ class Roofline:
 
     def draft(self, rows: int) -> float:
         """Return the seconds of a step of the head, with the output matrix."""
-        return self.passes(rows, 1, 1, self.model.head + self.model.output)
+        return self.gpu.draft_launch + self.passes(rows, 1, 1, self.model.head + self.model.output)
 
     def prefill(self) -> float:
         """Return the seconds of one prompt; a prefix that a group shares counts for each of its completions."""

@@ -54,6 +54,27 @@ SIMULATE = {
         ("split=maybe", "split='maybe'"), ("sweep=2", "sweep=2"), ("seed=x", "seed='x'"),
     ],
     "machine": [("dir=rows.txt", "rows.txt"), ("dir=rows.txt/new", "rows.txt/new"), ("dir=''", "dir=''")],
+    "will it pay": [
+        ("--params 7b", "--params"), ("--gpu", "--gpu"), ("--gpu h7", "--gpu='h7'"), ("--gpu h100 --fast", "--fast"),
+        ("--gpu h100 fleet.workers=2", "fleet.workers=2"), ("--gpu h100 --gpus 0", "--gpus=0"),
+        ("--gpu h100 --gpus 1.5", "--gpus='1.5'"), ("--gpu h100 --gpus " + "9" * 40, "--gpus"),
+        ("--gpu h100 --params huge", "--params='huge'"), ("--gpu h100 --params 0b", "--params='0b'"),
+        ("--gpu rtx4090 --gpus 1 --params 70b", "--gpus=1"), ("--gpu h100 --model missing", "'missing'"),
+        ("--gpu h100 --model rows.txt", "'rows.txt'"), ("--gpu h100 --layers 0", "--layers=0"),
+        ("--gpu h100 --experts 8", "--active-experts=0"),
+        ("--gpu h100 --experts 8 --active-experts 9", "--active-experts=9"),
+        ("--gpu h100 --experts 8 --active-experts 2", "--expert-intermediate=0"),
+        ("--gpu h100 --dtype int4", "--dtype='int4'"),
+        ("--gpu h100 --tensor-parallel 3", "--tensor-parallel=3"), ("--gpu h100 --length 0", "--length=0"),
+        ("--gpu h100 --length 9000", "--length=9000"), ("--gpu h100 --tail -1", "--tail=-1"),
+        ("--gpu h100 --completions 0", "--completions=0"), ("--gpu h100 --accept 2", "--accept=[2.0]"),
+        ("--gpu h100 --accept nan", "--accept='nan'"), ("--gpu h100 --accept 0.9,", "--accept=''"),
+        ("--gpu h100 --accept 0.9,0.8", "--accept="), ("--gpu h100 --accept-length 5", "--accept-length=5.0"),
+        ("--gpu h100 --accept-length 0.5", "--accept-length=0.5"), ("--gpu h100 --draft-tokens 0", "--draft-tokens=0"),
+        ("--gpu h100 --draft-tokens 65", "--draft-tokens=65"), ("--gpu h100 --verify 2", "--verify=2"),
+        ("--gpu h100 --drafter medusa", "--drafter='medusa'"), ("--gpu h100 --step-ms 0", "--step-ms=0.0"),
+        ("--gpu h100 --step-rows 0", "--step-rows=0"), ("--gpu h100 --rollout-share 1.5", "--rollout-share=1.5"),
+    ],
 }  # fmt: skip
 
 CLUSTER = {
