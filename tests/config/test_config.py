@@ -118,7 +118,7 @@ def test_training_on_truncated_distributions_needs_rescoring(name: str, value: f
 
 def test_what_goes_ill_with_environments_and_filtered_groups_is_refused() -> None:
     stop = message({"task": {"source": "environment", "name": "guess"}, "rollout": {"sampling": {"stop": ["."]}}})
-    assert stop.startswith("rollout.sampling.stop=('.',) is not possible: ")
+    assert stop.startswith("rollout.sampling.stop=['.'] is not possible: ")
     chosen = message({"algorithm": {"dynamic_sampling": True}, "monitor": {"certify_every": 5}})
     assert chosen.startswith("monitor.certify_every=5 is not possible: ")
     assert from_dict(JobConfig, {"algorithm": {"dynamic_sampling": True}, "monitor": {"certify_every": 0}})
