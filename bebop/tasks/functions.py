@@ -54,6 +54,7 @@ CPU_SECONDS = 3.0  # of a verifier
 STILL_SECONDS = 20.0  # of a verifier without a reply and without any use of CPU time
 ATTEMPTS = 2  # at a verifier whose child is lost
 MEMORY_BYTES = 2 << 30  # of a verifier's process
+MODULES = "bebop_"  # begins the names of modules that are a user's files
 ALLOWED = "auto, math_verify, package.module.function or path/to/file.py:function"
 
 
@@ -72,7 +73,7 @@ def load_file(path: Path, kind: str) -> ModuleType:
 
     The module is in ``sys.modules`` while it runs: dataclasses look there for the types of their fields.
     """
-    name = f"bebop_{kind}_{path.stem}"
+    name = f"{MODULES}{kind}_{path.stem}"
     loader = _NoBytecode(name, str(path))
     spec = spec_from_file_location(name, path, loader=loader)
     assert spec is not None, "a file with a loader has a spec"

@@ -18,7 +18,8 @@ RUN = {
         ("task.reward=rewards.py:short", "returned 0 rewards for 1 completions"),
         ("task.reward=rewards.py:state", "'trainer_state', which is TRL's own"),
         ("task.reward=rewards.py:named", "'a b'"), ("task.reward=rewards.py:taken", "reward/mean is a metric already"),
-        ("task.reward=rewards.py:never", "it does not apply"), ("task.reward=rewards.py:late", "raised RuntimeError: no"),
+        ("task.reward=rewards.py:never", "it does not apply"),
+        ("task.reward=rewards.py:late", "raised RuntimeError: no"),
         ("task.reward_timeout=0", "task.reward_timeout=0"), ("task.reward_timeout=nan", "task.reward_timeout=nan"),
     ],
     "paths": [
