@@ -61,8 +61,8 @@ def train(
     _refuse_running_loop()
     if isinstance(overrides, str) or not all(isinstance(one, str) for one in overrides):
         raise UserError(f"{str(overrides)[:80]!r} is not possible: give a list of texts such as ['task=gcd']")
-    given = [*overrides, *_overrides("", chosen), *_rewards(reward)]
-    if "runtime=verl" in given:
+    given = [*overrides, *settings_as_overrides(chosen), *_rewards(reward)]
+    if {"runtime=verl", override("runtime", "verl")} & {*given}:
         raise UserError(
             "runtime=verl is not possible: train() runs Bebop's own jobs, python -m bebop.run those of verl"
         )
@@ -108,7 +108,7 @@ def _result(folder: Path, finished: bool) -> TrainResult:
 # ---- settings as overrides
 
 
-def _overrides(where: str, values: Mapping[str, Any]) -> Iterator[str]:
+def settings_as_overrides(values: Mapping[str, Any], where: str = "") -> Iterator[str]:
     """Yield an override for each setting in nested mappings. A mapping that is itself a setting gains its entries."""
     mappings = {one.name for one in settings(JobConfig) if one.kind in (dict, dict[str, Any])}
     mappings |= {one.name for one in settings(JobConfig) if getattr(one.kind, "__origin__", None) is dict}
@@ -119,7 +119,7 @@ def _overrides(where: str, values: Mapping[str, Any]) -> Iterator[str]:
         elif full in mappings:
             yield from (override(f"++{full}.{key}", inner) for key, inner in value.items())
         else:
-            yield from _overrides(f"{full}.", value)
+            yield from settings_as_overrides(value, f"{full}.")
 
 
 def override(name: str, value: Any) -> str:

@@ -52,11 +52,11 @@ def test_prompts_differ_by_their_place_and_calls_by_their_seed(llm: LLM) -> None
 
 def test_each_prompt_may_have_parameters_of_its_own_and_ends_in_its_way(llm: LLM) -> None:
     greedy = {"temperature": 0.0, "max_new_tokens": 8}
-    [plain] = llm.generate("acdb", SamplingParams(**greedy))  # type: ignore[arg-type]
+    [plain] = llm.generate("ka", SamplingParams(**greedy))  # type: ignore[arg-type]
     assert plain.finish_reason == "length" and set(plain.logprobs) == {0.0}
     third = plain.token_ids[2]
     by_token, by_text = llm.generate(
-        ["acdb", "acdb"],
+        ["ka", "ka"],
         [SamplingParams(**greedy, stop_token_ids=(third,)), SamplingParams(**greedy, stop=(plain.text[2],))],  # type: ignore[arg-type]
     )
     end = plain.token_ids.index(third) + 1
@@ -74,11 +74,12 @@ def test_without_drafts_each_cycle_has_a_token(llm: LLM) -> None:
     ("prompts", "params", "words"),
     [
         ("", None, "an empty prompt cannot be continued"),
-        ([[]], None, r"prompt 0 is '\[\]': give a text, token ids, or messages with role and content"),
+        ([], [SamplingParams()], "params has 1 entries for 0 prompts"),
+        (["ab", []], None, r"prompt 1 is '\[\]': give a text, token ids, or messages with role and content"),
         (["ab", None], None, "prompt 1 is 'None'"),
         ([[0, 1.5]], None, "prompt 0 is"),
         ([[{"role": "user"}]], None, "prompt 0 is"),
-        ([[0, 99]], None, "a prompt holds token 99: the model has tokens 0 to 11"),
+        ([[0], [0, 99]], None, "a prompt holds token 99: the model has tokens 0 to 11"),
         ("ab", SamplingParams(max_new_tokens=99), "exceeds max_length=32"),
         ("ab", SamplingParams(temperature=-1.0), "sampling.temperature=-1.0 is not possible: give 0"),
         ("ab", SamplingParams(temperature="hot"), "sampling.temperature='hot' is not possible"),  # type: ignore[arg-type]
@@ -91,7 +92,7 @@ def test_without_drafts_each_cycle_has_a_token(llm: LLM) -> None:
 )
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(llm: LLM, prompts: Any, params: Any, words: str) -> None:
     with pytest.raises(UserError, match=words) as error:
-        llm.generate(["ab", *prompts] if isinstance(prompts, list) and params is None else prompts, params)
+        llm.generate(prompts, params or SamplingParams(max_new_tokens=4))
     assert "\n" not in str(error.value) and not llm.engine.unfinished
 
 
