@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # the settings take longer to import than all the rest, and e
     from bebop.config.job import RewardSignature
 
 CANCEL_SECONDS = 0.5  # for a coroutine to end once it is cancelled
+# TRL's examples read completion[0]["content"]. A text has no such place.
+MESSAGES = "; if it reads messages, set task.reward_signature=trl_messages"
 SHOWN = 80  # characters of a value in a message
 TRL, VERL = "completions", "solution_str"  # the parameters that tell the signatures apart
 SIGNATURES = ("text", "trl", "trl_messages", "verl")  # those of the setting, but for auto
@@ -270,7 +272,8 @@ def _guarded(made: Callable[[], Sequence[Value]]) -> list[Reply]:
 def _raised(error: BaseException) -> Reply:
     if isinstance(error, UserError):
         return ("wrong", str(error))
-    return ("raised", one_line(error), "".join(traceback.format_exception(error)))
+    line = one_line(error) + MESSAGES * ("string indices must be" in str(error))
+    return ("raised", line, "".join(traceback.format_exception(error)))
 
 
 def _spread(replies: list[Reply], count: int) -> list[Reply]:

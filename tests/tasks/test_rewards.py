@@ -301,6 +301,11 @@ async def judge(text, item):
     if text == "block": time.sleep(100)
     await asyncio.sleep(100 if text == "slow" else 0.01)
     return os.getpid()
+async def stubborn(text, item):
+    while text == "stay":
+        try: await asyncio.sleep(100)
+        except asyncio.CancelledError: pass
+    return os.getpid()
 def reserved(text, item): return {"mean": 1.0}
 def std(text, item): return 1.0
 def nothing(completions): return [None] * len(completions)
@@ -380,6 +385,21 @@ def test_a_batch_that_hangs_is_asked_one_by_one(several: Callable[..., Scorer]) 
     good, bad, last = several("words").scores(answers("a", "hang", "b"))
     assert (good, last) == (Score(value=1.0), Score(value=1.0)) and isinstance(bad, RewardTimeout)
     assert "prompt 8 took more than task.reward_timeout=0.3 s" in str(bad)
+
+
+def test_a_function_of_a_list_that_hangs_makes_the_completion_late(several: Callable[..., Scorer]) -> None:
+    first, late = several("correct", "words").scores(answers("4", "hang"))
+    assert first == Score(value=2.0, parts={"correct": 1.0, "words": 1.0})
+    assert isinstance(late, RewardTimeout)
+
+
+def test_coroutines_that_do_not_end_go_with_their_process(several: Callable[..., Scorer]) -> None:
+    reward = several("stubborn")
+    [first] = reward.scores(answers("a"))
+    [late] = reward.scores(answers("stay"))
+    [other] = reward.scores(answers("a"))
+    assert isinstance(late, RewardTimeout) and isinstance(first, Score) and isinstance(other, Score)
+    assert first.value != other.value  # its process
 
 
 def test_coroutines_that_hang_or_block_are_late_alone(

@@ -137,6 +137,15 @@ def test_trl_is_given_columns_and_messages_where_the_question_has_them() -> None
     assert messages["prompts"] == [asked] and messages["completions"] == [[{"role": "assistant", "content": "4"}]]
 
 
+def test_a_function_that_reads_messages_out_of_texts_is_told_the_setting() -> None:
+    def of_messages(completions: list[Any]) -> list[float]:
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    reply = only(of_messages)
+    assert reply[0] == "raised" and str(reply[1]).endswith("set task.reward_signature=trl_messages")
+    assert only(of_messages, "trl_messages") == ("value", 4.0)
+
+
 def test_a_column_of_the_row_goes_before_the_answer_of_that_name() -> None:
     assert trl_arguments([call(metadata={"answer": "long #### 4"})], False)["answer"] == ["long #### 4"]
 
