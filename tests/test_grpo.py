@@ -98,7 +98,7 @@ def impostor(text: str, item: dict[str, Any]) -> float:
 )
 def test_a_function_that_no_process_can_import_is_refused(reward: Any, words: str) -> None:
     with pytest.raises(UserError, match=words) as error:
-        train(reward={reward: 1.0} if callable(reward) else reward)
+        reward_name(reward)
     assert "\n" not in str(error.value)
 
 
@@ -114,6 +114,8 @@ def test_a_function_that_no_process_can_import_is_refused(reward: Any, words: st
         ({"trainr": {"steps": 3}}, "trainr.steps: no such setting"),
         ({"runtime": "verl"}, "runtime=verl is not possible: train.. runs Bebop's own jobs"),
         ({"overrides": ["runtime=verl"]}, "runtime=verl is not possible: train.. runs Bebop's own jobs"),
+        ({"reward": lambda text, item: 1.0}, "as it is a lambda"),
+        ({"reward": {len: 1.0, "auto": 2.0}}, "reward=len is not possible"),
         ({"reward": []}, r"task.reward=\[\] is not possible: give a function"),
         ({"reward": {"auto": 1.0, "math_verify": float("inf")}}, "task.reward_weights="),
     ],

@@ -128,10 +128,17 @@ def test_the_setting_decides_where_names_do_not() -> None:
 
 def test_trl_is_given_columns_and_messages_where_the_question_has_them() -> None:
     asked = [{"role": "user", "content": "2+2"}]
-    own = trl_arguments([call("4"), call("5", question=asked, metadata={"level": 1, "completion": "x"})], False)
+    own = trl_arguments(
+        [call("4"), call("5", question=asked, metadata={"level": 1, "completion": "x", "hint": "y"})], False
+    )
     assert own["prompts"] == ["2+2", asked]
     assert own["completions"] == ["4", [{"role": "assistant", "content": "5"}]]
-    assert own["level"] == [3, 1] and own["problem"] == ["2+2", None] and own["answer"] == ["4", "4"]
+    assert (
+        own["level"] == [3, 1]
+        and own["hint"] == [None, "y"]
+        and own["problem"] == ["2+2", None]
+        and own["answer"] == ["4", "4"]
+    )
     assert "completion" not in own and "metadata" not in own
     messages = trl_arguments([call("4")], True)
     assert messages["prompts"] == [asked] and messages["completions"] == [[{"role": "assistant", "content": "4"}]]

@@ -304,7 +304,7 @@ def test_a_list_is_filtered_by_epoch_and_question(page: Page, epochs: str) -> No
     page.goto(f"{epochs}#/run/1/answer/28")
     expect(page.locator(".summary .facts")).to_contain_text("question")
     facts = page.locator(".summary .facts").inner_text()
-    assert "question\n3\nepoch\n1" in facts and "reward: right\n0.5\nreward: code\ndoes not apply" in facts
+    assert "question\n3\nepoch\n1" in facts and "reward: right\n0.50\nreward: code\ndoes not apply" in facts
 
 
 @pytest.mark.slow
