@@ -311,12 +311,19 @@ class Trajectory:
     restarts: int = 0  # times that its environment was lost, and it began again
     environment_seconds: float = 0.0  # spent in its environment, those of lost ones included
     counts: Mapping[str, float] = field(default_factory=dict)  # further counts of its environment, by name
+    parts: Mapping[str, float | None] = field(default_factory=dict)  # of its reward, by name; None: it does not apply
 
     @classmethod
-    def single(cls, completion: Completion, reward: float, timed_out: bool = False) -> "Trajectory":
+    def single(
+        cls,
+        completion: Completion,
+        reward: float,
+        timed_out: bool = False,
+        parts: Mapping[str, float | None] | None = None,
+    ) -> "Trajectory":
         """Make a trajectory of one turn, without an environment."""
         turn = Turn(observation=np.zeros(0, dtype=np.int64), completion=completion)
-        return cls(turns=(turn,), reward=reward, timed_out=timed_out)
+        return cls(turns=(turn,), reward=reward, timed_out=timed_out, parts=parts or {})
 
     @property
     def completion(self) -> Completion:

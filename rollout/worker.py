@@ -6,7 +6,8 @@ Decoding, rewards and environments have a thread each. What fails in one of them
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -28,11 +29,10 @@ from bebop.rollout.engine_thread import EngineThread, Stopped
 from bebop.rollout.engines import engine_module
 from bebop.tasks.functions import RewardTimeout
 from bebop.tasks.output import OUTPUT_LOG
-from bebop.tasks.rewards import checked, make_reward
+from bebop.tasks.rewards import RewardFunction, make_reward, scorer
 from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory, is_traced, same_beginning
 
 log = logging.getLogger(__name__)
-Reward = Callable[[str, Prompt], float]
 
 
 def make_worker(config: JobConfig) -> "RolloutWorker":
@@ -47,8 +47,7 @@ def make_worker(config: JobConfig) -> "RolloutWorker":
             config.model, config.task, config.rollout.max_length, worker.thread, eos, output
         )
         return worker
-    reward = make_reward(config.task, output)
-    return RolloutWorker(engine, lambda text, prompt: checked(reward, text, prompt), config, eos)
+    return RolloutWorker(engine, make_reward(config.task, output), config, eos)
 
 
 def _rewarded_by_environment(text: str, prompt: Prompt) -> float:
@@ -58,13 +57,15 @@ def _rewarded_by_environment(text: str, prompt: Prompt) -> float:
 class RolloutWorker:
     """Decodes assignments, rewards completions and reports them; thread-safe, except for ``turn``."""
 
-    def __init__(self, engine: Engine, reward: Reward, config: JobConfig, eos: tuple[int, ...]) -> None:
+    def __init__(self, engine: Engine, reward: RewardFunction, config: JobConfig, eos: tuple[int, ...]) -> None:
         """Make a worker; ``eos`` are the tokens that end a completion."""
-        self.engine, self.reward, self.config, self.eos = engine, reward, config, eos
+        self.engine, self.reward, self.config, self.eos = engine, scorer(reward), config, eos
         self.thread = EngineThread(engine)
         self.agents: AgentLoop | None = None  # for a task whose trajectories have several turns
         self._rewards = ThreadPoolExecutor(1, thread_name_prefix="reward")  # one: in the order in which they end
+        self._unrewarded: deque[tuple[OpenAssignment, int, Completion]] = deque()  # in the order in which they ended
         self._rewarding: float | None = None  # when the reward in progress began
+        self._calls = 1  # calls of a function, one after another, that it may consist of
         self._slowest_reward = 0.0  # seconds
         self._timeouts = 0  # rewards that hung, one after another
         self._changed = threading.Condition()  # guards what follows
@@ -137,7 +138,7 @@ class RolloutWorker:
     def _reward_pace(self) -> Pace:
         """Return the pace of the reward thread; completions that wait for the reward in progress count with it."""
         silent = 0.0 if self._rewarding is None else time.monotonic() - self._rewarding
-        limit = self.config.task.reward_timeout
+        limit = self.config.task.reward_timeout * self._calls
         return Pace(name="reward", silent=silent, slowest=self._slowest_reward, limit=limit)
 
     def turn(self) -> None:
@@ -186,18 +187,30 @@ class RolloutWorker:
         if self._succeeded(future):
             with self._changed:
                 self._queue.decoding -= 1
-            self._rewards.submit(self._close, part, member, future.result())
+            self._unrewarded.append((part, member, future.result()))
+            self._rewards.submit(self._close)
 
-    def _close(self, part: OpenAssignment, member: int, completion: Completion) -> None:
-        """Reward a completion and queue it for the next report."""
+    def _close(self) -> None:
+        """Reward the completion that ended first, and more that wait if the reward takes batches; queue them for the
+        next report.
+
+        It is called once for each completion, so that none is left when batches were smaller than they may be.
+        """
+        most = self.config.task.reward_batch if self.reward.batched else 1
+        batch = [self._unrewarded.popleft() for _ in range(min(most, len(self._unrewarded)))]
+        if not batch:
+            return
+        # A batch that hangs is asked again one by one.
+        self._calls = 1 if len(batch) == 1 else 1 + len(batch)
         self._rewarding = began = time.monotonic()
         try:
-            trajectory = self._score(completion, part.prompt)
+            trajectories = self._score([(part.prompt, completion) for part, _, completion in batch])
         except BaseException as error:  # not swallowed: whoever collects next gets it
             self._fail(error)
             return
         self._slowest_reward, self._rewarding = max(self._slowest_reward, time.monotonic() - began), None
-        self._finish(part, member, trajectory)
+        for (part, member, _), trajectory in zip(batch, trajectories, strict=True):
+            self._finish(part, member, trajectory)
 
     def _take_played(self, part: OpenAssignment, member: int, future: Future[Played]) -> None:
         """Queue a trajectory that its environment has rewarded for the next report."""
@@ -221,22 +234,30 @@ class RolloutWorker:
             self._queue.finish(part, member, trajectory)
             self._changed.notify_all()
 
-    def _score(self, completion: Completion, prompt: Prompt) -> Trajectory:
-        """Return a completion with its reward; the reward is 0, and marked, if the reward function hung.
+    def _score(self, answers: Sequence[tuple[Prompt, Completion]]) -> list[Trajectory]:
+        """Return completions with their rewards; a reward is 0, and marked, if the reward function hung.
 
         One hang does not end a job, since one completion or one prompt may be at fault. ``UserError`` is raised once
         as many completions hung in a row as two prompts have, or a whole batch.
         """
-        try:
-            reward = self.reward(completion.text, prompt)
-        except RewardTimeout as late:
-            self._timeouts += 1
-            if self._timeouts == 1:
-                log.warning("%s: reward 0, counted in reward/timeouts", late)
-            trainer = self.config.trainer
-            if self._timeouts >= min(2, trainer.groups_per_step) * trainer.group_size:
-                why = f"{late}, like the {self._timeouts - 1} completions before it"
-                raise UserError(f"{why}: mend the function, or raise task.reward_timeout") from late
-            return Trajectory.single(completion=completion, reward=0.0, timed_out=True)
+        scores = self.reward.scores([(completion.text, prompt) for prompt, completion in answers])
+        return [
+            self._late(completion, score)
+            if isinstance(score, RewardTimeout)
+            else self._in_time(completion, score.value, score.parts)
+            for (_, completion), score in zip(answers, scores, strict=True)
+        ]
+
+    def _in_time(self, completion: Completion, reward: float, parts: Mapping[str, float | None]) -> Trajectory:
         self._timeouts = 0
-        return Trajectory.single(completion=completion, reward=reward)
+        return Trajectory.single(completion=completion, reward=reward, parts=parts)
+
+    def _late(self, completion: Completion, late: RewardTimeout) -> Trajectory:
+        self._timeouts += 1
+        if self._timeouts == 1:
+            log.warning("%s: reward 0, counted in reward/timeouts", late)
+        trainer = self.config.trainer
+        if self._timeouts >= min(2, trainer.groups_per_step) * trainer.group_size:
+            why = f"{late}, like the {self._timeouts - 1} completions before it"
+            raise UserError(f"{why}: mend the function, or raise task.reward_timeout") from late
+        return Trajectory.single(completion=completion, reward=0.0, timed_out=True)

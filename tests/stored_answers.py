@@ -49,7 +49,8 @@ def group(index: int, traced: bool = True, tokens: int = TOKENS, version: int = 
             exact=member == 0,
             trace=trace(count, seed=index) if traced and member == 0 else None,
         )
-        return Trajectory.single(completion=completion, reward=index + member / 2, timed_out=member == 1)
+        parts = {"short": member / 4, "code": None} if index % 2 else {}
+        return Trajectory.single(completion=completion, reward=index + member / 2, timed_out=member == 1, parts=parts)
 
     prompt = Prompt(index=index, task="gcd", text=f"question {index}", token_ids=(1, 2, index), item={})
     return Group(prompt=prompt, trajectories=tuple(one(member) for member in range(SIZE)))
@@ -85,6 +86,7 @@ def same(stored: StoredAnswer, group: Group, member: int) -> None:
     assert stored.ids.tolist() == completion.token_ids.tolist() and stored.prompt_ids.tolist() == [1, 2, stored.prompt]
     assert stored.logprobs.tolist() == completion.logprobs.tolist() and stored.logprobs.dtype == np.float32
     assert stored.versions.tolist() == completion.versions.tolist()
+    assert stored.parts == group.trajectories[member].parts
     assert stored.text == completion.text and stored.prompt_text == group.prompt.text
     assert (stored.trace is None) == (completion.trace is None)
     if stored.trace is not None and completion.trace is not None:

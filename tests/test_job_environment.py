@@ -41,7 +41,7 @@ def test_what_cannot_be_played_is_one_line(tmp_path: Path) -> None:
         "task.name=chess": "task.name='chess' is not possible for an environment: give guess",
         "+task.args.depth=3": "task.args.depth=3: environment guess has no such argument",
         "rollout.max_length=6 rollout.sampling.max_new_tokens=4": "rollout.max_length=6 is not possible",
-        "rollout.sampling.stop=['.']": "rollout.sampling.stop=('.',) is not possible",
+        "rollout.sampling.stop=['.']": "rollout.sampling.stop=['.'] is not possible",
     }
     for number, (mistake, line) in enumerate(mistakes.items()):
         folder = tmp_path / str(number)

@@ -108,7 +108,7 @@ class Settings:
         value: Any = self
         for part in name.split("."):
             value = getattr(value, part)
-        check(condition, self.SECTION + name, value, allowed)
+        check(condition, self.SECTION + name, list(value) if isinstance(value, tuple) else value, allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,6 +267,8 @@ def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     if (value is None and type(None) in kinds) or value in words:
         return value
     kind = next((k for k in kinds if k not in (*literal, type(None))), *literal)
+    if isinstance(value, list | tuple):
+        kind = next((k for k in kinds if get_origin(k) is tuple), kind)
     known = not words or kind in (*literal, str) or not isinstance(value, str)
     check(known, where, value, f"{' or '.join([TYPE_WORDS.get(kind, 'a list'), *words])} is wanted here")
     return _convert(kind, value, where)

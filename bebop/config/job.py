@@ -50,11 +50,13 @@ MODEL = Limit(
     lambda path: path in BUILT_IN or os.path.isdir(path),
     "give tiny, smollm2 or a folder with a Hugging Face checkpoint",
 )
+RewardSignature = Literal["auto", "text", "trl", "trl_messages", "verl"]  # see bebop/tasks/signatures.py
 TraceMode = Literal["sample", "all", "off"]  # of how many completions, see bebop/trajectory.py
 SEED = Limit(lambda seed: 0 <= seed < MAX_SEED, f"give a number from 0 to {MAX_SEED - 1}")
 PORT = within(0, 65535, "give a port from 0 to 65535")
 # Why a resume must not change a setting.
 OTHER_QUESTIONS = "questions are known by their numbers, and each number would become another question"
+OTHER_REWARD = "finished completions or labels were rewarded by the other one"
 OTHER_BOUND = "finished trajectories in the checkpoint were ended by the other bound"
 OTHER_ALGORITHM = "it would be another algorithm from here on, under the name of one run"
 
@@ -132,10 +134,22 @@ class TaskConfig(Settings):
     path: str | None = setting(None, "an existing .jsonl or .parquet file", only="file", fixed="")
     prompt_key: str = setting("question", "a text or messages; dots go into nested rows", NOT_EMPTY, only="file")
     answer_key: str = setting("answer", "in verl's files: reward_model.ground_truth", NOT_EMPTY, only="file")
-    reward: str = setting(
+    reward: str | tuple[str, ...] = setting(
         "auto",
-        "auto, math_verify, package.module.function or path/to/file.py:function of (text: str, item: dict)",
-        fixed="finished completions or labels were rewarded by the other one",
+        "auto, math_verify, package.module.function or path/to/file.py:function; or a list of them: docs/rewards.md",
+        Limit(lambda given: bool(given), "give a function, or a list of at least one"),
+        fixed=OTHER_REWARD,
+    )
+    reward_weights: tuple[float, ...] | None = setting(
+        None, "one for each function in the list of task.reward; null: 1 each", fixed=OTHER_REWARD
+    )
+    reward_signature: RewardSignature = setting(
+        "auto",
+        "of functions of yours: text is (text, item), the others those of TRL and verl; auto: by parameter names",
+        fixed=OTHER_REWARD,
+    )
+    reward_batch: int = setting(
+        16, "completions that an async function, or one with TRL's signature, is given at once", POSITIVE, fixed=""
     )
     reward_timeout: float = setting(30.0, "for one call of a function of yours", above(0, unit="seconds"), fixed="")
     system: str | None = setting("auto", "system message; null: none; auto: how to answer, for models not trained to")
@@ -146,12 +160,22 @@ class TaskConfig(Settings):
     environment: EnvironmentConfig = section(EnvironmentConfig, only="environment", fixed="")
 
     @property
+    def rewards(self) -> tuple[str, ...]:
+        """Return the names of the reward functions: at least one."""
+        return (self.reward,) if isinstance(self.reward, str) else self.reward
+
+    @property
     def turns(self) -> bool:
         """Return whether completions are trajectories of several turns, with an environment."""
         return self.source == "environment"
 
     def _validate(self) -> None:
         readable_rows("task.path", self.path, needed=self.source == "file")
+        names, weights = self.rewards, self.reward_weights
+        self.require(all(names), "reward", "give a function, or a list of functions without an empty name")
+        self.require(len({*names}) == len(names), "reward", "give each function once")
+        fits = weights is None or (len(weights) == len(names) and all(map(math.isfinite, weights)))
+        self.require(fits, "reward_weights", f"give a finite number for each of task.reward, here {len(names)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

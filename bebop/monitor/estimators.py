@@ -60,7 +60,19 @@ def reward_metrics(groups: Sequence[Group], solved: float = 1.0) -> Metrics:
         "reward/solve_none": Mean.of([float((r < solved).all()) for r in rewards]),
         "reward/solve_all": Mean.of([float((r >= solved).all()) for r in rewards]),
         "reward/timeouts": Sum(float(sum(t.timed_out for group in groups for t in group.trajectories))),
+        **part_metrics(groups),
     }
+
+
+def part_metrics(groups: Sequence[Group]) -> Metrics:
+    """Return mean and spread within groups (population) of each part of a reward, over completions that have it."""
+    metrics: Metrics = {}
+    for name in sorted({name for group in groups for t in group.trajectories for name in t.parts}):
+        found = [[part for t in group.trajectories if (part := t.parts.get(name)) is not None] for group in groups]
+        if any(found):
+            metrics[f"reward/{name}"] = Mean.of([part for parts in found for part in parts])
+            metrics[f"reward/{name}/std"] = Mean.of([float(np.std(parts)) for parts in found if parts])
+    return metrics
 
 
 def response_metrics(completions: Sequence[Completion]) -> Metrics:

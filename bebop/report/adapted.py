@@ -509,7 +509,8 @@ def _public(config: AdaptConfig) -> str:
     for section in ("data", "task"):
         path = values[section]["path"]
         values[section]["path"] = path and PurePath(path).name
-    values["task"]["reward"] = PurePath(values["task"]["reward"]).name
+    given = values["task"]["reward"]
+    values["task"]["reward"] = PurePath(given).name if isinstance(given, str) else [PurePath(one).name for one in given]
     for name in ("dir", "out", "resume", "progress", "tensorboard"):
         del values[name]
     return yaml.safe_dump(values, sort_keys=False)

@@ -63,7 +63,7 @@ def refuse_foreign(
         f"{doing} {name}={value!r}"
         for name, doing in REACHING.items()
         if (value := _value(now, name)) not in [_value(one, name) for one in harmless]
-        and not (name == "task.reward" and value in BUILT_IN)
+        and not (name == "task.reward" and set([value] if isinstance(value, str) else value or ()) <= set(BUILT_IN))
         and not (name in OF_ENVIRONMENT and _stays_here(now.get("task")))
     ]
     if named:

@@ -19,7 +19,6 @@ import difflib
 import functools
 import importlib
 import logging
-import math
 import os
 import resource
 import select
@@ -28,30 +27,34 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from numbers import Real
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bebop.errors import UserError
 from bebop.runtime.processes import cpu_ticks
 from bebop.tasks.output import Output
+from bebop.tasks.signatures import Call, Function, Reply, Value, one_line
+
+if TYPE_CHECKING:
+    from bebop.config.job import RewardSignature
 
 logger = logging.getLogger(__name__)
 
 LOAD_SECONDS = 300.0  # for the import of the function's module, which may load a model
+LATE_SECONDS = 2.0  # for a process to say which of several coroutines took too long
 LEAVE_SECONDS = 2.0  # for a process to end by itself once no more calls come
 CPU_SECONDS = 3.0  # of a verifier
 STILL_SECONDS = 20.0  # of a verifier without a reply and without any use of CPU time
 ATTEMPTS = 2  # at a verifier whose child is lost
 MEMORY_BYTES = 2 << 30  # of a verifier's process
+MODULES = "bebop_"  # begins the names of modules that are a user's files
 ALLOWED = "auto, math_verify, package.module.function or path/to/file.py:function"
 
 
@@ -70,7 +73,7 @@ def load_file(path: Path, kind: str) -> ModuleType:
 
     The module is in ``sys.modules`` while it runs: dataclasses look there for the types of their fields.
     """
-    name = f"bebop_{kind}_{path.stem}"
+    name = f"{MODULES}{kind}_{path.stem}"
     loader = _NoBytecode(name, str(path))
     spec = spec_from_file_location(name, path, loader=loader)
     assert spec is not None, "a file with a loader has a spec"
@@ -180,10 +183,12 @@ class _Raised(Exception):
 class UserFunction(_Caller):
     """Calls a function of the user in its process. A process that ended is replaced."""
 
-    def __init__(self, spec: str, timeout: float, output: Path | None = None) -> None:
+    def __init__(
+        self, spec: str, timeout: float, output: Path | None = None, signature: "RewardSignature" = "auto"
+    ) -> None:
         """Import ``spec`` (``package.module.function`` or ``path/to/file.py:function``) there; ``UserError``.
 
-        ``output``: the file for what it prints; None: the standard error.
+        ``timeout``: seconds for one call; ``output``: the file for what it prints; None: the standard error.
         """
         super().__init__()
         if spec.endswith(".py"):
@@ -193,25 +198,53 @@ class UserFunction(_Caller):
             raise UserError(f"task.reward={spec!r} is not possible: give {ALLOWED}")
         if ":" in spec and (Path(where).suffix != ".py" or not Path(where).is_file()):
             raise UserError(f"task.reward={spec!r}: there is no Python file {where!r}")
-        self.spec, self.timeout, self.output = spec, timeout, Output(output)
+        self.spec, self.timeout, self.output, self.asked = spec, timeout, Output(output), signature
+        self.batched, self.is_async = False, False  # the process says both
         self._child = self._start()
 
-    def __call__(self, text: str, item: dict[str, Any], where: str) -> float:
-        """Return the function's number for a completion; ``RewardTimeout``, or ``UserError`` that begins ``where``."""
+    def values(self, calls: Sequence[Call], places: Sequence[str]) -> list[Value | RewardTimeout]:
+        """Return the function's value for each completion; ``RewardTimeout`` in its place if it took too long.
+
+        Args:
+            calls: several at once only if the function is ``batched``; otherwise they are made one after another.
+            places: begin the message of a ``UserError``, by completion: "reward f on prompt 7".
+        """
+        if not self.batched and len(calls) > 1:
+            return [self.values([call], [place])[0] for call, place in zip(calls, places, strict=True)]
+        replies = self._ask(calls, places)
+        if replies is None and len(calls) > 1:  # one of them is to blame, and which one is not known
+            return [self.values([call], [place])[0] for call, place in zip(calls, places, strict=True)]
+        late: Reply = ("late",)
+        made = [late] * len(calls) if replies is None else replies
+        return [self._value(reply, place) for reply, place in zip(made, places, strict=True)]
+
+    def _ask(self, calls: Sequence[Call], places: Sequence[str]) -> list[Reply] | None:
+        """Return the replies of the process; None if it did not answer in time, after which it is killed."""
         with self._lend() as child:
             try:
-                child.connection.send((text, item))
-                if not child.connection.poll(self.timeout):
+                child.connection.send((list(calls), self.timeout))
+                if not child.connection.poll(self.timeout + (LATE_SECONDS if self.is_async else 0.0)):
                     child.kill()
-                    raise RewardTimeout(f"{where} took more than task.reward_timeout={self.timeout:g} s")
-                kind, *reply = child.connection.recv()
+                    return None
+                replies, stuck = child.connection.recv()
             except (EOFError, OSError) as error:
-                raise UserError(f"{where} {child.ending()}: it has to return a number") from error
-        if kind == "raised":
-            raise UserError(f"{where} raised {reply[0]}") from _Raised(reply[1])
-        if kind != "value" or not math.isfinite(reply[0]):
-            raise UserError(f"{where} returned {str(reply[0])[:80]!r}: a finite number is wanted")
-        return float(reply[0])
+                raise UserError(f"{places[0]} {child.ending()}: it has to return a number") from error
+            if stuck:
+                child.kill()
+        found: list[Reply] = replies
+        return found
+
+    def _value(self, reply: Reply, place: str) -> Value | RewardTimeout:
+        match reply:
+            case ("value", value):
+                return value
+            case ("late",):
+                return RewardTimeout(f"{place} took more than task.reward_timeout={self.timeout:g} s")
+            case ("raised", line, trace):
+                raise UserError(f"{place} raised {line}") from _Raised(trace)
+            case (_, message):
+                raise UserError(f"{place} {message}")
+        raise AssertionError(reply)
 
     def close(self) -> None:
         """Kill the process."""
@@ -227,45 +260,40 @@ class UserFunction(_Caller):
         ours, theirs = Pipe()
         with theirs:
             streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            process = start_python(__name__, "serve", theirs.fileno(), self.spec, flags=["-u"], **streams)
+            process = start_python(__name__, "serve", theirs.fileno(), self.spec, self.asked, flags=["-u"], **streams)
         child = _Child(process, ours)
         self.output.follow(process)
         try:
-            problem = ours.recv() if ours.poll(LOAD_SECONDS) else f"takes more than {LOAD_SECONDS:.0f} s to import"
+            said = ours.recv() if ours.poll(LOAD_SECONDS) else f"takes more than {LOAD_SECONDS:.0f} s to import"
         except (EOFError, OSError):
-            problem = f"cannot be imported: it {child.ending()}"
-        if problem is not None:
+            said = f"cannot be imported: it {child.ending()}"
+        if isinstance(said, str):
             child.kill()
             self.output.close()
-            raise UserError(f"task.reward={self.spec!r} {problem}")
+            raise UserError(f"task.reward={self.spec!r} {said}")
+        self.batched, self.is_async = said
         return child
 
 
-def serve(pipe: int, spec: str) -> None:
+def serve(pipe: int, spec: str, signature: "RewardSignature") -> None:
     """Import the function and answer calls until the parent goes away. This is the child of ``UserFunction``."""
     connection = Connection(pipe)
     follow_parent(pipe, _kill_own_group)
     try:
-        function = load(spec)
+        function = Function(load(spec), signature)
     except UserError as error:
         connection.send(str(error))
         return
     except BaseException as error:  # importing runs the user's code, which may raise anything, SystemExit too
         connection.send(f"cannot be imported: {one_line(error)}")
         return
-    connection.send(None)
+    connection.send((function.batched, function.is_async))
     while True:
         try:
-            text, item = connection.recv()
+            calls, timeout = connection.recv()
         except (EOFError, OSError):
             return
-        try:
-            value = function(text, item)
-            real = isinstance(value, Real)
-            reply: tuple[Any, ...] = ("value", float(value)) if real else ("other", str(value)[:200])
-        except BaseException as error:
-            reply = ("raised", one_line(error), traceback.format_exc())
-        connection.send(reply)
+        connection.send(function.replies(calls, timeout))
 
 
 def _kill_own_group() -> NoReturn:
@@ -283,11 +311,6 @@ def load(spec: str) -> Callable[[str, dict[str, Any]], Any]:
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise UserError(f"is not possible: {where} has no function {name!r}{hint}")
     return function
-
-
-def one_line(error: BaseException) -> str:
-    """Return an exception as one line: ``ValueError: no such file``."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 # ---- verifiers

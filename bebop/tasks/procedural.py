@@ -20,7 +20,7 @@ from typing import Any
 
 from bebop.errors import UserError
 from bebop.tasks.epochs import Epochs
-from bebop.tasks.functions import one_line
+from bebop.tasks.signatures import one_line
 
 BLOCK = 10**6  # items of one data set object; free, since items are made when asked for
 PRECOMPUTED = {"acre": 500, "word_ladder": 20_000}  # these build all items at once, or refuse more than that

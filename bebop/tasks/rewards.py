@@ -1,25 +1,29 @@
-"""Rewards: a number for the text of a completion and its prompt.
+"""Rewards: a number for the text of a completion and its prompt, and the parts that it is made of.
 
 ``auto`` is the reasoning-gym data set's own verifier, or math-verify for files; ``math_verify`` compares with the gold
-answer; ``package.module.function`` and ``path/to/file.py:function`` are called as ``f(text, item) -> float`` with the
-completion's text and ``prompt.item`` (question, answer, metadata), in a process of their own (``functions``).
+answer; ``package.module.function`` and ``path/to/file.py:function`` are functions of the user, in a process of their
+own (``functions``), under one of several signatures (``signatures``). Of several rewards the weighted sum counts.
 """
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from decimal import Decimal
 from numbers import Real
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from bebop.config.job import TaskConfig
 from bebop.errors import UserError
+from bebop.metrics.catalogue import METRICS
 from bebop.tasks.files import FileItems
 from bebop.tasks.functions import RewardTimeout, UserFunction, isolated
 from bebop.tasks.math_answers import gold_text, score_math
 from bebop.tasks.procedural import check_name, is_quick, score_entry
+from bebop.tasks.signatures import Call, Value
 from bebop.tasks.source import Items
 from bebop.trajectory import Prompt
 
@@ -75,24 +79,192 @@ class MathReward:
             raise UserError(f"task.reward={self.name!r}: {where} has answer {str(gold)[:80]!r}: {wanted}")
 
 
+# ---- rewards of several completions at once, with their parts
+
+OWN = "score"  # the part of a mapping that is the reward itself, as verl has it; without it, their sum is
+RESERVED = {row.name.split("/")[1] for row in METRICS if row.name.startswith("reward/")}  # no name of a part
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UserReward:
-    """A function of the user, with the name in ``task.reward``."""
+class Score:
+    """The reward of a completion, and its parts by name.
+
+    >>> Score(value=1.1, parts={"correct": 1.0, "format": 0.5, "code": None})  # doctest: +SKIP
+    """
+
+    value: float
+    parts: Mapping[str, float | None] = field(default_factory=dict)  # None: the part does not apply to the completion
+
+
+Answer = tuple[str, Prompt]  # the text of a completion, and what it answers
+Outcome = Score | RewardTimeout | None  # None: the reward does not apply to the completion
+
+
+class Scorer:
+    """Base of rewards that take several completions at once and know their parts; each is a RewardFunction, too."""
 
     name: str
-    function: UserFunction
+    batched = False  # whether several completions at once are of use to it
+
+    def outcomes(self, answers: Sequence[Answer]) -> list[Outcome]:
+        """Return what each completion is worth; ``RewardTimeout`` in the place of one whose function hung."""
+        raise NotImplementedError
+
+    def scores(self, answers: Sequence[Answer]) -> list[Score | RewardTimeout]:
+        """Return what each completion is worth; ``UserError`` for one to which no reward applies, and for any fault."""
+        found: list[Score | RewardTimeout] = []
+        for (_, prompt), one in zip(answers, self.outcomes(answers), strict=True):
+            if one is None:
+                raise UserError(
+                    f"reward {self.name} on prompt {prompt.index} returned None, which says that it does not apply: "
+                    "every completion needs a reward that does"
+                )
+            found.append(one)
+        return found
 
     def __call__(self, text: str, prompt: Prompt) -> float:
-        """Return the function's number; ``RewardTimeout``, ``UserError``."""
-        return self.function(text, prompt.item, f"reward {self.name} on prompt {prompt.index}")
+        """Return the reward of one completion; ``RewardTimeout``, ``UserError``."""
+        [score] = self.scores([(text, prompt)])
+        if isinstance(score, RewardTimeout):
+            raise score
+        return score.value
+
+    def close(self) -> None:
+        """End its processes."""
+
+
+class SingleReward(Scorer):
+    """A reward that is a function of one completion: Bebop's own, or one of a test."""
+
+    def __init__(self, function: RewardFunction, name: str = "") -> None:
+        self.name, self.function = name or _name(function), function
+
+    def outcomes(self, answers: Sequence[Answer]) -> list[Outcome]:
+        """Return what each completion is worth."""
+        found: list[Outcome] = []
+        for text, prompt in answers:
+            try:
+                found.append(Score(value=checked(self.function, text, prompt)))
+            except RewardTimeout as late:
+                found.append(late)
+        return found
+
+
+class UserReward(Scorer):
+    """A function of the user, with a name in ``task.reward``. It returns a number, or a mapping of parts."""
+
+    def __init__(self, name: str, function: UserFunction) -> None:
+        self.name, self.function, self.batched = name, function, function.batched
+        self._names: tuple[str, ...] | None = None  # of its parts, none of a number; None: not called yet
+
+    def outcomes(self, answers: Sequence[Answer]) -> list[Outcome]:
+        """Return what each completion is worth; ``UserError`` if its parts are not those of the calls before."""
+        places = [f"reward {self.name} on prompt {prompt.index}" for _, prompt in answers]
+        calls = [Call(text=text, item=prompt.item, task=prompt.task) for text, prompt in answers]
+        found = self.function.values(calls, places)
+        return [self._score(value, place) for value, place in zip(found, places, strict=True)]
+
+    def _score(self, value: Value | RewardTimeout, place: str) -> Outcome:
+        if value is None or isinstance(value, RewardTimeout):
+            return value
+        names = tuple(sorted(value)) if isinstance(value, dict) else ()
+        if self._names is None:
+            self._names = names
+            if wrong := next((name for name in names if name in RESERVED), None):
+                raise UserError(f"{place} returned a part {wrong!r}: reward/{wrong} is a metric already, rename it")
+        if names != self._names:
+            was, now = (", ".join(one) or "a number" for one in (self._names, names))
+            raise UserError(
+                f"{place} returned {now}, and before that {was}: return the same parts every time, None where one "
+                "does not apply"
+            )
+        if not isinstance(value, dict):
+            return Score(value=value)
+        known = [part for part in value.values() if part is not None]
+        if OWN in value:
+            known = [own] if (own := value[OWN]) is not None else []
+        return Score(value=sum(known), parts=value) if known else None
+
+    def close(self) -> None:
+        """End its process."""
+        self.function.close()
+
+
+class WeightedReward(Scorer):
+    """The weighted sum of several rewards: each that does not apply to a completion is left out of its sum."""
+
+    def __init__(self, rewards: Sequence[Scorer], weights: Sequence[float]) -> None:
+        self.rewards, self.weights = rewards, weights
+        self.name = f"[{', '.join(reward.name for reward in rewards)}]"
+        self.batched = any(reward.batched for reward in rewards)
+        self.labels = part_names([reward.name for reward in rewards])
+        if wrong := next((name for name in self.labels if name in RESERVED), None):
+            raise UserError(f"task.reward: {wrong!r} names a part, and reward/{wrong} is a metric already: rename it")
+
+    def outcomes(self, answers: Sequence[Answer]) -> list[Outcome]:
+        """Return what each completion is worth. The rewards work side by side, each in its process."""
+        with ThreadPoolExecutor(len(self.rewards)) as pool:
+            found = list(pool.map(lambda reward: reward.outcomes(answers), self.rewards))
+        return [self._sum(list(of_one)) for of_one in zip(*found, strict=True)]
+
+    def _sum(self, found: Sequence[Outcome]) -> Outcome:
+        """Return the sum for one completion, with the parts of all rewards."""
+        parts: dict[str, float | None] = {}
+        total = 0.0
+        for label, weight, one in zip(self.labels, self.weights, found, strict=True):
+            if isinstance(one, RewardTimeout):
+                return one
+            own = dict(one.parts) if one is not None else {}
+            if OWN in own or not own:
+                own = {label: own.pop(OWN, None if one is None else one.value), **own}
+            if twice := next((name for name in own if name in parts), None):
+                raise UserError(f"task.reward: two of {self.name} have a part {twice!r}: rename one of them")
+            parts |= own
+            total += 0.0 if one is None else weight * one.value
+        return Score(value=total, parts=parts) if any(one is not None for one in found) else None
+
+    def close(self) -> None:
+        """End all processes."""
+        for reward in self.rewards:
+            reward.close()
+
+
+def part_names(names: Sequence[str]) -> list[str]:
+    """Return the names of parts for reward functions, which go by their last word; by file, too, where two agree.
+
+    >>> part_names(["a.py:score", "b.py:score", "math_verify"])
+    ['a_score', 'b_score', 'math_verify']
+    """
+    last = [re.split(r"[.:]", name)[-1] for name in names]
+    paths = [f"{PurePath(name.rpartition(':')[0]).stem if ':' in name else name.split('.')[-2]}_{own}"
+             if last.count(own) > 1 else own for name, own in zip(names, last, strict=True)]  # fmt: skip
+    return [re.sub(r"\W", "_", path) for path in paths]
+
+
+def _name(reward: RewardFunction) -> str:
+    return str(getattr(reward, "name", "") or getattr(reward, "__qualname__", repr(reward)))
+
+
+def scorer(reward: RewardFunction) -> Scorer:
+    """Return a reward as one of several completions."""
+    return reward if isinstance(reward, Scorer) else SingleReward(reward)
 
 
 def make_reward(config: TaskConfig, output: Path | None = None) -> RewardFunction:
-    """Return the reward of a task; ``UserError`` if its function cannot be imported or its data set does not exist.
+    """Return the reward of a task; ``UserError`` if a function cannot be imported or its data set does not exist.
 
-    ``output``: the file for what a function of the user prints; None: the standard error.
+    ``output``: the file for what functions of the user print; None: the standard error.
     """
-    kind = config.reward
+    if isinstance(config.reward, str) and config.reward_weights is None:
+        return _make(config.reward, config, output)
+    rewards: list[Scorer] = []
+    for name in config.rewards:
+        made = _make(name, config, output)
+        rewards.append(made if isinstance(made, Scorer) else SingleReward(made, name))
+    return WeightedReward(rewards, config.reward_weights or [1.0] * len(rewards))
+
+
+def _make(kind: str, config: TaskConfig, output: Path | None) -> RewardFunction:
     if kind == "auto":
         kind = "math_verify" if config.source == "file" else "dataset"
     if kind == "math_verify":
@@ -100,25 +272,29 @@ def make_reward(config: TaskConfig, output: Path | None = None) -> RewardFunctio
     if kind == "dataset":
         check_name(config.name, "task.name")
         return DatasetReward(name=config.name, args=json.dumps(config.args))
-    return UserReward(name=kind, function=UserFunction(kind, config.reward_timeout, output))
+    return UserReward(kind, UserFunction(kind, config.reward_timeout, output, config.reward_signature))
 
 
 def check_reward(config: TaskConfig, items: Items) -> None:
-    """Try the reward on the questions of a task: every gold answer of a file, or one call of a user's function.
+    """Try the reward on the questions of a task: every gold answer of a file, and one call of functions of the user.
 
     The call is for the first question, with its own answer as the text. ``UserError`` names the row or the failure.
     """
     reward, first = make_reward(config), items.item(0)
-    if isinstance(reward, MathReward):
-        for where, gold in items.golds() if isinstance(items, FileItems) else [("the first question", first["answer"])]:
-            reward.check(gold, where)
-    if isinstance(reward, UserReward):
+    for one in reward.rewards if isinstance(reward, WeightedReward) else [reward]:
+        own = one.function if isinstance(one, SingleReward) else one
+        if isinstance(own, MathReward):
+            for where, gold in (
+                items.golds() if isinstance(items, FileItems) else [("the first question", first["answer"])]
+            ):
+                own.check(gold, where)
+    if isinstance(reward, Scorer):
         try:
-            checked(reward, str(first["answer"]), Prompt(index=0, task=config.name, text="", token_ids=(), item=first))
+            reward(str(first["answer"]), Prompt(index=0, task=config.name, text="", token_ids=(), item=first))
         except RewardTimeout as error:
             raise UserError(f"{error}: raise it, or give a quicker function") from None
         finally:
-            reward.function.close()
+            reward.close()
 
 
 def checked(reward: RewardFunction, text: str, prompt: Prompt) -> float:
@@ -126,8 +302,7 @@ def checked(reward: RewardFunction, text: str, prompt: Prompt) -> float:
 
     ``RewardTimeout`` if it hung.
     """
-    name = getattr(reward, "name", None) or getattr(reward, "__qualname__", repr(reward))
-    where = f"reward {name} on prompt {prompt.index}"
+    where = f"reward {_name(reward)} on prompt {prompt.index}"
     try:
         value = reward(text, prompt)
     except (UserError, RewardTimeout):

@@ -113,7 +113,7 @@ def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Questio
             messages = [{"role": "system", "content": system}, *messages]
         if not tokenizer.chat_template:
             text = "\n".join(m["content"] for m in messages) + "\n"
-            return text, _opened(tokenizer, text)
+            return text, open_text(tokenizer, text)
         try:
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is code from outside
@@ -128,7 +128,7 @@ def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Questio
     return encode
 
 
-def _opened(tokenizer: Any, text: str) -> tuple[int, ...]:
+def open_text(tokenizer: Any, text: str) -> tuple[int, ...]:
     """Return ids of a text that goes on: with the tokenizer's prefix, without what it appends, such as eos."""
     ids, own = (tuple(tokenizer(text, add_special_tokens=added)["input_ids"]) for added in (True, False))
     begin = next((i for i in range(len(ids) - len(own) + 1) if ids[i : i + len(own)] == own), 0)

@@ -39,6 +39,7 @@ class StoredAnswer:
     task: str
     system: str
     reward: float
+    parts: dict[str, float | None]  # of the reward, by name; None: the part does not apply
     timed_out: bool
     length: int
     finish: str
@@ -187,6 +188,7 @@ def _answer(row: sqlite3.Row) -> StoredAnswer:
     own = {field.name for field in fields(StoredAnswer)}
     flags = {name: bool(row[name]) for name in ("timed_out", "exact")}
     plain = {name: row[name] for name in row.keys() if name in own}
+    plain["parts"] = json.loads(row["parts"])
     plain["counts"] = None if row["counts"] is None else json.loads(row["counts"])
     arrays = {name: tokens[name] for name in ("ids", "logprobs", "versions", "trainer_logprobs")}
     prompt = np.frombuffer(row["prompt_ids"], dtype="<i4")

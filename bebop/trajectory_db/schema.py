@@ -3,7 +3,7 @@
 Arrays are little-endian blobs of one number a token (``[T, M]`` row by row), as ``numpy.frombuffer`` reads them.
 """
 
-FORMAT = 5
+FORMAT = 6
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);  -- format; mode (of monitor.trace); top (M at most)
@@ -42,6 +42,7 @@ CREATE TABLE answers (
   restarts INTEGER NOT NULL DEFAULT 0,  -- times that it began again, as its environment was lost
   cycles INTEGER,               -- that accept_length is a mean over; NULL: not kept
   tested INTEGER,               -- draft positions that accept_rate and overlap are means over; NULL: not kept
+  parts TEXT NOT NULL DEFAULT '{}',  -- JSON, name -> part of the reward; null: the part does not apply
   counts TEXT                   -- JSON, name -> sum over draft positions of what the system counts; NULL: not kept
 );
 CREATE INDEX answers_step ON answers (step);

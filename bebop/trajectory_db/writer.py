@@ -185,6 +185,7 @@ def summary_row(trajectory: Trajectory, version: int) -> dict[str, Any]:
     measured = tested if stats.overlap.any() else 0.0  # an engine that does not measure leaves zeros
     return {
         "reward": float(trajectory.reward),
+        "parts": json.dumps(dict(trajectory.parts)),
         "timed_out": int(trajectory.timed_out),
         "length": trajectory.written + sum(len(turn.observation) for turn in trajectory.turns),
         "finish": turns[-1].finish_reason,

@@ -284,11 +284,12 @@ def answer(store: Trajectories, number: int) -> dict[str, Any] | None:
     """Return everything about completion ``number``; None if there is none.
 
     Returns:
-        ``answer`` (columns of the list), ``gold`` (the right answer, or None), ``turns`` (role, text; a completion's
-        with ``tokens``: [first, end)), ``tokens`` (column -> [T] or [T, M]; None for a column that is not stored),
-        ``pieces`` (id -> text of every id in it), ``verdicts`` (their names) and ``drafters`` (theirs). A completion of
-        several turns is one text, with what was read between them in it: the column ``turns`` has the turn that wrote
-        each token, or -i where it was read before turn i; log-probs and versions of the latter are None.
+        ``answer`` (columns of the list, and the parts of its reward), ``gold`` (the right answer, or None), ``turns``
+        (role, text; a completion's with ``tokens``: [first, end)), ``tokens`` (column -> [T] or [T, M]; None for a
+        column that is not stored), ``pieces`` (id -> text of every id in it), ``verdicts`` (their names) and
+        ``drafters`` (theirs). A completion of several turns is one text, with what was read between them in it: the
+        column ``turns`` has the turn that wrote each token, or -i where it was read before turn i; log-probs and
+        versions of the latter are None.
     """
     if not store.query("SELECT id FROM answers WHERE id = ?", (number,)):
         return None
@@ -299,7 +300,7 @@ def answer(store: Trajectories, number: int) -> dict[str, Any] | None:
         {"role": "completion", "text": found.text, "tokens": [0, len(found.ids)]},
     ]
     return {
-        "answer": {name: _plain(found, name) for name in SHOWN},
+        "answer": {name: _plain(found, name) for name in SHOWN} | {"parts": found.parts},
         "gold": found.gold,
         "turns": turns,
         "tokens": {name: None if values is None else _listed(values, name, found) for name, values in arrays.items()},

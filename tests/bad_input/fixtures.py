@@ -23,6 +23,16 @@ FILES = {
     "torn.jsonl": '{"question": "1+',
     "torn.parquet": "PAR1",
     "reward.py": "def f(text, item):\n    return 0.0\n",
+    "rewards.py": """
+def either(*args, **kwargs): return 1.0
+def alone(text): return 1.0
+def short(completions): return []
+def state(completions, trainer_state): return [1.0]
+def named(text, item): return {"a b": 1.0}
+def taken(text, item): return {"mean": 1.0}
+def never(completions): return [None]
+async def late(text, item): raise RuntimeError("no")
+""",
     "raises.py": "raise RuntimeError('no')\n",
     "syntax.py": "def f(:\n",
     "exits.py": "raise SystemExit(3)\n",

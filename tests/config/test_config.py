@@ -58,6 +58,9 @@ BAD: list[tuple[str, Any]] = [
     ("trainer.max_tokens", 0), ("trainer.save_every", -1), ("trainer.keep", 0),
     ("runtime.max_restarts", -1), ("runtime.hang_after", 0.0), ("runtime.port", 65536), ("runtime.dashboard_port", -1),
     ("runtime.metrics_port", 70000), ("runtime.seed", -1), ("runtime.seed", 1 << 23), ("runtime.resume", True),
+    ("task.reward", ""), ("task.reward", []), ("task.reward", 3), ("task.reward", ["auto", "auto"]),
+    ("task.reward", ["auto", ""]), ("task.reward_weights", [1.0, 2.0]), ("task.reward_weights", [INF]),
+    ("task.reward_batch", 0), ("task.reward_signature", "openai"),
     ("task.name", ""), ("task.prompt_key", " "), ("task.answer_key", ""), ("monitor.probe_every", -1),
     ("monitor.probe_completions", 1), ("monitor.check_completions", -1), ("monitor.certify_every", -1),
     ("monitor.trace", "some"), ("runtime.dir", ""), ("runtime.address", " "),
@@ -115,7 +118,7 @@ def test_training_on_truncated_distributions_needs_rescoring(name: str, value: f
 
 def test_what_goes_ill_with_environments_and_filtered_groups_is_refused() -> None:
     stop = message({"task": {"source": "environment", "name": "guess"}, "rollout": {"sampling": {"stop": ["."]}}})
-    assert stop.startswith("rollout.sampling.stop=('.',) is not possible: ")
+    assert stop.startswith("rollout.sampling.stop=['.'] is not possible: ")
     chosen = message({"algorithm": {"dynamic_sampling": True}, "monitor": {"certify_every": 5}})
     assert chosen.startswith("monitor.certify_every=5 is not possible: ")
     assert from_dict(JobConfig, {"algorithm": {"dynamic_sampling": True}, "monitor": {"certify_every": 0}})

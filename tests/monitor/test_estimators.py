@@ -1,6 +1,7 @@
 """Metrics from trajectories: values by hand, and workers merged equal the union."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -100,6 +101,28 @@ def test_rewards_by_hand() -> None:
     assert got["reward/mean"] == 3 / 8  # over answers, not over groups (which gives 0.5)
     assert got["reward/std"] == pytest.approx(0.5 / 3)
     assert got["reward/solve_none"] == got["reward/solve_all"] == pytest.approx(1 / 3)
+
+
+def test_parts_of_rewards_by_hand() -> None:
+    """A part that does not apply counts nowhere: not in the mean, not in the spread, not as a group."""
+
+    def parts(**values: float | None) -> Trajectory:
+        return replace(answer(1.0), parts=values)
+
+    got = values(
+        rollout_metrics(
+            [
+                group(parts(right=1.0, code=None), parts(right=0.0, code=None), parts(right=0.5, code=None)),
+                group(parts(right=1.0, code=4.0), parts(right=1.0, code=2.0), answer(0.0)),
+                group(answer(0.0)),
+            ]
+        )
+    )
+    assert got["reward/right"] == pytest.approx(3.5 / 5) and got["reward/code"] == 3.0
+    assert got["reward/right/std"] == pytest.approx(np.std([1, 0, 0.5]) / 2) and got["reward/code/std"] == 1.0
+    never = values(rollout_metrics([group(parts(code=None), answer(0.0))]))
+    assert not [name for name in never if "code" in name]
+    assert not [name for name in values(rollout_metrics([group(answer(1.0))])) if name.startswith("reward/r")]
 
 
 def test_partial_rewards_count_as_solved_from_the_threshold_on() -> None:

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from bebop.config.job import DecodingConfig
+from bebop.llm import LLM
 from bebop.model.attention import PackedContext, SlotContext
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Rows
@@ -33,7 +34,7 @@ from bebop.systems.history.matching import BUCKETS, Trusted
 from bebop.systems.pad.network import PivotNetwork
 from bebop.systems.pipo.decoding import PairDecoder
 from bebop.systems.pipo.options import PipoOptions
-from bebop.trajectory import Completion
+from bebop.trajectory import Completion, SamplingParams
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
@@ -470,6 +471,36 @@ def test_a_prompt_that_is_looked_up_in_is_part_of_the_seed() -> None:
 def test_every_system_has_a_distribution() -> None:
     """A new system is exact, or says here what it emits."""
     assert {name for name, system in SYSTEMS.items() if not system.exact} == set(LAWS) == set(NOT_THEIRS)
+
+
+# ---- the class for generation
+
+
+def generated(case: Case, policy: Policy, fault: Fault | None = None) -> list[Completion]:
+    """Return FEW completions of a case by ``bebop.LLM``, without the model's stop token: the law knows none."""
+    policy.tokenizer.eos_token, policy.backbone.generation_config.eos_token_id = None, None
+    llm = LLM(policy, decoding=case.decoding.system, draft_tokens=case.decoding.draft_tokens, slots=FEW, max_length=16)
+    if fault is not None:
+        fault(llm.engine)
+    params = SamplingParams(temperature=case.temperature, max_new_tokens=TOKENS)
+    done = llm.generate([case.prompts[0]] * FEW, params)
+    first = np.log(target_law(case, policy, case.prompts[0]).sum((1, 2)))
+    assert np.allclose([one.logprobs[0] for one in done], [first[one.token_ids[0]] for one in done], atol=1e-4)
+    nothing = np.zeros(0)
+    return [Completion(token_ids=np.array(o.token_ids), logprobs=nothing, versions=nothing) for o in done]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("broken", slow_but(["", "one seed"], ["", "one seed", "bonus"]))
+def test_generation_from_python_has_the_distribution_of_the_target(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, policy = of_system("bebop", 0.7), tiny()
+    if broken == "one seed":
+        own = LLM._params
+        monkeypatch.setattr(LLM, "_params", lambda llm, params, place: own(llm, params, 0))
+    done = generated(case, policy, plant(BonusFromTheLastDraftRow) if broken == "bonus" else None)
+    p = smallest_p(case, policy, done, target_law)
+    assert p < CAUGHT if broken else p > LEVEL
 
 
 # ---- broken variants

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from bebop.metrics.metrics import values
 from bebop.model.backbone import Policy
 from bebop.monitor.estimators import rollout_metrics
 from bebop.rollout.torch_engine import TorchEngine
-from bebop.rollout.worker import Reward, RolloutWorker
+from bebop.rollout.worker import RolloutWorker
 from bebop.tasks.functions import RewardTimeout
-from bebop.tasks.rewards import checked, make_reward
+from bebop.tasks.rewards import RewardFunction, checked, make_reward
 from bebop.trajectory import Group, Prompt
 from tests.builders import bare_policy, oldest_version
 
@@ -43,7 +44,7 @@ def length_reward(text: str, asked: Prompt) -> float:
 
 
 def worker(
-    reward: Reward = length_reward,
+    reward: RewardFunction = length_reward,
     seed: int = 0,
     slots: int = 4,
     policy: Policy | None = None,
@@ -373,6 +374,41 @@ def test_a_reward_that_hangs_holds_up_nobody_and_is_counted(running: Callable[..
     assert [(t.reward, t.timed_out) for t in done[0].trajectories] == [(0.0, True)] * SIZE
     assert [(t.reward, t.timed_out) for t in done[1].trajectories] == [(1.0, False)] * SIZE
     assert values(rollout_metrics(list(done.values())))["reward/timeouts"] == SIZE
+
+
+ASYNC = """
+import asyncio
+together = most = 0
+async def judge(text, item):
+    global together, most
+    together, most = together + 1, max(most, together + 1)
+    await asyncio.sleep(0.01)
+    together -= 1
+    return {"score": len(text), "most": most, "index": int(item["answer"])}
+"""
+
+
+def test_an_async_reward_takes_batches_up_to_the_limit(tmp_path: Path) -> None:
+    """All completions that wait, in a process of its own; none is left over, and each has its own parts."""
+    (tmp_path / "mine.py").write_text(ASYNC)
+    task = from_dict(TaskConfig, {"reward": f"{tmp_path}/mine.py:judge", "reward_batch": 4})
+    reward = make_reward(task)
+    one = worker(reward, slots=9)
+    one.config = replace(one.config, task=task)
+    held = threading.Event()
+    one._rewards.submit(held.wait, 20)  # so that all completions wait
+    submit(one, [prompt(index) for index in range(3)])
+    while one.engine.unfinished or one.thread.progress().busy == 0:
+        one.thread.turn()
+    held.set()
+    done = finish(one, 3)
+    parts = [t.parts for group in done.values() for t in group.trajectories]
+    assert max(part["most"] or 0 for part in parts) == 4
+    for index, group in done.items():
+        assert [t.parts["index"] for t in group.trajectories] == [index] * SIZE
+        assert [t.reward for t in group.trajectories] == [len(t.completion.text) for t in group.trajectories]
+    assert values(rollout_metrics(list(done.values())))["reward/index"] == 1.0
+    one.reward.close()
 
 
 def test_rewards_that_all_hang_end_the_job_in_one_line(running: Callable[..., RolloutWorker], tmp_path: Path) -> None:

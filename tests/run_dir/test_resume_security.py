@@ -111,7 +111,8 @@ def test_who_began_a_run_is_not_asked(tmp_path: Path, code: Path, someone_else: 
 
 CHANGED = [
     ["task.reward=evil.f"], ["++runtime.trust=true", "task.reward=evil.f"],
-    ["++task.reward=evil.f"], ["runtime.temp_dir=elsewhere"], ["runtime.address=1.2.3.4:6379"],
+    ["++task.reward=evil.f"], ["task.reward=[auto,evil.f]"],
+    ["runtime.temp_dir=elsewhere"], ["runtime.address=1.2.3.4:6379"],
     ["rollout=sglang", "model.path=tiny", "rollout.sglang.urls=[http://evil:1]"],
     ["rollout=sglang", "model.path=tiny", "+rollout.sglang.extra.trust_remote_code=true"],
     ["rollout=sglang", "model.path=tiny", "rollout.sglang.api_key_env=PRIVATE"],

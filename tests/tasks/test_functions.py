@@ -18,6 +18,7 @@ import bebop.tasks.functions as functions
 import bebop.tasks.output as output
 from bebop.errors import UserError
 from bebop.tasks.functions import Isolated, RewardTimeout, UserFunction, load_file
+from bebop.tasks.signatures import Call
 from tests.cases import slow_but
 
 MINE = """
@@ -65,7 +66,11 @@ def running(group: int) -> list[str]:
 
 
 def ask(function: UserFunction, text: str) -> float:
-    return function(text, {"answer": "1"}, "reward mine on prompt 7")
+    [value] = function.values([Call(text=text, item={"answer": "1"})], ["reward mine on prompt 7"])
+    if isinstance(value, RewardTimeout):
+        raise value
+    assert isinstance(value, float)
+    return value
 
 
 def test_it_runs_elsewhere_and_remembers(mine: UserFunction) -> None:
@@ -158,7 +163,8 @@ def test_it_does_not_outlive_its_parent(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     code = (
         "import bebop.tasks.functions as f, sys; g = f.UserFunction(sys.argv[1], 1000); "
-        "print(int(g('pid', {}, '')), flush=True); g('hang', {}, '')"
+        "ask = lambda text: g.values([f.Call(text=text, item={})], [''])[0]; "
+        "print(int(ask('pid')), flush=True); ask('hang')"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, f"{tmp_path}/mine.py:act"], stdout=subprocess.PIPE)
     assert parent.stdout is not None

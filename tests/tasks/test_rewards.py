@@ -4,6 +4,7 @@ import math
 import random
 import threading
 import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,20 @@ import yaml
 from bebop.config.fields import from_dict
 from bebop.config.job import TaskConfig
 from bebop.errors import UserError
-from bebop.tasks import rewards
+from bebop.tasks import functions, rewards
+from bebop.tasks.functions import RewardTimeout
 from bebop.tasks.procedural import ProceduralItems, make_dataset
-from bebop.tasks.rewards import MathReward, RewardFunction, UserReward, check_reward, checked, make_reward
+from bebop.tasks.rewards import (
+    MathReward,
+    RewardFunction,
+    Score,
+    Scorer,
+    UserReward,
+    check_reward,
+    checked,
+    make_reward,
+    part_names,
+)
 from bebop.tasks.source import open_items
 from bebop.trajectory import Prompt
 from recipes.tiny.data import SOLVERS, TASKS
@@ -271,6 +283,148 @@ def test_a_function_is_called_once_before_anything_starts(
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
         check_reward(config, open_items(config))
     assert ("reward: zzz\n" in capfd.readouterr().err) == (name == "sleeps")
+
+
+# ---- several functions, and parts
+
+SEVERAL = """
+import asyncio, os, time
+def correct(text, item): return float(item["answer"] in text)
+def words(prompts, completions, **columns):
+    if "hang" in completions: time.sleep(100)
+    return [None if text == "none" else float(len(completions)) for text in completions]
+def compute_score(solution_str, ground_truth): return {"score": 2.0 * (ground_truth in solution_str), "acc": 0.5}
+def parts(text, item):
+    if text == "number": return 1.0
+    return {"short": len(text) < 3, "code": None} | ({"late": 1.0} if text == "late" else {})
+async def judge(text, item):
+    if text == "block": time.sleep(100)
+    await asyncio.sleep(100 if text == "slow" else 0.01)
+    return os.getpid()
+async def stubborn(text, item):
+    while text == "stay":
+        try: await asyncio.sleep(100)
+        except asyncio.CancelledError: pass
+    return os.getpid()
+def reserved(text, item): return {"mean": 1.0}
+def std(text, item): return 1.0
+def nothing(completions): return [None] * len(completions)
+"""
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Iterator[Callable[..., Scorer]]:
+    """Makes rewards of the functions above, whose processes end with the test."""
+    made: list[Scorer] = []
+
+    def make(*names: str, **settings: Any) -> Scorer:
+        file = tmp_path / "a.py"
+        file.write_text(SEVERAL)
+        specs = [name if name == "math_verify" else f"{file}:{name}" for name in names]
+        settings = {"reward": specs[0] if len(specs) == 1 else specs, "reward_timeout": 0.3} | settings
+        reward = make_reward(from_dict(TaskConfig, settings))
+        assert isinstance(reward, Scorer)
+        made.append(reward)
+        return reward
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def answers(*texts: str) -> list[tuple[str, Prompt]]:
+    return [(text, ask({"question": "2+2", "answer": "4"}, index)) for index, text in enumerate(texts, 7)]
+
+
+def test_several_functions_are_a_weighted_sum_with_parts(several: Callable[..., Scorer]) -> None:
+    reward = several("correct", "math_verify", "words", "compute_score", reward_weights=[1, 10, 0.5, 0.1])
+    assert reward.batched
+    found = reward.scores(answers("\\boxed{4}", "none", "5"))
+    assert found == [
+        Score(value=12.7, parts={"correct": 1.0, "math_verify": 1.0, "words": 3.0, "compute_score": 2.0, "acc": 0.5}),
+        Score(value=0.0, parts={"correct": 0.0, "math_verify": 0.0, "words": None, "compute_score": 0.0, "acc": 0.5}),
+        Score(value=1.5, parts={"correct": 0.0, "math_verify": 0.0, "words": 3.0, "compute_score": 0.0, "acc": 0.5}),
+    ]
+    assert reward(*answers("4")[0]) == pytest.approx(1 + 10 + 0.5 + 0.2)  # a completion alone, as recipes ask
+
+
+def test_one_function_may_return_parts_and_the_same_each_time(several: Callable[..., Scorer]) -> None:
+    reward = several("parts")
+    assert reward.scores(answers("ab")) == [Score(value=1.0, parts={"short": 1.0, "code": None})]
+    for text, words in (
+        ("late", "code, late, short, and before that code, short"),
+        ("number", "a number, and"),
+    ):
+        with pytest.raises(UserError, match=f"a.py:parts on prompt 7 returned {words}.*: return the same") as error:
+            reward.scores(answers(text))
+        assert "\n" not in str(error.value)
+
+
+def test_names_of_parts_are_unique_and_no_metric_has_them(several: Callable[..., Scorer], tmp_path: Path) -> None:
+    assert part_names(["a.py:score", "x/b-1.py:score", "my.module.score", "auto"]) == [
+        "a_score", "b_1_score", "module_score", "auto",
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="returned a part 'mean': reward/mean is a metric already, rename it"):
+        several("reserved").scores(answers("x"))
+    with pytest.raises(UserError, match=r"task.reward: 'std' names a part, and reward/std is a metric already"):
+        several("std", "correct")
+    (tmp_path / "b.py").write_text("def acc(text, item): return 1.0\n")
+    twice = several("compute_score", "correct", reward=[f"{tmp_path}/a.py:compute_score", f"{tmp_path}/b.py:acc"])
+    with pytest.raises(UserError, match=r"two of .* have a part 'acc': rename one of them"):
+        twice.scores(answers("x"))
+
+
+def test_a_completion_to_which_no_reward_applies_is_one_line(several: Callable[..., Scorer]) -> None:
+    for names in (("nothing",), ("nothing", "words")):
+        with pytest.raises(UserError, match="on prompt 7 returned None, which says that it does not apply: every"):
+            several(*names).scores(answers("none"))
+
+
+def test_a_batch_that_hangs_is_asked_one_by_one(several: Callable[..., Scorer]) -> None:
+    """Only the one that is to blame is late, and the others have their own values."""
+    good, bad, last = several("words").scores(answers("a", "hang", "b"))
+    assert (good, last) == (Score(value=1.0), Score(value=1.0)) and isinstance(bad, RewardTimeout)
+    assert "prompt 8 took more than task.reward_timeout=0.3 s" in str(bad)
+
+
+def test_a_function_of_a_list_that_hangs_makes_the_completion_late(several: Callable[..., Scorer]) -> None:
+    first, late = several("correct", "words").scores(answers("4", "hang"))
+    assert first == Score(value=2.0, parts={"correct": 1.0, "words": 1.0})
+    assert isinstance(late, RewardTimeout)
+
+
+def test_coroutines_that_do_not_end_go_with_their_process(several: Callable[..., Scorer]) -> None:
+    reward = several("stubborn")
+    [first] = reward.scores(answers("a"))
+    [late] = reward.scores(answers("stay"))
+    [other] = reward.scores(answers("a"))
+    assert isinstance(late, RewardTimeout) and isinstance(first, Score) and isinstance(other, Score)
+    assert first.value != other.value  # its process
+
+
+def test_coroutines_that_hang_or_block_are_late_alone(
+    several: Callable[..., Scorer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(functions, "LATE_SECONDS", 0.3)
+    reward = several("judge")
+    first, late, second = reward.scores(answers("a", "slow", "b"))
+    assert isinstance(late, RewardTimeout) and "prompt 8 took more" in str(late)
+    assert isinstance(first, Score) and first == second  # of one process, which serves on
+    assert reward.scores(answers("c")) == [first]
+    blocked, other = reward.scores(answers("block", "d"))
+    assert isinstance(blocked, RewardTimeout) and isinstance(other, Score) and other != first  # of a new process
+
+
+def test_every_function_of_a_list_is_called_once_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def one(text, item): return 1\ndef two(completions): return []\n")
+    (tmp_path / "q.jsonl").write_text('{"question": "q", "answer": {"is": ["no gold"]}}')
+    for second, words in ((f"{tmp_path}/a.py:two", "two on prompt 0 returned 0 rewards for 1 completions"),
+                          ("math_verify", "line 1 of .*q.jsonl has answer")):  # fmt: skip
+        config = TaskConfig(
+            source="file", path=f"{tmp_path}/q.jsonl", answer_key="answer.is", reward=(f"{tmp_path}/a.py:one", second)
+        )
+        with pytest.raises(UserError, match=words):
+            check_reward(config, open_items(config))
 
 
 IMPORTS = [

@@ -72,7 +72,7 @@ def test_a_run_that_kept_nothing_may_begin_to(tmp_path: Path) -> None:
     assert steps(tmp_path) == [7]
     with Trajectories(tmp_path / NAME) as stored:
         meta = {row["key"]: row["value"] for row in stored.query("SELECT * FROM meta")}
-    assert meta == {"format": "5", "mode": "all", "top": str(TOP)}
+    assert meta == {"format": "6", "mode": "all", "top": str(TOP)}
 
 
 KILLED = """
@@ -224,10 +224,10 @@ def test_files_that_are_not_ours_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is damaged"), Trajectories(path) as stored:
         stored.answer(0)
     with file:
-        file.execute("UPDATE meta SET value = '6' WHERE key = 'format'")
+        file.execute("UPDATE meta SET value = '7' WHERE key = 'format'")
     file.close()
     for open_it in (lambda: Trajectories(path), lambda: opened(tmp_path, resume_from=1)):
-        with pytest.raises(UserError, match="format '6' is not known, this version of bebop reads format 5"):
+        with pytest.raises(UserError, match="format '7' is not known, this version of bebop reads format 6"):
             open_it()
 
 

@@ -163,6 +163,7 @@ def _answer(number: int, step: int, tokens: dict, traced: bool, random: np.rando
         "accept_rate": float((tokens["verdicts"][tested] == 1).mean()),
         "overlap": float(tokens["overlap"][tested].mean()) if traced else None,
         "target_entropy": float(tokens["target_entropy"][tested].mean()) if traced else None, "exact": 1,
+        "parts": "{}" if number % 7 else '{"right": 0.5, "code": null}',
         "traced": int(traced), "text": "".join(PIECES[token] for token in tokens["ids"]),
     }  # fmt: skip
 

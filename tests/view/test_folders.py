@@ -99,8 +99,8 @@ def test_what_cannot_be_shown_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"monitor\.trace=off"):
         folders([old])
     with closing(sqlite3.connect(newer / NAME)) as store, store:
-        store.execute("UPDATE meta SET value = '6' WHERE key = 'format'")
-    with pytest.raises(UserError, match="format '6'"):
+        store.execute("UPDATE meta SET value = '7' WHERE key = 'format'")
+    with pytest.raises(UserError, match="format '7'"):
         folders([newer])
 
 

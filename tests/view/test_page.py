@@ -303,7 +303,8 @@ def test_a_list_is_filtered_by_epoch_and_question(page: Page, epochs: str) -> No
     assert place.inner_text().startswith("7.") and "question 3, epoch 1" in str(place.get_attribute("title"))
     page.goto(f"{epochs}#/run/1/answer/28")
     expect(page.locator(".summary .facts")).to_contain_text("question")
-    assert "question\n3\nepoch\n1" in page.locator(".summary .facts").inner_text()
+    facts = page.locator(".summary .facts").inner_text()
+    assert "question\n3\nepoch\n1" in facts and "reward: right\n0.50\nreward: code\ndoes not apply" in facts
 
 
 @pytest.mark.slow

@@ -126,6 +126,8 @@ def test_answers_are_found_by_epoch_and_question(run: Path, tmp_path: Path) -> N
     assert got(again, f"{RUN}/answers/36")["answer"]["question"] == 1
     assert got(run, f"{RUN}/facets")["ranges"]["question"] == [None, None]
     assert got(run, f"{RUN}/answers/5")["answer"]["question"] is None
+    parts = [got(run, f"{RUN}/answers/{number}")["answer"]["parts"] for number in (5, 28)]
+    assert parts == [{}, {"right": 0.5, "code": None}]
 
 
 def test_an_answer_has_every_number_that_is_stored(run: Path) -> None:

@@ -67,6 +67,9 @@ function summary(row, run, id, copyAnswer) {
     ["staleness", row.staleness], ["accept length", number(row.accept_length)],
     ["accept rate", number(row.accept_rate)], ["overlap", number(row.overlap)], ["exact", row.exact ? "yes" : "no"],
   ];
+  for (const [name, part] of Object.entries(row.parts)) {
+    facts.push([`reward: ${name}`, part === null ? "does not apply" : number(part)]);
+  }
   if (row.question !== null) facts.push(["question", row.question], ["epoch", row.epoch]);
   if (row.turns > 1) facts.push(["turns", row.turns], ["written", `${row.written} tokens`]);
   if (row.ended !== "answered") facts.push(["ended", row.ended], ["restarts", row.restarts]);
