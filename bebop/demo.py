@@ -12,7 +12,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 from unittest.mock import patch
@@ -41,6 +41,7 @@ TRAINING = (
     "rollout.slots=32",
 )
 # One thread: two of them gain nothing on matrices of this size, and spin where other programs hold a core.
+SHOWN = ("task=chain_sum", "threads=1")  # the questions of the job
 CERTIFICATE = (f"tokens={TOKENS}", f"alpha={ALPHA}", "stress=0", "limit_tv=0.05", "threads=1", "progress=false")
 MAX_SHOWN = 120  # tokens of the completion
 
@@ -82,8 +83,8 @@ class Style:
 STYLES = {
     "accepted": Style("32", ("", "")),
     "rejected": Style("9;31", ("[-", "-]")),
-    "recovered": Style("1;33", ("{", "}")),
-    "bonus": Style("1;36", ("<", ">")),
+    "recovered": Style("1;33", ("{+", "+}")),
+    "bonus": Style("1;36", ("{*", "*}")),
 }
 LEGEND = {
     "accepted": "a draft that stands",
@@ -150,7 +151,7 @@ def show_completion(config: CertifyConfig, out: TextIO) -> float:
     params = dataclasses.replace(sampling_params(config), max_new_tokens=MAX_SHOWN, seed=config.seed)
     source = prompts(config.model, config.task, config.max_length - MAX_SHOWN)
     prompt = source.prompt(config.first_prompt)
-    out.write(f"{prompt.text.strip()}\n" if hasattr(prompt, "text") else decode(list(prompt.token_ids)).strip() + "\n")
+    out.write(f"{decode(list(prompt.token_ids)).strip()}\n")
     engine.add(Request(id=0, token_ids=tuple(prompt.token_ids), params=params))
     while engine.unfinished:
         engine.step()
@@ -208,7 +209,7 @@ def main(arguments: list[str]) -> int:
     return demo(folder, options.seed, sys.stdout)
 
 
-def demo(folder: Path, seed: int, out: TextIO, training: Callable[[Path], int] = train) -> int:
+def demo(folder: Path, seed: int, out: TextIO) -> int:
     """Show the four parts in ``folder``; return the exit code."""
     config, began = certify_config([*CERTIFICATE, f"seed={seed}"]), time.monotonic()
 
@@ -217,7 +218,7 @@ def demo(folder: Path, seed: int, out: TextIO, training: Callable[[Path], int] =
         out.flush()
 
     head(1, "Training: three steps of GRPO, speculative rollouts on Ray.")
-    if code := training(folder):
+    if code := train(folder):
         return code
     head(2, "One completion, token by token: the MTP head drafts three tokens a cycle, the model verifies them.")
     names = {"accepted": "accepted draft", "rejected": "rejected draft", "recovered": "token after a rejection"}
@@ -225,7 +226,7 @@ def demo(folder: Path, seed: int, out: TextIO, training: Callable[[Path], int] =
         styled(kind, words, colored(out)) for kind, words in (names | {"bonus": "token after three hits"}).items()
     ]
     out.write(f"{'   '.join(legend)}\n\n")
-    length = show_completion(config, out)
+    length = show_completion(certify_config([*SHOWN, f"seed={seed}"]), out)
     out.write(f"accept length: {length:.2f} tokens a cycle; without drafts it is 1\n")
     head(3, f"Certificate: are {TOKENS:,} tokens of this engine drawn from the distribution of the model alone?")
     sound = certify(config, folder / "certificate")
@@ -233,7 +234,7 @@ def demo(folder: Path, seed: int, out: TextIO, training: Callable[[Path], int] =
     head(4, "Planted fault: the bonus token now comes from the row before its own. Most tokens stay right.")
     with planted_fault():
         faulty = certify(config, folder / "certificate-of-the-fault")
-    out.write(f"{faulty.sentence}\n")
+    out.write(f"{faulty.sentence} {faulty.advice}\n")
     code = as_expected(sound.verdict, faulty.verdict)
     out.write("\n" + ending(folder, code, time.monotonic() - began))
     return code

@@ -27,6 +27,7 @@ import yaml
 from packaging.requirements import Requirement
 from torch.distributed.run import get_args_parser
 
+from bebop.cli import COMMANDS
 from bebop.config.compose import job_config
 from bebop.verl_job.run import CONF, choices
 from bebop.verl_job.settings import parse
@@ -106,6 +107,15 @@ def python(arguments: Sequence[str], environment: Mapping[str, str], folder: Pat
         run(module, [*rest, *(["--cfg"] if module in CONFIGURED and not asked else [])], folder)
 
 
+def bebop(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+    """A command of ``bebop``: its module with the arguments after its name."""
+    if arguments and arguments[0] in COMMANDS:
+        module = COMMANDS[arguments[0]].module.removesuffix(".__main__")
+        python(["-m", module, *arguments[1:]], environment, folder)
+    else:
+        run("bebop", arguments, folder)
+
+
 def run(module: str, arguments: Sequence[str], folder: Path) -> None:
     """As ``python -m`` does it, in this process, until the arguments are parsed."""
     if find_spec(module) is None:
@@ -118,7 +128,10 @@ def run(module: str, arguments: Sequence[str], folder: Path) -> None:
             contextlib.redirect_stderr(said),
             patch.object(sys, "argv", [module, *arguments]),
             patch.object(parser, "parse_args", _parse),
+            warnings.catch_warnings(),
         ):
+            # runpy warns that this process has imported the module before; a process of its own has not.
+            warnings.filterwarnings("ignore", message=".*found in sys.modules", category=RuntimeWarning)
             runpy.run_module(module, run_name="__main__")
     except Parsed:
         return
@@ -226,5 +239,5 @@ def whole_history() -> bool:
 
 Check = Callable[[Sequence[str], Mapping[str, str], Path], None]
 PROGRAMS: dict[str, Check] = {
-    "make": make, "python": python, "torchrun": torchrun, "bash": bash, "pip": pip, "git": git,
+    "bebop": bebop, "make": make, "python": python, "torchrun": torchrun, "bash": bash, "pip": pip, "git": git,
 }  # fmt: skip
