@@ -130,7 +130,7 @@ COMMANDS_WITH_FAULTS: Mapping[str, str] = {
     "python -m bebop.run runtime=verl bebop=none": "bebop=none is not one of",
     'pip install -e ".[vllm7]"': "no extra vllm7",
     'pip install "bebop-rl[vllm]"': "is in no index",
-    "bebop train": "bebop train: no such command; did you mean",
+    "bebop rum": "bebop rum: no such command; did you mean run?",
     "bebop run task=none": "task=none is not possible",
     "trl grpo": "no test knows the program 'trl'",
     "python -m pytest tests/none": "tests/none does not exist",
