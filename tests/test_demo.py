@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from bebop.kernels.verify import chain_verify
 from bebop.rollout.decoding.base import Draft, TargetOutput
 from bebop.rollout.decoding.rules import Rejection
 from tests.commands import error_of
-from tests.tree import ROOT
+from tests.test_packaging import alone, build, environment
 
 
 @pytest.mark.parametrize(
@@ -86,12 +85,20 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.slow
-def test_the_whole_demo(tmp_path: Path) -> None:
+def test_the_whole_demo_from_the_wheel_alone(tmp_path: Path) -> None:
     """As a user runs it: a real job, a completion, a certificate that passes and one that fails."""
-    folder = tmp_path / "demo"
-    command = [sys.executable, "-m", "bebop", "demo", "--dir", str(folder)]
-    told = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=told, capture_output=True, text=True, check=False)
+    program, folder = environment(tmp_path / "clean", str(build(tmp_path))) / "bebop", tmp_path / "demo"
+
+    def bebop(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program, *arguments], cwd=tmp_path, env=alone(), capture_output=True, text=True, check=False
+        )
+
+    done = bebop("--version")
+    assert done.returncode == 0 and "(commit" not in done.stdout, "an installed copy is no checkout"
+    done = bebop("bench", "draft_temperature")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "in a checkout alone" in done.stderr
+    done = bebop("demo", "--dir", str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
     parts = re.split(r"\n(?=\d/4  )", done.stdout)
     assert [part[:3] for part in parts[1:]] == ["1/4", "2/4", "3/4", "4/4"]
