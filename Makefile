@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run adapt test test-slow test-exhaustive test-gpu gpu test-all test-sglang test-vllm test-verl test-megatron test-agents mutants bad-input lint format docs-check \
+.PHONY: help venv run demo adapt test test-slow test-exhaustive test-gpu gpu test-all test-sglang test-vllm test-verl test-megatron test-agents mutants bad-input lint format docs-check \
         environments tiny reproduce bench chaos clean
 
 help: ## this text
@@ -33,6 +33,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 run: venv ## the main job: the built-in model on chain_sum
 	$(BIN)/python -m bebop.run $(ARGS)
+
+demo: venv ## everything once in a minute: a few steps, a completion, a certificate, a planted fault
+	$(BIN)/bebop demo $(ARGS)
 
 adapt: venv ## train the MTP head of the built-in model before RL
 	$(BIN)/python -m bebop.adapt $(ARGS)

@@ -3,6 +3,7 @@
 Every rule is a function of paths or of text, so that a planted violation can be given to it; each has one.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -149,14 +150,119 @@ def test_planted_text_is_caught() -> None:
 # ---- the wheel itself
 
 
+def build(folder: Path) -> Path:
+    """The wheel, built from a copy of the sources: a build leaves folders behind."""
+    source = folder / "source"
+    copytree(ROOT, source, symlinks=True, ignore=ignore_patterns(*SKIPPED))
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(folder)]
+    subprocess.run([*command, str(source)], check=True, stdin=subprocess.DEVNULL)
+    return next(folder.glob("*.whl"))
+
+
+def environment(folder: Path, *installed: str) -> Path:
+    """The bin/ of a new environment with ``installed`` and, by a path, the libraries of this one, but not its Bebop."""
+    python = folder / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    site = next(folder.glob("lib/python*/site-packages"))
+    (site / "libraries.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    options = ["-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "install", *options, *installed], check=True, stdin=subprocess.DEVNULL)
+    return python.parent
+
+
+def alone(**changed: str) -> dict[str, str]:
+    """The environment variables without those by which this checkout would be found."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")} | changed
+
+
 @pytest.mark.slow
 def test_wheel_holds_everything(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    copytree(ROOT, source, symlinks=True, ignore=ignore_patterns(*SKIPPED))  # a build leaves folders behind
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
-    subprocess.run([*build, str(source)], check=True, stdin=subprocess.DEVNULL)
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        held = {name for name in wheel.namelist() if name.startswith("bebop/")}
+    with zipfile.ZipFile(build(tmp_path)) as wheel:
+        names = wheel.namelist()
+        about = {name.rpartition("/")[2]: wheel.read(name).decode() for name in names if ".dist-info/" in name}
+    held = {name for name in names if name.startswith("bebop/")}
     assert held == {name for p in files() if (name := shipped(p))}
+    assert [name for name in names if name not in held and ".dist-info/" not in name] == []
     for folder in ("bebop/rollout", "bebop/trainer", "bebop/kernels", "bebop/conf/rollout", "bebop/model/tiny"):
         assert any(name.startswith(f"{folder}/") for name in held), folder
+    assert {"bebop/py.typed", "bebop/view/page/index.html", "bebop/report/page.html.jinja"} <= held
+    assert "[console_scripts]\nbebop = bebop.cli:entry\n" in about["entry_points.txt"]
+    for line in ("License-Expression: Apache-2.0", "Author: The Bebop authors", "Classifier: Typing :: Typed"):
+        assert f"\n{line}\n" in about["METADATA"], line
+
+
+USER = "from bebop.kernels.verify import sample\nfrom bebop.trajectory import SamplingParams\n"
+USER += "limit: str = SamplingParams(max_new_tokens=3).max_new_tokens\nreveal_type(sample)\n"
+
+
+@pytest.mark.exhaustive("mypy reads torch from the beginning: a minute")
+def test_a_type_checker_sees_an_editable_install(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    copytree(ROOT, source, symlinks=True, ignore=ignore_patterns(*SKIPPED))
+    python = environment(tmp_path / "clean", "-e", str(source)) / "python"
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "job.py").write_text(USER)
+    command = [sys.executable, "-m", "mypy", "--python-executable", str(python), "--cache-dir", str(tmp_path / "cache")]
+    done = subprocess.run(
+        [*command, "job.py"], cwd=tmp_path / "user", env=alone(), text=True, capture_output=True, check=False
+    )
+    assert 'has type "int", variable has type "str"' in done.stdout and "import-not-found" not in done.stdout
+    assert 'Revealed type is "def (probs: torch._tensor.Tensor' in done.stdout, done.stdout
+
+
+# ---- the image
+
+DOCKERFILE = ROOT / "recipes/docker/Dockerfile"
+
+
+def stages(text: str) -> dict[str, list[str]]:
+    """Stage -> its instructions, those of the stage that it begins from included; comments are left out."""
+    lines = re.sub(r"^\s*#.*\n", "", text, flags=re.M).replace("\\\n", " ").splitlines()
+    found, name = dict[str, list[str]](), ""
+    for line in filter(None, map(str.strip, lines)):
+        if begins := re.match(r"FROM (\S+) AS (\S+)", line):
+            name = begins[2]
+            found[name] = list(found.get(begins[1], []))
+        elif name:
+            found[name].append(line)
+    return found
+
+
+def test_the_dockerfile_has_both_variants_at_the_versions_that_are_pinned() -> None:
+    found = stages(DOCKERFILE.read_text().replace("${VARIANT}", "cpu"))
+    torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    for variant in ("torch-cpu", "torch-cuda"):
+        assert sum(f"pip install --no-cache-dir {torch} " in f"{line} " for line in found[variant]) == 1, variant
+    copied = {line.split()[1] for line in found["final"] if line.startswith("COPY")}
+    assert copied == {"."} and 'ENTRYPOINT ["bebop"]' in found["final"]
+    ignored = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().splitlines()
+    assert {*SKIPPED} <= {pattern.removeprefix("**/") for pattern in ignored}
+
+
+@pytest.mark.slow
+def test_hadolint_finds_nothing_in_the_dockerfile_and_something_in_a_worse_one() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    subprocess.run([hadolint, str(DOCKERFILE)], check=True)
+    worse = DOCKERFILE.read_text().replace(" --no-cache-dir", "").replace("WORKDIR /bebop", "RUN cd bebop")
+    done = subprocess.run([hadolint, "-"], input=worse, text=True, capture_output=True, check=False)
+    assert done.returncode == 1 and "DL3042" in done.stdout and "DL3003" in done.stdout
+
+
+@pytest.mark.exhaustive("installs torch and all dependencies anew: minutes, and gigabytes on the disk")
+def test_the_steps_of_the_cpu_image_work(tmp_path: Path) -> None:
+    """Without Docker: RUN steps in a copy of the sources, with the pip of a new environment. apt-get is left out."""
+    copytree(ROOT, tmp_path / "bebop", symlinks=True, ignore=ignore_patterns(*SKIPPED))
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "clean")], check=True)
+    bin = tmp_path / "clean" / "bin"
+    told = alone(PATH=f"{bin}{os.pathsep}{os.environ['PATH']}", TORCH_INDEX="", VIRTUAL_ENV=str(tmp_path / "clean"))
+    steps = stages(DOCKERFILE.read_text().replace("${VARIANT}", "cpu"))["final"]
+    steps = [step.removeprefix("RUN ") for step in steps if step.startswith("RUN ") and "apt-get" not in step]
+    assert len(steps) == 2
+    for step in steps:
+        subprocess.run(["sh", "-ec", step], cwd=tmp_path / "bebop", env=told, check=True, stdin=subprocess.DEVNULL)
+    told["HOME"] = str(tmp_path / "bebop" / "home")
+    done = subprocess.run(
+        [bin / "bebop", "demo"], cwd=tmp_path / "bebop", env=told, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0 and "\nFail: " in done.stdout, done.stdout + done.stderr

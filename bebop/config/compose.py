@@ -134,6 +134,11 @@ def groups() -> dict[str, list[str]]:
     return dict(sorted({**there, **alone, "decoding": list(SYSTEMS)}.items()))
 
 
+def root_groups(root: str) -> list[str]:
+    """Return the groups of which ``conf/<root>.yaml`` chooses, whose choices a command line may change."""
+    return [group for group in _choices(root) if group in groups()]
+
+
 def _choices(root: str) -> dict[str, str]:
     """Group -> its choice in ``conf/<root>.yaml``, where nothing else is asked for."""
     text = (resources.files("bebop.conf") / f"{root}.yaml").read_text()

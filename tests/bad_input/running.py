@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import torch
 
-from bebop import adapt, export, run, simulate
+from bebop import adapt, cli, demo, export, run, simulate
 from bebop.bench import __main__ as bench
 from bebop.certify import __main__ as certify
 from bebop.command import run_main
@@ -37,6 +37,7 @@ from tests.commands import on_disk
 
 Main = Callable[..., int | None]
 COMMANDS: dict[str, Main] = {
+    "bebop": cli.main, "demo": demo.main,
     "run": run.main, "adapt": adapt.main, "bench": bench.main, "report": report.main,
     "dashboards": dashboards.main, "reproduce": reproduce.main, "tiny": tiny.main, "certify": certify.main,
     "view": view.main, "export": export.main, "settings": settings.main, "catalogue": catalogue.main,
@@ -50,6 +51,7 @@ OF_LIBRARIES = ("hydra.cc", "object_type", "full_key", "in struct")  # of refere
 WORK = (
     "bebop.runtime.job.run_job", "bebop.adapt.begin", "bebop.simulate._simulated", "bebop.view.__main__._serve",
     "bebop.megatron_job.adapt.begin", "bebop.certify.__main__.write_down", "recipes.docs.draw",
+    "bebop.demo.demo",
 )  # fmt: skip
 
 

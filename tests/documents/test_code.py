@@ -20,7 +20,7 @@ from tests.stored_answers import opened, write
 from tests.tree import ROOT
 
 TEXT = "text"  # pseudo-code and output: nothing to run, so no command may stand in it
-STARTS = ("python ", "make ", "torchrun ", "bash ", "pip ")
+STARTS = ("bebop ", "python ", "make ", "torchrun ", "bash ", "pip ")
 ALL = [block for page in pages() for block in blocks(page, (ROOT / page).read_text())]
 BY_LENGTH = sorted(ALL, key=lambda block: (len(block.text), str(block)))
 SHORTEST = list({block.language: block for block in reversed(BY_LENGTH)}.values())
@@ -131,7 +131,9 @@ COMMANDS_WITH_FAULTS: Mapping[str, str] = {
     "python -m bebop.run runtime=verl bebop=none": "bebop=none is not one of",
     'pip install -e ".[vllm7]"': "no extra vllm7",
     'pip install "bebop-rl[vllm]"': "is in no index",
-    "bebop run": "no test knows the program 'bebop'",
+    "bebop rum": "bebop rum: no such command; did you mean run?",
+    "bebop run task=none": "task=none is not possible",
+    "trl grpo": "no test knows the program 'trl'",
     "python -m pytest tests/none": "tests/none does not exist",
 }
 COMPOSED: Mapping[str, str] = {  # a configuration each, as the first of those above

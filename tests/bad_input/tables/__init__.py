@@ -24,6 +24,8 @@ CASES: tuple[Case, ...] = (
     *cases("report", report.CASES),
     *cases("report", damaged.REPORT),
     *cases("report", surroundings.REPORT),
+    *cases("bebop", others.BEBOP),
+    *cases("demo", others.DEMO),
     *cases("view", others.VIEW),
     *cases("view", damaged.VIEW),
     *cases("dashboards", dashboards.CASES),

@@ -1,5 +1,22 @@
 """Wrong arguments of the commands that take few: kind -> (arguments, what the line must name)."""
 
+BEBOP = {
+    "arguments": [
+        ("rum", "did you mean run?"), ("nonsense", "nonsense"), ("--fast", "--fast"), ("trainer.lr=1", "trainer.lr=1"),
+        ("x" * 300, "x" * 80), (("a\nb",), "a b"), (("",), "no such command"),
+        ("run task=none", "task=none"), ("completion", "bash"), ("completion tcsh", "tcsh"),
+        ("completion bash zsh", "bash"),
+    ],
+}  # fmt: skip
+
+DEMO = {
+    "arguments": [
+        ("--dir rows.txt", "rows.txt"), ("--dir rows.txt/new", "rows.txt/new"), ("--dir {here}/used", "used"),
+        ("--dir", "--dir"), ("--seed -1", "-1"), ("--seed x", "'x'"), ("--seed " + "9" * 30, "9" * 30),
+        ("--steps 3", "--steps"), ("trainer.steps=3", "trainer.steps=3"),
+    ],
+}  # fmt: skip
+
 VIEW = {
     "arguments": [
         ("", "RUN"), ("missing", "missing is not a folder"), ("rows.txt", "rows.txt is not a folder"),
