@@ -34,9 +34,13 @@ from bebop.adaptation.results import Results, Snapshot
 from bebop.command import stoppable, writing
 from bebop.config.adapt import AdaptConfig
 from bebop.errors import UserError
+from bebop.metrics.catalogue import tracker_layout
 from bebop.metrics.sinks import JsonlSink, Sink, TensorBoardSink
 from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
-from bebop.report.adapted import write_card, write_page
+from bebop.report.adapted import judge, write_card, write_page
+from bebop.report.runs import origin
+from bebop.report.verdict import Said, ended
+from bebop.run_dir.checkpoints import MODEL
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
@@ -111,10 +115,18 @@ class Adaptation:
         self.ranks.wait()
         return results
 
-    def written(self) -> dict[str, Path]:
-        """Return what a finished run leaves for its user."""
-        out = Path(self.config.out or self.folder / "model")
-        return {"checkpoint": out, "report": self.folder / "report.html"}
+    @property
+    def out(self) -> Path:
+        """Return where the adapted checkpoint goes."""
+        return Path(self.config.out or self.folder / MODEL)
+
+    def ended(self, results: Results) -> list[str]:
+        """Return the lines at the end of a finished run."""
+        return ended(self._judge(results), {"model": self.out, "report": self.folder / "report.html"})
+
+    def _judge(self, results: Results) -> Said:
+        tasks = [one for one in origin(self.folder)["given"] or () if one.startswith("task")]
+        return judge(results, self.out, tasks)
 
     # ---- sequences
 
@@ -259,19 +271,20 @@ class Adaptation:
 
     def _write(self, results: Results) -> None:
         """Write the checkpoint in the layout that it came in, its card, the numbers and the page."""
-        out = self.written()["checkpoint"]
-        with writing(out):
-            save_policy(self.policy, out)
-            write_card(out, self.config, results)
+        with writing(self.out):
+            save_policy(self.policy, self.out)
+            write_card(self.out, self.config, results)
         with writing(self.folder):
             (self.folder / "results.json").write_text(json.dumps(results.as_dict(), indent=2) + "\n")
-            write_page(self.folder, self.config, results)
+            write_page(self.folder, self.config, results, self._judge(results))
 
     def _sinks(self) -> list[Sink]:
         start = self.trainer.version
         sinks: list[Sink] = [JsonlSink(self.folder / "metrics.jsonl", start or None)]
         if self.config.tensorboard:
-            sinks.append(TensorBoardSink(self.folder / "tensorboard", start + 1 if start else None))
+            config = dataclasses.asdict(self.config)
+            layout = tracker_layout(adapted=True)
+            sinks.append(TensorBoardSink(self.folder / "tensorboard", start + 1 if start else None, config, layout))
         return sinks
 
     def _label(self, text: str) -> str | None:

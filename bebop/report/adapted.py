@@ -21,14 +21,16 @@ from bebop import __version__
 from bebop.adaptation.evaluation import Measured, change
 from bebop.adaptation.probe import Array, Probe
 from bebop.adaptation.results import Results, Snapshot, boundary_share
+from bebop.command import shown_command, shown_path
 from bebop.config.adapt import AdaptConfig
 from bebop.config.job import BUILT_IN
 from bebop.metrics.intervals import Interval
 from bebop.metrics.sinks import read_jsonl
 from bebop.report import made
-from bebop.report.document import Card, document, table
+from bebop.report.document import Card, document, opened, table
 from bebop.report.figures import PALETTE, Key, Panel, Trace, layout, line_trace, rounded, same_scale
 from bebop.report.runs import Run, origin
+from bebop.report.verdict import Said
 from bebop.systems import SYSTEMS as ALL_SYSTEMS
 
 SYSTEMS = {"bebop": "sampled drafts", "target_only": "greedy drafts"}  # decoding system -> as readers know it
@@ -100,16 +102,34 @@ def _row(
     )
 
 
+def judge(results: Results, model: Path, tasks: Sequence[str] = ()) -> Said:
+    """Return what an adaptation came to, and what to do with it.
+
+    ``model``: the checkpoint that it wrote; ``tasks``: settings of the task that it was started with.
+    """
+    change, after = results.change("bebop", "accept_length"), results.after.decoded["bebop"].interval("accept_length")
+    where = f"on {results.held_out()}, with {drafts(results)} drafts a cycle"
+    if change.low <= 0 <= change.high:
+        verdict = f"The accept length did not move clearly ({change}): it is {after} {where}."
+        return Said(verdict=verdict, advice="Train on more text (data.sequences) and for more steps (train.steps).")
+    if change.high < 0:
+        verdict = f"The accept length fell by {-change.value:.3f} to {after} {where}."
+        return Said(verdict=verdict, advice="Keep the head that the model came with; try a lower head.lr.")
+    verdict = f"The accept length rose by {change} to {after} {where}."
+    command = shown_command("run", f"model.path={shown_path(model)}", *tasks)
+    return Said(verdict=verdict, advice="Train the policy with this head.", command=command)
+
+
 # ---- the page
 
 
-def write_page(folder: Path, config: AdaptConfig, results: Results) -> None:
+def write_page(folder: Path, config: AdaptConfig, results: Results, said: Said) -> None:
     """Write ``report.html`` from the results and from the ``metrics.jsonl`` in the same folder."""
-    (folder / "report.html").write_text(render_page(folder, config, results), encoding="utf-8")
+    (folder / "report.html").write_text(render_page(folder, config, results, said), encoding="utf-8")
 
 
-def render_page(folder: Path, config: AdaptConfig, results: Results) -> str:
-    """Return the whole page as HTML."""
+def render_page(folder: Path, config: AdaptConfig, results: Results, said: Said) -> str:
+    """Return the whole page as HTML, which opens with the verdict ``said``."""
     cards = [
         _summary(config, results),
         length_card(results),
@@ -120,7 +140,8 @@ def render_page(folder: Path, config: AdaptConfig, results: Results) -> str:
         place_card(results),
         *made.cards([Run(name=model_name(config), steps=[], columns={}, **origin(folder))]),
     ]
-    return document("Bebop · adaptation of an MTP head", f"{model_name(config)}, {config.head.objective}", cards)
+    title = f"{model_name(config)}, {config.head.objective}"
+    return document("Bebop · adaptation of an MTP head", title, cards, opened([("", said.verdict, said.shown)]))
 
 
 def _summary(config: AdaptConfig, results: Results) -> Card:
