@@ -160,8 +160,11 @@ def shown_command(name: str, *arguments: str) -> str:
 
 
 def shown_path(path: Path) -> Path:
-    """Return a path as one would type it here: relative where it lies below the working directory."""
-    here, there = Path.cwd(), path.resolve()
+    """Return a path as one would type it here: relative where it lies below the working directory.
+
+    A link keeps its own name, as that of a run's newest model.
+    """
+    here, there = Path.cwd(), path.parent.resolve() / path.name
     return there.relative_to(here) if there.is_relative_to(here) else path
 
 

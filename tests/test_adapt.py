@@ -66,6 +66,20 @@ def test_the_head_is_trained_and_the_backbone_is_the_same_to_the_last_bit(model:
     assert changed == {name for name in before if name.startswith("model.mtp_layers.0.")}
 
 
+def test_the_end_says_what_the_page_says_and_where_the_model_is(
+    model: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert adapt.main([f"dir={run}", "resume=true"]) == 0  # nothing is left to train
+    captured = capsys.readouterr()
+    start, end = captured.err.splitlines(), captured.out.splitlines()[4:]
+    said = dict(line.split(": ", 1) for line in end)
+    assert said["model"] == f"{run}/model" and said["report"] == f"{run}/report.html" and len(end) <= 8
+    opening = (run / "report.html").read_text().split("<main>")[0]
+    assert said["verdict"].split(" (")[0] in opening and said["advice"] in opening
+    assert len(start) == len(set(start)) == 3 and start[1].startswith(f"  model      {model}, ")
+    assert start[2].startswith("  training   4 steps of e2e_tv on 12 completions, learning rate ")
+
+
 def test_everything_is_written(run: Path) -> None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
@@ -163,7 +177,7 @@ def call(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         command.run_main(adapt.main)
-    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("run folder:")]
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith(("run folder:", "  "))]
     assert ended.value.code == 2 and len(lines) == 1 and lines[0].startswith("error: "), lines
     return lines[0]
 

@@ -37,10 +37,8 @@ from bebop.errors import UserError
 from bebop.metrics.catalogue import tracker_layout
 from bebop.metrics.sinks import JsonlSink, Sink, TensorBoardSink
 from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
-from bebop.report.adapted import judge, write_card, write_page
-from bebop.report.runs import origin
-from bebop.report.verdict import Said, ended
-from bebop.run_dir.checkpoints import MODEL
+from bebop.report.adapted import judge, write_card, write_page, written
+from bebop.report.verdict import ended
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
@@ -115,18 +113,10 @@ class Adaptation:
         self.ranks.wait()
         return results
 
-    @property
-    def out(self) -> Path:
-        """Return where the adapted checkpoint goes."""
-        return Path(self.config.out or self.folder / MODEL)
-
     def ended(self, results: Results) -> list[str]:
         """Return the lines at the end of a finished run."""
-        return ended(self._judge(results), {"model": self.out, "report": self.folder / "report.html"})
-
-    def _judge(self, results: Results) -> Said:
-        tasks = [one for one in origin(self.folder)["given"] or () if one.startswith("task")]
-        return judge(results, self.out, tasks)
+        paths = {"model": written(self.folder, self.config), "report": self.folder / "report.html"}
+        return ended(judge(self.folder, self.config, results), paths)
 
     # ---- sequences
 
@@ -271,12 +261,13 @@ class Adaptation:
 
     def _write(self, results: Results) -> None:
         """Write the checkpoint in the layout that it came in, its card, the numbers and the page."""
-        with writing(self.out):
-            save_policy(self.policy, self.out)
-            write_card(self.out, self.config, results)
+        out = written(self.folder, self.config)
+        with writing(out):
+            save_policy(self.policy, out)
+            write_card(out, self.config, results)
         with writing(self.folder):
             (self.folder / "results.json").write_text(json.dumps(results.as_dict(), indent=2) + "\n")
-            write_page(self.folder, self.config, results, self._judge(results))
+            write_page(self.folder, self.config, results)
 
     def _sinks(self) -> list[Sink]:
         start = self.trainer.version

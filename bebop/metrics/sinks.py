@@ -7,7 +7,6 @@ import contextlib
 import json
 import math
 import os
-import shutil
 import sys
 import textwrap
 import threading
@@ -323,7 +322,7 @@ class TrackioSink:
     def close(self) -> None:
         """Finish the run."""
         with contextlib.redirect_stdout(StringIO()):
-            self._run.finish()
+            self._trackio.finish()  # that of the run alone would be done once more at exit
 
 
 SPEED = "rollout/tokens_per_s"
@@ -374,7 +373,12 @@ class ProgressLine:
     def under_way(self, what: str) -> None:
         """Say how far the next step has come: at once on a terminal, else now and then in a line of its own."""
         if self._terminal:
-            self._bar.set_description_str("  ".join(filter(None, (self._shown, what))))
+            bare = self._bar.format_meter(**{**self._bar.format_dict, "prefix": "", "ncols": None})
+            room = self._columns() - len(bare) - 2 - len(what)  # else the end is cut off, which is all that moves
+            numbers = self._shown
+            while numbers and len(numbers) > room:
+                numbers = numbers.rpartition("  ")[0]
+            self._bar.set_description_str("  ".join(filter(None, (numbers, what))))
         elif (now := time.monotonic()) - self._said > self.EVERY:
             self._said = now
             self._stream.write(f"step {self._bar.n + 1}/{self._bar.total}: {what}\n")
@@ -399,7 +403,12 @@ class ProgressLine:
 
     def _columns(self) -> int:
         """Return the width of the terminal, with a margin; of a file, a width that is easy to read."""
-        return max(40, shutil.get_terminal_size().columns - 1) if self._terminal else 100
+        if not self._terminal:
+            return 100
+        try:  # stdout, of which shutil asks, may be a file
+            return max(40, os.get_terminal_size(self._stream.fileno()).columns - 1)
+        except OSError:
+            return 79
 
     def close(self) -> None:
         """Leave the last line standing."""

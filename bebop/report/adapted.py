@@ -31,6 +31,7 @@ from bebop.report.document import Card, document, opened, table
 from bebop.report.figures import PALETTE, Key, Panel, Trace, layout, line_trace, rounded, same_scale
 from bebop.report.runs import Run, origin
 from bebop.report.verdict import Said
+from bebop.run_dir.checkpoints import MODEL
 from bebop.systems import SYSTEMS as ALL_SYSTEMS
 
 SYSTEMS = {"bebop": "sampled drafts", "target_only": "greedy drafts"}  # decoding system -> as readers know it
@@ -102,11 +103,13 @@ def _row(
     )
 
 
-def judge(results: Results, model: Path, tasks: Sequence[str] = ()) -> Said:
-    """Return what an adaptation came to, and what to do with it.
+def written(folder: Path, config: AdaptConfig) -> Path:
+    """Return where the adaptation in a folder writes its checkpoint."""
+    return Path(config.out or folder / MODEL)
 
-    ``model``: the checkpoint that it wrote; ``tasks``: settings of the task that it was started with.
-    """
+
+def judge(folder: Path, config: AdaptConfig, results: Results) -> Said:
+    """Return what the adaptation in a folder came to, and what to do with it."""
     change, after = results.change("bebop", "accept_length"), results.after.decoded["bebop"].interval("accept_length")
     where = f"on {results.held_out()}, with {drafts(results)} drafts a cycle"
     if change.low <= 0 <= change.high:
@@ -116,20 +119,21 @@ def judge(results: Results, model: Path, tasks: Sequence[str] = ()) -> Said:
         verdict = f"The accept length fell by {-change.value:.3f} to {after} {where}."
         return Said(verdict=verdict, advice="Keep the head that the model came with; try a lower head.lr.")
     verdict = f"The accept length rose by {change} to {after} {where}."
-    command = shown_command("run", f"model.path={shown_path(model)}", *tasks)
+    tasks = [one for one in origin(folder)["given"] or () if one.startswith("task")]
+    command = shown_command("run", f"model.path={shown_path(written(folder, config))}", *tasks)
     return Said(verdict=verdict, advice="Train the policy with this head.", command=command)
 
 
 # ---- the page
 
 
-def write_page(folder: Path, config: AdaptConfig, results: Results, said: Said) -> None:
+def write_page(folder: Path, config: AdaptConfig, results: Results) -> None:
     """Write ``report.html`` from the results and from the ``metrics.jsonl`` in the same folder."""
-    (folder / "report.html").write_text(render_page(folder, config, results, said), encoding="utf-8")
+    (folder / "report.html").write_text(render_page(folder, config, results), encoding="utf-8")
 
 
-def render_page(folder: Path, config: AdaptConfig, results: Results, said: Said) -> str:
-    """Return the whole page as HTML, which opens with the verdict ``said``."""
+def render_page(folder: Path, config: AdaptConfig, results: Results) -> str:
+    """Return the whole page as HTML."""
     cards = [
         _summary(config, results),
         length_card(results),
@@ -140,7 +144,7 @@ def render_page(folder: Path, config: AdaptConfig, results: Results, said: Said)
         place_card(results),
         *made.cards([Run(name=model_name(config), steps=[], columns={}, **origin(folder))]),
     ]
-    title = f"{model_name(config)}, {config.head.objective}"
+    title, said = f"{model_name(config)}, {config.head.objective}", judge(folder, config, results)
     return document("Bebop · adaptation of an MTP head", title, cards, opened([("", said.verdict, said.shown)]))
 
 

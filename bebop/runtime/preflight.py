@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from bebop.command import check_writable
 from bebop.config.adapt import AdaptConfig
-from bebop.config.job import JobConfig, ModelConfig, RuntimeConfig, TaskConfig
+from bebop.config.job import JobConfig, ModelConfig, MonitorConfig, RuntimeConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import (
     find_device,
@@ -63,14 +63,19 @@ def check_job(config: JobConfig, items: Items | None = None) -> PromptSource | E
         read_card(find_part(config.model, part), part)
     source = check_task(config, items)
     engine_module(config).check(config)
-    for name in ("wandb", "trackio"):
-        if getattr(config.monitor, name) and find_spec(name) is None:
-            raise UserError(f"monitor.{name}=True is not possible: pip install -e '.[{name}]' first")
+    check_trackers(config.monitor)
     if here:
         check_ports(config.runtime)
         check_temp(config.runtime)
         check_file_size()
     return source
+
+
+def check_trackers(config: MonitorConfig) -> None:
+    """Check that the trackers that are asked for are installed."""
+    for name in ("wandb", "trackio"):
+        if getattr(config, name) and find_spec(name) is None:
+            raise UserError(f"monitor.{name}=True is not possible: pip install -e '.[{name}]' first")
 
 
 def check_model(config: ModelConfig, here: bool = True) -> Any:
