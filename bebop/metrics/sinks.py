@@ -275,7 +275,9 @@ class WandbSink:
         mode: Any = os.environ.get("WANDB_MODE", "offline")  # W&B refuses what it does not know
         dir.mkdir(parents=True, exist_ok=True)
         self._wandb = wandb
-        self._run: Any = wandb.init(project=project, name=dir.name, dir=str(dir), config=dict(config or {}), mode=mode)
+        self._run: Any = wandb.init(
+            project=project, name=dir.name, dir=str(dir), config=dict(config or {}), mode=mode, settings={"quiet": True}
+        )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Log one step."""

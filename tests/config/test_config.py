@@ -58,6 +58,7 @@ BAD: list[tuple[str, Any]] = [
     ("trainer.max_tokens", 0), ("trainer.save_every", -1), ("trainer.keep", 0),
     ("runtime.max_restarts", -1), ("runtime.hang_after", 0.0), ("runtime.port", 65536), ("runtime.dashboard_port", -1),
     ("runtime.metrics_port", 70000), ("runtime.seed", -1), ("runtime.seed", 1 << 23), ("runtime.resume", True),
+    ("runtime.sample_every", -1),
     ("task.name", ""), ("task.prompt_key", " "), ("task.answer_key", ""), ("monitor.probe_every", -1),
     ("monitor.probe_completions", 1), ("monitor.check_completions", -1), ("monitor.certify_every", -1),
     ("monitor.trace", "some"), ("runtime.dir", ""), ("runtime.address", " "),
