@@ -71,7 +71,7 @@ def test_the_end_says_what_the_page_says_and_where_the_model_is(
 ) -> None:
     assert adapt.main([f"dir={run}", "resume=true"]) == 0  # nothing is left to train
     captured = capsys.readouterr()
-    start, end = captured.err.splitlines(), captured.out.splitlines()[4:]
+    start, end = captured.err.splitlines(), captured.out.splitlines()[5:]  # a table comes first
     said = dict(line.split(": ", 1) for line in end)
     assert said["model"] == f"{run}/model" and said["report"] == f"{run}/report.html" and len(end) <= 8
     opening = (run / "report.html").read_text().split("<main>")[0]
