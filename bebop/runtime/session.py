@@ -84,7 +84,7 @@ class Session:
     @property
     def dashboard(self) -> Dashboard | None:
         """Return Ray's dashboard; None if it was not started."""
-        address = ray.get_runtime_context().gcs_address and ray._private.worker.get_dashboard_url()
+        address = ray._private.worker.get_dashboard_url()
         if not address:
             return None
         url = address if "://" in address else f"http://{address}"
