@@ -447,11 +447,13 @@ def tracker_name(name: str) -> str:
 def tracker_values(values: Mapping[str, float]) -> dict[str, float]:
     """Return the values of a step by their names in trackers; those with a ``main`` stand in the first group as well.
 
+    The version is left out: it is the step, and W&B and Trackio would show what has no group before all others.
+
     >>> tracker_values({"reward/mean": 0.5, "drift/state": 0.0})
     {'_main/1_reward': 0.5, 'reward/mean': 0.5, 'z_drift/state': 0.0}
     """
     main = {f"{MAIN_GROUP}/{row.main}": values[row.name] for row in METRICS if row.main and row.name in values}
-    return main | {tracker_name(name): value for name, value in values.items()}
+    return main | {tracker_name(name): value for name, value in values.items() if "/" in name}
 
 
 def tracker_layout(adapted: bool = False) -> Layout:
