@@ -180,7 +180,7 @@ def test_an_interrupt_leaves_a_checkpoint_and_no_process(disturbed: Disturbed) -
     verify(newest)
     assert (disturbed.folder / "model").resolve() == newest / "policy", "also after a step back"
     said = [line.partition(": ")[0] for line in disturbed.errors.splitlines()[-4:]]
-    assert said == ["verdict", "model", "completions", "interrupted; go on with"]
+    assert said == ["verdict", "model", "viewer", "interrupted; go on with"]
     deadline = time.time() + 10
     while any(map(lives, disturbed.parts)) and time.time() < deadline:
         time.sleep(0.1)

@@ -83,8 +83,8 @@ def job_memory(config: JobConfig, settings: Any, count: int, device: torch.devic
     """Say what a job will take, in a line; a warning in it where the device has less. ``count``: parameters.
 
     Measured on a CPU at the highest: 4.3 GB of the 4.9 said for the built-in model (trainer 2.8 of 2.7, rollout 0.9 of
-    1.2); for SmolLM2 8.4 to 9.7 of 9.8 GB in the trainer and 4.8 of 4.0 in the rollout. ``embedded``: whether decoding is
-    of this package; SGLang and vLLM say themselves what they take.
+    1.2); for SmolLM2 8.4 to 9.7 of 9.8 GB in the trainer and 4.8 of 4.0 in the rollout. ``embedded``: whether decoding
+    is of this package; SGLang and vLLM say themselves what they take.
     """
     trainer, rollout, dtype = config.trainer, config.rollout, getattr(torch, config.model.dtype)
     weights = dtype.itemsize * count

@@ -36,16 +36,12 @@ def about_run(config: JobConfig, defaults: Mapping[str, Any], dashboard: "Dashbo
     rows = [
         ("model", about_model(config.model, here)),
         ("training", f"{trainer.steps} steps of {given}, learning rate {trainer.lr:g}"),
-        ("set for it", ", ".join(named)),
+        ("settings", f"{', '.join(named)} (follow from the model)" if named else ""),
         ("memory", expected_memory(config) if here else ""),
         ("Ray", f"{', '.join(actors(config))}; {_about_dashboard(dashboard)}"),
-        (
-            "watch it",
-            shown_command("view", str(shown_path(Path(str(config.runtime.dir)))))
-            if config.monitor.trace != "off"
-            else "",
-        ),
     ]
+    if config.monitor.trace != "off":
+        rows.append(("viewer", shown_command("view", str(shown_path(Path(str(config.runtime.dir)))))))
     return _aligned(rows)
 
 
@@ -105,7 +101,7 @@ def ended_run(folder: Path, said: Said | None, report: Path | None, again: str =
     if said is None or again:  # its advice is for a run that has come to its end
         said = Said(verdict=said.verdict if said else "", advice="")
     written = {name: path for name, path in paths.items() if path is not None}
-    return ended(said, written, {"completions": viewer, "interrupted; go on with": again})
+    return ended(said, written, {"viewer": viewer, "interrupted; go on with": again})
 
 
 def _aligned(rows: Sequence[tuple[str, str]]) -> list[str]:

@@ -35,7 +35,7 @@ def test_the_start_says_what_runs_and_where_it_can_be_watched(tmp_path: Path, mo
     assert said["training"] == "60 steps of 16 prompts x 8 completions of chain_sum, learning rate 3e-05"
     assert re.fullmatch(r"about \d\.\d of \d+\.\d GB \(cpu\): trainer .*", said["memory"])
     assert said["Ray"] == "Trainer, RolloutWorker(0); no dashboard (runtime.dashboard=true)"
-    assert said["watch it"] == "python -m bebop.view 'my run'"
+    assert said["viewer"] == "python -m bebop.view 'my run'"
 
 
 def test_the_start_names_every_process_and_the_way_into_the_dashboard() -> None:
@@ -43,7 +43,10 @@ def test_the_start_names_every_process_and_the_way_into_the_dashboard() -> None:
     said = started(more, Dashboard("http://127.0.0.1:8265", True))
     names = "Trainer(0) to Trainer(1), RolloutWorker(0) to RolloutWorker(2)"
     assert said["Ray"] == f"{names}; dashboard http://127.0.0.1:8265 (its token: ray get-auth-token)"
-    assert "watch it" not in said, "no completions are kept"
+    assert "viewer" not in said, "no completions are kept"
+    named = about_run(job_config(more), {"trainer.lr": 1e-5, "algorithm.kl_coefficient": 0.001}, None)
+    assert "  settings   trainer.lr=1e-05, algorithm.kl_coefficient=0.001 (follow from the model)" in named
+    assert "settings" not in said
     assert started(more, Dashboard("http://127.0.0.1:8265", False))["Ray"].endswith("dashboard http://127.0.0.1:8265")
     joined = started([*more, "runtime.address=ray://head:10001"])
     assert "memory" not in joined and joined["model"].endswith("on auto"), "of other machines nothing is known here"
@@ -83,13 +86,13 @@ def test_the_end_says_what_the_report_says(
     monkeypatch.chdir(tmp_path)
     lines = end(folder, True, capsys)
     said = dict(line.split(": ", 1) for line in lines)
-    assert list(said) == ["verdict", "advice", "next", "model", "report", "completions"]
+    assert list(said) == ["verdict", "advice", "next", "model", "report", "viewer"]
     opening = (folder / "report.html").read_text().split("<main>")[0]
     assert said["verdict"] in opening and said["advice"] in opening
     assert "because the draft head no longer fits the policy." in said["verdict"]
     assert said["next"] == "python -m bebop.run 'runtime.dir=my run' runtime.resume=true cotrain.mode=auto"
     assert (said["model"], said["report"]) == ("my run/model", "my run/report.html")
-    assert said["completions"] == "python -m bebop.view 'my run'"
+    assert said["viewer"] == "python -m bebop.view 'my run'"
     (folder / "report.html").unlink()
     assert end(folder, True, capsys, plots=False) == [line for line in lines if not line.startswith("report")]
     assert not (folder / "report.html").exists()
