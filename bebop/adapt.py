@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
             begin(config, overrides, folder, ranks)
             results = job.run()
             if ranks.rank == 0:
-                sys.stdout.write(f"{results}" + "".join(f"{name}: {path}\n" for name, path in job.written().items()))
+                sys.stdout.write(f"{results}" + "".join(f"{line}\n" for line in job.ended(results)))
     return 0
 
 
@@ -113,7 +113,9 @@ def begin(config: AdaptConfig, overrides: Sequence[str], folder: RunFolder, rank
         with writing(folder.path):
             folder.open()
             write_down(config, overrides, folder.path)
-        sys.stderr.write(f"run folder: {folder.path}\n")
+        from bebop.runtime.terminal import about_adaptation  # the model is loaded by now, and torch with it
+
+        sys.stderr.write("".join(f"{line}\n" for line in (f"run folder: {folder.path}", *about_adaptation(config))))
 
 
 def run_folder(config: AdaptConfig, ranks: "Ranks") -> RunFolder:

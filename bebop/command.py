@@ -8,6 +8,7 @@ import argparse
 import errno
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -147,6 +148,24 @@ def check_writable(setting: str, folder: Path) -> None:
         reason = error.errno
     if reason is not None:
         raise UserError(f"{name} cannot be made: {os.strerror(reason)}")
+
+
+def shown_command(name: str, *arguments: str) -> str:
+    """Return a command of this package as a user would type it, for messages and pages.
+
+    >>> shown_command("view", "runs/my run")
+    "python -m bebop.view 'runs/my run'"
+    """
+    return shlex.join(["python", "-m", f"bebop.{name}", *arguments])
+
+
+def shown_path(path: Path) -> Path:
+    """Return a path as one would type it here: relative where it lies below the working directory.
+
+    A link keeps its own name, as that of a run's newest model.
+    """
+    here, there = Path.cwd(), path.parent.resolve() / path.name
+    return there.relative_to(here) if there.is_relative_to(here) else path
 
 
 class Parser(argparse.ArgumentParser):

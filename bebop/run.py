@@ -4,10 +4,11 @@ import contextlib
 import dataclasses
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bebop.command import check_writable, run_main, writing
+from bebop.command import check_writable, run_main, shown_command, writing
 from bebop.config.compose import as_yaml, job_config, model_defaults, resumed_overrides, write_down
 from bebop.config.docs import about, asked, overview
 from bebop.config.job import JobConfig, TaskConfig
@@ -17,6 +18,7 @@ from bebop.run_dir.folder import RunFolder
 from bebop.run_dir.resume_security import refuse_foreign
 
 if TYPE_CHECKING:
+    from bebop.runtime.session import Dashboard
     from bebop.tasks.source import Items
 
 SECTION = "runtime."  # where dir and resume are
@@ -75,30 +77,26 @@ def main(arguments: list[str]) -> int:
         # Torch and Ray take seconds to import; --help and errors should not wait for them.
         from bebop.run_dir.identity import identity
         from bebop.runtime.job import run_job
-        from bebop.runtime.preflight import check_job, expected_memory
+        from bebop.runtime.preflight import check_job
+        from bebop.runtime.terminal import about_run
 
         source = check_job(config, items)
-        notes = [*model_notes(config), *expected_memory(config)]
         folder.identify(identity(config.model, {"task.path": config.task.path}))
 
-        def begin() -> None:
+        def begin(dashboard: "Dashboard | None") -> None:
             with writing(folder.path):
                 folder.open()
                 write_down(config, overrides, folder.path, SECTION)
-            sys.stderr.write("".join(f"{line}\n" for line in (f"run folder: {folder.path}", *notes)))
+            say([f"run folder: {folder.path}", *about_run(config, model_defaults(config), dashboard)])
 
         finished = run_job(config, folder.path, source.prompt, begin)
-        report(config, folder.path)
-    if not finished:
-        again = f"python -m bebop.run runtime.dir={folder.path} runtime.resume=true"
-        sys.stderr.write(f"interrupted; go on with: {again}\n")
+        end(config, folder.path, finished)
     return 0 if finished else 130
 
 
-def model_notes(config: JobConfig) -> list[str]:
-    """Return a line about the settings that follow from the model, to be shown at the start of a run."""
-    named = [f"{name}={value}" for name, value in model_defaults(config).items()]
-    return [f"set for this model: {', '.join(named)} (docs/settings.md)"] if named else []
+def say(lines: Sequence[str]) -> None:
+    """Write lines to stderr: stdout is for what a command was asked for."""
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
 
 
 def questions(config: TaskConfig) -> "Items | None":
@@ -121,13 +119,16 @@ def choose_folder(config: JobConfig) -> tuple[RunFolder, JobConfig]:
     return folder, dataclasses.replace(config, runtime=dataclasses.replace(runtime, dir=str(path)))
 
 
-def report(config: JobConfig, run_dir: Path) -> None:
-    """Write report.html, unless it is switched off or no step was finished."""
-    from bebop.report.page import write_report
+def end(config: JobConfig, run_dir: Path, finished: bool) -> None:
+    """Write report.html, unless it is switched off or no step was finished, and say what came of the run."""
+    from bebop.report.page import conclude
+    from bebop.runtime.terminal import ended_run
 
-    if config.monitor.plots and (run_dir / "metrics.jsonl").stat().st_size:
-        write_report([run_dir], run_dir / "report.html")
-        sys.stderr.write(f"report: {run_dir / 'report.html'}\n")
+    page = run_dir / "report.html" if config.monitor.plots else None
+    stepped = (run_dir / "metrics.jsonl").stat().st_size > 0
+    said = conclude(run_dir, page) if stepped else None
+    again = "" if finished else shown_command("run", f"runtime.dir={run_dir}", "runtime.resume=true")
+    say(ended_run(run_dir, said, page if stepped else None, again))
 
 
 if __name__ == "__main__":

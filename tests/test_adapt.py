@@ -1,5 +1,6 @@
 """Adaptation from the command line: a checkpoint in, a better head in the same layout out; mistakes are one line."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -53,9 +54,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an adaptation of four steps."""
+    """The folder of an adaptation of four steps; what it wrote to the terminal lies beside it."""
     folder: Path = tmp_path_factory.mktemp("runs") / "whole"
-    adapted(model, folder, 4)
+    with (folder.parent / "out").open("w") as out, (folder.parent / "err").open("w") as err:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            adapted(model, folder, 4)
     return folder
 
 
@@ -64,6 +67,17 @@ def test_the_head_is_trained_and_the_backbone_is_the_same_to_the_last_bit(model:
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert before.keys() == after.keys()
     assert changed == {name for name in before if name.startswith("model.mtp_layers.0.")}
+
+
+def test_the_end_says_what_the_page_says_and_where_the_model_is(model: Path, run: Path) -> None:
+    start = (run.parent / "err").read_text().splitlines()
+    end = (run.parent / "out").read_text().splitlines()[5:]  # a table comes first
+    said = dict(line.split(": ", 1) for line in end)
+    assert said["model"] == f"{run}/model" and said["report"] == f"{run}/report.html" and len(end) <= 8
+    opening = (run / "report.html").read_text().split("<main>")[0]
+    assert said["verdict"].split(" (")[0] in opening and said["advice"] in opening
+    assert len(start) == len(set(start)) == 3 and start[1].startswith(f"  model      {model}, ")
+    assert start[2].startswith("  training   4 steps of e2e_tv on 12 completions, learning rate ")
 
 
 def test_everything_is_written(run: Path) -> None:
@@ -163,7 +177,7 @@ def call(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         command.run_main(adapt.main)
-    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("run folder:")]
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith(("run folder:", "  "))]
     assert ended.value.code == 2 and len(lines) == 1 and lines[0].startswith("error: "), lines
     return lines[0]
 

@@ -29,7 +29,7 @@ EXTRAS = {
     "bebop.megatron_job": ("megatron",),
     "bebop.tasks.environments.verifiers_": ("agents",),
     "bebop.model.smollm2": ("smollm2",),
-    "bebop.metrics.sinks": ("wandb",),
+    "bebop.metrics.sinks": ("wandb", "trackio"),
     "recipes.reproduce.figures": ("reproduce",),
     "recipes.history.results": ("reproduce",),
     "tests": ("dev",),
@@ -42,7 +42,8 @@ EXTRAS = {
 # Distributions of what is not installed beside everything else: packages_distributions knows the others.
 ELSEWHERE = {
     "sglang": "sglang", "vllm": "vllm", "verl": "verl", "tensordict": "tensordict", "transfer_queue": "TransferQueue",
-    "megatron": "megatron-core", "wandb": "wandb", "psutil": "psutil", "gguf": "gguf", "accelerate": "accelerate",
+    "megatron": "megatron-core", "wandb": "wandb", "trackio": "trackio",
+    "psutil": "psutil", "gguf": "gguf", "accelerate": "accelerate",
     "verifiers": "verifiers", "renderers": "renderers", "openenv": "openenv-core", "uvicorn": "uvicorn",
 }  # fmt: skip
 # triton comes with torch where there is a GPU, at the one release that fits; nothing imports it where there is none.

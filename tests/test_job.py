@@ -178,6 +178,9 @@ def test_an_interrupt_leaves_a_checkpoint_and_no_process(disturbed: Disturbed) -
     newest = checkpoint.store(disturbed.folder).newest_sound()
     assert newest is not None and newest.name == f"step_{disturbed.steps:06d}"
     verify(newest)
+    assert (disturbed.folder / "model").resolve() == newest / "policy", "also after a step back"
+    said = [line.partition(": ")[0] for line in disturbed.errors.splitlines()[-4:]]
+    assert said == ["verdict", "model", "viewer", "interrupted; go on with"]
     deadline = time.time() + 10
     while any(map(lives, disturbed.parts)) and time.time() < deadline:
         time.sleep(0.1)

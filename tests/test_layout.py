@@ -99,6 +99,7 @@ PLANTED = [
     ("trainer/optim.py", "import megatron.core", "bebop.trainer.optim -> megatron"),
     ("bebop/adapt.py", "from plotly import graph_objects", "bebop.adapt -> plotly"),
     ("rollout/engines.py", "def f():\n    from wandb import init", "bebop.rollout.engines -> wandb"),
+    ("rollout/engines.py", "def g():\n    from trackio import init", "bebop.rollout.engines -> trackio"),
     ("bebop/tasks/environment.py", "import verifiers", "bebop.tasks.environment -> verifiers"),
     ("bebop/monitor/window.py", "def f():\n    import torch", "bebop.monitor.window -> torch"),
 ]

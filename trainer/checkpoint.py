@@ -22,7 +22,7 @@ from bebop.model.backbone import Policy
 from bebop.model.checkpoint import save_policy
 from bebop.monitor.probe_set import ProbeText
 from bebop.run_dir import state_codec as codec
-from bebop.run_dir.checkpoints import STEPS, Store, seal, verify
+from bebop.run_dir.checkpoints import POLICY, STEPS, Store, seal, verify
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trace, Trajectory, Turn
 
 # In the loop's state, beside numbers, texts and arrays.
@@ -52,7 +52,7 @@ def write(
     ``dtype`` see ``save_policy``.
     """
     folder.mkdir(parents=True)
-    save_policy(policy, folder / "policy", dtype, trainer["weights"])
+    save_policy(policy, folder / POLICY, dtype, trainer["weights"])
     codec.save(trainer, folder / TRAINER)
     codec.save(loop, folder / LOOP, KINDS)
     seal(folder)

@@ -34,9 +34,11 @@ from bebop.adaptation.results import Results, Snapshot
 from bebop.command import stoppable, writing
 from bebop.config.adapt import AdaptConfig
 from bebop.errors import UserError
+from bebop.metrics.catalogue import tracker_layout
 from bebop.metrics.sinks import JsonlSink, Sink, TensorBoardSink
 from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
-from bebop.report.adapted import write_card, write_page
+from bebop.report.adapted import judge, write_card, write_page, written
+from bebop.report.verdict import ended
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
@@ -111,10 +113,10 @@ class Adaptation:
         self.ranks.wait()
         return results
 
-    def written(self) -> dict[str, Path]:
-        """Return what a finished run leaves for its user."""
-        out = Path(self.config.out or self.folder / "model")
-        return {"checkpoint": out, "report": self.folder / "report.html"}
+    def ended(self, results: Results) -> list[str]:
+        """Return the lines at the end of a finished run."""
+        paths = {"model": written(self.folder, self.config), "report": self.folder / "report.html"}
+        return ended(judge(self.folder, self.config, results), paths)
 
     # ---- sequences
 
@@ -259,7 +261,7 @@ class Adaptation:
 
     def _write(self, results: Results) -> None:
         """Write the checkpoint in the layout that it came in, its card, the numbers and the page."""
-        out = self.written()["checkpoint"]
+        out = written(self.folder, self.config)
         with writing(out):
             save_policy(self.policy, out)
             write_card(out, self.config, results)
@@ -271,7 +273,9 @@ class Adaptation:
         start = self.trainer.version
         sinks: list[Sink] = [JsonlSink(self.folder / "metrics.jsonl", start or None)]
         if self.config.tensorboard:
-            sinks.append(TensorBoardSink(self.folder / "tensorboard", start + 1 if start else None))
+            config = dataclasses.asdict(self.config)
+            layout = tracker_layout(adapted=True)
+            sinks.append(TensorBoardSink(self.folder / "tensorboard", start + 1 if start else None, config, layout))
         return sinks
 
     def _label(self, text: str) -> str | None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shlex
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import nn
 from tqdm import tqdm
 
 from bebop.adaptation.ranks import Ranks
-from bebop.command import stoppable, writing
+from bebop.command import shown_command, shown_path, stoppable, writing
 from bebop.config.adapt import AdaptConfig
 from bebop.config.fields import check
 from bebop.config.job import TrainerConfig
@@ -21,9 +20,11 @@ from bebop.errors import UserError
 from bebop.metrics.sinks import JsonlSink
 from bebop.model.backbone import Policy
 from bebop.model.parts import PartCard, backbone_fingerprint, save_part
+from bebop.report.verdict import Said, ended
 from bebop.run_dir import state_codec as codec
 from bebop.run_dir.checkpoints import HEADS, Store, seal, verify
 from bebop.run_dir.folder import OVERRIDES
+from bebop.systems import SYSTEMS
 from bebop.trainer.optim import GuardedAdamW, load_optimizer_state, optimizer_state
 
 STATE = "head"  # of head.json and head.safetensors
@@ -47,6 +48,17 @@ class PartJob:
     def written(self) -> dict[str, Path]:
         """Return the paths that a finished run leaves for its user, by what they are."""
         return {"part": Path(self.config.out or self.folder / f"{self.config.part}.safetensors")}
+
+    def ended(self, results: str) -> list[str]:
+        """Return the lines at the end of a finished run, with a command that decodes with the part."""
+        part, paths = self.config.part, self.written()
+        users = (one.name for one in SYSTEMS.values() if part in one.needs and not one.train_error and one.exact)
+        given = [] if self.config.model.path == "tiny" else [f"model.path={self.config.model.path}"]
+        command = ""
+        if (system := next(users, None)) is not None:
+            place = shown_path(paths["part"])
+            command = shown_command("run", f"decoding={system}", *given, f"model.parts.{part}={place}")
+        return ended(Said(verdict="", advice="", command=command), paths)
 
     def resumed(self) -> dict[str, Any] | None:
         """Return the newest checkpoint's state if ``resume`` is set; ``UserError`` if there is none. Writes nothing."""
@@ -134,7 +146,7 @@ def command(config: AdaptConfig, folder: Path) -> str:
     """Return the command line with the settings that the run was started with."""
     file = folder / OVERRIDES
     given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else [f"part={config.part}"]
-    return shlex.join(["python", "-m", "bebop.adapt", *(one for one in given if not one.startswith(PLACES))])
+    return shown_command("adapt", *(one for one in given if not one.startswith(PLACES)))
 
 
 # ---- checkpoints, ``<run>/checkpoints/head_000100/`` (``bebop.run_dir.checkpoints``): without the frozen backbone

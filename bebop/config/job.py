@@ -364,6 +364,7 @@ class MonitorConfig(Settings):
     )
     tensorboard: bool = setting(True, "write TensorBoard events")
     wandb: bool = setting(False, "write to Weights & Biases")
+    trackio: bool = setting(False, "write to Trackio")
     ray_metrics: bool = setting(True, "give every number to Ray, which exports it for Prometheus")
     plots: bool = setting(True, "report.html at the end")
 
@@ -395,6 +396,11 @@ class RuntimeConfig(Settings):
         above(0, unit="seconds"),
     )
     progress: bool = setting(True, "show a progress bar")
+    sample_every: int = setting(
+        10,
+        "steps between sample completions, after the first step's: one beside the progress bar, a few in the trackers",
+        at_least(0, "none"),
+    )
 
     def _validate(self) -> None:
         self.require(not self.resume or bool(self.dir), "resume", "give the run's folder as runtime.dir")

@@ -29,13 +29,14 @@ from bebop.driver.protocols import Trainer, Worker
 from bebop.driver.step_timer import StepTimer
 from bebop.errors import UserError
 from bebop.metrics.metrics import Metrics
-from bebop.metrics.sinks import Sink
+from bebop.metrics.sinks import Sample, SampleSink, Sink
 from bebop.monitor.controller import Action
 from bebop.monitor.watch import Monitor, NullMonitor
-from bebop.trajectory import Batch, Prompt
+from bebop.trajectory import Batch, Group, Prompt
 from bebop.trajectory_db.writer import TrajectoryLog
 
 log = logging.getLogger(__name__)
+SAMPLES = 4  # completions that are shown of a step
 
 
 class Loop:
@@ -181,8 +182,19 @@ class Loop:
         row = self.timer.row(batch, version, learned, seen.metrics, self.pool.restarts, filtered)
         for sink in self.sinks:
             sink.write(self.buffer.version, row)
+        self._show_samples(batch)
         self.timer.restart()
         return True
+
+    def _show_samples(self, batch: Batch) -> None:
+        """Show a completion of each of the first groups, after the first step and then now and then."""
+        step, every = self.buffer.version, self.config.runtime.sample_every
+        if every and (step == 1 or step % every == 0):
+            groups = [group for group in batch.groups if group.trajectories][:SAMPLES]
+            samples = [_sample(group) for group in groups]
+            for sink in self.sinks:
+                if isinstance(sink, SampleSink):
+                    sink.write_samples(step, samples)
 
     async def _publish(self, head: bool = False) -> None:
         await self.pool.publish(self.trainer, self.buffer.version, head=head, fingerprint=self.monitor.fingerprints)
@@ -206,3 +218,10 @@ class Loop:
         self.pool.restore(state["restarts"])
         self.monitor.restore(state)
         self._saved = self.buffer.version
+
+
+def _sample(group: Group) -> Sample:
+    """Return the first completion of a group, which ``monitor.trace=sample`` traces in the first group of a batch."""
+    first = group.trajectories[0]
+    text = "\n\n".join(turn.completion.text for turn in first.turns)
+    return Sample(prompt=group.prompt.text, completion=text, number=group.prompt.index, reward=first.reward)

@@ -4,7 +4,8 @@ A new metric is one row of ``METRICS`` and the function that computes it. Every 
 
 - ``python -m bebop.metrics.catalogue`` writes docs/metrics.md;
 - the report draws the rows with a ``chart``, Grafana those with a ``panel``; both are titles in ``CHARTS``;
-- the progress line prints the rows with ``progress``, the viewer's first page those with a ``curve``.
+- the progress line prints the rows with ``progress``, the viewer's first page those with a ``curve``;
+- TensorBoard, W&B and Trackio show those with ``main`` first (``tracker_values``).
 
 In a name K stands for a draft position, from 1 on, and N for the first turn of a kind: 0, 1, 2 (2 and 3), 4 (4 to 7),
 8, ... A metric without data is absent from a step: plain decoding has no acceptance rate.
@@ -12,6 +13,7 @@ In a name K stands for a draft position, from 1 on, and N for the first turn of 
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -79,6 +81,7 @@ class MetricRow:
     dashed: bool = False  # in the report: a second estimate of the metric before it, drawn beside that
     progress: str = ""  # format in the progress line, short enough for 80 columns
     curve: str = ""  # its name on the viewer's first page
+    main: str = ""  # its name in the first group of TensorBoard and other trackers, which sort by name
 
 
 def _rows(part: Part, *rows: MetricRow) -> tuple[MetricRow, ...]:
@@ -103,7 +106,7 @@ REWARD = _rows(
     MetricRow("step", "finished updates", "updates", panel="Progress", label="step"),
     MetricRow("version", "version of the weights, which is the same number", "updates"),
     MetricRow("reward/mean", "mean reward of the completions trained on", "reward",
-        label="reward", chart="Reward", panel="Reward", progress="reward {:.3f}", curve="reward"),
+        label="reward", chart="Reward", panel="Reward", progress="reward {:.3f}", curve="reward", main="1_reward"),
     MetricRow("reward/std", "spread within a group (population), mean over groups", "reward",
         label="spread in a group", panel="Reward"),
     MetricRow("reward/solve_none", "share of groups in which no completion has a reward of at least 1", "share",
@@ -118,7 +121,7 @@ REWARD = _rows(
     MetricRow("reward/PART/std", "spread of a part within a group (population), mean over groups", "reward",
         rare="a reward of several parts"),
     MetricRow("response/length", "mean length of a completion, stop token included", "tokens",
-        label="mean", chart="Response length", panel="Response length", progress="len {:.0f}"),
+        label="mean", chart="Response length", panel="Response length", progress="len {:.0f}", main="2_length"),
     MetricRow("response/length_max", "largest length of a completion", "tokens",
         label="largest", panel="Response length"),
     MetricRow("response/truncated", "share of completions cut off by `max_new_tokens`", "share",
@@ -130,7 +133,7 @@ ROLLOUT = _rows(
     MetricRow("rollout/accept_length",
         "tokens emitted per cycle: accepted drafts + 1, less what the end of a completion cuts off", "tokens",
         label="accept length", chart="Accept length", panel="Accept length", progress="accept {:.2f}",
-        curve="accept length"),
+        curve="accept length", main="4_accept_length"),
     MetricRow("rollout/accept_rate/K", "share of accepted drafts at position K, among cycles that reached it", "share",
         label="draft", chart="Acceptance per draft position", panel="Acceptance per draft position"),
     MetricRow("rollout/overlap/K",
@@ -140,7 +143,7 @@ ROLLOUT = _rows(
         "mean p(argmax q) at position K: what greedy drafts would have been accepted with", "share",
         label="greedy", panel="Sampled against greedy drafts"),
     MetricRow("policy/entropy", "entropy of the distribution trained on, mean over completion tokens", "nats",
-        label="policy", chart="Entropy", panel="Entropy", curve="entropy of the policy"),
+        label="policy", chart="Entropy", panel="Entropy", curve="entropy of the policy", main="3_entropy"),
     MetricRow("draft/entropy", "entropy of the draft's distribution at verified draft positions", "nats",
         label="draft", chart="Entropy", panel="Entropy"),
     MetricRow("rollout/target_entropy", "entropy of the model's distribution at verified draft positions", "nats",
@@ -148,7 +151,8 @@ ROLLOUT = _rows(
     MetricRow("rollout/forwards_per_token",
         "backbone passes that a completion took part in, prefill left out, over its tokens", "passes"),
     MetricRow("rollout/tokens_per_s", "completion tokens of the groups that came in, over the duration of the step",
-        "tokens/s", label="tokens/s", chart="Rollout speed", panel="Rollout speed", progress="{:.0f} tok/s"),
+        "tokens/s", label="tokens/s", chart="Rollout speed", panel="Rollout speed", progress="{:.0f} tok/s",
+        main="5_tokens_per_s"),
     MetricRow("rollout/logprob_diff",
         "mean distance of the trainer's log p from the engine's, all tokens: staleness included", "nats",
         label="log-probs", panel="Trainer against engine"),
@@ -316,7 +320,7 @@ SYSTEM = _rows(
 )  # fmt: skip
 ADAPT = _rows(
     "adapt",
-    MetricRow("eval/accept_length", "accept length of sampled drafts", "tokens"),
+    MetricRow("eval/accept_length", "accept length of sampled drafts", "tokens", main="1_accept_length_held_out"),
     MetricRow("eval/accept_length_greedy", "accept length of greedy drafts", "tokens"),
     MetricRow("eval/overlap/K", "mean Σ min(p, q) at position K", "share"),
     MetricRow("eval/draft_entropy", "entropy of the draft's distribution, first draft", "nats"),
@@ -432,6 +436,55 @@ def names(*parts: Part, position: str = "1") -> set[str]:
     return {f"{name}{end}" for name, row in numbered for end in (("", "_low", "_high") if row.interval else ("",))}
 
 
+# ---- TensorBoard, W&B and Trackio, which draw a chart for each name and sort groups of names by the alphabet
+
+Layout = dict[str, dict[str, tuple[str, list[str]]]]  # group -> title -> kind of a chart, and names in trackers
+MAIN_GROUP = "_main"  # sorts before every letter
+LAST_GROUPS = {"drift": "z_drift"}  # most of the names: they stood before head, reward and rollout
+
+
+def tracker_name(name: str) -> str:
+    """Return a metric's name in trackers: its own but for groups that would stand before others."""
+    group, slash, rest = name.partition("/")
+    return f"{LAST_GROUPS.get(group, group)}{slash}{rest}"
+
+
+def tracker_values(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values of a step by their names in trackers; those with a ``main`` stand in the first group as well.
+
+    The version is left out: it is the step, and W&B and Trackio would show what has no group before all others.
+
+    >>> tracker_values({"reward/mean": 0.5, "drift/state": 0.0})
+    {'_main/1_reward': 0.5, 'reward/mean': 0.5, 'z_drift/state': 0.0}
+    """
+    main = {f"{MAIN_GROUP}/{row.main}": values[row.name] for row in METRICS if row.main and row.name in values}
+    return main | {tracker_name(name): value for name, value in values.items() if "/" in name}
+
+
+def tracker_layout(adapted: bool = False) -> Layout:
+    """Return TensorBoard's page of charts: the main metrics, then the charts of the dashboards group by group.
+
+    A metric with an interval has a chart of its own with a band. Of an adaptation: the main metrics alone.
+    """
+    main = sorted(row.main for row in METRICS if row.main and (row.part == "adapt") == adapted)
+    charts: Layout = {"main": {name: ("Multiline", [f"{MAIN_GROUP}/{name}"]) for name in main}}
+    for chart in () if adapted else CHARTS:
+        rows = [row for row in METRICS if chart.title in (row.panel, row.chart) and row.name != "step"]
+        lines = [_pattern(row) for row in rows if not row.interval]
+        drawn = charts.setdefault(chart.group, {})
+        if lines:
+            drawn[chart.title] = ("Multiline", lines)
+        for row in (row for row in rows if row.interval):
+            name = tracker_name(row.name)
+            drawn[f"{chart.title}: {row.label}"] = ("Margin", [name, f"{name}_low", f"{name}_high"])
+    return charts
+
+
+def _pattern(row: MetricRow) -> str:
+    """Return a regular expression for a row's name in trackers, with any position for K."""
+    return f"^{tracker_name(row.name).replace('/K', '/[0-9]+')}$"
+
+
 def document() -> str:
     """Return the text of ``docs/metrics.md``."""
     text = (
@@ -440,6 +493,8 @@ def document() -> str:
         "and N the first turn of a kind: 0, 1, 2 (2 and 3), 4 (4 to 7), 8, ... "
         "A name without data is absent:\nplain decoding has no acceptance rate. "
         "Names marked ± come with `..._low` and `..._high`, their 95 % interval.\n"
+        f"TensorBoard, W&B and Trackio show the most important ones first, as `{MAIN_GROUP}/...`,\n"
+        "and `drift/...` last, as `z_drift/...`.\n"
     )
     for part, title in TITLES.items():
         text += f"\n## {title}\n\n| name | meaning | unit |\n|---|---|---|\n"

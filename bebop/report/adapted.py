@@ -21,14 +21,17 @@ from bebop import __version__
 from bebop.adaptation.evaluation import Measured, change
 from bebop.adaptation.probe import Array, Probe
 from bebop.adaptation.results import Results, Snapshot, boundary_share
+from bebop.command import shown_command, shown_path
 from bebop.config.adapt import AdaptConfig
 from bebop.config.job import BUILT_IN
 from bebop.metrics.intervals import Interval
 from bebop.metrics.sinks import read_jsonl
 from bebop.report import made
-from bebop.report.document import Card, document, table
+from bebop.report.document import Card, document, opened, table
 from bebop.report.figures import PALETTE, Key, Panel, Trace, layout, line_trace, rounded, same_scale
 from bebop.report.runs import Run, origin
+from bebop.report.verdict import Said
+from bebop.run_dir.checkpoints import MODEL
 from bebop.systems import SYSTEMS as ALL_SYSTEMS
 
 SYSTEMS = {"bebop": "sampled drafts", "target_only": "greedy drafts"}  # decoding system -> as readers know it
@@ -100,6 +103,27 @@ def _row(
     )
 
 
+def written(folder: Path, config: AdaptConfig) -> Path:
+    """Return where the adaptation in a folder writes its checkpoint."""
+    return Path(config.out or folder / MODEL)
+
+
+def judge(folder: Path, config: AdaptConfig, results: Results) -> Said:
+    """Return what the adaptation in a folder came to, and what to do with it."""
+    change, after = results.change("bebop", "accept_length"), results.after.decoded["bebop"].interval("accept_length")
+    where = f"on {results.held_out()}, with {drafts(results)} drafts a cycle"
+    if change.low <= 0 <= change.high:
+        verdict = f"The accept length did not move clearly ({change}): it is {after} {where}."
+        return Said(verdict=verdict, advice="Train on more text (data.sequences) and for more steps (train.steps).")
+    if change.high < 0:
+        verdict = f"The accept length fell by {-change.value:.3f} to {after} {where}."
+        return Said(verdict=verdict, advice="Keep the head that the model came with; try a lower head.lr.")
+    verdict = f"The accept length rose by {change} to {after} {where}."
+    tasks = [one for one in origin(folder)["given"] or () if one.startswith("task")]
+    command = shown_command("run", f"model.path={shown_path(written(folder, config))}", *tasks)
+    return Said(verdict=verdict, advice="Train the policy with this head.", command=command)
+
+
 # ---- the page
 
 
@@ -120,7 +144,8 @@ def render_page(folder: Path, config: AdaptConfig, results: Results) -> str:
         place_card(results),
         *made.cards([Run(name=model_name(config), steps=[], columns={}, **origin(folder))]),
     ]
-    return document("Bebop · adaptation of an MTP head", f"{model_name(config)}, {config.head.objective}", cards)
+    title, said = f"{model_name(config)}, {config.head.objective}", judge(folder, config, results)
+    return document("Bebop · adaptation of an MTP head", title, cards, opened([("", said.verdict, said.shown)]))
 
 
 def _summary(config: AdaptConfig, results: Results) -> Card:

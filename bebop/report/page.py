@@ -1,11 +1,10 @@
 """The page on some run folders: a table and figures, each with the words that explain it."""
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from bebop.command import writing
+from bebop.command import shown_command, writing
 from bebop.errors import UserError
 from bebop.report import epochs, history, made
 from bebop.report.charts import plots
@@ -24,6 +23,21 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write the report on some run folders, by default as ``report.html`` in the first; returns where it is."""
     runs = load_runs(folders)
     return _write(out or folders[0] / "report.html", lambda: render(runs, replay_runs(folders, runs), folders))
+
+
+def conclude(folder: Path, out: Path | None = None) -> Said:
+    """Return the verdict on a run that has ended; with ``out``, write its page there from the same records."""
+    runs = load_runs([folder])
+    replays = replay_runs([folder], runs)
+    if out is not None:
+        _write(out, lambda: render(runs, replays, [folder]))
+    return judge(runs, replays)[0]
+
+
+def judge(runs: Sequence[Run], replays: Sequence[Replay]) -> list[Said]:
+    """Return the verdicts on runs; ``replays``: logs of those that were watched."""
+    watched = {replay.name: replay.explanations for replay in replays}
+    return [said(run, watched.get(run.name, [])) for run in runs]
 
 
 def write_log_report(logs: Sequence[Path], names: Mapping[str, str], out: Path | None = None) -> Path:
@@ -56,8 +70,8 @@ def render(runs: Sequence[Run], replays: Sequence[Replay] = (), folders: Sequenc
     drawn += [*epochs.cards(runs, folders), *history.cards(runs, folders)] if folders else []
     drawn += cards(replays)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    watched = {replay.name: replay.explanations for replay in replays}
-    verdicts = [(run.name if len(runs) > 1 else "", said(run, watched.get(run.name, []))) for run in runs]
+    names = [run.name if len(runs) > 1 else "" for run in runs]
+    verdicts = list(zip(names, judge(runs, replays), strict=True))
     opening = _opening(verdicts, [run for run in runs if run.folder is not None and (run.folder / NAME).is_file()])
     return document(
         "Bebop · run report", title, [_summary(runs), *drawn, *_left_out(figures), *made.cards(runs)], opening
@@ -68,12 +82,9 @@ def _opening(verdicts: Sequence[tuple[str, Said]], answered: Sequence[Run] = ())
     """Return the first lines of the page, with the way to the completions; ``answered``: runs that kept them."""
     note = ""
     if answered:
-        command = escape(shlex.join(["python", "-m", "bebop.view", *(run.place or "" for run in answered)]))
+        command = escape(shown_command("view", *(run.place or "" for run in answered)))
         note = f"Completions token by token: <code>{command}</code>, then <a href='{ADDRESS}'>{ADDRESS}</a>."
-    lines = [
-        (name, one.verdict, f"{one.advice} `{one.command}`" if one.command else one.advice) for name, one in verdicts
-    ]
-    return opened(lines, note)
+    return opened([(name, one.verdict, one.shown) for name, one in verdicts], note)
 
 
 def _summary(runs: Sequence[Run]) -> Card:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bebop.command import shown_path
 from bebop.errors import UserError
 from bebop.metrics.sinks import read_jsonl
 from bebop.run_dir.folder import CONFIG, OVERRIDES
@@ -43,10 +44,7 @@ class Run:
     @property
     def place(self) -> str | None:
         """Return its folder as one would type it here, as a page that is sent around should show no more."""
-        if self.folder is None:
-            return None
-        here, there = Path.cwd(), self.folder.resolve()
-        return str(there.relative_to(here) if there.is_relative_to(here) else self.folder)
+        return None if self.folder is None else str(shown_path(self.folder))
 
     def setting(self, path: str) -> str:
         """Return a setting such as ``model.path`` as text; a dash if config.yaml does not have it."""

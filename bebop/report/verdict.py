@@ -1,12 +1,12 @@
 """What a run came to in one sentence, and what to do about it in another: the first that a reader of the page sees."""
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from bebop.command import shown_command, shown_path
 from bebop.config.fields import settings
 from bebop.config.job import JobConfig
 from bebop.monitor.controller import CAUSES, State
@@ -14,6 +14,7 @@ from bebop.monitor.drift import Decomposition
 from bebop.monitor.drift_monitor import Explanation
 from bebop.monitor.estimate import Estimate
 from bebop.report.runs import DASH, FIRST, Run, windows
+from bebop.run_dir.checkpoints import newest_model
 from bebop.systems import SYSTEMS
 from bebop.systems.base import System
 
@@ -30,6 +31,16 @@ class Advice:
     settings: tuple[str, ...] = ()
 
 
+def ended(said: "Said", paths: Mapping[str, Path], commands: Mapping[str, str] | None = None) -> list[str]:
+    """Return what the terminal says at the end of a run, a line each: verdict, advice, what was written, commands.
+
+    ``paths`` by what they are; ``commands`` by what they are for. What is empty is left out.
+    """
+    rows = {"verdict": said.verdict, "advice": said.advice, "next": said.command}
+    rows |= {name: str(shown_path(path)) for name, path in paths.items()} | dict(commands or {})
+    return [f"{name}: {text}" for name, text in rows.items() if text]
+
+
 NO_ADVICE = Advice(text=NOTHING, kind="none")
 
 
@@ -40,6 +51,11 @@ class Said:
     verdict: str
     advice: str
     command: str = ""  # that carries the advice out, where one does
+
+    @property
+    def shown(self) -> str:
+        """Return the advice as pages show it: with the command, in the marks of code."""
+        return f"{self.advice} `{self.command}`" if self.command else self.advice
 
 
 def said(run: Run | None, explanations: Sequence[Explanation]) -> Said:
@@ -65,19 +81,19 @@ def _command(run: Run, advice: Advice) -> str:
     if run.place is None or advice.kind == "none":
         return ""
     if advice.kind == "adapt":
-        newest = max((run.folder or Path()).glob("checkpoints/step_*/policy"), default=None)
-        model = run.setting("model.path") if newest is None else str(Path(run.place, *newest.parts[-3:]))
+        newest = newest_model(run.folder or Path())
+        model = run.setting("model.path") if newest is None else str(Path(run.place, newest))
         tasks = [one for one in run.given or () if one.startswith("task")]
-        return shlex.join(["python", "-m", "bebop.adapt", *advice.settings, f"model.path={model}", *tasks])
+        return shown_command("adapt", *advice.settings, f"model.path={model}", *tasks)
     names = [one.partition("=")[0] for one in advice.settings]
     if any(one.fixed and one.name in names for one in settings(JobConfig)):
         own = tuple(f"{name}=" for name in (*names, "runtime.dir", "runtime.resume"))
         kept = [one for one in run.given or () if not one.startswith(own)]
-        return shlex.join(["python", "-m", "bebop.run", *kept, *advice.settings])
+        return shown_command("run", *kept, *advice.settings)
     steps, last = run.setting("trainer.steps"), run.steps[-1]
     more = [f"trainer.steps={2 * last}"] if steps.isdigit() and last >= int(steps) else []
     go_on = [f"runtime.dir={run.place}", "runtime.resume=true"]
-    return shlex.join(["python", "-m", "bebop.run", *go_on, *advice.settings, *more])
+    return shown_command("run", *go_on, *advice.settings, *more)
 
 
 def _reward(run: Run) -> str:
@@ -164,14 +180,15 @@ def _fit(system: System | None, config: Mapping[str, Any]) -> Advice:
         part = system.needs[0] if system.needs else ""
         if not part:
             return NO_ADVICE
-        text = f"Train its part on completions of this policy: python -m bebop.adapt part={part}."
+        command = shown_command("adapt", f"part={part}")
+        text = f"Train its part on completions of this policy: {command}."
         return Advice(text=text, kind="adapt", settings=(f"part={part}",))
     if str((config.get("cotrain") or {}).get("mode", "off")) == "off":
         setting = "cotrain.mode=auto"
         return Advice(text=f"Train the head beside the policy: go on with {setting}.", settings=(setting,))
     text = (
         "Co-training is on and has not caught up: raise cotrain.head.lr, or adapt the head anew to the newest "
-        "checkpoint (python -m bebop.adapt)."
+        f"checkpoint ({shown_command('adapt')})."
     )
     return Advice(text=text, kind="adapt")
 

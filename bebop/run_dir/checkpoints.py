@@ -28,6 +28,8 @@ MANIFEST = "manifest.json"
 HIDDEN = ".partial-"
 ASIDE = "aside-"
 STEPS, HEADS = "step_", "head_"  # prefixes: of a run, of an adaptation
+MODEL = "model"  # in a run folder: a link to the newest policy of a run, the folder that an adaptation wrote
+POLICY = "policy"  # in a checkpoint of a run: the model as a Hugging Face folder
 
 
 class DamagedError(UserError):
@@ -132,6 +134,40 @@ class Store:
         """Return the step of a checkpoint and how often it had been saved by then; empty for another name."""
         match = re.fullmatch(re.escape(self.prefix) + r"(\d{6,})(?:\.(\d+))?", path.name)
         return (int(match[1]), int(match[2] or 1)) if match else ()
+
+
+def link_model(run_dir: Path, newest: Path | None) -> None:
+    """Let ``RUN/model`` lead to the policy of checkpoint ``newest``, or take it away if there is none.
+
+    The link is relative, so that a run folder may move. What a user has put in its place stays. A file
+    system without links leaves the model in its checkpoint.
+    """
+    link = run_dir / MODEL
+    if os.path.lexists(link) and not _leads_to_checkpoint(link):
+        return
+    if newest is None:
+        link.unlink(missing_ok=True)
+        return
+    scratch = run_dir / f".{MODEL}-{uuid.uuid4().hex[:8]}"
+    try:
+        os.symlink((newest / POLICY).relative_to(run_dir), scratch, target_is_directory=True)
+        os.replace(scratch, link)
+    except OSError as error:
+        log.warning("%s cannot be made (%s): the model is %s", link, error.strerror, newest / POLICY)
+
+
+def newest_model(run_dir: Path) -> Path | None:
+    """Return the place of a run's newest model, relative to its folder: ``model``, or where no link leads to it, the
+    policy of the newest checkpoint; None before the first checkpoint."""
+    if _leads_to_checkpoint(run_dir / MODEL):
+        return Path(MODEL)
+    saved = Store(run_dir, STEPS).all()
+    return (saved[-1] / POLICY).relative_to(run_dir) if saved else None
+
+
+def _leads_to_checkpoint(link: Path) -> bool:
+    """Return whether ``link`` is one that ``link_model`` has made."""
+    return link.is_symlink() and link.readlink().parts[:1] == ("checkpoints",)
 
 
 def seal(folder: Path) -> None:

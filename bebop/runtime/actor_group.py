@@ -50,11 +50,15 @@ class _Process:
     would look like a death.
     """
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, label: str, mark: str) -> None:
+        self.label = label
         name, _, value = mark.partition("=")
         os.environ[name] = value  # processes that are started from here inherit it, and can be found by it
         self.stacks_file = tempfile.TemporaryFile()  # without a name: nothing stays behind
         faulthandler.register(signal.SIGUSR1, self.stacks_file, all_threads=True)
+
+    def __repr__(self) -> str:
+        return self.label  # Ray shows it in its dashboard, in its logs and as the title of the process
 
     def handshake(self) -> tuple[int, str, int]:
         """Return the process id, the id of Ray's node, and the descriptor of the file for stacks."""
@@ -97,6 +101,21 @@ async def _call(death: type[Exception], result: Awaitable[T]) -> T:
         raise death(str(error).strip().splitlines()[0]) from error
 
 
+def actor_names(part: str, ranks: int = 1) -> tuple[str, list[str]]:
+    """Return how Ray calls the class and the actors of a part; several ranks are numbered.
+
+    >>> actor_names("rollout worker 3"), actor_names("trainer", 2)
+    (('RolloutWorker', ['RolloutWorker(3)']), ('Trainer', ['Trainer(0)', 'Trainer(1)']))
+    """
+    words, number = part.split(), None
+    if words[-1].isdigit():
+        *words, number = words
+    kind = "".join(word.capitalize() for word in words)
+    if ranks > 1:
+        return kind, [f"{kind}({rank})" for rank in range(ranks)]
+    return kind, [kind if number is None else f"{kind}({number})"]
+
+
 class ActorGroup:
     """One or more actors that live and die together, with a watchdog."""
 
@@ -132,8 +151,10 @@ class ActorGroup:
         """
         self.close()
         self._mark = f"BEBOP_PART={uuid4().hex}"
-        remote = ray.remote(concurrency_groups={"watch": 1})(_Process)
-        actors = self.actors = [remote.options(**options).remote(self._mark) for options in self.options]
+        kind, labels = actor_names(self.name, len(self.options))
+        remote = ray.remote(concurrency_groups={"watch": 1})(type(kind, (_Process,), {}))
+        made = zip(self.options, labels, strict=True)
+        actors = self.actors = [remote.options(**options).remote(label, self._mark) for options, label in made]
         processes = [ProcessHealth(f"rank {i}" if len(actors) > 1 else "") for i in range(len(actors))]
         watchdog = self.watchdog = Watchdog(processes, self.floor, start=self._starts.limit("start"))
         self._watching = asyncio.create_task(self._watch(watchdog))

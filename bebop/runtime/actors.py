@@ -16,6 +16,7 @@ from bebop.driver.protocols import Assignment, TrainerDied, WorkerDied, WorkerRe
 from bebop.metrics.metrics import Metrics
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
+from bebop.run_dir.checkpoints import link_model
 from bebop.runtime.actor_group import ActorGroup, Options
 from bebop.runtime.events import EventLog
 from bebop.trainer import checkpoint
@@ -169,7 +170,9 @@ class RayTrainer:
         checkpoints = checkpoint.store(self.run_dir)
         staged = checkpoints.staging(step)
         await self._all("save", staged, loop_state)
-        checkpoints.prune(self.config.trainer.keep, checkpoints.publish(staged, step))
+        written = checkpoints.publish(staged, step)
+        link_model(self.run_dir, written)  # before the checkpoint goes to which the link has led so far
+        checkpoints.prune(self.config.trainer.keep, written)
 
     async def load(self, folder: Path) -> dict[str, Any]:
         """Go on from a checkpoint, and return the loop's state."""

@@ -29,13 +29,15 @@ from bebop.driver.loop import Loop
 from bebop.driver.past_completions import PastAnswers
 from bebop.driver.protocols import TrainerDied, WorkerDied
 from bebop.errors import UserError
-from bebop.metrics.sinks import JsonlSink, ProgressLine, Sink, TensorBoardSink, WandbSink
+from bebop.metrics.catalogue import tracker_layout
+from bebop.metrics.sinks import JsonlSink, ProgressLine, Sink, TensorBoardSink, TrackioSink, WandbSink
 from bebop.model.checkpoint import load_tokenizer
 from bebop.monitor.watch import JobMonitor, Monitor, NullMonitor, can_monitor
 from bebop.rollout.engines import engine_module
+from bebop.run_dir.checkpoints import link_model
 from bebop.runtime.actors import RayTrainer, RayWorker
 from bebop.runtime.events import EventLog
-from bebop.runtime.session import Session, SessionDied, ray_session
+from bebop.runtime.session import Dashboard, Session, SessionDied, ray_session
 from bebop.trainer import checkpoint
 from bebop.trajectory import Prompt
 from bebop.trajectory_db.reader import NAME
@@ -63,11 +65,13 @@ class RaySink:
         """Do nothing: Ray owns the gauges."""
 
 
-def run_job(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], begin: Callable[[], None]) -> bool:
+def run_job(
+    config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], begin: Callable[[Dashboard | None], None]
+) -> bool:
     """Run a job that ``preflight`` has checked to its end in ``run_dir``; return False if it was interrupted.
 
-    An interrupted job leaves a checkpoint. ``prompt(i)`` gives prompt i of the stream. ``begin`` is called once all
-    parts run; nothing is written to ``run_dir`` before.
+    An interrupted job leaves a checkpoint. ``prompt(i)`` gives prompt i of the stream. ``begin`` is called with Ray's
+    dashboard once all parts run; nothing is written to ``run_dir`` before.
     """
     checkpoints, events = checkpoint.store(run_dir), EventLog(run_dir)
     newest = checkpoints.newest_sound() if config.runtime.resume else None
@@ -85,7 +89,7 @@ def run_job(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], b
             def started(session: Session = session, deaths: int = deaths, ended: float | None = ended) -> None:
                 session.close_to_others()
                 if not deaths:
-                    begin()
+                    begin(session.dashboard)
                 if ended is not None:
                     events.write("replaced", "ray", "a new session", recover_s=time.monotonic() - ended)
 
@@ -154,20 +158,25 @@ class Job:
                     await _gather([self.trainer.restart(), *[worker.restart() for worker in self.workers]])
                     if self.loop is None:
                         begin()
-                        checkpoints.set_aside(newest)
+                        self._go_back(newest)
                     return await (await self._loop(newest)).run()
                 except (TrainerDied, WorkerDied) as death:
                     if self.loop is None:  # a part that cannot even start is no death to recover from
                         raise UserError(f"a part of the job did not start: {death}") from death
                     self.monitor.close()
                     newest = checkpoints.newest_sound()
-                    checkpoints.set_aside(newest)
+                    self._go_back(newest)
                     log.warning("the trainer died (%s); going back to %s", death, _name(newest))
                     if deaths == most:
                         raise UserError(f"the trainer died {deaths + 1} times, the last time: {death}") from death
             raise AssertionError("unreachable")
         finally:
             self._close()
+
+    def _go_back(self, newest: Path | None) -> None:
+        """Set aside what was written after checkpoint ``newest``, so that ``RUN/model`` leads to that one again."""
+        checkpoint.store(self.run_dir).set_aside(newest)
+        link_model(self.run_dir, newest)
 
     async def _loop(self, newest: Path | None) -> Loop:
         """Make the loop as it was at checkpoint ``newest``."""
@@ -249,9 +258,12 @@ def _sinks(config: JobConfig, run_dir: Path, start: int) -> list[Sink]:
     monitor = config.monitor
     sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl", start if start else None)]
     if monitor.tensorboard:
-        sinks.append(TensorBoardSink(run_dir / "tensorboard", start + 1 if start else None))
+        purge = start + 1 if start else None
+        sinks.append(TensorBoardSink(run_dir / "tensorboard", purge, dataclasses.asdict(config), tracker_layout()))
     if monitor.wandb:
         sinks.append(WandbSink(run_dir, dataclasses.asdict(config)))
+    if monitor.trackio:
+        sinks.append(TrackioSink(run_dir, dataclasses.asdict(config)))
     if monitor.ray_metrics:
         sinks.append(RaySink())
     if config.runtime.progress:

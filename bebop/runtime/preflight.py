@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from bebop.command import check_writable
 from bebop.config.adapt import AdaptConfig
-from bebop.config.job import JobConfig, ModelConfig, RuntimeConfig, TaskConfig
+from bebop.config.job import JobConfig, ModelConfig, MonitorConfig, RuntimeConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import (
     find_device,
@@ -31,7 +31,6 @@ from bebop.model.checkpoint import (
     require_mtp,
     resolve,
 )
-from bebop.model.memory import job_memory, parameters
 from bebop.model.parts import find_part, read_card
 from bebop.model.skeleton import check_head, check_index, check_tokenizer, check_weights
 from bebop.rollout.agent_setup import check_environment
@@ -64,13 +63,19 @@ def check_job(config: JobConfig, items: Items | None = None) -> PromptSource | E
         read_card(find_part(config.model, part), part)
     source = check_task(config, items)
     engine_module(config).check(config)
-    if config.monitor.wandb and find_spec("wandb") is None:
-        raise UserError("monitor.wandb=True is not possible: pip install -e '.[wandb]' first")
+    check_trackers(config.monitor)
     if here:
         check_ports(config.runtime)
         check_temp(config.runtime)
         check_file_size()
     return source
+
+
+def check_trackers(config: MonitorConfig) -> None:
+    """Check that the trackers that are asked for are installed."""
+    for name in ("wandb", "trackio"):
+        if getattr(config, name) and find_spec(name) is None:
+            raise UserError(f"monitor.{name}=True is not possible: pip install -e '.[{name}]' first")
 
 
 def check_model(config: ModelConfig, here: bool = True) -> Any:
@@ -103,16 +108,6 @@ def check_model(config: ModelConfig, here: bool = True) -> Any:
         if (layout := mtp_layout(folder, settings.num_hidden_layers)) is not None:
             check_head(skeleton, folder, layout)
     return settings
-
-
-def expected_memory(config: JobConfig) -> list[str]:
-    """Return a line with the memory that the job needs; none for the built-in model or on other machines."""
-    if config.model.path == "tiny" or config.runtime.address is not None:
-        return []
-    count = parameters(sorted(resolve(config.model.path).glob("*.safetensors")))
-    return [
-        job_memory(config, read_config(config.model), count, find_device(config.model), engine_module(config).EMBEDDED)
-    ]
 
 
 def check_task(config: JobConfig, items: Items | None = None) -> PromptSource | EnvironmentSource:

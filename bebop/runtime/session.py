@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
@@ -51,6 +52,14 @@ class SessionDied(Exception):
         self.silent = silent  # seconds until it was noticed
 
 
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """Where Ray's dashboard is, and whether it asks for the token that ``ray get-auth-token`` prints."""
+
+    url: str
+    token: bool
+
+
 class Session:
     """A Ray session with a watch over its servers and over the driver's event loop."""
 
@@ -71,6 +80,15 @@ class Session:
         self._silent = dict.fromkeys(self.servers, 0.0)
         self._hung: SessionDied | None = None
         self._closed = threading.Event()
+
+    @property
+    def dashboard(self) -> Dashboard | None:
+        """Return Ray's dashboard; None if it was not started."""
+        address = ray._private.worker.get_dashboard_url()
+        if not address:
+            return None
+        url = address if "://" in address else f"http://{address}"
+        return Dashboard(url, os.environ.get("RAY_AUTH_MODE") == "token")
 
     def guard(self) -> None:
         """Check until ``close``; in a thread, since calls of Ray that wait for a server hold up their caller."""

@@ -61,6 +61,7 @@ BAD: list[tuple[str, Any]] = [
     ("task.reward", ""), ("task.reward", []), ("task.reward", 3), ("task.reward", ["auto", "auto"]),
     ("task.reward", ["auto", ""]), ("task.reward_weights", [1.0, 2.0]), ("task.reward_weights", [INF]),
     ("task.reward_batch", 0), ("task.reward_signature", "openai"),
+    ("runtime.sample_every", -1),
     ("task.name", ""), ("task.prompt_key", " "), ("task.answer_key", ""), ("monitor.probe_every", -1),
     ("monitor.probe_completions", 1), ("monitor.check_completions", -1), ("monitor.certify_every", -1),
     ("monitor.trace", "some"), ("runtime.dir", ""), ("runtime.address", " "),

@@ -17,7 +17,7 @@ GUIDES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/adding.md", "
 GUIDES += tuple(f"recipes/{name}/README.md" for name in ("sglang", "verl", "megatron", "tiny"))
 # What a run writes, and what an example of a page is called.
 WRITTEN = ("report.html", "results.json", "config.yaml", "overrides.json", "identity.json", "machine.json", "pids.txt")
-WRITTEN += ("tensorboard/", "checkpoints/step_000020/", "policy/", "model/")
+WRITTEN += ("tensorboard/", "wandb/", "checkpoints/step_000020/", "policy/", "model/")
 
 
 def broken_links(page: str, text: str, root: Path = ROOT) -> list[str]:

@@ -1,11 +1,15 @@
 """The loop over tiny fakes at its three seams: who is asked what, when, and what is left behind."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from bebop.driver.loop import SAMPLES, Loop
 from bebop.errors import UserError
-from tests.fakes import GROUPS, SIZE, FakeWorker, go, in_order, job, make
+from bebop.metrics.sinks import Sample
+from tests.fakes import GROUPS, SIZE, FakeSink, FakeTrainer, FakeWorker, go, in_order, job, make, prompt
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -152,3 +156,27 @@ def test_it_is_said_how_far_a_step_has_come() -> None:
     wanted = GROUPS * SIZE
     assert said.count(f"learning from {wanted} completions") == 3
     assert {f"{SIZE}/{wanted} completions", f"{wanted}/{wanted} completions"} <= set(said)
+
+
+@dataclass(kw_only=True)
+class Shown(FakeSink):
+    samples: dict[int, Sequence[Sample]] = field(default_factory=dict)
+
+    def write_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        assert len(self.rows) == step, "the numbers of a step come first"
+        self.samples[step] = samples
+
+
+@pytest.mark.parametrize(("every", "steps"), [(3, [1, 3, 6]), (10, [1]), (0, [])])
+def test_samples_of_the_first_step_and_of_every_few_are_shown(every: int, steps: list[int]) -> None:
+    """A completion of each of the first groups, to the sinks that show any."""
+    config, sink = job(steps=7), Shown()
+    config = replace(config, runtime=replace(config.runtime, sample_every=every))
+    loop = Loop(config, prompt, [FakeWorker()], FakeTrainer(), [FakeSink(), sink])
+    assert go(loop) and len(sink.rows) == 7
+    assert list(sink.samples) == steps
+    for step, samples in sink.samples.items():
+        first = (step - 1) * GROUPS
+        assert [one.number for one in samples] == list(range(first, first + min(SAMPLES, GROUPS)))
+        assert [one.prompt for one in samples] == [str(one.number) for one in samples]
+        assert all(isinstance(one.reward, float) for one in samples)

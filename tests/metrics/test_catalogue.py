@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from bebop.metrics.catalogue import INEXACT, METRICS, TITLES, MetricRow, document, names
+from bebop.metrics.catalogue import (
+    CHARTS,
+    INEXACT,
+    METRICS,
+    TITLES,
+    MetricRow,
+    document,
+    names,
+    tracker_layout,
+    tracker_values,
+)
 from tests.monitor.test_watch_job import Job
 from tests.mutants.fault import ROOT
 
@@ -87,3 +97,32 @@ def test_reports_dashboards_and_the_monitor_use_listed_names() -> None:
     unlisted = {n: f for n, f in spelled().items() if n not in foreign and not any(o.startswith(n) for o in listed)}
     assert unlisted == {}
     assert len(spelled()) > 40
+
+
+def test_trackers_sort_the_main_metrics_first_and_drift_last() -> None:
+    """TensorBoard and W&B sort the part before the slash by the alphabet."""
+    logged = {name: float(i) for i, name in enumerate(sorted(names("run", "head", "drift", "certificate")))}
+    shown = tracker_values(logged)
+    assert set(logged) - set(shown) == {*names("drift"), "step", "version"}, "all others keep their names"
+    groups = list(dict.fromkeys(name.partition("/")[0] for name in sorted(shown)))
+    assert groups[0] == "_main" and groups[-1] == "z_drift" and "reward" in groups
+    main = [name for name in sorted(shown) if name.startswith("_main/")]
+    order = ["reward/mean", "response/length", "policy/entropy", "rollout/accept_length", "rollout/tokens_per_s"]
+    assert [shown[name] for name in main] == [logged[name] for name in order]
+    assert tracker_values({"eval/accept_length": 2.5}) == {
+        "_main/1_accept_length_held_out": 2.5,
+        "eval/accept_length": 2.5,
+    }
+
+
+def test_the_page_of_charts_names_what_is_logged() -> None:
+    shown = tracker_values(dict.fromkeys(sorted(names(*TITLES, position="2")), 0.0))
+    layout = tracker_layout()
+    assert list(layout) == ["main", *dict.fromkeys(chart.group for chart in CHARTS)]
+    for charts in layout.values():
+        assert charts
+        for kind, tags in charts.values():
+            assert kind == "Multiline" or (len(tags) == 3 and kind == "Margin")
+            assert [tag for tag in tags if not any(re.fullmatch(tag, name) for name in shown)] == []
+    assert layout["drafting"]["Why the accept length moved: entropy part"][1][0] == "z_drift/length/entropy"
+    assert list(tracker_layout(adapted=True)) == ["main"]

@@ -3,18 +3,38 @@
 import io
 import json
 import math
+import os
+import sqlite3
+import struct
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bebop.config.fields import from_dict
+from bebop.config.job import MonitorConfig
 from bebop.errors import UserError
+from bebop.metrics.catalogue import tracker_layout
 from bebop.metrics.metrics import Max, Mean, Metric, Metrics, Percentile, SampleSize, Sum, merge, values
-from bebop.metrics.sinks import JsonlSink, ProgressLine, TensorBoardSink, WandbSink, read_jsonl
+from bebop.metrics.sinks import (
+    JsonlSink,
+    ProgressLine,
+    Sample,
+    TensorBoardSink,
+    TrackioSink,
+    WandbSink,
+    printable,
+    read_jsonl,
+)
+from bebop.runtime import preflight
 
 numbers = st.lists(st.integers(-50, 50), min_size=1, max_size=12)
 
@@ -140,10 +160,113 @@ def test_tensorboard_holds_the_values_and_purges_on_resume(tmp_path: Path) -> No
     assert [(e.step, e.value) for e in events] == [(1, 1.75), (2, 2.75), (3, 3.5), (4, 4.5)]
 
 
-def test_wandb_missing_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"pip install -e '.\[wandb\]'"):
-        WandbSink(tmp_path)
+SAMPLES = [
+    Sample(prompt="<user>4 + 5 = ?", completion="**9**\n\x1b[31mred", number=16, reward=1.0),
+    Sample(prompt="<user>4 - 5 = ?", completion="x" * 9000, number=17, reward=-0.5),
+]
+CONFIG = {"trainer": {"lr": 0.1, "betas": (0.9, 0.98)}, "task": {"args": {}, "path": None}}
+
+
+def test_tensorboard_holds_samples_settings_and_charts(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    sink = TensorBoardSink(tmp_path, None, CONFIG, tracker_layout())
+    sink.write(1, {"reward/mean": 0.25, "drift/state": 2.0})
+    sink.write_samples(1, SAMPLES)
+    sink.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert sorted(events.Tags()["scalars"]) == ["_main/1_reward", "reward/mean", "z_drift/state"]
+    text = events.Tensors("samples/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "**Prompt 16, reward 1.000**" in text and "\n    **9**\n    \\x1b[31mred\n" in text, (
+        "as code, not as Markdown"
+    )
+    assert "x … x" in text and len(text) < 3000
+    settings = events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "| trainer.lr | `0.1` |" in settings and "| task.args | `{}` |" in settings
+    assert [path.name.startswith("events.") for path in tmp_path.iterdir()] == [True], "no second run"
+    stored = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    assert HParamsPluginData.FromString(stored).session_start_info.hparams["trainer.lr"].number_value == 0.1
+    layout = Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+    assert [category.title for category in layout.category][:2] == ["main", "learning"]
+    assert layout.category[0].chart[0].multiline.tag == ["_main/1_reward"]
+
+
+@pytest.mark.parametrize(("name", "sink"), [("wandb", WandbSink), ("trackio", TrackioSink)])
+def test_a_tracker_that_is_missing_is_one_clear_line(
+    name: str, sink: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=rf"pip install -e '.\[{name}\]'"):
+        sink(tmp_path)
+    monkeypatch.setattr(preflight, "find_spec", lambda module: None if module == name else True)
+    with pytest.raises(UserError, match=rf"^monitor.{name}=True is not possible: pip install -e '.\[{name}\]'"):
+        preflight.check_trackers(from_dict(MonitorConfig, {name: True}))
+
+
+def tracked(sink: WandbSink | TrackioSink) -> None:
+    """What a job gives a tracker."""
+    sink.write(1, {"reward/mean": 0.25, "drift/state": 2.0})
+    sink.write_samples(1, SAMPLES)
+    sink.write(2, {"reward/mean": 0.5})
+    sink.close()
+
+
+def wandb_records(content: bytes) -> Iterator[Any]:
+    """The records of an offline run, in LevelDB's log format: blocks of 32 KiB, in which a record has a head of 7."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    at, found = 7, b""  # the file has a head of its own
+    while at + 7 <= len(content):
+        if (left := -at % 32768) < 7 and left:
+            at += left
+        length, kind = struct.unpack("<HB", content[at + 4 : at + 7])
+        found, at = found + content[at + 7 : at + 7 + length], at + 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield Record.FromString(found)
+            found = b""
+
+
+@pytest.mark.slow  # W&B starts a server of its own
+def test_wandb_holds_values_settings_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracked(WandbSink(tmp_path / "demo", CONFIG))
+    (file,) = tmp_path.glob("demo/wandb/offline-run-*/*.wandb")
+    rows, config = list[dict[str, Any]](), dict[str, Any]()
+    for record in wandb_records(file.read_bytes()):
+        config |= {one.key: json.loads(one.value_json) for one in record.run.config.update}
+        row = {one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in record.history.item}
+        rows += [row] if row else []
+    assert config["trainer"]["lr"] == 0.1
+    assert [(row["_step"], row["reward/mean"], row["_main/1_reward"]) for row in rows] == [
+        (1, 0.25, 0.25),
+        (2, 0.5, 0.5),
+    ]
+    assert rows[0]["z_drift/state"] == 2.0
+    (table,) = tmp_path.glob("demo/wandb/offline-run-*/files/media/table/samples_*.json")
+    shown = json.loads(table.read_text())
+    assert shown["columns"][-1] == "reward" and shown["data"][0][2:] == ["<user>4 + 5 = ?", r"**9**\n\x1b[31mred", 1.0]
+
+
+@pytest.mark.slow  # its import takes a second
+def test_trackio_holds_values_settings_and_samples(tmp_path: Path) -> None:
+    """In a process of its own: Trackio reads its folder from the environment as it is imported."""
+    code = (
+        "from tests.metrics.test_metrics import CONFIG, TrackioSink, tracked\n"
+        f"from pathlib import Path\ntracked(TrackioSink(Path({str(tmp_path / 'demo')!r}), CONFIG))\n"
+    )
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "", "stdout is the command's own"
+    with closing(sqlite3.connect(tmp_path / "trackio" / "bebop.db")) as file:
+        rows = [(step, json.loads(row)) for step, row in file.execute("SELECT step, metrics FROM metrics ORDER BY id")]
+        (config,) = file.execute("SELECT config FROM configs").fetchone()
+    assert json.loads(config)["trainer"]["lr"] == 0.1
+    values = [(step, row["reward/mean"]) for step, row in rows if "reward/mean" in row]
+    assert values == [(1, 0.25), (2, 0.5)] and rows[0][1]["z_drift/state"] == 2.0
+    assert any("<user>4 + 5 = ?" in json.dumps(row) for _, row in rows)
 
 
 @pytest.mark.parametrize(("mode", "wanted"), [(None, "offline"), ("online", "online")])
@@ -226,3 +349,36 @@ def test_progress_line_rewrites_itself_on_a_terminal() -> None:
     line.write(2, ROW)
     line.close()
     assert "\rstep 2/2 " in stream.getvalue() and stream.getvalue().count("\n") == 1
+
+
+def test_what_a_terminal_would_obey_is_spelled_out_and_long_texts_are_cut() -> None:
+    assert printable("a\x1b[31m\r\nb\u202ec\ud800 é 中") == r"a\x1b[31m\r\nb\u202ec\ud800 é 中"
+    for text in ("ab" * 500, "\x00" * 1000):
+        assert len(printable(text, 101)) == 101 and printable(text, 101)[49:52] == " … "
+    assert printable("x" * 101, 101) == "x" * 101
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_sample_stands_above_the_progress_line_in_a_few_lines(terminal: bool) -> None:
+    stream = Terminal() if terminal else io.StringIO()
+    line = ProgressLine(total=2, stream=stream)
+    line.write(1, ROW)
+    line.write_samples(1, SAMPLES[1:])
+    line.write(2, ROW)
+    line.close()
+    lines = stream.getvalue().replace("\r", "\n").splitlines()
+    first = next(i for i, text in enumerate(lines) if "sample" in text)
+    shown = [text for text in lines[first:] if not text.startswith("step") and text.strip()]
+    assert shown[0] == "  sample of step 1: prompt 17, reward -0.500"
+    assert shown[1] == "    prompt      <user>4 - 5 = ?" and shown[2].startswith("    completion  xxx")
+    assert 3 <= len(shown) <= 7 and max(map(len, shown)) <= (79 if terminal else 100)
+    assert "\x1b" not in stream.getvalue().replace("\x1b[A", "") and lines[-1].startswith("step 2/2")
+
+
+def test_progress_line_drops_numbers_before_it_cuts_off_what_moves() -> None:
+    screen = Terminal()
+    line = ProgressLine(total=60, stream=screen)
+    line.write(1, ROW)
+    line.under_way("127/128 completions")
+    last = screen.getvalue().rpartition("\r")[2].rstrip()
+    assert last.endswith("reward 0.412  len 84  accept 2.41  127/128 completions") and len(last) <= 79

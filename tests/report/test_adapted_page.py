@@ -13,7 +13,7 @@ import yaml
 from bebop.adaptation.results import Results, boundary_share
 from bebop.config.adapt import AdaptConfig
 from bebop.config.fields import from_dict
-from bebop.report.adapted import _summary, render_card, write_card, write_page
+from bebop.report.adapted import _summary, judge, render_card, write_card, write_page
 from tests.adaptation.builders import config, results
 from tests.report.test_report import headings, specs
 
@@ -174,3 +174,22 @@ def test_no_folder_of_the_machine_is_in_it(tmp_path: Path) -> None:
 )
 def test_the_sampling_distribution_is_named(tmp_path: Path, sampling: dict[str, float], words: str) -> None:
     assert words in card(tmp_path, config(data={"sampling": sampling})).split("## Acceptance")[0]
+
+
+def test_the_page_opens_with_a_verdict_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/a b").mkdir(parents=True)
+    (tmp_path / "runs/a b/overrides.json").write_text(json.dumps(["dir=runs/a b", "task=gcd", "task.size=9"]))
+    measured = results()
+    rise = measured.change("bebop", "accept_length")
+    assert rise.low > 0
+    opening = page(tmp_path / "runs/a b", measured).split("<main>")[0]
+    assert f"The accept length rose by {rise} to" in opening and "Train the policy with this head." in opening
+    command = "python -m bebop.run &#39;model.path=runs/a b/model&#39; task=gcd task.size=9"
+    assert f"<code>{command}</code>" in opening
+    same = dataclasses.replace(measured, after=measured.before)
+    said = judge(tmp_path, config(), same)
+    assert said.verdict.startswith("The accept length did not move clearly (0.000 [") and not said.command
+    worse = dataclasses.replace(measured, after=measured.before, before=measured.after)
+    said = judge(tmp_path, config(), worse)
+    assert re.match(r"The accept length fell by 0\.\d+ to", said.verdict) and said.advice.startswith("Keep the head")

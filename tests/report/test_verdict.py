@@ -15,6 +15,7 @@ from bebop.monitor.records import from_groups
 from bebop.report.__main__ import main
 from bebop.report.runs import Run
 from bebop.report.verdict import NOTHING, said
+from bebop.run_dir.checkpoints import link_model
 from bebop.trajectory_db.reader import NAME
 from tests.monitor.synthetic import Truth, constant, step_groups
 from tests.report.test_drift import watched_run
@@ -135,6 +136,13 @@ def test_advice_comes_with_a_command_that_carries_it_out(
     one = dataclasses.replace(run(**config), folder=tmp_path / "a b", given=given)
     words = said(one, explained(**told) if told else []).command.replace("'", "")
     assert command.replace("PLACE", "a b") in words and bool(words) == bool(command)
+
+
+def test_a_model_that_a_link_leads_to_is_adapted_by_its_short_name(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints/step_000014/policy").mkdir(parents=True)
+    link_model(tmp_path, tmp_path / "checkpoints/step_000014")
+    one = dataclasses.replace(run(cotrain={"mode": "always"}), folder=tmp_path, given=[])
+    assert said(one, explained(mismatch=fallen)).command == f"python -m bebop.adapt model.path={tmp_path}/model"
 
 
 def test_a_setting_that_may_not_change_asks_for_the_run_anew(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bebop.errors import UserError
-from bebop.run_dir.checkpoints import Store, seal, verify, write_text
+from bebop.run_dir.checkpoints import Store, link_model, newest_model, seal, verify, write_text
 
 OPERATIONS = ["mkdir", "rename", "replace", "unlink", "rmdir", "fsync", "open", "close"]
 CRASHED = 77
@@ -209,3 +209,43 @@ def test_what_is_sealed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monke
     assert names == {"", "/policy", "/policy/weights", "/state", "/manifest.json"}
     assert {str(store.folder), str(tmp_path / "run")} <= set(before) and after[0] == str(store.folder)
     verify(place)
+
+
+def test_the_newest_model_is_found_at_one_place_whatever_goes(tmp_path: Path) -> None:
+    """Also while older checkpoints are removed, after a step back, and in a folder that was moved."""
+    run, store = tmp_path / "run", Store(tmp_path / "run", "step_")
+    assert newest_model(run) is None
+    for step in (1, 2, 3):
+        link_model(run, save(store, step, str(step), keep=2))
+        assert newest_model(run) == Path("model") and (run / "model/weights").read_text() == str(step)
+    link_model(run, store.path(2))
+    moved = run.rename(tmp_path / "moved")
+    assert (moved / "model/weights").read_text() == "2" and not (moved / "model").readlink().is_absolute()
+    link_model(moved, None)
+    assert not os.path.lexists(moved / "model") and newest_model(moved) == Path("checkpoints/step_000003/policy")
+
+
+def test_a_model_of_the_user_s_own_is_left_alone(tmp_path: Path) -> None:
+    checkpoint = save(Store(tmp_path / "run", "step_"), 1, "new")
+    for own in ("folder", "link"):
+        place = tmp_path / "run" / "model"
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        place.mkdir() if own == "folder" else place.symlink_to(tmp_path / "mine")
+        for newest in (checkpoint, None):
+            link_model(tmp_path / "run", newest)
+            assert place.is_symlink() == (own == "link") and list(place.iterdir()) == []
+        assert newest_model(tmp_path / "run") == Path("checkpoints/step_000001/policy")
+        place.rmdir() if own == "folder" else place.unlink()
+
+
+def test_a_file_system_without_links_leaves_the_model_in_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    checkpoint = save(Store(tmp_path, "step_"), 1, "new")
+    monkeypatch.setattr(os, "symlink", refused)
+    link_model(tmp_path, checkpoint)
+    assert "model cannot be made (Operation not permitted): the model is" in caplog.text
+    assert newest_model(tmp_path) == Path("checkpoints/step_000001/policy")

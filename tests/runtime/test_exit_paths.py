@@ -67,7 +67,7 @@ def test_a_second_interrupt_ends_at_once_without_a_word_too_many(tmp_path: Path,
     os.killpg(run.pid, signal.SIGINT)
     code, lines = outcome(run)
     assert code == 130
-    assert [line for line in lines if not line.startswith(("run folder: ", "bebop.runtime.job: stopping"))] == [
+    assert [line for line in lines if not line.startswith(("run folder: ", "  ", "bebop.runtime.job: stopping"))] == [
         "interrupted"
     ]
     assert gone(others)
@@ -136,7 +136,7 @@ def test_a_disk_that_fills_up_keeps_earlier_checkpoints(tmp_path: Path, temp: Pa
         run = start(disk / "run", temp, *settings)
         code, lines = outcome(run)
         assert code == 2
-        errors = [line for line in lines if not line.startswith("run folder: ")]
+        errors = [line for line in lines if not line.startswith(("run folder: ", "  "))]
         assert len(errors) == 1 and errors[0].startswith(f"error: '{disk}/run/checkpoints/"), errors
         assert "cannot be written: No space left on device; free some space" in errors[0]
         newest = checkpoint.store(disk / "run").newest_sound()

@@ -1,13 +1,19 @@
 """Ray that does not come up is tried again, and an actor that it ends for want of memory counts as dead."""
 
 import asyncio
+import json
+import subprocess
+import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bebop.config.fields import from_dict
 from bebop.config.job import JobConfig
 from bebop.driver.protocols import WorkerDied
 from bebop.errors import UserError
@@ -36,6 +42,44 @@ def test_a_start_that_fails_is_tried_again(failures: int, tmp_path: Path, monkey
         with pytest.raises(UserError, match=r"^Ray did not start: .* timed out during startup\. \(3 times\)$"):
             session._start_ray(JobConfig(), tmp_path, "BEBOP_SESSION=nobody")
     assert ports == [40001, 40002, 40003, 40004, 40005, 40006][: 2 * min(failures + 1, session.STARTS)]
+
+
+class Idle:
+    """A part that does nothing."""
+
+
+@pytest.mark.slow
+def test_the_dashboard_shows_parts_by_their_names_to_who_has_the_token(tmp_path: Path) -> None:
+    config = from_dict(JobConfig, {"runtime": {"dashboard": True, "dashboard_port": session.free_port()}})
+    workers = [ActorGroup(f"rollout worker {i}", WorkerDied, [{"num_cpus": 0}], 60.0, EventLog(None)) for i in (0, 1)]
+
+    async def make(actors: Sequence[Any]) -> list[Awaitable[Any]]:
+        return [actor.make.remote(Idle) for actor in actors]
+
+    async def start() -> None:
+        await asyncio.gather(*(worker.start(make) for worker in workers))
+
+    def get(path: str, token: str) -> Any:
+        request = urllib.request.Request(f"{dashboard.url}{path}", headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return json.loads(reply.read())
+
+    with ray_session(config, EventLog(None)) as running:
+        asyncio.run(start())
+        dashboard = running.dashboard
+        assert dashboard is not None and dashboard.url.endswith(f":{config.runtime.dashboard_port}")
+        ray = [sys.executable, "-m", "ray.scripts.scripts", "get-auth-token"]
+        token = subprocess.run(ray, capture_output=True, text=True, check=True).stdout.strip()
+        listed = get("/api/v0/actors?detail=1", token)["data"]["result"]["result"]
+        assert {(one["class_name"], one["repr_name"]) for one in listed if one["state"] == "ALIVE"} == {
+            ("RolloutWorker", "RolloutWorker(0)"),
+            ("RolloutWorker", "RolloutWorker(1)"),
+        }
+        if dashboard.token:
+            with pytest.raises(urllib.error.HTTPError, match=r"40[13]"):
+                get("/api/v0/actors", "wrong")
+        for worker in workers:
+            worker.close()
 
 
 class Sleeper:

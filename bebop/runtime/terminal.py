@@ -1,0 +1,116 @@
+"""What the terminal says of a run at its start and at its end, at most eight lines each.
+
+The start says what will run, on what, with which memory, and where it can be watched. The end says what the report
+says: the verdict, the advice and its command are the report's own (``bebop.report.verdict``).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bebop.command import shown_command, shown_path
+from bebop.config.adapt import AdaptConfig
+from bebop.config.job import JobConfig, ModelConfig
+from bebop.model.checkpoint import find_device, mtp_layout, read_config, resolve
+from bebop.model.memory import job_memory, parameters
+from bebop.report.verdict import Said, ended
+from bebop.rollout.engines import engine_module
+from bebop.run_dir.checkpoints import newest_model
+from bebop.trajectory_db.reader import NAME
+
+if TYPE_CHECKING:
+    from bebop.runtime.session import Dashboard  # imports Ray, which an adaptation does without
+
+
+def about_run(config: JobConfig, defaults: Mapping[str, Any], dashboard: "Dashboard | None") -> list[str]:
+    """Return the lines below the run folder at the start of a run.
+
+    Args:
+        config: of the run.
+        defaults: settings that follow from the model.
+        dashboard: Ray's; None if it was not started.
+    """
+    trainer, here = config.trainer, config.runtime.address is None
+    given = f"{trainer.groups_per_step} prompts x {trainer.group_size} completions of {config.task.name}"
+    named = [f"{name}={value}" for name, value in defaults.items()]
+    rows = [
+        ("model", about_model(config.model, here)),
+        ("training", f"{trainer.steps} steps of {given}, learning rate {trainer.lr:g}"),
+        ("settings", f"{', '.join(named)} (follow from the model)" if named else ""),
+        ("memory", expected_memory(config) if here else ""),
+        ("Ray", f"{', '.join(actors(config))}; {_about_dashboard(dashboard)}"),
+    ]
+    if config.monitor.trace != "off":
+        rows.append(("viewer", shown_command("view", str(shown_path(Path(str(config.runtime.dir)))))))
+    return _aligned(rows)
+
+
+def about_adaptation(config: AdaptConfig) -> list[str]:
+    """Return the lines below the run folder at the start of an adaptation."""
+    rows = [("model", about_model(config.model))]
+    if config.part == "head":  # the training of a part has options of its own
+        what = f"{config.train.steps} steps of {config.head.objective} on {config.data.sequences or 'all'} completions"
+        rows.append(("training", f"{what}, learning rate {config.head.lr:g}"))
+    return _aligned(rows)
+
+
+def about_model(config: ModelConfig, here: bool = True) -> str:
+    """Return size, type and place of a model; ``here``: it runs on this machine, whose devices are known."""
+    folder, settings = resolve(config.path), read_config(config)
+    layers = settings.get_text_config().num_hidden_layers
+    head = " and an MTP head" if config.init_mtp or mtp_layout(folder, layers) is not None else ""
+    count = parameters(sorted(folder.glob("*.safetensors")))
+    where = find_device(config) if here else config.device
+    return f"{config.path}, {_size(count)} parameters, {layers} layers{head}, {config.dtype} on {where}"
+
+
+def expected_memory(config: JobConfig) -> str:
+    """Return the memory that a job on this machine is expected to take, with its parts."""
+    count = parameters(sorted(resolve(config.model.path).glob("*.safetensors")))
+    embedded = engine_module(config).EMBEDDED
+    return job_memory(config, read_config(config.model), count, find_device(config.model), embedded)
+
+
+def actors(config: JobConfig) -> list[str]:
+    """Return the names of a job's processes in Ray's dashboard and logs, those of one kind joined."""
+    workers, ranks = config.rollout.workers, config.trainer.ranks
+    return [
+        "Trainer" if ranks == 1 else f"Trainer(0) to Trainer({ranks - 1})",
+        "RolloutWorker(0)" if workers == 1 else f"RolloutWorker(0) to RolloutWorker({workers - 1})",
+    ]
+
+
+def _about_dashboard(dashboard: "Dashboard | None") -> str:
+    if dashboard is None:
+        return "no dashboard (runtime.dashboard=true)"
+    return f"dashboard {dashboard.url}" + (" (its token: ray get-auth-token)" if dashboard.token else "")
+
+
+def ended_run(folder: Path, said: Said | None, report: Path | None, again: str = "") -> list[str]:
+    """Return the lines at the end of a run.
+
+    Args:
+        folder: of the run.
+        said: verdict and advice; None if no step was finished.
+        report: the page; None if none was written.
+        again: the command that goes on with the run; empty unless it was interrupted.
+    """
+    model = newest_model(folder)
+    paths = {"model": folder / model if model else None, "report": report}
+    viewer = shown_command("view", str(shown_path(folder))) if (folder / NAME).is_file() else ""
+    if said is None or again:  # its advice is for a run that has come to its end
+        said = Said(verdict=said.verdict if said else "", advice="")
+    written = {name: path for name, path in paths.items() if path is not None}
+    return ended(said, written, {"viewer": viewer, "interrupted; go on with": again})
+
+
+def _aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Return rows that have a text, one below the other."""
+    return [f"  {name:10} {text}" for name, text in rows if text]
+
+
+def _size(count: int) -> str:
+    """Return a number of parameters as 135M or 7.6B."""
+    if count >= 10**9:
+        return f"{count / 1e9:.1f}B"
+    return f"{count / 1e6:.0f}M" if count >= 10**7 else f"{count / 1e6:.1f}M"
