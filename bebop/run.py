@@ -73,13 +73,15 @@ def main(arguments: list[str]) -> int:
 
         items = questions(config.task)
         # Torch and Ray take seconds to import; --help and errors should not wait for them.
+        from bebop.driver.evaluation import best_line
         from bebop.run_dir.identity import identity
         from bebop.runtime.job import run_job
         from bebop.runtime.preflight import check_job, expected_memory
 
         source = check_job(config, items)
         notes = [*model_notes(config), *expected_memory(config)]
-        folder.identify(identity(config.model, {"task.path": config.task.path}))
+        files = {"task.path": config.task.path, "evaluation.path": config.evaluation.path}
+        folder.identify(identity(config.model, files))
 
         def begin() -> None:
             with writing(folder.path):
@@ -89,6 +91,8 @@ def main(arguments: list[str]) -> int:
 
         finished = run_job(config, folder.path, source.prompt, begin)
         report(config, folder.path)
+        if config.evaluation.every and (best := best_line(folder.path)):
+            sys.stderr.write(f"{best}\n")
     if not finished:
         again = f"python -m bebop.run runtime.dir={folder.path} runtime.resume=true"
         sys.stderr.write(f"interrupted; go on with: {again}\n")

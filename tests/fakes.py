@@ -148,7 +148,7 @@ class FakeTrainer:
             await asyncio.sleep(0)
         return f"weights {version}"
 
-    async def save(self, step: int, loop_state: dict[str, Any]) -> None:
+    async def save(self, step: int, loop_state: dict[str, Any], best: int | None = None) -> None:
         assert step == self.version and step not in self.saved, "a step is saved once"
         self.saved[step] = copy.deepcopy(loop_state)
 

@@ -181,6 +181,23 @@ class WandbSink:
 
 
 SPEED = "rollout/tokens_per_s"
+EVALUATED = {  # metric of an evaluation -> how a terminal says it
+    "eval/greedy_pass_at_1": "greedy pass@1 {:.3f}",
+    "eval/pass_at_1": "pass@1 {:.3f}",
+    "eval/pass_at_k": "pass@k {:.3f}",
+    "eval/greedy_reward": "greedy reward {:.3f}",
+    "eval/reward": "reward {:.3f}",
+}
+
+
+def evaluation_line(step: int, values: Mapping[str, float]) -> str:
+    """Return one line about the evaluation in a step's values, empty without one."""
+    known = [text.format(values[name]) for name, text in EVALUATED.items() if name in values]
+    if not known:
+        return ""
+    best = values.get("eval/best_step")
+    ending = "" if best is None else "; the best so far" if best == step else f"; best so far: step {best:.0f}"
+    return f"evaluation after step {step}: {', '.join(known)}{ending}"
 
 
 class ProgressLine:
@@ -212,6 +229,8 @@ class ProgressLine:
             self._speeds.append((values[SPEED] * seconds, seconds))
             tokens, whole = (sum(column) for column in zip(*self._speeds, strict=True))
             values = {**values, SPEED: tokens / whole}
+        if line := evaluation_line(step, values):
+            self._above(line)
         known = {name: values[name] for name in self.SHOWN if name in values and (name != SPEED or values[name])}
         shown = [self.SHOWN[name].format(value) for name, value in known.items()]
         self._shown, self._said = "  ".join(shown), time.monotonic()
@@ -220,6 +239,12 @@ class ProgressLine:
         if not self._terminal:
             self._stream.write(f"{self._bar}\n")
             self._stream.flush()
+
+    def _above(self, line: str) -> None:
+        """Write a line that stays, above the progress line."""
+        self._bar.clear()
+        self._stream.write(f"{line}\n")
+        self._stream.flush()
 
     def under_way(self, what: str) -> None:
         """Say how far the next step has come: at once on a terminal, else now and then in a line of its own."""

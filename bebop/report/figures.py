@@ -15,7 +15,7 @@ from bebop.report.charts import Plot, Series
 from bebop.report.runs import Run
 
 PALETTE = ("#2563a8", "#d1603d", "#3a8f6d", "#8a63b5", "#c79a1e", "#4aa3b8", "#b0476f", "#6b7280")
-STACK = ("#e39a80", "#8a63b5", "#d5dae1", "#8fc4a9", "#2563a8", "#1f2933")  # light bars, under dark lines
+STACK = ("#e39a80", "#8a63b5", "#d5dae1", "#8fc4a9", "#e3c567", "#2563a8", "#1f2933")  # light bars, under dark lines
 INK, MUTED, GRID = "#1f2933", "#52606d", "#e8ebef"
 FEW = 20  # points on a line that are marked
 CLOSE = 8  # ticks that have room in the narrowest panel

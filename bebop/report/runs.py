@@ -118,7 +118,7 @@ def summary(run: Run) -> tuple[str, ...]:
         run.setting("model.path").rstrip("/").rsplit("/", 1)[-1],
         run.setting("task.name"),
         f"{system}, K = {drafts}" if drafting else system,
-        str(len(run.steps)),
+        str(sum(step > 0 for step in run.steps)),  # step 0 is an evaluation, and no update
         _first_last(run, "reward/mean", 3),
         _first_last(run, "rollout/accept_length", 2),
         _shown(_over_time(run, "rollout/tokens_per_s"), 0),
