@@ -65,7 +65,10 @@ class FakeWorker:
         self.reports += 1
         if not self.queue or self.stuck:
             return self._report((), 0.0)
-        return self._report((part(self.queue.pop(), self.version),), 0.01)
+        return self._report((self.part(self.queue.pop()),), 0.01)
+
+    def part(self, assignment: Assignment) -> PartialGroup:
+        return part(assignment, self.version)
 
     def _report(self, parts: tuple[PartialGroup, ...], busy: float) -> WorkerReport:
         return WorkerReport(number=self.reports, parts=parts, busy=busy, swap=busy / 10, version=self.version, head="")

@@ -358,10 +358,7 @@ class EvaluationConfig(Settings):
 
     SECTION = "evaluation."
     every: int = setting(
-        0,
-        "steps between evaluations; one more before the first step and after the last",
-        at_least(0, "never"),
-        fixed="",
+        0, "steps between evaluations; also before the first step and after the last", at_least(0, "never"), fixed=""
     )
     task: dict[str, Any] = setting(
         dict, "what differs from task.*, as evaluation.task.name=gcd; without any: other questions of the same task"
@@ -462,11 +459,10 @@ class JobConfig(Settings):
             words = "rollout workers have the environment of training alone: give no more than evaluation.task.seed"
             check(own.keys() <= {"seed"}, "evaluation.task", own, words)
         named = own.get("name", task.name) != task.name or own.get("source", task.source) != task.source
-        others = {"args": {}} if named else {}  # arguments are of one data set
+        others: dict[str, Any] = {"size": None} | ({"args": {}} if named else {})  # arguments are of one data set
         seed = task.seed + (HELD_OUT_SEED if task.seed <= MAX_INT - HELD_OUT_SEED else -HELD_OUT_SEED)
-        held_out = from_dict(
-            TaskConfig, {**plain(task), "seed": seed, "size": None, **others, **own}, "evaluation.task."
-        )
+        values = {**plain(task), "seed": seed, **others, **own}
+        held_out = from_dict(TaskConfig, values, "evaluation.task.")
         check(held_out.turns == task.turns, "evaluation.task.source", held_out.source, "training has no environment")
         words = "training reads a file: give a file of held-out questions, or another evaluation.task"
         given = held_out.source != "file" or self.evaluation.path is not None or "path" in self.evaluation.task

@@ -122,14 +122,12 @@ class Evaluation:
             self.log.write({"step": self._version, **row, **self._line(self.log)})
         return row
 
-    @property
-    def improved(self) -> bool:
-        """Return whether the newest evaluation is the best, and its weights are to be saved.
+    def improved(self, version: int) -> bool:
+        """Return whether weights of this version are the best so far and are to be saved.
 
         Those of version 0 are not: they are in ``model.path``.
         """
-        best = -1 if self.best is None else self.best[0]
-        return self.settings.keep_best and best == self._version > 0
+        return self.settings.keep_best and self.best is not None and self.best[0] == version > 0
 
     @property
     def protected(self) -> int | None:

@@ -117,7 +117,7 @@ class Loop:
             self.timer.end_wait()
             if not await self._step(batch):  # update, publish, observe
                 break
-            improved = self.evaluation is not None and self.evaluation.improved
+            improved = self.evaluation is not None and self.evaluation.improved(self.buffer.version)
             if improved or (every and self.buffer.version % every == 0):
                 await self._save()
         if self._saved != self.buffer.version:

@@ -197,8 +197,8 @@ TRAINING = _rows(
         "epochs", rare="task.size, or a file of questions"),
 )  # fmt: skip
 TIME = tuple(
-    MetricRow(f"time/{name}", meaning, "s", part="evaluation" if name == "eval" else "run",
-        label=label, chart="Where the time goes" if drawn else "", panel="" if name == "eval" else "Where the time goes")
+    MetricRow(f"time/{name}", meaning, "s", part="evaluation" if name == "eval" else "run", label=label,
+        chart="Where the time goes" if drawn else "", panel="" if name == "eval" else "Where the time goes")
     for name, meaning, label, drawn in (
         ("update", "the update", "update", True),
         ("sync", "publishing weights (to the last worker in a synchronous job), plus a worker's mean time to take them "
@@ -227,9 +227,9 @@ EVALUATION = _rows(
     MetricRow("eval/pass_at_1", "share of sampled completions that pass, mean over questions", "share",
         label="sampled, pass@1", chart="Held-out questions", panel="Held-out questions",
         rare="evaluation.samples above 0"),
-    MetricRow("eval/pass_at_k", "pass@k of sampled completions, k = `evaluation.k`: unbiased estimate of the probability "
-        "that one of k passes, mean over questions", "share", label="sampled, pass@k", chart="Held-out questions",
-        panel="Held-out questions", rare="evaluation.samples above 0"),
+    MetricRow("eval/pass_at_k", "pass@k of sampled completions, k = `evaluation.k`: unbiased estimate of the "
+        "probability that one of k passes, mean over questions", "share", label="sampled, pass@k",
+        chart="Held-out questions", panel="Held-out questions", rare="evaluation.samples above 0"),
     MetricRow("eval/greedy_reward", "mean reward of greedy completions", "reward", rare="evaluation.greedy"),
     MetricRow("eval/reward", "mean reward of sampled completions", "reward", rare="evaluation.samples above 0"),
     MetricRow("eval/length", "mean length of all completions of the evaluation, stop token included", "tokens"),
@@ -416,9 +416,9 @@ CHARTS: tuple[Chart, ...] = (
         unit="updates"),
     Chart("Where the time goes", "running",
         "The trainer's step, and within it: updating the weights, handing them to the rollout (sync), waiting for "
-        "completions (idle), asking why acceptance moves (monitor) and, where held-out questions are evaluated, waiting "
-        "for those completions (evaluation). The report stacks these as bars; together "
-        "they make up the whole step, the black line. Rollout is how long the workers were generating in that time, on "
+        "completions (idle), asking why acceptance moves (monitor) and, where held-out questions are evaluated, "
+        "waiting for those completions (evaluation). The report stacks these as bars; together they "
+        "make up the whole step, the black line. Rollout is how long the workers were generating in that time, on "
         "average over workers: close to the step means that they were always busy; the distance between the two is "
         "time that they waited. Synchronous runs have idle bars as high as the rollout line; asynchronous runs shrink "
         "them.", unit="seconds per step", stacked=5),

@@ -23,9 +23,7 @@ log = logging.getLogger(__name__)
 # ``eval/seen`` counts what a longer training asks.
 COMPARED = 100_000
 TRIES = 20  # candidates for each held-out question before there are too few different ones
-OWN_NUMBERS = (
-    1 << 31
-)  # added to a question's number, from which an environment's seed is made: training has none of them
+OWN_NUMBERS = 1 << 31  # added to a question's number: environments make their seeds of it, and training has lower ones
 
 
 class Source(Protocol):
@@ -96,7 +94,7 @@ def _text(item: dict[str, Any]) -> str:
 
 
 def _fresh(source: PromptSource, size: int, asked: Collection[str]) -> list[int]:
-    """Return the numbers of the first ``size`` questions [Q] that differ from one another and from those in ``asked``."""
+    """Return the numbers of the first ``size`` questions [Q] that differ from each other and from ``asked``."""
     numbers, seen = list[int](), set(asked)
     for number in range(TRIES * size):
         text = _text(source.prompt(number).item)
@@ -113,7 +111,7 @@ def _fresh(source: PromptSource, size: int, asked: Collection[str]) -> list[int]
 
 
 def _of_file(source: PromptSource, size: int, asked: Collection[str], config: JobConfig) -> list[int]:
-    """Return the numbers of the first questions [Q] of a shuffled file, and warn of those that training asks as well."""
+    """Return the numbers of the first questions [Q] of a shuffled file; warn of those that training asks as well."""
     numbers = list(range(size))
     if known := sum(_text(source.prompt(number).item) in asked for number in numbers):
         name = config.held_out_task.path
