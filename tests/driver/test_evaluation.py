@@ -161,6 +161,7 @@ def test_a_checkpoint_that_is_due_and_best_is_saved_once() -> None:
     loop, trainer, _ = make(Answering(good=(2, 9)), save_every=2)
     assert go(loop)
     assert list(trainer.saved) == [2, 4, 5]
+    assert trainer.saved[5]["evaluation"]["best"] == [2, 1.0], "of equals the first"
 
 
 def test_without_keep_best_no_checkpoint_is_added() -> None:
