@@ -76,9 +76,10 @@ def main(arguments: list[str]) -> int:
         from bebop.driver.evaluation import best_line
         from bebop.run_dir.identity import identity
         from bebop.runtime.job import run_job
-        from bebop.runtime.preflight import check_job, expected_memory
+        from bebop.runtime.preflight import check_evaluation, check_job, expected_memory
 
         source = check_job(config, items)
+        held_out = check_evaluation(config)
         notes = [*model_notes(config), *expected_memory(config)]
         files = {"task.path": config.task.path, "evaluation.path": config.evaluation.path}
         folder.identify(identity(config.model, files))
@@ -89,7 +90,7 @@ def main(arguments: list[str]) -> int:
                 write_down(config, overrides, folder.path, SECTION)
             sys.stderr.write("".join(f"{line}\n" for line in (f"run folder: {folder.path}", *notes)))
 
-        finished = run_job(config, folder.path, source.prompt, begin)
+        finished = run_job(config, folder.path, source.prompt, begin, held_out)
         report(config, folder.path)
         if config.evaluation.every and (best := best_line(folder.path)):
             sys.stderr.write(f"{best}\n")

@@ -36,8 +36,9 @@ from bebop.monitor.watch import JobMonitor, Monitor, NullMonitor, can_monitor
 from bebop.rollout.engines import engine_module
 from bebop.runtime.actors import RayTrainer, RayWorker
 from bebop.runtime.events import EventLog
+from bebop.runtime.preflight import check_evaluation
 from bebop.runtime.session import Session, SessionDied, ray_session
-from bebop.tasks.held_out import HeldOut, find_held_out
+from bebop.tasks.held_out import HeldOut
 from bebop.trainer import checkpoint
 from bebop.trajectory import Prompt
 from bebop.trajectory_db.reader import NAME
@@ -65,15 +66,22 @@ class RaySink:
         """Do nothing: Ray owns the gauges."""
 
 
-def run_job(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], begin: Callable[[], None]) -> bool:
+def run_job(
+    config: JobConfig,
+    run_dir: Path,
+    prompt: Callable[[int], Prompt],
+    begin: Callable[[], None],
+    held_out: HeldOut | None = None,
+) -> bool:
     """Run a job that ``preflight`` has checked to its end in ``run_dir``; return False if it was interrupted.
 
     An interrupted job leaves a checkpoint. ``prompt(i)`` gives prompt i of the stream. ``begin`` is called once all
-    parts run; nothing is written to ``run_dir`` before.
+    parts run; nothing is written to ``run_dir`` before. ``held_out``: the questions of its evaluations, if they were
+    found already.
     """
     checkpoints, events = checkpoint.store(run_dir), EventLog(run_dir)
     newest = checkpoints.newest_sound() if config.runtime.resume else None
-    held_out = find_held_out(config, load_tokenizer(config.model)) if config.evaluation.every else None
+    held_out = held_out or check_evaluation(config)
     if config.runtime.resume and newest is None:
         raise UserError(f"runtime.resume=true: {run_dir} holds no finished checkpoint")
     stopping = False

@@ -73,6 +73,9 @@ def find_held_out(config: JobConfig, tokenizer: Any) -> HeldOut | None:
         return HeldOut(source, _fresh(source, size, asked))
     except UserError as error:
         text = str(error)
+        if text.startswith("task.path=") and config.evaluation.path is not None:
+            text = text.removeprefix("task.")
+            raise UserError(f"evaluation.{text}") from None
         raise UserError(f"evaluation.{text}" if text.startswith("task.") else text) from None
 
 

@@ -107,7 +107,7 @@ CASES = {
         ("evaluation.every=1 evaluation.task.name=gdc", "evaluation.task.name='gdc'"),
         ("task=gcd evaluation.every=1 evaluation.task.args={min_value:2,max_value:3}", "evaluation.size=64"),
         ("evaluation.every=1 evaluation.path=no.jsonl", "evaluation.path='no.jsonl'"),
-        ("evaluation.every=1 evaluation.path=empty.jsonl", "'empty.jsonl'"),
+        ("evaluation.every=1 evaluation.path=empty.jsonl", "evaluation.path='empty.jsonl'"),
         ("evaluation.every=1 evaluation.k=5", "evaluation.k=5"),
         ("evaluation.every=1 evaluation.task.reward=no.such", "no.such"),
         ("task=environment evaluation.every=1 evaluation.task.name=store", "evaluation.task={'name': 'store'}"),
