@@ -122,7 +122,7 @@ class Loop:
                 await self._save()
         if self._saved != self.buffer.version:
             await self._save()
-        return self.buffer.version >= steps
+        return self.buffer.version >= steps and (self.evaluation is None or self.evaluation.pending is None)
 
     async def _evaluate_first(self) -> None:
         """Evaluate the weights that the job begins with, or make up for an evaluation that was interrupted."""
@@ -131,7 +131,7 @@ class Loop:
             return
         row = evaluation.pending or {}
         if (found := await self._evaluate(evaluation)) is not None:
-            evaluation.pending = None
+            evaluation.pending, self._saved = None, None  # a checkpoint that says so is still to be written
             for sink in self.sinks:
                 sink.write(version, {**row, **self.timer.evaluation(), **found})
         self.timer.restart()
