@@ -225,7 +225,7 @@ EVALUATION = _rows(
         "least `evaluation.threshold`", "share", label="greedy, pass@1", chart="Held-out questions",
         panel="Held-out questions", rare="evaluation.greedy"),
     MetricRow("eval/pass_at_1", "share of sampled completions that pass, mean over questions", "share",
-        label="sampled, pass@1", chart="Held-out questions", panel="Held-out questions",
+        label="sampled, pass@1", chart="Held-out questions", panel="Held-out questions", curve="held-out pass@1",
         rare="evaluation.samples above 0"),
     MetricRow("eval/pass_at_k", "pass@k of sampled completions, k = `evaluation.k`: unbiased estimate of the "
         "probability that one of k passes, mean over questions", "share", label="sampled, pass@k",
