@@ -77,11 +77,13 @@ def main(arguments: list[str]) -> int:
         # Torch and Ray take seconds to import; --help and errors should not wait for them.
         from bebop.run_dir.identity import identity
         from bebop.runtime.job import run_job
-        from bebop.runtime.preflight import check_job
+        from bebop.runtime.preflight import check_evaluation, check_job
         from bebop.runtime.terminal import about_run
 
         source = check_job(config, items)
-        folder.identify(identity(config.model, {"task.path": config.task.path}))
+        held_out = check_evaluation(config)
+        files = {"task.path": config.task.path, "evaluation.path": config.evaluation.path}
+        folder.identify(identity(config.model, files))
 
         def begin(dashboard: "Dashboard | None") -> None:
             with writing(folder.path):
@@ -89,7 +91,7 @@ def main(arguments: list[str]) -> int:
                 write_down(config, overrides, folder.path, SECTION)
             say([f"run folder: {folder.path}", *about_run(config, model_defaults(config), dashboard)])
 
-        finished = run_job(config, folder.path, source.prompt, begin)
+        finished = run_job(config, folder.path, source.prompt, begin, held_out)
         end(config, folder.path, finished)
     return 0 if finished else 130
 
@@ -121,6 +123,7 @@ def choose_folder(config: JobConfig) -> tuple[RunFolder, JobConfig]:
 
 def end(config: JobConfig, run_dir: Path, finished: bool) -> None:
     """Write report.html, unless it is switched off or no step was finished, and say what came of the run."""
+    from bebop.driver.evaluation import best_line
     from bebop.report.page import conclude
     from bebop.runtime.terminal import ended_run
 
@@ -128,7 +131,8 @@ def end(config: JobConfig, run_dir: Path, finished: bool) -> None:
     stepped = (run_dir / "metrics.jsonl").stat().st_size > 0
     said = conclude(run_dir, page) if stepped else None
     again = "" if finished else shown_command("run", f"runtime.dir={run_dir}", "runtime.resume=true")
-    say(ended_run(run_dir, said, page if stepped else None, again))
+    best = best_line(run_dir) if config.evaluation.every else None
+    say([*ended_run(run_dir, said, page if stepped else None, again), *([best] if best else [])])
 
 
 if __name__ == "__main__":

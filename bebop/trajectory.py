@@ -73,13 +73,18 @@ class Prompt:
     >>> Prompt(index=3, task="gcd", text="<user>Find ...", token_ids=(2, 17), item={"answer": "4"})  # doctest: +SKIP
     """
 
-    index: int  # place in the prompt stream; used exactly once
+    index: int  # place in the prompt stream, used exactly once; negative: of an evaluation, which asks it again
     task: str
     text: str  # after the chat template
     token_ids: tuple[int, ...]  # [P]
     item: dict[str, Any]  # what the reward function is given beside the completion
     question: int | None = None  # its number in a finite set that is asked again each epoch; None: it is asked once
     epoch: int = 0  # how often the whole set was asked before
+
+    @property
+    def held_out(self) -> bool:
+        """Return whether the question is held out for evaluations, so that nothing is trained on its completions."""
+        return self.index < 0
 
     @property
     def number(self) -> int:

@@ -29,10 +29,11 @@ from bebop.rollout.engine_thread import EngineThread, Stopped
 from bebop.rollout.engines import engine_module
 from bebop.tasks.functions import RewardTimeout
 from bebop.tasks.output import OUTPUT_LOG
-from bebop.tasks.rewards import RewardFunction, make_reward, scorer
+from bebop.tasks.rewards import HeldOutReward, RewardFunction, make_reward, scorer
 from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory, is_traced, same_beginning
 
 log = logging.getLogger(__name__)
+HELD_OUT_SEEDS = 1 << 39  # seeds of evaluations within a job's 2^40, above those of its training
 
 
 def make_worker(config: JobConfig) -> "RolloutWorker":
@@ -47,7 +48,10 @@ def make_worker(config: JobConfig) -> "RolloutWorker":
             config.model, config.task, config.rollout.max_length, worker.thread, eos, output
         )
         return worker
-    return RolloutWorker(engine, make_reward(config.task, output), config, eos)
+    reward = make_reward(config.task, output)
+    if config.evaluation.every:
+        reward = HeldOutReward(scorer(reward), scorer(make_reward(config.held_out_task, output)))
+    return RolloutWorker(engine, reward, config, eos)
 
 
 def _rewarded_by_environment(text: str, prompt: Prompt) -> float:
@@ -154,7 +158,18 @@ class RolloutWorker:
         self._rewards.shutdown(wait=False, cancel_futures=True)
 
     def _request(self, prompt: Prompt, member: int) -> Request:
-        """Make the request for one completion of a group, numbered in the job by its prompt and member."""
+        """Make the request for one completion of a group, numbered in the job by its prompt and member.
+
+        A completion of an evaluation has the same seed each time: evaluations differ by their weights alone.
+        """
+        own = self.config.evaluation
+        if prompt.held_out:
+            number = HELD_OUT_SEEDS + (-1 - prompt.index) * own.completions + member
+            return Request(
+                id=0,
+                token_ids=prompt.token_ids,
+                params=self._params(number, 0.0 if own.is_greedy(member) else own.temperature),
+            )
         return Request(
             id=0,
             token_ids=prompt.token_ids,
@@ -162,9 +177,13 @@ class RolloutWorker:
             trace=is_traced(self.config.monitor.trace, prompt.index, self.config.trainer.groups_per_step),
         )
 
-    def _params(self, completion: int) -> SamplingParams:
-        """Return the distribution of one completion; its seed depends on the job's seed and its number only."""
+    def _params(self, completion: int, temperature: float | None = None) -> SamplingParams:
+        """Return the distribution of one completion, at the job's temperature or another one.
+
+        Its seed depends on the job's seed and its number only.
+        """
         sampling = asdict(self.config.rollout.sampling)
+        sampling |= {} if temperature is None else {"temperature": temperature}
         return SamplingParams(**sampling, stop_token_ids=self.eos, seed=(self.config.runtime.seed << 40) + completion)
 
     def _succeeded(self, future: Future[Any]) -> bool:

@@ -65,7 +65,10 @@ class FakeWorker:
         self.reports += 1
         if not self.queue or self.stuck:
             return self._report((), 0.0)
-        return self._report((part(self.queue.pop(), self.version),), 0.01)
+        return self._report((self.part(self.queue.pop()),), 0.01)
+
+    def part(self, assignment: Assignment) -> PartialGroup:
+        return part(assignment, self.version)
 
     def _report(self, parts: tuple[PartialGroup, ...], busy: float) -> WorkerReport:
         return WorkerReport(number=self.reports, parts=parts, busy=busy, swap=busy / 10, version=self.version, head="")
@@ -148,7 +151,7 @@ class FakeTrainer:
             await asyncio.sleep(0)
         return f"weights {version}"
 
-    async def save(self, step: int, loop_state: dict[str, Any]) -> None:
+    async def save(self, step: int, loop_state: dict[str, Any], best: int | None = None) -> None:
         assert step == self.version and step not in self.saved, "a step is saved once"
         self.saved[step] = copy.deepcopy(loop_state)
 

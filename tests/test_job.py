@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from bebop.driver.evaluation import EVALUATIONS
 from bebop.run_dir.checkpoints import verify
 from bebop.runtime.processes import lives
 from bebop.trainer import checkpoint
@@ -110,6 +111,31 @@ def test_synchronous_run_equals_half_and_resume_bit_for_bit(tmp_path: Path) -> N
     assert finish(start(tmp_path / "other", *sync, "trainer.steps=5", "runtime.seed=1"))[0] == 0
     assert not same(tmp_path / "whole", tmp_path / "other")
     assert answers(tmp_path / "whole")[:80] != answers(tmp_path / "other")
+
+
+def test_the_best_evaluated_checkpoint_outlives_the_newer_ones_a_death_and_a_resume(tmp_path: Path) -> None:
+    held_out = (
+        "evaluation.every=2", "evaluation.size=6", "evaluation.samples=2", "evaluation.best_by=reward",
+        "trainer.save_every=1", "trainer.keep=1", "rollout.workers=2",
+    )  # fmt: skip
+    run = start(tmp_path, *held_out, "trainer.steps=4")
+    wait_for_step(tmp_path, 2, run)
+    os.kill(pids(tmp_path, "rollout")[0], signal.SIGKILL)
+    code, errors = finish(run)
+    assert code == 0 and "prompts start again" in errors, errors
+    code, errors = finish(start(tmp_path, "trainer.steps=6", "runtime.resume=true"))
+    assert code == 0, errors
+    assert [row["step"] for row in rows(tmp_path)] == [*range(7)]
+    lines = [json.loads(line) for line in (tmp_path / EVALUATIONS).read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 2, 4, 6]
+    scores = {line["step"]: line["eval/reward"] for line in lines}
+    best = max(scores, key=lambda step: (scores[step], -step))
+    assert lines[-1]["best"]["step"] == best and f"best evaluation: step {best}, eval/reward" in errors
+    kept = {checkpoint.store(tmp_path).step(path) for path in checkpoint.store(tmp_path).all()}
+    assert kept == {6, best} - {0}
+    assert all(len(line["questions"]) == 6 and line["eval/seen"] == 0 for line in lines)
+    for row in rows(tmp_path):
+        assert ("eval/reward" in row) == (row["step"] % 2 == 0)
 
 
 @dataclass(frozen=True, slots=True)

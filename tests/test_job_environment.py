@@ -16,15 +16,19 @@ GUESS = ("task=environment", "task.name=guess", "rollout.sampling.max_new_tokens
 
 
 def test_a_job_with_an_environment_survives_and_goes_on(tmp_path: Path) -> None:
-    run = start(tmp_path, *GUESS, "trainer.steps=4", "cotrain=always", "rollout.staleness=1")
+    held_out = ("evaluation.every=3", "evaluation.size=5", "evaluation.samples=1")
+    run = start(tmp_path, *GUESS, *held_out, "trainer.steps=4", "cotrain=always", "rollout.staleness=1")
     wait_for_step(tmp_path, 1, run)
     os.kill(pids(tmp_path, "rollout")[0], signal.SIGKILL)
     code, errors = finish(run)
     assert code == 0 and "prompts start again" in errors, errors
     code, errors = finish(start(tmp_path, *GUESS, "trainer.steps=6", "cotrain=always", "runtime.resume=true"))
     assert code == 0, errors
-    found = rows(tmp_path)
-    assert [row["step"] for row in found] == list(range(1, 7))
+    before, *found = rows(tmp_path)
+    assert [row["step"] for row in found] == list(range(1, 7)) and before["step"] == 0
+    evaluated = [before, *(row for row in found if "eval/reward" in row)]
+    assert [row["step"] for row in evaluated] == [0, 3, 4, 6], "step 4 was the last one of the first run"
+    assert all(row["eval/lost"] == 0 and row["eval/length"] > 0 for row in evaluated)
     for row in found:
         assert row.get("rollout/logprob_diff_current", 0.0) < 1e-4 and row["staleness/max"] <= 1
         assert row["turn/count"] >= 1 and row["turn/lost"] == 0

@@ -16,19 +16,22 @@ from bebop.adaptation.ranks import ALONE
 from bebop.bench.gpu.job import InProcess
 from bebop.config.compose import adapt_config
 from bebop.config.fields import from_dict
-from bebop.config.job import JobConfig, ModelConfig
+from bebop.config.job import EvaluationConfig, JobConfig, ModelConfig
+from bebop.driver.evaluation import Evaluation
 from bebop.driver.loop import Loop
 from bebop.driver.past_completions import PastAnswers
 from bebop.model.checkpoint import load_tokenizer
 from bebop.model.parts import has_part
 from bebop.rollout.decoding.lengths import EntropyLength
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.rollout.worker import RolloutWorker
 from bebop.systems import PARTS, SYSTEMS
 from bebop.tasks.epochs import Epochs
+from bebop.tasks.held_out import find_held_out
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer import checkpoint
 from bebop.trainer.certify import Certifier
-from bebop.trajectory import Prompt
+from bebop.trajectory import Prompt, SamplingParams
 from bebop.trajectory_db.reader import NAME
 from bebop.trajectory_db.writer import TrajectoryLog, piece_of
 
@@ -62,6 +65,12 @@ def job(system: str, steps: int, parts: Mapping[str, str], size: int | None = No
     return from_dict(JobConfig, sections)
 
 
+def evaluated(steps: int, **settings: Any) -> JobConfig:
+    config = job("bebop", steps, {})
+    evaluation = {"every": 2, "size": 3, "samples": 2, **settings}
+    return dataclasses.replace(config, evaluation=from_dict(EvaluationConfig, evaluation))
+
+
 def run(config: JobConfig, folder: Path, resumed: Path | None = None) -> InProcess:
     """A job, or what is left of the one in ``resumed`` after its second step."""
     parts, tokenizer = InProcess(config, folder), load_tokenizer(config.model)
@@ -73,7 +82,9 @@ def run(config: JobConfig, folder: Path, resumed: Path | None = None) -> InProce
     def prompt(index: int) -> Prompt:
         return dataclasses.replace(source.prompt(index % 2 if again else index), index=index)
 
-    loop = Loop(config, prompt, [parts], parts, [parts], None, kept, past)
+    held_out = find_held_out(config, tokenizer)
+    evaluation = None if held_out is None else Evaluation(config, held_out)
+    loop = Loop(config, prompt, [parts], parts, [parts], None, kept, past, evaluation=evaluation)
     if resumed is not None:
         loop.restore(parts.trainer.load(checkpoint.store(resumed).path(2)))
         if past is not None:
@@ -114,6 +125,60 @@ def test_a_job_resumed_in_the_middle_of_an_epoch_repeats_an_uninterrupted_one_to
 
     monkeypatch.setattr(Epochs, "place", counted)
     assert differs("bebop", tmp_path / "other", {}, size=3)
+
+
+def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = checkpoint.load(checkpoint.store(folder).path(step)).trainer["weights"]
+    return found
+
+
+def without_evaluations(parts: InProcess) -> list[tuple[int, dict[str, float]]]:
+    rows = [(step, {k: v for k, v in row.items() if not k.startswith("eval/")}) for step, row in parts.rows]
+    return [(step, row) for step, row in rows if step]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, InProcess]:
+    """Four steps, evaluated before the first one, after the second and after the last."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    return folder, run(evaluated(4), folder)
+
+
+def test_a_job_with_evaluations_trains_the_same_to_the_bit(
+    whole: tuple[Path, InProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, beside = whole
+    plain = run(job("bebop", 4, {}), tmp_path / "plain")
+    assert [step for step, row in beside.rows if "eval/pass_at_1" in row] == [0, 2, 4]
+    assert without_evaluations(beside) == plain.rows
+    ours, wanted = weights(folder, 4), weights(tmp_path / "plain", 4)
+    assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
+    # The comparison can fail: seeds that go on counting where training is would be another job.
+    params, asked = RolloutWorker._params, list[int]()
+
+    def counted(self: RolloutWorker, completion: int, temperature: float | None = None) -> SamplingParams:
+        asked.append(completion)
+        return params(self, len(asked) - 1, temperature)
+
+    monkeypatch.setattr(RolloutWorker, "_params", counted)
+    assert without_evaluations(run(evaluated(1, size=1), tmp_path / "counting")) != plain.rows[:1]
+
+
+def test_a_resumed_job_with_evaluations_repeats_an_uninterrupted_one_to_the_bit(
+    whole: tuple[Path, InProcess], tmp_path: Path
+) -> None:
+    folder, parts = whole
+    half = run(evaluated(4), tmp_path, folder)
+    assert half.rows == parts.rows[3:] and [step for step, _ in half.rows] == [3, 4]
+    assert all(torch.equal(weights(tmp_path, 4)[name], one) for name, one in weights(folder, 4).items())
+
+
+def test_an_evaluation_of_the_same_weights_gives_the_same_result(tmp_path: Path) -> None:
+    config = evaluated(2, every=1)
+    still = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, lr=0.0))
+    rows = run(still, tmp_path).rows
+    results = [{k: v for k, v in row.items() if k.startswith("eval/") and k != "eval/best_step"} for _, row in rows]
+    assert len(results) == 3 and all(result == results[0] for result in results)
 
 
 def test_the_evidence_of_a_certificate_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ ROOTS: Mapping[str, type] = {  # file in conf/ -> what it describes
     "config": JobConfig, "adapt": AdaptConfig, "certify": CertifyConfig, "simulate": SimulateConfig,
 }  # fmt: skip
 ALONE = {"algorithm": "grpo", "monitor": "default", "runtime": "default", "trainer": "default"}  # groups of one choice
+OPENED = ("options.", "evaluation.task.")  # names below these are checked by a dataclass, not by Hydra
 GIVEN = "model.path"  # by every choice of its group: Hydra would not take a ??? for a value that is there
 
 
@@ -84,7 +85,8 @@ def _compose(overrides: tuple[str, ...], root: str) -> DictConfig:
     """Compose a configuration, which is only to be read: its reader resolves the references in it."""
     _register()
     # Which options of a trained part exist depends on the part, whose dataclass checks their names: ++ lets all in.
-    opened = [f"++{override}" if override.startswith("options.") else override for override in overrides]
+    # What an evaluation takes over from ``task`` is not written down again: ++ lets in what differs.
+    opened = [f"++{override}" if override.startswith(OPENED) else override for override in overrides]
     with initialize_config_module("bebop.conf", version_base="1.3"):
         return compose(root, overrides=[*_model_of(overrides, root), *opened])
 

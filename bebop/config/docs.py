@@ -65,7 +65,8 @@ def document() -> str:
     parts = [TITLE]
     for root, cls in ROOTS.items():
         parts.append(f"\n## `python -m bebop.{'run' if cls is JobConfig else root}`\n")
-        described = {} if cls is JobConfig else _sections(JobConfig)
+        known = {} if cls is JobConfig else _sections(JobConfig)
+        described = {name for name, kind in _sections(cls).items() if known.get(name) is kind}
         rows = [one for one in _settings(cls) if one.name.split(".")[0] not in described]
         for group in dict.fromkeys(one.name.split(".")[0] if "." in one.name else "" for one in rows):
             section = _sections(cls).get(group)

@@ -28,6 +28,8 @@ from bebop.config.fields import (
     above,
     at_least,
     check,
+    from_dict,
+    plain,
     readable_rows,
     section,
     setting,
@@ -44,6 +46,8 @@ DEVICE = Limit(
     lambda name: re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None, "give auto, cpu, cuda or cuda:NUMBER"
 )
 MAX_BATCH_TOKENS = 8192  # of a micro-batch, where no other number is asked for
+# Below 1e-4 logits divided by it leave the range of float32.
+TEMPERATURE = Limit(lambda t: t == 0 or 1e-4 <= t < math.inf, "give 0 (greedy), or 0.0001 or more")
 BETAS = Limit(lambda betas: all(0 <= beta < 1 for beta in betas), "two numbers from 0 to below 1")
 BUILT_IN = ("tiny", "smollm2")
 MODEL = Limit(
@@ -58,6 +62,10 @@ PORT = within(0, 65535, "give a port from 0 to 65535")
 OTHER_QUESTIONS = "questions are known by their numbers, and each number would become another question"
 OTHER_REWARD = "finished completions or labels were rewarded by the other one"
 OTHER_BOUND = "finished trajectories in the checkpoint were ended by the other bound"
+OTHER_EVALUATION = "its evaluations could not be compared with those before"
+# Added to task.seed for questions that are held out. The items of the two streams then lie 15 million places apart in
+# reasoning-gym's numbering, for the first 200 million questions of both (``bebop.tasks.procedural.stream_seed``).
+HELD_OUT_SEED = 736
 OTHER_ALGORITHM = "it would be another algorithm from here on, under the name of one run"
 
 
@@ -183,10 +191,7 @@ class SamplingConfig(Settings):
     """The distribution that completions are sampled from."""
 
     SECTION = "sampling."
-    # Below 1e-4 logits divided by it leave the range of float32.
-    temperature: float = setting(
-        1.0, "of the logits", Limit(lambda t: t == 0 or 1e-4 <= t < math.inf, "give 0 (greedy), or 0.0001 or more")
-    )
+    temperature: float = setting(1.0, "of the logits", TEMPERATURE)
     top_k: int = setting(0, "tokens that can be drawn", at_least(0, "all"))
     top_p: float = setting(1.0, "probability that they hold together", ABOVE_0_TO_1)
     min_p: float = setting(0.0, "least probability of one, as a share of the largest", FROM_0_BELOW_1)
@@ -373,6 +378,55 @@ class MonitorConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationConfig(Settings):
+    """Evaluation on held-out questions during RL (docs/evaluation.md)."""
+
+    SECTION = "evaluation."
+    every: int = setting(
+        0, "steps between evaluations; also before the first step and after the last", at_least(0, "never"), fixed=""
+    )
+    task: dict[str, Any] = setting(
+        dict, "what differs from task.*, as evaluation.task.name=gcd; without any: other questions of the same task"
+    )
+    path: str | None = setting(None, "held-out questions: an existing .jsonl or .parquet file", fixed="")
+    size: int = setting(64, "questions; of a file with fewer rows: all of them", within(1, 1 << 16))
+    greedy: bool = setting(True, "one greedy completion of each question")
+    samples: int = setting(4, "sampled completions of each question", within(0, 1 << 12))
+    k: int | None = setting(None, "of pass@k, at most evaluation.samples; null: evaluation.samples", POSITIVE)
+    temperature: float | None = setting(None, "of sampled completions; null: rollout.sampling.temperature", TEMPERATURE)
+    threshold: float = setting(
+        1.0, "a completion passes with this reward or more", Limit(math.isfinite, "give a finite number")
+    )
+    best_by: Literal["auto", "greedy_pass_at_1", "greedy_reward", "pass_at_1", "pass_at_k", "reward"] = setting(
+        "auto", "metric eval/... whose largest value is best; auto: pass_at_1, or greedy_pass_at_1 without samples"
+    )
+    keep_best: bool = setting(True, "save a checkpoint of the best evaluation and never remove it", fixed="")
+
+    @property
+    def completions(self) -> int:
+        """Return the number of completions of one question; the greedy one, if there is one, is the first."""
+        return self.greedy + self.samples
+
+    @property
+    def score(self) -> str:
+        """Return the name of the metric whose largest value is best."""
+        chosen = ("pass_at_1" if self.samples else "greedy_pass_at_1") if self.best_by == "auto" else self.best_by
+        return f"eval/{chosen}"
+
+    def is_greedy(self, member: int) -> bool:
+        """Return whether completion ``member`` of a question is the greedy one."""
+        return self.greedy and member == 0
+
+    def _validate(self) -> None:
+        self.require(self.greedy or self.samples > 0, "samples", "give 1 or more, or evaluation.greedy=true")
+        self.require(self.k is None or self.k <= self.samples, "k", "give evaluation.samples or less")
+        there = self.greedy if self.score.startswith("eval/greedy") else self.samples > 0
+        self.require(there, "best_by", "it takes evaluation.greedy=true, or evaluation.samples above 0: choose another")
+        readable_rows("evaluation.path", self.path, needed=False)
+        self.require(self.path is None or "path" not in self.task, "path", "evaluation.task.path is given as well")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig(Settings):
     """Ray and the run folder."""
 
@@ -418,7 +472,32 @@ class JobConfig(Settings):
     trainer: TrainerConfig = section(TrainerConfig)
     cotrain: CotrainConfig = section(CotrainConfig)
     monitor: MonitorConfig = section(MonitorConfig)
+    evaluation: EvaluationConfig = section(EvaluationConfig, fixed=OTHER_EVALUATION)
     runtime: RuntimeConfig = section(RuntimeConfig)
+
+    @property
+    def held_out_task(self) -> TaskConfig:
+        """Return the task of the evaluations: that of training with other questions, or what was given instead.
+
+        Raises:
+            UserError: ``evaluation.task`` has a wrong setting, or a worker could not serve it.
+        """
+        own, task = dict(self.evaluation.task), self.task
+        if self.evaluation.path is not None:
+            own |= {"source": "file", "path": self.evaluation.path}
+        if task.turns:
+            words = "rollout workers have the environment of training alone: give no more than evaluation.task.seed"
+            check(own.keys() <= {"seed"}, "evaluation.task", own, words)
+        named = own.get("name", task.name) != task.name or own.get("source", task.source) != task.source
+        others: dict[str, Any] = {"size": None} | ({"args": {}} if named else {})  # arguments are of one data set
+        seed = task.seed + (HELD_OUT_SEED if task.seed <= MAX_INT - HELD_OUT_SEED else -HELD_OUT_SEED)
+        values = {**plain(task), "seed": seed, **others, **own}
+        held_out = from_dict(TaskConfig, values, "evaluation.task.")
+        check(held_out.turns == task.turns, "evaluation.task.source", held_out.source, "training has no environment")
+        words = "training reads a file: give a file of held-out questions, or another evaluation.task"
+        given = held_out.source != "file" or self.evaluation.path is not None or "path" in self.evaluation.task
+        check(given, "evaluation.path", self.evaluation.path, words)
+        return held_out
 
     def _validate(self) -> None:
         sampling, algorithm, monitor = self.rollout.sampling, self.algorithm, self.monitor
@@ -455,5 +534,7 @@ class JobConfig(Settings):
             "rollout.sampling.stop",
             "an environment answers what ends with a stop token of the model: leave it out",
         )
+        if self.evaluation.every:
+            _ = self.held_out_task  # raises what is wrong with it
         divides = self.trainer.groups_per_step % algorithm.minibatches == 0
         self.require(divides, "algorithm.minibatches", "it must divide trainer.groups_per_step")

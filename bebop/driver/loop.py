@@ -9,6 +9,8 @@ Invariants:
 - *Staleness.* A token that is trained on comes from weights that lag by at most ``rollout.staleness`` updates. A
   staleness of 0 makes the job synchronous: prompts are admitted after the weights that decode them.
 - *Published before read.* Workers get the new weights before the monitor looks at the step, so they never wait for it.
+- *Evaluated at rest.* An evaluation is of the newest version, which the trainer still holds: the next update waits for
+  it. Workers go on with training prompts beside it, except in a synchronous job, whose tokens then stay the same.
 - *Restartable.* A checkpoint is written between two steps. A resumed loop goes on with the same prompts in the same
   order; completions in flight are lost and decoded again.
 
@@ -18,11 +20,12 @@ The loop knows neither Ray nor an engine: a worker, a trainer and a sink are pro
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from bebop.config.job import JobConfig
 from bebop.driver.buffer import GroupBuffer, has_spread
+from bebop.driver.evaluation import Evaluation
 from bebop.driver.past_completions import PastAnswers
 from bebop.driver.pool import WorkerPool
 from bebop.driver.protocols import Trainer, Worker
@@ -37,6 +40,7 @@ from bebop.trajectory_db.writer import TrajectoryLog
 
 log = logging.getLogger(__name__)
 SAMPLES = 4  # completions that are shown of a step
+T = TypeVar("T")
 
 
 class Loop:
@@ -54,6 +58,7 @@ class Loop:
         past: PastAnswers | None = None,
         now: Callable[[], float] = time.perf_counter,
         progress: Callable[[str], None] | None = None,
+        evaluation: Evaluation | None = None,
     ) -> None:
         """Make a loop that stands before its first step, or before ``restore``.
 
@@ -68,14 +73,15 @@ class Loop:
             past: completions of earlier steps that workers draft from; None if they do not.
             now: seconds by which steps are timed.
             progress: is called with a text of how far a step has come.
+            evaluation: of held-out questions; None without.
         """
         self.config, self.trainer, self.sinks = config, trainer, sinks
         self.monitor, self.trajectories = monitor or NullMonitor(config), trajectories
         keeps = has_spread if config.algorithm.dynamic_sampling else None
         self.buffer = GroupBuffer(config.trainer.groups_per_step, config.rollout.staleness, keeps=keeps)
         self.timer = StepTimer(len(workers), now)
-        self.past = past
-        self.pool = WorkerPool(config, prompt, workers, self.buffer, self.timer, past)
+        self.past, self.evaluation = past, evaluation
+        self.pool = WorkerPool(config, prompt, workers, self.buffer, self.timer, past, evaluation)
         self.progress = progress or (lambda what: None)
         self.pool.on_completions = self._report_progress
         self.stopping = asyncio.Event()
@@ -103,6 +109,7 @@ class Loop:
         steps, every = self.config.trainer.steps, self.config.trainer.save_every
         await self._publish()
         await self.pool.configure(self.monitor.decoding)
+        await self._evaluate_first()
         while self.buffer.version < steps and not self.stopping.is_set():
             await self.pool.submit(self.buffer.admit())  # workers generate meanwhile, and go on with later prompts
             batch = await self._next_batch()
@@ -111,11 +118,43 @@ class Loop:
             self.timer.end_wait()
             if not await self._step(batch):  # update, publish, observe
                 break
-            if every and self.buffer.version % every == 0:
+            improved = self.evaluation is not None and self.evaluation.improved(self.buffer.version)
+            if improved or (every and self.buffer.version % every == 0):
                 await self._save()
         if self._saved != self.buffer.version:
             await self._save()
-        return self.buffer.version >= steps
+        return self.buffer.version >= steps and (self.evaluation is None or self.evaluation.pending is None)
+
+    async def _evaluate_first(self) -> None:
+        """Evaluate the weights that the job begins with, or make up for an evaluation that was interrupted."""
+        evaluation, version = self.evaluation, self.buffer.version
+        if evaluation is None or (version and evaluation.pending is None):
+            return
+        row = evaluation.pending or {}
+        if (found := await self._evaluate(evaluation)) is not None:
+            evaluation.pending, self._saved = None, None  # a checkpoint that says so is still to be written
+            for sink in self.sinks:
+                sink.write(version, {**row, **self.timer.evaluation(), **found})
+        self.timer.restart()
+
+    async def _evaluate(self, evaluation: Evaluation) -> Mapping[str, float] | None:
+        """Evaluate the newest weights and return the metrics; None if the job was stopped meanwhile."""
+        evaluation.begin(self.buffer.version)
+        self.pool.on_completions = lambda: self.progress(evaluation.progress)
+        with self.timer.measure("eval"):
+            self.pool.evaluate(evaluation)
+            more = self.buffer.version < self.config.trainer.steps
+            if self.config.rollout.staleness and more:  # else training waits: its tokens stay the same to the bit
+                await self.pool.submit(self.buffer.admit())
+            whole = await self._unless_stopped(evaluation.whole())
+        self.pool.on_completions = self._report_progress
+        return evaluation.finish() if whole else None
+
+    async def _evaluate_step(self) -> Mapping[str, float] | None:
+        """Return the metrics of the evaluation that is due after this step, if one is; None if it was interrupted."""
+        if self.evaluation is None or not self.evaluation.due(self.buffer.version):
+            return {}
+        return await self._evaluate(self.evaluation)
 
     def _report_progress(self) -> None:
         """Report how many completions of the next step there are; some may belong to a later one."""
@@ -124,13 +163,17 @@ class Loop:
 
     async def _next_batch(self) -> Batch | None:
         """Wait for the next batch; return None if the job is stopped meanwhile."""
-        batch, stop = asyncio.create_task(self._take()), asyncio.create_task(self.stopping.wait())
-        await asyncio.wait([batch, stop], return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-        if batch.done():
-            return batch.result()
-        batch.cancel()
-        return None
+        return await self._unless_stopped(self._take())
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return the result of ``work``; None if the job is stopped before it is done."""
+        task, stop = asyncio.create_task(work), asyncio.create_task(self.stopping.wait())
+        try:
+            await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+            stop.cancel()
 
     async def _take(self) -> Batch:
         """Wait for the next batch, and submit further prompts in the place of groups that were passed over."""
@@ -179,7 +222,11 @@ class Loop:
                 self.trajectories.write(version + 1, batch.groups, version, system, logprobs)
         with measure("sync"):
             await self._carry_out(seen.action)
+        found = await self._evaluate_step()
         row = self.timer.row(batch, version, learned, seen.metrics, self.pool.restarts, filtered)
+        if self.evaluation is not None:
+            row |= self.timer.evaluation() | dict(found or {})
+            self.evaluation.pending = row if found is None else None
         for sink in self.sinks:
             sink.write(self.buffer.version, row)
         self._show_samples(batch)
@@ -209,7 +256,10 @@ class Loop:
 
     async def _save(self) -> None:
         state = {"buffer": self.buffer.state(), "restarts": self.pool.restarts, **self.monitor.state()}
-        await self.trainer.save(self.buffer.version, state)
+        best = None
+        if self.evaluation is not None:
+            state["evaluation"], best = self.evaluation.state(), self.evaluation.protected
+        await self.trainer.save(self.buffer.version, state, best)
         self._saved = self.buffer.version
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -217,6 +267,8 @@ class Loop:
         self.buffer.restore(state["buffer"])
         self.pool.restore(state["restarts"])
         self.monitor.restore(state)
+        if self.evaluation is not None and "evaluation" in state and self.buffer.version:
+            self.evaluation.restore(state["evaluation"])
         self._saved = self.buffer.version
 
 

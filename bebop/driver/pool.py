@@ -24,6 +24,7 @@ from typing import Any
 
 from bebop.config.job import DecodingConfig, JobConfig
 from bebop.driver.buffer import GroupBuffer
+from bebop.driver.evaluation import Evaluation
 from bebop.driver.past_completions import PastAnswers
 from bebop.driver.protocols import Assignment, DamagedWeights, PartialGroup, Trainer, Worker, WorkerDied, WorkerReport
 from bebop.driver.step_timer import StepTimer
@@ -44,10 +45,11 @@ class Dispatch:
         self.workers, self.members = workers, tuple(range(group_size))
         self._in_flight: list[dict[tuple[int, int], None]] = [{} for _ in range(workers)]
 
-    def add(self, prompts: Iterable[int]) -> None:
-        """Queue prompts, each for a whole group."""
+    def add(self, prompts: Iterable[int], completions: int | None = None) -> None:
+        """Queue prompts, each for a whole group, or for another number of completions."""
+        members = self.members if completions is None else tuple(range(completions))
         for prompt in prompts:
-            self._add(prompt % self.workers, prompt, self.members)
+            self._add(prompt % self.workers, prompt, members)
 
     def take(self, worker: int, prompt: int, member: int) -> bool:
         """Return whether the worker owed this completion, and count it as delivered."""
@@ -300,10 +302,14 @@ class WorkerPool:
         buffer: GroupBuffer,
         timer: StepTimer,
         past: PastAnswers | None = None,
+        evaluation: Evaluation | None = None,
     ) -> None:
-        """Make a pool; ``prompt(i)`` gives prompt i of the stream, ``past`` completions to send along with prompts."""
+        """Make a pool; ``prompt(i)`` gives prompt i of the stream, ``past`` completions to send along with prompts.
+
+        ``evaluation`` gives the prompts below 0, and takes in their completions.
+        """
         self.config, self.prompt, self.workers, self.buffer, self.timer = config, prompt, workers, buffer, timer
-        self.past, self.restarts = past, 0
+        self.past, self.restarts, self.evaluation = past, 0, evaluation
         self.on_completions: Callable[[], None] | None = None  # called when completions came in
         # Prompts below were in flight when a worker died or the job was resumed. Completions that had ended by then
         # were kept and the others drawn again, so which tokens became of them depends on the tokens.
@@ -325,6 +331,11 @@ class WorkerPool:
     async def submit(self, indices: Sequence[int]) -> None:
         """Hand out prompts, now or when a worker has room."""
         self._dispatch.add(indices)
+        self._hand_out()
+
+    def evaluate(self, evaluation: Evaluation) -> None:
+        """Hand out the questions of an evaluation, before prompts that wait; workers get the newest weights first."""
+        self._dispatch.add(evaluation.indices, self.config.evaluation.completions)
         self._hand_out()
 
     async def publish(self, trainer: Trainer, version: int, *, head: bool = False, fingerprint: bool = False) -> None:
@@ -430,11 +441,21 @@ class WorkerPool:
     def _hand_out(self) -> None:
         """Put the requests to hand out now into the outboxes."""
         for i, index, members in self._dispatch.hand_out():
-            prompt = self.prompt(index)
+            prompt = self._prompt(index)
             past = () if self.past is None else self.past.of(prompt.token_ids)
             assignment = Assignment(prompt=prompt, members=members, past=past)
             self._channels[i].outbox.append((self._desired.published, assignment))
             self._channels[i].wakeup.set()
+
+    def _prompt(self, index: int) -> Prompt:
+        """Return prompt ``index``, below 0 of an evaluation, which is told what training asks."""
+        if self.evaluation is None:
+            return self.prompt(index)
+        if index < 0:
+            return self.evaluation.prompt(index)
+        prompt = self.prompt(index)
+        self.evaluation.note(prompt)
+        return prompt
 
     async def _take(self, i: int, part: PartialGroup) -> None:
         """Add completions of worker i to their group, and hand the group over once it is complete."""
@@ -444,7 +465,11 @@ class WorkerPool:
                 self._partial.setdefault(index, {})[member] = trajectory
         if part.prompt.token_ids:  # else nothing of it was ever begun
             same_beginning(self._begun.setdefault(index, part.prompt), part.prompt)
-        if len(self._partial.get(index, ())) == len(self._members):
+        if self.evaluation is not None and part.prompt.held_out:
+            if len(self._partial.get(index, ())) == self.config.evaluation.completions:
+                self._begun.pop(index, None)
+                self.evaluation.put(index, self._partial.pop(index))
+        elif len(self._partial.get(index, ())) == len(self._members):
             members, prompt = self._partial.pop(index), self._begun.pop(index, part.prompt)
             there = tuple(one for member in self._members if (one := members[member]) is not None)
             await self.buffer.put(Group(prompt=prompt, trajectories=there, lost=len(self._members) - len(there)))
@@ -470,7 +495,7 @@ class WorkerPool:
     def finished(self) -> int:
         """Return the number of completions that were not trained on yet, those of partial groups included."""
         whole = sum(len(group.trajectories) for group in self.buffer.ready.values())
-        return whole + sum(len(members) for members in self._partial.values())
+        return whole + sum(len(members) for index, members in self._partial.items() if index >= 0)
 
     def health(self) -> Health | None:
         """Return the worst health that a worker reported in this step, which ends with this call; None without any."""

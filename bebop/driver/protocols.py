@@ -145,6 +145,6 @@ class Trainer(Protocol):
         """Return the fingerprint of the MTP head that workers should have by now."""
         ...
 
-    async def save(self, step: int, loop_state: dict[str, Any]) -> None:
-        """Write a checkpoint."""
+    async def save(self, step: int, loop_state: dict[str, Any], best: int | None = None) -> None:
+        """Write a checkpoint; that of step ``best`` is not removed in exchange."""
         ...

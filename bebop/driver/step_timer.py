@@ -22,7 +22,7 @@ class StepTimer:
     def restart(self) -> None:
         """Begin a step."""
         self._started = self.now()
-        self._spent = {"idle": 0.0, "update": 0.0, "sync": 0.0, "monitor": 0.0}
+        self._spent = {"idle": 0.0, "update": 0.0, "sync": 0.0, "monitor": 0.0, "eval": 0.0}
         self._rollout = self._swap = 0.0  # decoding and taking in weights, summed over workers
         self._tokens = 0
 
@@ -31,11 +31,15 @@ class StepTimer:
         self._spent["idle"] = self.now() - self._started
 
     @contextlib.contextmanager
-    def measure(self, part: Literal["update", "sync", "monitor"]) -> Iterator[None]:
+    def measure(self, part: Literal["update", "sync", "monitor", "eval"]) -> Iterator[None]:
         """Add the seconds within the block to a part of the step."""
         started = self.now()
         yield
         self._spent[part] += self.now() - started
+
+    def evaluation(self) -> dict[str, float]:
+        """Return the metric of the seconds in which the step waited for an evaluation."""
+        return {"time/eval": self._spent["eval"]}
 
     def add(self, report: WorkerReport) -> None:
         """Add the seconds and tokens of a worker's report."""

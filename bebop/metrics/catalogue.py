@@ -20,9 +20,10 @@ from typing import Literal
 from bebop.command import run_main
 from bebop.errors import UserError
 
-Part = Literal["run", "turn", "head", "drift", "certificate", "system", "adapt"]
+Part = Literal["run", "evaluation", "turn", "head", "drift", "certificate", "system", "adapt"]
 TITLES: dict[Part, str] = {
     "run": "Every run (`metrics.jsonl`)",
+    "evaluation": "Held-out evaluation (`evaluation.every`), at the steps that are evaluated; step 0 has these alone",
     "turn": "Trajectories of several turns (`task.source=environment`)",
     "head": "The head, in adaptations and where it is trained beside the policy",
     "drift": "The monitor (`monitor.drift=true`), from the sixth step on",
@@ -32,6 +33,7 @@ TITLES: dict[Part, str] = {
 }
 # What a run needs for the metrics of a part, where not every run has them.
 NEEDS: dict[Part, str] = {
+    "evaluation": "held-out evaluation (evaluation.every)",
     "head": "co-training of the head",
     "drift": "the monitor's decomposition",
     "certificate": "the certificate (monitor.certify_every) and an exact decoding system",
@@ -204,14 +206,15 @@ TRAINING = _rows(
         "epochs", rare="task.size, or a file of questions"),
 )  # fmt: skip
 TIME = tuple(
-    MetricRow(f"time/{name}", meaning, "s",
-        label=label, chart="Where the time goes" if drawn else "", panel="Where the time goes")
+    MetricRow(f"time/{name}", meaning, "s", part="evaluation" if name == "eval" else "run", label=label,
+        chart="Where the time goes" if drawn else "", panel="" if name == "eval" else "Where the time goes")
     for name, meaning, label, drawn in (
         ("update", "the update", "update", True),
         ("sync", "publishing weights (to the last worker in a synchronous job), plus a worker's mean time to take them "
          "in", "sync", True),
         ("idle", "part of the step in which the trainer waited for completions", "idle", True),
         ("monitor", "reading the probe set and asking the monitor", "monitor", True),
+        ("eval", "part of the step in which the trainer waited for an evaluation", "evaluation", True),
         ("rollout", "decoding, mean over workers", "rollout", True),
         ("step", "duration of the step", "step", True),
         ("rollout_idle", "neither decoding nor taking in weights, mean over workers", "workers wait", False),
@@ -225,6 +228,27 @@ ENDED = {
     "tokens": "spent `rollout.max_length`",
     "seconds": "spent `task.environment.max_seconds`",
 }
+EVALUATION = _rows(
+    "evaluation",
+    MetricRow("eval/greedy_pass_at_1", "share of held-out questions whose greedy completion passes: its reward is at "
+        "least `evaluation.threshold`", "share", label="greedy, pass@1", chart="Held-out questions",
+        panel="Held-out questions", rare="evaluation.greedy"),
+    MetricRow("eval/pass_at_1", "share of sampled completions that pass, mean over questions", "share",
+        label="sampled, pass@1", chart="Held-out questions", panel="Held-out questions", curve="held-out pass@1",
+        rare="evaluation.samples above 0", main="6_held_out_pass_at_1"),
+    MetricRow("eval/pass_at_k", "pass@k of sampled completions, k = `evaluation.k`: unbiased estimate of the "
+        "probability that one of k passes, mean over questions", "share", label="sampled, pass@k",
+        chart="Held-out questions", panel="Held-out questions", rare="evaluation.samples above 0"),
+    MetricRow("eval/greedy_reward", "mean reward of greedy completions", "reward", rare="evaluation.greedy"),
+    MetricRow("eval/reward", "mean reward of sampled completions", "reward", rare="evaluation.samples above 0"),
+    MetricRow("eval/length", "mean length of all completions of the evaluation, stop token included", "tokens"),
+    MetricRow("eval/truncated", "share of these completions cut off by their length", "share"),
+    MetricRow("eval/lost", "trajectories given up, as their environments were lost too often", "trajectories",
+        rare="task.source=environment"),
+    MetricRow("eval/seen", "held-out questions that training has asked so far; 0 unless there are few different ones "
+        "or a file repeats them", "questions"),
+    MetricRow("eval/best_step", "step of the best evaluation so far, by `evaluation.best_by`", "updates"),
+)  # fmt: skip
 TURNS = _rows(
     "turn",
     MetricRow("turn/count", "mean number of turns of a trajectory", "turns"),
@@ -325,7 +349,7 @@ ADAPT = _rows(
     MetricRow("eval/overlap/K", "mean Σ min(p, q) at position K", "share"),
     MetricRow("eval/draft_entropy", "entropy of the draft's distribution, first draft", "nats"),
 )
-METRICS = (*REWARD, *ROLLOUT, *TRAINING, *TIME, *TURNS, *HEAD, *DRIFT, *CERTIFICATE, *SYSTEM, *ADAPT)
+METRICS = (*REWARD, *EVALUATION, *ROLLOUT, *TRAINING, *TIME, *TURNS, *HEAD, *DRIFT, *CERTIFICATE, *SYSTEM, *ADAPT)
 
 SMOOTHED = (f"mean of the last {WINDOW} steps", "each step")
 # In the order of the page, and in Grafana in the order of each group.
@@ -335,6 +359,11 @@ CHARTS: tuple[Chart, ...] = (
         f"the strong line is the mean of the last {WINDOW} steps (fewer at the start). A rise of the strong line is "
         "learning; single steps swing with the difficulty of their prompts.",
         unit="reward per completion", styles=SMOOTHED, smooth=True),
+    Chart("Held-out questions", "learning",
+        "Share of held-out questions that are solved: by the greedy completion, by a sampled one (pass@1), and by at "
+        "least one of k sampled ones (pass@k). Nothing is trained on them. The standard error of a share p of Q "
+        "questions is √(p(1 - p)/Q). Reward that rises while these stand still is learnt by heart.",
+        unit="share of questions", optional=True),
     Chart("Groups without a signal", "learning",
         "Share of groups in which no completion, or every completion, is solved."),
     Chart("Response length", "learning",
@@ -396,11 +425,12 @@ CHARTS: tuple[Chart, ...] = (
         unit="updates"),
     Chart("Where the time goes", "running",
         "The trainer's step, and within it: updating the weights, handing them to the rollout (sync), waiting for "
-        "completions (idle) and asking why acceptance moves (monitor). The report stacks these four as bars; together "
-        "they make up the whole step, the black line. Rollout is how long the workers were generating in that time, on "
+        "completions (idle), asking why acceptance moves (monitor) and, where held-out questions are evaluated, "
+        "waiting for those completions (evaluation). The report stacks these as bars; together they "
+        "make up the whole step, the black line. Rollout is how long the workers were generating in that time, on "
         "average over workers: close to the step means that they were always busy; the distance between the two is "
         "time that they waited. Synchronous runs have idle bars as high as the rollout line; asynchronous runs shrink "
-        "them.", unit="seconds per step", stacked=4),
+        "them.", unit="seconds per step", stacked=5),
     Chart("Rollout speed", "running",
         "Tokens generated per second by all rollout workers together. It moves with the accept length, with the "
         "number of completions decoded side by side (it falls while the last long ones finish) and with what else runs "

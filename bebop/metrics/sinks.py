@@ -328,6 +328,23 @@ class TrackioSink:
 
 
 SPEED = "rollout/tokens_per_s"
+EVALUATED = {  # metric of an evaluation -> how a terminal says it
+    "eval/greedy_pass_at_1": "greedy pass@1 {:.3f}",
+    "eval/pass_at_1": "pass@1 {:.3f}",
+    "eval/pass_at_k": "pass@k {:.3f}",
+    "eval/greedy_reward": "greedy reward {:.3f}",
+    "eval/reward": "reward {:.3f}",
+}
+
+
+def evaluation_line(step: int, values: Mapping[str, float]) -> str:
+    """Return one line about the evaluation in a step's values, empty without one."""
+    known = [text.format(values[name]) for name, text in EVALUATED.items() if name in values]
+    if not known:
+        return ""
+    best = values.get("eval/best_step")
+    ending = "" if best is None else "; the best so far" if best == step else f"; best so far: step {best:.0f}"
+    return f"evaluation after step {step}: {', '.join(known)}{ending}"
 
 
 class ProgressLine:
@@ -363,6 +380,8 @@ class ProgressLine:
             self._speeds.append((values[SPEED] * seconds, seconds))
             tokens, whole = (sum(column) for column in zip(*self._speeds, strict=True))
             values = {**values, SPEED: tokens / whole}
+        if line := evaluation_line(step, values):
+            self._above([line])
         known = {name: values[name] for name in self.SHOWN if name in values and (name != SPEED or values[name])}
         shown = [self.SHOWN[name].format(value) for name, value in known.items()]
         self._shown, self._said = "  ".join(shown), time.monotonic()
@@ -371,6 +390,15 @@ class ProgressLine:
         if not self._terminal:
             self._stream.write(f"{self._bar}\n")
             self._stream.flush()
+
+    def _above(self, lines: Sequence[str]) -> None:
+        """Write lines that stay, above the progress line."""
+        if self._terminal:
+            self._bar.clear()
+        self._stream.write("".join(f"{line}\n" for line in lines))
+        self._stream.flush()
+        if self._terminal:
+            self._bar.refresh()
 
     def under_way(self, what: str) -> None:
         """Say how far the next step has come: at once on a terminal, else now and then in a line of its own."""
@@ -396,12 +424,7 @@ class ProgressLine:
                 printable(text, room), width, initial_indent=f"    {name:{self.INDENT - 4}}",
                 subsequent_indent=" " * self.INDENT,
             )  # fmt: skip
-        if self._terminal:
-            self._bar.clear()
-        self._stream.write("".join(f"{line}\n" for line in lines))
-        self._stream.flush()
-        if self._terminal:
-            self._bar.refresh()
+        self._above(lines)
 
     def _columns(self) -> int:
         """Return the width of the terminal, with a margin; of a file, a width that is easy to read."""

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bebop.metrics.catalogue import WINDOW, Chart
+from bebop.metrics.catalogue import METRICS, WINDOW, Chart
 from bebop.metrics.intervals import Interval
 from bebop.report.charts import Plot, Series
 from bebop.report.runs import Run
 
 PALETTE = ("#2563a8", "#d1603d", "#3a8f6d", "#8a63b5", "#c79a1e", "#4aa3b8", "#b0476f", "#6b7280")
-STACK = ("#e39a80", "#8a63b5", "#d5dae1", "#8fc4a9", "#2563a8", "#1f2933")  # light bars, under dark lines
+EVALUATED = {row.name for row in METRICS if row.part == "evaluation"}
+STACK = ("#e39a80", "#8a63b5", "#d5dae1", "#8fc4a9", "#e3c567", "#2563a8", "#1f2933")  # light bars, under dark lines
 INK, MUTED, GRID = "#1f2933", "#52606d", "#e8ebef"
 FEW = 20  # points on a line that are marked
 CLOSE = 8  # ticks that have room in the narrowest panel
@@ -66,7 +67,9 @@ def draw(plot: Plot, runs: Sequence[Run]) -> Figure:
         keys = run_keys(runs) if by_run else []
     else:
         panels, keys = _panel_of_all(plot, runs[0])
-    lacking = {run.name: [metric for metric in plot.metrics if not run.has(metric)] for run in runs}
+    # A run without evaluations lacks nothing, unless it stands beside one that has them.
+    wanted = [metric for metric in plot.metrics if metric not in EVALUATED or any(run.has(metric) for run in runs)]
+    lacking = {run.name: [metric for metric in wanted if not run.has(metric)] for run in runs}
     missing = {name: absent for name, absent in lacking.items() if absent}
     styles = _style_keys(plot, runs) if panels else []
     return Figure(plot=plot, panels=panels, keys=[*keys, *styles], missing=missing)

@@ -42,6 +42,11 @@ class Run:
         return any(value is not None for value in self.columns.get(metric, []))
 
     @property
+    def updates(self) -> int:
+        """Return the number of steps that updated the weights: step 0 is an evaluation of the initial ones."""
+        return sum(step > 0 for step in self.steps)
+
+    @property
     def place(self) -> str | None:
         """Return its folder as one would type it here, as a page that is sent around should show no more."""
         return None if self.folder is None else str(shown_path(self.folder))
@@ -116,7 +121,7 @@ def summary(run: Run) -> tuple[str, ...]:
         run.setting("model.path").rstrip("/").rsplit("/", 1)[-1],
         run.setting("task.name"),
         f"{system}, K = {drafts}" if drafting else system,
-        str(len(run.steps)),
+        str(run.updates),
         _first_last(run, "reward/mean", 3),
         _first_last(run, "rollout/accept_length", 2),
         _shown(_over_time(run, "rollout/tokens_per_s"), 0),

@@ -100,11 +100,11 @@ def _reward(run: Run) -> str:
     """Return how the reward moved from the first steps to the last, as far as their spread lets one say so."""
     first, last = windows(run.columns.get("reward/mean", []))
     if len(first) + len(last) < FIRST + 2:
-        return f"after {_steps(len(run.steps))} it is too early to say how the reward moves" if last else ""
+        return f"after {_steps(run.updates)} it is too early to say how the reward moves" if last else ""
     a, b = (sum(part) / len(part) for part in (first, last))
     error = math.sqrt(sum(_variance(part) / len(part) for part in (first, last)))
     word = "did not move clearly" if abs(b - a) <= 2 * error else "rose" if b > a else "fell"
-    return f"the reward {word} in {_steps(len(run.steps))} ({a:.2f} → {b:.2f})"
+    return f"the reward {word} in {_steps(run.updates)} ({a:.2f} → {b:.2f})"
 
 
 def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[str, Advice]:

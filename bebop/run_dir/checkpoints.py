@@ -103,8 +103,10 @@ class Store:
         if newer:
             flush(self.folder)
 
-    def prune(self, keep: int, written: Path) -> None:
+    def prune(self, keep: int, written: Path, best: int | None = None) -> None:
         """Remove all but the newest ``keep`` checkpoints, and what interrupted writers left; not beside a writer.
+
+        The checkpoint of step ``best`` stays beside them.
 
         ``written``, which this process has just published, stays. If its names and sizes are not as they were written,
         everything stays.
@@ -117,6 +119,8 @@ class Store:
         newest: dict[int, Path] = {self.step(path): path for path in self.all()}  # the last of each step
         steps = [step for step in sorted(newest) if step != self.step(written)]
         kept = {written, *(newest[step] for step in steps[max(0, len(steps) - (max(1, keep) - 1)) :])}
+        if best is not None and best in newest:
+            kept.add(newest[best])
         for path in self.all():
             if path not in kept:
                 self._remove(path)

@@ -22,6 +22,7 @@ OF_ENVIRONMENT = ("task.name", "task.args")
 # What a resume would do with a setting, other than read files and write into the run folder.
 REACHING = {
     "task.reward": "import and run",
+    "evaluation.task.reward": "import and run",
     "task.name": "run the environment",
     "task.args": "give it",
     "runtime.address": "join, and so run what it is sent by, the Ray cluster",
@@ -63,7 +64,9 @@ def refuse_foreign(
         f"{doing} {name}={value!r}"
         for name, doing in REACHING.items()
         if (value := _value(now, name)) not in [_value(one, name) for one in harmless]
-        and not (name == "task.reward" and set([value] if isinstance(value, str) else value or ()) <= set(BUILT_IN))
+        and not (
+            name.endswith("task.reward") and set([value] if isinstance(value, str) else value or ()) <= set(BUILT_IN)
+        )
         and not (name in OF_ENVIRONMENT and _stays_here(now.get("task")))
     ]
     if named:

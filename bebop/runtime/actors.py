@@ -165,14 +165,14 @@ class RayTrainer:
         await self.group.ask_all("weights", "version")
         return references[0]
 
-    async def save(self, step: int, loop_state: dict[str, Any]) -> None:
-        """Write a checkpoint, then remove the oldest ones beyond ``trainer.keep``."""
+    async def save(self, step: int, loop_state: dict[str, Any], best: int | None = None) -> None:
+        """Write a checkpoint, then remove the oldest ones beyond ``trainer.keep``, but not that of step ``best``."""
         checkpoints = checkpoint.store(self.run_dir)
         staged = checkpoints.staging(step)
         await self._all("save", staged, loop_state)
         written = checkpoints.publish(staged, step)
         link_model(self.run_dir, written)  # before the checkpoint goes to which the link has led so far
-        checkpoints.prune(self.config.trainer.keep, written)
+        checkpoints.prune(self.config.trainer.keep, written, best)
 
     async def load(self, folder: Path) -> dict[str, Any]:
         """Go on from a checkpoint, and return the loop's state."""

@@ -25,19 +25,22 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from bebop.command import writing
 from bebop.config.job import JobConfig
+from bebop.driver.evaluation import EVALUATIONS, Evaluation
 from bebop.driver.loop import Loop
 from bebop.driver.past_completions import PastAnswers
 from bebop.driver.protocols import TrainerDied, WorkerDied
 from bebop.errors import UserError
 from bebop.metrics.catalogue import tracker_layout
-from bebop.metrics.sinks import JsonlSink, ProgressLine, Sink, TensorBoardSink, TrackioSink, WandbSink
+from bebop.metrics.sinks import JsonlSink, ProgressLine, Sink, StepLog, TensorBoardSink, TrackioSink, WandbSink
 from bebop.model.checkpoint import load_tokenizer
 from bebop.monitor.watch import JobMonitor, Monitor, NullMonitor, can_monitor
 from bebop.rollout.engines import engine_module
 from bebop.run_dir.checkpoints import link_model
 from bebop.runtime.actors import RayTrainer, RayWorker
 from bebop.runtime.events import EventLog
+from bebop.runtime.preflight import check_evaluation
 from bebop.runtime.session import Dashboard, Session, SessionDied, ray_session
+from bebop.tasks.held_out import HeldOut
 from bebop.trainer import checkpoint
 from bebop.trajectory import Prompt
 from bebop.trajectory_db.reader import NAME
@@ -66,15 +69,21 @@ class RaySink:
 
 
 def run_job(
-    config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], begin: Callable[[Dashboard | None], None]
+    config: JobConfig,
+    run_dir: Path,
+    prompt: Callable[[int], Prompt],
+    begin: Callable[[Dashboard | None], None],
+    held_out: HeldOut | None = None,
 ) -> bool:
     """Run a job that ``preflight`` has checked to its end in ``run_dir``; return False if it was interrupted.
 
     An interrupted job leaves a checkpoint. ``prompt(i)`` gives prompt i of the stream. ``begin`` is called with Ray's
-    dashboard once all parts run; nothing is written to ``run_dir`` before.
+    dashboard once all parts run; nothing is written to ``run_dir`` before. ``held_out``: the questions of its
+    evaluations, if they were found already.
     """
     checkpoints, events = checkpoint.store(run_dir), EventLog(run_dir)
     newest = checkpoints.newest_sound() if config.runtime.resume else None
+    held_out = held_out or check_evaluation(config)
     if config.runtime.resume and newest is None:
         raise UserError(f"runtime.resume=true: {run_dir} holds no finished checkpoint")
     stopping = False
@@ -84,7 +93,7 @@ def run_job(
             ranks, places = (reserve(pool) for pool in pools(config, ray.cluster_resources().get("GPU", 0.0)))
             trainer = RayTrainer(config, run_dir, ranks, events)
             workers = [RayWorker(config, place, i, events) for i, place in enumerate(places)]
-            job = Job(config, run_dir, prompt, trainer, workers, stopping)
+            job = Job(config, run_dir, prompt, trainer, workers, stopping, held_out)
 
             def started(session: Session = session, deaths: int = deaths, ended: float | None = ended) -> None:
                 session.close_to_others()
@@ -135,9 +144,15 @@ class Job:
         trainer: RayTrainer,
         workers: Sequence[RayWorker],
         stopping: bool = False,
+        held_out: HeldOut | None = None,
     ) -> None:
-        """Join the parts; ``stopping`` says that the user has interrupted the job already."""
+        """Join the parts; ``stopping`` says that the user has interrupted the job already.
+
+        ``held_out``: the questions of its evaluations, if it has any.
+        """
         self.config, self.run_dir, self.prompt, self.trainer, self.workers = config, run_dir, prompt, trainer, workers
+        self.held_out = held_out
+        self.evaluations: StepLog | None = None
         self.sinks: list[Sink] = []
         self.trajectories: TrajectoryLog | None = None
         self.loop: Loop | None = None
@@ -184,6 +199,8 @@ class Job:
         if self.loop is None:
             self.sinks = _sinks(self.config, self.run_dir, start)
             self.trajectories = _trajectories(self.config, self.run_dir, start)
+            if self.held_out is not None:
+                self.evaluations = StepLog(self.run_dir / EVALUATIONS, start or None)
         self.monitor = _monitor(self.config, self.run_dir, start)
         past = PastAnswers.wanted(self.config)
         if past is not None and start:
@@ -192,6 +209,7 @@ class Job:
         self.loop = Loop(
             self.config, self.prompt, self.workers, self.trainer, self.sinks, self.monitor, self.trajectories, past,
             progress=None if line is None else line.under_way,
+            evaluation=None if self.held_out is None else Evaluation(self.config, self.held_out, self.evaluations),
         )  # fmt: skip
         if self.stop.is_set():
             self.loop.stopping.set()
@@ -213,7 +231,8 @@ class Job:
         """Close all parts, whatever one of them raises."""
         with contextlib.ExitStack() as closing:
             parts = [*self.workers, self.trainer, *self.sinks, self.monitor]
-            for close in [*(part.close for part in parts), *([self.trajectories.close] if self.trajectories else [])]:
+            logs = [log for log in (self.trajectories, self.evaluations) if log is not None]
+            for close in [*(part.close for part in parts), *(log.close for log in logs)]:
                 closing.callback(close)
 
 

@@ -37,6 +37,7 @@ from bebop.rollout.agent_setup import check_environment
 from bebop.rollout.capacity import check_memory, check_positions
 from bebop.rollout.engines import engine_module
 from bebop.systems import SYSTEMS
+from bebop.tasks.held_out import HeldOut, find_held_out
 from bebop.tasks.rewards import check_reward
 from bebop.tasks.source import EnvironmentSource, Items, PromptSource, chat_encoder, instruction, open_items
 
@@ -124,6 +125,11 @@ def check_task(config: JobConfig, items: Items | None = None) -> PromptSource | 
     source = prompts(config.model, config.task, room, items)
     source.prompt(0)
     return source
+
+
+def check_evaluation(config: JobConfig) -> HeldOut | None:
+    """Find the held-out questions of a job's evaluations, check them, and return them; None for a job without any."""
+    return find_held_out(config, load_tokenizer(config.model)) if config.evaluation.every else None
 
 
 def check_adaptation(config: AdaptConfig) -> None:

@@ -334,7 +334,7 @@ class SimulatedTrainer:
     async def head_fingerprint(self) -> str:
         return ""  # there is no head
 
-    async def save(self, step: int, loop_state: dict[str, Any]) -> None:
+    async def save(self, step: int, loop_state: dict[str, Any], best: int | None = None) -> None:
         """Do nothing: nothing is kept."""
 
 

@@ -229,6 +229,27 @@ class WeightedReward(Scorer):
             reward.close()
 
 
+class HeldOutReward(Scorer):
+    """One reward for completions of training prompts, another for those of held-out questions."""
+
+    def __init__(self, training: Scorer, held_out: Scorer) -> None:
+        self.training, self.held_out = training, held_out
+        self.name, self.batched = training.name, training.batched or held_out.batched
+
+    def outcomes(self, answers: Sequence[Answer]) -> list[Outcome]:
+        """Return what each completion is worth, in the order of ``answers``."""
+        found: dict[int, Outcome] = {}
+        for reward, held_out in ((self.training, False), (self.held_out, True)):
+            places = [i for i, (_, prompt) in enumerate(answers) if prompt.held_out is held_out]
+            found |= zip(places, reward.outcomes([answers[i] for i in places]) if places else [], strict=True)
+        return [found[i] for i in range(len(answers))]
+
+    def close(self) -> None:
+        """End the processes of both."""
+        self.training.close()
+        self.held_out.close()
+
+
 def part_names(names: Sequence[str]) -> list[str]:
     """Return the names of parts for reward functions, which go by their last word; by file, too, where two agree.
 

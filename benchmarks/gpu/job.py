@@ -99,7 +99,7 @@ class InProcess:
         """Return the weights that are published."""
         return self.trainer.weights(head)
 
-    async def save(self, step: int, loop_state: dict[str, Any]) -> None:
+    async def save(self, step: int, loop_state: dict[str, Any], best: int | None = None) -> None:
         """Write the checkpoint of a step."""
         checkpoints = checkpoint.store(self.folder)
         staged = checkpoints.staging(step)

@@ -95,8 +95,10 @@ def check(config: JobConfig) -> None:
         raise UserError(
             f"decoding.system={config.decoding.system!r} with vLLM needs {name}: pip install --no-deps {name}==0.1.1"
         )
-    params = SamplingParams(temperature=sampling.temperature, top_p=sampling.top_p, min_p=sampling.min_p)
-    refuse_sampling(params, system.drafts)
+    own = config.evaluation.temperature if config.evaluation.every else None
+    for temperature in (sampling.temperature, sampling.temperature if own is None else own):
+        params = SamplingParams(temperature=temperature, top_p=sampling.top_p, min_p=sampling.min_p)
+        refuse_sampling(params, system.drafts)
     refuse_own_head(config.model, "vLLM")
     refuse_missing_head(config, "vLLM")
 

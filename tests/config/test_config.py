@@ -19,8 +19,8 @@ from bebop.config.compose import (
     of_model,
     simulate_config,
 )
-from bebop.config.fields import from_dict, settings
-from bebop.config.job import JobConfig, ObjectiveName, RolloutConfig, SamplingConfig, TrainerConfig
+from bebop.config.fields import MAX_INT, from_dict, settings
+from bebop.config.job import HELD_OUT_SEED, JobConfig, ObjectiveName, RolloutConfig, SamplingConfig, TrainerConfig
 from bebop.config.simulate import SimulateConfig
 from bebop.errors import UserError
 from bebop.systems import SYSTEMS
@@ -73,6 +73,9 @@ BAD: list[tuple[str, Any]] = [
     ("task.environment.reset_seconds", 0.0), ("task.environment.reset_seconds", INF),
     ("task.environment.step_seconds", -1.0), ("task.environment.step_seconds", NAN),
     ("task.environment.max_restarts", -1), ("task.environment.processes", 0), ("task.environment.processes", 1025),
+    ("evaluation.every", -1), ("evaluation.size", 0), ("evaluation.size", 65537), ("evaluation.samples", -1),
+    ("evaluation.samples", 4097), ("evaluation.k", 0), ("evaluation.k", 5), ("evaluation.temperature", -1.0),
+    ("evaluation.temperature", NAN), ("evaluation.threshold", INF), ("evaluation.best_by", "loss"),
 ]  # fmt: skip
 
 
@@ -123,6 +126,31 @@ def test_what_goes_ill_with_environments_and_filtered_groups_is_refused() -> Non
     chosen = message({"algorithm": {"dynamic_sampling": True}, "monitor": {"certify_every": 5}})
     assert chosen.startswith("monitor.certify_every=5 is not possible: ")
     assert from_dict(JobConfig, {"algorithm": {"dynamic_sampling": True}, "monitor": {"certify_every": 0}})
+
+
+def test_what_an_evaluation_takes_over_and_what_it_refuses() -> None:
+    gcd = {"name": "gcd", "args": {"max_value": 60}, "seed": 5, "size": 7}
+    same = from_dict(JobConfig, {"task": gcd, "evaluation": {"every": 1}}).held_out_task
+    assert (same.name, same.args, same.size) == ("gcd", gcd["args"], None) and same.seed == 5 + HELD_OUT_SEED
+    highest = from_dict(JobConfig, {"task": {"seed": MAX_INT}, "evaluation": {"every": 1}}).held_out_task
+    assert highest.seed == MAX_INT - HELD_OUT_SEED
+    other = from_dict(JobConfig, {"task": gcd, "evaluation": {"every": 1, "task": {"name": "lcm", "seed": 3}}})
+    assert other.held_out_task.args == {} and other.held_out_task.seed == 3, "arguments are of one data set"
+    turns = {"source": "environment", "name": "guess"}
+    assert from_dict(JobConfig, {"task": turns, "evaluation": {"every": 1, "task": {"seed": 9}}}).held_out_task.turns
+    for wanted, task, evaluation in (
+        ("evaluation.task.nme", gcd, {"task": {"nme": "lcm"}}),
+        ("evaluation.task.seed=-1", gcd, {"task": {"seed": -1}}),
+        ("evaluation.task={'name': 'store'}", turns, {"task": {"name": "store"}}),
+        ("evaluation.task.source='environment'", gcd, {"task": turns}),
+        ("evaluation.path=None", {"source": "file", "path": __file__.replace(".py", ".jsonl")}, {}),
+        ("evaluation.path='no.jsonl'", gcd, {"path": "no.jsonl"}),
+        ("evaluation.samples=0", gcd, {"samples": 0, "greedy": False}),
+        ("evaluation.best_by='pass_at_k'", gcd, {"samples": 0, "best_by": "pass_at_k"}),
+        ("evaluation.best_by='greedy_reward'", gcd, {"greedy": False, "best_by": "greedy_reward"}),
+    ):
+        found = message({"task": task, "evaluation": {"every": 1, **evaluation}})
+        assert found.startswith(wanted) or task["source"] == "file", found
 
 
 WRONG_TYPES = [

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "RUN").mkdir()
     for name in ("DIR", "RUN/model"):
         (tmp_path / name).symlink_to(checkpoint)
-    for name in ("train.jsonl", "questions.jsonl", "text.jsonl"):
+    for name in ("train.jsonl", "test.jsonl", "questions.jsonl", "text.jsonl"):
         (tmp_path / name).write_text('{"question": "1 + 1 =", "answer": "2", "prompt": "1 + 1 ="}\n')
     (tmp_path / "reward.py").write_text("def brief(text, item):\n    return float(len(text) < 20)\n")
     log = opened(tmp_path / "RUN")

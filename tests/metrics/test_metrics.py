@@ -342,6 +342,22 @@ def test_progress_line_says_how_far_a_long_step_has_come(monkeypatch: pytest.Mon
     assert "1/128 completions" in screen.getvalue() and screen.getvalue().endswith("reward 0.500  2/128 completions")
 
 
+def test_progress_line_leaves_a_line_of_each_evaluation() -> None:
+    found = {"eval/greedy_pass_at_1": 0.75, "eval/pass_at_1": 0.5, "eval/best_step": 4.0}
+    for stream in (io.StringIO(), Terminal()):
+        line = ProgressLine(total=8, stream=stream)
+        line.write(0, {**found, "eval/best_step": 0.0})
+        line.write(4, {**ROW, **found})
+        line.write(8, {**ROW, **found, "eval/pass_at_1": 0.25})
+        line.close()
+        said = [text.rpartition("\r")[2] for text in stream.getvalue().splitlines() if "evaluation" in text]
+        assert said == [
+            "evaluation after step 0: greedy pass@1 0.750, pass@1 0.500; the best so far",
+            "evaluation after step 4: greedy pass@1 0.750, pass@1 0.500; the best so far",
+            "evaluation after step 8: greedy pass@1 0.750, pass@1 0.250; best so far: step 4",
+        ]
+
+
 def test_progress_line_rewrites_itself_on_a_terminal() -> None:
     stream = Terminal()
     line = ProgressLine(total=2, stream=stream)

@@ -103,7 +103,7 @@ class Learner:
     async def head_fingerprint(self) -> str:
         return self.worker.head_fingerprint()
 
-    async def save(self, step: int, loop_state: dict[str, Any]) -> None:
+    async def save(self, step: int, loop_state: dict[str, Any], best: int | None = None) -> None:
         pass
 
 

@@ -124,6 +124,11 @@ def test_time_is_stacked_in_a_panel_for_each_run() -> None:
     ]
     assert figure.panels[0].layout["yaxis"]["range"][1] == pytest.approx(5.5 * 1.06)
     assert figure.missing == {"b": ["time/idle"]}
+    evaluated = run("c", **times, time__eval=[0.5], eval__pass_at_1=[0.2])
+    figure = draw(plot("Where the time goes", evaluated), [evaluated])
+    assert [trace["type"] for trace in figure.panels[0].traces] == ["bar"] * 4 + ["scatter"] * 2
+    assert draw(plot("Where the time goes", runs[0], evaluated), [runs[0], evaluated]).missing == {"a": ["time/eval"]}
+    assert "Held-out questions" in titles(evaluated) and "Held-out questions" not in titles(runs[0])
 
 
 def test_a_flat_line_and_a_single_point_have_a_sensible_scale() -> None:

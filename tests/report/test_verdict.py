@@ -94,6 +94,7 @@ def test_what_is_broken_comes_first() -> None:
         (run(), 0, "why acceptance moved was not watched", "monitor.drift=true"),
         (run(decoding={"system": "autoregressive"}), 0, "nothing was drafted", "decoding=bebop."),
         (run(reward=[0.5, 0.4]), 3, "after 2 steps it is too early", "first five steps"),
+        (dataclasses.replace(run(reward=[None, 0.5, 0.4]), steps=[0, 1, 2]), 3, "after 2 steps it is", "first five"),
         (run(reward=[0.5, 0.1] * 7), 0, "the reward did not move clearly", "monitor.drift=true"),
         (run(reward=[0.9] * 5 + [0.1, 0.15] * 4), 0, "the reward fell in 13 steps (0.90 → 0.12)", "monitor.drift"),
         (None, 3, "takes more steps", "first five steps"),

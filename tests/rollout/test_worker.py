@@ -12,17 +12,18 @@ import pytest
 import torch
 
 from bebop.config.fields import from_dict
-from bebop.config.job import DecodingConfig, JobConfig, TaskConfig
+from bebop.config.job import DecodingConfig, EvaluationConfig, JobConfig, TaskConfig
 from bebop.driver.protocols import Assignment, Pace, WorkerReport
 from bebop.errors import UserError
 from bebop.metrics.metrics import values
 from bebop.model.backbone import Policy
 from bebop.monitor.estimators import rollout_metrics
+from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import RolloutWorker
 from bebop.tasks.functions import RewardTimeout
 from bebop.tasks.rewards import RewardFunction, checked, make_reward
-from bebop.trajectory import Group, Prompt
+from bebop.trajectory import Group, Prompt, SamplingParams
 from tests.builders import bare_policy, oldest_version
 
 SIZE, LONGEST = 3, 12
@@ -143,6 +144,43 @@ def test_completions_depend_on_job_seed_and_number_only() -> None:
 def test_seeds_differ_for_all_completions_and_jobs() -> None:
     seeds = {worker(seed=s)._params(n).seed for s in (0, 1, (1 << 23) - 1) for n in (0, 1, 2, 10**6)}
     assert len(seeds) == 12 and max(seeds) < 2**63  # fits the engine's 64-bit tensors
+
+
+def test_completions_of_an_evaluation_have_a_distribution_seeds_and_a_reward_of_their_own() -> None:
+    one = worker()
+    held_out = {"every": 1, "samples": 2, "temperature": 0.5}
+    one.config = replace(one.config, evaluation=from_dict(EvaluationConfig, held_out))
+    requests = [one._request(replace(prompt(3), index=index), member) for index in (-1, -2) for member in range(3)]
+    assert [r.params.temperature for r in requests] == [0.0, 0.5, 0.5] * 2 and not any(r.trace for r in requests)
+    seeds = [r.params.seed for r in requests]
+    assert seeds == list(range(seeds[0], seeds[0] + 6)) and seeds[0] == 1 << 39
+    assert one._request(prompt(0), 0).params.temperature == 1.0
+    jobs = {worker(seed=s)._request(replace(prompt(3), index=-1), 0).params.seed >> 40 for s in (0, 1, 5)}
+    assert jobs == {0, 1, 5}, "within the seeds of its job"
+    one.config = replace(one.config, evaluation=from_dict(EvaluationConfig, {"every": 1, "greedy": False}))
+    assert one._request(replace(prompt(3), index=-1), 0).params.temperature == 1.0
+
+
+def test_greedy_completions_beside_sampled_ones_are_those_of_the_target() -> None:
+    """In one batch, with drafts: the first member is what plain greedy decoding gives."""
+    one = worker(slots=8)
+    one.config = replace(one.config, evaluation=from_dict(EvaluationConfig, {"every": 1, "samples": 2}))
+    asked = [replace(prompt(3 + place), index=-1 - place) for place in range(3)]
+    one.submit([Assignment(prompt=p, members=(0, 1, 2)) for p in asked])
+    submit(one, [prompt(0), prompt(1)])
+    done = {}
+    while len(done) < 5:
+        one.turn()
+        done |= {part.prompt.index: part for part in one.collect(0, LAST).parts}
+    plain = TorchEngine(exact(), DecodingConfig(system="autoregressive", draft_tokens=0), slots=4, max_length=32)
+    for p in asked:
+        params = SamplingParams(temperature=0.0, max_new_tokens=LONGEST, stop_token_ids=(11,))
+        plain.add(Request(id=-p.index, token_ids=p.token_ids, params=params))
+    ended: dict[int, list[int]] = {}
+    while plain.unfinished:
+        ended |= {-f.id: f.completion.token_ids.tolist() for f in plain.step()}
+    greedy = {p.index: done[p.index].trajectories[0] for p in asked}
+    assert {index: t.completion.token_ids.tolist() for index, t in greedy.items() if t is not None} == ended
 
 
 def test_weights_come_before_prompts_submitted_later_and_in_flight_for_earlier_ones() -> None:

@@ -164,6 +164,17 @@ def test_pruning_leaves_as_many_as_it_was_told_from_the_first_on(tmp_path: Path,
         assert [store.step(path) for path in store.all()] == [*range(1, step + 1)][-keep:]
 
 
+def test_pruning_never_removes_the_best(tmp_path: Path) -> None:
+    store = Store(tmp_path, "step_")
+    for step in range(1, 6):
+        store.prune(2, save(store, step, "x", keep=9), best=2)
+    assert [store.step(path) for path in store.all()] == [2, 4, 5]
+    store.prune(2, save(store, 6, "x", keep=9), best=6)
+    assert [store.step(path) for path in store.all()] == [5, 6], "a former best goes"
+    store.prune(1, save(store, 7, "x", keep=9), best=3)
+    assert [store.step(path) for path in store.all()] == [7], "one that is not there is not missed"
+
+
 def test_pruning_removes_nothing_where_the_new_checkpoint_is_not_as_it_was_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -142,6 +142,14 @@ def test_what_needs_no_trust(tmp_path: Path, someone_else: Callable[[], None]) -
     resume(path)
 
 
+def test_the_reward_of_an_evaluation_needs_trust(tmp_path: Path, code: Path, someone_else: Callable[[], None]) -> None:
+    path = begun(tmp_path / "run", "evaluation.every=1", f"evaluation.task.reward={code}:reward")
+    someone_else()
+    with pytest.raises(UserError, match=r"it would import and run evaluation\.task\.reward="):
+        resume(path)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_an_adaptation_asks_too(
     tmp_path: Path, code: Path, someone_else: Callable[[], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,6 +217,7 @@ def test_looking_at_a_foreign_folder_runs_nothing(
 
 def test_every_setting_that_reaches_out_exists() -> None:
     known = {setting.name for config in (JobConfig, AdaptConfig) for setting in settings(config)}
+    known |= {f"evaluation.{name}" for name in known if name.startswith("task.")}  # what evaluation.task may hold
     assert set(REACHING) <= known
 
 

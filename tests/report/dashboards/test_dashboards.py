@@ -49,7 +49,7 @@ def tables() -> list[str]:
 
 
 def test_names_are_those_of_a_run() -> None:
-    assert unknown(tables(), catalogue.names("run", "head", "drift", "certificate")) == set()
+    assert unknown(tables(), catalogue.names("run", "evaluation", "head", "drift", "certificate")) == set()
     assert unknown(["rate(ray_bebop_reward_max[1m])"], catalogue.names("run")) == {"ray_bebop_reward_max"}
     assert unknown(['{__name__=~"ray_bebop_rollout_accept_share_[0-9]+"}'], catalogue.names("run"))
     for panel in PANELS:

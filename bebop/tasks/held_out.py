@@ -1,0 +1,122 @@
+"""The held-out questions of a job: found before it starts, and asked again in each evaluation.
+
+Questions of a generated task come from a stream with another seed. Those that training asks as well, by their text, are
+left out: a data set of few different questions repeats them whatever its seed. Questions of a file are taken as they
+are, and a warning says how many of them training asks as well. Environments get other seeds than in training.
+"""
+
+import json
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from bebop.config.job import JobConfig
+from bebop.errors import UserError
+from bebop.tasks.files import FileItems
+from bebop.tasks.rewards import check_reward
+from bebop.tasks.source import EnvironmentSource, Items, PromptSource, chat_encoder, instruction, open_items
+from bebop.trajectory import Prompt
+
+log = logging.getLogger(__name__)
+# Training questions that held-out ones are compared with before the start: 100,000 take 3 to 10 s to make. The metric
+# ``eval/seen`` counts what a longer training asks.
+COMPARED = 100_000
+TRIES = 20  # candidates for each held-out question before there are too few different ones
+OWN_NUMBERS = 1 << 31  # added to a question's number: environments make their seeds of it, and training has lower ones
+
+
+class Source(Protocol):
+    """Prompts by number."""
+
+    def prompt(self, index: int) -> Prompt:
+        """Return prompt ``index`` >= 0."""
+        ...
+
+
+class HeldOut:
+    """The held-out questions of a job, each known by its number in a stream of its own."""
+
+    def __init__(self, source: Source, numbers: Sequence[int]) -> None:
+        """Take the questions ``numbers`` [Q] of a stream."""
+        self.source, self.numbers = source, numbers
+
+    def prompt(self, index: int) -> Prompt:
+        """Return the prompt of question ``-1 - index``, for an ``index`` below 0."""
+        number = self.numbers[-1 - index]
+        return replace(self.source.prompt(number), index=index, question=OWN_NUMBERS + number, epoch=0)
+
+
+def find_held_out(config: JobConfig, tokenizer: Any) -> HeldOut | None:
+    """Return the held-out questions of a job, checked against their reward; None for a job without evaluations.
+
+    Args:
+        config: of the job.
+        tokenizer: of its model.
+
+    Raises:
+        UserError: The task, its file or its reward has a fault, or it has too few questions that training does not ask.
+    """
+    if not config.evaluation.every:
+        return None
+    task, size = config.held_out_task, config.evaluation.size
+    try:
+        if task.turns:
+            return HeldOut(EnvironmentSource(task), range(size))
+        items = open_items(task)
+        check_reward(task, items)
+        room = config.rollout.max_length - config.rollout.sampling.max_new_tokens
+        source = PromptSource(task, chat_encoder(tokenizer, instruction(task, tokenizer)), room, items)
+        asked = set(_training_questions(config))
+        if isinstance(items, FileItems):
+            return HeldOut(source, _of_file(source, min(size, len(items.rows)), asked, config))
+        return HeldOut(source, _fresh(source, size, asked))
+    except UserError as error:
+        text = str(error)
+        if text.startswith("task.path=") and config.evaluation.path is not None:
+            text = text.removeprefix("task.")
+            raise UserError(f"evaluation.{text}") from None
+        raise UserError(f"evaluation.{text}" if text.startswith("task.") else text) from None
+
+
+def _training_questions(config: JobConfig) -> Iterator[str]:
+    """Yield the questions that training asks, as far as they are compared.
+
+    A question that is too long for a prompt is among them instead of the one that takes its place.
+    """
+    items: Items = open_items(config.task)
+    steps = config.trainer.steps * config.trainer.groups_per_step
+    for index in range(min(steps, COMPARED)):
+        yield _text(items.item(index))
+
+
+def _text(item: dict[str, Any]) -> str:
+    """Return the question of an item, a text or messages, as one text."""
+    question = item["question"]
+    return question if isinstance(question, str) else json.dumps(question, sort_keys=True)
+
+
+def _fresh(source: PromptSource, size: int, asked: Collection[str]) -> list[int]:
+    """Return the numbers of the first ``size`` questions [Q] that differ from each other and from ``asked``."""
+    numbers, seen = list[int](), set(asked)
+    for number in range(TRIES * size):
+        text = _text(source.prompt(number).item)
+        if text not in seen:
+            seen.add(text)
+            numbers.append(number)
+        if len(numbers) == size:
+            return numbers
+    raise UserError(
+        f"evaluation.size={size} is not possible: of {TRIES * size} questions of {source.config.name} only "
+        f"{len(numbers)} are new to training: give at most that many, other evaluation.task.args, or a file as "
+        "evaluation.path"
+    )
+
+
+def _of_file(source: PromptSource, size: int, asked: Collection[str], config: JobConfig) -> list[int]:
+    """Return the numbers of the first questions [Q] of a shuffled file; warn of those that training asks as well."""
+    numbers = list(range(size))
+    if known := sum(_text(source.prompt(number).item) in asked for number in numbers):
+        name = config.held_out_task.path
+        log.warning("%d of %d evaluation questions in %s are asked in training as well", known, size, name)
+    return numbers
