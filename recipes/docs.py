@@ -52,6 +52,18 @@ PLAIN = (
     "docs/decoding.md",
     "docs/api.md",
     "docs/guides/*.md",
+    "docs/adding.md",
+    "docs/certificate.md",
+    "docs/design.md",
+    "docs/environments.md",
+    "docs/environments_libraries.md",
+    "docs/reliability.md",
+    "docs/resuming.md",
+    "docs/security.md",
+    "docs/testing.md",
+    "docs/viewer.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
 )
 MEAN, LONGEST = 18, 35  # words of a sentence
 MARK = re.compile(r"<!-- ([^>\n]+? > [^\n]+?)(?: as (\S+))? -->(.*?)<!-- / -->", re.DOTALL)
