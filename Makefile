@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run demo adapt test test-slow test-exhaustive test-gpu gpu test-all test-sglang test-vllm test-verl test-megatron test-agents mutants bad-input lint format docs-check \
+.PHONY: help venv run demo adapt test test-slow test-exhaustive test-gpu gpu test-all test-sglang test-vllm test-verl test-megatron test-agents mutants bad-input lint format docs-check docs \
         environments tiny reproduce bench chaos clean
 
 help: ## this text
@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  done; \
 	  echo "error: no Python of at least 3.11 found; name one with PYTHON=..." >&2; exit 1; }
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt "$(TORCH)"
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
 	@touch $@
 
 run: venv ## the main job: the built-in model on chain_sum
@@ -113,7 +113,10 @@ format: venv ## repair what ruff can repair
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-docs-check: venv ## every number in README.md, RESULTS.md and docs/ is one that is stored
+docs: venv ## the documentation site, into build/site; a broken link fails; ARGS="serve" shows it at 127.0.0.1:8000
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs $(or $(ARGS),build) --strict -f docs/site/mkdocs.yml
+
+docs-check: venv ## every number in README.md, RESULTS.md and docs/ is one that is stored, and sentences are short
 	$(BIN)/python -m recipes.docs --check
 
 tiny: venv ## make the built-in model anew

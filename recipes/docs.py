@@ -21,6 +21,9 @@ the first table of that page, without comments.
 Every other number outside code has to be in ``docs/numbers.txt``: ``README.md: exit code 2`` allows a phrase in a file,
 ``*: SPEC 0.3`` in all of them. Names (fp32), versions of three parts and code need no entry. An entry that nothing uses
 is a mistake as well. The picture of the README is drawn from stored files in the same way.
+
+The pages of ``PLAIN`` are in plain English: their sentences have at most ``MEAN`` words on average and none has more
+than ``LONGEST``. A line of a list and a cell of a table end a sentence; cells count for the longest alone.
 """
 
 import json
@@ -44,6 +47,29 @@ STUDIES = Path(rule_hash.__file__).parent
 ALLOWED = Path("docs/numbers.txt")
 # Nothing in them was measured: the mathematics, and two pages that are made from the code.
 APART = [Path("docs", name) for name in ("SPEC.md", "metrics.md", "settings.md")]
+# Pages whose sentences are short: new ones join, older ones as they are rewritten.
+PLAIN = (
+    "docs/index.md",
+    "docs/tutorial.md",
+    "docs/faq.md",
+    "docs/glossary.md",
+    "docs/decoding.md",
+    "docs/api.md",
+    "docs/guides/*.md",
+    "docs/adding.md",
+    "docs/certificate.md",
+    "docs/design.md",
+    "docs/environments.md",
+    "docs/environments_libraries.md",
+    "docs/reliability.md",
+    "docs/resuming.md",
+    "docs/security.md",
+    "docs/testing.md",
+    "docs/viewer.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+)
+MEAN, LONGEST = 18, 35  # words of a sentence
 MARK = re.compile(r"<!-- ([^>\n]+? > [^\n]+?)(?: as (\S+))? -->(.*?)<!-- / -->", re.DOTALL)
 AT_START = re.compile(r"^ {0,3}<!-- ", re.MULTILINE)
 TABLE = re.compile(r"^<!-- table (\S+) -->$.*?^<!-- / -->$", re.DOTALL | re.MULTILINE)
@@ -54,6 +80,7 @@ BESIDE = (
     MARK,
     FENCED,
     INDENTED,
+    re.compile(r"^ *\d+\. ", re.MULTILINE),  # of a list
     re.compile(r"`[^`]*`"),
     re.compile(r"\]\([^)]*\)"),
     re.compile(r"<!--.*?-->", re.DOTALL),
@@ -64,7 +91,7 @@ VERSION = re.compile(r"[-+]?\d+\.\d+\.(\d+|x)[,.]*")
 
 def documents(root: Path = ROOT) -> list[Path]:
     """Return the pages whose numbers are compared with what is stored."""
-    pages = [root / "README.md", *sorted(root.glob("docs/*.md"))]
+    pages = [root / "README.md", *sorted(root.glob("docs/**/*.md"))]
     return [page for page in pages if page.relative_to(root) not in APART]
 
 
@@ -202,6 +229,53 @@ def problems(root: Path = ROOT, studies: Path = STUDIES) -> list[str]:
     ]
 
 
+# ---- sentences
+
+
+def sentences(text: str) -> tuple[list[str], list[str]]:
+    """Return the sentences of a page: of its text and lists, and of its tables. Code in a sentence is one word."""
+    for pattern, shown in ((FENCED, "\n"), (INDENTED, "\n"), (re.compile(r"<!--.*?-->", re.DOTALL), "")):
+        text = pattern.sub(shown, text)
+    text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", re.sub(r"`[^`]*`", "code", text))
+    text = re.sub(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^)]*\)", r"\1", text)
+    blocks, cells = [""], []
+    for line in text.splitlines():
+        if line.startswith("|"):
+            cells += line.strip("|").split("|")
+        elif not line.strip() or line.startswith(("#", ":::")):
+            blocks.append("")
+        else:
+            item = re.match(r" *(?:[-*]|\d+\.) +", line)
+            blocks += [line[item.end() :]] if item else [f"{blocks.pop()} {line.strip()}"]
+    return _split(blocks), _split(cells)
+
+
+def _split(texts: Sequence[str]) -> list[str]:
+    found = [one.strip() for text in texts for one in re.split(r"(?<=[.!?])[)\"*]*\s+", text)]
+    return [one for one in found if re.search(r"\w", one)]
+
+
+def words(sentence: str) -> int:
+    """Return the number of words."""
+    return len(re.findall(r"\w[\w'/.-]*", sentence))
+
+
+def long_sentences(root: Path = ROOT) -> list[str]:
+    """Return a line for each plain page whose sentences are too long on average, and for each sentence too long."""
+    wrong = []
+    for page in (page for pattern in PLAIN for page in sorted(root.glob(pattern))):
+        name, (running, cells) = page.relative_to(root).as_posix(), sentences(page.read_text())
+        mean = sum(map(words, running)) / max(1, len(running))
+        if mean > MEAN:
+            wrong.append(f"{name}: {mean:.1f} words a sentence, {MEAN} are allowed; make two of one")
+        wrong += [
+            f"{name}: {words(one)} words, {LONGEST} are allowed in a sentence: {one[:60]} ..."
+            for one in (*running, *cells)
+            if words(one) > LONGEST
+        ]
+    return wrong
+
+
 def stale_results() -> list[str]:
     """Return pages of results that are not what ``recipes.reproduce --rebuild`` would write."""
     from recipes.reproduce import __main__ as reproduce
@@ -231,8 +305,8 @@ def main(arguments: list[str]) -> int:
         for page in documents():
             page.write_text(filled(page.read_text(), up=way_up(page)))
         draw(PICTURE)
-    wrong = problems() + stale_results() + stale_picture()
-    show("".join(f"{line}\n" for line in wrong) or "every number in the pages is stored\n")
+    wrong = problems() + long_sentences() + stale_results() + stale_picture()
+    show("".join(f"{line}\n" for line in wrong) or "every number in the pages is stored, and sentences are short\n")
     return 1 if wrong else 0
 
 

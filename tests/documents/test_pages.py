@@ -5,19 +5,22 @@ from pathlib import Path
 
 import pytest
 
+from recipes.docs import sentences
 from tests.documents.pages import anchors, pages, without_code
 from tests.tree import ROOT
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FILE = re.compile(r"`([\w.-]+(?:/[\w.-]+)*(?:/|\.(?:py|md|yaml|toml|sh|txt|svg|json)))`")
-LENGTHS = {"README.md": 130, "ARCHITECTURE.md": 160, "CONTRIBUTING.md": 60}
-GLOSSARY = 40
+LENGTHS = {"README.md": 130, "ARCHITECTURE.md": 120, "CONTRIBUTING.md": 60}
+START, ANSWER, SENTENCES = 250, 120, 2  # words of the start page and of an answer; sentences of a definition
 # Pages that tell where things are, and the folders that their names may be relative to.
-GUIDES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/adding.md", "docs/usage.md", "docs/resuming.md")
+GUIDES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/adding.md", "docs/resuming.md")
+GUIDES += ("docs/tutorial.md", "docs/faq.md", "docs/decoding.md")
+GUIDES += tuple(page for page in pages() if page.startswith("docs/guides/"))
 GUIDES += tuple(f"recipes/{name}/README.md" for name in ("sglang", "verl", "megatron", "tiny"))
 # What a run writes, and what an example of a page is called.
 WRITTEN = ("report.html", "results.json", "config.yaml", "overrides.json", "identity.json", "machine.json", "pids.txt")
-WRITTEN += ("tensorboard/", "wandb/", "checkpoints/step_000020/", "policy/", "model/")
+WRITTEN += ("tensorboard/", "wandb/", "checkpoints/step_000020/", "policy/", "model/", "reward.py")
 
 
 def broken_links(page: str, text: str, root: Path = ROOT) -> list[str]:
@@ -63,11 +66,18 @@ def test_the_readme_is_read_in_three_minutes() -> None:
     assert [mark.split()[1] for mark in re.findall(r"<!--.*?-->", text)] == ["table", "/"]
 
 
-def test_the_glossary_is_short() -> None:
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    glossary = text.partition("\n## Glossary\n")[2].partition("\n## ")[0]
-    assert 10 < len(glossary.splitlines()) <= GLOSSARY
-    assert len(text.splitlines()) - len(glossary.splitlines()) <= LENGTHS["ARCHITECTURE.md"] - GLOSSARY + 2
+def parts(page: str) -> dict[str, str]:
+    """The text below each heading of the third level."""
+    return dict(re.findall(r"^### (.+)\n((?:(?!#).*\n)*)", (ROOT / page).read_text() + "\n", re.MULTILINE))
+
+
+def test_definitions_and_answers_are_short() -> None:
+    glossary, faq = parts("docs/glossary.md"), parts("docs/faq.md")
+    assert len(glossary) > 50 and len(faq) > 15
+    assert {term for term, text in glossary.items() if not 1 <= len(sentences(text)[0]) <= SENTENCES} == set()
+    assert {question for question, text in faq.items() if len(text.split()) > ANSWER} == set()
+    assert {question for question, text in faq.items() if "](" not in text} == set()
+    assert len(without_code((ROOT / "docs/index.md").read_text()).split()) <= START
 
 
 def test_planted_faults_are_noticed(tmp_path: Path) -> None:

@@ -126,7 +126,34 @@ def test_a_path_to_nowhere_is_one_line(project: Path, path: str, line: str) -> N
         filled("x <!-- cpu/speed > rows > 0 > batch as .3q -->1<!-- / -->", project, project / "s")
 
 
+def test_sentences_are_counted() -> None:
+    text = (
+        "# A heading of five words\n\nOne two `three four`. Five [six\nseven](x.md) eight.\n\n- nine\n- ten\n\n"
+        "| eleven. Twelve | <!-- no word --> |\n|---|---|\n\n```bash\nmake test\n```\n"
+    )
+    assert docs.sentences(text) == (["One two code.", "Five six seven eight.", "nine", "ten"], ["eleven.", "Twelve"])
+    assert [docs.words(one) for one in ("One two code.", "p(x) is 0.5, the head's")] == [3, 6]
+
+
+def test_a_page_with_long_sentences_is_noticed(project: Path) -> None:
+    page, words = project / "docs/faq.md", [f"word{i}" for i in range(docs.LONGEST + 1)]
+    for text, wrong in (
+        (f"{' '.join(words[: docs.MEAN])}. {' '.join(words[: docs.MEAN])}.", []),
+        (f"{' '.join(words[: docs.MEAN])}. {' '.join(words[: docs.MEAN + 2])}.", ["19.0 words a sentence"]),
+        (f"Yes. Yes. {' '.join(words)}.", [f"{docs.LONGEST + 1} words, {docs.LONGEST} are allowed"]),
+        (f"Yes.\n\n| a | {' '.join(words)} |", [f"{docs.LONGEST + 1} words, {docs.LONGEST} are allowed"]),
+    ):
+        page.write_text(f"{text}\n")
+        said = docs.long_sentences(project)
+        assert len(said) == len(wrong) and all(part in line for part, line in zip(wrong, said, strict=True)), text
+
+
 # ---- the real pages
+
+
+def test_sentences_of_the_plain_pages_are_short() -> None:
+    assert docs.long_sentences() == []
+    assert [pattern for pattern in docs.PLAIN if not list(ROOT.glob(pattern))] == []
 
 
 def test_every_number_of_the_pages_is_stored() -> None:
