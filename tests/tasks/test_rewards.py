@@ -18,6 +18,7 @@ from bebop.tasks import functions, rewards
 from bebop.tasks.functions import RewardTimeout
 from bebop.tasks.procedural import ProceduralItems, make_dataset
 from bebop.tasks.rewards import (
+    Answer,
     MathReward,
     RewardFunction,
     Score,
@@ -332,8 +333,8 @@ def several(tmp_path: Path) -> Iterator[Callable[..., Scorer]]:
         one.close()
 
 
-def answers(*texts: str) -> list[tuple[str, Prompt]]:
-    return [(text, ask({"question": "2+2", "answer": "4"}, index)) for index, text in enumerate(texts, 7)]
+def answers(*texts: str) -> list[Answer]:
+    return [Answer(text, ask({"question": "2+2", "answer": "4"}, index)) for index, text in enumerate(texts, 7)]
 
 
 def test_several_functions_are_a_weighted_sum_with_parts(several: Callable[..., Scorer]) -> None:
@@ -345,7 +346,7 @@ def test_several_functions_are_a_weighted_sum_with_parts(several: Callable[..., 
         Score(value=0.0, parts={"correct": 0.0, "math_verify": 0.0, "words": None, "compute_score": 0.0, "acc": 0.5}),
         Score(value=1.5, parts={"correct": 0.0, "math_verify": 0.0, "words": 3.0, "compute_score": 0.0, "acc": 0.5}),
     ]
-    assert reward(*answers("4")[0]) == pytest.approx(1 + 10 + 0.5 + 0.2)  # a completion alone, as recipes ask
+    assert reward(*answers("4")[0][:2]) == pytest.approx(1 + 10 + 0.5 + 0.2)  # a completion alone, as recipes ask
 
 
 def test_one_function_may_return_parts_and_the_same_each_time(several: Callable[..., Scorer]) -> None:
