@@ -29,7 +29,7 @@ from bebop.rollout.engine_thread import EngineThread, Stopped
 from bebop.rollout.engines import engine_module
 from bebop.tasks.functions import RewardTimeout
 from bebop.tasks.output import OUTPUT_LOG
-from bebop.tasks.rewards import HeldOutReward, RewardFunction, make_reward, scorer
+from bebop.tasks.rewards import Answer, HeldOutReward, RewardFunction, make_reward, scorer
 from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory, is_traced, same_beginning
 
 log = logging.getLogger(__name__)
@@ -259,7 +259,7 @@ class RolloutWorker:
         One hang does not end a job, since one completion or one prompt may be at fault. ``UserError`` is raised once
         as many completions hung in a row as two prompts have, or a whole batch.
         """
-        scores = self.reward.scores([(completion.text, prompt) for prompt, completion in answers])
+        scores = self.reward.scores([Answer(c.text, prompt, tuple(c.token_ids.tolist())) for prompt, c in answers])
         return [
             self._late(completion, score)
             if isinstance(score, RewardTimeout)

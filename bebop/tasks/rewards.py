@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from bebop.config.job import TaskConfig
 from bebop.errors import UserError
@@ -96,7 +96,14 @@ class Score:
     parts: Mapping[str, float | None] = field(default_factory=dict)  # None: the part does not apply to the completion
 
 
-Answer = tuple[str, Prompt]  # the text of a completion, and what it answers
+class Answer(NamedTuple):
+    """A completion that is rewarded."""
+
+    text: str
+    prompt: Prompt
+    token_ids: tuple[int, ...] | None = None  # [T]; None: only its text is known
+
+
 Outcome = Score | RewardTimeout | None  # None: the reward does not apply to the completion
 
 
@@ -113,18 +120,18 @@ class Scorer:
     def scores(self, answers: Sequence[Answer]) -> list[Score | RewardTimeout]:
         """Return what each completion is worth; ``UserError`` for one to which no reward applies, and for any fault."""
         found: list[Score | RewardTimeout] = []
-        for (_, prompt), one in zip(answers, self.outcomes(answers), strict=True):
+        for answer, one in zip(answers, self.outcomes(answers), strict=True):
             if one is None:
+                where = f"reward {self.name} on prompt {answer.prompt.index}"
                 raise UserError(
-                    f"reward {self.name} on prompt {prompt.index} returned None, which says that it does not apply: "
-                    "every completion needs a reward that does"
+                    f"{where} returned None, which says that it does not apply: every completion needs one that does"
                 )
             found.append(one)
         return found
 
     def __call__(self, text: str, prompt: Prompt) -> float:
         """Return the reward of one completion; ``RewardTimeout``, ``UserError``."""
-        [score] = self.scores([(text, prompt)])
+        [score] = self.scores([Answer(text, prompt)])
         if isinstance(score, RewardTimeout):
             raise score
         return score.value
@@ -142,9 +149,9 @@ class SingleReward(Scorer):
     def outcomes(self, answers: Sequence[Answer]) -> list[Outcome]:
         """Return what each completion is worth."""
         found: list[Outcome] = []
-        for text, prompt in answers:
+        for answer in answers:
             try:
-                found.append(Score(value=checked(self.function, text, prompt)))
+                found.append(Score(value=checked(self.function, answer.text, answer.prompt)))
             except RewardTimeout as late:
                 found.append(late)
         return found
@@ -159,8 +166,8 @@ class UserReward(Scorer):
 
     def outcomes(self, answers: Sequence[Answer]) -> list[Outcome]:
         """Return what each completion is worth; ``UserError`` if its parts are not those of the calls before."""
-        places = [f"reward {self.name} on prompt {prompt.index}" for _, prompt in answers]
-        calls = [Call(text=text, item=prompt.item, task=prompt.task) for text, prompt in answers]
+        places = [f"reward {self.name} on prompt {prompt.index}" for _, prompt, _ in answers]
+        calls = [Call(text=text, item=own.item, task=own.task, token_ids=ids) for text, own, ids in answers]
         found = self.function.values(calls, places)
         return [self._score(value, place) for value, place in zip(found, places, strict=True)]
 
@@ -240,7 +247,7 @@ class HeldOutReward(Scorer):
         """Return what each completion is worth, in the order of ``answers``."""
         found: dict[int, Outcome] = {}
         for reward, held_out in ((self.training, False), (self.held_out, True)):
-            places = [i for i, (_, prompt) in enumerate(answers) if prompt.held_out is held_out]
+            places = [i for i, answer in enumerate(answers) if answer.prompt.held_out is held_out]
             found |= zip(places, reward.outcomes([answers[i] for i in places]) if places else [], strict=True)
         return [found[i] for i in range(len(answers))]
 
@@ -311,9 +318,10 @@ def check_reward(config: TaskConfig, items: Items) -> None:
                 own.check(gold, where)
     if isinstance(reward, Scorer):
         try:
-            reward(str(first["answer"]), Prompt(index=0, task=config.name, text="", token_ids=(), item=first))
-        except RewardTimeout as error:
-            raise UserError(f"{error}: raise it, or give a quicker function") from None
+            prompt = Prompt(index=0, task=config.name, text="", token_ids=(), item=first)
+            [score] = reward.scores([Answer(str(first["answer"]), prompt, token_ids=())])
+            if isinstance(score, RewardTimeout):
+                raise UserError(f"{score}: raise it, or give a quicker function")
         finally:
             reward.close()
 

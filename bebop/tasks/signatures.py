@@ -26,12 +26,12 @@ CANCEL_SECONDS = 0.5  # for a coroutine to end once it is cancelled
 # TRL's examples read completion[0]["content"]. A text has no such place.
 MESSAGES = "; if it reads messages, set task.reward_signature=trl_messages"
 SHOWN = 80  # characters of a value in a message
-TRL, VERL = "completions", "solution_str"  # the parameters that tell the signatures apart
+TRL, IDS, VERL = "completions", "completion_ids", "solution_str"  # the parameters that tell the signatures apart
 SIGNATURES = ("text", "trl", "trl_messages", "verl")  # those of the setting, but for auto
 BATCHES = ("trl", "trl_messages")
 KNOWN = f"(text, item), TRL's with {TRL!r} and verl's with {VERL!r} are known"
 # What TRL passes beside the columns of its data, and Bebop does not have.
-TRL_ONLY = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+TRL_ONLY = (IDS, "trainer_state", "log_extra", "log_metric", "environments")
 
 Value = float | dict[str, float | None] | None  # of a completion: a number, its parts, or None: it does not apply
 # What becomes of one completion: a value; what is wrong with the value; an exception as one line and as a traceback;
@@ -52,6 +52,7 @@ class Call:
     text: str  # of the completion
     item: dict[str, Any]  # question, answer and metadata, which is the whole row of a file
     task: str = ""  # name of the data set
+    token_ids: tuple[int, ...] | None = None  # [T] of the completion; None: only its text is known
 
 
 class Function:
@@ -167,10 +168,11 @@ def _choose(parameters: Mapping[str, inspect.Parameter] | None, given: "RewardSi
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if given in (*BATCHES, "verl"):
         wanted = VERL if given == "verl" else TRL
-        if wanted not in parameters and not anything:
+        if wanted not in parameters and not anything and not (given != "verl" and IDS in parameters):
             raise UserError(f"takes {names} and no {wanted!r}: task.reward_signature={given} does not fit")
         return given
-    found: list[RewardSignature] = [kind for kind, name in (("trl", TRL), ("verl", VERL)) if name in parameters]  # type: ignore[misc]
+    found: list[RewardSignature] = ["trl"] if TRL in parameters or IDS in parameters else []
+    found += ["verl"] if VERL in parameters else []
     hint = f"{KNOWN}; set task.reward_signature to one of {', '.join(SIGNATURES)}"
     if given == "auto" and len(found) == 1:
         return found[0]
@@ -205,7 +207,8 @@ def trl_arguments(calls: Sequence[Call], messages: bool) -> dict[str, list[Any]]
     rows = [_columns(call.item) for call in calls]
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in names}
-    return {**columns, "prompts": asked, "completions": answered}
+    ids = {} if any(call.token_ids is None for call in calls) else {IDS: [list(call.token_ids or ()) for call in calls]}
+    return {**columns, **ids, "prompts": asked, TRL: answered}
 
 
 def _columns(item: dict[str, Any]) -> dict[str, Any]:
@@ -213,7 +216,7 @@ def _columns(item: dict[str, Any]) -> dict[str, Any]:
     row = item.get("metadata")
     own = {str(name): value for name, value in row.items()} if isinstance(row, Mapping) else {}
     named = {name: value for name, value in item.items() if name != "metadata"} | own
-    return {name: value for name, value in named.items() if name not in ("prompt", "completion", "completion_ids")}
+    return {name: value for name, value in named.items() if name not in ("prompt", "completion", IDS)}
 
 
 def verl_arguments(call: Call) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import RolloutWorker
 from bebop.tasks.functions import RewardTimeout
-from bebop.tasks.rewards import RewardFunction, checked, make_reward
+from bebop.tasks.rewards import Answer, Outcome, RewardFunction, Score, Scorer, checked, make_reward
 from bebop.trajectory import Group, Prompt, SamplingParams
 from tests.builders import bare_policy, oldest_version
 
@@ -412,6 +412,23 @@ def test_a_reward_that_hangs_holds_up_nobody_and_is_counted(running: Callable[..
     assert [(t.reward, t.timed_out) for t in done[0].trajectories] == [(0.0, True)] * SIZE
     assert [(t.reward, t.timed_out) for t in done[1].trajectories] == [(1.0, False)] * SIZE
     assert values(rollout_metrics(list(done.values())))["reward/timeouts"] == SIZE
+
+
+class Counted(Scorer):
+    """Rewards the number of tokens."""
+
+    name = "counted"
+
+    def outcomes(self, answers: Sequence[Answer]) -> list[Outcome]:
+        assert all(answer.token_ids is not None for answer in answers)
+        return [Score(value=float(len(answer.token_ids or ()))) for answer in answers]
+
+
+def test_a_reward_knows_the_tokens_of_a_completion() -> None:
+    one = worker(Counted())
+    submit(one, [prompt(0)])
+    group = finish(one, 1)[0]
+    assert [t.reward for t in group.trajectories] == [len(t.completion.token_ids) for t in group.trajectories]
 
 
 ASYNC = """

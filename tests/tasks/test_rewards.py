@@ -18,6 +18,8 @@ from bebop.tasks import functions, rewards
 from bebop.tasks.functions import RewardTimeout
 from bebop.tasks.procedural import ProceduralItems, make_dataset
 from bebop.tasks.rewards import (
+    Answer,
+    HeldOutReward,
     MathReward,
     RewardFunction,
     Score,
@@ -27,6 +29,7 @@ from bebop.tasks.rewards import (
     checked,
     make_reward,
     part_names,
+    scorer,
 )
 from bebop.tasks.source import open_items
 from bebop.trajectory import Prompt
@@ -332,8 +335,8 @@ def several(tmp_path: Path) -> Iterator[Callable[..., Scorer]]:
         one.close()
 
 
-def answers(*texts: str) -> list[tuple[str, Prompt]]:
-    return [(text, ask({"question": "2+2", "answer": "4"}, index)) for index, text in enumerate(texts, 7)]
+def answers(*texts: str) -> list[Answer]:
+    return [Answer(text, ask({"question": "2+2", "answer": "4"}, index)) for index, text in enumerate(texts, 7)]
 
 
 def test_several_functions_are_a_weighted_sum_with_parts(several: Callable[..., Scorer]) -> None:
@@ -345,7 +348,7 @@ def test_several_functions_are_a_weighted_sum_with_parts(several: Callable[..., 
         Score(value=0.0, parts={"correct": 0.0, "math_verify": 0.0, "words": None, "compute_score": 0.0, "acc": 0.5}),
         Score(value=1.5, parts={"correct": 0.0, "math_verify": 0.0, "words": 3.0, "compute_score": 0.0, "acc": 0.5}),
     ]
-    assert reward(*answers("4")[0]) == pytest.approx(1 + 10 + 0.5 + 0.2)  # a completion alone, as recipes ask
+    assert reward(*answers("4")[0][:2]) == pytest.approx(1 + 10 + 0.5 + 0.2)  # a completion alone, as recipes ask
 
 
 def test_one_function_may_return_parts_and_the_same_each_time(several: Callable[..., Scorer]) -> None:
@@ -378,6 +381,13 @@ def test_a_completion_to_which_no_reward_applies_is_one_line(several: Callable[.
     for names in (("nothing",), ("nothing", "words")):
         with pytest.raises(UserError, match="on prompt 7 returned None, which says that it does not apply: every"):
             several(*names).scores(answers("none"))
+
+
+def test_held_out_questions_have_a_reward_of_their_own_within_a_batch() -> None:
+    held_out = ask({}, index=-1)
+    both = HeldOutReward(scorer(lambda text, prompt: len(text)), scorer(lambda text, prompt: -len(text)))
+    answers = [Answer("a", ask({})), Answer("bb", held_out), Answer("ccc", ask({})), Answer("dddd", held_out)]
+    assert [score.value for score in both.scores(answers) if isinstance(score, Score)] == [1, -2, 3, -4]
 
 
 def test_a_batch_that_hangs_is_asked_one_by_one(several: Callable[..., Scorer]) -> None:

@@ -9,6 +9,7 @@ import math
 import operator
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -144,6 +145,14 @@ def test_trl_is_given_columns_and_messages_where_the_question_has_them() -> None
     assert messages["prompts"] == [asked] and messages["completions"] == [[{"role": "assistant", "content": "4"}]]
 
 
+def test_trl_is_given_tokens_where_they_are_known() -> None:
+    def length(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [float(len(ids)) for ids in completion_ids]
+
+    found = replies(length, *(replace(call(), token_ids=ids) for ids in ((1, 2, 3), ())))
+    assert found == [("value", 3.0), ("value", 0.0)]
+
+
 def test_a_function_that_reads_messages_out_of_texts_is_told_the_setting() -> None:
     def of_messages(completions: list[Any]) -> list[float]:
         return [float(len(completion[0]["content"])) for completion in completions]
@@ -169,6 +178,7 @@ def test_verl_is_given_the_row_or_the_task() -> None:
     ("function", "words"),
     [
         (lambda completions, difficulty: [1.0], "needs 'difficulty', which no column has: there are question, answer"),
+        (lambda completion_ids, **columns: [1.0], "needs 'completion_ids', which is TRL's own: there are"),
         (lambda completions, trainer_state: [1.0], "needs 'trainer_state', which is TRL's own: there are"),
         (lambda solution_str, truth: 1.0, "needs 'truth', which no column has: there are data_source, solution_str"),
     ],

@@ -10,7 +10,6 @@ import torch
 
 from bebop.errors import UserError
 from bebop.metrics.intervals import across_seeds
-from recipes.cluster.roofline import GPUS
 from recipes.reproduce.real.plan import load
 from recipes.reproduce.real_pays import analysis, prediction, rounds
 from recipes.reproduce.real_pays.findings import BATCHES, RULES
@@ -127,7 +126,7 @@ def test_tables_say_whether_drafts_pay() -> None:
 
 def test_the_prediction_is_roofline_arithmetic() -> None:
     model = prediction.shape(load(PLAN))
-    gpu = GPUS[prediction.GPU]
+    gpu = prediction.H100
 
     def moved(weights: float) -> float:
         return 2 * weights / (gpu.bandwidth * gpu.traffic)
