@@ -226,11 +226,9 @@ def demo(folder: Path, seed: int, out: TextIO) -> int:
     if code := train(folder):
         return code
     head(2, "One completion, token by token: the MTP head drafts three tokens a cycle, the model verifies them.")
-    names = {"accepted": "accepted draft", "rejected": "rejected draft", "recovered": "token after a rejection"}
-    legend = [
-        styled(kind, words, colored(out)) for kind, words in (names | {"bonus": "token after three hits"}).items()
-    ]
-    out.write(f"{'   '.join(legend)}\n\n")
+    for kind, meaning in LEGEND.items():
+        out.write(f"  {styled(kind, kind, colored(out))}: {meaning}\n")
+    out.write("\n")
     length = show_completion(certify_config([*SHOWN, f"seed={seed}"]), out)
     out.write(f"accept length: {length:.2f} tokens a cycle; without drafts it is 1\n")
     head(3, f"Certificate: are {TOKENS:,} tokens of this engine drawn from the distribution of the model alone?")

@@ -11,6 +11,7 @@ LONGEST = (
     "tests/test_job.py",
     "tests/monitor/test_watch_job.py",
     "tests/chaos/test_short.py",
+    "tests/test_demo.py",
     "tests/runtime/test_exit_paths.py",
     "tests/test_job_environment.py",
     "tests/monitor/test_certified_job.py",

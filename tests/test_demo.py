@@ -46,6 +46,7 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("NO_COLOR", "1")
     assert not demo.colored(Terminal())
     assert demo.styled("rejected", " 7", False) == "[- 7-]" and demo.styled("accepted", "7", False) == "7"
+    assert demo.LEGEND.keys() == demo.STYLES.keys()
     assert len({demo.styled(kind, "7", color) for kind in demo.STYLES for color in (True, False)}) == 8
 
 
