@@ -31,7 +31,7 @@ from tests.test_packaging import alone, build, environment
         (2, 2, [("accepted", 1), ("accepted", 2)]),  # the limit cuts the recovered token
     ],
 )
-def test_tokens_of_a_cycle(accepted: int, emitted: int, shown: list[tuple[str, int]]) -> None:
+def test_tokens_of_a_cycle_are_told_apart(accepted: int, emitted: int, shown: list[tuple[str, int]]) -> None:
     assert demo.cycle_tokens([1, 2, 3], accepted, 9, emitted) == shown
 
 

@@ -248,7 +248,7 @@ MISTAKES = [
     ("--gpu h100 --params huge", "--params='huge'"),
     ("--gpu h100 --gpus 1 --params 671b-a37b", "--gpus=1 is not possible: DeepSeek-V3 takes"),
     ("--gpu h100 --accept 1.2", "--accept=[1.2]"),
-    ("--gpu h100 --accept 0.9,0.8", "--accept=(0.9, 0.8)"),
+    ("--gpu h100 --accept 0.9,0.8", "--accept=[0.9, 0.8]"),
     ("--gpu h100 --accept-length 5", "--accept-length=5.0 is not possible: K = 3 makes 4 at most"),
     ("--gpu h100 --draft-tokens three", "--draft-tokens='three' is not possible: a whole number"),
     ("--gpu h100 --tensor-parallel 3", "--tensor-parallel=3 is not possible: it must divide --gpus=8"),
