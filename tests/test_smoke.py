@@ -64,7 +64,7 @@ def test_every_suite_is_run() -> None:
     folders = (path.name for path in (ROOT / "tests" / "integration").iterdir() if list(path.glob("test_*.py")))
     assert sorted(folders) == [*SUITES]
     smoke = [f"smoke-{suite}" for suite in SUITES]
-    assert sorted(commands((ROOT / ".ci" / "run").read_text())) == sorted(["test", "lint", "test-slow", *smoke])
+    assert sorted(commands((ROOT / ".ci" / "run").read_text())) == sorted(["test", "lint", "docs", "test-slow", *smoke])
     makefile = (ROOT / "Makefile").read_text()
     assert "grep -l pytest.mark.smoke tests/integration/$*/test_*.py) -m smoke $(ARGS)" in recipe(makefile, "smoke-%")
     ready = makefile.split("\nSUITES := ")[1].split("\n")[0].split()
