@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = ("*.md", "bebop/systems/*/README.md", "recipes/**/*.md", "benchmarks/**/*.md")
 PICTURES = ("recipes/**/*.svg", "recipes/**/*.png", "benchmarks/**/*.svg", "benchmarks/**/*.png")
 UNSEARCHED = re.compile(r"benchmarks/|recipes/reproduce/|RESULTS\.md|CHANGELOG\.md")
+GUIDES = re.compile(r"guides/|(faq|tutorial|decoding|glossary|resuming|viewer|certificate)\.md")  # found before others
 # Pages that are being written: their links are plain text and the navigation leaves them out until they are there.
 PLANNED = ("install.md", "rewards.md", "evaluation.md", "python.md", "will_it_pay.md", "release.md")
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
@@ -93,6 +94,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Turn links from places in the repository into links between pages of the site."""
     if UNSEARCHED.match(page.file.src_uri):
         page.meta["search"] = {"exclude": True}
+    elif GUIDES.match(page.file.src_uri):
+        page.meta["search"] = {"boost": 4}
     parts = CODE.split(markdown)  # text, fenced block, its fence, text, ...
     for i in range(0, len(parts), 3):
         parts[i] = LINK.sub(lambda found: _link(found, page.file.src_uri, config.repo_url, files), parts[i])
