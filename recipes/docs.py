@@ -68,6 +68,7 @@ PLAIN = (
     "docs/viewer.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
+    "bebop/systems/*/README.md",
 )
 MEAN, LONGEST = 18, 35  # words of a sentence
 MARK = re.compile(r"<!-- ([^>\n]+? > [^\n]+?)(?: as (\S+))? -->(.*?)<!-- / -->", re.DOTALL)

@@ -26,7 +26,10 @@ ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = ("*.md", "bebop/systems/*/README.md", "recipes/**/*.md", "benchmarks/**/*.md")
 PICTURES = ("recipes/**/*.svg", "recipes/**/*.png", "benchmarks/**/*.svg", "benchmarks/**/*.png")
 UNSEARCHED = re.compile(r"benchmarks/|recipes/reproduce/|RESULTS\.md|CHANGELOG\.md")
+GUIDES = re.compile(r"guides/|(faq|tutorial|decoding|glossary|resuming|viewer|certificate)\.md")  # found before others
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+TIGHT_LIST = re.compile(r"^((?![-*|#>]|\d+\. | ).+)\n(?=- |1\. )", re.MULTILINE)  # a list on GitHub, a text to Markdown
+NAME = re.compile(r"(?<=<td><code>)[^<]+(?=</code>)")
 CODE = re.compile(r"(^ *(`{3,}).*?^ *\2 *$)", re.DOTALL | re.MULTILINE)
 EXAMPLE = re.compile(r"^( +)>>> .*\n(?: +(?!\"{3})\S.*\n)*", re.MULTILINE)
 TAG = re.compile(r"(<[^>]+>)")
@@ -79,8 +82,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Turn links from places in the repository into links between pages of the site."""
     if UNSEARCHED.match(page.file.src_uri):
         page.meta["search"] = {"exclude": True}
+    elif GUIDES.match(page.file.src_uri):
+        page.meta["search"] = {"boost": 4}
     parts = CODE.split(markdown)  # text, fenced block, its fence, text, ...
     for i in range(0, len(parts), 3):
+        parts[i] = TIGHT_LIST.sub(r"\1\n\n", parts[i])
         parts[i] = LINK.sub(lambda found: _link(found, page.file.src_uri, config.repo_url, files), parts[i])
     return "".join(part for i, part in enumerate(parts) if i % 3 != 2)
 
@@ -115,11 +121,15 @@ def terms() -> dict[str, tuple[str, str]]:
 def pattern() -> re.Pattern[str]:
     """Return what finds a term, or its plural, in a text; longer terms first."""
     words = "|".join(re.escape(term).replace(r"\ ", r"\s+") for term in sorted(terms(), key=len, reverse=True))
-    return re.compile(rf"(?<![\w/-])({words})s?(?![\w/-])", re.IGNORECASE)
+    return re.compile(rf"(?<![\w/.=-])({words})s?(?![\w/=-]|\.\w)", re.IGNORECASE)
 
 
 def on_page_content(content: str, page: Any, config: Any, files: Files) -> str:
-    """Link the first use of each term to the glossary; headings, code and links stay as they are."""
+    """Link the first use of each term to the glossary; headings, code and links stay as they are.
+
+    Long names in the first column of a table may break after a dot or a slash.
+    """
+    content = NAME.sub(lambda found: re.sub(r"([./])(?=\w)", r"\1<wbr>", found[0]), content)
     if page.file.src_uri == "glossary.md" or UNSEARCHED.match(page.file.src_uri):
         return content
     glossary = relpath("glossary.html", os.path.dirname(page.file.dest_uri) or ".")

@@ -60,6 +60,11 @@ def test_terms_lead_to_the_glossary(site: Path) -> None:
     assert len(names) > 8 and len(set(names)) == len(names) and set(names) <= glossary
 
 
+def test_long_names_in_tables_break_after_dots_alone(site: Path) -> None:
+    page = (site / "settings.html").read_text()
+    assert "<td><code>rollout.<wbr>sglang.<wbr>tensor_parallel</code></td>" in page
+
+
 def test_parts_of_the_package_are_documented(site: Path) -> None:
     page = (site / "api.html").read_text()
     for name in ("bebop.kernels.verify.chain_verify", "bebop.trajectory.SamplingParams", "bebop.certify.api.certify"):
