@@ -40,7 +40,7 @@ CONFIGURED = (
     "bebop.megatron_job.adapt",
 )  # --cfg composes, and stops
 OUTSIDE = ("prometheus", "grafana", "ray", "ruff", "mypy", "rm", "find", "cd")  # programs of others: not ours to check
-OTHERS = ("sglang.launch_server", "pytest", "venv")  # modules of others
+OTHERS = ("sglang.launch_server", "pytest", "venv", "mkdocs")  # modules of others
 STUB = '#!/usr/bin/env bash\nprintf "%s\\0" "$@" >"$RECORD"\n'
 
 
@@ -226,5 +226,5 @@ def whole_history() -> bool:
 
 Check = Callable[[Sequence[str], Mapping[str, str], Path], None]
 PROGRAMS: dict[str, Check] = {
-    "make": make, "python": python, "torchrun": torchrun, "bash": bash, "pip": pip, "git": git,
+    "make": make, "python": python, "python3": python, "torchrun": torchrun, "bash": bash, "pip": pip, "git": git,
 }  # fmt: skip
