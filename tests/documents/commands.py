@@ -116,7 +116,7 @@ def python(arguments: Sequence[str], environment: Mapping[str, str], folder: Pat
         if missing:
             raise Wrong(f"{missing[0]} does not exist")
     elif module not in OTHERS:
-        asked = {"--help", "-h", "--cfg"} & set(rest)
+        asked = {"--help", "-h", "--cfg", "--gpu"} & set(rest)
         run(module, [*rest, *(["--cfg"] if module in CONFIGURED and not asked else [])], folder)
 
 

@@ -28,14 +28,19 @@ SHORTEST = list({block.language: block for block in reversed(BY_LENGTH)}.values(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A working directory with what the pages call DIR (a checkpoint), RUN (a run folder) and files of questions."""
+    """A working directory with what the pages call DIR (a checkpoint), RUN and HEAD (runs) and files of questions."""
     checkpoint = ROOT / "bebop/model/tiny"
-    (tmp_path / "RUN").mkdir()
-    for name in ("DIR", "RUN/model"):
+    for name in ("RUN", "HEAD"):
+        (tmp_path / name).mkdir()
+    for name in ("DIR", "RUN/model", "HEAD/model"):
         (tmp_path / name).symlink_to(checkpoint)
     for name in ("train.jsonl", "test.jsonl", "questions.jsonl", "text.jsonl"):
         (tmp_path / name).write_text('{"question": "1 + 1 =", "answer": "2", "prompt": "1 + 1 ="}\n')
-    (tmp_path / "reward.py").write_text("def brief(text, item):\n    return float(len(text) < 20)\n")
+    rewards = (
+        "def correct(text, item):\n    return 1.0\n",
+        "def brief(text, item):\n    return float(len(text) < 20)\n",
+    )
+    (tmp_path / "reward.py").write_text("\n\n".join(rewards))
     log = opened(tmp_path / "RUN")
     write(log, 1)
     log.close()

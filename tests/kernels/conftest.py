@@ -1,11 +1,24 @@
 """Triton's interpreter at less than half of its price."""
 
 import functools
+import gc
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def uncollected() -> Iterator[None]:
+    """Let no garbage be collected during a test.
+
+    The interpreter parses each kernel. Python 3.11 raises SystemError ("recursion depth mismatch") where a collection in
+    the middle of that runs a finalizer which parses, too, as the traceback of an exception that nobody took does.
+    """
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="module")
