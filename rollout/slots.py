@@ -39,6 +39,8 @@ class Cache(Protocol):
 
 
 C = TypeVar("C", bound=Cache)
+# Sums [B, n, K] of a cycle, its stretches [B], tokens emitted [B], the rows of ``Slots.names``, tokens before its drafts.
+Recorded = tuple[Tensor, Tensor, Tensor, list[int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +103,9 @@ class Slots:
         self._derived: set[str] = set()  # columns that follow from the context
         self.by_token: set[str] = set()  # columns with an entry a token of the completion
         self.recorded: set[str] = set()  # names that were ever given to ``record``
-        # What ``record`` was given last, with its stretches, the rows of ``names`` and ``ahead``.
-        self._latest: tuple[Tensor, Tensor, Tensor, list[int], int] | None = None
+        self.latest: Recorded | None = None  # what ``record`` was given in the cycle before
+        self.version = torch.zeros((), **long)  # of the weights that decode, see ``set_version``
+        self._version = 0
         self._sampling: tuple[int, BatchSampling] | None = None
         self._asked = [tuple(NEUTRAL.values())] * s  # S rows of ``settings``, known without asking the device
 
@@ -204,6 +207,12 @@ class Slots:
                 self.seen[first + i, torch.tensor(contexts[i], device=self.device)] = True
         self._sampling = None
 
+    def set_version(self, version: int) -> None:
+        """Say under which weights the next cycles decode: a number on the device, that each of their tokens gets."""
+        if version != self._version:
+            self.version.fill_(version)
+            self._version = version
+
     def drawn(self) -> Tensor:
         """Return ``sampled``, made where it is not there yet: in exact cycles tokens are drawn from the target, as
         written."""
@@ -229,13 +238,13 @@ class Slots:
             self.stats[row, stretch, : len(kinds), :drafts] += sums
         else:
             self.stats[row[:, None], stretch[:, None], on_device(tuple(kinds), self.device), :drafts] += sums
-        self._latest = (sums, stretch, emitted, kinds, ahead)
+        self.latest = (sums, stretch, emitted, kinds, ahead)
 
     def cut(self, slot: int, count: int) -> None:
         """End a slot's completion after ``count`` tokens; what its latest cycle emitted beyond counts nowhere."""
-        if self._latest is not None:
-            sums, stretch, emitted = (part[slot] for part in self._latest[:3])
-            beyond, kinds, ahead = int(self.count[slot]) - count, *self._latest[3:]
+        if self.latest is not None:
+            sums, stretch, emitted = (part[slot] for part in self.latest[:3])
+            beyond, kinds, ahead = int(self.count[slot]) - count, *self.latest[3:]
             left = max(0, int(emitted) - beyond - ahead)
             self.stats[slot, stretch, kinds, left : sums.shape[1]] -= sums[:, left:]
             self.begun[slot, stretch, 1] -= beyond

@@ -1,4 +1,8 @@
-"""The cycle of speculative decoding, whatever the parts: draft, verify, accept, commit. And the target it runs."""
+"""The cycle of speculative decoding, whatever the parts: draft, verify, accept, commit. And the target it runs.
+
+A cycle is a *plan* of the host, a *body*, which works on the tensors of the slots alone, and what comes *after*: notes
+on the host. Of two cycles of one plan, the bodies are the same operations on the same tensors.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -19,6 +23,8 @@ from bebop.rollout.decoding.base import (
     Draft,
     Drafter,
     DraftLength,
+    Outcome,
+    Plan,
     Rows,
     TargetOutput,
     TargetPass,
@@ -98,7 +104,27 @@ class DraftVerify:
     @torch.inference_mode()
     def cycle(self, batch: int, longest: int, version: int) -> Tensor:
         """Advance the first B slots by a cycle."""
-        slots, rows = self.slots, Rows(self.slots, batch, longest)
+        return self.after(batch, self.body(self.plan(batch, longest, version)))
+
+    def plan(self, batch: int, longest: int, version: int) -> Plan:
+        """Decide about the next cycle of the first B slots, under weights ``version``."""
+        self.slots.set_version(version)
+        if self.drafter is None:
+            return Plan(rows=batch, longest=longest, drafts=0)
+        self.length.plan(batch)
+        return Plan(rows=batch, longest=longest, drafts=self.length.limit)
+
+    def after(self, batch: int, outcome: Outcome) -> Tensor:
+        """Note what a cycle of B rows leaves; return which of them are done [B] (bool)."""
+        self.slots.latest = outcome.latest
+        if self.drafter is not None:
+            self.length.note(batch, outcome)
+        return outcome.done[:batch]
+
+    def body(self, plan: Plan) -> Outcome:
+        """Draft, verify and commit; advance the slots."""
+        slots, rows, batch = self.slots, Rows(self.slots, plan.rows, plan.longest), plan.rows
+        slots.latest = None
         if self.drafter is not None:
             draft = self.drafter.propose(rows, self.length)
         else:
@@ -114,7 +140,7 @@ class DraftVerify:
         emitted, done = end(rows, accepted)
         for observe in self.observers:
             observe(rows, draft, out, accepted, emitted)
-        write(rows, accepted, out.probs, version, self.exact)
+        write(rows, accepted, out.probs, self.exact)
         if not self.exact:
             slots.exact[:batch] = False
         if self.drafter is not None:
@@ -130,7 +156,9 @@ class DraftVerify:
         slots.fed[:batch].add_(emitted)
         slots.count[:batch].add_(emitted)
         slots.last[:batch] = accepted.tokens.gather(1, emitted[:, None] - 1)[:, 0]
-        return done
+        return Outcome(
+            done=done, stood=accepted.lengths, drafts=draft.total, forwards=draft.forwards, latest=slots.latest
+        )
 
     def took(self, seconds: float) -> None:
         """Learn what the latest cycle took, its results having arrived."""
@@ -222,7 +250,7 @@ def end(rows: Rows, accepted: Accepted) -> tuple[Tensor, Tensor]:
     return emitted, done
 
 
-def write(rows: Rows, accepted: Accepted, probs: Tensor, version: int, exact: bool) -> None:
+def write(rows: Rows, accepted: Accepted, probs: Tensor, exact: bool) -> None:
     """Append tokens with log p and version; what lies beyond the emitted ones is overwritten by the next cycle.
 
     Once a rule has said under which distribution it really draws, that log-prob stands beside log p.
@@ -235,7 +263,7 @@ def write(rows: Rows, accepted: Accepted, probs: Tensor, version: int, exact: bo
     if accepted.logprobs is not None or slots.sampled is not None:
         unknown = logprobs if exact else torch.full_like(logprobs, torch.nan)
         slots.drawn()[:batch].scatter_(1, columns, unknown if accepted.logprobs is None else accepted.logprobs.float())
-    slots.versions[:batch].scatter_(1, columns, version)
+    slots.versions[:batch].scatter_(1, columns, slots.version.expand_as(columns))
     slots.contexts[:batch].scatter_(1, columns, slots.oldest[:batch, None].expand_as(tokens))
 
 
