@@ -39,7 +39,7 @@ class Cache(Protocol):
 
 
 C = TypeVar("C", bound=Cache)
-# Sums [B, n, K] of a cycle, its stretches [B], tokens emitted [B], the rows of ``Slots.names``, tokens before its drafts.
+# Sums [B, n, K] of a cycle, stretches [B], tokens emitted [B], the rows of ``Slots.names``, tokens before the drafts.
 Recorded = tuple[Tensor, Tensor, Tensor, list[int], int]
 
 
@@ -94,7 +94,9 @@ class Slots:
         self.stats = torch.zeros(shape, dtype=torch.float64, device=device)
         self.begun = torch.zeros(s, len(self.starts) + 1, 2, **long)  # [S, P + 1, 2] cycles begun, their tokens
         self.work = torch.zeros(s, 4, **long)  # [S, 4] cycles, backbone passes, drafter passes, extra positions
-        self.settings = torch.tensor(list(NEUTRAL.values()), device=device).repeat(s, 1)  # [S, 5] in NEUTRAL's order
+        self._neutral = torch.tensor(list(NEUTRAL.values()), device=device)
+        self.settings = self._neutral.repeat(s, 1)  # [S, 5] in NEUTRAL's order
+        self.top_k = torch.zeros(s, **long)  # [S] of the settings, as the whole number that it is
         self.seen: Tensor | None = None  # [S, V] tokens in the context; made when a request has a penalty
         self.columns: dict[str, Tensor] = {}  # name -> [S, ...] what a part keeps per request
         self.caches: dict[str, Any] = {}  # name -> Cache of a part
@@ -107,6 +109,7 @@ class Slots:
         self.version = torch.zeros((), **long)  # of the weights that decode, see ``set_version``
         self._version = 0
         self._sampling: tuple[int, BatchSampling] | None = None
+        self._retired = 0  # from this slot on all are as ``retire`` leaves them
         self._asked = [tuple(NEUTRAL.values())] * s  # S rows of ``settings``, known without asking the device
 
     def register_column(self, name: str, fresh: Tensor, of_context: bool = False, by_token: bool = False) -> Tensor:
@@ -160,7 +163,7 @@ class Slots:
     def _all(self) -> list[Tensor]:
         own = [self.fed, self.asked, self.last, self.count, self.limit, self.seed, self.stops, self.exact]
         own += [self.prompts, self.tokens, self.versions, self.contexts, self.oldest, self.logprobs, self.stats]
-        own += [self.begun, self.work, self.settings, self.opens, *self.columns.values()]
+        own += [self.begun, self.work, self.settings, self.top_k, self.opens, *self.columns.values()]
         return [*own, *(table for table in (self.seen, self.sampled) if table is not None)]
 
     def start(
@@ -173,6 +176,7 @@ class Slots:
         says otherwise.
         """
         rows = slice(first, first + len(params))
+        self._retired = max(self._retired, rows.stop)
         width = self.sizes.stops
         numbers = [
             [
@@ -196,6 +200,7 @@ class Slots:
             column[rows] = self._fresh[name]
         sampling = [(p.temperature, p.top_k, p.top_p, p.min_p, p.repetition_penalty) for p in params]
         self.settings[rows] = torch.tensor(sampling, device=self.device)
+        self.top_k[rows] = self.settings[rows, 1].long()
         self._asked[rows] = sampling
         penalised = [i for i, p in enumerate(params) if p.repetition_penalty != 1.0]
         if penalised and self.seen is None:
@@ -271,6 +276,20 @@ class Slots:
             self._asked[target] = self._asked[source]
         self._sampling = None
 
+    def retire(self, batch: int) -> None:
+        """Make rows of all slots from ``batch`` on that take part in a cycle and emit nothing: they have no room.
+
+        No request is there. What a cycle writes into such a slot nobody reads, and ``start`` sets it anew.
+        """
+        dead = slice(batch, self._retired)
+        if dead.start >= self._retired:
+            return
+        for tensor in (self.fed, self.last, self.count, self.limit, self.top_k):
+            tensor[dead] = 0
+        self.settings[dead] = self._neutral
+        self._asked[dead] = [tuple(NEUTRAL.values())] * (self._retired - batch)
+        self._retired, self._sampling = batch, None
+
     def share(self, source: int, first: int, end: int, length: int) -> None:
         """Copy what follows from a slot's context, ``length`` entries of its caches, to slots first..end-1."""
         for cache in self.caches.values():
@@ -295,7 +314,7 @@ class Slots:
                 asked = any(row[i] != neutral for row in self._asked[:batch])
                 columns[name] = self.settings[:batch, i] if asked else None
             if columns["top_k"] is not None:
-                columns["top_k"] = columns["top_k"].long()
+                columns["top_k"] = self.top_k[:batch]
             self._sampling = (batch, BatchSampling(**columns))
         return self._sampling[1]
 

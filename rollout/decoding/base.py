@@ -124,12 +124,20 @@ def _take(values: Tensor, rows: Tensor) -> Tensor:
     return values[torch.arange(len(rows), device=rows.device)[:, None], rows]
 
 
+def newest(emitted: Tensor) -> Tensor:
+    """Return the place [B, 1] of the last of the ``emitted`` [B] tokens of a cycle; 0 in dead rows, which emit none."""
+    return (emitted[:, None] - 1).clamp_min_(0)
+
+
 class Rows:
     """The active rows of the slots, 0..B-1, in one cycle."""
 
-    def __init__(self, slots: Slots, batch: int, longest: int) -> None:
-        """``longest``: the most entries that a row has in the caches, known without a wait for the device."""
-        self.slots, self.batch = slots, batch
+    def __init__(self, slots: Slots, batch: int, longest: int, static: bool = False) -> None:
+        """``longest``: the most entries that a row has in the caches, known without a wait for the device.
+
+        ``static``: see ``Plan``.
+        """
+        self.slots, self.batch, self.static = slots, batch, static
         self.used = slots.attention_width(longest)
         self.sampling = slots.sampling(batch)
         self.fed = slots.fed[:batch]  # [B] entries in the caches
@@ -193,11 +201,16 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the host decides of a cycle before it begins; all else is in tensors that stay where they are."""
+    """What the host decides of a cycle before it begins; all else is in tensors that stay where they are.
 
-    rows: int  # B
+    Of a static cycle it is all that decides which operations run, so that equal plans share a CUDA graph.
+    """
+
+    rows: int  # B that are computed: the active ones, then dead ones, which emit nothing (``Slots.retire``)
     longest: int  # no row has more entries in the caches
     drafts: int  # K, the most drafts of a row
+    settings: tuple[bool, ...] = ()  # which settings of ``BatchSampling`` any row asks for
+    static: bool = False  # nothing may be read of the device, and no shape may depend on what is drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

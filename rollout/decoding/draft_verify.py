@@ -28,6 +28,7 @@ from bebop.rollout.decoding.base import (
     Rows,
     TargetOutput,
     TargetPass,
+    newest,
 )
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.decoding.timed_lengths import TimedLength
@@ -123,7 +124,8 @@ class DraftVerify:
 
     def body(self, plan: Plan) -> Outcome:
         """Draft, verify and commit; advance the slots."""
-        slots, rows, batch = self.slots, Rows(self.slots, plan.rows, plan.longest), plan.rows
+        slots, batch = self.slots, plan.rows
+        rows = Rows(slots, batch, plan.longest, plan.static)
         slots.latest = None
         if self.drafter is not None:
             draft = self.drafter.propose(rows, self.length)
@@ -155,7 +157,7 @@ class DraftVerify:
         slots.work[:batch, 2].add_(draft.forwards)
         slots.fed[:batch].add_(emitted)
         slots.count[:batch].add_(emitted)
-        slots.last[:batch] = accepted.tokens.gather(1, emitted[:, None] - 1)[:, 0]
+        slots.last[:batch] = accepted.tokens.gather(1, newest(emitted))[:, 0]
         return Outcome(
             done=done, stood=accepted.lengths, drafts=draft.total, forwards=draft.forwards, latest=slots.latest
         )

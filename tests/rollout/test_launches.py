@@ -36,7 +36,7 @@ DEVICE = torch.device("meta")
 CONTEXT = 8  # tokens of each request
 # Operators that make a tensor of what is there, or of nothing: they launch no kernel.
 FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "_reshape_alias"}
-ALWAYS = {torch.from_numpy, torch.Tensor.new_tensor, torch.Tensor.numpy, torch.Tensor.__array__}
+ALWAYS = {torch.from_numpy, torch.Tensor.new_tensor, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist}
 COPIES = {torch.tensor, torch.as_tensor, torch.asarray}  # of what is no tensor
 INDEXED = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
 IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
@@ -80,20 +80,28 @@ class Launches(TorchDispatchMode):
         return torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-class OnCuda(TorchFunctionMode):
-    """Says of every tensor that it is on a CUDA device; raises ``HostWait`` where numbers of Python become a tensor."""
+class NoCopies(TorchFunctionMode):
+    """Raises ``HostWait`` where numbers of Python become a tensor."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call one function of torch."""
-        if func == IS_CUDA:
-            return True
         if func in ALWAYS or (func in COPIES and not isinstance(next(iter(args), None), Tensor)):
             raise HostWait(f"{func.__name__}{args} copies between host and device")
         if func in INDEXED and any(isinstance(one, list | np.ndarray) for one in (args[1], *_parts(args[1]))):
             raise HostWait(f"an index of {args[1]!r} is copied to the device")
         return func(*args, **(kwargs or {}))
+
+
+class OnCuda(NoCopies):
+    """Says of every tensor that it is on a CUDA device, beside that."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call one function of torch."""
+        return True if func == IS_CUDA else super().__torch_function__(func, types, args, kwargs)
 
 
 def _parts(index: object) -> tuple[object, ...]:
@@ -157,7 +165,7 @@ ASKED: dict[str, dict[str, Any]] = {
 # Kernels of a decoder layer, whatever the family, and of all else in a cycle; before norms, rotary embeddings and gates
 # were a kernel each, 49 in a layer of Qwen3 and 33 in one of Llama, and 125 and 481 beside them.
 LAYER = 12
-REST = {"autoregressive": 63, "bebop": 224}
+REST = {"autoregressive": 64, "bebop": 225}
 
 
 def policy_of(system: str) -> Policy:
