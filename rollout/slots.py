@@ -103,6 +103,7 @@ class Slots:
         self.history = History()  # other completions of the prompts of these requests, for parts that draft from them
         self._fresh: dict[str, Tensor] = {}  # name -> [...] what a new request starts from
         self._derived: set[str] = set()  # columns that follow from the context
+        self.layout = 0  # counts the times that a tensor came or was replaced by another
         self.by_token: set[str] = set()  # columns with an entry a token of the completion
         self.recorded: set[str] = set()  # names that were ever given to ``record``
         self.latest: Recorded | None = None  # what ``record`` was given in the cycle before
@@ -123,6 +124,7 @@ class Slots:
         known = self._fresh.get(name)
         if known is None or known.shape != fresh.shape:
             self.columns[name] = fresh.expand(self.sizes.slots, *fresh.shape).clone()
+            self.layout += 1
         self._fresh[name] = fresh
         if of_context:
             self._derived.add(name)
@@ -136,12 +138,14 @@ class Slots:
         slots, stretches, _, drafts = self.stats.shape
         self.stats = torch.cat([self.stats, self.stats.new_zeros(slots, stretches, len(new), drafts)], 2)
         self.names += new
+        self.layout += 1
 
     def register_cache(self, name: str, make: Callable[["Slots"], C]) -> C:
         """Return a cache of one's own, whose entries move with their row and are shared with a prompt; made if not
         there."""
         if name not in self.caches:
             self.caches[name] = make(self)
+            self.layout += 1
         cache: C = self.caches[name]
         return cache
 
@@ -206,6 +210,7 @@ class Slots:
         if penalised and self.seen is None:
             shape = (self.sizes.slots, self.sizes.vocab)
             self.seen = torch.zeros(shape, dtype=torch.bool, device=self.device)
+            self.layout += 1
         if self.seen is not None:
             self.seen[rows] = False
             for i in penalised:
@@ -223,6 +228,7 @@ class Slots:
         written."""
         if self.sampled is None:
             self.sampled = torch.where(self.exact[:, None], self.logprobs, torch.nan)
+            self.layout += 1
         return self.sampled
 
     def record(self, names: Sequence[str], sums: Tensor, emitted: Tensor, ahead: int = 0) -> None:

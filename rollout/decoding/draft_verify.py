@@ -30,8 +30,10 @@ from bebop.rollout.decoding.base import (
     TargetPass,
     newest,
 )
+from bebop.rollout.decoding.graphs import Graphs
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.decoding.timed_lengths import TimedLength
+from bebop.rollout.decoding.verify_trace import Tracer
 from bebop.rollout.slots import Slots, on_device
 from bebop.systems import SYSTEMS
 from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
@@ -61,6 +63,8 @@ class DraftVerify:
         self.measure = True
         self.timing: object = None  # the timing model of cycles, kept when another length comes between
         self.observers: list[Observer] = []  # are shown every cycle
+        self.graphs: Graphs | None = None  # records cycles; None: they run as they are
+        self._eager: dict[object, str] = {}  # by the drafter's class, why its cycles cannot be recorded; empty: they can
         self.configure(config)
 
     def configure(self, config: DecodingConfig) -> bool:
@@ -71,11 +75,14 @@ class DraftVerify:
             kind = system.drafter()
             new, self.drafter = kind not in self.drafters, kind(*parts)
             self.drafters[kind] = self.drafter
+            self._eager[kind] = _why_eager(config)
         self.rule = system.rule()(*parts)
         self.length = (system.auto_length() if config.timed else system.length())(*parts)
         if isinstance(self.length, TimedLength):
             self.timing = self.length.take(self.timing)
         self.slots.extend_stats((*self.rule.counts, *self.length.counts))
+        if self.graphs is not None:
+            self.graphs.clear()
         return new
 
     @property
@@ -105,20 +112,42 @@ class DraftVerify:
     @torch.inference_mode()
     def cycle(self, batch: int, longest: int, version: int) -> Tensor:
         """Advance the first B slots by a cycle."""
-        return self.after(batch, self.body(self.plan(batch, longest, version)))
+        plan = self.plan(batch, longest, version)
+        if self.graphs is None or not plan.static:
+            return self.after(batch, self.body(plan))
+        outcome = self.graphs.run(plan, self._tensors(), self.body)
+        return self.after(batch, outcome, known=not self.graphs.fresh)
 
     def plan(self, batch: int, longest: int, version: int) -> Plan:
         """Decide about the next cycle of the first B slots, under weights ``version``."""
         self.slots.set_version(version)
-        if self.drafter is None:
-            return Plan(rows=batch, longest=longest, drafts=0)
-        self.length.plan(batch)
-        return Plan(rows=batch, longest=longest, drafts=self.length.limit)
-
-    def after(self, batch: int, outcome: Outcome) -> Tensor:
-        """Note what a cycle of B rows leaves; return which of them are done [B] (bool)."""
-        self.slots.latest = outcome.latest
         if self.drafter is not None:
+            self.length.plan(batch)
+        drafts = 0 if self.drafter is None else self.length.limit
+        if self.graphs is None or self.graphs.refuse(self._why_eager()):
+            return Plan(rows=batch, longest=longest, drafts=drafts)
+        self.slots.retire(batch)
+        rows, entries = self.graphs.rows(batch), self.graphs.entries(longest)
+        settings = self.slots.sampling(rows).asked
+        return Plan(rows=rows, longest=entries, drafts=drafts, settings=settings, static=True)
+
+    def _why_eager(self) -> str:
+        """Return why the next cycle cannot be recorded; empty: it can."""
+        if any(not isinstance(observer, Tracer) or observer.following for observer in self.observers):
+            return "requests are traced, or every cycle is watched"
+        return next(filter(None, self._eager.values()), "")
+
+    def _tensors(self) -> tuple[int, int]:
+        """Return what changes when a body works on other tensors: of the slots, or weights."""
+        return self.slots.layout, self.policy.backbone.get_input_embeddings().weight.data_ptr()
+
+    def after(self, batch: int, outcome: Outcome, known: bool = True) -> Tensor:
+        """Note what a cycle of B rows leaves; return which of them are done [B] (bool).
+
+        ``known``: whether its seconds are those of other cycles like it, and the draft length may learn from them.
+        """
+        self.slots.latest = outcome.latest
+        if self.drafter is not None and known:
             self.length.note(batch, outcome)
         return outcome.done[:batch]
 
@@ -206,6 +235,13 @@ class DraftVerify:
             return sum(numbers)
         each = on_device(numbers, rows.last.device)
         return torch.where(torch.arange(len(each), device=each.device) <= draft.lengths[:, None], each, 0).sum(1)
+
+
+def _why_eager(config: DecodingConfig) -> str:
+    """Return why cycles of a system cannot be recorded; empty: they can."""
+    if config.chooses_temperature:
+        return "decoding.draft_temperature=auto reads the device within a cycle"
+    return "" if SYSTEMS[config.system].static else f"decoding.system={config.system} reads the device within a cycle"
 
 
 def _ragged(draft: Draft) -> Ragged | None:

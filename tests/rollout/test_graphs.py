@@ -1,4 +1,4 @@
-"""Cycles that a CUDA graph can hold: their bodies read nothing of the device and are the same operations every time.
+"""Cycles as CUDA graphs: their bodies read nothing and are the same operations every time; what is played is the same.
 
 A CUDA graph is imitated by ``Tape``: it runs a body once, takes back all that was written, and keeps every operator
 with the very tensors that it had. Playing it runs these operators again and knows nothing of Python: what a body took
@@ -7,9 +7,11 @@ from the host is as it was. So what does not survive a graph does not survive he
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,13 +20,18 @@ from torch.utils._pytree import tree_leaves
 
 from bebop.config.job import DecodingConfig
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.base import Plan, Rows
+from bebop.rollout.decoding import graphs
+from bebop.rollout.decoding.base import Outcome, Plan, Rows
+from bebop.rollout.decoding.graphs import Graphs, Recording
+from bebop.rollout.decoding.timed_lengths import CostLength
+from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.systems import SYSTEMS
+from bebop.trajectory import Completion
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
-from tests.rollout.driving import decoder_of, started
-from tests.rollout.test_launches import HostWait, NoCopies
+from tests.rollout.driving import decoder_of, finished, started
+from tests.rollout.test_launches import FREE, HostWait, NoCopies
 
 STATIC = [name for name, system in SYSTEMS.items() if system.static]
 # Operators that a device's numbers come to the host by, or that make a tensor as large as such a number says.
@@ -63,6 +70,71 @@ class Watched(TorchDispatchMode):
         if not func.is_view:
             self.shapes.append((name, tuple(tuple(x.shape) for x in tree_leaves(out) if isinstance(x, Tensor))))
         return out
+
+
+class Tape(Watched):
+    """A graph: operators with the tensors that they had, which stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[tuple[Any, Sequence[Any], Mapping[str, Any], Any]] = []
+        self._made: set[int] = set()  # storages that came with the recording
+        self._before: dict[int, tuple[Any, Any]] = {}  # others that it wrote to, and what was there
+
+    def run(self, name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Keep an operator, and what it is about to overwrite."""
+        known = {one.name: one for one in func._schema.arguments}
+        given = [*zip(known.values(), args, strict=False), *((known[key], value) for key, value in kwargs.items())]
+        for argument, value in given:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                storage = value.untyped_storage()
+                if storage._cdata not in self._made | self._before.keys():
+                    self._before[storage._cdata] = (storage, storage.clone())
+        out = super().run(name, func, args, kwargs)
+        if not func.is_view:
+            self.operators.append((func, args, kwargs, out))
+            read = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+            made = {x.untyped_storage()._cdata for x in tree_leaves(out) if isinstance(x, Tensor)}
+            self._made |= made - read - self._before.keys()
+        return out
+
+    def rewind(self) -> None:
+        """Take back all that was written: a graph that is captured runs nothing."""
+        for storage, content in self._before.values():
+            storage.copy_(content)
+
+    def play(self) -> None:
+        """Run the operators once more."""
+        for func, args, kwargs, out in self.operators:
+            for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, Tensor) and new.data_ptr() != old.data_ptr():
+                    old.copy_(new)
+
+
+class TapeRecorder:
+    """A ``Recorder`` of tapes."""
+
+    def __init__(self) -> None:
+        self.recorded, self.played, self.playing = 0, 0, False
+
+    def record(self, body: Recording) -> Recording:
+        """Record a body; nothing remains of its run."""
+        with NoCopies(), Tape() as tape:
+            outcome = body()
+        tape.rewind()
+        self.recorded += 1
+
+        def play() -> Outcome:
+            self.played, self.playing = self.played + 1, True
+            tape.play()
+            self.playing = False
+            return outcome
+
+        return play
+
+    def held(self) -> int:
+        """Return what nobody looks at."""
+        return 0
 
 
 @contextmanager
@@ -156,3 +228,178 @@ def test_a_system_that_is_not_static_is_seen() -> None:
         with pytest.raises(HostWait):
             shapes(one, rows=1)
             pytest.fail(f"{system} reads nothing")
+
+
+# ---- recorded cycles
+
+PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9], [2, 2], [5, 6], [5, 6], [3, 1, 4, 1, 5], [8]]
+
+
+def mixed(asked: str) -> list[Request]:
+    """Requests of 9 to 33 tokens, every other one with settings of its own, one with a stop string."""
+    found = requests(PROMPTS, max_new_tokens=30, stop_token_ids=(11,), seed=5)
+    for i, request in enumerate(found):
+        own = ASKED[asked] if i % 2 else {}
+        stop = {"stop": ("ab", "c")} if i == 4 else {}
+        params = replace(request.params, max_new_tokens=9 + 3 * i, **own, **stop)
+        found[i] = replace(request, params=params)
+    return found
+
+
+def driven(one: TorchEngine, asked: Sequence[Request], other: Policy | None = None) -> dict[int, Completion]:
+    """Decode requests that come in three portions, in batches that grow, shrink and close up; one is aborted.
+
+    ``other``: whose weights come in flight.
+    """
+    done: dict[int, Completion] = {}
+    for first, last in ((0, 2), (2, 8), (8, 9)):
+        for request in asked[first:last]:
+            one.add(request)
+        for _ in range(5):
+            done |= {f.id: f.completion for f in one.step()}
+        if last == 8:
+            done |= {f.id: f.completion for f in one.abort([3])}
+        if other is not None:
+            one.load_weights(other.weights(mtp=True), version=last)
+    return done | finished(one)
+
+
+def agree(found: Mapping[int, Completion], wanted: Mapping[int, Completion]) -> None:
+    """Completions are the same; in fp64 log-probs differ by the rounding of other shapes."""
+    assert found.keys() == wanted.keys()
+    for i, b in wanted.items():
+        a = found[i]
+        assert (a.token_ids.tolist(), a.finish_reason, a.text) == (b.token_ids.tolist(), b.finish_reason, b.text)
+        assert (a.versions.tolist(), a.contexts.tolist()) == (b.versions.tolist(), b.contexts.tolist())
+        np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=1e-6)
+        for name in ("reached", "accepted", "overlap", "draft_entropy", "target_entropy"):
+            np.testing.assert_allclose(getattr(a.stats, name), getattr(b.stats, name), rtol=0, atol=1e-6)
+        assert (a.stats.cycles, a.stats.tokens) == (b.stats.cycles, b.stats.tokens)
+        assert [(start, s.cycles, s.tokens) for start, s in a.stretches] == [
+            (start, s.cycles, s.tokens) for start, s in b.stretches
+        ]
+
+
+@pytest.mark.parametrize(
+    ("system", "asked"),
+    slow_but(
+        [*((system, "neutral") for system in ("autoregressive", "bebop", "bebop_adaptive")), ("block", "of all kinds")],
+        [(system, asked) for system in STATIC for asked in ASKED],
+        several=True,
+    ),
+)
+def test_recorded_cycles_give_what_cycles_give(system: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights change in flight, contexts outgrow their bucket, and slots are left and taken again."""
+    monkeypatch.setattr(graphs, "SHORTEST", 16)
+    needs, recorder, found = bool(SYSTEMS[system].needs), TapeRecorder(), []
+    for settings in ({}, {"recorder": recorder}):
+        own = tiny_policy(seed=3, dtype=torch.float64, with_parts=needs)
+        config = DecodingConfig(system=system, draft_tokens=3, cost_ratio=0.2, verify_ratio=0.1)
+        one = TorchEngine(own, config, slots=5, max_length=64, **settings)  # type: ignore[arg-type]
+        found.append(driven(one, mixed(asked), tiny_policy(seed=4, dtype=torch.float64, with_parts=False)))
+    agree(found[1], found[0])
+    assert recorder.played > recorder.recorded > 2
+
+
+def test_a_cycle_is_one_launch_and_few_operations_beside_it() -> None:
+    """A cycle in which nothing begins or ends."""
+
+    class Outside(Watched):
+        def run(self, name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            return func(*args, **kwargs) if recorder.playing else super().run(name, func, args, kwargs)
+
+    recorder = TapeRecorder()
+    one = started(engine("bebop", recorder=recorder), requests(PROMPTS[:3], max_new_tokens=50), cycles=4)
+    before = recorder.played
+    with Outside() as outside:
+        one.step()
+    assert recorder.played == before + 1
+    beside = [name for name, _ in outside.shapes if name not in FREE]
+    assert 0 < len(beside) <= 10, beside
+
+
+def test_systems_come_and_go_between_recorded_cycles() -> None:
+    recorder, found = TapeRecorder(), []
+    for settings in ({}, {"recorder": recorder}):
+        one = started(engine("bebop", room=4, **settings), requests(PROMPTS[:4], max_new_tokens=50), cycles=5)
+        for system, drafts in (("autoregressive", 1), ("bebop_tree", 4), ("target_only", 2), ("bebop", 2)):
+            one.configure(DecodingConfig(system=system, draft_tokens=drafts))
+            for _ in range(3):
+                one.step()
+        found.append(finished(one))
+    agree(found[1], found[0])
+    assert recorder.recorded >= 5
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "decoding.system=history reads the device": ("history", {}, False),
+    "decoding.draft_temperature=auto reads the device": ("bebop", {"draft_temperature": "auto"}, False),
+    "decoding.system=pipo has a cycle of its own": ("pipo", {}, False),
+    "requests are traced": ("bebop", {}, True),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_cannot_be_recorded_is_said_once_and_runs_all_the_same(
+    reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    system, settings, trace = REFUSED[reason]
+    recorder, found = TapeRecorder(), []
+    config = DecodingConfig(system=system, draft_tokens=SYSTEMS[system].draft_tokens, **settings)
+    own = policy(bool(SYSTEMS[system].needs))
+    for more in ({}, {"recorder": recorder}):
+        one = TorchEngine(own, config, slots=2, max_length=64, **more)  # type: ignore[arg-type]
+        found.append(finished(started(one, [replace(r, trace=trace) for r in requests(PROMPTS[:2], max_new_tokens=9)])))
+    agree(found[1], found[0])
+    assert [(a.trace is None) for a in found[1].values()] == [not trace] * 2
+    assert recorder.recorded == 0
+    assert [reason in message for message in caplog.messages] == [True]
+
+
+def test_a_traced_request_leaves_recorded_cycles_to_those_after_it() -> None:
+    recorder = TapeRecorder()
+    traced, *others = requests(PROMPTS[:3], max_new_tokens=40)
+    short = replace(traced, trace=True, params=replace(traced.params, max_new_tokens=4))
+    one = started(engine("bebop", recorder=recorder), [short, *others])
+    while any(request.trace for request in [*one.waiting, *one.active]):
+        one.step()
+    assert recorder.played == 0
+    finished(one)
+    assert recorder.played > 0
+
+
+def test_draft_lengths_learn_from_played_cycles_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cycle that is recorded, or the first of its plan, takes longer than those after it."""
+    learned: list[float] = []
+    own, recorder, clock = CostLength.took, TapeRecorder(), iter(range(10_000))
+    monkeypatch.setattr(CostLength, "took", lambda self, s: (learned.append(self._kept is not None), own(self, s))[1])
+    config = DecodingConfig(system="bebop", draft_tokens="auto", most_drafts=2)
+    one = TorchEngine(
+        policy(False), config, slots=2, max_length=64, recorder=recorder, clock=lambda: float(next(clock))
+    )
+    recorded, played = recorder.recorded, recorder.played
+    assert recorded == 2 * 3, "two sizes, and 0 to 2 drafts: timed before the first request"
+    finished(started(one, requests(PROMPTS[:2], max_new_tokens=20)))
+    assert sum(learned) == recorder.played - played - (recorder.recorded - recorded) > 0
+
+
+def test_buckets_hold_what_they_are_for_and_few_are_there() -> None:
+    for slots in (1, 3, 32, 100, 256):
+        buckets = Graphs(TapeRecorder(), slots)
+        rows = [buckets.rows(batch) for batch in range(1, slots + 1)]
+        assert all(batch <= found <= slots for batch, found in enumerate(rows, start=1)) and len({*rows}) <= 13
+        assert all(found < 2 * batch for batch, found in enumerate(rows, start=1))
+    entries = [buckets.entries(longest) for longest in range(1, 4097)]
+    assert all(longest <= found for longest, found in enumerate(entries, start=1)) and len({*entries}) == 5
+
+
+def test_no_more_graphs_are_held_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MOST", 2)
+    monkeypatch.setattr(graphs, "SHORTEST", 16)
+    recorder, found = TapeRecorder(), []
+    for settings in ({}, {"recorder": recorder}):
+        one = engine("bebop", **settings)
+        found.append(driven(one, mixed("neutral")))
+    kept = decoder_of(one).graphs
+    assert kept is not None and len(kept._recordings) == 2 < recorder.recorded
+    agree(found[1], found[0])
