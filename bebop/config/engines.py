@@ -1,4 +1,4 @@
-"""Define the settings of SGLang and vLLM as rollout engines: ``rollout.sglang.*``, ``rollout.vllm.*``."""
+"""Define the settings of each rollout engine: ``rollout.torch.*``, ``rollout.sglang.*``, ``rollout.vllm.*``."""
 
 import os
 import re
@@ -20,6 +20,16 @@ from bebop.config.fields import (
 
 Pause = Literal["in_place", "retract", "abort"]
 WeightTransfer = Literal["tensor", "distributed", "disk"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchConfig(Settings):
+    """The embedded engine."""
+
+    SECTION = "rollout.torch."
+    cuda_graphs: bool | None = setting(
+        None, "launch a cycle as one CUDA graph, where its decoding system allows that; null: on a GPU"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,13 +18,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bebop.config.job import DecodingConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import DecodingConfig, JobConfig
+from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding import graphs
 from bebop.rollout.decoding.base import Outcome, Plan, Rows
 from bebop.rollout.decoding.graphs import Graphs, Recording
 from bebop.rollout.decoding.timed_lengths import CostLength
 from bebop.rollout.engine import Request
+from bebop.rollout.torch_builder import graphs_on
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.systems import SYSTEMS
 from bebop.trajectory import Completion
@@ -391,6 +394,20 @@ def test_buckets_hold_what_they_are_for_and_few_are_there() -> None:
         assert all(found < 2 * batch for batch, found in enumerate(rows, start=1))
     entries = [buckets.entries(longest) for longest in range(1, 4097)]
     assert all(longest <= found for longest, found in enumerate(entries, start=1)) and len({*entries}) == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "on"), [(None, "cuda", True), (None, "cpu", False), (False, "cuda", False), (True, "cuda", True)]
+)
+def test_a_job_takes_graphs_on_a_gpu_alone(asked: bool | None, device: str, on: bool) -> None:
+    config = from_dict(JobConfig, {"rollout": {"torch": {"cuda_graphs": asked}}})
+    assert graphs_on(config, torch.device(device)) is on
+
+
+def test_graphs_that_are_asked_for_on_a_cpu_are_refused() -> None:
+    config = from_dict(JobConfig, {"rollout": {"torch": {"cuda_graphs": True}}})
+    with pytest.raises(UserError, match="rollout.torch.cuda_graphs=True is not possible on model.device=cpu: give"):
+        graphs_on(config, torch.device("cpu"))
 
 
 def test_no_more_graphs_are_held_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,7 @@ CASES = {
         ("model.path={here}/strange", "/strange'"), ("model.path={here}/unread", "/unread/config.json'"),
         ("model.path={here}/wordless", "/wordless'"), ("model.path={here}/large", "/large'"),
         ("rollout=sglang", "SGLang"), ("monitor.wandb=true", "monitor.wandb=True"),
+        ("model.device=cpu rollout.torch.cuda_graphs=true", "rollout.torch.cuda_graphs=True is not possible"),
         ("runtime.port={port}", "runtime.port={port}"), ("runtime.metrics_port={port}", "runtime.metrics_port={port}"),
         ("runtime.dashboard=true runtime.dashboard_port={port}", "runtime.dashboard_port={port}"),
         ("runtime.dir=rows.txt", "/rows.txt'"), ("runtime.dir=rows.txt/run", "/rows.txt/run'"),
