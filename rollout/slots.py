@@ -134,7 +134,8 @@ class Slots:
 
     def extend_stats(self, names: Sequence[str]) -> None:
         """Make room for further sums over the draft positions, unless they are there."""
-        new = [name for name in names if name not in self.names]
+        if not (new := [name for name in names if name not in self.names]):
+            return
         slots, stretches, _, drafts = self.stats.shape
         self.stats = torch.cat([self.stats, self.stats.new_zeros(slots, stretches, len(new), drafts)], 2)
         self.names += new

@@ -22,6 +22,7 @@ from typing import Protocol
 
 import torch
 
+from bebop.errors import UserError
 from bebop.rollout.decoding.base import Outcome, Plan
 
 SHORTEST = 256  # entries that a graph looks at at least: few plans, and masked entries cost little on a GPU
@@ -52,12 +53,22 @@ class CudaRecorder:
         self.bytes = 0
 
     def record(self, body: Recording) -> Recording:
-        """Capture a body; nothing runs."""
-        torch.cuda.synchronize()
+        """Capture a body; nothing runs.
+
+        Raises:
+            UserError: It does something that a graph cannot hold, or there is no memory for it.
+        """
         torch.cuda.empty_cache()
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved()
-        with torch.cuda.graph(graph, pool=self.pool):
-            outcome = body()
+        try:
+            # Other threads of this process, such as one that watches a collective, may go on calling CUDA.
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                outcome = body()
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"a cycle could not be captured: {reason}; rollout.torch.cuda_graphs=false decodes without CUDA graphs"
+            ) from error
         self.bytes += torch.cuda.memory_reserved() - before
 
         def play() -> Outcome:

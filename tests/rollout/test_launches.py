@@ -25,8 +25,10 @@ from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
 from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.graphs import EagerRecorder, Graphs
 from bebop.rollout.decoding.verify_trace import Tracer
 from bebop.rollout.slots import Slots, SlotSizes
+from bebop.systems import SYSTEMS as REGISTRY
 from bebop.trajectory import SamplingParams
 from tests.builders import bare_policy, tiny_policy
 from tests.cases import slow_but
@@ -123,11 +125,17 @@ def counted() -> Iterator[Launches]:
 
 
 def cycle(
-    policy: Policy, *configs: DecodingConfig, batch: int = 4, traced: Sequence[int] = (), **params: Any
+    policy: Policy,
+    *configs: DecodingConfig,
+    batch: int = 4,
+    traced: Sequence[int] = (),
+    graphs: bool = False,
+    **params: Any,
 ) -> Counter[str]:
     """The kernels of a cycle of ``batch`` new requests; ``params`` of each.
 
-    ``configs``: of the decoder, one after the other, the last of which is in charge; ``traced``: slots.
+    ``configs``: of the decoder, one after the other, the last of which is in charge; ``traced``: slots; ``graphs``: the
+    cycle is one that could be captured.
 
     Raises:
         HostWait: The host would wait for the device.
@@ -137,6 +145,7 @@ def cycle(
     sizes = SlotSizes(slots=batch, length=64, drafts=max(config.limit for config in configs), vocab=policy.vocab_size)
     slots = Slots(sizes, DEVICE)
     decoder = DraftVerify(policy, slots, configs[0])
+    decoder.graphs = Graphs(EagerRecorder(), batch) if graphs else None
     for config in configs[1:]:
         decoder.configure(config)
     tracer = Tracer("mtp")
@@ -153,7 +162,7 @@ def cycle(
     return launches.kernels
 
 
-SYSTEMS = ("autoregressive", "target_only", "bebop", "bebop_block", "block")
+SYSTEMS = ("autoregressive", "target_only", "bebop", "bebop_adaptive", "bebop_block", "block")
 OTHERS = ("block_target_only", "bebop_tree", "firp")
 ASKED: dict[str, dict[str, Any]] = {
     "neutral": {},
@@ -182,7 +191,9 @@ def policy_of(system: str) -> Policy:
     ),
 )
 def test_no_cycle_waits_for_the_device(system: str, asked: str) -> None:
-    assert cycle(policy_of(system), DecodingConfig(system=system, draft_tokens=3), **ASKED[asked])
+    """As a graph would hold it, where the system allows that: drafts that end early with all rows then do not."""
+    config = DecodingConfig(system=system, draft_tokens=3)
+    assert cycle(policy_of(system), config, graphs=REGISTRY[system].static, **ASKED[asked])
 
 
 def test_nor_for_traces_temperatures_of_drafts_and_a_drafter_that_was_in_charge_before() -> None:
