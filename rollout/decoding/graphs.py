@@ -8,7 +8,8 @@ may neither read the device nor take anything from the host but its plan (``Draf
   no room and emit nothing (``Slots.retire``). Entries beyond a row's own are masked, as they always are.
 - *The first cycle of a plan runs as it is*, on its padded batch: it compiles kernels and fills what is made once. The
   second one is recorded and launched. So no cycle is run for nothing.
-- *One memory pool* serves all graphs, as one runs at a time. What they hold is in the log.
+- *One memory pool* serves all graphs, as one runs at a time. What they hold is in the log for the first of them, and
+  each time that they are twice as many.
 - *Nothing is captured* of a system that is not static, of rows that are traced, or while somebody else watches. Such
   cycles run as without graphs, and the log has one line for each reason.
 
@@ -44,13 +45,16 @@ class Recorder(Protocol):
         """Return the bytes that all of its recordings hold."""
         ...
 
+    def clear(self) -> None:
+        """Begin anew: nothing that was recorded is played again."""
+        ...
+
 
 class CudaRecorder:
     """Captures CUDA graphs."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
-        self.bytes = 0
 
     def record(self, body: Recording) -> Recording:
         """Capture a body; nothing runs.
@@ -58,8 +62,7 @@ class CudaRecorder:
         Raises:
             UserError: It does something that a graph cannot hold, or there is no memory for it.
         """
-        torch.cuda.empty_cache()
-        graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved()
+        graph = torch.cuda.CUDAGraph()
         try:
             # Other threads of this process, such as one that watches a collective, may go on calling CUDA.
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
@@ -69,7 +72,6 @@ class CudaRecorder:
             raise UserError(
                 f"a cycle could not be captured: {reason}; rollout.torch.cuda_graphs=false decodes without CUDA graphs"
             ) from error
-        self.bytes += torch.cuda.memory_reserved() - before
 
         def play() -> Outcome:
             graph.replay()
@@ -78,8 +80,13 @@ class CudaRecorder:
         return play
 
     def held(self) -> int:
-        """Return the bytes by which the pool has grown."""
-        return self.bytes
+        """Return the bytes of the pool; what the driver keeps of a graph itself is not known."""
+        segments = torch.cuda.memory_snapshot()
+        return sum(one["total_size"] for one in segments if tuple(one["segment_pool_id"]) == tuple(self.pool))
+
+    def clear(self) -> None:
+        """Take another pool: one whose graphs are gone takes no more, as long as a tensor of it is held somewhere."""
+        self.pool = torch.cuda.graph_pool_handle()
 
 
 class EagerRecorder:
@@ -93,6 +100,9 @@ class EagerRecorder:
         """Return 0."""
         return 0
 
+    def clear(self) -> None:
+        """Do nothing."""
+
 
 class Graphs:
     """The recorded cycles of an engine, by plan."""
@@ -104,6 +114,7 @@ class Graphs:
         self._seen: set[Plan] = set()
         self._recordings: dict[Plan, Recording] = {}  # the one that was played last comes last
         self._state: object = None  # of the tensors that the recordings hold
+        self.captured = 0  # graphs so far
         self._told: set[str] = set()
 
     def rows(self, batch: int) -> int:
@@ -143,15 +154,21 @@ class Graphs:
     def clear(self) -> None:
         """Drop all recordings."""
         self._seen.clear()
-        self._recordings.clear()
+        if self._recordings:
+            self._recordings.clear()
+            self.recorder.clear()
 
     def _record(self, plan: Plan, body: Callable[[Plan], Outcome]) -> Recording:
         if len(self._recordings) == MOST:
             del self._recordings[next(iter(self._recordings))]
         before = self.recorder.held()
         recording, after = self.recorder.record(lambda: body(plan)), self.recorder.held()
-        log.info(
-            "captured a cycle of %d rows, %d drafts and up to %d entries: %.1f MiB, %.1f MiB in %d graphs",
-            plan.rows, plan.drafts, plan.longest, (after - before) / 2**20, after / 2**20, len(self._recordings) + 1,
+        self.captured += 1
+        shown = self.captured & (self.captured - 1) == 0  # the first, second, fourth, eighth: a job has dozens
+        log.log(
+            logging.WARNING if shown else logging.INFO,
+            "CUDA graph %d: a cycle of %d rows, %d drafts and up to %d entries takes %.1f MiB; %d graphs hold %.1f MiB",
+            self.captured, plan.rows, plan.drafts, plan.longest, (after - before) / 2**20, len(self._recordings) + 1,
+            after / 2**20,
         )  # fmt: skip
         return recording

@@ -136,8 +136,11 @@ class TapeRecorder:
         return play
 
     def held(self) -> int:
-        """Return what nobody looks at."""
-        return 0
+        """Return a MiB for each recording."""
+        return self.recorded << 20
+
+    def clear(self) -> None:
+        """Do nothing."""
 
 
 @contextmanager
@@ -367,6 +370,16 @@ def test_systems_come_and_go_between_recorded_cycles() -> None:
         found.append(finished(one))
     agree(found[1], found[0])
     assert recorder.recorded >= 5
+
+
+def test_the_log_says_what_graphs_hold(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = TapeRecorder()
+    one = started(engine("autoregressive", recorder=recorder), requests(PROMPTS[:1], max_new_tokens=9), cycles=4)
+    [line] = caplog.messages
+    assert line == (
+        "CUDA graph 1: a cycle of 1 rows, 0 drafts and up to 256 entries takes 1.0 MiB; 1 graphs hold 1.0 MiB"
+    )
+    assert one.active
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], bool]] = {
