@@ -372,6 +372,19 @@ def test_systems_come_and_go_between_recorded_cycles() -> None:
     assert recorder.recorded >= 5
 
 
+def test_weights_that_lie_elsewhere_end_what_was_recorded() -> None:
+    found = []
+    for more in ({}, {"recorder": TapeRecorder()}):
+        own = tiny_policy(seed=3, dtype=torch.float64, with_parts=False)
+        config = DecodingConfig(system="autoregressive")
+        one = TorchEngine(own, config, slots=1, max_length=64, **more)  # type: ignore[arg-type]
+        started(one, requests(PROMPTS[:1], max_new_tokens=12), cycles=4)
+        table = own.backbone.get_input_embeddings().weight
+        table.data = table.data.flip(0)
+        found.append(finished(one))
+    agree(found[1], found[0])
+
+
 def test_the_log_says_what_graphs_hold(caplog: pytest.LogCaptureFixture) -> None:
     recorder = TapeRecorder()
     one = started(engine("autoregressive", recorder=recorder), requests(PROMPTS[:1], max_new_tokens=9), cycles=4)
