@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bebop.config.fields import from_dict
 from bebop.config.job import DecodingConfig, JobConfig
@@ -95,7 +95,9 @@ class Tape(Watched):
                     self._before[storage._cdata] = (storage, storage.clone())
         out = super().run(name, func, args, kwargs)
         if not func.is_view:
-            self.operators.append((func, args, kwargs, out))
+            # A parameter may come to have another storage; a graph keeps the address that it was given.
+            kept = tree_map_only(torch.nn.Parameter, torch.Tensor.detach, (args, kwargs))
+            self.operators.append((func, *kept, out))
             read = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
             made = {x.untyped_storage()._cdata for x in tree_leaves(out) if isinstance(x, Tensor)}
             self._made |= made - read - self._before.keys()
