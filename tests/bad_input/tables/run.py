@@ -88,6 +88,7 @@ CASES = {
     ],
     "machine": [
         ("model.device=cuda:99", "model.device='cuda:99'"),
+        ("model.device=cpu rollout.torch.cuda_graphs=true", "rollout.torch.cuda_graphs=True is not possible"),
         ("model=folder", "model.path is missing: give model.path=VALUE"),
         ("model=folder model.path=missing", "model.path='missing' is not possible: give tiny, smollm2 or a folder"),
         ("model.path={here}/empty", "/empty'"),
@@ -95,7 +96,6 @@ CASES = {
         ("model.path={here}/strange", "/strange'"), ("model.path={here}/unread", "/unread/config.json'"),
         ("model.path={here}/wordless", "/wordless'"), ("model.path={here}/large", "/large'"),
         ("rollout=sglang", "SGLang"), ("monitor.wandb=true", "monitor.wandb=True"),
-        ("model.device=cpu rollout.torch.cuda_graphs=true", "rollout.torch.cuda_graphs=True is not possible"),
         ("runtime.port={port}", "runtime.port={port}"), ("runtime.metrics_port={port}", "runtime.metrics_port={port}"),
         ("runtime.dashboard=true runtime.dashboard_port={port}", "runtime.dashboard_port={port}"),
         ("runtime.dir=rows.txt", "/rows.txt'"), ("runtime.dir=rows.txt/run", "/rows.txt/run'"),
