@@ -39,6 +39,8 @@ class Cache(Protocol):
 
 
 C = TypeVar("C", bound=Cache)
+# Sums [B, n, K] of a cycle, stretches [B], tokens emitted [B], the rows of ``Slots.names``, tokens before the drafts.
+Recorded = tuple[Tensor, Tensor, Tensor, list[int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,18 +94,23 @@ class Slots:
         self.stats = torch.zeros(shape, dtype=torch.float64, device=device)
         self.begun = torch.zeros(s, len(self.starts) + 1, 2, **long)  # [S, P + 1, 2] cycles begun, their tokens
         self.work = torch.zeros(s, 4, **long)  # [S, 4] cycles, backbone passes, drafter passes, extra positions
-        self.settings = torch.tensor(list(NEUTRAL.values()), device=device).repeat(s, 1)  # [S, 5] in NEUTRAL's order
+        self._neutral = torch.tensor(list(NEUTRAL.values()), device=device)
+        self.settings = self._neutral.repeat(s, 1)  # [S, 5] in NEUTRAL's order
+        self.top_k = torch.zeros(s, **long)  # [S] of the settings, as the whole number that it is
         self.seen: Tensor | None = None  # [S, V] tokens in the context; made when a request has a penalty
         self.columns: dict[str, Tensor] = {}  # name -> [S, ...] what a part keeps per request
         self.caches: dict[str, Any] = {}  # name -> Cache of a part
         self.history = History()  # other completions of the prompts of these requests, for parts that draft from them
         self._fresh: dict[str, Tensor] = {}  # name -> [...] what a new request starts from
         self._derived: set[str] = set()  # columns that follow from the context
+        self.layout = 0  # counts the times that a tensor came or was replaced by another
         self.by_token: set[str] = set()  # columns with an entry a token of the completion
         self.recorded: set[str] = set()  # names that were ever given to ``record``
-        # What ``record`` was given last, with its stretches, the rows of ``names`` and ``ahead``.
-        self._latest: tuple[Tensor, Tensor, Tensor, list[int], int] | None = None
+        self.latest: Recorded | None = None  # what ``record`` was given in the cycle before
+        self.version = torch.zeros((), **long)  # of the weights that decode, see ``set_version``
+        self._version = 0
         self._sampling: tuple[int, BatchSampling] | None = None
+        self._retired = 0  # from this slot on all are as ``retire`` leaves them
         self._asked = [tuple(NEUTRAL.values())] * s  # S rows of ``settings``, known without asking the device
 
     def register_column(self, name: str, fresh: Tensor, of_context: bool = False, by_token: bool = False) -> Tensor:
@@ -117,6 +124,7 @@ class Slots:
         known = self._fresh.get(name)
         if known is None or known.shape != fresh.shape:
             self.columns[name] = fresh.expand(self.sizes.slots, *fresh.shape).clone()
+            self.layout += 1
         self._fresh[name] = fresh
         if of_context:
             self._derived.add(name)
@@ -126,16 +134,19 @@ class Slots:
 
     def extend_stats(self, names: Sequence[str]) -> None:
         """Make room for further sums over the draft positions, unless they are there."""
-        new = [name for name in names if name not in self.names]
+        if not (new := [name for name in names if name not in self.names]):
+            return
         slots, stretches, _, drafts = self.stats.shape
         self.stats = torch.cat([self.stats, self.stats.new_zeros(slots, stretches, len(new), drafts)], 2)
         self.names += new
+        self.layout += 1
 
     def register_cache(self, name: str, make: Callable[["Slots"], C]) -> C:
         """Return a cache of one's own, whose entries move with their row and are shared with a prompt; made if not
         there."""
         if name not in self.caches:
             self.caches[name] = make(self)
+            self.layout += 1
         cache: C = self.caches[name]
         return cache
 
@@ -157,7 +168,7 @@ class Slots:
     def _all(self) -> list[Tensor]:
         own = [self.fed, self.asked, self.last, self.count, self.limit, self.seed, self.stops, self.exact]
         own += [self.prompts, self.tokens, self.versions, self.contexts, self.oldest, self.logprobs, self.stats]
-        own += [self.begun, self.work, self.settings, self.opens, *self.columns.values()]
+        own += [self.begun, self.work, self.settings, self.top_k, self.opens, *self.columns.values()]
         return [*own, *(table for table in (self.seen, self.sampled) if table is not None)]
 
     def start(
@@ -170,6 +181,7 @@ class Slots:
         says otherwise.
         """
         rows = slice(first, first + len(params))
+        self._retired = max(self._retired, rows.stop)
         width = self.sizes.stops
         numbers = [
             [
@@ -193,22 +205,31 @@ class Slots:
             column[rows] = self._fresh[name]
         sampling = [(p.temperature, p.top_k, p.top_p, p.min_p, p.repetition_penalty) for p in params]
         self.settings[rows] = torch.tensor(sampling, device=self.device)
+        self.top_k[rows] = self.settings[rows, 1].long()
         self._asked[rows] = sampling
         penalised = [i for i, p in enumerate(params) if p.repetition_penalty != 1.0]
         if penalised and self.seen is None:
             shape = (self.sizes.slots, self.sizes.vocab)
             self.seen = torch.zeros(shape, dtype=torch.bool, device=self.device)
+            self.layout += 1
         if self.seen is not None:
             self.seen[rows] = False
             for i in penalised:
                 self.seen[first + i, torch.tensor(contexts[i], device=self.device)] = True
         self._sampling = None
 
+    def set_version(self, version: int) -> None:
+        """Say under which weights the next cycles decode: a number on the device, that each of their tokens gets."""
+        if version != self._version:
+            self.version.fill_(version)
+            self._version = version
+
     def drawn(self) -> Tensor:
         """Return ``sampled``, made where it is not there yet: in exact cycles tokens are drawn from the target, as
         written."""
         if self.sampled is None:
             self.sampled = torch.where(self.exact[:, None], self.logprobs, torch.nan)
+            self.layout += 1
         return self.sampled
 
     def record(self, names: Sequence[str], sums: Tensor, emitted: Tensor, ahead: int = 0) -> None:
@@ -229,13 +250,13 @@ class Slots:
             self.stats[row, stretch, : len(kinds), :drafts] += sums
         else:
             self.stats[row[:, None], stretch[:, None], on_device(tuple(kinds), self.device), :drafts] += sums
-        self._latest = (sums, stretch, emitted, kinds, ahead)
+        self.latest = (sums, stretch, emitted, kinds, ahead)
 
     def cut(self, slot: int, count: int) -> None:
         """End a slot's completion after ``count`` tokens; what its latest cycle emitted beyond counts nowhere."""
-        if self._latest is not None:
-            sums, stretch, emitted = (part[slot] for part in self._latest[:3])
-            beyond, kinds, ahead = int(self.count[slot]) - count, *self._latest[3:]
+        if self.latest is not None:
+            sums, stretch, emitted = (part[slot] for part in self.latest[:3])
+            beyond, kinds, ahead = int(self.count[slot]) - count, *self.latest[3:]
             left = max(0, int(emitted) - beyond - ahead)
             self.stats[slot, stretch, kinds, left : sums.shape[1]] -= sums[:, left:]
             self.begun[slot, stretch, 1] -= beyond
@@ -262,6 +283,20 @@ class Slots:
             self._asked[target] = self._asked[source]
         self._sampling = None
 
+    def retire(self, batch: int) -> None:
+        """Make rows of all slots from ``batch`` on that take part in a cycle and emit nothing: they have no room.
+
+        No request is there. What a cycle writes into such a slot nobody reads, and ``start`` sets it anew.
+        """
+        dead = slice(batch, self._retired)
+        if dead.start >= self._retired:
+            return
+        for tensor in (self.fed, self.last, self.count, self.limit, self.top_k):
+            tensor[dead] = 0
+        self.settings[dead] = self._neutral
+        self._asked[dead] = [tuple(NEUTRAL.values())] * (self._retired - batch)
+        self._retired, self._sampling = batch, None
+
     def share(self, source: int, first: int, end: int, length: int) -> None:
         """Copy what follows from a slot's context, ``length`` entries of its caches, to slots first..end-1."""
         for cache in self.caches.values():
@@ -286,7 +321,7 @@ class Slots:
                 asked = any(row[i] != neutral for row in self._asked[:batch])
                 columns[name] = self.settings[:batch, i] if asked else None
             if columns["top_k"] is not None:
-                columns["top_k"] = columns["top_k"].long()
+                columns["top_k"] = self.top_k[:batch]
             self._sampling = (batch, BatchSampling(**columns))
         return self._sampling[1]
 

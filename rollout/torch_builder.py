@@ -6,6 +6,7 @@ import torch
 from transformers import AutoConfig
 
 from bebop.config.job import JobConfig
+from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_policy, resolve
 from bebop.rollout.capacity import check_memory, check_parked
 from bebop.systems import SYSTEMS
@@ -23,6 +24,21 @@ def check(config: JobConfig) -> None:
         slots, dtype = config.rollout.slots * config.rollout.workers, getattr(torch, config.model.dtype)
         check_memory(settings, slots, config.rollout.max_length, dtype, find_device(config.model))
         check_parked(config.rollout.parked_bytes, find_device(config.model))
+        graphs_on(config, find_device(config.model))
+
+
+def graphs_on(config: JobConfig, device: torch.device) -> bool:
+    """Return whether cycles on a device are launched as CUDA graphs.
+
+    Raises:
+        UserError: They are asked for on a device that has none.
+    """
+    asked = config.rollout.torch.cuda_graphs
+    if asked and device.type != "cuda":
+        raise UserError(
+            f"rollout.torch.cuda_graphs=True is not possible on model.device={device.type}: give false, or a GPU"
+        )
+    return asked
 
 
 def gpus(config: JobConfig) -> float:
@@ -32,6 +48,7 @@ def gpus(config: JobConfig) -> float:
 
 def make(config: JobConfig) -> tuple["TorchEngine", tuple[int, ...]]:
     """Return the engine, and the tokens that end a completion."""
+    from bebop.rollout.decoding.graphs import CudaRecorder
     from bebop.rollout.torch_engine import TorchEngine
 
     system = SYSTEMS[config.decoding.system]
@@ -45,5 +62,6 @@ def make(config: JobConfig) -> tuple["TorchEngine", tuple[int, ...]]:
         parked_bytes=config.rollout.parked_bytes,
         measure=config.monitor.decode_stats,
         room=config.decoding.limit + 1 if config.monitor.actions else 0,
+        recorder=CudaRecorder() if graphs_on(config, policy.device) else None,
     )
     return engine, policy.eos_token_ids

@@ -17,6 +17,7 @@ from bebop.model.backbone import Policy
 from bebop.rollout.capacity import check_memory, check_parked, check_positions
 from bebop.rollout.decoding.base import Decoder
 from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.graphs import Graphs, Recorder
 from bebop.rollout.decoding.timed_lengths import TimedLength
 from bebop.rollout.decoding.verify_trace import Tracer
 from bebop.rollout.detokenize import CompletionText, completed_at
@@ -184,6 +185,7 @@ class TorchEngine:
         keep_state: bool = False,
         parked_bytes: int = PARKED_BYTES,
         clock: Callable[[], float] = time.perf_counter,
+        recorder: Recorder | None = None,
     ) -> None:
         """``measure``: whether overlap and entropies are collected beside counts; ``on_update``: keep or recompute.
 
@@ -191,6 +193,7 @@ class TorchEngine:
         ``keep_state``: finished completions, too, come with what the decoding system kept of them
         (``Completion.state``). ``parked_bytes``: for caches of completions whose requests say ``park``.
         ``clock``: seconds, by which ``draft_tokens=auto`` goes; measured now and at every cycle.
+        ``recorder``: makes CUDA graphs of cycles; None: they are launched kernel by kernel.
         """
         self.policy, self.decoding = policy, decoding
         self.text = CompletionText(policy.tokenizer)
@@ -215,6 +218,12 @@ class TorchEngine:
         self.retention = KvRetention(self.slots, parked_bytes)
         self.admission = Admission(self.slots, self.decoder, self.retention)
         self.clock = clock
+        if recorder is not None:
+            graphs = Graphs(recorder, slots)
+            if isinstance(self.decoder, DraftVerify):
+                self.decoder.graphs = graphs
+            else:
+                graphs.refuse(f"decoding.system={decoding.system} has a cycle of its own")
         if isinstance(self.decoder, DraftVerify):
             time_cycles(self.decoder, self.slots, clock)
         self.version = 0

@@ -1,4 +1,4 @@
-"""Define the settings of SGLang and vLLM as rollout engines: ``rollout.sglang.*``, ``rollout.vllm.*``."""
+"""Define the settings of each rollout engine: ``rollout.torch.*``, ``rollout.sglang.*``, ``rollout.vllm.*``."""
 
 import os
 import re
@@ -20,6 +20,15 @@ from bebop.config.fields import (
 
 Pause = Literal["in_place", "retract", "abort"]
 WeightTransfer = Literal["tensor", "distributed", "disk"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchConfig(Settings):
+    """The embedded engine."""
+
+    SECTION = "rollout.torch."
+    # Off until a run on a GPU has compared its tokens with those of eager cycles (benchmarks/gpu/NEXT.md).
+    cuda_graphs: bool = setting(False, "launch a cycle as one CUDA graph, where its decoding system allows that")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

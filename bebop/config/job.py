@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from bebop.config.decoding import Costs as Costs
 from bebop.config.decoding import DecodingConfig as DecodingConfig
-from bebop.config.engines import SglangConfig, VllmConfig
+from bebop.config.engines import SglangConfig, TorchConfig, VllmConfig
 from bebop.config.fields import (
     ABOVE_0_TO_1,
     FROM_0_BELOW_1,
@@ -241,6 +241,7 @@ class RolloutConfig(Settings):
     sampling: SamplingConfig = section(
         SamplingConfig, fixed="finished completions in the checkpoint were sampled the other way"
     )
+    torch: TorchConfig = section(TorchConfig, only="torch")
     sglang: SglangConfig = section(SglangConfig, only="sglang")
     vllm: VllmConfig = section(VllmConfig, only="vllm")
 

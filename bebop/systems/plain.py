@@ -57,7 +57,7 @@ class NgramSystem(SpeculativeSystem):
 
 
 SYSTEMS = (
-    SpeculativeSystem(name="autoregressive", summary="plain decoding, one token per pass"),
+    SpeculativeSystem(name="autoregressive", summary="plain decoding, one token per pass", static=True),
     MTPSystem(
         name="target_only",
         summary="greedy MTP drafts, accepted with p(argmax q)",
@@ -65,17 +65,20 @@ SYSTEMS = (
         supports_auto_temperature=False,
         sampled=False,
         other="bebop",
+        static=True,
     ),
     MTPSystem(
         name="bebop",
         summary="sampled MTP drafts, accepted with the overlap of draft and target",
         other="target_only",
+        static=True,
     ),
     AdaptiveSystem(
         name="bebop_adaptive",
         summary="bebop, drafting on only while the draft's entropy makes it pay",
         draft_tokens=5,
+        static=True,
     ),
-    BlockVerifySystem(name="bebop_block", summary="bebop, the drafts of a cycle verified as a whole"),
+    BlockVerifySystem(name="bebop_block", summary="bebop, the drafts of a cycle verified as a whole", static=True),
     NgramSystem(name="ngram", summary="drafts looked up in the context"),
 )

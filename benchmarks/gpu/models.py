@@ -23,6 +23,7 @@ from bebop.config.job import AlgorithmConfig, DecodingConfig, JobConfig, ModelCo
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
+from bebop.rollout.decoding.graphs import CudaRecorder, EagerRecorder, Recorder
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trainer.policy import PolicyTrainer
@@ -101,11 +102,16 @@ def prompt_of(number: int, vocabulary: int) -> tuple[int, ...]:
 class Decoding:
     """An engine with all rows in the middle of their completions."""
 
-    def __init__(self, policy: Policy, system: str, drafts: int, batch: int) -> None:
+    def __init__(self, policy: Policy, system: str, drafts: int, batch: int, graphs: bool = False) -> None:
+        """``graphs``: whether a cycle is launched as one; without a GPU its body runs as if it were."""
         config = DecodingConfig(system=system, draft_tokens=max(1, drafts))
         length = PROMPT + CYCLES * (drafts + 1)
         self.device = policy.device
-        self.engine = TorchEngine(policy, config, slots=batch, max_length=length)
+        cuda = self.device.type == "cuda"
+        self.recorder: Recorder | None = None
+        if graphs:
+            self.recorder = CudaRecorder() if cuda else EagerRecorder()
+        self.engine = TorchEngine(policy, config, slots=batch, max_length=length, recorder=self.recorder)
         self.engine.text = lambda *_: ""  # type: ignore[assignment]  # tokens beyond the tokenizer's
         params = SamplingParams(max_new_tokens=length - PROMPT)
         size = policy.vocab_size
@@ -126,8 +132,8 @@ class Decoding:
         return seconds
 
     def counted(self) -> dict[str, float]:
-        """Count in one cycle kernels, milliseconds in which they run, copies and waits for the device; tokens of a
-        row."""
+        """Count in one cycle kernels, what the host calls to launch them, milliseconds in which they run, copies and
+        waits for the device; tokens of a row, and the memory of graphs."""
         cuda = self.device.type == "cuda"
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
         before = int(self.engine.slots.count.sum())
@@ -137,6 +143,7 @@ class Decoding:
         emitted = int(self.engine.slots.count.sum()) - before
         events = seen.events()
         kernels = [e for e in events if str(e.device_type).endswith("CUDA")]
+        calls = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
         waits = (
             "cudaStreamSynchronize",
             "cudaDeviceSynchronize",
@@ -146,6 +153,8 @@ class Decoding:
         )
         return {
             "launches": len(kernels) if cuda else sum(e.name.startswith("aten::") for e in events),
+            "calls": sum(e.name.startswith(calls) for e in events),
+            "graph MiB": 0.0 if self.recorder is None else self.recorder.held() / 2**20,
             "busy ms": sum(e.time_range.elapsed_us() for e in kernels) / 1e3,
             "waits": sum(e.name in waits for e in events),
             "tokens a row": emitted / max(1, len(self.engine.active)),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -293,26 +294,29 @@ def _cases(
 
 
 def engine(context: Context) -> None:
-    """Wall time of a cycle, launches in it, the share of it in which the device works, reads of the device."""
+    """Wall time of a cycle, kernel by kernel and as a CUDA graph; launches in it, the share of it in which the device
+    works, reads of the device."""
     shapes = {"tiny": TINY} if context.dry else SHAPES
     for name, shape in shapes.items():
         policy = policy_of(shape, context.device)
         for batch in (2,) if context.dry else (1, 32, 256):
-            plain = None
-            for system, drafts in (("autoregressive", 0), ("bebop", 1), ("bebop", 3)):
-                about = {"model": name, "batch": batch, "system": system, "K": drafts}
+            known: dict[tuple[int, bool], float] = {}  # by drafts and whether it is a graph
+            for drafts, graphs in product((0, 1, 3), (False, True)):
+                system = "bebop" if drafts else "autoregressive"
+                about = {"model": name, "batch": batch, "system": system, "K": drafts, "graphs": graphs}
                 if context.left < 0:
                     context.keep("cycle", None, skipped="time is up", **about)
                     continue
                 with context.tried("cycle", **about):
-                    run = Decoding(policy, system, drafts, batch)
+                    run = Decoding(policy, system, drafts, batch, graphs)
                     seconds = run.cycles(8 if context.dry else 30)
                     counted = run.counted()
-                    plain = statistics.median(seconds) if plain is None else plain
-                    cycle = statistics.median(seconds)
+                    cycle = known[drafts, graphs] = statistics.median(seconds)
+                    plain, eager = known.get((0, graphs)), known.get((drafts, False))
                     halves = [statistics.median(half) for half in (seconds[::2], seconds[1::2])]
                     context.keep(
-                        "cycle", 1e3 * cycle, unit="ms", of_plain=cycle / plain, **counted, **about,
+                        "cycle", 1e3 * cycle, unit="ms", **counted, **about,
+                        of_plain=cycle / plain if plain else None, of_eager=cycle / eager if eager else None,
                         steady=abs(halves[0] - halves[1]) <= 0.05 * min(halves),
                         busy=counted["busy ms"] / (1e3 * cycle) if counted["busy ms"] else None,
                     )  # fmt: skip

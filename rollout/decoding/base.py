@@ -14,7 +14,7 @@ from torch import Tensor
 from bebop.config.job import Costs, DecodingConfig
 from bebop.kernels.uniforms import uniforms
 from bebop.model.attention import SlotContext, Span
-from bebop.rollout.slots import Slots
+from bebop.rollout.slots import Recorded, Slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +124,20 @@ def _take(values: Tensor, rows: Tensor) -> Tensor:
     return values[torch.arange(len(rows), device=rows.device)[:, None], rows]
 
 
+def newest(emitted: Tensor) -> Tensor:
+    """Return the place [B, 1] of the last of the ``emitted`` [B] tokens of a cycle; 0 in dead rows, which emit none."""
+    return (emitted[:, None] - 1).clamp_min_(0)
+
+
 class Rows:
     """The active rows of the slots, 0..B-1, in one cycle."""
 
-    def __init__(self, slots: Slots, batch: int, longest: int) -> None:
-        """``longest``: the most entries that a row has in the caches, known without a wait for the device."""
-        self.slots, self.batch = slots, batch
+    def __init__(self, slots: Slots, batch: int, longest: int, static: bool = False) -> None:
+        """``longest``: the most entries that a row has in the caches, known without a wait for the device.
+
+        ``static``: see ``Plan``.
+        """
+        self.slots, self.batch, self.static = slots, batch, static
         self.used = slots.attention_width(longest)
         self.sampling = slots.sampling(batch)
         self.fed = slots.fed[:batch]  # [B] entries in the caches
@@ -191,17 +199,45 @@ class Rows:
         return sampling.probs(logits, seen)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the host decides of a cycle before it begins; all else is in tensors that stay where they are.
+
+    Of a static cycle it is all that decides which operations run, so that equal plans share a CUDA graph.
+    """
+
+    rows: int  # B that are computed: the active ones, then dead ones, which emit nothing (``Slots.retire``)
+    longest: int  # no row has more entries in the caches
+    drafts: int  # K, the most drafts of a row
+    settings: tuple[bool, ...] = ()  # which settings of ``BatchSampling`` any row asks for
+    static: bool = False  # nothing may be read of the device, and no shape may depend on what is drawn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a cycle leaves for the host."""
+
+    done: Tensor  # [B] (bool) rows that have ended
+    stood: Tensor  # [B] accepted drafts
+    drafts: int | None  # of all rows, where it is known without asking the device
+    forwards: int  # passes of the drafter
+    latest: Recorded | None  # sums that the cycle was given to, see ``Slots.cut``
+
+
 class DraftLength(Protocol):
     """Chooses how many tokens to draft. As it is, it drafts ``limit`` of them, learns nothing and counts nothing."""
 
-    limit: int  # the most drafts in the cycle that ``start`` began, K; may be 0
+    limit: int  # the most drafts in the cycle that ``plan`` began, K; may be 0
     costs: Costs  # that a drafter reckons with which itself says when to stop; of this cycle, too
     counts: tuple[str, ...] = ()  # statistics of its own, summed over the positions that were reached
+
+    def plan(self, batch: int) -> None:
+        """Decide on the host about the next cycle, of ``batch`` rows: once, before all else."""
 
     def start(self, rows: Rows) -> Tensor | None:
         """Return drafts wanted [B] in this cycle as far as is known beforehand; None: ``limit``.
 
-        Once, before all else.
+        Once, before anything is drafted.
         """
         return None
 
@@ -220,6 +256,9 @@ class DraftLength(Protocol):
         What is learned belongs to the request (``Slots.register_column``): a completion may not depend on those beside
         it or before.
         """
+
+    def note(self, batch: int, outcome: Outcome) -> None:
+        """Note on the host what a cycle of ``batch`` rows leaves, of which nothing may be asked of the device yet."""
 
     def count(self, draft: Draft) -> Mapping[str, Tensor]:
         """Return the statistics [B, K] that it names, of a cycle."""

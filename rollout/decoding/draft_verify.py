@@ -1,4 +1,8 @@
-"""The cycle of speculative decoding, whatever the parts: draft, verify, accept, commit. And the target it runs."""
+"""The cycle of speculative decoding, whatever the parts: draft, verify, accept, commit. And the target it runs.
+
+A cycle is a *plan* of the host, a *body*, which works on the tensors of the slots alone, and what comes *after*: notes
+on the host. Of two cycles of one plan, the bodies are the same operations on the same tensors.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -19,12 +23,17 @@ from bebop.rollout.decoding.base import (
     Draft,
     Drafter,
     DraftLength,
+    Outcome,
+    Plan,
     Rows,
     TargetOutput,
     TargetPass,
+    newest,
 )
+from bebop.rollout.decoding.graphs import Graphs
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.decoding.timed_lengths import TimedLength
+from bebop.rollout.decoding.verify_trace import Tracer
 from bebop.rollout.slots import Slots, on_device
 from bebop.systems import SYSTEMS
 from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
@@ -54,6 +63,10 @@ class DraftVerify:
         self.measure = True
         self.timing: object = None  # the timing model of cycles, kept when another length comes between
         self.observers: list[Observer] = []  # are shown every cycle
+        self.graphs: Graphs | None = None  # records cycles; None: they run as they are
+        self._eager: dict[
+            object, str
+        ] = {}  # by the drafter's class, why its cycles cannot be recorded; empty: they can
         self.configure(config)
 
     def configure(self, config: DecodingConfig) -> bool:
@@ -64,11 +77,14 @@ class DraftVerify:
             kind = system.drafter()
             new, self.drafter = kind not in self.drafters, kind(*parts)
             self.drafters[kind] = self.drafter
+            self._eager[kind] = _why_eager(config)
         self.rule = system.rule()(*parts)
         self.length = (system.auto_length() if config.timed else system.length())(*parts)
         if isinstance(self.length, TimedLength):
             self.timing = self.length.take(self.timing)
         self.slots.extend_stats((*self.rule.counts, *self.length.counts))
+        if self.graphs is not None:
+            self.graphs.clear()
         return new
 
     @property
@@ -98,7 +114,50 @@ class DraftVerify:
     @torch.inference_mode()
     def cycle(self, batch: int, longest: int, version: int) -> Tensor:
         """Advance the first B slots by a cycle."""
-        slots, rows = self.slots, Rows(self.slots, batch, longest)
+        plan = self.plan(batch, longest, version)
+        if self.graphs is None or not plan.static:
+            return self.after(batch, self.body(plan))
+        outcome = self.graphs.run(plan, self._tensors(), self.body)
+        return self.after(batch, outcome, known=not self.graphs.fresh)
+
+    def plan(self, batch: int, longest: int, version: int) -> Plan:
+        """Decide about the next cycle of the first B slots, under weights ``version``."""
+        self.slots.set_version(version)
+        if self.drafter is not None:
+            self.length.plan(batch)
+        drafts = 0 if self.drafter is None else self.length.limit
+        if self.graphs is None or self.graphs.refuse(self._why_eager()):
+            return Plan(rows=batch, longest=longest, drafts=drafts)
+        self.slots.retire(batch)
+        rows, entries = self.graphs.rows(batch), self.graphs.entries(longest)
+        settings = self.slots.sampling(rows).asked
+        return Plan(rows=rows, longest=entries, drafts=drafts, settings=settings, static=True)
+
+    def _why_eager(self) -> str:
+        """Return why the next cycle cannot be recorded; empty: it can."""
+        if any(not isinstance(observer, Tracer) or observer.following for observer in self.observers):
+            return "requests are traced, or every cycle is watched"
+        return next(filter(None, self._eager.values()), "")
+
+    def _tensors(self) -> tuple[int, int]:
+        """Return what changes when a body works on other tensors: of the slots, or weights."""
+        return self.slots.layout, self.policy.backbone.get_input_embeddings().weight.data_ptr()
+
+    def after(self, batch: int, outcome: Outcome, known: bool = True) -> Tensor:
+        """Note what a cycle of B rows leaves; return which of them are done [B] (bool).
+
+        ``known``: whether its seconds are those of other cycles like it, and the draft length may learn from them.
+        """
+        self.slots.latest = outcome.latest
+        if self.drafter is not None and known:
+            self.length.note(batch, outcome)
+        return outcome.done[:batch]
+
+    def body(self, plan: Plan) -> Outcome:
+        """Draft, verify and commit; advance the slots."""
+        slots, batch = self.slots, plan.rows
+        rows = Rows(slots, batch, plan.longest, plan.static)
+        slots.latest = None
         if self.drafter is not None:
             draft = self.drafter.propose(rows, self.length)
         else:
@@ -114,7 +173,7 @@ class DraftVerify:
         emitted, done = end(rows, accepted)
         for observe in self.observers:
             observe(rows, draft, out, accepted, emitted)
-        write(rows, accepted, out.probs, version, self.exact)
+        write(rows, accepted, out.probs, self.exact)
         if not self.exact:
             slots.exact[:batch] = False
         if self.drafter is not None:
@@ -129,8 +188,10 @@ class DraftVerify:
         slots.work[:batch, 2].add_(draft.forwards)
         slots.fed[:batch].add_(emitted)
         slots.count[:batch].add_(emitted)
-        slots.last[:batch] = accepted.tokens.gather(1, emitted[:, None] - 1)[:, 0]
-        return done
+        slots.last[:batch] = accepted.tokens.gather(1, newest(emitted))[:, 0]
+        return Outcome(
+            done=done, stood=accepted.lengths, drafts=draft.total, forwards=draft.forwards, latest=slots.latest
+        )
 
     def took(self, seconds: float) -> None:
         """Learn what the latest cycle took, its results having arrived."""
@@ -178,6 +239,13 @@ class DraftVerify:
         return torch.where(torch.arange(len(each), device=each.device) <= draft.lengths[:, None], each, 0).sum(1)
 
 
+def _why_eager(config: DecodingConfig) -> str:
+    """Return why cycles of a system cannot be recorded; empty: they can."""
+    if config.chooses_temperature:
+        return "decoding.draft_temperature=auto reads the device within a cycle"
+    return "" if SYSTEMS[config.system].static else f"decoding.system={config.system} reads the device within a cycle"
+
+
 def _ragged(draft: Draft) -> Ragged | None:
     """Return how rows are laid end to end, where that saves a good part of the positions.
 
@@ -222,7 +290,7 @@ def end(rows: Rows, accepted: Accepted) -> tuple[Tensor, Tensor]:
     return emitted, done
 
 
-def write(rows: Rows, accepted: Accepted, probs: Tensor, version: int, exact: bool) -> None:
+def write(rows: Rows, accepted: Accepted, probs: Tensor, exact: bool) -> None:
     """Append tokens with log p and version; what lies beyond the emitted ones is overwritten by the next cycle.
 
     Once a rule has said under which distribution it really draws, that log-prob stands beside log p.
@@ -235,7 +303,7 @@ def write(rows: Rows, accepted: Accepted, probs: Tensor, version: int, exact: bo
     if accepted.logprobs is not None or slots.sampled is not None:
         unknown = logprobs if exact else torch.full_like(logprobs, torch.nan)
         slots.drawn()[:batch].scatter_(1, columns, unknown if accepted.logprobs is None else accepted.logprobs.float())
-    slots.versions[:batch].scatter_(1, columns, version)
+    slots.versions[:batch].scatter_(1, columns, slots.version.expand_as(columns))
     slots.contexts[:batch].scatter_(1, columns, slots.oldest[:batch, None].expand_as(tokens))
 
 

@@ -13,7 +13,7 @@ from bebop.model.backbone import Policy
 from bebop.model.lean import lean_head
 from bebop.model.mtp import gather_rows
 from bebop.model.ragged_attention import Ragged
-from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput
+from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput, newest
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.decoding.temperature import DraftTemperature, Drawn
 from bebop.rollout.slots import Slots
@@ -146,7 +146,7 @@ class HeadDrafter:
         A row's state for its next draft is that of its last emitted token; what lies beyond is never seen.
         """
         states = self._feed(rows, 0, tokens, out.hidden)
-        self.hidden[: rows.batch] = gather_rows(states, emitted[:, None] - 1)[:, 0]
+        self.hidden[: rows.batch] = gather_rows(states, newest(emitted))[:, 0]
         if self.cache.deferred is not None:
             self.cache.deferred.read_to(rows.fed + emitted)
 
@@ -204,7 +204,8 @@ class MTPDrafter(HeadDrafter):
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """Draft the next tokens of every row.
 
-        Rows that stop early keep drafting beside the others; those drafts do not count.
+        Rows that stop early keep drafting beside the others; those drafts do not count. When all have stopped, the
+        draft ends, unless the cycle may not ask the device whether they have.
         """
         length.start(rows)
         if length.limit == 0:  # the cache follows all the same
@@ -227,7 +228,7 @@ class MTPDrafter(HeadDrafter):
             if go_on is not None:
                 alive = go_on if alive is None else alive & go_on
                 lengths = alive.long() if lengths is None else lengths + alive.long()
-                if not alive.any() and tokens:
+                if tokens and not rows.static and not alive.any():
                     break
             token = sample(distribution, rows.uniforms[:, step])
             tokens.append(token)

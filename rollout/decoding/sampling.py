@@ -46,6 +46,11 @@ class BatchSampling:
         return BatchSampling(**{name: None if column is None else column[rows] for name, column in columns.items()})
 
     @property
+    def asked(self) -> tuple[bool, ...]:
+        """Return of each parameter whether any row has more than the neutral value."""
+        return tuple(getattr(self, one.name) is not None for one in fields(self))
+
+    @property
     def truncates(self) -> bool:
         """Return whether any row leaves tokens out."""
         return self.top_k is not None or self.top_p is not None or self.min_p is not None

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bebop.config.job import Costs, DecodingConfig
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, TargetOutput
+from bebop.rollout.decoding.base import DraftLength, Outcome
 from bebop.rollout.slots import Slots
 
 # ---- what cycles take: the same number of drafts in all rows
@@ -264,17 +264,16 @@ class CostLength(TimedLength):
             self.pace = known
         return self.pace
 
-    def start(self, rows: Rows) -> Tensor | None:
+    def plan(self, batch: int) -> None:
         """Set ``limit`` for the cycle."""
-        self.limit = self.pace.choose(rows.batch) if self.forced is None else self.forced
-        return None
+        self.limit = self.pace.choose(batch) if self.forced is None else self.forced
 
-    def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
+    def note(self, batch: int, outcome: Outcome) -> None:
         """Note what stood; numbers are asked of the device when the cycle is over.
 
         A row that had no more drafts (nothing was found for it) counts as one whose next draft did not stand.
         """
-        self._kept = accepted.lengths
+        self._kept = outcome.stood[:batch]
 
     def took(self, seconds: float) -> None:
         """Learn from the cycle that has ended."""
@@ -331,19 +330,18 @@ class RowCostLength(TimedLength):
             self.seconds = known
         return self.seconds
 
-    def start(self, rows: Rows) -> Tensor | None:
+    def plan(self, batch: int) -> None:
         """Set ``limit`` and ``costs`` for the cycle."""
         if self.forced is not None:
             self.limit, self.costs = self.forced
-            return None
-        pays, trial = self._choice(rows.batch)
+            return
+        pays, trial = self._choice(batch)
         if pays != trial:
-            self.limit, self.costs = self.most, self.seconds.costs(rows.batch)
+            self.limit, self.costs = self.most, self.seconds.costs(batch)
         else:
             self.limit, self.costs = 0, NONE
         if trial and not pays:  # at those costs there might be nothing to learn from
             self.limit, self.costs = self.some, FREE
-        return None
 
     def _choice(self, rows: int) -> tuple[bool, bool]:
         """Return whether drafting pays, and whether the next cycle tries the other, which has earned what that
@@ -364,10 +362,10 @@ class RowCostLength(TimedLength):
         each = self.seconds.each(rows)
         return 1 + stood / batches, float(each @ Work(1.0, drafted, drafts * rows, passes)), float(each[0])
 
-    def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
+    def note(self, batch: int, outcome: Outcome) -> None:
         """Note what there was in the cycle; numbers are asked of the device when it is over."""
-        drafts = draft.total or 0
-        self._seen = rows.batch, Work(1.0, float(drafts > 0), drafts, draft.forwards), accepted.lengths
+        drafts = outcome.drafts or 0
+        self._seen = batch, Work(1.0, float(drafts > 0), drafts, outcome.forwards), outcome.stood[:batch]
 
     def took(self, seconds: float) -> None:
         """Learn from the cycle that has ended."""

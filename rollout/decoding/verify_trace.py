@@ -38,6 +38,11 @@ class Tracer:
         self._cycles: dict[int, list[tuple[Cycle, int]]] = {}  # slot -> the cycles of its request, and its row in each
         self._chosen: Tensor | slice | None = None  # the slots as an index, until they change
 
+    @property
+    def following(self) -> bool:
+        """Return whether a request is traced."""
+        return bool(self._cycles)
+
     def follow(self, slot: int) -> None:
         """Trace the request that has come to a slot."""
         self._cycles[slot], self._chosen = [], None

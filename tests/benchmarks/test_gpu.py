@@ -53,7 +53,9 @@ def test_every_stage_runs_without_what_the_machine_lacks(tmp_path: Path) -> None
         rows = json.loads(file.read_text())["rows"]
         assert rows and not [row for row in rows if row.get("skipped")], file
     assert "no number here means anything" in page and "Nothing was left out." in page
-    assert all(f"## {name}\n" in page for name in measuring) and "| tiny | 2 | bebop | 3 |" in page
+    assert all(f"## {name}\n" in page for name in measuring) and "| tiny | 2 | bebop | 3 | yes |" in page
+    measured = [row for row in json.loads((tmp_path / "out" / "5_engine.json").read_text())["rows"] if row["graphs"]]
+    assert [row["K"] for row in measured] == [0, 1, 3] and all(row["of_eager"] > 0 for row in measured)
 
 
 @pytest.mark.slow  # two jobs

@@ -13,8 +13,8 @@ import pytest
 def uncollected() -> Iterator[None]:
     """Let no garbage be collected during a test.
 
-    The interpreter parses each kernel. Python 3.11 raises SystemError ("recursion depth mismatch") where a collection in
-    the middle of that runs a finalizer which parses, too, as the traceback of an exception that nobody took does.
+    The interpreter parses each kernel. Python 3.11 raises SystemError ("recursion depth mismatch") where a collection
+    in the middle of that runs a finalizer which parses, too, as showing the traceback of a lost exception does.
     """
     gc.disable()
     yield

@@ -109,6 +109,7 @@ SYSTEMS = (
         name="block",
         summary="drafts of a whole block in one pass, sampled, accepted with the overlap of draft and target",
         other="block_target_only",
+        static=True,
     ),
     BlockSystem(
         name="block_target_only",
@@ -116,6 +117,7 @@ SYSTEMS = (
         draft_temperature=0.0,
         sampled=False,
         other="block",
+        static=True,
     ),
     BlockPilotSystem(
         name="blockpilot",

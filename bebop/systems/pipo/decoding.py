@@ -126,6 +126,7 @@ class PairDecoder:
     def cycle(self, batch: int, longest: int, version: int) -> Tensor:
         """Advance the first B slots by a cycle."""
         slots, rows = self.slots, Rows(self.slots, batch, longest)
+        slots.set_version(version)
         states = self.read(rows)
         probs = rows.probs(self.network.logits(self.policy, states), None if rows.seen is None else rows.seen[:, None])
         token = sample(probs[:, 0], rows.uniforms[:, 0])
@@ -136,7 +137,7 @@ class PairDecoder:
             accepted = Accepted(tokens=torch.stack([token, second.draft], 1), lengths=second.kept.long())
         emitted, done = end(rows, accepted)
         both = probs if second is None else torch.cat([probs, second.probs], 1)
-        write(rows, accepted, both, version, self.exact)
+        write(rows, accepted, both, self.exact)
         slots.exact[:batch] = False
         if second is not None:
             self._note(rows, accepted, second, probs, emitted)

@@ -36,5 +36,6 @@ SYSTEMS = (
     TreeSystem(
         name="bebop_tree",
         summary="bebop, several drafts for a place: a tree, of which the accepted path is kept",
+        static=True,
     ),
 )

@@ -31,6 +31,8 @@ SPENT = ("draft", "verify", "cycle")
 class Timed:
     """A drafter, and the processor seconds that it takes."""
 
+    target_pass = None
+
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.layers, self.seconds = drafter, drafter.layers, 0.0
 

@@ -49,7 +49,7 @@ class Answers:
         return cut
 
 
-class Watched:
+class Watched(DraftLength):
     """A draft length as it is, and a table of what each cycle drafted and emitted."""
 
     def __init__(self, length: DraftLength, count: int, tokens: int) -> None:

@@ -90,6 +90,7 @@ CASES = {
     ],
     "machine": [
         ("model.device=cuda:99", "model.device='cuda:99'"),
+        ("model.device=cpu rollout.torch.cuda_graphs=true", "rollout.torch.cuda_graphs=True is not possible"),
         ("model=folder", "model.path is missing: give model.path=VALUE"),
         ("model=folder model.path=missing", "model.path='missing' is not possible: give tiny, smollm2 or a folder"),
         ("model.path={here}/empty", "/empty'"),

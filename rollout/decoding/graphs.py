@@ -1,0 +1,174 @@
+"""Cycles as CUDA graphs: a cycle is recorded once for each plan and from then on launched as one.
+
+A cycle of a small model is more than a thousand kernels of a few microseconds each, and the host takes longer to launch
+them than the device to run them. A graph holds these launches with the addresses of their tensors, which is why a body
+may neither read the device nor take anything from the host but its plan (``DraftVerify.body``).
+
+- *Buckets.* A graph is for so many rows and entries, so both are rounded up. Rows beyond the batch are dead: they have
+  no room and emit nothing (``Slots.retire``). Entries beyond a row's own are masked, as they always are.
+- *The first cycle of a plan runs as it is*, on its padded batch: it compiles kernels and fills what is made once. The
+  second one is recorded and launched. So no cycle is run for nothing.
+- *One memory pool* serves all graphs, as one runs at a time. What they hold is in the log for the first of them, and
+  each time that they are twice as many.
+- *Nothing is captured* of a system that is not static, of rows that are traced, or while somebody else watches. Such
+  cycles run as without graphs, and the log has one line for each reason.
+
+Rows of a batch are computed in the shapes of their bucket, so that on a GPU the rounding of a row, as always with
+cuBLAS, depends on how many rows there are beside it.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from bebop.errors import UserError
+from bebop.rollout.decoding.base import Outcome, Plan
+
+SHORTEST = 256  # entries that a graph looks at at least: few plans, and masked entries cost little on a GPU
+STEP = 32  # rows between two buckets, above which powers of two would leave too many rows dead
+MOST = 128  # graphs that are held; the one that was not launched for longest goes
+Recording = Callable[[], Outcome]  # does what was recorded; what it returns are the same tensors every time
+
+log = logging.getLogger(__name__)
+
+
+class Recorder(Protocol):
+    """Makes a body something that can be played."""
+
+    def record(self, body: Recording) -> Recording:
+        """Record what a body does, without doing it."""
+        ...
+
+    def held(self) -> int:
+        """Return the bytes that all of its recordings hold."""
+        ...
+
+    def clear(self) -> None:
+        """Begin anew: nothing that was recorded is played again."""
+        ...
+
+
+class CudaRecorder:
+    """Captures CUDA graphs."""
+
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def record(self, body: Recording) -> Recording:
+        """Capture a body; nothing runs.
+
+        Raises:
+            UserError: It does something that a graph cannot hold, or there is no memory for it.
+        """
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Other threads of this process, such as one that watches a collective, may go on calling CUDA.
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                outcome = body()
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"a cycle could not be captured: {reason}; rollout.torch.cuda_graphs=false decodes without CUDA graphs"
+            ) from error
+
+        def play() -> Outcome:
+            graph.replay()
+            return outcome
+
+        return play
+
+    def held(self) -> int:
+        """Return the bytes of the pool; what the driver keeps of a graph itself is not known."""
+        segments = torch.cuda.memory_snapshot()
+        return sum(one["total_size"] for one in segments if tuple(one["segment_pool_id"]) == tuple(self.pool))
+
+    def clear(self) -> None:
+        """Take another pool: one whose graphs are gone takes no more, as long as a tensor of it is held somewhere."""
+        self.pool = torch.cuda.graph_pool_handle()
+
+
+class EagerRecorder:
+    """Records nothing and runs the body again: buckets and dead rows as on a GPU, on a machine without one."""
+
+    def record(self, body: Recording) -> Recording:
+        """Return the body."""
+        return body
+
+    def held(self) -> int:
+        """Return 0."""
+        return 0
+
+    def clear(self) -> None:
+        """Do nothing."""
+
+
+class Graphs:
+    """The recorded cycles of an engine, by plan."""
+
+    def __init__(self, recorder: Recorder, slots: int) -> None:
+        """``slots``: of the engine, the widest bucket."""
+        self.recorder, self.slots = recorder, slots
+        self.fresh = False  # whether the latest cycle was recorded or run for the first time: its seconds say nothing
+        self._seen: set[Plan] = set()
+        self._recordings: dict[Plan, Recording] = {}  # the one that was played last comes last
+        self._state: object = None  # of the tensors that the recordings hold
+        self.captured = 0  # graphs so far
+        self._told: set[str] = set()
+
+    def rows(self, batch: int) -> int:
+        """Return the rows of the bucket of B rows: a power of two, then a multiple of ``STEP``, at most all slots."""
+        rounded = 1 << (batch - 1).bit_length() if batch <= STEP else -(-batch // STEP) * STEP
+        return min(rounded, self.slots)
+
+    def entries(self, longest: int) -> int:
+        """Return the entries of the bucket of rows with at most ``longest``: a power of two."""
+        return 1 << (max(longest, SHORTEST) - 1).bit_length()
+
+    def refuse(self, reason: str) -> bool:
+        """Say once for what reason a cycle is not captured; return whether there is one."""
+        if reason and reason not in self._told:
+            self._told.add(reason)
+            log.warning("some cycles run without CUDA graphs: %s", reason)
+        return bool(reason)
+
+    def run(self, plan: Plan, state: object, body: Callable[[Plan], Outcome]) -> Outcome:
+        """Run a cycle of a plan, in one launch if it has been recorded.
+
+        ``state``: which tensors the body works on; recordings of others are dropped.
+        """
+        if state != self._state:
+            self.clear()
+            self._state = state
+        recording = self._recordings.pop(plan, None)
+        self.fresh = recording is None
+        if recording is None:
+            if plan not in self._seen:
+                self._seen.add(plan)
+                return body(plan)
+            recording = self._record(plan, body)
+        self._recordings[plan] = recording
+        return recording()
+
+    def clear(self) -> None:
+        """Drop all recordings."""
+        self._seen.clear()
+        if self._recordings:
+            self._recordings.clear()
+            self.recorder.clear()
+
+    def _record(self, plan: Plan, body: Callable[[Plan], Outcome]) -> Recording:
+        if len(self._recordings) == MOST:
+            del self._recordings[next(iter(self._recordings))]
+        before = self.recorder.held()
+        recording, after = self.recorder.record(lambda: body(plan)), self.recorder.held()
+        self.captured += 1
+        shown = self.captured & (self.captured - 1) == 0  # the first, second, fourth, eighth: a job has dozens
+        log.log(
+            logging.WARNING if shown else logging.INFO,
+            "CUDA graph %d: a cycle of %d rows, %d drafts and up to %d entries takes %.1f MiB; %d graphs hold %.1f MiB",
+            self.captured, plan.rows, plan.drafts, plan.longest, (after - before) / 2**20, len(self._recordings) + 1,
+            after / 2**20,
+        )  # fmt: skip
+        return recording
