@@ -19,7 +19,7 @@ from bebop.config.fields import from_dict
 from bebop.config.job import EvaluationConfig, JobConfig, ModelConfig
 from bebop.driver.evaluation import Evaluation
 from bebop.driver.loop import Loop
-from bebop.driver.past_completions import PastAnswers
+from bebop.driver.past_completions import PastCompletions
 from bebop.model.checkpoint import load_tokenizer
 from bebop.model.parts import has_part
 from bebop.rollout.decoding.lengths import EntropyLength
@@ -76,7 +76,7 @@ def run(config: JobConfig, folder: Path, resumed: Path | None = None) -> InProce
     parts, tokenizer = InProcess(config, folder), load_tokenizer(config.model)
     source = PromptSource(config.task, chat_encoder(tokenizer), 400)
     again = SYSTEMS[config.decoding.system].history  # then the two questions of a step are asked in the next one, too
-    past = PastAnswers.wanted(config)
+    past = PastCompletions.wanted(config)
     kept = TrajectoryLog(folder / NAME, "off", piece_of(tokenizer), config.trainer.group_size)
 
     def prompt(index: int) -> Prompt:
@@ -219,5 +219,5 @@ def test_a_resume_that_does_not_read_past_answers_back_is_another_run(
     system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The comparison above can fail: what was answered before decides how the third step is drafted."""
-    monkeypatch.setattr(PastAnswers, "recall", lambda self, path, step: None)
+    monkeypatch.setattr(PastCompletions, "recall", lambda self, path, step: None)
     assert differs(system, tmp_path, {})

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from bebop.config.job import JobConfig
 from bebop.driver.buffer import GroupBuffer, has_spread
 from bebop.driver.evaluation import Evaluation
-from bebop.driver.past_completions import PastAnswers
+from bebop.driver.past_completions import PastCompletions
 from bebop.driver.pool import WorkerPool
 from bebop.driver.protocols import Trainer, Worker
 from bebop.driver.step_timer import StepTimer
@@ -55,7 +55,7 @@ class Loop:
         sinks: Sequence[Sink],
         monitor: Monitor | None = None,
         trajectories: TrajectoryLog | None = None,
-        past: PastAnswers | None = None,
+        past: PastCompletions | None = None,
         now: Callable[[], float] = time.perf_counter,
         progress: Callable[[str], None] | None = None,
         evaluation: Evaluation | None = None,

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 Completions = tuple[NDArray[np.int32], ...]
 
 
-class PastAnswers:
+class PastCompletions:
     """The newest completions, ``tokens`` tokens in all; older ones are forgotten, whatever prompt they belong to."""
 
     def __init__(self, tokens: int, answers: int) -> None:
@@ -35,7 +35,7 @@ class PastAnswers:
         self._by_prompt: dict[bytes, deque[NDArray[np.int32]]] = {}
 
     @classmethod
-    def wanted(cls, config: JobConfig) -> "PastAnswers | None":
+    def wanted(cls, config: JobConfig) -> "PastCompletions | None":
         """Make them for a job whose system drafts from them; None for others and for tasks of several turns."""
         # A trajectory of several turns is not repeated from its beginning.
         if not SYSTEMS[config.decoding.system].history or config.task.turns:

@@ -25,7 +25,7 @@ from typing import Any
 from bebop.config.job import DecodingConfig, JobConfig
 from bebop.driver.buffer import GroupBuffer
 from bebop.driver.evaluation import Evaluation
-from bebop.driver.past_completions import PastAnswers
+from bebop.driver.past_completions import PastCompletions
 from bebop.driver.protocols import Assignment, DamagedWeights, PartialGroup, Trainer, Worker, WorkerDied, WorkerReport
 from bebop.driver.step_timer import StepTimer
 from bebop.errors import UserError
@@ -301,7 +301,7 @@ class WorkerPool:
         workers: Sequence[Worker],
         buffer: GroupBuffer,
         timer: StepTimer,
-        past: PastAnswers | None = None,
+        past: PastCompletions | None = None,
         evaluation: Evaluation | None = None,
     ) -> None:
         """Make a pool; ``prompt(i)`` gives prompt i of the stream, ``past`` completions to send along with prompts.

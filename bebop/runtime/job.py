@@ -27,7 +27,7 @@ from bebop.command import writing
 from bebop.config.job import JobConfig
 from bebop.driver.evaluation import EVALUATIONS, Evaluation
 from bebop.driver.loop import Loop
-from bebop.driver.past_completions import PastAnswers
+from bebop.driver.past_completions import PastCompletions
 from bebop.driver.protocols import TrainerDied, WorkerDied
 from bebop.errors import UserError
 from bebop.metrics.catalogue import tracker_layout
@@ -202,7 +202,7 @@ class Job:
             if self.held_out is not None:
                 self.evaluations = StepLog(self.run_dir / EVALUATIONS, start or None)
         self.monitor = _monitor(self.config, self.run_dir, start)
-        past = PastAnswers.wanted(self.config)
+        past = PastCompletions.wanted(self.config)
         if past is not None and start:
             past.recall(self.run_dir / NAME, start)
         line = next((sink for sink in self.sinks if isinstance(sink, ProgressLine)), None)

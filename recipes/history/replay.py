@@ -18,7 +18,7 @@ from tqdm import tqdm
 from bebop.bench.history import looking_up
 from bebop.bench.record import best_of
 from bebop.config.job import DecodingConfig, ModelConfig
-from bebop.driver.past_completions import Completions, PastAnswers
+from bebop.driver.past_completions import Completions, PastCompletions
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.engine import Request
@@ -78,7 +78,7 @@ def known(plan: Plan, path: Path, step: int) -> tuple[list[Tokens], Past, dict[i
         asked = _in_order(stored.answers(range(step + 1, step + 2)))
         ages = {ago: _past(stored.answers(_epoch(plan, epoch - ago)), asked, ago) for ago in range(1, epoch + 1)}
     options = HistoryOptions()
-    kept = PastAnswers(options.past_tokens, options.completions)
+    kept = PastCompletions(options.past_tokens, options.completions)
     kept.recall(path, step)
     return asked, {ids: past for ids in asked if (past := kept.of(ids))}, ages
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bebop.config.fields import from_dict
 from bebop.config.job import JobConfig
 from bebop.driver.loop import Loop
-from bebop.driver.past_completions import PastAnswers
+from bebop.driver.past_completions import PastCompletions
 from bebop.driver.protocols import Assignment
 from bebop.trajectory import Completion, Group, Prompt, Trajectory
 from bebop.trajectory_db.reader import NAME
@@ -35,7 +35,7 @@ def plainly(said: Sequence[tuple[int, list[int]]], tokens: int, answers: int, pr
 def test_what_is_known_is_a_function_of_what_was_said_last(
     said: list[tuple[int, list[int]]], tokens: int, answers: int
 ) -> None:
-    past = PastAnswers(tokens, answers)
+    past = PastCompletions(tokens, answers)
     for prompt, answer in said:
         past.add([prompt], answer)
         assert past.tokens <= tokens
@@ -47,7 +47,7 @@ def test_what_is_known_is_a_function_of_what_was_said_last(
 def test_the_driver_keeps_more_than_a_worker() -> None:
     """Of questions that are asked in turns nothing is there any more when they come again, if less than two epochs fit:
     an answer from the beginning of one may be wanted at the end of the next."""
-    kept = PastAnswers.wanted(from_dict(JobConfig, {"decoding": {"system": "history", "options": {"tokens": 100}}}))
+    kept = PastCompletions.wanted(from_dict(JobConfig, {"decoding": {"system": "history", "options": {"tokens": 100}}}))
     assert kept is not None
     for question in [*range(20), *range(19)]:
         kept.add([question], [question] * 10)
@@ -74,7 +74,7 @@ def test_a_resumed_run_knows_what_it_knew(tmp_path: Path, tokens: int) -> None:
         log.write(step, groups[2 * step - 2 : 2 * step], step - 1, "history", {})
     log.close()
     for step in (0, 1, 4, 6):
-        whole, resumed = PastAnswers(tokens, 3), PastAnswers(tokens, 3)
+        whole, resumed = PastCompletions(tokens, 3), PastCompletions(tokens, 3)
         whole.take(groups[: 2 * step])
         resumed.recall(tmp_path / NAME, step)
         for question in range(3):
@@ -84,7 +84,7 @@ def test_a_resumed_run_knows_what_it_knew(tmp_path: Path, tokens: int) -> None:
 
 
 def test_a_run_that_kept_nothing_begins_with_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    past = PastAnswers(10, 3)
+    past = PastCompletions(10, 3)
     past.recall(tmp_path / NAME, 5)
     assert past.tokens == 0 and "monitor.trace=off" in caplog.text
 
@@ -98,7 +98,7 @@ def test_a_run_that_kept_nothing_begins_with_nothing(tmp_path: Path, caplog: pyt
     ],
 )
 def test_only_who_drafts_from_them_keeps_them(decoding: dict[str, Any], task: dict[str, Any], wanted: bool) -> None:
-    past = PastAnswers.wanted(from_dict(JobConfig, {"decoding": decoding, "task": task}))
+    past = PastCompletions.wanted(from_dict(JobConfig, {"decoding": decoding, "task": task}))
     assert (past is not None) == wanted
     assert past is None or (past.limit, past.answers) == (9, 2)
 
@@ -114,7 +114,7 @@ class Listening(FakeWorker):
 def test_workers_are_told_what_was_trained_on_before() -> None:
     """The three questions of each step are asked again in the next; both workers know what either of them heard."""
     workers = [Listening(), Listening()]
-    past = PastAnswers(1000, 3)
+    past = PastCompletions(1000, 3)
 
     def prompt(index: int) -> Prompt:
         return Prompt(index=index, task="test", text="", token_ids=(index % GROUPS,), item={})
