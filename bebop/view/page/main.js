@@ -37,7 +37,7 @@ function showPath({ parts }) {
   if (kind === "compare") crumbs.push(el("span", {}, "compare"));
   if (kind === "run" && runs[Number(run)]) {
     crumbs.push(el("a", { href: link(["run", run]), title: runs[Number(run)].path }, runs[Number(run)].name));
-    if (what) crumbs.push(el("span", {}, `${what === "alarm" ? "alarm at step" : what} ${id}`));
+    if (what) crumbs.push(el("span", {}, `${what === "alarm" ? "alarm at step" : "completion"} ${id}`));
   }
   document.getElementById("path").replaceChildren(...crumbs);
   document.title = [...crumbs.map((crumb) => crumb.textContent), "Bebop viewer"].join(" · ");
