@@ -77,6 +77,11 @@ PLAIN = (
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "bebop/systems/*/README.md",
+    "recipes/sglang/README.md",
+    "recipes/vllm/README.md",
+    "recipes/certify/README.md",
+    "recipes/megatron/README.md",
+    "recipes/verl/README.md",
 )
 MEAN, LONGEST = 18, 35  # words of a sentence
 MARK = re.compile(r"<!-- ([^>\n]+? > [^\n]+?)(?: as (\S+))? -->(.*?)<!-- / -->", re.DOTALL)
