@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from shutil import copytree
+from shutil import copyfile, copytree
 from typing import Any
 
 import pytest
@@ -78,6 +78,7 @@ def test_the_command_fails_with_one_line_when_a_bound_is_changed(tmp_path: Path)
     """The whole of it, in a copy of the studies: a bound of 0.01 becomes 0.02, and nothing is written."""
     tree = tmp_path / "tree"
     copytree(STUDIES, tree / STUDIES.relative_to(ROOT), ignore=lambda *_: ["__pycache__", "verl", "megatron", "sglang"])
+    copyfile(ROOT / "recipes/__init__.py", tree / "recipes/__init__.py")  # else that of the checkout is the package
     copytree(ROOT / "bebop", tree / "bebop", symlinks=True)
     copytree(ROOT / "benchmarks", tree / "benchmarks")  # its place says where the tree is
     for name in ("rollout", "trainer", "kernels", "conf"):
