@@ -136,6 +136,7 @@ def test_sentences_are_counted() -> None:
 
 
 def test_a_page_with_long_sentences_is_noticed(project: Path) -> None:
+    (project / "README.md").unlink()  # its sentence is too long
     page, words = project / "docs/faq.md", [f"word{i}" for i in range(docs.LONGEST + 1)]
     for text, wrong in (
         (f"{' '.join(words[: docs.MEAN])}. {' '.join(words[: docs.MEAN])}.", []),
