@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 from unittest.mock import patch
 
-from bebop.command import Parser, check_writable, run_main, whole
+from bebop.command import Parser, check_writable, run_main, shown_path, whole
 from bebop.config.certify import CertifyConfig
 from bebop.config.compose import certify_config
 from bebop.config.fields import MAX_SEED
@@ -250,10 +250,7 @@ def ending(folder: Path, code: int, seconds: float) -> str:
         if code == 0
         else "That is not what should have come out: the sound engine has to pass and the faulty one to fail."
     )
-    try:
-        shown = folder.relative_to(Path.cwd())
-    except ValueError:
-        shown = folder
+    shown = shown_path(folder)
     return (
         f"{verdict} It took {seconds:.0f} s.\n"
         f"  report        {shown / 'report.html'}\n"

@@ -86,23 +86,18 @@ def _refuse_running_loop() -> None:
 
 def _result(folder: Path, finished: bool) -> TrainResult:
     """Read what a job left in its folder."""
-    from bebop.report.drift import replay_runs
-    from bebop.report.runs import load_runs
-    from bebop.report.verdict import said
+    from bebop.report.page import conclude
+    from bebop.run_dir.checkpoints import newest_model
 
     log = folder / "metrics.jsonl"
     rows = read_jsonl(log) if log.is_file() else []
     verdict = advice = ""
     if rows:
-        runs = load_runs([folder])
-        replays = replay_runs([folder], runs)
-        words = said(runs[0], replays[0].explanations if replays else [])
-        verdict, advice = words.verdict, words.advice
-    model = folder / "model"
-    newest = model if model.is_dir() else max(folder.glob("checkpoints/step_*/policy"), default=None)
-    return TrainResult(
-        folder=folder, model=newest, metrics=rows, verdict=verdict, advice=advice, finished=finished
-    )  # fmt: skip
+        said = conclude(folder)
+        verdict, advice = said.verdict, said.advice
+    newest = newest_model(folder)
+    model = None if newest is None else folder / newest
+    return TrainResult(folder=folder, model=model, metrics=rows, verdict=verdict, advice=advice, finished=finished)
 
 
 # ---- settings as overrides

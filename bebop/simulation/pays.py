@@ -15,6 +15,7 @@ Left out: prefill, sampling, engines that differ from one another, and acceptanc
 """
 
 import heapq
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -161,7 +162,7 @@ class Fleet:
         """Return so many quantiles of the log-normal length, cut at ``longest``, shortest first."""
         c, normal = self.config, NormalDist()
         logs = [c.tail * normal.inv_cdf((i + 0.5) / count) for i in range(count)]
-        return [min(float(c.longest), c.length * 2.718281828459045**log) for log in logs]
+        return [min(float(c.longest), c.length * math.exp(log)) for log in logs]
 
     @cached_property
     def context(self) -> float:

@@ -64,9 +64,8 @@ class DraftVerify:
         self.timing: object = None  # the timing model of cycles, kept when another length comes between
         self.observers: list[Observer] = []  # are shown every cycle
         self.graphs: Graphs | None = None  # records cycles; None: they run as they are
-        self._eager: dict[
-            object, str
-        ] = {}  # by the drafter's class, why its cycles cannot be recorded; empty: they can
+        # By the drafter's class, why its cycles cannot be recorded; empty: they can.
+        self._eager: dict[object, str] = {}
         self.configure(config)
 
     def configure(self, config: DecodingConfig) -> bool:

@@ -115,7 +115,7 @@ class Graphs:
         self._recordings: dict[Plan, Recording] = {}  # the one that was played last comes last
         self._state: object = None  # of the tensors that the recordings hold
         self.captured = 0  # graphs so far
-        self._told: set[str] = set()
+        self._logged: set[str] = set()  # reasons
 
     def rows(self, batch: int) -> int:
         """Return the rows of the bucket of B rows: a power of two, then a multiple of ``STEP``, at most all slots."""
@@ -128,8 +128,8 @@ class Graphs:
 
     def refuse(self, reason: str) -> bool:
         """Say once for what reason a cycle is not captured; return whether there is one."""
-        if reason and reason not in self._told:
-            self._told.add(reason)
+        if reason and reason not in self._logged:
+            self._logged.add(reason)
             log.warning("some cycles run without CUDA graphs: %s", reason)
         return bool(reason)
 
