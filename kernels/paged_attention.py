@@ -1,0 +1,53 @@
+"""Attention of a few new queries over keys and values in pages: the plain PyTorch reference.
+
+A page holds ``PAGE`` entries of one layer. A row's entries are wherever its page table says, so that rows of all
+lengths share one pool, and rows with a common beginning share its pages.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from bebop.kernels.tree_verify import visible
+
+
+def paged_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    entries: Tensor,
+    used: int,
+    scaling: float,
+    ways: Tensor | None = None,
+) -> Tensor:
+    """Attend to the entries of each row that its queries may see, those of the queries themselves included.
+
+    Args:
+        query: [B, H, n, D], rotary embeddings applied.
+        keys: [P, Hkv, E, D], pages of a layer, E entries each; the entries of these queries are written already.
+        values: [P, Hkv, E, D], of the same pages.
+        table: [B, T], the page of entries 0..E-1, E..2E-1, ... of each row; what lies beyond a row's own may be any
+            page, since nothing of it is seen.
+        entries: [B, n], the entry of each query. In a chain it sees all entries up to its own.
+        used: no query sees an entry from here on; known to the host.
+        scaling: of the scores.
+        ways: [B, n, n] (bool), of a tree: which of the n new entries each query sees, beside all before the first.
+            Its entries are ``entries[:, :1]`` + 0, 1, ..., n - 1.
+
+    Returns:
+        [B, n, H, D].
+    """
+    batch, heads, width, size = query.shape
+    kv_heads, page = keys.shape[1:3]
+    pages = table[:, : -(-used // page)]
+    k, v = (store[pages].transpose(1, 2).flatten(2, 3)[:, :, :used] for store in (keys, values))  # [B, Hkv, P, D]
+    if ways is None:
+        seen = torch.arange(used, device=entries.device) <= entries[..., None]  # [B, n, P]
+    else:
+        seen = visible(entries[:, 0], ways, used)
+    group = heads // kv_heads
+    seen = seen[:, None, None].expand(-1, 1, group, -1, -1).flatten(2, 3)
+    q = query.reshape(batch, kv_heads, group * width, size)
+    out = scaled_dot_product_attention(q, k, v, seen, scale=scaling)
+    return out.unflatten(2, (group, width)).permute(0, 3, 1, 2, 4).reshape(batch, width, heads, size)
