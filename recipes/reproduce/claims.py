@@ -14,6 +14,9 @@ class Claim:
 
     name: str
     text: str
+    paper: str = ""  # where the paper makes it: models, entropy, bars; empty: the claim is ours
+    here: str = ""  # where it is looked at here
+    decides: str = ""  # what would decide what is open
     beyond_reach: tuple[str, ...] = ()  # parts that no recipe can test, and why
 
 
@@ -22,6 +25,7 @@ class Paper:
     """A system of the mission and what its paper says of it."""
 
     title: str
+    reference: str  # authors, title and number of the paper; empty: there is none
     claims: tuple[Claim, ...]
     others: Mapping[str, str]  # further names of rules -> their headings; the last takes what goes beyond the paper
     recipes: tuple[str, ...]  # the studies of its claims, in their order; here stands what goes beyond it in them
@@ -31,29 +35,56 @@ class Paper:
 PAPERS = (
     Paper(
         title="Bebop",
+        reference="*Breaking Entropy Bounds: Accelerating RL Training via MTP with Rejection Sampling* (Li et "
+        "al., arXiv 2606.12370)",
         claims=(
             Claim(
                 name="C1",
                 text="Acceptance falls linearly with policy entropy, for greedy drafts and for sampled drafts of "
                 "a head trained by cross-entropy.",
+                paper="35B-A3B and larger, heads that accept 65 to 90 % of three drafts, policies of .1 to "
+                ".5 nats; lines over the steps of RL.",
+                here="SmolLM2 at .64 to 4.88 nats (mean 2.65 at temperature 1), built-in model at about "
+                ".2; over temperatures, prompts and tokens, and over few steps of RL.",
+                decides="Heads that accept as much as the paper's, on policies of .1 to .5 nats, during RL.",
             ),
             Claim(
                 name="C2",
                 text="Rejection sampling (sampled drafts) beats target-only verification (greedy drafts).",
+                paper="Means of 24 pairs of model and task; drafts are sampled in 23 of them.",
+                here="SmolLM2 at 2.65 nats, the built-in model at about .2; by token, kind of prompt and "
+                "temperature, and tokens per second of a processor.",
+                decides="The same on policies of .1 to .5 nats; tokens per second on a GPU.",
             ),
             Claim(
                 name="C3",
                 text="Training the head on total variation, end to end over several steps, raises acceptance under "
                 "rejection sampling and removes most of its dependence on entropy.",
+                paper="35B-A3B, heads of cross-entropy at 65 to 90 % (three drafts): end-to-end TV adds 2.3"
+                " to 8.0 points, target-only acceptance moves by less than .3.",
+                here="One layer on SmolLM2, 207,457 tokens of corpus, 46 % of first drafts accepted, "
+                "entropy 2.65 nats; the built-in model.",
+                decides="A corpus of the paper's size and policies of .1 to .5 nats: in the two tenths of "
+                "tokens of lowest entropy end-to-end TV is ahead of cross-entropy by .043 and .037 of"
+                " overlap.",
             ),
             Claim(
                 name="C4",
                 text="Drift of the policy's weights contributes almost nothing, so one adaptation before RL is enough.",
+                paper="Reasoning and agentic RL; Eq. 16 over steps of RL. Its Limitations advise co-"
+                "training where entropy leaves the range of the training.",
+                here="SmolLM2: 60 steps, entropy from 3.0 to 1.1 and from 3.1 to 4.1 nats, accept length "
+                "of the soft-CE head 1.86 to 1.70 and 1.86 to 1.80.",
+                decides="Longer runs with more answers a step: the residual of Eq. 16 is undecided in both directions.",
             ),
             Claim(
                 name="C5",
                 text="End-to-end asynchronous RL up to 1.8 times as fast (rollouts 2.4 times), about 10 % relative "
                 "gain in acceptance, up to 25 % more throughput.",
+                paper="Large models on GPUs: asynchronous RL up to 1.8, rollouts 2.4 times as fast.",
+                here="Two cores of a processor. On SmolLM2 rollouts are .23 of a step, so that free ones "
+                "would make it 1.30 times as fast.",
+                decides="A GPU: the commands are in benchmarks/gpu/NEXT.md.",
                 beyond_reach=(
                     "The sizes 1.8 (end-to-end RL) and 2.4 (rollouts) are those of large models on GPUs, where a pass "
                     "over a few tokens costs hardly more than a pass over one.",
@@ -66,17 +97,35 @@ PAPERS = (
     ),
     Paper(
         title="PAD",
+        reference="*Reject Only Critical Tokens: Pivot-Aware Speculative Decoding* (Ziashahabi et al., arXiv "
+        "2511.00351)",
         claims=(
-            Claim(name="PAD 1", text="A classifier on the target's hidden state tells pivot tokens from others."),
+            Claim(
+                name="PAD 1",
+                text="A classifier on the target's hidden state tells pivot tokens from others.",
+                paper="Qwen3-8B with a separate .6B draft model; ROC well above chance.",
+                here="The built-in model with its own head, and with sharpened drafts.",
+                decides="A separate draft model on a real task.",
+            ),
             Claim(
                 name="PAD 2",
                 text="Keeping the rejected drafts that it finds harmless raises acceptance while accuracy is kept.",
+                paper="Qwen3-8B and a .6B draft model, GSM8K, MBPP and AIME24: up to 2.5 times as fast as "
+                "plain decoding, accuracy roughly kept.",
+                here="The built-in model; a quarter of a token and .05 of utility, which are bars of ours.",
+                decides="A task where many rejected drafts are harmless, and a separate draft model.",
                 beyond_reach=(
                     "The size 2.5 of the speedup is that of an 8B target and a .6B draft model on a GPU; here a pass "
                     "over a few tokens costs more than a pass over one.",
                 ),
             ),
-            Claim(name="PAD 3", text="It matters which rejected drafts are kept, not only how many."),
+            Claim(
+                name="PAD 3",
+                text="It matters which rejected drafts are kept, not only how many.",
+                paper="Not in the paper, which has no random control.",
+                here="The built-in model.",
+                decides="The same on a real task.",
+            ),
             Claim(
                 name="PAD 4",
                 text="Log-probs of the distribution that was really emitted make PAD usable in RL (ours).",
@@ -87,40 +136,86 @@ PAPERS = (
     ),
     Paper(
         title="BlockPilot",
+        reference="*BlockPilot: Instance-Adaptive Policy Learning for Diffusion-based Speculative Decoding* "
+        "(Zhang et al., arXiv 2606.31315)",
         claims=(
-            Claim(name="BlockPilot 1", text="Drafts of whole blocks in one pass speed up decoding."),
+            Claim(
+                name="BlockPilot 1",
+                text="Drafts of whole blocks in one pass speed up decoding.",
+                paper="Qwen3-4B and 8B on a GPU: 3.5 to 4.7 times as fast as plain decoding.",
+                here="The built-in model on a processor, one request.",
+                decides="A GPU.",
+            ),
             Claim(
                 name="BlockPilot 2",
                 text="The best block size differs from prompt to prompt, so that choosing it is worth having.",
+                paper="Qwen3-4B: 6.59 tokens a cycle against 6.31 with blocks of 16.",
+                here="The built-in model, 60 prompts a seed; noise of the same size gives an oracle as much.",
+                decides="Hundreds of prompts with several answers each.",
             ),
             Claim(
                 name="BlockPilot 3",
                 text="The best size can be predicted from the logits at the end of the prompt.",
+                paper="The released choices are the best size of all 64 samples, which is no held-out test.",
+                here="Held-out prompts of the built-in model.",
+                decides="At least 500 prompts for the predictor.",
             ),
-            Claim(name="BlockPilot 4", text="The prediction costs nothing to speak of."),
+            Claim(
+                name="BlockPilot 4",
+                text="The prediction costs nothing to speak of.",
+                paper="7.3 ms beside a pass of 183 to 278 ms.",
+                here="The built-in model.",
+                decides="Nothing is open.",
+            ),
         ),
         others={"beyond BlockPilot": "Beyond the paper on BlockPilot"},
         recipes=("blockpilot",),
     ),
     Paper(
         title="FIRP",
+        reference="*FIRP: Faster LLM inference via future intermediate representation prediction* (Wu et al., "
+        "arXiv 2410.20488)",
         claims=(
             Claim(
                 name="FIRP 1",
                 text="A matrix for each step makes hidden states of future tokens inside the network, so that one pass "
                 "gives several drafts.",
+                paper="7B and 13B chat models: 2.4 to 2.6 tokens a cycle with 16 to 63 nodes.",
+                here="The built-in model; 1.7 and 1.3 tokens are bars of ours.",
+                decides="Matrices on a real model.",
                 beyond_reach=(
                     "The speedups of 1.9 to 2.8 are those of models of 7B and 13B on GPUs, where a pass over 16 to 63 "
                     "nodes and their pseudo states costs hardly more than a pass over one token.",
                 ),
             ),
-            Claim(name="FIRP 2", text="It accepts more than Medusa heads, and than heads on states of middle layers."),
+            Claim(
+                name="FIRP 2",
+                text="It accepts more than Medusa heads, and than heads on states of middle layers.",
+                paper="2.36 to 2.62 tokens a cycle against 1.85 to 2.00 of Medusa heads.",
+                here="The built-in model, equal answers and updates.",
+                decides="The same on a real model.",
+            ),
             Claim(
                 name="FIRP 3",
                 text="Low and middle layers do equally well as places to enter pseudo states, high layers do not.",
+                paper="Accuracy is flat from low to middle layers and falls at high ones.",
+                here="Twelve layers.",
+                decides="More seeds, and a deeper model.",
             ),
-            Claim(name="FIRP 4", text="Pseudo states of later steps gain from seeing those of earlier steps."),
-            Claim(name="FIRP 5", text="Pseudo states become more and more like the real ones on their way up."),
+            Claim(
+                name="FIRP 4",
+                text="Pseudo states of later steps gain from seeing those of earlier steps.",
+                paper="Without them accuracy is lower.",
+                here="The built-in model.",
+                decides="A task where a draft depends on the one before.",
+            ),
+            Claim(
+                name="FIRP 5",
+                text="Pseudo states become more and more like the real ones on their way up.",
+                paper="The cosine rises with the layer.",
+                here="The built-in model.",
+                decides="Nothing is open.",
+            ),
             Claim(name="trees", text="Trees of drafts beat chains at equal verified positions."),
         ),
         others={"beyond FIRP": "Beyond the paper on FIRP"},
@@ -128,27 +223,50 @@ PAPERS = (
     ),
     Paper(
         title="PIPO",
+        reference="*Pair-In, Pair-Out: Latent Multi-Token Prediction for Efficient LLMs* (Tan et al., arXiv "
+        "2605.27255)",
         claims=(
             Claim(
                 name="PIPO 1",
                 text="On-policy distillation improves on SFT, at an equal number of pairs and of tokens.",
+                paper="A stronger teacher; 4B: average of four 45.3 to 46.5, 9B: 51.2 to 57.3.",
+                here="The teacher is the policy itself, rolled out at tau .5. With 35 % of the drafts "
+                "dropped OPD has .164 and SFT .312 of reward; with none dropped OPD .377 and SFT "
+                ".269.",
+                decides="A teacher that is better than the student, judged at every gate.",
             ),
-            Claim(name="PIPO 2", text="The confidence beats a random gate that keeps as many drafts."),
+            Claim(
+                name="PIPO 2",
+                text="The confidence beats a random gate that keeps as many drafts.",
+                paper="At every pad ratio between the ends.",
+                here="The built-in model, one pad ratio.",
+                decides="More answers.",
+            ),
             Claim(
                 name="PIPO 3",
                 text="Pairs take fewer passes at little loss of accuracy: here 1.5 tokens a pair at a reward of .25.",
+                paper="4B and 9B models: 2.07 times the tokens a second.",
+                here="The built-in model; 1.5 tokens and a reward of .25 are bars of ours.",
+                decides="A real model.",
                 beyond_reach=(
                     "Sizes (2.07 times the tokens a second, accuracy on AIME and LiveCodeBench) are those of 4B and 9B "
                     "models on GPUs, trained on 34 thousand questions.",
                 ),
             ),
-            Claim(name="PIPO 4", text="The first token comes sooner: half as many positions are read."),
+            Claim(
+                name="PIPO 4",
+                text="The first token comes sooner: half as many positions are read.",
+                paper="Up to 2.64 times as fast to the first token.",
+                here="The built-in model, 1,024 tokens.",
+                decides="A real model on a GPU.",
+            ),
         ),
         others={"beyond PIPO": "Beyond the paper on PIPO"},
         recipes=("pipo",),
     ),
     Paper(
         title="The certificate of exactness",
+        reference="",
         claims=(
             Claim(
                 name="certificate 1",
@@ -163,6 +281,7 @@ PAPERS = (
     ),
     Paper(
         title="The frontier of all systems",
+        reference="",
         claims=(
             Claim(
                 name="frontier 1",

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from bebop.bench.record import table
-from recipes.reproduce.claims import REAL_STUDIES, RECIPES, heading, model_of
+from recipes.reproduce.claims import REAL_STUDIES, RECIPES
 from recipes.reproduce.record import Content, judged, read
+from recipes.reproduce.scope import counted, family, scope_of
 from recipes.reproduce.verdicts import Finding, Verdict, corrected
 
 Verdicts = Mapping[
@@ -14,13 +15,7 @@ Verdicts = Mapping[
 ]  # (study, place of the finding) -> verdict, adjusted p
 
 
-def family(study: str, finding: Finding) -> tuple[str, str]:
-    """The findings that are corrected together: those of one claim on one model, from whichever study.
-
-    Rules say "within the claim", and each is about one model. So what the built-in model did moves no verdict on the
-    real one, nor the other way; and a claim that two studies share is not made easier by being split among them.
-    """
-    return model_of(study), heading(study, finding.claim)
+SAYS = {"ours": "A bar of ours", "further": "Beside the claim"}  # of findings that do not count for a claim
 
 
 def verdicts(contents: Mapping[str, Content | None]) -> Verdicts:
@@ -28,7 +23,7 @@ def verdicts(contents: Mapping[str, Content | None]) -> Verdicts:
     families: dict[tuple[str, str], list[tuple[str, int, Finding]]] = {}
     for name, content in contents.items():
         for place, finding in enumerate(judged(content) if content else ()):
-            families.setdefault(family(name, finding), []).append((name, place, finding))
+            families.setdefault(family(name, finding), []).append((name, place, counted(name, finding)))
     verdicts_of: dict[tuple[str, int], tuple[Verdict, float | None]] = {}
     for listed in families.values():
         decided = corrected([finding for _, _, finding in listed])
@@ -55,7 +50,9 @@ def study_page(name: str, content: Content, decided: Verdicts) -> str:
     """The text of ``results.md``."""
     lines = ["# Results", ""]
     for place, finding in enumerate(judged(content)):
-        lines.append(f"- **{decided[name, place][0]}** ({finding.claim}): {sentence(finding)}")
+        told, scope = counted(name, finding), scope_of(name, finding.statement)
+        bar = "" if scope is None or told.untested is not None else f" {SAYS[scope.kind]}: {scope.why}."
+        lines.append(f"- **{decided[name, place][0]}** ({finding.claim}): {sentence(told)}{bar}")
     lines += ["", *_origin(content), ""]
     for title, rows in content["tables"].items():
         lines += [f"## {title}", "", table([{k: cell(v) for k, v in row.items()} for row in rows])]

@@ -6,8 +6,9 @@ from functools import cache
 
 from recipes.reproduce.claims import MODELS, REAL_STUDIES, RECIPES, Claim, Paper, heading, model_of
 from recipes.reproduce.deciding import DecidingNumber, effect_of
-from recipes.reproduce.pages import family, verdicts
+from recipes.reproduce.pages import verdicts
 from recipes.reproduce.record import Content, judged, rules_of
+from recipes.reproduce.scope import Scope, counted, family, scope_of
 from recipes.reproduce.verdicts import Finding, overall
 
 UNTESTED = "not tested"
@@ -24,6 +25,7 @@ class Judged:
     p: float | None  # corrected; None: not tested
     effect: DecidingNumber | None  # None: not measured
     before: str | None  # the verdict of the run's own rule, where a younger one has judged it again
+    scope: Scope | None  # how it counts, where not as its rule says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +70,9 @@ def gathered(contents: Mapping[str, Content | None]) -> Results:
             assert content is not None
             verdict, p = decided[study, place]
             one = Judged(
-                study=study, finding=finding, verdict=verdict, p=p, effect=effect_of(study, finding, content),
-                before=_before(finding, content),
+                study=study, finding=counted(study, finding), verdict=verdict, p=p,
+                effect=effect_of(study, finding, content), before=_before(finding, content),
+                scope=scope_of(study, finding.statement),
             )  # fmt: skip
             families.setdefault(family(study, finding), []).append(one)
     return Results(contents=contents, families=families)

@@ -9,6 +9,7 @@ from recipes.reproduce.deciding import DecidingNumber
 from recipes.reproduce.pages import sentence
 from recipes.reproduce.record import Content
 from recipes.reproduce.results import NONE_YET, UNTESTED, Judged, Results, gathered, post_hoc
+from recipes.reproduce.scope import ours
 
 INTRODUCTION = """# Results
 
@@ -27,7 +28,12 @@ and prompts together ([effects](recipes/reproduce/real/effects.py)). Verdicts:
 
 - *confirmed*, *refuted*: the numbers tell, after all corrections; *undecided*: they do not;
 - *not tested*: the arms were not what the claim is about (runs of rising entropy whose entropy fell, a converged head
-  that had not converged), or no recipe here can test it.
+  that had not converged, a regime that is not the paper's), or no recipe here can test it.
+
+**Whose bar it is.** A finding counts for a claim of a paper only if the paper makes that claim and makes it there.
+Findings whose bar is ours stand below the claim under *bars of ours*, corrected apart. Which these are, and which lie
+outside the paper's regime, was decided after the runs, by one table for both models
+([scope](recipes/reproduce/scope.py)); it takes findings away from a claim and confirms none.
 
 p is two-sided, from the stored intervals: an interval of Student's t has a half width of its quantile times the
 standard error, a bootstrap is taken for normal, and where only rounded text is left, the rounding counts against the
@@ -63,18 +69,27 @@ def page(contents: Mapping[str, Content | None]) -> str:
     lines += _missing(contents)
     for paper in PAPERS:
         models = results.models(paper)
-        lines += [f"## {paper.title}", "", table([_summary(claim, results, models) for claim in paper.claims])]
+        lines += [f"## {paper.title}", "", *([paper.reference + ".", ""] if paper.reference else [])]
+        lines.append(table([_summary(claim, results, models) for claim in paper.claims]))
         for claim in paper.claims:
-            lines += [f"### {claim.name}: {headline(claim, results, models)}", "", claim.text, ""]
+            lines += [f"### {claim.name}: {headline(claim, results, models)}", "", claim.text, "", *_settings(claim)]
             for model in models:
                 verdict = results.verdict(model, claim)
                 lines += _block(results.of(model, claim.name), f"{MODELS[model]}: {verdict}" if models[1:] else "")
+            for model in models:
+                lines += _block(results.of(model, ours(claim.name)), f"bars of ours, on {called(model)}")
             lines += [f"- **{UNTESTED}**: {part}" for part in claim.beyond_reach]
             lines += [""] if claim.beyond_reach else []
         lines += _others(paper, results, models)
     lines += ["## Runs", "", table([_run(name, one) for name, one in contents.items() if one or name in RECIPES])]
     lines += _gaps(contents)
     return "\n".join(lines)
+
+
+def _settings(claim: Claim) -> list[str]:
+    """Where the paper makes a claim, where it was looked at here, and what would decide it."""
+    told = (("The paper", claim.paper), ("Here", claim.here), ("What would decide it", claim.decides))
+    return [*(f"- *{name}*: {text}" for name, text in told if text), *([""] if claim.paper else [])]
 
 
 def headline(claim: Claim, results: Results, models: Sequence[str]) -> str:
@@ -141,6 +156,7 @@ def _block(found: Sequence[Judged], title: str) -> list[str]:
 def _row(one: Judged) -> dict[str, str]:
     finding = one.finding
     rule = [_link(one.study), finding.rule, *([f"at the run: {one.before}"] if one.before else [])]
+    rule += [one.scope.why] if one.scope is not None and one.scope.kind != "outside" else []
     return {
         "verdict": f"**{one.verdict}**",
         "finding": clean(finding.statement),
