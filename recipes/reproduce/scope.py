@@ -48,7 +48,7 @@ SCOPES = (
     Scope(studies=("real_entropy",), statements="linearly, from token to token", kind="ours", why=BY_TOKENS),
     Scope(
         studies=("real_entropy", "temperature"),
-        statements="sampled drafts.*over temperatures",
+        statements="sampled drafts (of|it) .*over temperatures",
         kind="ours",
         why=BY_TEMPERATURE,
     ),
