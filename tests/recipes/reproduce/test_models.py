@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -31,6 +31,7 @@ from recipes.reproduce.__main__ import (
 from recipes.reproduce.claims import MODELS, PAPERS, REAL_STUDIES, heading
 from recipes.reproduce.deciding import deciding, effect_of
 from recipes.reproduce.pages import family, verdicts, within
+from recipes.reproduce.scope import SCOPES, counted, ours, scope_of
 from recipes.reproduce.summary import UNTESTED, page
 from recipes.reproduce.verdicts import Finding, Part, overall, p_values
 from tests.recipes.reproduce.synthetic import keep
@@ -393,3 +394,25 @@ def test_studies_of_days_run_by_name_alone() -> None:
     assert with_studies(["real"]) == list(LONG) and with_studies(["real_losses", "real"])[:2] == ["real_losses", "real"]
     assert (ROOT / "recipes" / "reproduce" / WHOLE / "__main__.py").is_file()
     assert all(within(ROOT / "recipes" / "reproduce", name).joinpath("findings.py").is_file() for name in REAL_STUDIES)
+
+
+# ---- whose bar a finding is held against
+
+
+def test_every_scope_speaks_of_findings_that_are_there() -> None:
+    found = [(study, rule.statement) for study in STUDIES for rule in record.rules_of(study)]
+    meant = {id(scope_of(study, statement)) for study, statement in found}
+    assert [scope.statements for scope in SCOPES if id(scope) not in meant] == []
+    for scope in SCOPES:
+        assert all(any(name == study for name, _ in found) for study in scope.studies)
+
+
+def test_a_finding_outside_the_regime_of_a_paper_decides_nothing_and_one_with_a_bar_of_ours_stands_apart() -> None:
+    slow = Finding(claim="C5", statement="With a head decoding beats plain decoding.", rule="r", evidence="e", p=1e-9)
+    bar = replace(slow, claim="PAD 2", statement="At tau a quarter of a token more is accepted.")
+    assert counted("real_pays", slow).untested and counted("pad", bar) == bar
+    assert family("real_pays", slow) == ("SmolLM2", "C5") and family("pad", bar) == ("built-in", ours("PAD 2"))
+    plain = replace(slow, statement="Something else.")
+    assert counted("real_pays", plain) == plain and family("pad", plain)[1] == "C5"
+    changed = replace(slow, untested="the head hardly drafts")
+    assert counted("real_pays", changed) == changed, "the study's own reason stays"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bebop.metrics.intervals import Interval, across_seeds
 from bebop.monitor.probe_set import ProbeReading, Sweep, direct
@@ -15,6 +16,13 @@ from recipes.reproduce.real.rl.planted import CASES, share_right
 
 ENDS = 5  # steps that are averaged at either end, of reward and entropy
 MAIN = "ce"  # the frozen head of the rule
+# The arms of the paper's figures: what they are called, the frozen head, the kind of its drafts.
+FIGURED = {
+    "TO + CE": ("ce", "greedy"),
+    "RS + CE": ("ce", "accept"),
+    "RS + TV": ("tv", "accept"),
+    "RS + e2e TV": ("e2e_tv", "accept"),
+}
 UPDATED = {name: f"tv, {name} updates" for name in ("ce", "kl", "tv")}
 
 
@@ -38,10 +46,40 @@ def moved(run: Run, name: str) -> float:
     return float(np.mean(values[-count:]) - np.mean(values[:count]))
 
 
-def accept(look: Mapping[str, Any], arm: str) -> float:
-    """Accept length of K drafts at a look."""
+def accept(look: Mapping[str, Any], arm: str, kind: str = "accept") -> float:
+    """Accept length of K drafts at a look; ``kind``: ``greedy`` for greedy drafts."""
     own = look["arms"][arm]
-    return float(sum(own["accept"]) / sum(own["anchors"]))
+    return float(sum(own[kind]) / sum(own["anchors"]))
+
+
+def means(look: Mapping[str, Any], arm: str) -> dict[str, float]:
+    """Means over the places of a look: acceptance of a first draft, sampled and greedy, and both entropies, nats."""
+    records = look["arms"][arm]["records"]
+    names = {"sampled": "overlap", "greedy": "target_only", "draft entropy": "draft_entropy", "entropy": "entropy_sum"}
+    count = np.sum(records["cycles"])
+    return {name: float(np.sum(records[column]) / count) for name, column in names.items()}
+
+
+def slope(run: Run, arm: str, kind: str) -> float:
+    """Tokens of accept length a nat of entropy, by least squares over the looks of a run."""
+    entropies = [means(look, arm)["entropy"] for look in run.looks]
+    return float(np.polyfit(entropies, [accept(look, arm, kind) for look in run.looks], 1)[0])
+
+
+def split_by_entropy(run: Run, arm: str, kind: str) -> NDArray[np.float64]:
+    """Eq. 16 at every look [n, 2]: the entropy part and the rest of the change of a first draft's acceptance.
+
+    The slope is that over the answers of the first look, under the first weights.
+    """
+    records = run.looks[0]["arms"][arm]["records"]
+    cycles = np.array(records["cycles"])
+    column = {"sampled": "overlap", "greedy": "target_only"}[kind]
+    rates, entropies = (np.ravel(records[name]) / cycles for name in (column, "entropy_sum"))
+    own = float(np.polyfit(entropies, rates, 1, w=np.sqrt(cycles))[0])
+    found = [means(look, arm) for look in run.looks]
+    by_entropy = own * (np.array([one["entropy"] for one in found]) - found[0]["entropy"])
+    change = np.array([one[kind] for one in found]) - found[0][kind]
+    return np.stack([by_entropy, change - by_entropy], 1)
 
 
 def parts(run: Run, arm: str) -> tuple[float, float]:
@@ -82,6 +120,8 @@ def numbers(runs: Sequence[Run], planted: Mapping[int, Sequence[Mapping[str, Any
         named[f"entropy part - mismatch part, {direction}"] = over_seeds(sizes)
         for arm in ARMS:
             named[f"end {arm}, {direction}"] = over_seeds([accept(run.looks[-1], arm) for run in own])
+        for name, (arm, kind) in FIGURED.items():
+            named[f"slope {name}, {direction}"] = over_seeds([slope(run, arm, kind) for run in own])
     for name, arm in UPDATED.items():
         named[f"{name} updates - frozen"] = of(_gain(runs, arm), len({run.seed for run in runs}))
     for truth in dict.fromkeys(case.truth for case in CASES):
