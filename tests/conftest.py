@@ -72,6 +72,12 @@ def pages(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def in_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep keys and values in slots: for a test that looks for them there."""
+    _keep_in_pages(monkeypatch, False)
+
+
 @pytest.fixture(params=[False, True], ids=["slots", "pages"])
 def paged(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Run a test twice: with keys and values in slots, and in pages."""
