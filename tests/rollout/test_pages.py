@@ -423,7 +423,7 @@ def test_twice_as_many_requests_of_long_tailed_lengths_fit_the_same_bytes() -> N
     stored: list[Tensor] = [one.slots.caches["target"].keys for one in (plain, paged)]
     assert stored[1].nbytes <= stored[0].nbytes
     found = [in_flight(one, lengths) for one in (plain, paged)]
-    assert found[0] == pytest.approx(slots, abs=0.1) and found[1] >= 2 * found[0]
+    assert found[0] <= slots and found[1] >= 2 * slots
 
 
 # ---- refusals
