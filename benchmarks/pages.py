@@ -81,11 +81,11 @@ def _in_flight(policy: Policy, count: int) -> list[dict[str, Any]]:
     """Return for each arm the requests that run on average while some wait, and how often one was preempted."""
     lengths = np.random.default_rng(0).lognormal(np.log(MEDIAN), SIGMA, count).clip(1, LONGEST).astype(int).tolist()
     plain = DecodingConfig(system="autoregressive", draft_tokens=0)
-    sizes = {"max_length": PROMPT + LONGEST, "measure": False}
-    slots = TorchEngine(policy, plain, slots=SLOTS, paged=False, **sizes)
-    room = SLOTS * slots.slots.capacity
+    length = PROMPT + LONGEST
+    slots = TorchEngine(policy, plain, slots=SLOTS, max_length=length, paged=False)
     # The pool has pages beside its tokens: what a cycle writes, and the one of nobody.
-    paged = TorchEngine(policy, plain, slots=4 * SLOTS, paged=True, cache_tokens=room - 64, **sizes)
+    room = SLOTS * slots.slots.capacity - 64
+    paged = TorchEngine(policy, plain, slots=4 * SLOTS, max_length=length, paged=True, cache_tokens=room)
     rows = []
     for arm, engine in (("slots", slots), ("pages", paged)):
         running = []

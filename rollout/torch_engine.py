@@ -1,6 +1,7 @@
 """The embedded engine: continuous batching over slots, speculative cycles, weights swapped in flight; torch alone."""
 
 import dataclasses
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -30,6 +31,8 @@ from bebop.trajectory import OPENING, STRETCH, Completion, DecodeStats, FinishRe
 
 TURNS = 5  # cycles of each kind that are timed
 CONTEXT = 64  # tokens before them; less where that does not fit
+
+log = logging.getLogger(__name__)
 
 # ---- how requests come into the slots
 
@@ -399,6 +402,12 @@ class TorchEngine:
         [stopped] = self._finish({slot: "abort"}, park=False)
         self.waiting.appendleft(dataclasses.replace(request, partial=stopped.completion))
         self.preempted += 1
+        if self.preempted & (self.preempted - 1) == 0:  # the first, second, fourth, eighth
+            log.warning(
+                "%d times a request had to wait again for want of pages; a larger rollout.torch.cache_tokens, or fewer "
+                "rollout.slots, would spare reading its context once more",
+                self.preempted,
+            )
 
     def _admit(self) -> None:
         """Fill free slots from the queue."""

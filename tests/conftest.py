@@ -78,6 +78,12 @@ def in_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     _keep_in_pages(monkeypatch, False)
 
 
+@pytest.fixture
+def in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep keys and values in pages."""
+    _keep_in_pages(monkeypatch, True)
+
+
 @pytest.fixture(params=[False, True], ids=["slots", "pages"])
 def paged(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Run a test twice: with keys and values in slots, and in pages."""

@@ -118,7 +118,7 @@ def first_turn(one: TorchEngine, **params: object) -> tuple[Request, list[int]]:
     return request, [*request.token_ids, *answer.token_ids.tolist()]
 
 
-def test_one_changed_token_is_a_miss() -> None:
+def test_one_changed_token_is_a_miss(paged: bool) -> None:
     """Wherever it is; the last one, too, which the target was not fed, but a drafter may have seen."""
     policy = tiny_policy(seed=3, dtype=torch.float64)
     one = engine(policy)
@@ -136,7 +136,7 @@ def test_one_changed_token_is_a_miss() -> None:
 
 
 @pytest.mark.parametrize("on_update", ["keep", "recompute"])
-def test_new_weights_keep_what_is_parked_or_drop_it(on_update: str) -> None:
+def test_new_weights_keep_what_is_parked_or_drop_it(on_update: str, paged: bool) -> None:
     """Each token knows the oldest weights among the keys and values it saw, those of earlier turns included."""
     policy, other = tiny_policy(seed=4, dtype=torch.float64), tiny_policy(seed=5, dtype=torch.float64)
     one = engine(policy, on_update=on_update)
@@ -166,7 +166,7 @@ def test_another_request_goes_on_from_the_newest_weights_alone() -> None:
 
 
 @pytest.mark.parametrize("system", slow_but(["bebop_adaptive"], ["bebop", "bebop_adaptive", "firp_chain", "block_ema"]))
-def test_abort_and_resume_of_a_turn_that_went_on(system: str) -> None:
+def test_abort_and_resume_of_a_turn_that_went_on(system: str, paged: bool) -> None:
     """With ``park`` the aborted part is found again as well; without it, all is read anew."""
     policy = tiny_policy(seed=3, dtype=torch.float64)
     whole, cut = engine(policy, system), engine(policy, system)
@@ -188,7 +188,7 @@ def test_abort_and_resume_of_a_turn_that_went_on(system: str) -> None:
     assert cut.retention.counts.hits == 3 and set(done.oldest.tolist()) == {0}
 
 
-def test_a_group_goes_on_from_one_cache_and_shares_what_it_reads() -> None:
+def test_a_group_goes_on_from_one_cache_and_shares_what_it_reads(paged: bool) -> None:
     """Greedy members say the same; beside them one that goes on from elsewhere, and one that is new."""
     policy = tiny_policy(seed=3, dtype=torch.float64)
     talks = [
@@ -237,7 +237,7 @@ def test_a_drafter_that_is_new_has_read_nothing_of_what_is_parked() -> None:
     same(*generate(one, [again]), *generate(engine(policy), [again]))
 
 
-def test_padding_never_lands_on_a_row_that_ends_at_its_slot() -> None:
+def test_padding_never_lands_on_a_row_that_ends_at_its_slot(paged: bool) -> None:
     """A long context that reads one token, beside one that reads many: its padding goes beyond what it can have."""
     policy = tiny_policy(seed=3, dtype=torch.float64)
     length = 64
