@@ -27,6 +27,13 @@ def test_nothing_has_changed(name: str) -> None:
         assert differences(changed.digest(), known["digests"][name], known["machine"] == machine())
 
 
+@pytest.mark.parametrize("name", slow_but(["bebop changed"], decoding.SCENARIOS))
+@pytest.mark.usefixtures("in_pages")
+def test_pages_change_nothing(name: str) -> None:
+    known = stored()
+    assert differences(decoding.SCENARIOS[name]().digest(), known["digests"][name], known["machine"] == machine()) == []
+
+
 def planted(numbers: Numbers) -> list[Numbers]:
     """The same with one bit changed: in a whole number, and in the largest real one (its last, elsewhere a high one).
 

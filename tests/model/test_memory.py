@@ -63,6 +63,13 @@ def test_a_job_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "rollout" not in job_memory(job_config(given), model(), 2 * 10**9, CPU, False).partition(";")[0]
 
 
+def test_pages_take_what_they_hold() -> None:
+    """4,000 bytes a token: 40 GB for all slots at full length, 8 GB for two million tokens."""
+    given = ["rollout.slots=1000", "rollout.max_length=10000"]
+    for more, size in (([], "40.0"), (["rollout.torch.cache_tokens=2000000"], "8.0")):
+        assert f"(KV cache {size})" in job_memory(job_config([*given, *more]), model(), 10**9, CPU, True)
+
+
 def test_parameters_are_counted_by_headers() -> None:
     count = parameters(sorted(resolve("tiny").glob("*.safetensors")))
     assert 1_500_000 < count < 2_500_000

@@ -118,7 +118,7 @@ def first_turn(one: TorchEngine, **params: object) -> tuple[Request, list[int]]:
     return request, [*request.token_ids, *answer.token_ids.tolist()]
 
 
-def test_one_changed_token_is_a_miss() -> None:
+def test_one_changed_token_is_a_miss(paged: bool) -> None:
     """Wherever it is; the last one, too, which the target was not fed, but a drafter may have seen."""
     policy = tiny_policy(seed=3, dtype=torch.float64)
     one = engine(policy)
@@ -136,7 +136,7 @@ def test_one_changed_token_is_a_miss() -> None:
 
 
 @pytest.mark.parametrize("on_update", ["keep", "recompute"])
-def test_new_weights_keep_what_is_parked_or_drop_it(on_update: str) -> None:
+def test_new_weights_keep_what_is_parked_or_drop_it(on_update: str, paged: bool) -> None:
     """Each token knows the oldest weights among the keys and values it saw, those of earlier turns included."""
     policy, other = tiny_policy(seed=4, dtype=torch.float64), tiny_policy(seed=5, dtype=torch.float64)
     one = engine(policy, on_update=on_update)
@@ -166,7 +166,7 @@ def test_another_request_goes_on_from_the_newest_weights_alone() -> None:
 
 
 @pytest.mark.parametrize("system", slow_but(["bebop_adaptive"], ["bebop", "bebop_adaptive", "firp_chain", "block_ema"]))
-def test_abort_and_resume_of_a_turn_that_went_on(system: str) -> None:
+def test_abort_and_resume_of_a_turn_that_went_on(system: str, paged: bool) -> None:
     """With ``park`` the aborted part is found again as well; without it, all is read anew."""
     policy = tiny_policy(seed=3, dtype=torch.float64)
     whole, cut = engine(policy, system), engine(policy, system)
@@ -188,7 +188,7 @@ def test_abort_and_resume_of_a_turn_that_went_on(system: str) -> None:
     assert cut.retention.counts.hits == 3 and set(done.oldest.tolist()) == {0}
 
 
-def test_a_group_goes_on_from_one_cache_and_shares_what_it_reads() -> None:
+def test_a_group_goes_on_from_one_cache_and_shares_what_it_reads(paged: bool) -> None:
     """Greedy members say the same; beside them one that goes on from elsewhere, and one that is new."""
     policy = tiny_policy(seed=3, dtype=torch.float64)
     talks = [
@@ -219,7 +219,7 @@ def test_nothing_is_parked_without_room_or_without_being_asked() -> None:
     first_turn(none)
     generate(unasked, asked())
     for one in (none, unasked):
-        assert one.retention.counts.parked == one.retention.counts.bytes == 0
+        assert one.retention.counts.parked == one.retention.held_bytes == 0
     assert unasked.retention.counts.misses == 0
     with pytest.raises(UserError, match=r"rollout\.parked_bytes=\d+ is not possible: cpu has \d+ bytes"):
         engine(policy, parked_bytes=2**60)
@@ -237,7 +237,7 @@ def test_a_drafter_that_is_new_has_read_nothing_of_what_is_parked() -> None:
     same(*generate(one, [again]), *generate(engine(policy), [again]))
 
 
-def test_padding_never_lands_on_a_row_that_ends_at_its_slot() -> None:
+def test_padding_never_lands_on_a_row_that_ends_at_its_slot(paged: bool) -> None:
     """A long context that reads one token, beside one that reads many: its padding goes beyond what it can have."""
     policy = tiny_policy(seed=3, dtype=torch.float64)
     length = 64
@@ -264,7 +264,7 @@ def parking(limit: float, answers: int = 0) -> tuple[KvRetention, list[list[int]
     one = engine(bare_policy(seed=3), "autoregressive")
     probe = KvRetention(one.slots, 2**30)
     probe.park(0, [*range(9)], 0)
-    made = KvRetention(one.slots, int(limit * probe.counts.bytes))
+    made = KvRetention(one.slots, int(limit * probe.held_bytes))
     histories = [[i, *range(1, 9)] for i in range(answers)]
     for history in histories:
         made.park(0, history, 0)
@@ -273,20 +273,20 @@ def parking(limit: float, answers: int = 0) -> tuple[KvRetention, list[list[int]
 
 def test_the_bound_holds_and_what_was_wanted_longest_ago_goes_first() -> None:
     one, histories = parking(3.5, 3)
-    whole = one.counts.bytes
+    whole = one.held_bytes
     assert one.counts.evicted == 0 and one.counts.entries == 3 * 8 and whole == one.limit * 3 // 3.5
     one.park(0, [7, *range(1, 9)], 0)
-    assert one.counts.bytes == whole and one.counts.evicted == 1
+    assert one.held_bytes == whole and one.counts.evicted == 1
     assert one.find([*histories[0], 1], 0, 0) is None and one.find([*histories[2], 1], 0, 0) is not None
     one.park(0, [8, *range(1, 9)], 0)  # in the place of the one that was gone on from, not of one that waits longer
     waiting = (histories[1], [7, *range(1, 9)])
     assert [one.find([*h, 1], 0, 0) is not None for h in (histories[2], *waiting)] == [False, True, True]
     one.park(0, [7, *range(1, 9)], 0)  # in the place of its like
-    assert one.counts.bytes == whole and one.counts.evicted == 2
+    assert one.held_bytes == whole and one.counts.evicted == 2
     one.park(0, [*range(40)], 0)
-    assert one.counts.refused == 1 and one.counts.bytes == whole
+    assert one.counts.refused == 1 and one.held_bytes == whole
     one.clear()
-    assert one.counts.bytes == one.counts.entries == 0 and one.counts.dropped == 3
+    assert one.held_bytes == one.counts.entries == 0 and one.counts.dropped == 3
     assert one.find([7, *range(1, 9), 1], 0, 0) is None
 
 
@@ -300,6 +300,7 @@ def test_the_longest_is_gone_on_from() -> None:
     assert one.find([0, 1], 0, 0) is None
 
 
+@pytest.mark.usefixtures("in_slots")
 def test_a_slot_gives_what_was_taken() -> None:
     """Of every cache, and nothing beyond the length."""
     one = engine(bare_policy(seed=3), "bebop")
@@ -307,7 +308,7 @@ def test_a_slot_gives_what_was_taken() -> None:
         cache.keys.normal_()
         cache.values.normal_()
     held = one.slots.snapshot(1, 9)
-    assert set(held) == {"target", "mtp"}
+    assert set(held.copies) == {"target", "mtp"}
     before = {name: (c.keys.clone(), c.values.clone()) for name, c in one.slots.caches.items()}
     one.slots.restore(3, held, 7)
     for name, cache in one.slots.caches.items():
