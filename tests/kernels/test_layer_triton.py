@@ -114,6 +114,29 @@ def test_queries_and_keys_are_normed_and_turned(
         )
         assert found.is_contiguous()
         assert differing(found, wanted) <= (SHARE[dtype] if normed else 0)
+        both = [norm.weight.to(DEVICE) for norm in norms], EPS, tuple(table.to(DEVICE) for table in rotary)
+        product = qkv.to(DEVICE) if x.dim() == 3 else qkv.to(DEVICE).view(batch, width, -1, size).transpose(1, 2)
+        stored_like_turned(product, both, heads, found)
+
+
+def stored_like_turned(product: Tensor, given: tuple[Any, ...], heads: tuple[int, int], turned: Tensor) -> None:
+    """Check ``turn_and_store`` against ``turn``, in pages out of order and in slots; other entries stay as they are."""
+    queries, kv_heads = heads
+    count, size = product.numel() // product.shape[1] // product.shape[-1], product.shape[-1]
+    by_token = [x if x.dim() == 3 else x.transpose(1, 2).flatten(0, 1) for x in (turned, product)]  # [N, heads, D]
+    new = (by_token[0][:, queries:], by_token[1][:, queries + kv_heads :])
+    for page, views in ((4, False), (20, True)):
+        places = torch.randperm(20, generator=torch.Generator().manual_seed(page))[:count].to(DEVICE)
+        shape = (20 // page, 2 * kv_heads if views else kv_heads, page, size)
+        stores = [torch.full(shape, 7.0, dtype=product.dtype, device=DEVICE) for _ in range(2)]
+        stores = [store[:, ::2] if views else store for store in stores]
+        wanted = [store.clone() for store in stores]
+        for store, one in zip(wanted, new, strict=True):
+            store[places // page, :, places % page] = one
+        shaped = places if product.dim() == 3 else places.view(product.shape[0], product.shape[2])
+        found = layer_triton.turn_and_store(product, *given, heads, (stores[0], stores[1]), shaped)
+        assert found.is_contiguous() and torch.equal(found, turned[:, :queries])
+        assert all(torch.equal(a, b) for a, b in zip(stores, wanted, strict=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
