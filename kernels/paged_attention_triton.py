@@ -24,13 +24,14 @@ from torch import Tensor
 from bebop.errors import UserError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Compiled for an H100 with D = 128: in bf16 a tile of 16 rows has up to 147 registers a thread and 39 KB of shared
-# memory, in fp32 127 and 43 KB, so that three to five programs fit on a processor. Of 64 rows in bf16: 172 and 82 KB.
+# Compiled for an H100 with D = 128: in bf16 a tile of 16 rows has up to 122 registers a thread and 39 KB of shared
+# memory, in fp32 128 and 43 KB, so that four programs fit on a processor. Of 64 rows in bf16: 196 and 82 KB.
 ROWS = 64  # of a tile, at most: at D = 256 their sums are 64 registers of each of 256 threads
 TILE_BYTES = 16_384  # of a tile of keys
-ENTRIES = 64  # of a tile of keys, at most
+ENTRY_BYTES = 128  # of a tile's entries, a number of each: at 64 entries, full tiles in fp32 leave the registers
 SPAN = 128  # entries of a program, at least: below, sums between programs cost more than the entries
 SPLITS = 16  # at most, so that the last program has few sums to add: 8 heads of one row then fill 128 processors
+STAGES = 3  # tiles of keys and values that are loaded ahead
 SUMS = 8192  # that the last program loads at once
 COUNTERS = 4096  # of tiles that are split; a launch with more tiles fills the device without splits
 LOG2E = 1.4426950408889634
@@ -176,21 +177,21 @@ def launch(
     assert query.stride(3) == keys.stride(3) == values.stride(3) == 1, "the numbers of a head lie side by side"
     assert used > 0, "every query sees an entry, its own"
     assert page % 16 == 0, "a page holds a multiple of 16 entries: a product takes no fewer"
-    group, lanes = heads // kv_heads, max(16, triton.next_power_of_2(size))
-    rows = max(16, min(ROWS, triton.next_power_of_2(width * group)))
+    group, nodes = heads // kv_heads, 0 if ways is None else ways.shape[2]
+    tile = tile_of(width, group, size, page, query.element_size(), nodes)
+    rows, lanes, block = (tile[name] for name in ("ROWS", "LANES", "BLOCK"))
     tiles = triton.cdiv(width * group, rows)
-    block = min(ENTRIES, TILE_BYTES // (lanes * query.element_size()), page & -page)
     splits = splits or _splits(batch * tiles * kv_heads, used, query.device)
     span = triton.cdiv(triton.cdiv(used, splits), block) * block
     splits = triton.cdiv(used, span)
-    held = triton.next_power_of_2(splits)
+    parts = parts_of(splits, rows, lanes)
     out = torch.empty(batch, width, heads, size, dtype=query.dtype, device=query.device)
     sums = marks = counters = out  # not read
     if splits > 1:
         programs = batch * tiles * kv_heads
         assert programs <= COUNTERS, f"{programs} tiles are split; there are {COUNTERS} counters"
         sums, marks = (
-            torch.empty(programs * held * rows * count, dtype=torch.float32, device=query.device)
+            torch.empty(programs * parts["SPLITS"] * rows * count, dtype=torch.float32, device=query.device)
             for count in (lanes, 2)
         )
         counters = _counters(query.device)
@@ -198,13 +199,33 @@ def launch(
     if batch:
         _attend[(batch * tiles, kv_heads, splits)](
             query, keys, values, table, entries, seen, out, sums, marks, counters, used, scaling * LOG2E,
-            width, seen.shape[-1], tiles, table.stride(0), span,
+            width, nodes, tiles, table.stride(0), span,
             *query.stride()[:3], *entries.stride(), *keys.stride()[:3], *values.stride()[:3],
-            TREE=ways is not None, NODES=1 if ways is None else triton.next_power_of_2(ways.shape[2]),
-            GROUP=group, SIZE=size, PAGE=page, SPLITS=held, ROWS=rows, LANES=lanes, BLOCK=block,
-            CHUNK=max(1, min(lanes, SUMS // (held * rows))), num_warps=4 if rows == 16 else 8, num_stages=3,
+            **tile, **parts, num_warps=warps_of(rows), num_stages=STAGES,
         )  # fmt: skip
     return out
+
+
+def tile_of(width: int, group: int, size: int, page: int, item: int, nodes: int) -> dict[str, int | bool]:
+    """Return what a compiled kernel depends on beside its types: queries of a row, heads of a group, D, E, bytes of a
+    number, and nodes of a tree (0: none)."""
+    lanes = max(16, triton.next_power_of_2(size))
+    return {
+        "TREE": nodes > 0, "NODES": triton.next_power_of_2(max(nodes, 1)), "GROUP": group, "SIZE": size, "PAGE": page,
+        "ROWS": max(16, min(ROWS, triton.next_power_of_2(width * group))), "LANES": lanes,
+        "BLOCK": min(ENTRY_BYTES // item, TILE_BYTES // (lanes * item), page & -page),
+    }  # fmt: skip
+
+
+def parts_of(splits: int, rows: int, lanes: int) -> dict[str, int]:
+    """Return the same for the sums of ``splits`` programs: how many there is room for, numbers of a chunk."""
+    room = triton.next_power_of_2(splits)
+    return {"SPLITS": room, "CHUNK": max(1, min(lanes, SUMS // (room * rows)))}
+
+
+def warps_of(rows: int) -> int:
+    """Return the warps of a program: with fewer the sums of a full tile do not fit into registers."""
+    return 4 if rows == 16 else 8
 
 
 def _splits(programs: int, used: int, device: torch.device) -> int:
