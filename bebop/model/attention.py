@@ -263,6 +263,9 @@ class SlotContext:
         self.first_layer = 0  # index of the module's layer that is stored in row 0
         self.first_slot = 0
         self.index: Tensor
+        self._entries: Tensor  # [B,n] that the next pass writes
+        self._firsts = length * torch.arange(slots, device=like.device)[:, None]  # [S,1] entry 0 of a slot among all
+        self._places: Tensor | None = None  # [B,n] of ``stores``, made when the first layer asks
         self.bias: Tensor
         self.ragged: Ragged | None = None
         self._end_to_end: Callable[[int], RaggedAttention]  # of a number of query heads
@@ -286,7 +289,7 @@ class SlotContext:
         are given to the model, apart from this: siblings in a tree have one position and an entry each.
         """
         batch, width = entries.shape
-        self.ragged = ragged
+        self.ragged, self._entries, self._places = ragged, entries, None
         if ragged is not None:
             assert seen is None, "rows of chains alone are laid end to end"
             keys, values = self.keys[:, self.first_slot :], self.values[:, self.first_slot :]
@@ -307,12 +310,32 @@ class SlotContext:
         if self.ragged is not None:
             turned = torch.cat([query, key], 1)[0].transpose(0, 1)
             return self.attend_end_to_end(layer, turned, value[0].transpose(0, 1), scaling)[None]
-        batch, heads, width, size = query.shape
-        group = heads // key.shape[1]
-        *kept, keys, values = self._views_of(batch)[layer - self.first_layer]
-        stores = self.held(layer, batch) if torch.is_grad_enabled() else kept
+        batch = len(query)
+        stores = self.held(layer, batch)
+        if not torch.is_grad_enabled():
+            stores = self._views_of(batch)[layer - self.first_layer][:2]
         for store, new in zip(stores, (key, value), strict=True):
             store.scatter_(2, self.index, new)
+        return self.attend_stored(layer, query, scaling)
+
+    def stores(self, layer: int) -> tuple[tuple[Tensor, Tensor], Tensor] | None:
+        """Return where a kernel writes the new entries of a layer: keys and values [S,Hkv,C,D], and the places [B,n] of
+        these entries among S * C; None: ``attend`` writes them.
+
+        Whoever writes them calls ``attend_stored`` then.
+        """
+        if self.ragged is not None:
+            return None
+        if self._places is None:
+            self._places = self._firsts[self.first_slot : self.first_slot + len(self._entries)] + self._entries
+        index = layer - self.first_layer
+        return (self.keys[index], self.values[index]), self._places
+
+    def attend_stored(self, layer: int, query: Tensor, scaling: float) -> Tensor:
+        """Attend as ``attend`` does once the new entries of the layer are written, [B, H, n, D] -> [B, n, H, D]."""
+        batch, heads, width, size = query.shape
+        keys, values = self._views_of(batch)[layer - self.first_layer][2:]
+        group = heads // keys.shape[1]
         # The query heads of a group become rows of one query: keys and values are read once, without a copy.
         q = query.reshape(batch, -1, group * width, size)
         out = scaled_dot_product_attention(q, keys, values, self._bias_of(group), scale=scaling)

@@ -121,6 +121,24 @@ def test_rows_of_their_own_length_and_copied_slots(policy: Policy) -> None:
 
 
 @torch.no_grad()
+def test_kernels_store_where_attend_writes() -> None:
+    """One after the other, in slots that do not begin at 0; entries of equal rows then are those of ``attend``."""
+    own, other = (SlotContext(2, 4, 16, 2, 8, torch.zeros(())) for _ in range(2))
+    for entries in (torch.tensor([[0, 1], [5, 6]]), torch.tensor([[3, 9], [7, 8]])):
+        query, key, value = (torch.randn(2, 2, 2, 8) for _ in range(3))
+        for context in (own, other):
+            context.first_slot = 1
+            context.place(entries, 16)
+        wanted = own.attend(1, query, key, value, 0.5)
+        assert (found := other.stores(1)) is not None
+        stores, places = found
+        for store, new in zip(stores, (key, value), strict=True):
+            store[places // 16, :, places % 16] = new.transpose(1, 2)
+        assert torch.equal(other.keys, own.keys) and torch.equal(other.values, own.values)
+        assert torch.equal(other.attend_stored(1, query, 0.5), wanted)
+
+
+@torch.no_grad()
 def test_a_tree_of_drafts_is_its_chains(policy: Policy) -> None:
     """Siblings share a position and have an entry each; every node sees the text before and its own ancestors."""
     text, context = torch.tensor([3, 1, 4, 1]), slot_context(policy, 1)

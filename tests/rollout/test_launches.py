@@ -172,9 +172,11 @@ ASKED: dict[str, dict[str, Any]] = {
     "penalised": {"repetition_penalty": 1.2, "stop_token_ids": (3,)},
 }
 # Kernels of a decoder layer, whatever the family, and of all else in a cycle; before norms, rotary embeddings and gates
-# were a kernel each, 49 in a layer of Qwen3 and 33 in one of Llama, and 125 and 481 beside them.
-LAYER = 12
-REST = {"autoregressive": 64, "bebop": 225}
+# were a kernel each, 49 in a layer of Qwen3 and 33 in one of Llama, and 125 and 481 beside them. Of a layer four are
+# products, two are norms with their sums, and one each turns and stores, attends and gates; over slots one more copies
+# what attention gives.
+LAYER = 10
+REST = {"autoregressive": 65, "bebop": 225}
 
 
 def policy_of(system: str) -> Policy:
