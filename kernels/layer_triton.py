@@ -55,8 +55,7 @@ def _turn(
     value_page: tl.tensor, value_head: tl.tensor, value_entry: tl.tensor,
     STORED: tl.constexpr, NORMED: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, HEADS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Turn ``heads`` heads of a token, of which ``queries`` are queries; with ``STORED`` as many values as keys follow.
-    """
+    """Turn ``heads`` heads of a token, of which ``queries`` are queries; with ``STORED`` as many values as keys follow."""
     row = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     lane = tl.arange(0, LANES)[None, :]
