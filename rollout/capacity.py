@@ -16,19 +16,49 @@ def check_positions(settings: Any, length: int, name: str = "rollout.max_length"
 
 
 def check_memory(
-    settings: Any, slots: int, length: int, dtype: torch.dtype, device: torch.device, section: str = "rollout"
+    settings: Any,
+    slots: int,
+    length: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    section: str = "rollout",
+    tokens: int | None = None,
 ) -> None:
     """Raise ``UserError`` if keys and values of ``slots`` requests of ``length`` tokens exceed the device's whole
     memory.
 
-    ``section``: of the settings that the numbers come from.
+    ``section``: of the settings that the numbers come from; ``tokens``: that the pages of the cache hold instead.
     """
+    if tokens is not None and tokens < slots * length:
+        taken, there = tokens * bytes_per_token(settings, dtype), memory_of(device)
+        if taken > there:
+            raise UserError(
+                f"rollout.torch.cache_tokens={tokens} is not possible: keys and values take {taken / 1e9:.0f} GB, "
+                f"{device} has {there / 1e9:.0f} GB"
+            )
+        return
     wanted, there = slots * length * bytes_per_token(settings, dtype), memory_of(device)
     if wanted > there:
         sizes = f"keys and values of {slots} times {length} tokens take {wanted / 1e9:.0f} GB"
         raise UserError(
             f"{section}.slots={slots} with {section}.max_length={length} is not possible: {sizes}, {device} has "
             f"{there / 1e9:.0f} GB; lower one of them"
+        )
+
+
+def check_pool(tokens: int | None, length: int, paged: bool) -> None:
+    """Raise ``UserError`` unless pages for ``tokens`` exist and hold a request of ``length`` tokens."""
+    if tokens is None:
+        return
+    if not paged:
+        raise UserError(
+            f"rollout.torch.cache_tokens={tokens} is not possible: the cache has no pages; give "
+            "rollout.torch.paged_cache=true"
+        )
+    if tokens < length:
+        raise UserError(
+            f"rollout.torch.cache_tokens={tokens} is not possible: give rollout.max_length={length} or more, so that "
+            "every request fits"
         )
 
 

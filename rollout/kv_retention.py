@@ -1,19 +1,18 @@
 """What the caches held of completions that ended, for requests that go on from their tokens: a conversation's next
 turn.
 
-A trajectory whose environment is at work holds no slot. Its entries are copied out when its completion ends, and copied
-back when a request comes whose tokens begin with all of those that made them. Only tokens say so, compared one by one:
-a request has no other name for what it goes on from. The copies lie on the engine's device, within a bound of bytes.
+A trajectory whose environment is at work holds no slot. Its entries are kept when its completion ends, and are there
+again when a request comes whose tokens begin with all of those that made them. Only tokens say so, compared one by one:
+a request has no other name for what it goes on from. What is kept lies on the engine's device, within a bound of bytes:
+copies, or references to pages. Of pages those count that no slot has.
 """
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from bebop.rollout.slots import Slots
+from bebop.rollout.slots import HeldEntries, Slots
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,7 +28,6 @@ class RetentionCounts:
     evicted: int = 0  # to make room
     dropped: int = 0  # with the weights or the drafter that made them
     entries: int = 0  # parked now, tokens
-    bytes: int = 0  # parked now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +36,10 @@ class RetainedKv:
 
     tokens: bytes  # of prompt and completion, see ``_written``; the last one is in no cache of the target
     entries: int
-    held: dict[str, tuple[Tensor, ...]]  # by cache
+    held: HeldEntries
     oldest: int  # version among the entries
     seeds: set[int]  # of the requests that it may be of
-    bytes: int
+    bytes: int  # without its pages
 
 
 class KvRetention:
@@ -53,6 +51,16 @@ class KvRetention:
         self.counts = RetentionCounts()
         self._held: OrderedDict[bytes, RetainedKv] = OrderedDict()  # by tokens, the next to go first
         self._lengths: Counter[int] = Counter()  # of the keys in ``_held``
+        self._copied = 0  # bytes parked now, without pages
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the bytes that are parked now: copies, and pages that no slot has."""
+        return self._copied + (0 if self.slots.pages is None else self.slots.pages.parked * self._page)
+
+    @property
+    def _page(self) -> int:
+        return 0 if self.slots.pages is None else self.slots.pages.bytes
 
     def park(self, slot: int, tokens: Sequence[int], seed: int) -> None:
         """Keep what the caches hold of a slot whose prompt and completion are ``tokens``, all but the last one fed."""
@@ -64,22 +72,37 @@ class KvRetention:
             like.seeds.add(seed)
             self._held.move_to_end(key)
             return
-        held = self.slots.snapshot(slot, entries)
-        size = len(key) + sum(tensor.nbytes for tensors in held.values() for tensor in tensors)
-        if size > self.limit:
+        held, pages = self.slots.snapshot(slot, entries), self.slots.pages
+        size = len(key) + held.bytes
+        if size + len(held.pages) * self._page > self.limit:
             self.counts.refused += 1
+            self.slots.forget(held)
             return
         if like is not None:
             self._remove(key)
-        while self.counts.bytes + size > self.limit:
-            self._remove(next(iter(self._held)))
-            self.counts.evicted += 1
+        # The pages of the slot count from now on: it is about to be left.
+        own = 0 if pages is None else pages.alone(held.pages) * self._page
+        while self.held_bytes + size + own > self.limit and self.evict():
+            pass
         seeds = {seed} if like is None else {seed, *like.seeds}
         self._held[key] = RetainedKv(tokens=key, entries=entries, held=held, oldest=oldest, seeds=seeds, bytes=size)
         self._lengths[len(key)] += 1
         self.counts.parked += 1
         self.counts.entries += entries
-        self.counts.bytes += size
+        self._copied += size
+
+    def trim(self) -> None:
+        """Keep the bound, after slots were left: of the pages that they shared nobody else may have some now."""
+        while self.held_bytes > self.limit and self.evict():
+            pass
+
+    def evict(self, spared: Collection[bytes] = ()) -> bool:
+        """Forget the cache that goes first; False if there is none but those of ``spared`` tokens."""
+        first = next((key for key in self._held if key not in spared), None)
+        if first is not None:
+            self._remove(first)
+            self.counts.evicted += 1
+        return first is not None
 
     def find(self, context: Sequence[int], seed: int, version: int) -> RetainedKv | None:
         """Return the longest cache that a request of this context can go on from, or None.
@@ -88,13 +111,19 @@ class KvRetention:
         only those of the newest weights, ``version``, will do: with older ones a completion could rest on weights from
         before its prompt was let in, against the bound on staleness.
         """
+        found = self.look_up(context, seed, version)
+        if found is not None:
+            # A trajectory goes on from its newest turn: what was used is the first to go, but until then there may be
+            # another that begins alike.
+            self._held.move_to_end(found.tokens, last=False)
+        return found
+
+    def look_up(self, context: Sequence[int], seed: int, version: int) -> RetainedKv | None:
+        """Return what ``find`` would, and change nothing."""
         written = _written(context)
         for length in sorted(self._lengths, reverse=True):
             found = self._held.get(written[:length]) if length <= len(written) else None
             if found is not None and (seed in found.seeds or found.oldest == version):
-                # A trajectory goes on from its newest turn: what was used is the first to go, but until then there
-                # may be another that begins alike.
-                self._held.move_to_end(found.tokens, last=False)
                 return found
         return None
 
@@ -110,7 +139,8 @@ class KvRetention:
         if not self._lengths[len(key)]:
             del self._lengths[len(key)]
         self.counts.entries -= gone.entries
-        self.counts.bytes -= gone.bytes
+        self._copied -= gone.bytes
+        self.slots.forget(gone.held)
 
 
 def _written(tokens: Sequence[int]) -> bytes:

@@ -14,8 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bebop.model.attention import SlotContext
+from bebop.model.paged_cache import PagedContext
 from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.rollout.history import History
+from bebop.rollout.pages import Pages, page_size, pages_of
 from bebop.trajectory import DRAFT_STATS, STRETCH, SamplingParams
 
 PREFIX_STEP = 32  # the looked-at part of a cache grows in steps, so that few shapes occur
@@ -52,6 +55,20 @@ class SlotSizes:
     drafts: int  # K
     vocab: int  # V
     stops: int = 8  # stop tokens a request may have
+    cache_tokens: int | None = 0  # that the pages hold; None: as many as slots * length; 0: slots hold their entries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldEntries:
+    """Entries of all caches of a slot, as they were."""
+
+    copies: Mapping[str, tuple[Tensor, ...]]  # by cache; nothing of those in pages
+    pages: tuple[int, ...] = ()  # of the others
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of the copies."""
+        return sum(tensor.nbytes for tensors in self.copies.values() for tensor in tensors)
 
 
 def starts(length: int) -> list[int]:
@@ -100,6 +117,7 @@ class Slots:
         self.seen: Tensor | None = None  # [S, V] tokens in the context; made when a request has a penalty
         self.columns: dict[str, Tensor] = {}  # name -> [S, ...] what a part keeps per request
         self.caches: dict[str, Any] = {}  # name -> Cache of a part
+        self.pages = None if sizes.cache_tokens == 0 else self._pages()  # of all caches of keys and values
         self.history = History()  # other completions of the prompts of these requests, for parts that draft from them
         self._fresh: dict[str, Tensor] = {}  # name -> [...] what a new request starts from
         self._derived: set[str] = set()  # columns that follow from the context
@@ -150,9 +168,63 @@ class Slots:
         cache: C = self.caches[name]
         return cache
 
+    def _pages(self) -> Pages:
+        """Return a table whose pool holds ``cache_tokens``, and what a cycle writes beyond them for one request."""
+        size, slots = page_size(self.device), self.sizes.slots
+        each = pages_of(self.capacity, size)
+        count = slots * each
+        if self.sizes.cache_tokens is not None:
+            beyond = each - self.sizes.length // size
+            count = min(count, pages_of(self.sizes.cache_tokens, size) + beyond)
+        return Pages(slots, self.capacity, count, self.device)
+
+    def kv_cache(
+        self,
+        shape: tuple[int, int, int],
+        like: Tensor,
+        plain: type[SlotContext] = SlotContext,
+        paged: type[PagedContext] = PagedContext,
+    ) -> SlotContext:
+        """Return a new cache of keys and values for these slots, of the type and device of ``like``.
+
+        ``shape``: layers, heads of keys and values, their size. ``plain``, ``paged``: its class with entries in slots
+        and with entries in pages.
+        """
+        if self.pages is not None:
+            return self.pages.pool(shape, like, paged)
+        return plain(shape[0], self.sizes.slots, self.capacity, *shape[1:], like)
+
+    @property
+    def ahead(self) -> int:
+        """Return the entries that a cycle may write beyond those that a row has."""
+        return self.sizes.drafts + 2
+
+    def short(self, fed: Sequence[int], cycles: int = 1) -> bool:
+        """Return whether too few pages are free for ``reserve`` of slots 0, 1, ...; without pages: no."""
+        if self.pages is None:
+            return False
+        missing = [
+            self.pages.missing(slot, min(self.capacity, entries + cycles * self.ahead))
+            for slot, entries in enumerate(fed)
+        ]
+        return sum(missing) > self.pages.free
+
+    def reserve(self, first: int, fed: Sequence[int], cycles: int = 0) -> None:
+        """Give slots ``first``, ``first`` + 1, ... pages for ``fed`` entries and what so many further cycles write."""
+        if self.pages is not None:
+            for slot, entries in enumerate(fed, start=first):
+                self.pages.reserve(slot, min(self.capacity, entries + cycles * self.ahead))
+            self.pages.upload()
+
+    def release(self, first: int, end: int) -> None:
+        """Take the pages of slots first..end-1, whose requests have left."""
+        if self.pages is not None:
+            for slot in range(first, end):
+                self.pages.release(slot)
+
     def attention_width(self, longest: int) -> int:
         """Return entries of a cache that a cycle may look at, where the longest row has so many."""
-        return min(self.capacity, _rounded(longest + self.sizes.drafts + 2))
+        return min(self.capacity, _rounded(longest + self.ahead))
 
     def context(self, batch: int, width: int) -> Tensor:
         """Return prompt and completion [B, C <= width] of the first B slots, padded with anything."""
@@ -272,10 +344,16 @@ class Slots:
         return {name: own if name in self.recorded else own[:0] for name, own in stats.items()} | {"counts": found}
 
     def move(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
-        """Move the states of slots to others, none of which is a source, with as many entries of their caches."""
+        """Move the states of slots to others, none of which is a source, with as many entries of their caches.
+
+        Of caches in pages the table's rows move, and no entry.
+        """
         rows, places = (torch.tensor(slots, device=self.device) for slots in (sources, targets))
         for tensor in self._all():
             tensor[places] = tensor[rows]
+        if self.pages is not None:
+            for source, target in zip(sources, targets, strict=True):
+                self.pages.move(source, target)
         for cache in self.caches.values():
             for source, target, length in zip(sources, targets, lengths, strict=True):
                 cache.copy_slot(source, target, target + 1, length)
@@ -299,19 +377,32 @@ class Slots:
 
     def share(self, source: int, first: int, end: int, length: int) -> None:
         """Copy what follows from a slot's context, ``length`` entries of its caches, to slots first..end-1."""
+        if self.pages is not None:
+            self.pages.share(source, first, end, length)
         for cache in self.caches.values():
             cache.copy_slot(source, first, end, length)
         for name in self._derived:
             self.columns[name][first:end] = self.columns[name][source].clone()
 
-    def snapshot(self, slot: int, length: int) -> dict[str, tuple[Tensor, ...]]:
-        """Return a copy of the first ``length`` entries of a slot, by cache."""
-        return {name: cache.snapshot(slot, length) for name, cache in self.caches.items()}
+    def snapshot(self, slot: int, length: int) -> HeldEntries:
+        """Return the first ``length`` entries of a slot: its pages, and copies of caches that have none."""
+        if self.pages is not None:
+            self.pages.upload()  # a cache may run a pass over entries that it has put off
+        copies = {name: cache.snapshot(slot, length) for name, cache in self.caches.items()}
+        pages = () if self.pages is None else self.pages.hold(slot, length)
+        return HeldEntries(copies=copies, pages=pages)
 
-    def restore(self, slot: int, held: Mapping[str, tuple[Tensor, ...]], length: int) -> None:
+    def restore(self, slot: int, held: HeldEntries, length: int) -> None:
         """Put the first ``length`` entries that ``snapshot`` gave into a slot."""
+        if self.pages is not None:
+            self.pages.restore(slot, held.pages, length)
         for name, cache in self.caches.items():
-            cache.restore(slot, held[name], length)
+            cache.restore(slot, held.copies[name], length)
+
+    def forget(self, held: HeldEntries) -> None:
+        """Give back the pages that ``snapshot`` gave."""
+        if self.pages is not None:
+            self.pages.drop(held.pages)
 
     def sampling(self, batch: int) -> BatchSampling:
         """Return the sampling distributions of the first ``batch`` slots; neutral settings cost nothing."""

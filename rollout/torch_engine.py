@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, islice
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from bebop.config.job import PARKED_BYTES, DecodingConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
-from bebop.rollout.capacity import check_memory, check_parked, check_positions
+from bebop.rollout.capacity import check_memory, check_parked, check_pool, check_positions
 from bebop.rollout.decoding.base import Decoder
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.graphs import Graphs, Recorder
@@ -25,7 +26,7 @@ from bebop.rollout.engine import Engine, Finished, Request, nothing
 from bebop.rollout.kv_retention import KvRetention, RetainedKv
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.systems import SYSTEMS
-from bebop.trajectory import OPENING, Completion, DecodeStats, FinishReason, SamplingParams, add_stretches
+from bebop.trajectory import OPENING, STRETCH, Completion, DecodeStats, FinishReason, SamplingParams, add_stretches
 
 TURNS = 5  # cycles of each kind that are timed
 CONTEXT = 64  # tokens before them; less where that does not fit
@@ -72,6 +73,39 @@ class Admission:
                     f"{held[name].shape}, and here it has {tuple(row.shape)}; decode it with the settings it began with"
                 )
 
+    def can_start(self, first: int, waiting: Sequence[Request], version: int) -> int:
+        """Return how many of the first requests that wait can start now, in slots ``first``, ``first`` + 1, ...
+
+        Where caches have pages, those for the context and the first stretch of a completion have to be free. Parked
+        pages give way, those that one of these requests goes on from last. A request alone always starts.
+        """
+        most, pages = min(self.slots.sizes.slots - first, len(waiting)), self.slots.pages
+        if pages is None:
+            return most
+        needed, spared = 0, set[bytes]()
+        before: tuple[list[int], RetainedKv | None] = ([], None)
+        for place, request in enumerate(islice(waiting, most)):
+            context, alone = _context_of(request), first + place == 0
+            found = self.retention.look_up(context, request.params.seed, version) if self._extends(context) else None
+            same = context == before[0] and found is before[1]
+            left = len(request.token_ids) + request.params.max_new_tokens - len(context)
+            entries = len(context) - 1 + min(STRETCH, left) + self.slots.ahead
+            start = 0 if found is None else min(found.entries, len(context) - 2)
+            shared = (len(context) - 1 if same else start) // pages.size
+            # A further context is computed in one slot and shared from there, where its last page stays for a while.
+            needed += pages.number(min(self.slots.capacity, entries)) - shared + (not same and not alone)
+            if found is not None:
+                spared.add(found.tokens)
+            while needed > pages.free and self.retention.evict(spared):
+                pass
+            if needed > pages.free and not alone:
+                return place
+            if needed > pages.free:  # it cannot go on from that, of which it needs the pages
+                self.retention.evict()
+                return 1
+            before = (context, found)
+        return most
+
     def admit(self, first: int, requests: Sequence[Request], version: int) -> tuple[list[Request], list[int]]:
         """Set slots ``first``, ``first`` + 1, ... for requests, under weights ``version``.
 
@@ -111,6 +145,7 @@ class Admission:
             if run.parked is not None:
                 self.slots.oldest[run.targets[0] : run.targets[-1] + 1] = run.parked.oldest
         fed = [len(read) - 1 for read in entries]
+        self.slots.reserve(first, fed, cycles=1)
         self.slots.fed[first : first + len(fed)] = torch.tensor(fed, device=self.slots.device)
         return fed
 
@@ -120,6 +155,7 @@ class Admission:
         for slot, run in enumerate(parked, start=place):
             assert run.parked is not None
             self.slots.restore(slot, run.parked.held, run.start)
+        self.slots.reserve(place, [len(run.read) - 1 for run in runs])
         if parked:
             self.decoder.prefill(place, [run.read for run in parked], [run.start for run in parked])
         if others := runs[len(parked) :]:
@@ -131,12 +167,14 @@ class Admission:
     def _parked(self, request: Request, version: int) -> RetainedKv | None:
         """Return what a request goes on from."""
         context = _context_of(request)
-        found = None
-        if self.decoder.extends and len(context) > 2:
-            found = self.retention.find(context, request.params.seed, version)
+        found = self.retention.find(context, request.params.seed, version) if self._extends(context) else None
         self.retention.counts.hits += found is not None
         self.retention.counts.misses += request.park and found is None
         return found
+
+    def _extends(self, context: Sequence[int]) -> bool:
+        """Return whether a request of this context may go on from entries that are there."""
+        return self.decoder.extends and len(context) > 2
 
     def _put_back(self, slot: int, request: Request) -> None:
         """Put an aborted completion's tokens, with all that is known of them, and its decoding state back into a
@@ -184,6 +222,8 @@ class TorchEngine:
         room: int = 0,
         keep_state: bool = False,
         parked_bytes: int = PARKED_BYTES,
+        paged: bool | None = None,
+        cache_tokens: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
         recorder: Recorder | None = None,
     ) -> None:
@@ -192,6 +232,9 @@ class TorchEngine:
         ``room``: drafts that a later ``configure`` may want, whether or not the system drafts now; its own always fit.
         ``keep_state``: finished completions, too, come with what the decoding system kept of them
         (``Completion.state``). ``parked_bytes``: for caches of completions whose requests say ``park``.
+        ``paged``: whether keys and values lie in pages that all requests share; None: on a CUDA device.
+        ``cache_tokens``: that the pages hold, so that fewer requests may start at once than there are slots; None: as
+        many as all slots at their full length.
         ``clock``: seconds, by which ``draft_tokens=auto`` goes; measured now and at every cycle.
         ``recorder``: makes CUDA graphs of cycles; None: they are launched kernel by kernel.
         """
@@ -199,14 +242,19 @@ class TorchEngine:
         self.text = CompletionText(policy.tokenizer)
         self.on_update, self.keep_state = on_update, keep_state
         check_positions(policy.backbone.config, max_length)
-        check_memory(policy.backbone.config, slots, max_length, policy.backbone.dtype, policy.device)
+        paged = policy.device.type == "cuda" if paged is None else paged
+        check_memory(
+            policy.backbone.config, slots, max_length, policy.backbone.dtype, policy.device, tokens=cache_tokens
+        )
         check_parked(parked_bytes, policy.device)
+        check_pool(cache_tokens, max_length, paged)
         system = SYSTEMS[decoding.system]
         sizes = SlotSizes(
             slots=slots,
             length=max_length,
             drafts=max(decoding.limit if system.drafts else 0, room),
             vocab=policy.vocab_size,
+            cache_tokens=cache_tokens if paged else 0,
         )
         self.slots = Slots(sizes, policy.device)
         self.starts = self.slots.starts.tolist()  # of stretches
@@ -231,6 +279,9 @@ class TorchEngine:
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []  # the request in slot i
         self.fed: list[int] = []  # entries that it has in the caches, known without asking the device
+        self.turns: list[int] = []  # when it came into a slot: the latest is preempted first
+        self._turns = count()
+        self.preempted = 0  # requests that had to leave their pages to earlier ones, and began again
 
     @property
     def unfinished(self) -> int:
@@ -255,6 +306,7 @@ class TorchEngine:
     @torch.inference_mode()
     def step(self) -> list[Finished]:
         """Run one cycle for all active rows; return the finished requests."""
+        self._grow()
         self._admit()
         if not self.active:
             return []
@@ -321,13 +373,35 @@ class TorchEngine:
 
     def _recompute(self) -> None:
         """Read the contexts of running requests anew, with the weights of now."""
+        self.slots.release(0, len(self.active))
+        # Requests of one prompt share no page of it any more, so that more may be needed than before.
+        while self.slots.short([fed + self.slots.ahead for fed in self.fed]):
+            self._preempt()
         self.fed = self.admission.prefill(0, [self._context(slot) for slot in range(len(self.active))])
         self.slots.oldest[: len(self.active)] = self.version
 
+    def _grow(self) -> None:
+        """Give running requests the pages that their next cycle writes.
+
+        If too few are free, parked ones are, and then those of the request that came last, which waits again.
+        """
+        while self.slots.short(self.fed):
+            if not self.retention.evict():
+                self._preempt()
+        self.slots.reserve(0, self.fed, cycles=1)
+
+    def _preempt(self) -> None:
+        """Put the request that came into its slot last back to the front of the queue, as an aborted one."""
+        slot = max(range(len(self.active)), key=self.turns.__getitem__)
+        request = self.active[slot]
+        [stopped] = self._finish({slot: "abort"}, park=False)
+        self.waiting.appendleft(dataclasses.replace(request, partial=stopped.completion))
+        self.preempted += 1
+
     def _admit(self) -> None:
         """Fill free slots from the queue."""
-        free = self.slots.sizes.slots - len(self.active)
-        new = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
+        able = self.admission.can_start(len(self.active), self.waiting, self.version) if self.waiting else 0
+        new = [self.waiting.popleft() for _ in range(able)]
         if not new:
             return
         first = len(self.active)
@@ -337,6 +411,7 @@ class TorchEngine:
             if request.trace and isinstance(self.decoder, DraftVerify):
                 self.tracer.follow(slot)
         self.active += new
+        self.turns += [next(self._turns) for _ in new]
 
     def _context(self, slot: int) -> list[int]:
         """Return prompt and completion so far of a running request."""
@@ -360,14 +435,17 @@ class TorchEngine:
                 hit.append(slot)
         return hit
 
-    def _finish(self, ended: Mapping[int, FinishReason]) -> list[Finished]:
-        """Return completions of slots and free these: the last active rows move into their places."""
+    def _finish(self, ended: Mapping[int, FinishReason], park: bool = True) -> list[Finished]:
+        """Return completions of slots and free these: the last active rows move into their places.
+
+        ``park``: the caches of those that ask for it.
+        """
         if not ended:
             return []
         finished = self._collect(dict(sorted(ended.items())))
         for slot, answer in zip(sorted(ended), finished, strict=True):
             request = self.active[slot]
-            if request.park and self.decoder.extends:
+            if park and request.park and self.decoder.extends:
                 history = [*request.token_ids, *answer.completion.token_ids.tolist()]
                 self.retention.park(slot, history, request.params.seed)
         left = len(self.active) - len(ended)
@@ -378,7 +456,10 @@ class TorchEngine:
             self.tracer.move(sources, targets)
         for source, target in zip(sources, targets, strict=True):
             self.active[target], self.fed[target] = self.active[source], self.fed[source]
-        del self.active[left:], self.fed[left:]
+            self.turns[target] = self.turns[source]
+        self.slots.release(left, len(self.active))
+        self.retention.trim()
+        del self.active[left:], self.fed[left:], self.turns[left:]
         return finished
 
     def _collect(self, ended: Mapping[int, FinishReason]) -> list[Finished]:

@@ -24,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig
 
 from bebop.errors import UserError
+from bebop.kernels.tree_verify import visible
 from bebop.model.ragged_attention import Ragged, RaggedAttention
 
 # Keyword arguments of transformers' attention functions that change nothing, whatever they are ...
@@ -244,6 +245,24 @@ class Span:
         return cls(first=first, entries=entries, positions=positions, used=used)
 
 
+Tree = tuple[Tensor, Tensor]  # first [B]; ways [B,n,m]: which of entries first + 0..m-1 each sees, beside all before
+
+
+def seen_by(entries: Tensor, used: int, tree: Tree | None) -> Tensor:
+    """Return which of the first ``used`` entries each of ``entries`` [B,n] sees [B,n,P] (bool); arguments as of
+    ``SlotContext.place``."""
+    if tree is None:
+        return torch.arange(used, device=entries.device) <= entries[..., None]
+    return visible(*tree, used)
+
+
+def cache_shape(config: PreTrainedConfig, layers: int = 0) -> tuple[int, int, int]:
+    """Return layers, heads of keys and values, and their size, of a model with these settings; ``layers`` 0: all."""
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return layers or config.num_hidden_layers, kv_heads, head_dim
+
+
 class SlotContext:
     """The engine's cache: one slot a request, each with its own length, all preallocated.
 
@@ -277,29 +296,31 @@ class SlotContext:
     def for_model(cls, config: PreTrainedConfig, slots: int, length: int, like: Tensor, layers: int = 0) -> Self:
         """Return a cache for a model with these settings, of the type and device of ``like``; ``layers`` 0: all of
         them."""
-        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return cls(layers or config.num_hidden_layers, slots, length, kv_heads, head_dim, like)
+        count, kv_heads, head_dim = cache_shape(config, layers)
+        return cls(count, slots, length, kv_heads, head_dim, like)
 
-    def place(self, entries: Tensor, used: int, seen: Tensor | None = None, ragged: Ragged | None = None) -> None:
+    def place(self, entries: Tensor, used: int, tree: Tree | None = None, ragged: Ragged | None = None) -> None:
         """Set the entries [B,n] that the next pass writes; ``used`` (P) bounds those that are looked at.
 
         ``ragged``: rows end to end, [1,N] of these; what padding writes is overwritten before anybody sees it.
-        ``seen`` [B,n,P]: the entries that each sees, its own among them; None: a chain, all up to its own. Position ids
-        are given to the model, apart from this: siblings in a tree have one position and an entry each.
+        ``tree``: what each sees; None: a chain, all entries up to its own. Position ids are given to the model, apart
+        from this: siblings in a tree have one position and an entry each.
         """
         batch, width = entries.shape
         self.ragged, self._entries, self._places = ragged, entries, None
         if ragged is not None:
-            assert seen is None, "rows of chains alone are laid end to end"
+            assert tree is None, "rows of chains alone are laid end to end"
             keys, values = self.keys[:, self.first_slot :], self.values[:, self.first_slot :]
             self._end_to_end = cache(partial(RaggedAttention.of, keys, values, entries, used, ragged))
             return
         kv_heads, head_dim = self.keys.shape[2], self.keys.shape[4]
         self.index = entries[:, None, :, None].expand(batch, kv_heads, width, head_dim)
-        if seen is None:
-            seen = torch.arange(used, device=entries.device) <= entries[..., None]  # [B,n,P]
-        self.bias = torch.where(seen, self._shown, self._hidden)[:, None, None]  # [B,1,1,n,P], one row per group
+        # [B,1,1,n,P], one row per group
+        self.bias = torch.where(seen_by(entries, used, tree), self._shown, self._hidden)[:, None, None]
+
+    def seen(self) -> Tensor:
+        """Return which entries each row of the pass sees [B,n,P] (bool)."""
+        return self.bias[:, 0, 0] == 0
 
     def attend_end_to_end(self, layer: int, turned: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Compute ``attend`` for rows end to end: queries and keys [N,H+Hkv,D] in one, values [N,Hkv,D] -> [N,H,D]."""
@@ -358,10 +379,10 @@ class SlotContext:
             self._rows = (self.bias, group, self.bias.expand(-1, 1, group, -1, -1).flatten(2, 3))
         return self._rows[2]
 
-    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store keys and values [B,Hkv,n,D] where ``place`` says -> all that these rows hold [B,Hkv,C,D]."""
-        keys, values = self.held(layer, len(key))
-        return keys.scatter_(2, self.index, key), values.scatter_(2, self.index, value)
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Store keys and values [B,Hkv,n,D] where ``place`` says."""
+        for store, new in zip(self.held(layer, len(key)), (key, value), strict=True):
+            store.scatter_(2, self.index, new)
 
     def held(self, layer: int, batch: int) -> tuple[Tensor, Tensor]:
         """Return keys and values [B,Hkv,C,D] that the rows of a pass hold in a layer, as views."""
@@ -398,11 +419,11 @@ class SlotContext:
         for store in (self.keys, self.values):
             store[:, first:end, :, :length] = store[:, source : source + 1, :, :length].clone()
 
-    def snapshot(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
+    def snapshot(self, slot: int, length: int) -> tuple[Tensor, ...]:
         """Return a copy of the first ``length`` entries of a slot: keys and values [layers, Hkv, length, D]."""
         return self.keys[:, slot, :, :length].clone(), self.values[:, slot, :, :length].clone()
 
-    def restore(self, slot: int, held: tuple[Tensor, Tensor], length: int) -> None:
+    def restore(self, slot: int, held: tuple[Tensor, ...], length: int) -> None:
         """Put the first ``length`` entries that ``snapshot`` gave into a slot."""
         for store, own in zip((self.keys, self.values), held, strict=True):
             store[:, slot, :, :length] = own[:, :, :length]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from bebop.config.job import DecodingConfig
-from bebop.kernels.tree_verify import ancestry, visible
+from bebop.kernels.tree_verify import ancestry
 from bebop.kernels.verify import one_hot
-from bebop.model.attention import SlotContext, Span
+from bebop.model.attention import SlotContext, Span, cache_shape
 from bebop.model.backbone import Policy, tapped
 from bebop.model.lean import lean_hidden
 from bebop.model.ragged_attention import Ragged
@@ -380,7 +380,7 @@ class Target:
 
     def _cache(self, slots: Slots) -> SlotContext:
         like = self.policy.embed(torch.zeros(1, dtype=torch.long, device=slots.device))
-        return SlotContext.for_model(self.policy.backbone.config, slots.sizes.slots, slots.capacity, like)
+        return slots.kv_cache(cache_shape(self.policy.backbone.config), like)
 
     def verify(
         self,
@@ -409,7 +409,7 @@ class Target:
             return self._run(tokens, entries, layers, beside, None if beside is None else entries - rows.fed[:, None])
         ways = torch.nn.functional.pad(ways, (1, 0, 1, 0))
         ways[:, :, 0] = True  # everything follows the first
-        self.cache.place(entries, rows.used, visible(rows.fed, ways, rows.used))
+        self.cache.place(entries, rows.used, (rows.fed, ways))
         anchors = entries - rows.fed[:, None]
         return self._run(tokens, rows.fed[:, None] + ways.sum(-1) - 1, layers, beside, anchors)
 

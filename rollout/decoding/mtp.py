@@ -8,10 +8,11 @@ from torch import Tensor
 from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.kernels.verify import sample
-from bebop.model.attention import SlotContext, Span
+from bebop.model.attention import SlotContext, Span, cache_shape
 from bebop.model.backbone import Policy
 from bebop.model.lean import lean_head
 from bebop.model.mtp import gather_rows
+from bebop.model.paged_cache import PagedContext
 from bebop.model.ragged_attention import Ragged
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput, newest
 from bebop.rollout.decoding.sampling import entropy
@@ -90,10 +91,14 @@ class HeadCache(SlotContext):
     deferred: DeferredPrefill | None = None  # None: no prefill is put off
     settle: Callable[[int], None]  # reads what a slot has put off
 
-    def snapshot(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
+    def snapshot(self, slot: int, length: int) -> tuple[Tensor, ...]:
         """Return a copy of the first ``length`` entries of a slot, all of them written."""
         self.settle(slot)
         return super().snapshot(slot, length)
+
+
+class HeadPages(HeadCache, PagedContext):
+    """The same, in pages."""
 
 
 # ---- the head
@@ -124,7 +129,8 @@ class HeadDrafter:
     def _cache(self, slots: Slots) -> HeadCache:
         like = self.policy.embed(torch.zeros(1, dtype=torch.long, device=slots.device))
         config = self.policy.backbone.config
-        cache = HeadCache.for_model(config, slots.sizes.slots, slots.capacity, like, layers=1)
+        cache = slots.kv_cache(cache_shape(config, layers=1), like, HeadCache, HeadPages)
+        assert isinstance(cache, HeadCache)
         cache.first_layer = self.layer
         cache.settle = self._settle
         return cache

@@ -155,7 +155,7 @@ def test_a_tree_of_drafts_is_its_chains(policy: Policy) -> None:
         seen[0, node, [size + ancestor for ancestor in path]] = True
     entries = size + torch.arange(len(nodes))[None]
     positions = torch.tensor([[size + len(path) - 1 for path in paths]])
-    context.place(entries, 24, seen)
+    context.place(entries, 24, (torch.tensor([size]), seen[..., size : size + len(nodes)]))
     tree = logits(policy, nodes[None], positions, context)[0]
     for node, path in enumerate(paths):
         assert torch.allclose(

@@ -41,8 +41,7 @@ def drafted(states: dict[int, Tensor], embeddings: Tensor, row: int, anchor: int
         cache.place(places, 0)
         own.read({layer: x[row : row + 1, :anchor] for layer, x in states.items()}, places, cache)
     places = torch.arange(anchor, anchor + BLOCK)[None]
-    seen = torch.arange(32) < anchor + BLOCK
-    cache.place(places, 32, seen.expand(1, BLOCK, -1))
+    cache.place(places, 32, (places[:, 0], torch.ones(1, BLOCK, BLOCK, dtype=torch.bool)))
     return own(own.slots(embeddings[row : row + 1, anchor], BLOCK), places, cache)[0]
 
 

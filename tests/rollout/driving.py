@@ -58,16 +58,20 @@ def tokens(completions: Sequence[Completion]) -> list[list[int]]:
 
 def read_at_once(one: TorchEngine, other: TorchEngine) -> TorchEngine:
     """Let another engine read the contexts of the running requests from the beginning, and return it."""
+    contexts = [one._context(slot) for slot in range(len(one.active))]
     with torch.inference_mode():
-        other.decoder.prefill(0, [one._context(slot) for slot in range(len(one.active))])
+        other.slots.reserve(0, [len(context) - 1 for context in contexts])
+        other.decoder.prefill(0, contexts)
     return other
 
 
 def cache_error(one: TorchEngine, other: TorchEngine, name: str = "target") -> float:
     """Return how far the cached keys and values of the running requests are from those of another engine."""
     mine, wanted = one.slots.caches[name], other.slots.caches[name]
+    layers = range(mine.first_layer, mine.first_layer + len(mine.keys))
     return max(
-        float((a[:, slot, :, :fed] - b[:, slot, :, :fed]).abs().max())
+        float((a[slot, :, :fed] - b[slot, :, :fed]).abs().max())
+        for layer in layers
+        for a, b in zip(mine.held(layer, len(one.fed)), wanted.held(layer, len(one.fed)), strict=True)
         for slot, fed in enumerate(one.fed)
-        for a, b in ((mine.keys, wanted.keys), (mine.values, wanted.values))
     )

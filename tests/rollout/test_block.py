@@ -75,8 +75,8 @@ class SeesTheAnchor(BlockDrafter):
 
     def _pass(self, rows: Rows, block: int, wanted: Tensor | None) -> Tensor:
         positions = rows.fed[:, None] + 1 + torch.arange(block)
-        seen = torch.arange(rows.used) < rows.fed[:, None, None] + 1 + block
-        self.cache.place(positions, rows.used, seen.expand(-1, block, -1))
+        ways = torch.ones(rows.batch, block, block, dtype=torch.bool)
+        self.cache.place(positions, rows.used, (rows.fed + 1, ways))
         return self.network(self.network.slots(self.policy.embed(rows.last), block), positions, self.cache)
 
 

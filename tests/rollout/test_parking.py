@@ -219,7 +219,7 @@ def test_nothing_is_parked_without_room_or_without_being_asked() -> None:
     first_turn(none)
     generate(unasked, asked())
     for one in (none, unasked):
-        assert one.retention.counts.parked == one.retention.counts.bytes == 0
+        assert one.retention.counts.parked == one.retention.held_bytes == 0
     assert unasked.retention.counts.misses == 0
     with pytest.raises(UserError, match=r"rollout\.parked_bytes=\d+ is not possible: cpu has \d+ bytes"):
         engine(policy, parked_bytes=2**60)
@@ -264,7 +264,7 @@ def parking(limit: float, answers: int = 0) -> tuple[KvRetention, list[list[int]
     one = engine(bare_policy(seed=3), "autoregressive")
     probe = KvRetention(one.slots, 2**30)
     probe.park(0, [*range(9)], 0)
-    made = KvRetention(one.slots, int(limit * probe.counts.bytes))
+    made = KvRetention(one.slots, int(limit * probe.held_bytes))
     histories = [[i, *range(1, 9)] for i in range(answers)]
     for history in histories:
         made.park(0, history, 0)
@@ -273,20 +273,20 @@ def parking(limit: float, answers: int = 0) -> tuple[KvRetention, list[list[int]
 
 def test_the_bound_holds_and_what_was_wanted_longest_ago_goes_first() -> None:
     one, histories = parking(3.5, 3)
-    whole = one.counts.bytes
+    whole = one.held_bytes
     assert one.counts.evicted == 0 and one.counts.entries == 3 * 8 and whole == one.limit * 3 // 3.5
     one.park(0, [7, *range(1, 9)], 0)
-    assert one.counts.bytes == whole and one.counts.evicted == 1
+    assert one.held_bytes == whole and one.counts.evicted == 1
     assert one.find([*histories[0], 1], 0, 0) is None and one.find([*histories[2], 1], 0, 0) is not None
     one.park(0, [8, *range(1, 9)], 0)  # in the place of the one that was gone on from, not of one that waits longer
     waiting = (histories[1], [7, *range(1, 9)])
     assert [one.find([*h, 1], 0, 0) is not None for h in (histories[2], *waiting)] == [False, True, True]
     one.park(0, [7, *range(1, 9)], 0)  # in the place of its like
-    assert one.counts.bytes == whole and one.counts.evicted == 2
+    assert one.held_bytes == whole and one.counts.evicted == 2
     one.park(0, [*range(40)], 0)
-    assert one.counts.refused == 1 and one.counts.bytes == whole
+    assert one.counts.refused == 1 and one.held_bytes == whole
     one.clear()
-    assert one.counts.bytes == one.counts.entries == 0 and one.counts.dropped == 3
+    assert one.held_bytes == one.counts.entries == 0 and one.counts.dropped == 3
     assert one.find([7, *range(1, 9), 1], 0, 0) is None
 
 
@@ -307,7 +307,7 @@ def test_a_slot_gives_what_was_taken() -> None:
         cache.keys.normal_()
         cache.values.normal_()
     held = one.slots.snapshot(1, 9)
-    assert set(held) == {"target", "mtp"}
+    assert set(held.copies) == {"target", "mtp"}
     before = {name: (c.keys.clone(), c.values.clone()) for name, c in one.slots.caches.items()}
     one.slots.restore(3, held, 7)
     for name, cache in one.slots.caches.items():

@@ -93,6 +93,6 @@ def test_what_is_parked_has_been_read() -> None:
         one.step()
     assert one.slots.caches["mtp"].deferred.behind(0, 2).min() > 0
     with torch.inference_mode():
-        keys, values = one.slots.snapshot(1, one.fed[1])["mtp"]
+        keys, values = one.slots.snapshot(1, one.fed[1]).copies["mtp"]
     agrees(one, [1])
     assert torch.equal(keys, one.slots.caches["mtp"].keys[:, 1, :, : one.fed[1]]) and values.shape == keys.shape

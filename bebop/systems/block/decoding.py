@@ -43,10 +43,8 @@ class BlockDrafter:
         self.cache = slots.register_cache("block", self._cache)
 
     def _cache(self, slots: Slots) -> SlotContext:
-        network, sizes = self.network, slots.sizes
-        return SlotContext(
-            len(network.layers), sizes.slots, slots.capacity, network.kv_heads, network.head_dim, network.mask
-        )
+        network = self.network
+        return slots.kv_cache((len(network.layers), network.kv_heads, network.head_dim), network.mask)
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
         """Read on over the text of a prefill."""
@@ -79,10 +77,13 @@ class BlockDrafter:
     def _pass(self, rows: Rows, block: int, wanted: Tensor | None) -> Tensor:
         """Return states [B, b, d] of a block a row, of which the first ``wanted`` [B] + 1 slots count; None: all b."""
         positions = rows.fed[:, None] + torch.arange(block, device=rows.fed.device)
-        end = rows.fed + block if wanted is None else rows.fed + wanted + 1
         # Entries before ``fed`` are text, those from there on this pass writes itself.
-        seen = torch.arange(rows.used, device=end.device) < end[:, None, None]
-        self.cache.place(positions, rows.used, seen.expand(-1, block, -1))
+        ways = (
+            torch.ones_like(positions, dtype=torch.bool)
+            if wanted is None
+            else positions <= (rows.fed + wanted)[:, None]
+        )
+        self.cache.place(positions, rows.used, (rows.fed, ways[:, None].expand(-1, block, -1)))
         return self.network(self.network.slots(self.policy.embed(rows.last), block), positions, self.cache)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:

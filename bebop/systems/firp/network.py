@@ -113,7 +113,7 @@ class PseudoSlots(PseudoContext):
 
     def __init__(self, cache: SlotContext, anchors: Tensor, masked: bool = False) -> None:
         """``cache``: placed; ``anchors`` [B,A]: rows of the pass, each of which sees what its real state sees."""
-        visible = cache.bias[:, 0, 0] == 0  # [B,n,P]
+        visible = cache.seen()  # [B,n,P]
         seen = visible.gather(1, anchors[..., None].expand(-1, -1, visible.shape[-1]))
         super().__init__(cache, visible.shape[1], seen, masked)
         self.cache = cache

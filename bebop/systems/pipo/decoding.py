@@ -16,7 +16,7 @@ from torch import Tensor
 from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.kernels.verify import sample
-from bebop.model.attention import SlotContext
+from bebop.model.attention import SlotContext, cache_shape
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Accepted, Rows
 from bebop.rollout.decoding.draft_verify import end, remember, write
@@ -85,7 +85,7 @@ class PairDecoder:
         """Make the cache of the backbone's layers and, behind them, of the draft's: both have an entry a pair."""
         like = self.policy.embed(torch.zeros(1, dtype=torch.long, device=slots.device))
         network = self.network
-        return SlotContext.for_model(network.config, slots.sizes.slots, slots.capacity, like, layers=network.layers)
+        return slots.kv_cache(cache_shape(network.config, network.layers), like)
 
     def configure(self, config: DecodingConfig) -> bool:
         """Decode otherwise from now on; return whether drafting begins, whose entries are missing.

@@ -9,7 +9,7 @@ from torch import Tensor
 from bebop.config.job import DecodingConfig
 from bebop.config.tree_shape import TreeOptions
 from bebop.errors import UserError
-from bebop.kernels.tree_verify import ancestry, visible
+from bebop.kernels.tree_verify import ancestry
 from bebop.kernels.verify import sample
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows
@@ -118,5 +118,5 @@ class MTPTreeDrafter(HeadDrafter):
         """
         positions = (rows.fed + depth)[:, None].expand_as(tokens)
         ways = self.tree.ways[level.inner].expand(rows.batch, -1, -1)
-        self.cache.place(rows.fed[:, None] + level.inner, rows.used, visible(rows.fed, ways, rows.used))
+        self.cache.place(rows.fed[:, None] + level.inner, rows.used, (rows.fed, ways))
         return self.head(self.policy.embed(tokens), hidden, positions, self.cache)

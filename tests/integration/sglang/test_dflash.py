@@ -88,7 +88,9 @@ def ours(own: Policy) -> tuple[Tensor, list[int]]:
     places = torch.arange(count)[None]
     cache.place(places, 0)
     network.read(states, places, cache)
-    cache.place(count + torch.arange(block)[None], 32, (torch.arange(32) < count + block).expand(1, block, -1))
+    cache.place(
+        count + torch.arange(block)[None], 32, (torch.tensor([count]), torch.ones(1, block, block, dtype=torch.bool))
+    )
     slots = network.slots(own.embed(torch.tensor([anchor])), block)
     found = network(slots, count + torch.arange(block)[None], cache)[0]
     return found, own.logits(found[1:]).argmax(-1).tolist()

@@ -1,0 +1,136 @@
+"""The engine's cache in pages: rows of all lengths share one pool, and rows with a common beginning share its pages.
+
+A page holds E entries of one layer, and a pool is [P, Hkv, E, D] a layer. A page table [S, T] says which page holds the
+entries 0..E-1, E..2E-1, ... of each slot. The table is the engine's: it says the same for all caches, which have their
+entries at the same places, and each cache has a pool of its own.
+
+Page 0 belongs to nobody, and a table says 0 where a slot has no page. It takes what dead rows and padding write, and
+whoever reads it does not see it.
+"""
+
+import torch
+from torch import Tensor
+
+from bebop.kernels.paged_attention import paged_attention
+from bebop.model.attention import SlotContext, Tree, seen_by
+from bebop.model.ragged_attention import Ragged
+
+
+class PagedContext(SlotContext):
+    """A ``SlotContext`` whose slots hold pages of a pool: ``keys`` and ``values`` are [layers, P, Hkv, E, D].
+
+    Passes of equal sizes are the same operations on the same tensors, whatever pages there are: a pass reads the table
+    on the device, and writes by flat rows of a pool.
+    """
+
+    def __init__(
+        self, layers: int, table: Tensor, pages: int, size: int, kv_heads: int, head_dim: int, like: Tensor
+    ) -> None:
+        """``table``: [S, T] (int64), kept up to date by its owner; ``pages``: P, the one of nobody included;
+        ``size``: E."""
+        super().__init__(layers, pages, size, kv_heads, head_dim, like)
+        self.table, self.size = table, size
+        self.rows: Tensor  # [B, T] of the table, those of a pass
+        self.entries: Tensor  # [B, n] that a pass writes
+        self.written: Tensor  # [B * Hkv * n], or [N * Hkv] of rows end to end: where they go, rows of [P * Hkv * E, D]
+        self.used = 0
+        self.tree: Tree | None = None
+
+    @property
+    def page_bytes(self) -> int:
+        """Return the bytes of one page of all layers, keys and values."""
+        return 2 * self.keys[:, 0].nbytes
+
+    def place(self, entries: Tensor, used: int, tree: Tree | None = None, ragged: Ragged | None = None) -> None:
+        """Set the entries [B, n] that the next pass writes, as ``SlotContext`` does."""
+        assert ragged is None or tree is None, "rows of chains alone are laid end to end"
+        self.entries, self.used, self.tree, self.ragged = entries, used, tree, ragged
+        self.rows = self.table[self.first_slot : self.first_slot + len(entries)]
+        places = self._places(entries)  # [B, Hkv, n]
+        if ragged is not None:
+            places = ragged.packed(places.transpose(1, 2))
+        self.written = places.flatten()
+
+    def seen(self) -> Tensor:
+        """Return which entries each row of the pass sees [B, n, P] (bool)."""
+        return seen_by(self.entries, self.used, self.tree)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Write the new entries of a layer and attend to those that ``place`` says, [B, H, n, D] -> [B, n, H, D]."""
+        if self.ragged is not None:
+            return super().attend(layer, query, key, value, scaling)
+        self._write(layer, key, value)
+        if self.tree is None or self.tree[1].shape[1] == self.tree[1].shape[2]:
+            return self._read(layer, query, self.entries, None if self.tree is None else self.tree[1], scaling)
+        # Some nodes of a tree ask, and see others. The kernel wants a query for each node: what the others get is left.
+        first, ways = self.tree
+        batch, heads, width, size = query.shape
+        nodes, place = ways.shape[2], self.entries - first[:, None]  # [B, n] of the nodes
+        every = query.new_zeros(batch, heads, nodes, size)
+        every.scatter_(2, place[:, None, :, None].expand_as(query), query)
+        sees = ways.new_ones(batch, nodes, nodes).scatter_(1, place[..., None].expand_as(ways), ways)
+        entries = first[:, None] + torch.arange(nodes, device=first.device)
+        out = self._read(layer, every, entries, sees, scaling)
+        return out.gather(1, place[..., None, None].expand(batch, width, heads, size))
+
+    def attend_end_to_end(self, layer: int, turned: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Compute ``attend`` for rows end to end: queries and keys [N, H + Hkv, D] in one, values [N, Hkv, D] ->
+        [N, H, D]."""
+        assert self.ragged is not None
+        query, key = turned.split_with_sizes([turned.shape[1] - value.shape[1], value.shape[1]], 1)
+        self._write(layer, key, value)
+        side_by_side = self.ragged.padded(query[None]).transpose(1, 2)  # [R, H, W, D]
+        return self.ragged.packed(self._read(layer, side_by_side, self.entries, None, scaling))[0]
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Store keys and values [B, Hkv, n, D] where ``place`` says."""
+        self._write(layer, key, value)
+
+    def held(self, layer: int, batch: int) -> tuple[Tensor, Tensor]:
+        """Return a copy of the keys and values [B, Hkv, T * E, D] that the rows of a pass hold in a layer."""
+        pages = self.table[self.first_slot : self.first_slot + batch]
+        index = layer - self.first_layer
+        keys, values = (store[index][pages].transpose(1, 2).flatten(2, 3) for store in (self.keys, self.values))
+        return keys, values
+
+    def compact(self, first: Tensor, kept: Tensor) -> None:
+        """Move entries ``first`` [B] + ``kept`` [B, n] of rows 0..B-1 to ``first`` + 0, 1, ..., in all layers."""
+        self.rows = self.table[: len(first)]
+        steps = torch.arange(kept.shape[1], device=first.device)
+        sources, places = (self._places(first[:, None] + numbers).flatten() for numbers in (kept, steps))
+        for store in (self.keys, self.values):
+            flat = store.flatten(1, 3)  # [layers, P * Hkv * E, D]
+            flat[:, places] = flat[:, sources]
+
+    def copy_pages(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy pages to others [n], in all layers."""
+        for store in (self.keys, self.values):
+            store[:, targets] = store[:, sources]
+
+    def copy_slot(self, source: int, first: int, end: int, length: int) -> None:
+        """Copy nothing: the table shares pages."""
+
+    def snapshot(self, slot: int, length: int) -> tuple[Tensor, ...]:
+        """Return nothing: the owner of the table keeps pages."""
+        return ()
+
+    def restore(self, slot: int, held: tuple[Tensor, ...], length: int) -> None:
+        """Put nothing back: the table has the pages."""
+
+    def _places(self, entries: Tensor) -> Tensor:
+        """Return the rows of [P * Hkv * E, D] that hold ``entries`` [B, n] of ``rows``: [B, Hkv, n]."""
+        kv_heads = self.keys.shape[2]
+        pages = self.rows.gather(1, entries // self.size)
+        heads = pages[:, None] * kv_heads + torch.arange(kv_heads, device=entries.device)[:, None]
+        return heads * self.size + (entries % self.size)[:, None]
+
+    def _write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Store what has an item for each of ``written`` [..., D]."""
+        for store, new in ((self.keys, key), (self.values, value)):
+            rows = store[layer - self.first_layer].view(-1, new.shape[-1])
+            rows.index_copy_(0, self.written, new.reshape(-1, new.shape[-1]))
+
+    def _read(self, layer: int, query: Tensor, entries: Tensor, ways: Tensor | None, scaling: float) -> Tensor:
+        index = layer - self.first_layer
+        pools = self.keys[index], self.values[index]
+        return paged_attention(query, *pools, self.rows, entries, self.used, scaling, ways)
