@@ -50,7 +50,7 @@ def _norm(
 def _turn(
     x: tl.tensor, query_weight: tl.tensor, key_weight: tl.tensor, cos: tl.tensor, sin: tl.tensor, out: tl.tensor,
     queries: tl.tensor, heads: tl.tensor, width: tl.tensor, step: tl.tensor, angle: tl.tensor, eps: tl.tensor,
-    keys: tl.tensor, values: tl.tensor, places: tl.tensor, page: tl.tensor,
+    keys: tl.tensor, values: tl.tensor, table: tl.tensor, entries: tl.tensor, pages: tl.tensor, page: tl.tensor,
     key_page: tl.tensor, key_head: tl.tensor, key_entry: tl.tensor,
     value_page: tl.tensor, value_head: tl.tensor, value_entry: tl.tensor,
     STORED: tl.constexpr, NORMED: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, HEADS: tl.constexpr,
@@ -78,8 +78,9 @@ def _turn(
     far *= tl.load(sin + row * angle + lane, mask=lane < SIZE, other=0.0).to(tl.float32)
     turned = (_rounded(own, out) + _rounded(far, out)).to(out.dtype.element_ty)
     if STORED:
-        entry = tl.load(places + row).to(tl.int64)
-        number, offset, key = entry // page, entry % page, head - queries
+        entry = tl.load(entries + row)
+        number = tl.load(table + row // width * pages + entry // page).to(tl.int64)
+        offset, key = (entry % page).to(tl.int64), head - queries
         to_key = keys + number * key_page + key * key_head + offset * key_entry + lane
         tl.store(to_key, turned, mask=inside & (head >= queries) & (head < heads))
         to_value = values + number * value_page + (key - kv_heads) * value_head + offset * value_entry + lane
@@ -147,7 +148,8 @@ def turn_and_store(
     rotary: tuple[Tensor, Tensor],
     heads: tuple[int, int],
     stores: tuple[Tensor, Tensor],
-    places: Tensor,
+    table: Tensor,
+    entries: Tensor,
 ) -> Tensor:
     """Return queries as ``turn`` gives them, contiguous, and write turned keys and plain values into a cache.
 
@@ -158,14 +160,15 @@ def turn_and_store(
         rotary: as in ``turn``.
         heads: H and Hkv.
         stores: keys and values [P, Hkv, E, D] of a layer: pages of E entries, or slots.
-        places: [B, n] or [N], contiguous: for each token, its page * E + its offset there. Of tokens with the same
-            place any one is kept.
+        table: [B, T] or [N, T], the page of entries 0..E-1, E..2E-1, ... of each row.
+        entries: [B, n] or [N], of each token. Of tokens with the same one any is kept.
     """
     queries, kv_heads = heads
-    assert x.shape[1] == queries + 2 * kv_heads and places.is_contiguous(), "queries, keys and values; token by token"
+    assert x.shape[1] == queries + 2 * kv_heads, "queries, keys and values"
+    assert entries.shape == (x.shape[0], *x.shape[2:-1]) and entries.is_contiguous(), "an entry each, token by token"
     shape = (x.shape[0], queries, *x.shape[2:])
     out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    return _launch_turn(x, weights, eps, rotary, (queries, queries + kv_heads), out, (*stores, places))
+    return _launch_turn(x, weights, eps, rotary, (queries, queries + kv_heads), out, (*stores, table, entries))
 
 
 def _launch_turn(
@@ -175,23 +178,26 @@ def _launch_turn(
     rotary: tuple[Tensor, Tensor],
     heads: tuple[int, int],
     out: Tensor,
-    stored: tuple[Tensor, Tensor, Tensor] | None,
+    stored: tuple[Tensor, Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
-    """Turn the first ``heads[1]`` heads, of which ``heads[0]`` are queries; ``stored``: keys, values and places."""
+    """Turn the first ``heads[1]`` heads, of which ``heads[0]`` are queries.
+
+    ``stored``: keys, values, table and entries of ``turn_and_store``.
+    """
     width, size = x.shape[2] if x.dim() == 4 else 1, x.shape[-1]
     assert x.stride(1) == size and x.stride(-1) == 1, "heads lie side by side"
     step, angle = (one.stride(2) if one.dim() == 4 else one.stride(0) for one in (x, rotary[0]))
     assert rotary[0].stride() == rotary[1].stride() and rotary[0].stride(0) == width * angle, "token by token"
     query_weight, key_weight = weights or (x, x)  # not read
-    page, strides = 1, [0] * 6
+    pages, page, strides = 0, 1, [0] * 6
     if stored is not None:
-        page = stored[0].shape[2]
+        pages, page = stored[2].stride(0), stored[0].shape[2]
         strides = [*stored[0].stride()[:3], *stored[1].stride()[:3]]
         assert stored[0].stride(3) == stored[1].stride(3) == 1, "the numbers of a head lie side by side"
     if tokens := len(x) * width:
         _turn[(tokens, triton.cdiv(x.shape[1], HEADS))](
             x, query_weight, key_weight, *rotary, out, *heads, width, step, angle, eps,
-            *(stored or (out, out, out)), page, *strides, STORED=stored is not None,
+            *(stored or (out, out, out, out)), pages, page, *strides, STORED=stored is not None,
             NORMED=bool(weights), SIZE=size, LANES=triton.next_power_of_2(size), HEADS=HEADS, num_warps=4,
         )  # fmt: skip
     return out

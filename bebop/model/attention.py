@@ -263,6 +263,11 @@ def cache_shape(config: PreTrainedConfig, layers: int = 0) -> tuple[int, int, in
     return layers or config.num_hidden_layers, kv_heads, head_dim
 
 
+# Where the new entries of a layer go: keys and values [P,Hkv,E,D] in pages of E entries, or in slots; the page of entries
+# 0..E-1, E..2E-1, ... of each row [B,T]; new entries [B,n]. Of rows end to end, a row a token: [N,T] and [N].
+Stores = tuple[tuple[Tensor, Tensor], Tensor, Tensor]
+
+
 class SlotContext:
     """The engine's cache: one slot a request, each with its own length, all preallocated.
 
@@ -282,9 +287,8 @@ class SlotContext:
         self.first_layer = 0  # index of the module's layer that is stored in row 0
         self.first_slot = 0
         self.index: Tensor
-        self._entries: Tensor  # [B,n] that the next pass writes
-        self._firsts = length * torch.arange(slots, device=like.device)[:, None]  # [S,1] entry 0 of a slot among all
-        self._places: Tensor | None = None  # [B,n] of ``stores``, made when the first layer asks
+        self.entries: Tensor  # [B,n] that the next pass writes
+        self._numbers = torch.arange(slots, device=like.device)[:, None]  # [S,1] of the slots, for ``stores``
         self.bias: Tensor
         self.ragged: Ragged | None = None
         self._end_to_end: Callable[[int], RaggedAttention]  # of a number of query heads
@@ -307,7 +311,7 @@ class SlotContext:
         from this: siblings in a tree have one position and an entry each.
         """
         batch, width = entries.shape
-        self.ragged, self._entries, self._places = ragged, entries, None
+        self.ragged, self.entries = ragged, entries
         if ragged is not None:
             assert tree is None, "rows of chains alone are laid end to end"
             keys, values = self.keys[:, self.first_slot :], self.values[:, self.first_slot :]
@@ -339,18 +343,15 @@ class SlotContext:
             store.scatter_(2, self.index, new)
         return self.attend_stored(layer, query, scaling)
 
-    def stores(self, layer: int) -> tuple[tuple[Tensor, Tensor], Tensor] | None:
-        """Return where a kernel writes the new entries of a layer: keys and values [S,Hkv,C,D], and the places [B,n] of
-        these entries among S * C; None: ``attend`` writes them.
+    def stores(self, layer: int) -> Stores | None:
+        """Return where a kernel writes the new entries of a layer; None: ``attend`` writes them.
 
         Whoever writes them calls ``attend_stored`` then.
         """
         if self.ragged is not None:
             return None
-        if self._places is None:
-            self._places = self._firsts[self.first_slot : self.first_slot + len(self._entries)] + self._entries
-        index = layer - self.first_layer
-        return (self.keys[index], self.values[index]), self._places
+        index, rows = layer - self.first_layer, slice(self.first_slot, self.first_slot + len(self.entries))
+        return (self.keys[index], self.values[index]), self._numbers[rows], self.entries
 
     def attend_stored(self, layer: int, query: Tensor, scaling: float) -> Tensor:
         """Attend as ``attend`` does once the new entries of the layer are written, [B, H, n, D] -> [B, n, H, D]."""
