@@ -53,6 +53,7 @@ def _turn(
     keys: tl.tensor, values: tl.tensor, table: tl.tensor, entries: tl.tensor, pages: tl.tensor, page: tl.tensor,
     key_page: tl.tensor, key_head: tl.tensor, key_entry: tl.tensor,
     value_page: tl.tensor, value_head: tl.tensor, value_entry: tl.tensor,
+    entries_row: tl.tensor, entries_token: tl.tensor,
     STORED: tl.constexpr, NORMED: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, HEADS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Turn ``heads`` heads of a token, of which ``queries`` are queries; with ``STORED`` as many values as keys follow."""
@@ -78,7 +79,7 @@ def _turn(
     far *= tl.load(sin + row * angle + lane, mask=lane < SIZE, other=0.0).to(tl.float32)
     turned = (_rounded(own, out) + _rounded(far, out)).to(out.dtype.element_ty)
     if STORED:
-        entry = tl.load(entries + row)
+        entry = tl.load(entries + row // width * entries_row + row % width * entries_token)
         number = tl.load(table + row // width * pages + entry // page).to(tl.int64)
         offset, key = (entry % page).to(tl.int64), head - queries
         to_key = keys + number * key_page + key * key_head + offset * key_entry + lane
@@ -165,7 +166,7 @@ def turn_and_store(
     """
     queries, kv_heads = heads
     assert x.shape[1] == queries + 2 * kv_heads, "queries, keys and values"
-    assert entries.shape == (x.shape[0], *x.shape[2:-1]) and entries.is_contiguous(), "an entry each, token by token"
+    assert entries.shape == (x.shape[0], *x.shape[2:-1]), "an entry of each token"
     shape = (x.shape[0], queries, *x.shape[2:])
     out = torch.empty(shape, dtype=x.dtype, device=x.device)
     return _launch_turn(x, weights, eps, rotary, (queries, queries + kv_heads), out, (*stores, table, entries))
@@ -189,10 +190,11 @@ def _launch_turn(
     step, angle = (one.stride(2) if one.dim() == 4 else one.stride(0) for one in (x, rotary[0]))
     assert rotary[0].stride() == rotary[1].stride() and rotary[0].stride(0) == width * angle, "token by token"
     query_weight, key_weight = weights or (x, x)  # not read
-    pages, page, strides = 0, 1, [0] * 6
+    pages, page, strides = 0, 1, [0] * 8
     if stored is not None:
         pages, page = stored[2].stride(0), stored[0].shape[2]
-        strides = [*stored[0].stride()[:3], *stored[1].stride()[:3]]
+        entries = stored[3].view(-1, width) if stored[3].dim() == 1 else stored[3]
+        strides = [*stored[0].stride()[:3], *stored[1].stride()[:3], *entries.stride()]
         assert stored[0].stride(3) == stored[1].stride(3) == 1, "the numbers of a head lie side by side"
     if tokens := len(x) * width:
         _turn[(tokens, triton.cdiv(x.shape[1], HEADS))](

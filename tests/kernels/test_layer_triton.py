@@ -140,7 +140,7 @@ def stored_like_turned(product: Tensor, given: tuple[Any, ...], heads: tuple[int
         row, pages = torch.arange(rows, device=DEVICE)[:, None], 20 // page
         table, shaped = (torch.arange(pages, device=DEVICE) - row) % pages, places.view(rows, -1)
         entries = (shaped // page + row) % pages * page + shaped % page
-        entries = entries[:, 0].contiguous() if product.dim() == 3 else entries
+        entries = entries[:, 0] if product.dim() == 3 else entries.T.contiguous().T  # as prefill has them: expanded
         found = layer_triton.turn_and_store(product, *given, heads, (stores[0], stores[1]), table, entries)
         assert found.is_contiguous() and torch.equal(found, turned[:, :queries])
         assert all(torch.equal(a, b) for a, b in zip(stores, wanted, strict=True))

@@ -10,9 +10,15 @@ import torch
 from torch import Tensor
 
 from bebop.errors import UserError
+from bebop.kernels import paged_attention
 from bebop.kernels.paged_attention import reference
+from bebop.model import lean
+from bebop.rollout.torch_engine import generate
+from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
 from tests.kernels.rounding import to_nearest
+from tests.rollout.test_conformance import engine
+from tests.test_on_a_gpu import agrees
 
 paged = pytest.importorskip("bebop.kernels.paged_attention_triton", reason="Triton is not installed")
 
@@ -166,8 +172,25 @@ def test_a_cache_of_slots_is_one_of_large_pages() -> None:
     torch.testing.assert_close(computed(given).double(), exact(given), rtol=0, atol=CLOSE[case.dtype])
 
 
+@pytest.mark.slow  # a whole engine in the interpreter
+@pytest.mark.parametrize("system", ["bebop", "bebop_tree", "block"])
+def test_an_engine_decodes_with_the_kernels_what_it_decodes_without(
+    system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a layer all but its products is done by kernels; keys and values lie in pages that a group shares."""
+    asked = requests([[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1]], max_new_tokens=14)
+    wanted = generate(engine(tiny_policy(seed=9), system), asked)
+    for module in (lean, paged_attention):
+        monkeypatch.setattr(module, "compiled", lambda *_: True)
+    launched: list[Any] = []
+    own = paged.launch
+    monkeypatch.setattr(paged, "launch", lambda *given: launched.append(given[-1]) or own(*given))
+    agrees(generate(engine(tiny_policy(seed=9), system, paged=True), asked), wanted, but=1)
+    assert any(ways is not None for ways in launched) == (system != "bebop")
+
+
 def test_what_it_does_not_take() -> None:
-    with pytest.raises(UserError, match="float32, bfloat16 and float16, not in torch.float64"):
+    with pytest.raises(UserError, match=r"float32, bfloat16 and float16, not in torch\.float64"):
         computed(Case(lengths=(3,), dtype=torch.float64).inputs())
     with pytest.raises(AssertionError, match="a multiple of 16 entries"):
         computed(Case(lengths=(3,), page=8).inputs())
