@@ -56,7 +56,7 @@ def _turn(
     entries_row: tl.tensor, entries_token: tl.tensor,
     STORED: tl.constexpr, NORMED: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, HEADS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Turn ``heads`` heads of a token, of which ``queries`` are queries; with ``STORED`` as many values as keys follow."""
+    """Turn ``heads`` heads of a token, of which ``queries`` are queries. With ``STORED`` values follow, one a key."""
     row = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     lane = tl.arange(0, LANES)[None, :]

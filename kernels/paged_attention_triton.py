@@ -6,8 +6,9 @@ holds at most ``ROWS`` of them, padded to 16, the least that tensor cores take. 
 
 The entries of a row are split into spans, one a program, so that one long row keeps the whole device busy. The spans
 follow from sizes that the host knows, and a launch in a CUDA graph stays the same. A program whose span begins after
-the last entry that its tile sees ends at once. The others leave unnormalised sums with their maximum and their mass, and
-the last one to arrive adds them up: an atomic counter tells it so, which it sets to 0 again for the next launch.
+the last entry that its tile sees ends at once. The others leave unnormalised sums with their maximum and their mass.
+An atomic counter tells the last one to arrive that it is the last: it adds the sums up, and sets the counter to 0 for
+the next launch. Launches of one device share the counters, so they have to be on one stream.
 
 Scores, softmax and sums are in fp32. Weights are rounded to the type of the values before the second product, as other
 fused kernels do. The numbers of a row depend on its own entries and on the length of a span; that length follows from
@@ -61,11 +62,7 @@ def _attend(
         first = tl.load(entries + row * entries_row)
         limit = tl.where(real, first, 0)  # entries that a row sees, up to this one
         end = tl.minimum(first + nodes, used)
-        # A bit for each node that a row sees, as one load beside the loop: within it, its addresses would not fit.
-        node = tl.arange(0, NODES)
-        known = real[:, None] & (node < nodes)[None, :]
-        way = tl.load(ways + ((row * width + token) * nodes)[:, None] + node[None, :], mask=known, other=0)
-        bits = tl.sum((way != 0).to(tl.int64) << node[None, :], 1)
+        bits = _bits(ways + (row * width + token) * nodes, real, nodes, NODES)
     else:
         limit = tl.load(entries + row * entries_row + token * entries_token, mask=real, other=-1) + 1
         end = tl.minimum(tl.max(limit, 0), used)
@@ -120,6 +117,14 @@ def _attend(
                 tl.debug_barrier()
                 tl.store(counters + tile, 0)
                 _add_up(sums, marks, answer, tile, live, real, SPLITS, ROWS, LANES, SIZE, CHUNK)
+
+
+@triton.jit
+def _bits(ways: tl.tensor, real: tl.tensor, nodes: tl.tensor, NODES: tl.constexpr) -> tl.tensor:
+    """Return the nodes that each row sees, a bit for each: loads within the loop need more registers than there are."""
+    node = tl.arange(0, NODES)
+    way = tl.load(ways[:, None] + node[None, :], mask=real[:, None] & (node < nodes)[None, :], other=0)
+    return tl.sum((way != 0).to(tl.int64) << node[None, :], 1)
 
 
 @triton.jit

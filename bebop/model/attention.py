@@ -263,8 +263,9 @@ def cache_shape(config: PreTrainedConfig, layers: int = 0) -> tuple[int, int, in
     return layers or config.num_hidden_layers, kv_heads, head_dim
 
 
-# Where the new entries of a layer go: keys and values [P,Hkv,E,D] in pages of E entries, or in slots; the page of entries
-# 0..E-1, E..2E-1, ... of each row [B,T]; new entries [B,n]. Of rows end to end, a row a token: [N,T] and [N].
+# Where the new entries of a layer go: keys and values [P,Hkv,E,D], in pages of E entries or in slots; a page table
+# [B,T], which names the page of entries 0..E-1, E..2E-1, ... of each row; the new entries [B,n]. Where rows lie end to
+# end, each token has a row of the table: [N,T] and [N].
 Stores = tuple[tuple[Tensor, Tensor], Tensor, Tensor]
 
 

@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bebop.bench.gpu.job import ARMS, carried_out
 from bebop.bench.gpu.models import SHAPES, TINY, Decoding, Shape, policy_of, update
-from bebop.bench.gpu.stage import Context, Stage, warmed
+from bebop.bench.gpu.stage import Context, Row, Stage, warmed
 from bebop.kernels.block_verify import block_verify
 from bebop.kernels.linear_losses import linear_draft_loss
 from bebop.kernels.losses import tv_loss
@@ -291,7 +291,7 @@ def _attention(context: Context) -> None:
             (2,) if context.dry else (1, 32, 256),
             ((128, True),) if context.dry else ((512, False), (4096, False), (4096, True)),
         ):
-            about = {"model": name, "batch": batch, "entries": entries, "uneven": uneven}
+            about: Row = {"model": name, "batch": batch, "entries": entries, "uneven": uneven}
             with context.tried("attention", **about):
                 cases, size = _attention_cases(context.device, shape, batch, entries, uneven)
                 pages, slots = (call() for call in cases.values())
@@ -336,7 +336,7 @@ def _attention_cases(
         return out.unflatten(2, (group, width)).permute(0, 3, 1, 2, 4).reshape(batch, width, *heads[:1], shape.head_dim)
 
     def pages() -> Tensor:
-        return paged_attention(query, *pools, table, places, entries, scaling)
+        return paged_attention(query, pools[0], pools[1], table, places, entries, scaling)
 
     size = 2 * float(ends.sum()) * heads[1] * shape.head_dim * keys.element_size()
     return {"attention over pages": pages, "attention over slots": slots}, size

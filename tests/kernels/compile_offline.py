@@ -100,7 +100,7 @@ def layer_kernels() -> Iterator[tuple[str, str]]:
         types = dict.fromkeys(states, "*bf16") | {"eps": "fp32"}
         yield f"norm {given}", compiled(layer._norm, "bf16", types, ADD=given, BLOCK=2048)
         sizes = {"SIZE": 80, "LANES": 128, "HEADS": 8}
-        stores = {"keys": "*bf16", "values": "*bf16", "places": "*i64"}
+        stores = {"keys": "*bf16", "values": "*bf16", "table": "*i64", "entries": "*i64"}
         for stored in (True, False):
             turn = compiled(layer._turn, "bf16", types | stores, NORMED=given, STORED=stored, **sizes)
             yield f"turn {given} {stored}", turn

@@ -152,8 +152,9 @@ def test_pages_are_stored_to_and_read_as_slots_are() -> None:
     chain, ragged = torch.tensor([[0, 1], [14, 15], [15, 16]]), Ragged.of(torch.tensor([2, 1, 2]), 2)
     first = torch.tensor([3, 15, 9])
     ways = torch.tensor([[True, False, True, False], [False, True, False, True]]).expand(3, -1, -1)
+    nodes = first[:, None] + torch.tensor([2, 3])
     passes: list[tuple[Tensor, dict[str, Any]]] = [
-        (chain, {}), (chain + 1, {}), (chain + 5, {"ragged": ragged}), (first[:, None] + torch.tensor([2, 3]), {"tree": (first, ways)}),
+        (chain, {}), (chain + 1, {}), (chain + 5, {"ragged": ragged}), (nodes, {"tree": (first, ways)}),
     ]  # fmt: skip
     # What was never written may be looked at, but not seen: it is alike in both.
     for entries, given in passes:
@@ -165,7 +166,7 @@ def test_pages_are_stored_to_and_read_as_slots_are() -> None:
             query, key, value = (ragged.packed(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value))
         wanted = slots.attend(1, query, key, value, 0.5)
         stores, rows, places = pages.stores(1)
-        by_token = [x[0].transpose(0, 1) if "ragged" in given else x.transpose(1, 2).flatten(0, 1) for x in (key, value)]
+        by_token = [x.transpose(1, 2).flatten(0, 1) for x in (key, value)]
         each = rows if "ragged" in given else rows.repeat_interleave(2, 0)
         for store, new in zip(stores, by_token, strict=True):
             store[each.gather(1, places.reshape(-1, 1) // 16)[:, 0], :, places.flatten() % 16] = new
