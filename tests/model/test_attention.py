@@ -154,7 +154,8 @@ def test_pages_are_stored_to_and_read_as_slots_are() -> None:
     ways = torch.tensor([[True, False, True, False], [False, True, False, True]]).expand(3, -1, -1)
     nodes = first[:, None] + torch.tensor([2, 3])
     passes: list[tuple[Tensor, dict[str, Any]]] = [
-        (chain, {}), (chain + 1, {}), (chain + 5, {"ragged": ragged}), (nodes, {"tree": (first, ways)}),
+        (chain, {}), (chain + 1, {}), (nodes, {"tree": (first, ways)}),
+        *((chain + more, {"ragged": ragged}) for more in (5, 8)),
     ]  # fmt: skip
     # What was never written may be looked at, but not seen: it is alike in both.
     for entries, given in passes:
