@@ -1,6 +1,6 @@
 """Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``engines``, ``loop``, ``kernels``,
 ``bound``, ``monitor``, ``trace``, ``history``, ``told``, ``certify``, ``draft_temperature``,
-``draft_temperature_cost``, ``agents``, ``balance``, ``simulate`` and ``simulate_cost``."""
+``draft_temperature_cost``, ``agents``, ``balance``, ``pages``, ``simulate`` and ``simulate_cost``."""
 
 import argparse
 import time
@@ -24,6 +24,7 @@ from bebop.bench import (
     kernels,
     loop,
     monitor,
+    pages,
     record,
     rollout,
     roofline,
@@ -144,6 +145,14 @@ def _agents(options: argparse.Namespace) -> Measured:
     return agents.run(options.rounds), []
 
 
+def _pages(options: argparse.Namespace) -> Measured:
+    torch.set_num_threads(options.threads)
+    sizes = {"batches": tuple(options.batches), "rounds": options.rounds}
+    rows = pages.run(pages.PagesBench(model=_model(options), **sizes))
+    charted = [{**row, "case": f"{row['system']}, batch {row['batch']}"} for row in rows if "batch" in row]
+    return rows, [(options.kind, charted, "case", "arm", "tokens/s")]
+
+
 def _balance(options: argparse.Namespace) -> Measured:
     rows = dispatch.run()
     charted = [{**row, "fleet": f"{row['workers']}, slow: {row['slow']}"} for row in rows if row["staleness"] == 2]
@@ -203,6 +212,7 @@ KINDS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "monitor": _watched(monitor.run, "rollout"),
     "certify": _watched(certify.run, "trainer"),
     "agents": _agents,
+    "pages": _pages,
     "draft_temperature": lambda options: (draft_temperature.run(options.heads, options.seeds), []),
     "draft_temperature_cost": _temperature_cost,
     "simulate": lambda options: (simulation.run(options.out)[0], []),
@@ -252,7 +262,10 @@ def parser(about: str) -> Parser:
     telling = kinds.add_parser("told", help="acceptance of drafts from past answers, in vLLM and the embedded engine")
     telling.add_argument("--prompts", type=whole(2), default=96, help="each is asked once (default: 96)")
     telling.add_argument("--answers", type=whole(1), default=8, help="past ones of each prompt (default: 8)")
-    for embedded in (decoding, reading, looking, several, repeating, telling):
+    paging = kinds.add_parser("pages", help="keys and values in pages against slots: speed, and requests in flight")
+    paging.add_argument("--batches", type=whole(1), nargs="+", default=[1, 8, 32])
+    paging.add_argument("--rounds", type=whole(1), default=8, help="turns of each arm (default: 8)")
+    for embedded in (decoding, reading, looking, several, repeating, telling, paging):
         embedded.add_argument("--model", default="tiny", help="tiny, smollm2 or a Hugging Face folder (default: tiny)")
         embedded.add_argument("--device", default="auto")
         embedded.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])

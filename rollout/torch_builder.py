@@ -8,7 +8,7 @@ from transformers import AutoConfig
 from bebop.config.job import JobConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_policy, resolve
-from bebop.rollout.capacity import check_memory, check_parked
+from bebop.rollout.capacity import check_memory, check_parked, check_pool
 from bebop.systems import SYSTEMS
 
 if TYPE_CHECKING:  # the driver, which calls ``check``, needs none of it
@@ -21,10 +21,14 @@ def check(config: JobConfig) -> None:
     """Raise ``UserError`` unless its keys and values fit this machine, if it is the one that it will run on."""
     if config.runtime.address is None:
         settings = AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True)
-        slots, dtype = config.rollout.slots * config.rollout.workers, getattr(torch, config.model.dtype)
-        check_memory(settings, slots, config.rollout.max_length, dtype, find_device(config.model))
-        check_parked(config.rollout.parked_bytes, find_device(config.model))
-        graphs_on(config, find_device(config.model))
+        workers, length, dtype = config.rollout.workers, config.rollout.max_length, getattr(torch, config.model.dtype)
+        device, tokens = find_device(config.model), config.rollout.torch.cache_tokens
+        paged = device.type == "cuda" if (asked := config.rollout.torch.paged_cache) == "auto" else asked
+        check_pool(tokens, length, paged)
+        pool = None if tokens is None else tokens * workers
+        check_memory(settings, config.rollout.slots * workers, length, dtype, device, tokens=pool)
+        check_parked(config.rollout.parked_bytes, device)
+        graphs_on(config, device)
 
 
 def graphs_on(config: JobConfig, device: torch.device) -> bool:
@@ -51,7 +55,7 @@ def make(config: JobConfig) -> tuple["TorchEngine", tuple[int, ...]]:
     from bebop.rollout.decoding.graphs import CudaRecorder
     from bebop.rollout.torch_engine import TorchEngine
 
-    system = SYSTEMS[config.decoding.system]
+    system, asked = SYSTEMS[config.decoding.system], config.rollout.torch
     policy = load_policy(config.model, need_head=system.head, needs=system.needs)
     engine = TorchEngine(
         policy,
@@ -60,6 +64,8 @@ def make(config: JobConfig) -> tuple["TorchEngine", tuple[int, ...]]:
         max_length=config.rollout.max_length,
         on_update=config.rollout.on_update,
         parked_bytes=config.rollout.parked_bytes,
+        paged=None if asked.paged_cache == "auto" else asked.paged_cache,
+        cache_tokens=asked.cache_tokens,
         measure=config.monitor.decode_stats,
         room=config.decoding.limit + 1 if config.monitor.actions else 0,
         recorder=CudaRecorder() if graphs_on(config, policy.device) else None,

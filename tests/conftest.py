@@ -13,8 +13,9 @@ from tests.order import longest_first
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--budget``: what ``make test`` and ``make test-slow`` pass."""
+    """Add ``--budget``: what ``make test`` and ``make test-slow`` pass. And ``--pages``, for a run of tests by hand."""
     parser.addoption("--budget", metavar="NAME", help="print processor seconds by folder; fail above the budget NAME")
+    parser.addoption("--pages", action="store_true", help="embedded engines keep keys and values in pages")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,6 +54,35 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
     return True
+
+
+def _keep_in_pages(monkeypatch: pytest.MonkeyPatch, paged: bool) -> None:
+    """Let embedded engines that are not told otherwise keep keys and values in pages, or in slots."""
+    from bebop.rollout.torch_engine import TorchEngine
+
+    monkeypatch.setitem(TorchEngine.__init__.__kwdefaults__, "paged", paged)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pages(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keep the caches of all engines in pages, where ``--pages`` asks for that."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.option.pages:
+            _keep_in_pages(patch, True)
+        yield
+
+
+@pytest.fixture
+def in_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep keys and values in slots: for a test that looks for them there."""
+    _keep_in_pages(monkeypatch, False)
+
+
+@pytest.fixture(params=[False, True], ids=["slots", "pages"])
+def paged(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Run a test twice: with keys and values in slots, and in pages."""
+    _keep_in_pages(monkeypatch, request.param)
+    return bool(request.param)
 
 
 @pytest.fixture(autouse=True)

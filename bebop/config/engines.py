@@ -29,6 +29,18 @@ class TorchConfig(Settings):
     SECTION = "rollout.torch."
     # Off until a run on a GPU has compared its tokens with those of eager cycles (benchmarks/gpu/NEXT.md).
     cuda_graphs: bool = setting(False, "launch a cycle as one CUDA graph, where its decoding system allows that")
+    # On a CPU attention copies the pages that it reads, which costs a quarter to a third of the tokens a second.
+    paged_cache: bool | Literal["auto"] = setting(
+        "auto",
+        "keep keys and values in pages that all requests of a worker share; auto: on a CUDA device",
+        Limit(lambda given: given in (True, False, "auto"), "give true, false or auto"),
+    )
+    cache_tokens: int | None = setting(
+        None,
+        "that the pages of one worker hold, rollout.max_length or more; rollout.slots may be far more then: a request "
+        "starts once there are pages for it, and the latest waits again if there are none; null: slots * max_length",
+        POSITIVE,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

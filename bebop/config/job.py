@@ -248,6 +248,9 @@ class RolloutConfig(Settings):
     def _validate(self) -> None:
         fits = self.sampling.max_new_tokens < self.max_length
         self.require(fits, "max_length", "it must exceed rollout.sampling.max_new_tokens")
+        tokens = self.torch.cache_tokens
+        holds = tokens is None or tokens >= self.max_length
+        self.require(holds, "torch.cache_tokens", f"give rollout.max_length={self.max_length} or more")
 
     @property
     def dealing(self) -> Literal["static", "pull"]:

@@ -96,7 +96,9 @@ def job_memory(config: JobConfig, settings: Any, count: int, device: torch.devic
     total = fixed + batches
     parts = [f"trainer {_gb(total)} (weights and Adam {_gb(fixed)}, activations {_gb(batches)})"]
     if embedded:
-        cache = rollout.slots * rollout.max_length * bytes_per_token(settings, dtype)
+        tokens = rollout.slots * rollout.max_length
+        tokens = min(tokens, rollout.torch.cache_tokens or tokens)
+        cache = tokens * bytes_per_token(settings, dtype)
         rows = rollout.slots * (config.decoding.limit + 1) * settings.get_text_config().vocab_size * 4 * ROWS
         worker = 2 * weights + PROCESS + cache + rows  # weights twice: they come in while the old ones are in use
         total += rollout.workers * worker

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.bench import engines
+from bebop.bench import engines, pages
 from bebop.bench.__main__ import main
 from bebop.bench.first_token import FirstTokenBench
 from bebop.bench.first_token import measure as measure_first_token
+from bebop.bench.pages import PagesBench
 from bebop.bench.rollout import RolloutBench, measure, products
 from bebop.bench.served import ServedBench, arms, job, side_by_side
 from bebop.config.engines import SglangConfig
@@ -20,7 +21,7 @@ from bebop.rollout.engine import Finished, Request, nothing
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.systems import SYSTEMS
 from bebop.trajectory import DecodeStats, SamplingParams
-from tests.builders import requests, tiny_policy
+from tests.builders import bare_policy, requests, tiny_policy
 from tests.cases import slow_but
 
 
@@ -84,6 +85,22 @@ def test_every_arm_reads_every_prompt() -> None:
         assert 0 < row["ms, 5 %"] <= row["ms"] <= row["ms, 95 %"]
         assert 0 < row["x plain, 5 %"] <= row["x plain"] <= row["x plain, 95 %"]
         assert row["arm"] != "autoregressive" or row["x plain"] == 1
+
+
+# ---- Pages are compared with slots in speed, turn by turn, and in the requests that the same bytes hold
+
+
+def test_pages_and_slots_are_compared_in_equal_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "load_with_parts", lambda model, systems: bare_policy())
+    for name, value in {"SLOTS": 2, "LONGEST": 60, "PROMPT": 4, "MEDIAN": 8}.items():
+        monkeypatch.setattr(pages, name, value)
+    rows = pages.run(PagesBench(model=ModelConfig(), systems=("bebop",), batches=(2,), rounds=2, tokens=8, requests=24))
+    assert [(row.get("batch"), row["arm"]) for row in rows] == [
+        (2, "slots"), (2, "pages"), (None, "slots"), (None, "pages")
+    ]  # fmt: skip
+    assert rows[0]["x slots"] == 1 and 0 < rows[1]["least"] <= rows[1]["x slots"] <= rows[1]["most"]
+    assert rows[3]["cache MiB"] <= rows[2]["cache MiB"]
+    assert rows[2]["requests in flight"] <= 2 and rows[3]["requests in flight"] > 4
 
 
 # ---- The benchmark of SGLang: its arms, and how it keeps a batch full. The engine itself is measured by hand

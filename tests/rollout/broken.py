@@ -12,6 +12,7 @@ from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, Targ
 from bebop.rollout.decoding.mtp import MTPDrafter
 from bebop.rollout.decoding.rules import BlockRule, Rejection, TreeWalk
 from bebop.rollout.decoding.temperature import GRID
+from bebop.rollout.pages import Pages
 from bebop.systems.history.decoding import HistoryDrafter, HistoryMTPDrafter
 from bebop.systems.history.matching import Cycle, Followers, Next
 from bebop.systems.pad.decoding import PivotOverride
@@ -163,6 +164,14 @@ class StaleRow(SlotContext):
             key[:, :, :1] = self.keys[layer, :batch].gather(2, at)
             value[:, :, :1] = self.values[layer, :batch].gather(2, at)
         return super().attend(layer, query, key, value, scaling)
+
+
+class StaleTable(Pages):
+    """In the table of the device every other slot still has the pages that its neighbour has by now."""
+
+    def upload(self) -> None:
+        super().upload()
+        self.table[::2] = self.table[1::2]
 
 
 class NotCompacted(SlotContext):

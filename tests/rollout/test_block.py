@@ -89,6 +89,7 @@ def moved(one: TorchEngine, offset: int) -> bool:
     return not torch.equal(proposed(one), before)
 
 
+@pytest.mark.usefixtures("in_slots")
 def test_a_draft_depends_on_states_strictly_before_its_anchor(policy: Policy) -> None:
     assert not moved(running(policy), 0)
     assert moved(running(policy), -1)

@@ -27,6 +27,7 @@ from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.timed_lengths import CostLength
 from bebop.rollout.history import Automaton, History
+from bebop.rollout.pages import Pages
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.systems import SYSTEMS
 from bebop.systems.history.decoding import HistoryMTPDrafter
@@ -58,6 +59,7 @@ from tests.rollout.broken import (
     ResidualIsTheTarget,
     RowOfTheParent,
     StaleRow,
+    StaleTable,
     TakesTheNextDraft,
     UnprocessedDraft,
     WrongParent,
@@ -113,6 +115,7 @@ class Case:
     past: Literal["", "overlapping", "misleading"] = ""  # past completions that history is told of
     mixed: bool = False  # every draft is of the mean of history and head, whatever was learned
     stop: int = -1  # a token that ends completions; -1: none
+    paged: bool | None = None  # whether keys and values lie in pages; None: as by default
     accepted: tuple[float, float] = (0.1, 1.0)  # the share of accepted drafts lies between, or nothing is tested
 
 
@@ -207,7 +210,8 @@ def answers(case: Case, policy: Policy, draws: int, fault: Fault | None = None) 
     numbers = np.random.default_rng(0)
     seconds = numbers.lognormal(-3.0, 2.0, size=100_000).cumsum().tolist()  # by which as many drafts as pay are made
     slots = 100 if case.decoding.draft_tokens == "auto" else 1000  # with auto, cycles of all sizes are timed first
-    engine = TorchEngine(policy, case.decoding, slots=slots, max_length=16, clock=iter(seconds).__next__)
+    clock = iter(seconds).__next__
+    engine = TorchEngine(policy, case.decoding, slots=slots, max_length=16, clock=clock, paged=case.paged)
     length = getattr(engine.decoder, "length", None)
     if isinstance(length, CostLength):  # in some cycles the number that pays, in others any
         pace, paying = length.pace, length.pace.choose
@@ -408,6 +412,19 @@ def test_three_tokens_have_the_pair_networks_distribution(name: str, draws: int)
     check(PIPO[name], draws)
 
 
+IN_PAGES = {
+    **{name: replace(case, paged=True) for name, case in EXACT.items() if name.endswith("-0.7")},
+    **{name: replace(case, paged=True) for name, case in HISTORY.items() if name.endswith("overlapping")},
+    "pad": replace(PAD["pred-0.7"], paged=True),
+    "pipo": replace(PIPO["confidence"], paged=True),
+}
+
+
+@pytest.mark.parametrize(("name", "draws"), few_and_many(["bebop_tree-0.7"], IN_PAGES, IN_PAGES))
+def test_distributions_are_the_same_with_keys_and_values_in_pages(name: str, draws: int) -> None:
+    check(IN_PAGES[name], draws)
+
+
 SAME_SEEDS = {  # name -> system, whether completions in progress count, cycles of bebop before it takes over
     "history": ("history", False, 0),
     "bebop_history": ("bebop_history", False, 0),
@@ -516,6 +533,9 @@ def plant(kind: Any) -> Fault:
         decoder = decoder_of(engine)
         if issubclass(kind, SlotContext):
             decoder.target.cache.__class__ = kind
+        elif issubclass(kind, Pages):
+            assert engine.slots.pages is not None
+            engine.slots.pages.__class__ = kind
         elif hasattr(kind, "accept"):
             decoder.rule = kind(engine.policy, engine.slots, engine.decoding)
         else:
@@ -530,7 +550,8 @@ BROKEN: dict[str, tuple[Case, type]] = {
     "residual": (of_system("bebop", 0.7), ResidualIsTheTarget),
     "unprocessed-draft": (of_system("bebop", 0.7), UnprocessedDraft),
     "unlikely-dropped": (of_system("bebop"), DropUnlikely),
-    "stale-row": (of_system("bebop"), StaleRow),
+    "stale-row": (replace(of_system("bebop"), paged=False), StaleRow),
+    "stale-table": (replace(of_system("bebop"), paged=True), StaleTable),
     "number-of-drafts-knows-their-fate": (of_system("bebop", drafts="auto"), OnlyWhatWillStand),
     "temperature-peeks": (CHOSEN_TEMPERATURES["bebop"], PeekingTemperature),
     "temperature-not-told": (replace(CHOSEN_TEMPERATURES["bebop"], prompts=REJECTING), OtherTemperature),
@@ -558,6 +579,7 @@ BROKEN: dict[str, tuple[Case, type]] = {
 CAUGHT_BY_FEW = (
     "bonus",
     "stale-row",
+    "stale-table",
     "temperature-not-told",
     "target_only-residual",
     "block-rule-last-that-passes",

@@ -103,6 +103,7 @@ class SeesTheDrafts(PseudoSlots):
         super().__init__(cache, torch.full_like(anchors, int(anchors.max())), masked)
 
 
+@pytest.mark.usefixtures("in_slots")
 @pytest.mark.parametrize("masked", [False, True])
 def test_kept_states_and_cache_are_those_of_a_pass_over_the_text(
     policy: Policy, masked: bool, monkeypatch: pytest.MonkeyPatch
@@ -182,6 +183,7 @@ def beside_or_not(policy: Policy, kind: type[PseudoPass]) -> tuple[float, float]
     return float((logits - plain).abs().max()), float((cache - held).abs().max())
 
 
+@pytest.mark.usefixtures("in_slots")
 def test_real_logits_and_the_cache_do_not_know_of_pseudo_states(policy: Policy) -> None:
     assert max(beside_or_not(policy, PseudoPass)) < 1e-10
     assert beside_or_not(policy, Writes)[1] > 0.5

@@ -180,13 +180,15 @@ ASKED: dict[str, dict[str, Any]] = {
         several=True,
     ),
 )
-def test_a_body_reads_nothing_and_is_the_same_operations_in_every_cycle(system: str, asked: str) -> None:
-    """Of four rows the last is dead: it emits nothing."""
+def test_a_body_reads_nothing_and_is_the_same_operations_in_every_cycle(system: str, asked: str, paged: bool) -> None:
+    """Of four rows the last is dead: it emits nothing. Rows come to have other pages in between."""
     prompts = [[1, 2, 3], [4, 5], [6], [7, 8]]
     one = started(engine(system), requests(prompts, max_new_tokens=40, **ASKED[asked]), cycles=2)
     one.slots.retire(3)
     emitted, seen = [one.slots.count.tolist()], []
+    one.slots.release(3, 4)
     for _ in range(2):
+        one.slots.reserve(0, [20] * 3, cycles=len(seen))
         seen.append(shapes(one, rows=4))
         emitted.append(one.slots.count.tolist())
     assert all(operators == seen[0] for operators in seen) and len(seen[0]) > 50
@@ -296,7 +298,9 @@ def agree(found: Mapping[int, Completion], wanted: Mapping[int, Completion]) -> 
         several=True,
     ),
 )
-def test_recorded_cycles_give_what_cycles_give(system: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_cycles_give_what_cycles_give(
+    system: str, asked: str, paged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Weights change in flight, contexts outgrow their bucket, and slots are left and taken again."""
     monkeypatch.setattr(graphs, "SHORTEST", 16)
     needs, recorder, found = bool(SYSTEMS[system].needs), TapeRecorder(), []

@@ -300,6 +300,7 @@ def test_the_longest_is_gone_on_from() -> None:
     assert one.find([0, 1], 0, 0) is None
 
 
+@pytest.mark.usefixtures("in_slots")
 def test_a_slot_gives_what_was_taken() -> None:
     """Of every cache, and nothing beyond the length."""
     one = engine(bare_policy(seed=3), "bebop")

@@ -30,7 +30,7 @@ from bebop.rollout.torch_engine import TURNS, TorchEngine, generate
 from bebop.systems import SYSTEMS
 from bebop.trajectory import DecodeStats
 from tests.builders import bare_policy, requests, tiny_policy
-from tests.rollout.driving import decoder_of, started
+from tests.rollout.driving import decoder_of, read_at_once, started
 
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9]]
 FREE = [name for name, system in SYSTEMS.items() if system.free_length]
@@ -242,7 +242,7 @@ def test_the_heads_cache_follows_where_nothing_is_drafted() -> None:
     for paced.length.forced in (0, 0, 0, 3, 0, 1, 0, 0):
         assert not paced.engine.step()
     other = TorchEngine(bare_policy(seed=3, dtype=torch.float64), DecodingConfig(), slots=4, max_length=320)
-    other.decoder.prefill(0, [paced.engine._context(slot) for slot in range(4)])
+    read_at_once(paced.engine, other)
     states, wanted = (e.slots.columns["mtp/hidden"][:4] for e in (paced.engine, other))
     assert torch.allclose(states, wanted) and states.abs().sum(1).min() > 0
 

@@ -145,6 +145,7 @@ def test_an_end_is_an_end_in_both_places_of_a_pair() -> None:
     assert ends == {0, 1}, "answers ended in first and in second places, before a draft and after"
 
 
+@pytest.mark.usefixtures("in_slots")
 def test_an_entry_of_the_caches_is_a_pair() -> None:
     """P11: what is fed is the pairs of prompt and completion, all but the newest, in both networks' caches."""
     policy = paired()

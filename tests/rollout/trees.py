@@ -71,6 +71,7 @@ def fed(policy: Policy, decoding: DecodingConfig) -> tuple[TorchEngine, Rows]:
     one = TorchEngine(policy, decoding, slots=2, max_length=64, room=7)
     asked = requests([[1, 2, 3, 4], [2, 0, 1]], max_new_tokens=20)
     one.slots.start(0, [r.params for r in asked], [[*r.token_ids] for r in asked])
+    one.slots.reserve(0, [len(r.token_ids) - 1 for r in asked], cycles=1)
     with torch.inference_mode():
         one.decoder.prefill(0, [[*r.token_ids] for r in asked])
     return one, Rows(one.slots, 2, 3)
