@@ -24,7 +24,7 @@ paged = pytest.importorskip("bebop.kernels.paged_attention_triton", reason="Trit
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on the CPU the kernel runs in Triton's interpreter
 # Of numbers of order 1; in bf16 the weights of a softmax are rounded too, by 2 ** -9 of a share each.
-CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+CLOSE = {torch.float32: 4e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 GPU = pytest.mark.gpu
 pytestmark = pytest.mark.usefixtures("patched_once", "nearest")
 
@@ -146,9 +146,9 @@ def test_the_kernel_sees_what_the_reference_sees(case: Case) -> None:
     assert found.dtype == case.dtype and found.shape == wanted.shape
     close = {"rtol": 0, "atol": CLOSE[case.dtype]}
     torch.testing.assert_close(found.double(), wanted, **close)
-    blind = given | {"entries": given["entries"] - 1}  # of one entry less: that much is noticed
+    blind = given | {"entries": given["entries"] - 1}  # one entry less, of thousands: a difference that is no rounding
     if min(case.lengths) and case.mask != "tree":
-        assert (found.double() - exact(blind)).abs().max() > 4 * CLOSE[case.dtype]
+        assert (found.double() - exact(blind)).abs().max() > 4 * (found.double() - wanted).abs().max()
 
 
 @pytest.mark.parametrize("device", [DEVICE])
