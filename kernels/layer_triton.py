@@ -201,6 +201,7 @@ def _launch_turn(
             x, query_weight, key_weight, *rotary, out, *heads, width, step, angle, eps,
             *(stored or (out, out, out, out)), pages, page, *strides, STORED=stored is not None,
             NORMED=bool(weights), SIZE=size, LANES=triton.next_power_of_2(size), HEADS=HEADS, num_warps=4,
+            enable_fp_fusion=False,  # both products are rounded before they are added, in fp32 as well
         )  # fmt: skip
     return out
 
