@@ -72,7 +72,7 @@ class KvRetention:
             like.seeds.add(seed)
             self._held.move_to_end(key)
             return
-        held, pages = self.slots.snapshot(slot, entries), self.slots.pages
+        held = self.slots.snapshot(slot, entries)
         size = len(key) + held.bytes
         if size + len(held.pages) * self._page > self.limit:
             self.counts.refused += 1
@@ -80,9 +80,7 @@ class KvRetention:
             return
         if like is not None:
             self._remove(key)
-        # The pages of the slot count from now on: it is about to be left.
-        own = 0 if pages is None else pages.alone(held.pages) * self._page
-        while self.held_bytes + size + own > self.limit and self.evict():
+        while self.held_bytes + size > self.limit and self.evict():
             pass
         seeds = {seed} if like is None else {seed, *like.seeds}
         self._held[key] = RetainedKv(tokens=key, entries=entries, held=held, oldest=oldest, seeds=seeds, bytes=size)
@@ -92,7 +90,7 @@ class KvRetention:
         self._copied += size
 
     def trim(self) -> None:
-        """Keep the bound, after slots were left: of the pages that they shared nobody else may have some now."""
+        """Keep the bound after slots were left: now their pages are of what is parked alone, and count."""
         while self.held_bytes > self.limit and self.evict():
             pass
 

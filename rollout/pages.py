@@ -123,10 +123,6 @@ class Pages:
         for page in held:
             self._refer(page, 0, -1)
 
-    def alone(self, held: Sequence[int]) -> int:
-        """Return how many of the pages held are of one slot at most: once it has ended, nobody else has them."""
-        return sum(self._slots[page] <= 1 and self._kept[page] == 1 for page in held)
-
     # ---- the device
 
     def upload(self) -> None:

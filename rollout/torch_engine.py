@@ -383,7 +383,9 @@ class TorchEngine:
     def _grow(self) -> None:
         """Give running requests the pages that their next cycle writes.
 
-        If too few are free, parked ones are, and then those of the request that came last, which waits again.
+        If too few are free, parked ones are, and then those of the request that came last, which waits again. A page
+        that is taken back here may still be written by a cycle that was launched: that is over before the next one
+        begins, since both are in one stream.
         """
         while self.slots.short(self.fed):
             if not self.retention.evict():

@@ -51,6 +51,18 @@ CASES = [("bebop", torch.float32, "cpu"), *on_a_gpu((name, torch.float32) for na
 CASES += on_a_gpu((name, torch.float64) for name in QUICK)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("system", ["bebop", "bebop_tree"])
+def test_pages_give_what_slots_give(system: str, device: str) -> None:
+    """In a pool that is too small for all of them, so that requests are preempted and read again."""
+    asked = requests(PROMPTS, max_new_tokens=24)
+    found = []
+    for settings in ({"paged": False}, {"paged": True, "cache_tokens": 96}):
+        policy = moved(tiny_policy(seed=9, dtype=torch.float64), device)
+        found.append(generate(engine(policy, system, **settings), asked))
+    agrees(found[1], found[0], but=0)
+
+
 @pytest.mark.parametrize(("system", "dtype", "device"), CASES)
 def test_tokens_and_log_probs_are_those_of_a_cpu(system: str, dtype: torch.dtype, device: str) -> None:
     """In fp32 one answer of five may part at a uniform within rounding of a border; up to there it is the same."""
@@ -71,7 +83,7 @@ def agrees(found: Sequence[Completion], wanted: Sequence[Completion], but: int) 
 
 @pytest.mark.parametrize("system", ["bebop", "bebop_tree", "block"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_pages_give_the_tokens_of_slots(device: str, system: str) -> None:
+def test_kernels_over_pages_give_the_tokens_of_slots(device: str, system: str) -> None:
     """By kernels that share nothing: of slots PyTorch's attention with a mask, of pages our own, on a GPU."""
     own, asked = moved(tiny_policy(seed=9), device), requests(PROMPTS, max_new_tokens=12)
     slots, pages = (generate(engine(own, system, paged=paged), asked) for paged in (False, True))

@@ -102,8 +102,11 @@ def prompt_of(number: int, vocabulary: int) -> tuple[int, ...]:
 class Decoding:
     """An engine with all rows in the middle of their completions."""
 
-    def __init__(self, policy: Policy, system: str, drafts: int, batch: int, graphs: bool = False) -> None:
-        """``graphs``: whether a cycle is launched as one; without a GPU its body runs as if it were."""
+    def __init__(
+        self, policy: Policy, system: str, drafts: int, batch: int, graphs: bool = False, paged: bool | None = None
+    ) -> None:
+        """``graphs``: whether a cycle is launched as one; without a GPU its body runs as if it were. ``paged``: whether
+        keys and values lie in pages; None: on a GPU."""
         config = DecodingConfig(system=system, draft_tokens=max(1, drafts))
         length = PROMPT + CYCLES * (drafts + 1)
         self.device = policy.device
@@ -111,7 +114,7 @@ class Decoding:
         self.recorder: Recorder | None = None
         if graphs:
             self.recorder = CudaRecorder() if cuda else EagerRecorder()
-        self.engine = TorchEngine(policy, config, slots=batch, max_length=length, recorder=self.recorder)
+        self.engine = TorchEngine(policy, config, slots=batch, max_length=length, recorder=self.recorder, paged=paged)
         self.engine.text = lambda *_: ""  # type: ignore[assignment]  # tokens beyond the tokenizer's
         params = SamplingParams(max_new_tokens=length - PROMPT)
         size = policy.vocab_size

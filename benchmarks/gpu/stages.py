@@ -27,6 +27,7 @@ from bebop.kernels.losses import tv_loss
 from bebop.kernels.paged_attention import paged_attention
 from bebop.kernels.row_losses import row_losses, scale_rows
 from bebop.kernels.verify import chain_verify, sample
+from bebop.model.backbone import Policy
 from bebop.rollout.decoding.sampling import BatchSampling, entropy
 from bebop.trainer.scorer import token_logprobs
 
@@ -393,9 +394,23 @@ def engine(context: Context) -> None:
                         steady=abs(halves[0] - halves[1]) <= 0.05 * min(halves),
                         busy=counted["busy ms"] / (1e3 * cycle) if counted["busy ms"] else None,
                     )  # fmt: skip
+        _beside_slots(context, name, policy)
         del policy
         if context.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _beside_slots(context: Context, name: str, policy: Policy) -> None:
+    """Wall time of a captured cycle with keys and values in pages, and in slots, where attention is PyTorch's."""
+    batch = 2 if context.dry else 32
+    for paged in (True, False):
+        about = {"model": name, "batch": batch, "system": "bebop", "K": 3, "graphs": True, "paged": paged}
+        if context.left < 0:
+            context.keep("cache", None, skipped="time is up", **about)
+            continue
+        with context.tried("cache", **about):
+            seconds = Decoding(policy, "bebop", 3, batch, graphs=True, paged=paged).cycles(8 if context.dry else 30)
+            context.keep("cache", 1e3 * statistics.median(seconds), unit="ms", **about)
 
 
 # ---- 6: training

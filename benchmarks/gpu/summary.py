@@ -138,7 +138,7 @@ def _engine(rows: list[Row]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        if row["value"]:
+        if row["value"] and row["what"] == "cycle":
             graph = "yes" if row["graphs"] else "no"
             busy = "" if row["busy"] is None else f"{100 * row['busy']:.0f} %"
             lines.append(
@@ -152,6 +152,7 @@ def _engine(rows: list[Row]) -> list[str]:
         "Where the device is busy for less than half of a cycle without graphs, these bring more than faster kernels; "
         "where it still is with them, what the host does between two cycles is next.",
         *_graphs_gain(rows),
+        *_pages_gain(rows),
     ]
 
 
@@ -160,6 +161,17 @@ def _graphs_gain(rows: list[Row]) -> list[str]:
     found = [row for row in rows if row["what"] == "cycle" and row["batch"] == 1 and row.get("of_eager")]
     alone = [row for row in found if row["graphs"] and row["K"] == 0]
     return [f"- {row['model']}, B = 1: {1 / row['of_eager']:.1f} times as fast with graphs." for row in alone]
+
+
+def _pages_gain(rows: list[Row]) -> list[str]:
+    """Return by model what share of the time of a cycle in slots one in pages takes."""
+    found = {(row["model"], row["paged"]): row for row in rows if row["what"] == "cache" and row["value"]}
+    return [
+        f"- {model}, B = {row['batch']}: with keys and values in pages a cycle takes "
+        f"{row['value'] / found[model, False]['value']:.2f} of the time."
+        for (model, paged), row in found.items()
+        if paged and (model, False) in found
+    ]
 
 
 def _share(found: float | None) -> str:

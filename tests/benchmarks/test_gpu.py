@@ -54,8 +54,11 @@ def test_every_stage_runs_without_what_the_machine_lacks(tmp_path: Path) -> None
         assert rows and not [row for row in rows if row.get("skipped")], file
     assert "no number here means anything" in page and "Nothing was left out." in page
     assert all(f"## {name}\n" in page for name in measuring) and "| tiny | 2 | bebop | 3 | yes |" in page
-    measured = [row for row in json.loads((tmp_path / "out" / "5_engine.json").read_text())["rows"] if row["graphs"]]
+    rows = json.loads((tmp_path / "out" / "5_engine.json").read_text())["rows"]
+    measured = [row for row in rows if row["what"] == "cycle" and row["graphs"]]
     assert [row["K"] for row in measured] == [0, 1, 3] and all(row["of_eager"] > 0 for row in measured)
+    assert [row["paged"] for row in rows if row["what"] == "cache"] == [True, False]
+    assert "- tiny, B = 2: with keys and values in pages a cycle takes" in page
 
 
 @pytest.mark.slow  # two jobs

@@ -353,6 +353,7 @@ def turn(one: TorchEngine, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     return [[*prompt, *answer.token_ids.tolist()] for prompt, answer in zip(prompts, found, strict=True)]
 
 
+@pytest.mark.usefixtures("hasty")
 def test_parked_pages_count_where_no_slot_has_them_and_go_first() -> None:
     one = tight(tokens=160)
     pages = one.slots.pages

@@ -49,7 +49,8 @@ def live(planted: Planted, seed: int, *, inside: bool = False) -> EmbeddedEngine
     policy = (
         WEIGHTS[planted.kind](copy.deepcopy(trusted()), planted.size, seed) if planted.kind in WEIGHTS else trusted()
     )
-    engine = TorchEngine(policy, DECODING, slots=SLOTS, max_length=LENGTH, measure=False)
+    # ``StaleCache`` looks for entries in slots.
+    engine = TorchEngine(policy, DECODING, slots=SLOTS, max_length=LENGTH, measure=False, paged=False)
     decoder = engine.decoder
     assert isinstance(decoder, DraftVerify)
     if planted.kind in RULES:

@@ -78,11 +78,14 @@ CASES = {
         ("rollout=sglang rollout.sglang.transfer=disk", "rollout.sglang.folder=None"),
         ("+task.path=no.jsonl", "task.path='no.jsonl'"),
         ("+task.path=rows.txt", "task.path='rows.txt' is not possible: the file must end in .jsonl"),
+        ("rollout.torch.paged_cache=maybe", "rollout.torch.paged_cache='maybe' is not possible: true or false"),
+        ("rollout.torch.cache_tokens=0", "rollout.torch.cache_tokens=0 is not possible: give 1 or more"),
         ("model.dtype=float16", "model.dtype='float16'"),
         ("model.device=gpu", "model.device='gpu'"), ("model.device=cuda:x", "model.device='cuda:x'"),
     ],
     "together": [
         ("rollout.sampling.top_k=5", "'top_k': 5"),
+        ("rollout.torch.cache_tokens=511", "cache_tokens=511 is not possible: give rollout.max_length=512 or more"),
         ("monitor.drift=false monitor.actions=true", "monitor.actions=True"),
         ("monitor.drift=false cotrain=auto", "cotrain.mode='auto'"),
         ("algorithm.minibatches=5", "algorithm.minibatches=5"),
@@ -91,6 +94,12 @@ CASES = {
     "machine": [
         ("model.device=cuda:99", "model.device='cuda:99'"),
         ("model.device=cpu rollout.torch.cuda_graphs=true", "rollout.torch.cuda_graphs=True is not possible"),
+        ("model.device=cpu rollout.torch.cache_tokens=4000", "cache_tokens=4000 is not possible: the cache has no"),
+        (
+            "model.device=cpu rollout.torch.paged_cache=true rollout.slots=100000000 "
+            "rollout.torch.cache_tokens=2000000000",
+            "rollout.torch.cache_tokens=2000000000 is not possible: keys and values take",
+        ),
         ("model=folder", "model.path is missing: give model.path=VALUE"),
         ("model=folder model.path=missing", "model.path='missing' is not possible: give tiny, smollm2 or a folder"),
         ("model.path={here}/empty", "/empty'"),
