@@ -1,7 +1,8 @@
-"""Attention of a few new queries over keys and values in pages: the plain PyTorch reference.
+"""Attention of new queries over keys and values in pages: the plain PyTorch reference, and Triton on a CUDA device.
 
-A page holds ``PAGE`` entries of one layer. A row's entries are wherever its page table says, so that rows of all
-lengths share one pool, and rows with a common beginning share its pages.
+A page holds E entries of one layer. A row's entries are wherever its page table says, so that rows of all lengths share
+one pool, and rows with a common beginning share its pages. A cache with a slot a row is a special case: a slot is a
+page of C entries, and the table of a row names its slot.
 """
 
 import torch
@@ -9,6 +10,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bebop.kernels.tree_verify import visible
+from bebop.kernels.verify import compiled
+
+MAX_NODES = 64  # of a tree in the Triton kernel, which holds a bit for each in one number
 
 
 def paged_attention(
@@ -29,15 +33,33 @@ def paged_attention(
         values: [P, Hkv, E, D], of the same pages.
         table: [B, T], the page of entries 0..E-1, E..2E-1, ... of each row; what lies beyond a row's own may be any
             page, since nothing of it is seen.
-        entries: [B, n], the entry of each query. In a chain it sees all entries up to its own.
+        entries: [B, n], the last entry that each query sees. In a chain that is its own, and it sees all before it.
         used: no query sees an entry from here on; known to the host.
         scaling: of the scores.
-        ways: [B, n, n] (bool), of a tree: which of the n new entries each query sees, beside all before the first.
-            Its entries are ``entries[:, :1]`` + 0, 1, ..., n - 1.
+        ways: [B, n, M] (bool), of a tree: which of M nodes each query sees, itself among them, beside all entries
+            before node 0. Node k has entry ``entries[:, 0]`` + k; nothing else of ``entries`` is read.
 
     Returns:
         [B, n, H, D].
     """
+    if compiled(None, query) and (ways is None or ways.shape[2] <= MAX_NODES):
+        from bebop.kernels import paged_attention_triton
+
+        return paged_attention_triton.launch(query, keys, values, table, entries, used, scaling, ways)
+    return reference(query, keys, values, table, entries, used, scaling, ways)
+
+
+def reference(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    entries: Tensor,
+    used: int,
+    scaling: float,
+    ways: Tensor | None = None,
+) -> Tensor:
+    """Compute the same in plain PyTorch, in any dtype: gather the pages, then attend with a mask."""
     batch, heads, width, size = query.shape
     kv_heads, page = keys.shape[1:3]
     pages = table[:, : -(-used // page)]

@@ -81,6 +81,15 @@ def agrees(found: Sequence[Completion], wanted: Sequence[Completion], but: int) 
         np.testing.assert_allclose(a.logprobs[:alike], b.logprobs[:alike], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("system", ["bebop", "bebop_tree", "block"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_kernels_over_pages_give_the_tokens_of_slots(device: str, system: str) -> None:
+    """By kernels that share nothing: of slots PyTorch's attention with a mask, of pages our own, on a GPU."""
+    own, asked = moved(tiny_policy(seed=9), device), requests(PROMPTS, max_new_tokens=12)
+    slots, pages = (generate(engine(own, system, paged=paged), asked) for paged in (False, True))
+    agrees(pages, slots, but=1)
+
+
 CAPTURED = [name for name, system in SYSTEMS.items() if system.static and system.draft_temperature is None]
 
 

@@ -263,6 +263,12 @@ def cache_shape(config: PreTrainedConfig, layers: int = 0) -> tuple[int, int, in
     return layers or config.num_hidden_layers, kv_heads, head_dim
 
 
+# Where the new entries of a layer go: keys and values [P,Hkv,E,D], in pages of E entries or in slots; a page table
+# [B,T], which names the page of entries 0..E-1, E..2E-1, ... of each row; the new entries [B,n]. Where rows lie end to
+# end, each token has a row of the table: [N,T] and [N].
+Stores = tuple[tuple[Tensor, Tensor], Tensor, Tensor]
+
+
 class SlotContext:
     """The engine's cache: one slot a request, each with its own length, all preallocated.
 
@@ -282,6 +288,8 @@ class SlotContext:
         self.first_layer = 0  # index of the module's layer that is stored in row 0
         self.first_slot = 0
         self.index: Tensor
+        self.entries: Tensor  # [B,n] that the next pass writes
+        self._numbers = torch.arange(slots, device=like.device)[:, None]  # [S,1] of the slots, for ``stores``
         self.bias: Tensor
         self.ragged: Ragged | None = None
         self._end_to_end: Callable[[int], RaggedAttention]  # of a number of query heads
@@ -304,7 +312,7 @@ class SlotContext:
         from this: siblings in a tree have one position and an entry each.
         """
         batch, width = entries.shape
-        self.ragged = ragged
+        self.ragged, self.entries = ragged, entries
         if ragged is not None:
             assert tree is None, "rows of chains alone are laid end to end"
             keys, values = self.keys[:, self.first_slot :], self.values[:, self.first_slot :]
@@ -328,12 +336,29 @@ class SlotContext:
         if self.ragged is not None:
             turned = torch.cat([query, key], 1)[0].transpose(0, 1)
             return self.attend_end_to_end(layer, turned, value[0].transpose(0, 1), scaling)[None]
-        batch, heads, width, size = query.shape
-        group = heads // key.shape[1]
-        *kept, keys, values = self._views_of(batch)[layer - self.first_layer]
-        stores = self.held(layer, batch) if torch.is_grad_enabled() else kept
+        batch = len(query)
+        stores = self.held(layer, batch)
+        if not torch.is_grad_enabled():
+            stores = self._views_of(batch)[layer - self.first_layer][:2]
         for store, new in zip(stores, (key, value), strict=True):
             store.scatter_(2, self.index, new)
+        return self.attend_stored(layer, query, scaling)
+
+    def stores(self, layer: int) -> Stores | None:
+        """Return where a kernel writes the new entries of a layer; None: ``attend`` writes them.
+
+        Whoever writes them calls ``attend_stored`` then.
+        """
+        if self.ragged is not None:
+            return None
+        index, rows = layer - self.first_layer, slice(self.first_slot, self.first_slot + len(self.entries))
+        return (self.keys[index], self.values[index]), self._numbers[rows], self.entries
+
+    def attend_stored(self, layer: int, query: Tensor, scaling: float) -> Tensor:
+        """Attend as ``attend`` does once the new entries of the layer are written, [B, H, n, D] -> [B, n, H, D]."""
+        batch, heads, width, size = query.shape
+        keys, values = self._views_of(batch)[layer - self.first_layer][2:]
+        group = heads // keys.shape[1]
         # The query heads of a group become rows of one query: keys and values are read once, without a copy.
         q = query.reshape(batch, -1, group * width, size)
         out = scaled_dot_product_attention(q, keys, values, self._bias_of(group), scale=scaling)

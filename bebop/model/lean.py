@@ -182,16 +182,8 @@ class LeanLayer:
         self, x: Tensor, normed: Tensor, shape: torch.Size, rotary: Rotary, context: AttentionContext
     ) -> tuple[Tensor, Tensor]:
         qkv = self.qkv(normed).view(*shape[:2], -1, self.size)
-        end_to_end = is_end_to_end(context)
-        qkv = qkv[0] if end_to_end else qkv.transpose(1, 2)  # [N,heads,D] or [B,heads,n,D]
-        turned, value = qkv.split_with_sizes([self.rotated, self.heads[2]], 1)
-        turned = self._turned(turned, rotary)
-        if end_to_end:
-            assert isinstance(context, SlotContext)
-            attended = context.attend_end_to_end(self.layer, turned, value, self.scaling)
-        else:
-            query, key = turned.split_with_sizes(self.heads[:2], 1)
-            attended = context.attend(self.layer, query, key, value, self.scaling)
+        qkv = qkv[0] if is_end_to_end(context) else qkv.transpose(1, 2)  # [N,heads,D] or [B,heads,n,D]
+        attended = self._attended(qkv, rotary, context)
         x, normed = self.between.of_sum(x, self.out(attended.reshape(x.shape[0], -1)))
         both = self.gate_up(normed)
         if self.gated and compiled(None, both):
@@ -199,12 +191,30 @@ class LeanLayer:
         gate, up = both.chunk(2, -1)
         return x, self.down(self.activation(gate).mul_(up))
 
+    def _attended(self, qkv: Tensor, rotary: Rotary, context: AttentionContext) -> Tensor:
+        """Write keys and values of a product [B,heads,n,D] or [N,heads,D] and attend -> [B,n,H,D] or [N,H,D]."""
+        if compiled(None, qkv) and isinstance(context, SlotContext) and (stores := context.stores(self.layer)):
+            query_heads, kv_heads, _ = self.heads
+            query = layer_triton().turn_and_store(qkv, *self._norms(), rotary, (query_heads, kv_heads), *stores)
+            return context.attend_stored(self.layer, query, self.scaling)
+        turned, value = qkv.split_with_sizes([self.rotated, self.heads[2]], 1)
+        turned = self._turned(turned, rotary)
+        if is_end_to_end(context):
+            assert isinstance(context, SlotContext)
+            return context.attend_end_to_end(self.layer, turned, value, self.scaling)
+        query, key = turned.split_with_sizes(self.heads[:2], 1)
+        return context.attend(self.layer, query, key, value, self.scaling)
+
+    def _norms(self) -> tuple[list[Tensor], float]:
+        """Return the weights [D] of the norms of queries and keys, none if there are none, and their epsilon."""
+        norms = self.own_norms
+        return [norm.weight for norm in norms], norms[0].eps if norms else 0.0
+
     def _turned(self, x: Tensor, rotary: Rotary) -> Tensor:
         """Return queries and keys [B,H+Hkv,n,D] or [N,H+Hkv,D] with rotary embeddings, normed if the family does so."""
         norms, sizes = self.own_norms, self.heads[:2]
         if compiled(None, x):
-            eps = norms[0].eps if norms else 0.0
-            return layer_triton().turn(x, [norm.weight for norm in norms], eps, rotary, sizes[0])
+            return layer_triton().turn(x, *self._norms(), rotary, sizes[0])
         if norms:
             parts = x.split_with_sizes(sizes, 1)
             x = torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)], 1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bebop.kernels.paged_attention import paged_attention
-from bebop.model.attention import SlotContext, Tree, seen_by
+from bebop.model.attention import SlotContext, Stores, Tree, seen_by
 from bebop.model.ragged_attention import Ragged
 
 
@@ -31,8 +31,10 @@ class PagedContext(SlotContext):
         super().__init__(layers, pages, size, kv_heads, head_dim, like)
         self.table, self.size = table, size
         self.rows: Tensor  # [B, T] of the table, those of a pass
-        self.entries: Tensor  # [B, n] that a pass writes
-        self.written: Tensor  # [B * Hkv * n], or [N * Hkv] of rows end to end: where they go, rows of [P * Hkv * E, D]
+        self._numbers = torch.arange(pages, device=like.device)[None]  # [1, P] of the pages
+        # Where a pass writes, made when the first layer asks: rows of [P * E] by token, and of [P * Hkv * E, D].
+        self._packed: Tensor | None = None
+        self._written: Tensor | None = None
         self.used = 0
         self.tree: Tree | None = None
 
@@ -46,10 +48,7 @@ class PagedContext(SlotContext):
         assert ragged is None or tree is None, "rows of chains alone are laid end to end"
         self.entries, self.used, self.tree, self.ragged = entries, used, tree, ragged
         self.rows = self.table[self.first_slot : self.first_slot + len(entries)]
-        places = self._places(entries)  # [B, Hkv, n]
-        if ragged is not None:
-            places = ragged.packed(places.transpose(1, 2))
-        self.written = places.flatten()
+        self._packed = self._written = None
 
     def seen(self) -> Tensor:
         """Return which entries each row of the pass sees [B, n, P] (bool)."""
@@ -60,18 +59,26 @@ class PagedContext(SlotContext):
         if self.ragged is not None:
             return super().attend(layer, query, key, value, scaling)
         self._write(layer, key, value)
-        if self.tree is None or self.tree[1].shape[1] == self.tree[1].shape[2]:
-            return self._read(layer, query, self.entries, None if self.tree is None else self.tree[1], scaling)
-        # Some nodes of a tree ask, and see others. The kernel wants a query for each node: what the others get is left.
-        first, ways = self.tree
-        batch, heads, width, size = query.shape
-        nodes, place = ways.shape[2], self.entries - first[:, None]  # [B, n] of the nodes
-        every = query.new_zeros(batch, heads, nodes, size)
-        every.scatter_(2, place[:, None, :, None].expand_as(query), query)
-        sees = ways.new_ones(batch, nodes, nodes).scatter_(1, place[..., None].expand_as(ways), ways)
-        entries = first[:, None] + torch.arange(nodes, device=first.device)
-        out = self._read(layer, every, entries, sees, scaling)
-        return out.gather(1, place[..., None, None].expand(batch, width, heads, size))
+        return self.attend_stored(layer, query, scaling)
+
+    def stores(self, layer: int) -> Stores:
+        """Return where a kernel writes the new entries of a layer, as ``SlotContext`` does."""
+        index = layer - self.first_layer
+        pools = self.keys[index], self.values[index]
+        if self.ragged is None:
+            return pools, self.rows, self.entries
+        if self._packed is None:
+            pages = self.rows.gather(1, self.entries // self.size)
+            self._packed = self.ragged.packed(pages * self.size + self.entries % self.size)[0]
+        return pools, self._numbers.expand(len(self._packed), -1), self._packed
+
+    def attend_stored(self, layer: int, query: Tensor, scaling: float) -> Tensor:
+        """Attend once the new entries of the layer are written, [B, H, n, D] -> [B, n, H, D] or [N, H, D] -> [N, H,
+        D]."""
+        if self.ragged is not None:
+            side_by_side = self.ragged.padded(query[None]).transpose(1, 2)  # [R, H, W, D]
+            return self.ragged.packed(self._read(layer, side_by_side, scaling))[0]
+        return self._read(layer, query, scaling)
 
     def attend_end_to_end(self, layer: int, turned: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Compute ``attend`` for rows end to end: queries and keys [N, H + Hkv, D] in one, values [N, Hkv, D] ->
@@ -79,8 +86,7 @@ class PagedContext(SlotContext):
         assert self.ragged is not None
         query, key = turned.split_with_sizes([turned.shape[1] - value.shape[1], value.shape[1]], 1)
         self._write(layer, key, value)
-        side_by_side = self.ragged.padded(query[None]).transpose(1, 2)  # [R, H, W, D]
-        return self.ragged.packed(self._read(layer, side_by_side, self.entries, None, scaling))[0]
+        return self.attend_stored(layer, query, scaling)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Store keys and values [B, Hkv, n, D] where ``place`` says."""
@@ -125,12 +131,19 @@ class PagedContext(SlotContext):
         return heads * self.size + (entries % self.size)[:, None]
 
     def _write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Store what has an item for each of ``written`` [..., D]."""
+        """Store keys and values [B, Hkv, n, D], or [N, Hkv, D] of rows end to end."""
+        if self._written is None:
+            places = self._places(self.entries)  # [B, Hkv, n]
+            if self.ragged is not None:
+                places = self.ragged.packed(places.transpose(1, 2))
+            self._written = places.flatten()
         for store, new in ((self.keys, key), (self.values, value)):
             rows = store[layer - self.first_layer].view(-1, new.shape[-1])
-            rows.index_copy_(0, self.written, new.reshape(-1, new.shape[-1]))
+            rows.index_copy_(0, self._written, new.reshape(-1, new.shape[-1]))
 
-    def _read(self, layer: int, query: Tensor, entries: Tensor, ways: Tensor | None, scaling: float) -> Tensor:
+    def _read(self, layer: int, query: Tensor, scaling: float) -> Tensor:
         index = layer - self.first_layer
         pools = self.keys[index], self.values[index]
+        first, ways = (None, None) if self.tree is None else self.tree
+        entries = self.entries if first is None else first[:, None]
         return paged_attention(query, *pools, self.rows, entries, self.used, scaling, ways)

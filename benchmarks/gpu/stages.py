@@ -16,13 +16,15 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from bebop.bench.gpu.job import ARMS, carried_out
-from bebop.bench.gpu.models import SHAPES, TINY, Decoding, policy_of, update
-from bebop.bench.gpu.stage import Context, Stage, warmed
+from bebop.bench.gpu.models import SHAPES, TINY, Decoding, Shape, policy_of, update
+from bebop.bench.gpu.stage import Context, Row, Stage, warmed
 from bebop.kernels.block_verify import block_verify
 from bebop.kernels.linear_losses import linear_draft_loss
 from bebop.kernels.losses import tv_loss
+from bebop.kernels.paged_attention import paged_attention
 from bebop.kernels.row_losses import row_losses, scale_rows
 from bebop.kernels.verify import chain_verify, sample
 from bebop.model.backbone import Policy
@@ -45,11 +47,7 @@ def card(context: Context) -> None:
             ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"], capture_output=True, text=True, check=False
         )
         context.keep("nvidia-smi", None, columns=asked, text=told.stdout.strip())
-    size = 1 << (14 if dry else 28)  # of float32: 1 GiB
-    source = torch.ones(size, device=device)
-    into = torch.empty_like(source)
-    context.time("copy", lambda: into.copy_(source), bytes_=8 * size)
-    context.keep("copy GB/s", context.rows[-1].get("GB/s"), steady=context.rows[-1].get("steady"))
+    context.keep("copy GB/s", _copy_rate(context), steady=context.rows[-1].get("steady"))
     side = 64 if dry else 8192
     a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
     context.time("product, bf16", lambda: a @ b, flops=2 * side**3)
@@ -71,6 +69,16 @@ def card(context: Context) -> None:
     context.keep(
         "us a number sent", 1e6 * _wall(lambda: [torch.tensor(1, device=device) for _ in range(100)], device) / 100
     )
+
+
+def _copy_rate(context: Context) -> float | None:
+    """Return the GB/s of a copy of 1 GiB, which is a row too."""
+    size = 1 << (14 if context.dry else 28)  # of float32
+    source = torch.ones(size, device=context.device)
+    into = torch.empty_like(source)
+    context.time("copy", lambda: into.copy_(source), bytes_=8 * size)
+    found: float | None = context.rows[-1].get("GB/s")
+    return found
 
 
 def _wall(call: Callable[[], object], device: torch.device) -> float:
@@ -262,12 +270,77 @@ def linear(context: Context) -> None:
 
 
 def verify(context: Context) -> None:
-    """What a cycle computes on [B, K + 1, V] beside the model: verification, draws, entropies, truncation."""
+    """What a cycle computes on [B, K + 1, V] beside the model: verification, draws, entropies, truncation. And what the
+    attention of four queries a row takes, over pages and over slots."""
     for batch in (2,) if context.dry else (1, 32, 256):
         cases = _cases(context.device, batch, 3, 96 if context.dry else VOCABULARY)
         warmed([call for call, _ in cases.values()])
         for what, (call, size) in cases.items():
             context.time(what, call, bytes_=size, batch=batch)
+    _attention(context)
+
+
+def _attention(context: Context) -> None:
+    """Attention of K + 1 = 4 queries a row over pages, by the kernel, and over slots, with a mask as the engine has it.
+
+    Rows have as many entries as given, or between one and as many. ``of_copy``: the rate at which the entries that
+    rows have are read, as a share of a copy's.
+    """
+    copy = _copy_rate(context)
+    for name, shape in ({"tiny": TINY} if context.dry else SHAPES).items():
+        for batch, (entries, uneven) in product(
+            (2,) if context.dry else (1, 32, 256),
+            ((128, True),) if context.dry else ((512, False), (4096, False), (4096, True)),
+        ):
+            about: Row = {"model": name, "batch": batch, "entries": entries, "uneven": uneven}
+            with context.tried("attention", **about):
+                cases, size = _attention_cases(context.device, shape, batch, entries, uneven)
+                pages, slots = (call() for call in cases.values())
+                context.keep("attention differs by", float((pages - slots).abs().max()), **about)
+                for what, call in cases.items():
+                    context.time(what, call, bytes_=size, **about)
+                    rate = context.rows[-1].get("GB/s")
+                    context.rows[-1]["of_copy"] = rate / copy if rate and copy else None
+                del cases, pages, slots
+
+
+PAGE = 64  # entries
+
+
+def _attention_cases(
+    device: torch.device, shape: Shape, batch: int, entries: int, uneven: bool
+) -> tuple[dict[str, Callable[[], Tensor]], float]:
+    """Return calls by name, with the same answer [B, 4, H, D], and the bytes of the keys and values that they see."""
+    dtype, width = torch.bfloat16, 4
+    group, heads = shape.heads // shape.kv_heads, (shape.heads, shape.kv_heads)
+    ends = torch.full((batch,), entries, device=device)
+    if uneven:
+        ends = torch.randint(width, entries + 1, (batch,), generator=torch.Generator().manual_seed(0)).to(device)
+    query = torch.randn(batch, heads[0], width, shape.head_dim, device=device, dtype=dtype)
+    keys, values = (
+        torch.empty(batch, heads[1], entries, shape.head_dim, device=device, dtype=dtype).normal_() for _ in range(2)
+    )
+    count = entries // PAGE
+    table = torch.randperm(batch * count, device=device).view(batch, count)
+    pools = [torch.empty(batch * count, heads[1], PAGE, shape.head_dim, device=device, dtype=dtype) for _ in range(2)]
+    for pool, store in zip(pools, (keys, values), strict=True):
+        pool[table.flatten()] = store.unflatten(2, (count, PAGE)).transpose(1, 2).flatten(0, 1)
+    places = ends[:, None] - width + torch.arange(width, device=device)
+    seen = torch.arange(entries, device=device) <= places[..., None]
+    zero = torch.zeros((), dtype=dtype, device=device)
+    bias = torch.where(seen, zero, zero - float("inf")).repeat(1, group, 1)[:, None]
+    scaling = shape.head_dim**-0.5
+
+    def slots() -> Tensor:
+        asked = query.view(batch, heads[1], group * width, shape.head_dim)
+        out = scaled_dot_product_attention(asked, keys, values, bias, scale=scaling)
+        return out.unflatten(2, (group, width)).permute(0, 3, 1, 2, 4).reshape(batch, width, *heads[:1], shape.head_dim)
+
+    def pages() -> Tensor:
+        return paged_attention(query, pools[0], pools[1], table, places, entries, scaling)
+
+    size = 2 * float(ends.sum()) * heads[1] * shape.head_dim * keys.element_size()
+    return {"attention over pages": pages, "attention over slots": slots}, size
 
 
 def _cases(
@@ -378,7 +451,7 @@ STAGES = (
     Stage(name="tests", seconds=45, run=tests, decides="a failure comes before every number"),
     Stage(name="tv", seconds=70, run=tv, decides="which part of the TV loss is worth work"),
     Stage(name="linear", seconds=50, run=linear, decides="chunk sizes on a GPU"),
-    Stage(name="verify", seconds=45, run=verify, decides="whether tokens are drawn from logits"),
+    Stage(name="verify", seconds=45, run=verify, decides="whether tokens are drawn from logits, and keys are in pages"),
     Stage(name="engine", seconds=150, run=engine, decides="the order of the engine's steps, the cost of a draft"),
     Stage(name="trainer", seconds=60, run=trainer, decides="tokens of a micro-batch, checkpointing"),
     Stage(name="job", seconds=90, run=job, decides="whether drafts pay in a whole job", asked=True),

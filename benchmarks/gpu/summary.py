@@ -102,10 +102,34 @@ def _linear(rows: list[Row]) -> list[str]:
 
 
 def _verify(rows: list[Row]) -> list[str]:
-    timed = [row for row in rows if row["value"]]
+    timed = [row for row in rows if row["value"] and row.get("unit") == "ms" and "batch" in row]
     return [
-        f"- B = {row['batch']}, {row['what']}: {row['value']:.4g} ms, {row.get('GB/s', 0):.4g} GB/s" for row in timed
+        *(
+            f"- B = {row['batch']}, {row['what']}: {row['value']:.4g} ms, {row.get('GB/s', 0):.4g} GB/s"
+            for row in timed
+            if "entries" not in row
+        ),
+        "",
+        "| model | B | entries | pages, ms | of a copy | slots, ms | slots / pages | differ by |",
+        "|---|---|---|---|---|---|---|---|",
+        *(_attention(row, rows) for row in timed if row["what"] == "attention over pages"),
     ]
+
+
+def _attention(row: Row, rows: list[Row]) -> str:
+    """Return the line of attention over pages, beside that over slots."""
+    about = {name: row[name] for name in ("model", "batch", "entries", "uneven")}
+    slots = value(rows, "attention over slots", **about)
+    entries = f"{'up to ' if row['uneven'] else ''}{row['entries']}"
+    return (
+        f"| {row['model']} | {row['batch']} | {entries} | {row['value']:.4g} | {_percent(row['of_copy'])} | "
+        f"{'' if slots is None else f'{slots:.4g}'} | {_ratio(slots, row['value'])} | "
+        f"{value(rows, 'attention differs by', **about):.2g} |"
+    )
+
+
+def _percent(found: float | None) -> str:
+    return "" if found is None else f"{100 * found:.0f} %"
 
 
 def _engine(rows: list[Row]) -> list[str]:

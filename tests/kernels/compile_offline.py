@@ -1,11 +1,16 @@
-"""Compiles every Triton kernel for an H100; needs no GPU. Prints one line per kernel.
+"""Compiles every Triton kernel for an H100; needs no GPU. Prints one line per kernel, with what it takes of the card.
 
 The interpreter runs Python and forgives what the compiler refuses. ``python -m tests.kernels.compile_offline`` is a
 process of its own because triton decides on import whether it interprets.
 """
 
+import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -14,6 +19,7 @@ from triton.compiler import ASTSource
 
 from bebop.kernels import block_verify_triton as block
 from bebop.kernels import layer_triton as layer
+from bebop.kernels import paged_attention_triton as paged
 from bebop.kernels import row_losses_triton as losses
 from bebop.kernels import stats_triton as stats
 from bebop.kernels import uniforms_triton as uniforms
@@ -21,25 +27,42 @@ from bebop.kernels import verify_triton as verify
 from bebop.kernels.draft_losses_triton import TWINS
 
 H100 = GPUTarget("cuda", 90, 32)
+SHARED = 232_448  # bytes of shared memory that a program may have there
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 FLOATS = dict.fromkeys(("scale", "slope", "eta"), "fp32")
 SUMS = dict.fromkeys(("stats", "partial", "masses", "norms", "tops", "scales", "weights", "upstream"), "*fp32")
 TOKENS = dict.fromkeys(("tokens", "lengths", "accepted"), "*i64")
 
 
 def compiled(kernel: Any, dtype: str, types: dict[str, str] | None = None, **constants: Any) -> str:
-    """The PTX of a kernel whose logits or distributions are of ``dtype``; what is not named is an i32."""
+    """The resources of a kernel whose logits or distributions are of ``dtype``; what is not named is an i32."""
     distributions = dict.fromkeys(("draft", "target", "out", "q", "p"), f"*{dtype}")
-    known = (
-        FLOATS | SUMS | TOKENS | distributions | {"u": "*fp64"} | (types or {}) | dict.fromkeys(constants, "constexpr")
-    )
-    signature = {name: known.get(name, "i32") for name in kernel.arg_names}
-    values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    program = triton.compile(ASTSource(kernel, signature, constexprs=values), target=H100, options={"num_warps": 8})
-    return str(program.asm["ptx"])
+    known = FLOATS | SUMS | TOKENS | distributions | {"u": "*fp64"} | (types or {})
+    return built(kernel, known, constants, num_warps=8)
+
+
+def built(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], aligned: tuple[str, ...] = (), **options: int
+) -> str:
+    """The resources of a kernel with arguments of ``types``, of which the ``aligned`` ones are multiples of 16."""
+    known, names = types | dict.fromkeys(constants, "constexpr"), kernel.arg_names
+    signature = {name: known.get(name, "i32") for name in names}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(kernel, signature, constexprs=values, attrs=attributes)
+    program = triton.compile(source, target=H100, options=options)
+    shared = program.metadata.shared
+    assert shared <= SHARED, f"{shared} bytes of shared memory; a card has {SHARED}"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(program.asm["cubin"])
+        shown = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    registers, stack = (re.search(rf"{word}:(\d+)", shown) for word in ("REG", "STACK"))
+    assert registers is not None and stack is not None, shown
+    return f"{registers[1]} registers, {stack[1]} bytes spilled, {shared} bytes of shared memory"
 
 
 def loss_kernels() -> Iterator[tuple[str, str]]:
-    """(name, PTX) of every kind."""
+    """(name, resources) of every kind."""
     written = {"GRAD": True, "WEIGHTED": True}
     for kind, twin in TWINS.items():
         labels = {"labels": "*i64" if twin.labels else "*fp32"}
@@ -58,7 +81,7 @@ def loss_kernels() -> Iterator[tuple[str, str]]:
 
 
 def verify_kernels() -> Iterator[tuple[str, str]]:
-    """(name, PTX) of chain and block verification and of the statistics."""
+    """(name, resources) of chain and block verification and of the statistics."""
     chain, token = {"K": 3, "BLOCK": 1024}, {"out": "*i64"}
     yield "block masses", compiled(block._masses, "fp32", LANES=4, **chain)
     yield "block draw", compiled(block._draw, "fp32", token, LANES=4, TILE_LANES=32, **chain)
@@ -71,19 +94,43 @@ def verify_kernels() -> Iterator[tuple[str, str]]:
 
 
 def layer_kernels() -> Iterator[tuple[str, str]]:
-    """(name, PTX) of what lies between the products of a decoder layer, and of random numbers."""
+    """(name, resources) of what lies between the products of a decoder layer, and of random numbers."""
     states = ("x", "more", "weight", "total", "query_weight", "key_weight", "cos", "sin")
     for given in (True, False):
         types = dict.fromkeys(states, "*bf16") | {"eps": "fp32"}
         yield f"norm {given}", compiled(layer._norm, "bf16", types, ADD=given, BLOCK=2048)
-        yield f"turn {given}", compiled(layer._turn, "bf16", types, NORMED=given, SIZE=80, LANES=128, HEADS=8)
+        sizes = {"SIZE": 80, "LANES": 128, "HEADS": 8}
+        stores = {"keys": "*bf16", "values": "*bf16", "table": "*i64", "entries": "*i64"}
+        for stored in (True, False):
+            turn = compiled(layer._turn, "bf16", types | stores, NORMED=given, STORED=stored, **sizes)
+            yield f"turn {given} {stored}", turn
     yield "gated", compiled(layer._gated, "bf16", types, BLOCK=1024)
     whole = dict.fromkeys(("seeds", "counters"), "*i64")
     yield "uniforms", compiled(uniforms._uniforms, "bf16", whole | {"out": "*fp64"}, BLOCK=256)
     yield "digest", compiled(uniforms._digest, "bf16", whole | {"out": "*i64"}, BLOCK=256)
 
 
+def attention_kernels() -> Iterator[tuple[str, str]]:
+    """(name, resources) of attention over pages as it is launched, of few rows and of full tiles, in parts and whole.
+
+    Raises:
+        AssertionError: One keeps sums in memory, as they are too many for registers.
+    """
+    pointers = ("query", "keys", "values", "out", "table", "entries", "ways", "sums", "marks", "counters")
+    strides = [name for name in paged._attend.arg_names if name.startswith(("query_", "key_", "value_"))]
+    types = {"table": "*i64", "entries": "*i64", "sums": "*fp32", "marks": "*fp32", "counters": "*i32"}
+    for dtype, size, (rows, splits), tree in product(("bf16", "fp32"), (64, 128), ((16, 16), (64, 1)), (True, False)):
+        own = types | dict.fromkeys(("query", "keys", "values", "out"), f"*{dtype}") | {"scale": "fp32"}
+        tile = paged.tile_of(rows // 2, 2, size, 64, 2 if dtype == "bf16" else 4, 8 * tree)
+        constants = tile | paged.parts_of(splits, rows, size)
+        options = {"num_warps": paged.warps_of(rows), "num_stages": paged.STAGES}
+        aligned = (*pointers, *dict.fromkeys(strides), "span")
+        shown = built(paged._attend, own | {"ways": "*u8" if tree else "*i64"}, constants, aligned, **options)
+        assert " 0 bytes spilled" in shown, shown
+        yield f"attention {dtype} {size} {rows} {tree}", shown
+
+
 if __name__ == "__main__":
-    for kernels in (loss_kernels(), verify_kernels(), layer_kernels()):
-        for name, ptx in kernels:
-            sys.stdout.write(f"{name}: {len(ptx.splitlines())} lines\n")
+    for kernels in (loss_kernels(), verify_kernels(), layer_kernels(), attention_kernels()):
+        for name, resources in kernels:
+            sys.stdout.write(f"{name}: {resources}\n")

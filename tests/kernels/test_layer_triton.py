@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
+from bebop.kernels import paged_attention
 from bebop.model import lean
-from bebop.model.attention import SlotContext
+from bebop.model.attention import SlotContext, cache_shape
 from bebop.model.lean import Norm, rotate
 from bebop.model.mtp import MTPHead
+from bebop.model.paged_cache import PagedContext
 from bebop.model.ragged_attention import Ragged
 from tests.cases import slow_but
 from tests.kernels.rounding import to_nearest
@@ -114,6 +116,34 @@ def test_queries_and_keys_are_normed_and_turned(
         )
         assert found.is_contiguous()
         assert differing(found, wanted) <= (SHARE[dtype] if normed else 0)
+        both = [norm.weight.to(DEVICE) for norm in norms], EPS, tuple(table.to(DEVICE) for table in rotary)
+        product = qkv.to(DEVICE) if x.dim() == 3 else qkv.to(DEVICE).view(batch, width, -1, size).transpose(1, 2)
+        stored_like_turned(product, both, heads, found)
+
+
+def stored_like_turned(product: Tensor, given: tuple[Any, ...], heads: tuple[int, int], turned: Tensor) -> None:
+    """Check ``turn_and_store`` against ``turn``, in pages out of order and in slots; other entries stay as they are."""
+    queries, kv_heads = heads
+    count, size = product.numel() // product.shape[1] // product.shape[-1], product.shape[-1]
+    by_token = [x if x.dim() == 3 else x.transpose(1, 2).flatten(0, 1) for x in (turned, product)]  # [N, heads, D]
+    new = (by_token[0][:, queries:], by_token[1][:, queries + kv_heads :])
+    for page, views in ((4, False), (20, True)):
+        places = torch.randperm(20, generator=torch.Generator().manual_seed(page))[:count].to(DEVICE)
+        shape = (20 // page, 2 * kv_heads if views else kv_heads, page, size)
+        stores = [torch.full(shape, 7.0, dtype=product.dtype, device=DEVICE) for _ in range(2)]
+        stores = [store[:, ::2] if views else store for store in stores]
+        wanted = [store.clone() for store in stores]
+        for store, one in zip(wanted, new, strict=True):
+            store[places // page, :, places % page] = one
+        rows = count if product.dim() == 3 else product.shape[0]
+        # Row r begins with page -r, so that each has a table of its own.
+        row, pages = torch.arange(rows, device=DEVICE)[:, None], 20 // page
+        table, shaped = (torch.arange(pages, device=DEVICE) - row) % pages, places.view(rows, -1)
+        entries = (shaped // page + row) % pages * page + shaped % page
+        entries = entries[:, 0] if product.dim() == 3 else entries.T.contiguous().T  # as prefill has them: expanded
+        found = layer_triton.turn_and_store(product, *given, heads, (stores[0], stores[1]), table, entries)
+        assert found.is_contiguous() and torch.equal(found, turned[:, :queries])
+        assert all(torch.equal(a, b) for a, b in zip(stores, wanted, strict=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -141,18 +171,25 @@ def test_gates_are_rounded_before_they_are_multiplied(width: int, dtype: torch.d
 def test_the_lean_pass_and_the_head_give_the_modules_states(
     kind: str, settings: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a row of two tokens, and of three rows of unequal length; a hook changes the states between layers."""
+    """Of a row of two tokens, and of three rows of unequal length; a hook changes the states between layers.
+
+    Over slots, and over pages with the kernel that attends to these.
+    """
     policy = made(kind, dtype, **settings)
     policy.backbone.to(DEVICE)
     policy.mtp = MTPHead(policy.backbone).eval()
     policy.backbone.model.layers[0].register_forward_hook(lambda _module, _inputs, out: 0.5 * out)
 
-    def states(hidden: Any, head: Any, lengths: list[int]) -> Tensor:
+    def states(hidden: Any, head: Any, lengths: list[int], paged: bool = False) -> Tensor:
         steps = torch.arange(max(lengths), device=DEVICE).expand(len(lengths), -1)
         ids, places = steps + 3, steps
         out: list[Tensor] = []
         for layers in (2, 1):
             context = SlotContext.for_model(policy.backbone.config, len(lengths), 8, policy.embed(ids), layers)
+            if paged:
+                table = torch.arange(len(lengths), device=DEVICE).flip(0)[:, None]
+                shape = cache_shape(policy.backbone.config, layers)
+                context = PagedContext(shape[0], table, len(lengths), 16, *shape[1:], policy.embed(ids))
             context.first_layer = 2 if layers == 1 else 0
             ragged = Ragged.of(torch.tensor(lengths, device=DEVICE), max(lengths)) if len(lengths) > 1 else None
             context.place(places, 8, ragged=ragged)
@@ -164,9 +201,11 @@ def test_the_lean_pass_and_the_head_give_the_modules_states(
 
     runs = [[2]] if (kind, dtype) == ("qwen3", torch.bfloat16) else [[2], [1, 3, 2]]
     wanted = [states(policy.hidden, policy.mtp, lengths) for lengths in runs]
-    monkeypatch.setattr(lean, "compiled", lambda *_: True)
+    for module in (lean, paged_attention):
+        monkeypatch.setattr(module, "compiled", lambda *_: True)
     # Products of q, k and v in one are summed otherwise than apart, on a device.
     close = (16 if dtype == torch.float32 else 4) * ULP[dtype]
     own = lean.lean_hidden(policy, 8), lean.lean_head(policy.mtp, 8)
     for lengths, one in zip(runs, wanted, strict=True):
-        assert (states(*own, lengths) - one).abs().mean() < close * one.abs().mean()
+        for paged in (False, True):
+            assert (states(*own, lengths, paged) - one).abs().mean() < close * one.abs().mean()

@@ -1,4 +1,5 @@
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from bebop.errors import UserError
 from bebop.model.attention import ATTENTION, AttentionContext, CausalContext, PackedContext, SlotContext, attention
 from bebop.model.backbone import Policy
+from bebop.model.paged_cache import PagedContext
+from bebop.model.ragged_attention import Ragged
 from tests.builders import letters, tiny_policy
 
 LENGTHS = [5, 1, 9, 3]
@@ -118,6 +121,59 @@ def test_rows_of_their_own_length_and_copied_slots(policy: Policy) -> None:
     out = logits(policy, torch.stack([row[-1:] for row in held]), positions, context)
     for row, own in zip(held, out, strict=True):
         assert torch.allclose(own[-1], stock_logits(policy, row)[-1], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_kernels_store_where_attend_writes() -> None:
+    """One after the other, in slots that do not begin at 0; entries of equal rows then are those of ``attend``."""
+    own, other = (SlotContext(2, 4, 16, 2, 8, torch.zeros(())) for _ in range(2))
+    for entries in (torch.tensor([[0, 1], [5, 6]]), torch.tensor([[3, 9], [7, 8]])):
+        query, key, value = (torch.randn(2, 2, 2, 8) for _ in range(3))
+        for context in (own, other):
+            context.first_slot = 1
+            context.place(entries, 16)
+        wanted = own.attend(1, query, key, value, 0.5)
+        found = other.stores(1)
+        assert found is not None
+        stores, table, places = found
+        for store, new in zip(stores, (key, value), strict=True):
+            store[table.gather(1, places // 16), :, places % 16] = new.transpose(1, 2)
+        assert torch.equal(other.keys, own.keys) and torch.equal(other.values, own.values)
+        assert torch.equal(other.attend_stored(1, query, 0.5), wanted)
+
+
+@torch.no_grad()
+def test_pages_are_stored_to_and_read_as_slots_are() -> None:
+    """By ``stores`` and ``attend_stored``, as kernels do: two chains, rows end to end, some nodes of a tree."""
+    torch.manual_seed(0)
+    slots = SlotContext(2, 4, 32, 2, 8, torch.zeros(()))
+    table = 1 + torch.randperm(8).view(4, 2)
+    pages = PagedContext(2, table, 9, 16, 2, 8, torch.zeros(()))
+    chain, ragged = torch.tensor([[0, 1], [14, 15], [15, 16]]), Ragged.of(torch.tensor([2, 1, 2]), 2)
+    first = torch.tensor([3, 15, 9])
+    ways = torch.tensor([[True, False, True, False], [False, True, False, True]]).expand(3, -1, -1)
+    nodes = first[:, None] + torch.tensor([2, 3])
+    passes: list[tuple[Tensor, dict[str, Any]]] = [
+        (chain, {}), (chain + 1, {}), (nodes, {"tree": (first, ways)}),
+        *((chain + more, {"ragged": ragged}) for more in (5, 8)),
+    ]  # fmt: skip
+    # What was never written may be looked at, but not seen: it is alike in both.
+    for entries, given in passes:
+        for context in (slots, pages):
+            context.first_slot = 1
+            context.place(entries, 32, **given)
+        query, key, value = (torch.randn(3, heads, 2, 8) for heads in (4, 2, 2))
+        if "ragged" in given:
+            query, key, value = (ragged.packed(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value))
+        wanted = slots.attend(1, query, key, value, 0.5)
+        stores, rows, places = pages.stores(1)
+        by_token = [x.transpose(1, 2).flatten(0, 1) for x in (key, value)]
+        each = rows if "ragged" in given else rows.repeat_interleave(2, 0)
+        for store, new in zip(stores, by_token, strict=True):
+            store[each.gather(1, places.reshape(-1, 1) // 16)[:, 0], :, places.flatten() % 16] = new
+        asked = query[0].transpose(0, 1) if "ragged" in given else query
+        found = pages.attend_stored(1, asked, 0.5)
+        torch.testing.assert_close(found[None] if "ragged" in given else found, wanted)
 
 
 @torch.no_grad()
