@@ -25,12 +25,14 @@ from bebop.model.checkpoint import (
     find_device,
     load_tokenizer,
     mtp_layout,
+    outline,
     read_config,
     readable,
     require_known,
     require_mtp,
     resolve,
 )
+from bebop.model.lora import adapted_layers, check_installed
 from bebop.model.parts import find_part, read_card
 from bebop.model.skeleton import check_head, check_index, check_tokenizer, check_weights
 from bebop.rollout.agent_setup import check_environment
@@ -58,6 +60,9 @@ def check_job(config: JobConfig, items: Items | None = None) -> PromptSource | E
     here = config.runtime.address is None  # else the job runs on other machines
     settings = check_model(config.model, here)
     check_positions(settings, config.rollout.max_length)
+    if config.trainer.lora.rank:
+        check_installed(config.trainer.lora)
+        adapted_layers(outline(resolve(config.model.path)), config.trainer.lora)
     if SYSTEMS[config.decoding.system].head or config.cotrain.mode != "off":
         require_mtp(config.model)
     for part in SYSTEMS[config.decoding.system].needs:

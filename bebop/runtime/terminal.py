@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from bebop.command import shown_command, shown_path
 from bebop.config.adapt import AdaptConfig
 from bebop.config.job import JobConfig, ModelConfig
-from bebop.model.checkpoint import find_device, mtp_layout, read_config, resolve
+from bebop.model.checkpoint import find_device, mtp_layout, outline, read_config, resolve
+from bebop.model.lora import adapter_size
 from bebop.model.memory import job_memory, parameters
 from bebop.report.verdict import Said, ended
 from bebop.rollout.engines import engine_module
@@ -35,7 +36,7 @@ def about_run(config: JobConfig, defaults: Mapping[str, Any], dashboard: "Dashbo
     named = [f"{name}={value}" for name, value in defaults.items()]
     rows = [
         ("model", about_model(config.model, here)),
-        ("training", f"{trainer.steps} steps of {given}, learning rate {trainer.lr:g}"),
+        ("training", f"{trainer.steps} steps of {given}, learning rate {trainer.lr:g}{_about_adapter(config)}"),
         ("settings", f"{', '.join(named)} (follow from the model)" if named else ""),
         ("memory", expected_memory(config) if here else ""),
         ("Ray", f"{', '.join(actors(config))}; {_about_dashboard(dashboard)}"),
@@ -68,7 +69,19 @@ def expected_memory(config: JobConfig) -> str:
     """Return the memory that a job on this machine is expected to take, with its parts."""
     count = parameters(sorted(resolve(config.model.path).glob("*.safetensors")))
     embedded = engine_module(config).EMBEDDED
-    return job_memory(config, read_config(config.model), count, find_device(config.model), embedded)
+    adapter = _adapter(config)
+    return job_memory(config, read_config(config.model), count, find_device(config.model), embedded, adapter)
+
+
+def _adapter(config: JobConfig) -> int:
+    """Return the number of parameters of the adapter that a job trains; 0 without one."""
+    lora = config.trainer.lora
+    return adapter_size(outline(resolve(config.model.path)), lora) if lora.rank else 0
+
+
+def _about_adapter(config: JobConfig) -> str:
+    count = _adapter(config)
+    return f", LoRA of rank {config.trainer.lora.rank} ({_size(count)} parameters)" if count else ""
 
 
 def actors(config: JobConfig) -> list[str]:
