@@ -105,7 +105,9 @@ class PolicyTrainer:
             policy.mtp.requires_grad_(False)
         self.adapter: Adapter | None = None
         if config.trainer.lora.rank:
-            self.adapter = Adapter(policy.backbone, config.trainer.lora, config.runtime.seed, resolve(config.model.path))
+            self.adapter = Adapter(
+                policy.backbone, config.trainer.lora, config.runtime.seed, resolve(config.model.path)
+            )
         elif self.mixed:
             policy.backbone.float()
         temperature = config.rollout.sampling.temperature

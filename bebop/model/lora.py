@@ -1,7 +1,7 @@
 """LoRA adapters of a backbone: which layers have one, its parameters, and the weights that engines get.
 
 A layer with an adapter computes W x + s B (A x). W [out, in] is the model's own weight and never changes. A [rank, in]
-and B [out, rank] are trained in fp32, and s is ``LoraConfig.scale``. B starts as zeros, so the first policy is the model.
+and B [out, rank] are trained in fp32, and s is ``LoraConfig.scale``. B starts as zeros: the first policy is the model.
 
 - Engines get W + s B A, which is computed anew from W for every version: rounding does not add up over the updates.
 - The model without its adapter is the same tensors with the adapter switched off (``Adapter.disabled``).
@@ -22,12 +22,12 @@ from bebop.config.fields import check
 from bebop.config.job import LoraConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
+from bebop.run_dir.checkpoints import holds_adapter
 
 if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
     from transformers import PreTrainedModel
 
-CONFIG = "adapter_config.json"  # in a folder that holds an adapter alone
-WEIGHTS = "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"  # peft's name
 A, B = ".lora_A.default.weight", ".lora_B.default.weight"  # ends of the names of an adapter's parameters
 BASE = ".base_layer."  # what peft adds to the names of W and of the bias
 
@@ -98,7 +98,7 @@ def merge_into(policy: Policy, adapter: Mapping[str, Tensor], config: LoraConfig
 
 def refuse_adapter(folder: Path, name: str) -> None:
     """Raise ``UserError`` for a folder that holds an adapter where a model is asked for; ``name`` begins the line."""
-    if (folder / CONFIG).is_file() and not (folder / "config.json").is_file():
+    if holds_adapter(folder):
         raise UserError(
             f"{name} is not possible: the folder holds a LoRA adapter without its model: "
             "python -m bebop.export --run RUN --out DIR writes the merged model of a run"
@@ -140,7 +140,7 @@ class Adapter:
         self.layers: list[Any] = [module for module in backbone.modules() if isinstance(module, LoraLayer)]
         assert len(self.layers) == len(layers), "peft takes other layers than those that were counted"
         for layer in self.layers:
-            # peft makes A and B in the type of W. In bfloat16 most steps of a usual learning rate would be rounded away.
+            # peft makes A and B in the type of W. In bfloat16 most steps of a usual learning rate would be lost.
             for matrix in (layer.lora_A["default"], layer.lora_B["default"]):
                 matrix.to(torch.promote_types(matrix.weight.dtype, torch.float32))
             # Autocast casts x to bfloat16 itself; a copy of x in fp32 would be kept for the backward pass.
@@ -151,9 +151,7 @@ class Adapter:
         """Return the adapter's parameters, named ``backbone.*``; split over ranks once the backbone is."""
         return {f"backbone.{name}": p for name, p in self.backbone.named_parameters() if p.requires_grad}
 
-    def merged(
-        self, weights: Mapping[str, Tensor], whole: Callable[[Tensor], Tensor]
-    ) -> Iterator[tuple[str, Tensor]]:
+    def merged(self, weights: Mapping[str, Tensor], whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield weights as the model without an adapter names them, with the adapter merged in, one full tensor a time.
 
         Args:
@@ -181,7 +179,7 @@ class Adapter:
     def _enable(self, enabled: bool) -> None:
         for layer in self.layers:
             layer.enable_adapters(enabled)
-            # peft freezes what is switched off. FSDP2 would take it for frozen for good if its first pass were this one.
+            # peft freezes what is switched off. If FSDP2's first pass were this one, it would take that for frozen.
             for matrix in (layer.lora_A["default"], layer.lora_B["default"]):
                 matrix.requires_grad_(True)
 

@@ -16,7 +16,7 @@ from bebop.model.lora import adapter_size
 from bebop.model.memory import job_memory, parameters
 from bebop.report.verdict import Said, ended
 from bebop.rollout.engines import engine_module
-from bebop.run_dir.checkpoints import newest_model
+from bebop.run_dir.checkpoints import holds_adapter, newest_model
 from bebop.trajectory_db.reader import NAME
 
 if TYPE_CHECKING:
@@ -111,10 +111,13 @@ def ended_run(folder: Path, said: Said | None, report: Path | None, again: str =
     model = newest_model(folder)
     paths = {"model": folder / model if model else None, "report": report}
     viewer = shown_command("view", str(shown_path(folder))) if (folder / NAME).is_file() else ""
+    adapter = model is not None and holds_adapter(folder / model)
+    merging = shown_command("export", "--run", str(shown_path(folder)), "--out", "DIR") if adapter else ""
     if said is None or again:  # its advice is for a run that has come to its end
         said = Said(verdict=said.verdict if said else "", advice="")
     written = {name: path for name, path in paths.items() if path is not None}
-    return ended(said, written, {"viewer": viewer, "interrupted; go on with": again})
+    commands = {"the model with its adapter": merging, "viewer": viewer, "interrupted; go on with": again}
+    return ended(said, written, commands)
 
 
 def _aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
