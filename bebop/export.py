@@ -1,4 +1,4 @@
-"""Writes a trained part for another program, or the merged model of a LoRA run: ``python -m bebop.export --out DIR``."""
+"""Writes a trained part for another program, or the merged model of a LoRA run: ``python -m bebop.export``."""
 
 import argparse
 from pathlib import Path

@@ -7,9 +7,9 @@ at most ``staleness`` updates old. With that many versions at hand each step has
 of engine and trainer, and whatever becomes of keys and values.
 
 The price has three parts. Host memory holds ``staleness`` times the trained weights in the model's dtype, those of an
-adapter in fp32 (each rank keeps its shard). Each step copies the weights once. And there are passes over a few completions (``monitor.check_completions``,
-and those of the certificate). Checkpoints do not hold old versions: after a resume, completions that were finished
-before it are not compared.
+adapter in fp32 (each rank keeps its shard). Each step copies the weights once. And there are passes over a few
+completions (``monitor.check_completions``, and those of the certificate). Checkpoints do not hold old versions: after a
+resume, completions that were finished before it are not compared.
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -3,8 +3,8 @@
 What it leaves out on purpose: dropout (the model stays in ``eval``, so that the trainer's distribution is the
 engine's). Master weights are fp32; a bfloat16 model is trained under autocast and published in bfloat16.
 
-With ``trainer.lora`` the optimizer has the parameters of an adapter alone, and the model's own weights stay as they were
-loaded. They are the reference of the KL term as well: no second copy is made.
+With ``trainer.lora`` the optimizer has the parameters of an adapter alone, and the model's own weights stay as they
+were loaded. They are the reference of the KL term as well: no second copy is made.
 
 The MTP head is frozen, or co-trained on the hidden states that the policy's own update computes anyway. Everything of
 the policy is a constant there: hidden states, embedding and language-model head are detached. Optimizer, learning rate,
@@ -104,10 +104,9 @@ class PolicyTrainer:
         if policy.mtp is not None:
             policy.mtp.requires_grad_(False)
         self.adapter: Adapter | None = None
-        if config.trainer.lora.rank:
-            self.adapter = Adapter(
-                policy.backbone, config.trainer.lora, config.runtime.seed, resolve(config.model.path)
-            )
+        lora, base = config.trainer.lora, resolve(config.model.path)
+        if lora.rank:
+            self.adapter = Adapter(policy.backbone, lora, config.runtime.seed, base)
         elif self.mixed:
             policy.backbone.float()
         temperature = config.rollout.sampling.temperature
