@@ -104,8 +104,8 @@ class PolicyTrainer:
         if policy.mtp is not None:
             policy.mtp.requires_grad_(False)
         self.adapter: Adapter | None = None
-        lora, base = config.trainer.lora, resolve(config.model.path)
-        if lora.rank:
+        if (lora := config.trainer.lora).rank:
+            base = resolve(config.model.path)
             self.adapter = Adapter(policy.backbone, lora, config.runtime.seed, base)
         elif self.mixed:
             policy.backbone.float()
