@@ -15,7 +15,7 @@ from bebop.errors import UserError
 from bebop.metrics.metrics import values
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy, save_policy
-from bebop.model.lora import Adapter, adapted_layers, adapter_size, merge_into
+from bebop.model.lora import Adapter, adapted_layers, adapter_size, merge_into, merged
 from bebop.model.parity import stock_attention
 from bebop.trainer.checkpoint import load, store
 from bebop.trainer.packing import PackedRows
@@ -32,9 +32,7 @@ APART = {"float32": 2e-5, "bfloat16": 0.12}
 
 
 def trainer(source: Policy | None = None, dtype: str = "float32", **settings: Any) -> PolicyTrainer:
-    config = job(
-        model={"path": "tiny", "device": "cpu", "dtype": dtype}, **{"trainer": {"lora": LORA}, **settings}
-    )
+    config = job(model={"path": "tiny", "device": "cpu", "dtype": dtype}, **{"trainer": {"lora": LORA}, **settings})
     return PolicyTrainer(source or policy(dtype=getattr(torch, dtype)), config)
 
 
@@ -69,6 +67,29 @@ def test_what_is_published_is_the_policy_with_its_adapter_merged(dtype: str) -> 
     assert moved == {name for name in start if name.split(".")[-2].endswith("_proj") and name.endswith("weight")}
     assert apart(sent, one, dtype) < APART[dtype]
     assert apart(start, one, dtype) > 2 * APART[dtype], "the adapter counts for more than the tolerance"
+
+
+def test_merging_rounds_once() -> None:
+    """Where W is in bfloat16, W + s B A is computed in fp32: of 1 + 4 * 2^-10 each single part would be lost."""
+    a, b, weight = torch.full((4, 1), 2**-5), torch.full((1, 4), 2**-5), torch.ones(1, 1, dtype=torch.bfloat16)
+    found = merged(weight, a, b, 1.0)
+    assert found.dtype == torch.float32 and float(found) == 1 + 2**-8
+    assert float(merged(weight, a, b, 2.0).to(torch.bfloat16)) == 1 + 2**-7
+
+
+def test_what_the_engine_says_is_not_rounded_for_a_frozen_backbone_in_bfloat16() -> None:
+    made = batch(seed=1)
+    packed = trainer(dtype="bfloat16")._packed(made.groups)
+    told = sorted(float(p) for t in made.trajectories for p in t.completion.logprobs)
+    assert sorted(float(p) for rows in packed for p in rows.rollout_logprobs) == pytest.approx(told, rel=1e-6)
+
+
+def test_the_optimizer_sees_the_adapter_while_it_is_switched_off() -> None:
+    """FSDP2 decides in its first pass which parameters get gradients, and that may be one of the reference."""
+    one = trainer()
+    assert one.adapter is not None
+    with one.adapter.disabled():
+        assert list(one.adapter.named) == list(one.optimizer.named)
 
 
 def test_the_gradient_of_an_adapter_is_that_of_the_weights_it_is_added_to() -> None:
@@ -173,9 +194,9 @@ def test_a_checkpoint_holds_the_adapter_as_peft_loads_it(tmp_path: Path, model: 
         torch.testing.assert_close(theirs(input_ids=ids).logits, wanted, rtol=1e-5, atol=1e-5)
         with theirs.disable_adapter():
             assert float((theirs(input_ids=ids).logits - wanted).abs().max()) > 0.1, "the adapter counts for more"
-    sent, merged = one.weights().weights, theirs.merge_and_unload()
-    assert list(sent) == [f"backbone.{name}" for name, _ in merged.named_parameters()]
-    for name, parameter in merged.named_parameters():
+    sent, whole = one.weights().weights, theirs.merge_and_unload()
+    assert list(sent) == [f"backbone.{name}" for name, _ in whole.named_parameters()]
+    for name, parameter in whole.named_parameters():
         torch.testing.assert_close(sent[f"backbone.{name}"], parameter.detach(), rtol=0, atol=1e-6)
     with pytest.raises(UserError, match=r"holds a LoRA adapter without its model: .*bebop.export --run RUN --out DIR"):
         load_policy(ModelConfig(path=str(folder / "policy"), device="cpu"))
