@@ -101,7 +101,7 @@ CASES = {
         ("model=folder", "model.path is missing: give model.path=VALUE"),
         ("model=folder model.path=missing", "model.path='missing' is not possible: give tiny, smollm2 or a folder"),
         ("model.path={here}/empty", "/empty'"),
-        ("trainer.lora.rank=8 trainer.lora.target_modules=[q_proj,lm_head]", "decoder is called 'lm_head': give all-li"),
+        ("trainer.lora.rank=8 trainer.lora.target_modules=[q_proj,lm_head]", "decoder is called 'lm_head': give all-l"),
         ("model.path={here}/adapter", "/adapter' is not possible: the folder holds a LoRA adapter without its model: "),
         ("model.path={here}/torn", "/torn'"), ("model.path={here}/headless", "/headless'"),
         ("model.path={here}/strange", "/strange'"), ("model.path={here}/unread", "/unread/config.json'"),
