@@ -44,12 +44,14 @@ def adapted_layers(backbone: "PreTrainedModel", config: LoraConfig) -> dict[str,
     Raises:
         UserError: a name in ``trainer.lora.target_modules`` that no linear layer of the decoder's layers has.
     """
-    inside = {id(module) for layer in backbone.get_decoder().layers for module in layer.modules()}
+    layers = getattr(backbone.get_decoder(), "layers", ())
+    inside = {id(module) for layer in layers for module in layer.modules()}
     linear = {
         name: module
         for name, module in backbone.named_modules()
         if isinstance(module, nn.Linear) and id(module) in inside
     }
+    check(bool(linear), "trainer.lora.rank", config.rank, "the model's decoder has no linear layers: give 0")
     for wanted in config.named:
         known = ", ".join(sorted({name.rpartition(".")[2] for name in linear})) or "none"
         words = f"no linear layer of the decoder is called {wanted!r}: give all-linear, or names among {known}"
@@ -122,23 +124,28 @@ class Adapter:
         from peft.tuners.lora import LoraLayer
 
         self.backbone, self.scale = backbone, config.scale
-        layers = adapted_layers(backbone, config)
-        # peft knows the layers by the ends of their names. Where another module has such an end, whole names are given.
-        names = set(config.named) or {name.rpartition(".")[2] for name in layers}
-        found = {name for name, _ in backbone.named_modules() if any(_is(name, one) for one in names)}
+        adapted = adapted_layers(backbone, config)
+        # In a whole mixture of experts peft would take stacked experts for layers of the same names, as adapters made
+        # with transformers 4 need it. So it is given the decoder's layers alone.
+        backbone.requires_grad_(False)
+        layers = backbone.get_decoder().layers
+        own = {id(module): name for name, module in layers.named_modules()}
+        settings: dict[str, Any] = {"r": config.rank, "lora_alpha": config.scale * config.rank}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            names = [own[id(module)] for module in adapted.values()]
+            inject_adapter_in_model(PeftConfig(**settings, target_modules=names), layers)
+        backbone.eval()
+        self.layers: list[Any] = [module for module in layers.modules() if isinstance(module, LoraLayer)]
+        assert len(self.layers) == len(adapted), "peft takes other layers than those that were counted"
+        ends = {*config.named} or {name.rpartition(".")[2] for name in adapted}
+        known = {name for name, _ in backbone.named_modules() if any(_is(name, end) for end in ends)}
         self.config: Any = PeftConfig(
-            r=config.rank,
-            lora_alpha=config.scale * config.rank,
-            target_modules=sorted(names if found == layers.keys() else layers),
+            **settings,
+            target_modules=sorted(ends if known == adapted.keys() else adapted),
             task_type="CAUSAL_LM",
             base_model_name_or_path=None if base is None else str(base),
         )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            inject_adapter_in_model(self.config, backbone)
-        backbone.eval()
-        self.layers: list[Any] = [module for module in backbone.modules() if isinstance(module, LoraLayer)]
-        assert len(self.layers) == len(layers), "peft takes other layers than those that were counted"
         for layer in self.layers:
             # peft makes A and B in the type of W. In bfloat16 most steps of a usual learning rate would be lost.
             for matrix in (layer.lora_A["default"], layer.lora_B["default"]):
@@ -184,11 +191,14 @@ class Adapter:
                 matrix.requires_grad_(True)
 
     def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        """Write the adapter as peft does; ``weights``: its full ones, named as ``named`` names them."""
-        from peft import get_peft_model_state_dict
+        """Write the adapter as peft does; ``weights``: its full ones, named as ``named`` names them.
 
-        own = {name.removeprefix("backbone."): tensor for name, tensor in weights.items()}
-        state = get_peft_model_state_dict(self.backbone, state_dict=own, save_embedding_layers=False)
+        Some mixtures of experts have linear layers with names of stacked experts. There peft rewrites the names as it
+        loads the adapter, and fails.
+        """
         self.config.save_pretrained(folder)
-        named = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in state.items()}
+        named = {
+            f"base_model.model.{name.removeprefix('backbone.').replace('.default.', '.')}": tensor.contiguous()
+            for name, tensor in weights.items()
+        }
         save_file(named, folder / WEIGHTS, metadata={"format": "pt"})

@@ -23,6 +23,7 @@ from bebop.trainer.policy import PolicyTrainer
 from bebop.trainer.rank import TrainerRank
 from bebop.trainer.scorer import Scorer
 from tests.cases import slow_but
+from tests.model.families import EXPERTS, made, slow
 from tests.trainer.builders import TEMPERATURE, batch, job, policy, weights_of
 
 LORA = {"rank": 4, "alpha": 12.0}
@@ -237,6 +238,31 @@ def test_layers_that_are_not_there_are_named_with_those_that_are() -> None:
         with pytest.raises(UserError, match=words + r".*down_proj, gate_proj, k_proj") as caught:
             adapted_layers(policy().backbone, LoraConfig(rank=1, target_modules=given))
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "count"),
+    [
+        slow("phi3", {}, 8),  # qkv and gate_up are one matrix each
+        slow("mixtral", EXPERTS, 8),  # of attention alone: experts are stacked in one tensor
+        slow("qwen3_moe", EXPERTS, 8),
+        # The first layer is dense, and others have an expert of all tokens: their names are those of stacked ones.
+        slow("glm4_moe", EXPERTS | {"n_routed_experts": 4, "first_k_dense_replace": 1}, 14),
+    ],
+)
+def test_families_keep_the_names_of_their_weights(kind: str, settings: dict[str, Any], count: int) -> None:
+    made_one = made(kind, **settings)
+    names = list(made_one.weights())
+    one = Adapter(made_one.backbone, LoraConfig(rank=2), seed=0)
+    assert len(one.layers) == count == len(one.named) / 2
+    assert [name for name, _ in one.merged(made_one.weights(), lambda tensor: tensor)] == names
+
+
+def test_a_model_without_such_layers_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"trainer.lora.rank=2 is not possible: the model's decoder has no linear layers"
+    ):
+        adapted_layers(made("gpt2").backbone, LoraConfig(rank=2))
 
 
 def test_ranks_begin_with_the_same_adapter_and_seeds_with_others() -> None:
