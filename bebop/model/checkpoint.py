@@ -334,11 +334,11 @@ def named_as_served(folder: Path, weights: Mapping[str, Tensor]) -> dict[str, Te
 
     Experts are one by one, under the names of their family: ``block_sparse_moe.experts.3.w1`` for Mixtral.
     """
-    return split_experts(_reverted(outline(folder), weights))
+    return split_experts(_reverted(empty_model(folder), weights))
 
 
 @cache
-def outline(folder: Path) -> "PreTrainedModel":
+def empty_model(folder: Path) -> "PreTrainedModel":
     """Return the model of a folder on the meta device, without weights."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))

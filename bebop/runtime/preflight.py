@@ -22,10 +22,10 @@ from bebop.config.adapt import AdaptConfig
 from bebop.config.job import JobConfig, ModelConfig, MonitorConfig, RuntimeConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import (
+    empty_model,
     find_device,
     load_tokenizer,
     mtp_layout,
-    outline,
     read_config,
     readable,
     require_known,
@@ -62,7 +62,7 @@ def check_job(config: JobConfig, items: Items | None = None) -> PromptSource | E
     check_positions(settings, config.rollout.max_length)
     if config.trainer.lora.rank:
         check_installed(config.trainer.lora)
-        adapted_layers(outline(resolve(config.model.path)), config.trainer.lora)
+        adapted_layers(empty_model(resolve(config.model.path)), config.trainer.lora)
     if SYSTEMS[config.decoding.system].head or config.cotrain.mode != "off":
         require_mtp(config.model)
     for part in SYSTEMS[config.decoding.system].needs:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bebop.command import shown_command, shown_path
 from bebop.config.adapt import AdaptConfig
 from bebop.config.job import JobConfig, ModelConfig
-from bebop.model.checkpoint import find_device, mtp_layout, outline, read_config, resolve
+from bebop.model.checkpoint import empty_model, find_device, mtp_layout, read_config, resolve
 from bebop.model.lora import adapter_size
 from bebop.model.memory import job_memory, parameters
 from bebop.report.verdict import Said, ended
@@ -76,7 +76,7 @@ def expected_memory(config: JobConfig) -> str:
 def _adapter(config: JobConfig) -> int:
     """Return the number of parameters of the adapter that a job trains; 0 without one."""
     lora = config.trainer.lora
-    return adapter_size(outline(resolve(config.model.path)), lora) if lora.rank else 0
+    return adapter_size(empty_model(resolve(config.model.path)), lora) if lora.rank else 0
 
 
 def _about_adapter(config: JobConfig) -> str:
