@@ -36,7 +36,9 @@ COMMANDS = {
         module="bebop.simulate", root="simulate", summary="Predict the speed of a job on hardware that you name."
     ),
     "bench": Command(module="bebop.bench.__main__", summary="Measure decoding, kernels and jobs on this machine."),
-    "export": Command(module="bebop.export", summary="Write a trained part in the format of another program."),
+    "export": Command(
+        module="bebop.export", summary="Write a trained part for another program, or a LoRA run's model."
+    ),
 }
 SHELLS = ("bash", "zsh", "fish")
 HELP = f"""usage: bebop COMMAND [ARGUMENTS]

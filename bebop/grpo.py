@@ -33,7 +33,7 @@ class TrainResult:
     """
 
     folder: Path  # of the run
-    model: Path | None  # the newest one, a Hugging Face folder; None: no checkpoint was written
+    model: Path | None  # the newest one, a Hugging Face folder, with LoRA an adapter; None: no checkpoint was written
     metrics: list[dict[str, Any]]  # one row a step, as in metrics.jsonl
     verdict: str  # the first sentence of the report; empty without a finished step
     advice: str  # and the second

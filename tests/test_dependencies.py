@@ -29,6 +29,7 @@ EXTRAS = {
     "bebop.megatron_job": ("megatron",),
     "bebop.tasks.environments.verifiers_": ("agents",),
     "bebop.model.smollm2": ("smollm2",),
+    "bebop.model.lora": ("lora",),
     "bebop.metrics.sinks": ("wandb", "trackio"),
     "recipes.reproduce.figures": ("reproduce",),
     "recipes.history.results": ("reproduce",),
@@ -43,7 +44,7 @@ EXTRAS = {
 ELSEWHERE = {
     "sglang": "sglang", "vllm": "vllm", "verl": "verl", "tensordict": "tensordict", "transfer_queue": "TransferQueue",
     "megatron": "megatron-core", "wandb": "wandb", "trackio": "trackio",
-    "psutil": "psutil", "gguf": "gguf", "accelerate": "accelerate",
+    "psutil": "psutil", "peft": "peft", "gguf": "gguf", "accelerate": "accelerate",
     "verifiers": "verifiers", "renderers": "renderers", "openenv": "openenv-core", "uvicorn": "uvicorn",
 }  # fmt: skip
 # triton comes with torch where there is a GPU, at the one release that fits; nothing imports it where there is none.

@@ -94,8 +94,9 @@ def counted(folder: Path) -> dict[int, tuple[int, int]]:
 
 
 @pytest.mark.exhaustive("chaos/test_short.py compares a synchronous job with deaths and resumes to the bit")
-def test_synchronous_run_equals_half_and_resume_bit_for_bit(tmp_path: Path) -> None:
-    sync = ("rollout.staleness=0", "trainer.save_every=5")
+@pytest.mark.parametrize("adapted", [(), ("trainer.lora.rank=8", "trainer.lr=2e-3")], ids=["all", "lora"])
+def test_synchronous_run_equals_half_and_resume_bit_for_bit(adapted: tuple[str, ...], tmp_path: Path) -> None:
+    sync = ("rollout.staleness=0", "trainer.save_every=5", *adapted)
     assert finish(start(tmp_path / "whole", *sync, "trainer.steps=10"))[0] == 0
     assert finish(start(tmp_path / "halves", *sync, "trainer.steps=5"))[0] == 0
     code, errors = finish(start(tmp_path / "halves", *sync, "trainer.steps=10", "runtime.resume=true"))
@@ -111,6 +112,23 @@ def test_synchronous_run_equals_half_and_resume_bit_for_bit(tmp_path: Path) -> N
     assert finish(start(tmp_path / "other", *sync, "trainer.steps=5", "runtime.seed=1"))[0] == 0
     assert not same(tmp_path / "whole", tmp_path / "other")
     assert answers(tmp_path / "whole")[:80] != answers(tmp_path / "other")
+
+
+def test_a_job_that_trains_an_adapter_ends_with_a_model_to_export(tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "model"
+    code, errors = finish(start(run, "trainer.lora.rank=8", "trainer.lr=2e-3", "trainer.steps=3", "cotrain=always"))
+    assert code == 0 and f"the model with its adapter: python -m bebop.export --run {run} --out DIR" in errors, errors
+    assert all(row["train/ratio_error_max"] < 1e-3 for row in rows(run) if row["train/ratio_tokens"])
+    assert (run / "model/adapter_model.safetensors").is_file()
+    code, errors = finish(start(run, "trainer.lora.rank=4", "trainer.steps=4", "runtime.resume=true"))
+    assert code == 2 and "trainer.lora.rank cannot change from 8 to 4 in a run" in errors, errors
+    export = [sys.executable, "-m", "bebop.export", "--run", str(run), "--out", str(out)]
+    done = subprocess.run(export, capture_output=True, text=True, timeout=HANGING)
+    assert done.returncode == 0 and "with its adapter of rank 8 merged" in done.stdout, done.stderr
+    code, errors = finish(
+        start(tmp_path / "next", f"model.path={out}", "trainer.steps=1", "algorithm.kl_coefficient=0")
+    )
+    assert code == 0 and rows(tmp_path / "next")[0]["train/ratio_error_max"] < 1e-3, errors
 
 
 def test_the_best_evaluated_checkpoint_outlives_the_newer_ones_a_death_and_a_resume(tmp_path: Path) -> None:

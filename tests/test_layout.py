@@ -101,6 +101,7 @@ PLANTED = [
     ("rollout/engines.py", "def f():\n    from wandb import init", "bebop.rollout.engines -> wandb"),
     ("rollout/engines.py", "def g():\n    from trackio import init", "bebop.rollout.engines -> trackio"),
     ("bebop/tasks/environment.py", "import verifiers", "bebop.tasks.environment -> verifiers"),
+    ("trainer/policy.py", "def f():\n    import peft", "bebop.trainer.policy -> peft"),
     ("bebop/monitor/window.py", "def f():\n    import torch", "bebop.monitor.window -> torch"),
 ]
 

@@ -24,7 +24,7 @@ BARE = ("rollout", "trainer", "kernels", *LENT)  # folders that must not become 
 # Names that would hide a library when a script is run from its own folder.
 LIBRARIES = (
     "torch triton transformers tokenizers safetensors numpy yaml tqdm tensorboard datasets pytest ray hydra omegaconf "
-    "sglang vllm verl megatron plotly wandb trackio verifiers renderers"
+    "sglang vllm verl megatron plotly wandb trackio verifiers renderers peft"
 )
 TAKEN = {*sys.stdlib_module_names, *LIBRARIES.split()}
 MACHINE_PATH = re.compile(r"(?<![\w.}/])/(?:work|tmp|home|root|opt|mnt|Users)/\w+")

@@ -16,11 +16,11 @@ from bebop.adaptation.ranks import ALONE
 from bebop.bench.gpu.job import InProcess
 from bebop.config.compose import adapt_config
 from bebop.config.fields import from_dict
-from bebop.config.job import EvaluationConfig, JobConfig, ModelConfig
+from bebop.config.job import CotrainConfig, EvaluationConfig, JobConfig, LoraConfig, ModelConfig
 from bebop.driver.evaluation import Evaluation
 from bebop.driver.loop import Loop
 from bebop.driver.past_completions import PastCompletions
-from bebop.model.checkpoint import load_tokenizer
+from bebop.model.checkpoint import load_tokenizer, resolve
 from bebop.model.parts import has_part
 from bebop.rollout.decoding.lengths import EntropyLength
 from bebop.rollout.torch_engine import TorchEngine
@@ -125,6 +125,30 @@ def test_a_job_resumed_in_the_middle_of_an_epoch_repeats_an_uninterrupted_one_to
 
     monkeypatch.setattr(Epochs, "place", counted)
     assert differs("bebop", tmp_path / "other", {}, size=3)
+
+
+def test_a_resumed_job_that_trains_an_adapter_repeats_an_uninterrupted_one_to_the_bit(tmp_path: Path) -> None:
+    def adapted(rank: int) -> JobConfig:
+        config = job("bebop", 3, {})
+        trainer = dataclasses.replace(config.trainer, lr=1e-2, lora=LoraConfig(rank=rank))
+        algorithm = dataclasses.replace(config.algorithm, kl_coefficient=0.01, entropy_coefficient=0.1)
+        return dataclasses.replace(config, trainer=trainer, algorithm=algorithm, cotrain=CotrainConfig(mode="always"))
+
+    whole = run(adapted(4), tmp_path / "whole")
+    half = run(adapted(4), tmp_path / "half", tmp_path / "whole")
+    assert half.rows == whole.rows[2:] and [step for step, _ in half.rows] == [3]
+    ours, wanted = (checkpoint.load(checkpoint.store(tmp_path / name).path(3)).trainer for name in ("half", "whole"))
+    assert all(torch.equal(ours["weights"][name], tensor) for name, tensor in wanted["weights"].items())
+    assert all(torch.equal(ours["head"]["weights"][name], t) for name, t in wanted["head"]["weights"].items())
+    rows = [row for _, row in whole.rows]
+    assert all(row["train/ratio_tokens"] > 0 and row["train/ratio_error_max"] < 1e-3 for row in rows)
+    assert rows[0]["train/kl"] == 0 and rows[2]["train/kl"] > 1e-3, "the policy moves by more than the bound"
+    # The engine had the merged weights of each version, and the checkpoint holds the adapter alone.
+    sizes = {
+        path.name: path.stat().st_size for path in checkpoint.store(tmp_path / "whole").path(3).rglob("*.safetensors")
+    }
+    model = (resolve("tiny") / "model.safetensors").stat().st_size
+    assert sizes["adapter_model.safetensors"] < 0.1 * model and "model.safetensors" not in sizes
 
 
 def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:

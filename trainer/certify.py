@@ -269,7 +269,7 @@ class Certifier:
         weight = whole_tables(policy)[1] if self.world > 1 else policy.backbone.get_output_embeddings().weight.detach()
         scored = []
         for part in pack(rows, self.config.trainer.max_tokens or MAX_BATCH_TOKENS, self.world)[self.rank :: self.world]:
-            packed = part.to(policy.device, policy.backbone.dtype)
+            packed = part.to(policy.device, self.scorer.loss_dtype)
             for row, states in self._hidden(packed):
                 number = chosen[row]
                 own = torch.from_numpy(places[number][version])

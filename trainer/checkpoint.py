@@ -2,8 +2,10 @@
 
 ``<run>/checkpoints/step_000020/``::
 
-    policy/                     a Hugging Face folder like that of the model, in its dtype: what engines serve
-    trainer.json, .safetensors  fp32 master weights, optimizer, version, random generators: what an exact resume needs
+    policy/                     a Hugging Face folder like that of the model, in its dtype: what engines serve;
+                                with ``trainer.lora`` the adapter alone, as peft writes it
+    trainer.json, .safetensors  fp32 master weights (or adapter), optimizer, version, random generators: what an exact
+                                resume needs
     loop.json, .safetensors     what the loop handed in (prompt cursor, buffered groups): opaque here
     manifest.json               size and SHA-256 of each file above
 
@@ -20,6 +22,7 @@ import torch
 
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import save_policy
+from bebop.model.lora import Adapter
 from bebop.monitor.probe_set import ProbeText
 from bebop.run_dir import state_codec as codec
 from bebop.run_dir.checkpoints import POLICY, STEPS, Store, seal, verify
@@ -44,15 +47,24 @@ def store(run_dir: Path) -> Store:
 
 
 def write(
-    folder: Path, policy: Policy, trainer: dict[str, Any], loop: dict[str, Any], dtype: torch.dtype | None = None
+    folder: Path,
+    policy: Policy,
+    trainer: dict[str, Any],
+    loop: dict[str, Any],
+    dtype: torch.dtype | None = None,
+    adapter: Adapter | None = None,
 ) -> None:
     """Fill and seal ``folder``, which must not exist (``Store.staging``).
 
     ``policy/`` has the backbone's weights of ``trainer``: those of ``policy`` may be split over processes. For
-    ``dtype`` see ``save_policy``.
+    ``dtype`` see ``save_policy``. ``adapter``: of the policy, which is written in its place.
     """
     folder.mkdir(parents=True)
-    save_policy(policy, folder / POLICY, dtype, trainer["weights"])
+    if adapter is None:
+        save_policy(policy, folder / POLICY, dtype, trainer["weights"])
+    else:
+        adapter.save(folder / POLICY, trainer["weights"])
+        policy.tokenizer.save_pretrained(folder / POLICY)
     codec.save(trainer, folder / TRAINER)
     codec.save(loop, folder / LOOP, KINDS)
     seal(folder)

@@ -6,10 +6,10 @@ version v have to be scored under version v. Every completion begins with tokens
 at most ``staleness`` updates old. With that many versions at hand each step has tokens to compare, whatever the timing
 of engine and trainer, and whatever becomes of keys and values.
 
-The price has three parts. Host memory holds ``staleness`` times the weights in the model's dtype (each rank keeps its
-shard). Each step copies the weights once. And there are passes over a few completions (``monitor.check_completions``,
-and those of the certificate). Checkpoints do not hold old versions: after a resume, completions that were finished
-before it are not compared.
+The price has three parts. Host memory holds ``staleness`` times the trained weights in the model's dtype, those of an
+adapter in fp32 (each rank keeps its shard). Each step copies the weights once. And there are passes over a few
+completions (``monitor.check_completions``, and those of the certificate). Checkpoints do not hold old versions: after a
+resume, completions that were finished before it are not compared.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -92,7 +92,8 @@ class OldPolicies:
     def _parts(self) -> list[Tensor]:
         """Return the parts of the parameters that live on this rank, not copies."""
         reshard(self.scorer)  # else some are whole, and changing those would be forgotten
-        return [p.to_local() if isinstance(p, DTensor) else p.detach() for p in self.scorer.parameters()]
+        trained = (p for p in self.scorer.parameters() if p.requires_grad)  # what is frozen is of all versions
+        return [p.to_local() if isinstance(p, DTensor) else p.detach() for p in trained]
 
 
 def evenly_spaced(items: Sequence[T], count: int) -> list[T]:

@@ -3,6 +3,9 @@
 What it leaves out on purpose: dropout (the model stays in ``eval``, so that the trainer's distribution is the
 engine's). Master weights are fp32; a bfloat16 model is trained under autocast and published in bfloat16.
 
+With ``trainer.lora`` the optimizer has the parameters of an adapter alone, and the model's own weights stay as they
+were loaded. They are the reference of the KL term as well: no second copy is made.
+
 The MTP head is frozen, or co-trained on the hidden states that the policy's own update computes anyway. Everything of
 the policy is a constant there: hidden states, embedding and language-model head are detached. Optimizer, learning rate,
 clipping and gradient norm are the head's own, so that the policy's update is the same to the bit with and without it.
@@ -26,7 +29,9 @@ from bebop.config.job import MAX_BATCH_TOKENS, DecodingConfig, JobConfig
 from bebop.errors import UserError
 from bebop.metrics.metrics import Mean, Metrics, Sum, merge
 from bebop.model.backbone import Policy
+from bebop.model.checkpoint import resolve
 from bebop.model.fingerprint import fingerprint
+from bebop.model.lora import Adapter
 from bebop.model.memory import micro_batch
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.trainer.head_backend import WholeBackend
@@ -53,7 +58,7 @@ from bebop.trainer.optim import (
 )
 from bebop.trainer.packing import PackedRows, Row, pack
 from bebop.trainer.probe_set import ProbeReader
-from bebop.trainer.scorer import Scorer, shard
+from bebop.trainer.scorer import Scorer, shard, whole
 from bebop.trajectory import Batch, Group, Trajectory
 
 
@@ -98,7 +103,11 @@ class PolicyTrainer:
         policy.backbone.eval().requires_grad_(True)
         if policy.mtp is not None:
             policy.mtp.requires_grad_(False)
-        if self.mixed:
+        self.adapter: Adapter | None = None
+        if (lora := config.trainer.lora).rank:
+            base = resolve(config.model.path)
+            self.adapter = Adapter(policy.backbone, lora, config.runtime.seed, base)
+        elif self.mixed:
             policy.backbone.float()
         temperature = config.rollout.sampling.temperature
         self._trained_head: State | None = None  # of a run that co-trained before, while this one does not
@@ -107,18 +116,24 @@ class PolicyTrainer:
             backend = WholeBackend(policy, Sampling(temperature=temperature), rank, world)
             self.head_trainer = HeadTrainer(backend, config.cotrain.head)
         self.scorer = Scorer(policy, temperature, self.mixed)
-        self.reference = Scorer(_frozen(policy), temperature, self.mixed) if config.algorithm.kl_coefficient else None
+        copied = config.algorithm.kl_coefficient > 0 and self.adapter is None
+        self.reference = Scorer(_frozen(policy), temperature, self.mixed) if copied else None
         if world > 1:
             mesh = init_device_mesh(policy.device.type, (world,))
             for scorer in filter(None, (self.scorer, self.reference)):
                 shard(scorer, mesh)
         causes = "rewards and log-probs"
         self.optimizer = GuardedAdamW(
-            policy.weights(), config.trainer, setting="trainer.lr", loss="the loss", causes=causes
+            {name: p for name, p in policy.weights().items() if p.requires_grad},
+            config.trainer,
+            setting="trainer.lr",
+            loss="the loss",
+            causes=causes,
         )
         looked = config.monitor.check_completions or config.monitor.certify_every
         past = config.rollout.staleness if looked and not config.algorithm.rescore else 0
-        self.old_policies = OldPolicies(self.scorer, past, torch.bfloat16 if self.mixed else None)
+        sent = torch.bfloat16 if self.mixed and self.adapter is None else None  # adapters are not sent, but merged
+        self.old_policies = OldPolicies(self.scorer, past, sent)
 
     def update(self, batch: Batch, cotrain: bool = False) -> Metrics:
         """Learn from a batch: ``minibatches`` optimizer steps, then ``version`` + 1. The same metrics on every rank.
@@ -199,8 +214,12 @@ class PolicyTrainer:
     def weights(self, mtp: bool = False) -> dict[str, Tensor]:
         """Return full weights on the CPU, in the model's dtype, named as in ``Policy.weights()``; empty on ranks above
         0."""
-        dtype = torch.bfloat16 if self.mixed else None
-        return whole_copies(self.policy.weights(mtp), dtype, keep=self.rank == 0)
+        dtype, named = torch.bfloat16 if self.mixed else None, self.policy.weights(mtp)
+        if self.adapter is None:
+            return whole_copies(named, dtype, keep=self.rank == 0)
+        with torch.no_grad():
+            full = self.adapter.merged(named, whole)
+            return {name: t.to("cpu", dtype or t.dtype, copy=True) for name, t in full if self.rank == 0}
 
     def state_dict(self) -> State:
         """Return all that an exact resume needs, by parameter name, unsharded: any number of ranks can load it.
@@ -264,7 +283,7 @@ class PolicyTrainer:
     def _share(self, rows: Sequence[Row]) -> list[PackedRows]:
         """Return this rank's micro-batches of some rows, on its device; every rank gets as many."""
         packed = pack(rows, self.max_tokens, self.world)[self.rank :: self.world]
-        return [part.to(self.policy.device, self.policy.backbone.dtype) for part in packed]
+        return [part.to(self.policy.device, self.scorer.loss_dtype) for part in packed]
 
     def _compare_past(self, batch: Batch) -> Metrics:
         """Compare some of the tokens that older weights produced, under these weights; those of now are compared in
@@ -298,6 +317,7 @@ class PolicyTrainer:
             if first == 0 and any(self._all_ranks(self.stopping.is_set())):
                 self.optimizer.zero_grad()
                 return None
+            reference = self._reference_logprobs(rows)
             logp, entropy = self.scorer(rows)
             prox = logp.detach() if proximal is None else proximal[i]
             self.traced.add(first, rows, prox)
@@ -311,7 +331,7 @@ class PolicyTrainer:
                 advantages=rows.advantages,
                 answers=rows.answers,
                 weights=rows.weights,
-                reference=self._reference_logprobs(rows),
+                reference=reference,
             )
             # FSDP averages gradients over the ranks; the loss of the minibatch is the sum over them.
             (loss * self.world).backward()
@@ -334,7 +354,14 @@ class PolicyTrainer:
 
     @torch.no_grad()
     def _reference_logprobs(self, rows: PackedRows) -> Tensor | None:
-        return None if self.reference is None else self.reference(rows)[0]
+        """Return log-probs [A] under the policy of before the first update; None without a KL term."""
+        if self.adapter is None or not self.config.algorithm.kl_coefficient:
+            return None if self.reference is None else self.reference(rows)[0]
+        kept, self.scorer.kept = self.scorer.kept, None  # the head learns from the states of the policy alone
+        with self.adapter.disabled():
+            logp: Tensor = self.scorer(rows)[0]
+        self.scorer.kept = kept
+        return logp
 
     def _all_ranks(self, value: Any) -> list[Any]:
         """Return one value a rank, on every rank."""

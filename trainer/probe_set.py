@@ -91,7 +91,7 @@ class ProbeReader:
             )
             rows.append(Row(prompt=text.prompt, completion=completion, advantage=0.0, weight=0.0))
         packed = pack(rows, self.max_tokens, self.world)[self.rank :: self.world]
-        return [part.to(self.policy.device, self.policy.backbone.dtype) for part in packed]
+        return [part.to(self.policy.device, self.scorer.loss_dtype) for part in packed]
 
     def _measure(
         self,

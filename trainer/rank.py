@@ -88,7 +88,7 @@ class TrainerRank:
         if self.rank == 0:
             dtype = torch.bfloat16 if self.trainer.mixed else None
             with writing(folder):
-                checkpoint.write(folder, self.trainer.policy, state, loop_state, dtype)
+                checkpoint.write(folder, self.trainer.policy, state, loop_state, dtype, self.trainer.adapter)
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Go on from a checkpoint; the loop's state as it was handed in. ``UserError`` names a corrupt file."""

@@ -33,6 +33,11 @@ class Scorer(nn.Module):
         self.mixed = mixed
         self.kept: list[tuple[PackedRows, Tensor]] | None = None  # rows and hidden states [N, d], where they are wanted
 
+    @property
+    def loss_dtype(self) -> torch.dtype:
+        """Return the type of what the loss is computed in: the backbone's, or fp32 where that is frozen in bfloat16."""
+        return torch.promote_types(self.backbone.dtype, torch.float32)
+
     def forward(self, rows: PackedRows) -> tuple[Tensor, Tensor]:
         """Return log-probs [A] of the completion tokens and entropies [A] of the distributions that they come from."""
         device = rows.token_ids.device
@@ -150,7 +155,8 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, entropy = ctx.saved_tensors
         cast_weight, cast_bias = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
-        d_hidden, d_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
+        d_hidden = torch.zeros_like(hidden)
+        d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None  # None: it is frozen
         d_bias = None if bias is None else torch.zeros_like(bias)
         for start in range(0, len(hidden), ctx.rows):
             rows = slice(start, start + ctx.rows)
@@ -165,7 +171,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 d_logits -= q * (logq + entropy[rows, None]) * grad_entropy[rows, None]
             d_logits = (d_logits / ctx.temperature).to(ctx.dtype)
             d_hidden[rows] = (d_logits @ cast_weight).to(hidden.dtype)
-            d_weight += (d_logits.T @ part).to(weight.dtype)
+            if d_weight is not None:
+                d_weight += (d_logits.T @ part).to(weight.dtype)
             if d_bias is not None:
                 d_bias += d_logits.sum(0).to(bias.dtype)
         return d_hidden, d_weight, d_bias, None, None, None, None

@@ -67,6 +67,9 @@ OTHER_EVALUATION = "its evaluations could not be compared with those before"
 # reasoning-gym's numbering, for the first 200 million questions of both (``bebop.tasks.procedural.stream_seed``).
 HELD_OUT_SEED = 736
 OTHER_ALGORITHM = "it would be another algorithm from here on, under the name of one run"
+OTHER_ADAPTER = "the checkpoint holds the other adapter, or weights that were trained without one"
+ALL_LINEAR = "all-linear"  # peft's word
+MAX_RANK = 4096  # of an adapter; wider ones are no smaller than the matrices of most models
 
 
 def _folder_type(path: str) -> str:
@@ -291,6 +294,41 @@ class AlgorithmConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig(Settings):
+    """A LoRA adapter, which is trained in place of all weights of the policy (docs/guides/models.md)."""
+
+    SECTION = "lora."
+    rank: int = setting(
+        0, "of the adapter; 0: no adapter, all weights are trained", within(0, MAX_RANK), fixed=OTHER_ADAPTER
+    )
+    alpha: float | None = setting(
+        None, "the adapter is scaled by alpha / rank; null: alpha is twice the rank", above(0), fixed=OTHER_ADAPTER
+    )
+    target_modules: str | tuple[str, ...] = setting(
+        ALL_LINEAR,
+        f"linear layers that get one, as [q_proj,v_proj]; {ALL_LINEAR}: all of the decoder's layers",
+        Limit(lambda given: bool(given) and all(given), f"give {ALL_LINEAR}, or a list of names"),
+        fixed=OTHER_ADAPTER,
+    )
+
+    @property
+    def scale(self) -> float:
+        """Return the factor of the adapter's product of matrices."""
+        return 2.0 if self.alpha is None else self.alpha / self.rank
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Return the names of the layers that are asked for; empty for all."""
+        if self.target_modules == ALL_LINEAR:
+            return ()
+        return (self.target_modules,) if isinstance(self.target_modules, str) else self.target_modules
+
+    def _validate(self) -> None:
+        self.require(self.rank > 0 or self.alpha is None, "alpha", "give it with trainer.lora.rank above 0")
+        self.require(self.rank > 0 or not self.named, "target_modules", "give it with trainer.lora.rank above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig(Settings):
     """The trainer: its ranks, optimizer and batch."""
 
@@ -323,6 +361,7 @@ class TrainerConfig(Settings):
     )
     save_every: int = setting(20, "steps between checkpoints; 0 saves only at the end", NOT_NEGATIVE)
     keep: int = setting(3, "checkpoints kept; older ones are removed", POSITIVE)
+    lora: LoraConfig = section(LoraConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

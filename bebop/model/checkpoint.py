@@ -27,6 +27,7 @@ from bebop.errors import UserError
 from bebop.model.attention import refuse_config
 from bebop.model.backbone import Policy, stop_token_ids
 from bebop.model.layouts import LAYOUTS, from_layout, split_experts, to_layout
+from bebop.model.lora import refuse_adapter
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.model.parity import check_parity
 from bebop.model.parts import find_part, load_part
@@ -122,6 +123,7 @@ def load_backbone(config: ModelConfig) -> "PreTrainedModel":
 def read_config(config: ModelConfig) -> Any:
     """Return the Hugging Face configuration of a checkpoint; ``UserError`` for sizes that no model has."""
     folder, name = resolve(config.path), f"model.path={config.path!r}"
+    refuse_adapter(folder, name)
     with readable(config, "config.json: "):
         check_file(folder, name)
         check_tokens(folder, name)
@@ -332,11 +334,11 @@ def named_as_served(folder: Path, weights: Mapping[str, Tensor]) -> dict[str, Te
 
     Experts are one by one, under the names of their family: ``block_sparse_moe.experts.3.w1`` for Mixtral.
     """
-    return split_experts(_reverted(_outline(folder), weights))
+    return split_experts(_reverted(empty_model(folder), weights))
 
 
 @cache
-def _outline(folder: Path) -> "PreTrainedModel":
+def empty_model(folder: Path) -> "PreTrainedModel":
     """Return the model of a folder on the meta device, without weights."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))

@@ -79,8 +79,12 @@ def memory_of(device: torch.device) -> int:
     return there
 
 
-def job_memory(config: JobConfig, settings: Any, count: int, device: torch.device, embedded: bool) -> str:
+def job_memory(
+    config: JobConfig, settings: Any, count: int, device: torch.device, embedded: bool, adapter: int = 0
+) -> str:
     """Say what a job will take, in a line; a warning in it where the device has less. ``count``: parameters.
+
+    ``adapter``: parameters of the adapter that is trained in their place; 0 where all are trained.
 
     Measured on a CPU at the highest: 4.3 GB of the 4.9 said for the built-in model (trainer 2.8 of 2.7, rollout 0.9 of
     1.2); for SmolLM2 8.4 to 9.7 of 9.8 GB in the trainer and 4.8 of 4.0 in the rollout. ``embedded``: whether decoding
@@ -92,6 +96,8 @@ def job_memory(config: JobConfig, settings: Any, count: int, device: torch.devic
     # Beside Adam: a copy to send, those of older versions that completions are compared with, and the reference.
     copies = 1 + rollout.staleness + (config.algorithm.kl_coefficient > 0)
     fixed = ADAM * count + trainer.ranks * (copies * weights + PROCESS)
+    if adapter:  # the frozen weights are the reference, and older versions of the adapter are kept in float32
+        fixed = ADAM * adapter + weights + trainer.ranks * (weights + rollout.staleness * 4 * adapter + PROCESS)
     batches = trainer.ranks * tokens * activation_bytes(settings, dtype) * BACKWARD
     total = fixed + batches
     parts = [f"trainer {_gb(total)} (weights and Adam {_gb(fixed)}, activations {_gb(batches)})"]

@@ -14,7 +14,7 @@ from bebop.monitor.drift import Decomposition
 from bebop.monitor.drift_monitor import Explanation
 from bebop.monitor.estimate import Estimate
 from bebop.report.runs import DASH, FIRST, Run, windows
-from bebop.run_dir.checkpoints import newest_model
+from bebop.run_dir.checkpoints import holds_adapter, newest_model
 from bebop.systems import SYSTEMS
 from bebop.systems.base import System
 
@@ -81,10 +81,13 @@ def _command(run: Run, advice: Advice) -> str:
     if run.place is None or advice.kind == "none":
         return ""
     if advice.kind == "adapt":
-        newest = newest_model(run.folder or Path())
+        newest, first = newest_model(run.folder or Path()), ""
         model = run.setting("model.path") if newest is None else str(Path(run.place, newest))
         tasks = [one for one in run.given or () if one.startswith("task")]
-        return shown_command("adapt", *advice.settings, f"model.path={model}", *tasks)
+        if newest is not None and holds_adapter(Path(run.folder or "", newest)):  # it is merged first
+            model = str(Path(run.place, "merged"))
+            first = shown_command("export", "--run", str(run.place), "--out", model) + " && "
+        return first + shown_command("adapt", *advice.settings, f"model.path={model}", *tasks)
     names = [one.partition("=")[0] for one in advice.settings]
     if any(one.fixed and one.name in names for one in settings(JobConfig)):
         own = tuple(f"{name}=" for name in (*names, "runtime.dir", "runtime.resume"))

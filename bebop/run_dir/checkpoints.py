@@ -29,7 +29,8 @@ HIDDEN = ".partial-"
 ASIDE = "aside-"
 STEPS, HEADS = "step_", "head_"  # prefixes: of a run, of an adaptation
 MODEL = "model"  # in a run folder: a link to the newest policy of a run, the folder that an adaptation wrote
-POLICY = "policy"  # in a checkpoint of a run: the model as a Hugging Face folder
+POLICY = "policy"  # in a checkpoint of a run: the model as a Hugging Face folder, or the adapter that was trained
+ADAPTER = "adapter_config.json"  # in a folder that peft writes
 
 
 class DamagedError(UserError):
@@ -167,6 +168,11 @@ def newest_model(run_dir: Path) -> Path | None:
         return Path(MODEL)
     saved = Store(run_dir, STEPS).all()
     return (saved[-1] / POLICY).relative_to(run_dir) if saved else None
+
+
+def holds_adapter(folder: Path) -> bool:
+    """Return whether a folder holds a LoRA adapter without its model."""
+    return (folder / ADAPTER).is_file() and not (folder / "config.json").is_file()
 
 
 def _leads_to_checkpoint(link: Path) -> bool:

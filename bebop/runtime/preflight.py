@@ -22,6 +22,7 @@ from bebop.config.adapt import AdaptConfig
 from bebop.config.job import JobConfig, ModelConfig, MonitorConfig, RuntimeConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import (
+    empty_model,
     find_device,
     load_tokenizer,
     mtp_layout,
@@ -31,6 +32,7 @@ from bebop.model.checkpoint import (
     require_mtp,
     resolve,
 )
+from bebop.model.lora import adapted_layers, check_installed
 from bebop.model.parts import find_part, read_card
 from bebop.model.skeleton import check_head, check_index, check_tokenizer, check_weights
 from bebop.rollout.agent_setup import check_environment
@@ -58,6 +60,9 @@ def check_job(config: JobConfig, items: Items | None = None) -> PromptSource | E
     here = config.runtime.address is None  # else the job runs on other machines
     settings = check_model(config.model, here)
     check_positions(settings, config.rollout.max_length)
+    if config.trainer.lora.rank:
+        check_installed(config.trainer.lora)
+        adapted_layers(empty_model(resolve(config.model.path)), config.trainer.lora)
     if SYSTEMS[config.decoding.system].head or config.cotrain.mode != "off":
         require_mtp(config.model)
     for part in SYSTEMS[config.decoding.system].needs:

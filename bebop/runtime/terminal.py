@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from bebop.command import shown_command, shown_path
 from bebop.config.adapt import AdaptConfig
 from bebop.config.job import JobConfig, ModelConfig
-from bebop.model.checkpoint import find_device, mtp_layout, read_config, resolve
+from bebop.model.checkpoint import empty_model, find_device, mtp_layout, read_config, resolve
+from bebop.model.lora import adapter_size
 from bebop.model.memory import job_memory, parameters
 from bebop.report.verdict import Said, ended
 from bebop.rollout.engines import engine_module
-from bebop.run_dir.checkpoints import newest_model
+from bebop.run_dir.checkpoints import holds_adapter, newest_model
 from bebop.trajectory_db.reader import NAME
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def about_run(config: JobConfig, defaults: Mapping[str, Any], dashboard: "Dashbo
     named = [f"{name}={value}" for name, value in defaults.items()]
     rows = [
         ("model", about_model(config.model, here)),
-        ("training", f"{trainer.steps} steps of {given}, learning rate {trainer.lr:g}"),
+        ("training", f"{trainer.steps} steps of {given}, learning rate {trainer.lr:g}{_about_adapter(config)}"),
         ("settings", f"{', '.join(named)} (follow from the model)" if named else ""),
         ("memory", expected_memory(config) if here else ""),
         ("Ray", f"{', '.join(actors(config))}; {_about_dashboard(dashboard)}"),
@@ -68,7 +69,19 @@ def expected_memory(config: JobConfig) -> str:
     """Return the memory that a job on this machine is expected to take, with its parts."""
     count = parameters(sorted(resolve(config.model.path).glob("*.safetensors")))
     embedded = engine_module(config).EMBEDDED
-    return job_memory(config, read_config(config.model), count, find_device(config.model), embedded)
+    adapter = _adapter(config)
+    return job_memory(config, read_config(config.model), count, find_device(config.model), embedded, adapter)
+
+
+def _adapter(config: JobConfig) -> int:
+    """Return the number of parameters of the adapter that a job trains; 0 without one."""
+    lora = config.trainer.lora
+    return adapter_size(empty_model(resolve(config.model.path)), lora) if lora.rank else 0
+
+
+def _about_adapter(config: JobConfig) -> str:
+    count = _adapter(config)
+    return f", LoRA of rank {config.trainer.lora.rank} ({_size(count)} parameters)" if count else ""
 
 
 def actors(config: JobConfig) -> list[str]:
@@ -98,10 +111,13 @@ def ended_run(folder: Path, said: Said | None, report: Path | None, again: str =
     model = newest_model(folder)
     paths = {"model": folder / model if model else None, "report": report}
     viewer = shown_command("view", str(shown_path(folder))) if (folder / NAME).is_file() else ""
+    adapter = model is not None and holds_adapter(folder / model)
+    merging = shown_command("export", "--run", str(shown_path(folder)), "--out", "DIR") if adapter else ""
     if said is None or again:  # its advice is for a run that has come to its end
         said = Said(verdict=said.verdict if said else "", advice="")
     written = {name: path for name, path in paths.items() if path is not None}
-    return ended(said, written, {"viewer": viewer, "interrupted; go on with": again})
+    commands = {"the model with its adapter": merging, "viewer": viewer, "interrupted; go on with": again}
+    return ended(said, written, commands)
 
 
 def _aligned(rows: Sequence[tuple[str, str]]) -> list[str]:

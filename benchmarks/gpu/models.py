@@ -19,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from bebop.config.job import AlgorithmConfig, DecodingConfig, JobConfig, ModelConfig, TrainerConfig
+from bebop.config.job import AlgorithmConfig, DecodingConfig, JobConfig, LoraConfig, ModelConfig, TrainerConfig
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
@@ -168,14 +168,19 @@ class Decoding:
             torch.cuda.synchronize()
 
 
-def update(shape: Shape, device: torch.device, tokens: int) -> dict[str, float | None]:
+def update(shape: Shape, device: torch.device, tokens: int, rank: int = 0) -> dict[str, float | None]:
     """Return the seconds of an update on ``tokens`` tokens in one micro-batch, of log-probs alone; gigabytes at the
-    highest."""
+    highest.
+
+    ``rank``: of an adapter that is trained; 0: all weights are.
+    """
     policy = policy_of(shape, device)
     rows, length = 2 * GROUP, tokens // (2 * GROUP)
     config = JobConfig(
         model=ModelConfig(dtype="bfloat16", device=device.type),
-        trainer=TrainerConfig(groups_per_step=2, group_size=GROUP, max_tokens=tokens, lr=1e-6),
+        trainer=TrainerConfig(
+            groups_per_step=2, group_size=GROUP, max_tokens=tokens, lr=1e-6, lora=LoraConfig(rank=rank)
+        ),
         algorithm=AlgorithmConfig(),
     )
     trainer = PolicyTrainer(policy, config)

@@ -33,6 +33,7 @@ from bebop.trainer.scorer import token_logprobs
 
 VOCABULARY = 151_936  # of Qwen3
 CALLS = 1000  # of an operation whose launch is timed
+LORA = 8  # rank of an adapter
 
 
 # ---- 0: the card
@@ -419,13 +420,14 @@ def _beside_slots(context: Context, name: str, policy: Policy) -> None:
 def trainer(context: Context) -> None:
     """An update of so many tokens: seconds, the share of log-probs, the memory at its highest."""
     for name, shape in ({"tiny": TINY} if context.dry else SHAPES).items():
-        for tokens in (64,) if context.dry else (4096, 8192):
-            about = {"model": name, "tokens": tokens}
+        adapted = [(64 if context.dry else 8192, LORA)] if find_spec("peft") else []  # it may have to be carried there
+        for tokens, rank in [*((tokens, 0) for tokens in ((64,) if context.dry else (4096, 8192))), *adapted]:
+            about = {"model": name, "tokens": tokens, "lora": rank}
             if context.left < 0:
                 context.keep("update", None, skipped="time is up", **about)
                 continue
             with context.tried("update", **about):
-                context.keep("update", None, **about, **update(shape, context.device, tokens))
+                context.keep("update", None, **about, **update(shape, context.device, tokens, rank))
             if context.device.type == "cuda":
                 torch.cuda.empty_cache()
 

@@ -178,6 +178,10 @@ def _share(found: float | None) -> str:
     return "" if found is None else f"{found:.2f}"
 
 
+def _adapter(row: Row) -> str:
+    return f", LoRA of rank {row['lora']}" if row.get("lora") else ""
+
+
 def _trainer(rows: list[Row]) -> list[str]:
     lines = []
     for row in rows:
@@ -185,8 +189,8 @@ def _trainer(rows: list[Row]) -> list[str]:
             share = 100 * row["log-probs s"] / row["s"]
             peak = "" if row["peak GB"] is None else f", {row['peak GB']:.3g} GB at the highest"
             lines.append(
-                f"- {row['model']}, {row['tokens']} tokens: {row['s']:.3g} s, log-probs {share:.0f} % of it{peak}, "
-                f"{row['tokens/s']:.4g} tokens/s"
+                f"- {row['model']}, {row['tokens']} tokens{_adapter(row)}: {row['s']:.3g} s, "
+                f"log-probs {share:.0f} % of it{peak}, {row['tokens/s']:.4g} tokens/s"
             )
     return lines
 

@@ -99,6 +99,8 @@ def models(here: Path) -> None:
     for file in (here / "wordless").glob("tokenizer*"):
         file.unlink()
     change(here / "large" / "config.json", {"vocab_size": 4})
+    (here / "adapter").mkdir()
+    (here / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
 
 
 def model(path: Path, name: str) -> None:

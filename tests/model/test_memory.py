@@ -56,6 +56,10 @@ def test_a_job_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         "about 85.0 of 200.0 GB (cpu): trainer 50.0 (weights and Adam 49.0, activations 1.0), "
         "rollout 2 x 17.0 (KV cache 0.0), Ray 1.0"
     )
+    adapted = job_config([*given, "trainer.lora.rank=8", "algorithm.kl_coefficient=0.1", "rollout.staleness=2"])
+    small = job_memory(adapted, model(), 2 * 10**9, CPU, True, adapter=10**8)
+    # Weights twice, of which one copy is sent; 16 bytes for Adam and 4 for each older version of 0.1 billion; 1 GB.
+    assert "trainer 20.4 (weights and Adam 19.4," in small
     kept = job_memory(job_config([*given, "algorithm.kl_coefficient=0.1"]), model(), 2 * 10**9, CPU, True)
     assert "trainer 58.0 (" in kept and "not enough" not in kept
     monkeypatch.setattr(memory, "memory_of", lambda device: 84 * 10**9)

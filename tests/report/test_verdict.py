@@ -144,6 +144,10 @@ def test_a_model_that_a_link_leads_to_is_adapted_by_its_short_name(tmp_path: Pat
     link_model(tmp_path, tmp_path / "checkpoints/step_000014")
     one = dataclasses.replace(run(cotrain={"mode": "always"}), folder=tmp_path, given=[])
     assert said(one, explained(mismatch=fallen)).command == f"python -m bebop.adapt model.path={tmp_path}/model"
+    (tmp_path / "model/adapter_config.json").touch()  # an adapter is no model, until it is merged
+    merging = f"python -m bebop.export --run {tmp_path} --out {tmp_path}/merged"
+    adapting = f"python -m bebop.adapt model.path={tmp_path}/merged"
+    assert said(one, explained(mismatch=fallen)).command == f"{merging} && {adapting}"
 
 
 def test_a_setting_that_may_not_change_asks_for_the_run_anew(tmp_path: Path) -> None:

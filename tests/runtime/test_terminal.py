@@ -108,6 +108,19 @@ def test_a_run_that_was_stopped_before_its_first_step_has_no_verdict(
     assert [line.split(": ")[0] for line in end(tmp_path, False, capsys)] == ["interrupted; go on with"]
 
 
+def test_a_job_with_an_adapter_says_its_size_and_how_its_model_is_written(tmp_path: Path) -> None:
+    said = started(["runtime.dir=r", "trainer.lora.rank=8", "model.device=cpu"])
+    assert said["training"].endswith("learning rate 0.0002, LoRA of rank 8 (0.2M parameters)")
+    policy = tmp_path / "checkpoints/step_000001/policy"
+    policy.mkdir(parents=True)
+    (policy / "adapter_config.json").touch()
+    link_model(tmp_path, policy.parent)
+    lines = ended_run(tmp_path, None, None)
+    assert f"the model with its adapter: python -m bebop.export --run {tmp_path} --out DIR" in lines
+    (policy / "config.json").touch()
+    assert not any("export" in line for line in ended_run(tmp_path, None, None))
+
+
 def test_a_run_without_advice_names_no_command(tmp_path: Path) -> None:
     lines = ended_run(tmp_path, Said(verdict="All is well.", advice="Nothing needs to be done."), None)
     assert lines == ["verdict: All is well.", "advice: Nothing needs to be done."]

@@ -55,6 +55,7 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     tied = steady(PolicyTrainer(policy(tied=True), config, rank, world))
     tied.update(batch(seed=1))
     shown = beside(rank, world, folder)
+    shown |= {f"lora_{dtype}": adapted(rank, world, folder, dtype) for dtype in ("float32", "bfloat16")}
     shown |= {
         "logprobs": logprobs,
         "metrics": metrics,
@@ -64,6 +65,30 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     }
     worker.close()
     return shown
+
+
+def adapted(rank: int, world: int, folder: Path, dtype: str) -> dict[str, Any]:
+    """An adapter with a KL term and the head trained beside it: two updates, and the last one again from its state."""
+    head = {"objective": "e2e_tv", "depth": 3, "lr": 1e-3, "max_tokens": 64}
+    config = job(
+        str(folder / "model"),
+        model={"path": str(folder / "model"), "device": "cpu", "dtype": dtype},
+        algorithm=ALGORITHM,
+        trainer={"lora": {"rank": 3, "target_modules": ["q_proj", "down_proj"]}},  # 3 rows, of which ranks get 2 and 1
+        cotrain={"mode": "always", "head": head},
+    )
+    one = steady(PolicyTrainer(policy(dtype=getattr(torch, dtype)), config, rank, world))
+    learned = [values(one.update(batch(seed=1), cotrain=True))]
+    state = one.state_dict()
+    learned.append(values(one.update(batch(seed=2), cotrain=True)))
+    found = {"metrics": learned, "weights": one.weights(mtp=True), "state": state}
+    again = steady(PolicyTrainer(policy(dtype=getattr(torch, dtype)), config, rank, world))
+    states = [state]
+    if world > 1:
+        dist.broadcast_object_list(states)  # what rank 0 has written, all of them read
+    again.load_state_dict(states[0])
+    again.update(batch(seed=2), cotrain=True)
+    return found | {"resumed": again.weights(mtp=True)}
 
 
 def beside(rank: int, world: int, folder: Path) -> dict[str, Any]:

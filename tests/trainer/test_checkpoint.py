@@ -54,9 +54,18 @@ def everything(worker: TrainerRank) -> dict[str, Tensor]:
     return {**state["weights"], **state["optimizer"], "rng": torch.get_rng_state()}
 
 
-@pytest.mark.parametrize("dtype", slow_but(["bfloat16"], ["float32", "bfloat16"]))
-def test_three_updates_equal_one_and_resume_and_two_bit_for_bit(tmp_path: Path, model: str, dtype: str) -> None:
-    config = job(model, model={"path": model, "device": "cpu", "dtype": dtype}, algorithm={"kl_coefficient": 0.1})
+@pytest.mark.parametrize(
+    ("dtype", "rank"),
+    slow_but(
+        [("bfloat16", 0), ("float32", 2)], [(d, rank) for d in ("float32", "bfloat16") for rank in (0, 2)], several=True
+    ),
+)
+def test_three_updates_equal_one_and_resume_and_two_bit_for_bit(
+    tmp_path: Path, model: str, dtype: str, rank: int
+) -> None:
+    """``rank``: of an adapter that is trained in place of all weights."""
+    kept = {"path": model, "device": "cpu", "dtype": dtype}
+    config = job(model, model=kept, algorithm={"kl_coefficient": 0.1}, trainer={"lora": {"rank": rank}})
     straight = learned(TrainerRank(config), [1, 2, 3])
     wanted = everything(straight)
     folder = store(tmp_path).path(1)

@@ -130,6 +130,29 @@ def test_a_checkpoint_of_two_ranks_is_one_for_one_rank(folder: Path, two: list[d
     assert distance(trainer.weights(), wanted) < 1e-5
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-6), ("bfloat16", 2e-3)])
+def test_an_adapter_on_two_ranks_is_that_of_one(
+    dtype: str, bound: float, two: list[dict[str, Any]], one: dict[str, Any]
+) -> None:
+    ours, wanted = two[0][f"lora_{dtype}"], one[f"lora_{dtype}"]
+    assert distance(ours["state"]["weights"], wanted["state"]["weights"]) < bound
+    products = {name: t for name, t in wanted["state"]["weights"].items() if ".lora_B." in name}
+    assert distance(products, {name: torch.zeros_like(t) for name, t in products.items()}) > 3 * bound, (
+        "they began as 0"
+    )
+    # In bfloat16 a weight near 1 that is rounded to the other side is 2^-8 away.
+    assert distance(ours["weights"], wanted["weights"]) < max(bound, 2**-7 if dtype == "bfloat16" else 0)
+    assert all(torch.equal(ours["resumed"][name], tensor) for name, tensor in ours["weights"].items())
+    start = weights_of(policy(dtype=getattr(torch, dtype)))
+    moved = {name for name, t in ours["weights"].items() if "mtp." not in name and not torch.equal(t, start[name])}
+    assert moved == {
+        name for name in start if "mtp." not in name and name.endswith(("q_proj.weight", "down_proj.weight"))
+    }
+    for first, second in zip(ours["metrics"], wanted["metrics"], strict=True):
+        assert first["train/kl"] == pytest.approx(second["train/kl"], rel=0.05) and second["train/skipped"] == 0
+    assert wanted["metrics"][1]["train/kl"] > 0
+
+
 # ---- a head by itself
 
 

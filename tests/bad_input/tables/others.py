@@ -35,6 +35,10 @@ EXPORT = {
         ("--out new --model missing", "missing"), ("--out new --file missing.safetensors", "missing.safetensors"),
         ("--out new --file rows.txt", "rows.txt"), ("--out new --file {here}/torn/model.safetensors", "safetensors"),
         ("--out new --file {here}", "{here}"), ("--out new --model {here}/headless", "headless"), ("new", "--out"),
+        ("--out new --run missing", "--run='missing' is not possible: missing/config.yaml cannot be read (No such fil"),
+        ("--out new --run {here}/used", "/used/config.yaml"), ("--out new --step 3", "--step 3 is not possible: it go"),
+        ("--out new --run {here}/used --step -1", "-1"), ("--out new --run {here}/used --part block", "--part=block"),
+        ("--out new --run {here}/used --mask-token 3", "--mask-token=3"),
     ],
 }  # fmt: skip
 
