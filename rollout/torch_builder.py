@@ -60,6 +60,7 @@ def make(config: JobConfig) -> tuple["TorchEngine", tuple[int, ...]]:
         max_length=config.rollout.max_length,
         on_update=config.rollout.on_update,
         parked_bytes=config.rollout.parked_bytes,
+        prefill_tokens=config.rollout.torch.prefill_tokens,
         measure=config.monitor.decode_stats,
         room=config.decoding.limit + 1 if config.monitor.actions else 0,
         recorder=CudaRecorder() if graphs_on(config, policy.device) else None,

@@ -20,6 +20,8 @@ from bebop.config.fields import (
 
 Pause = Literal["in_place", "retract", "abort"]
 WeightTransfer = Literal["tensor", "distributed", "disk"]
+# In SmolLM2's shape and bfloat16 a pass of so many tokens takes some 200 MB beside weights and cache.
+PREFILL_TOKENS = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,11 @@ class TorchConfig(Settings):
     SECTION = "rollout.torch."
     # Off until a run on a GPU has compared its tokens with those of eager cycles (benchmarks/gpu/NEXT.md).
     cuda_graphs: bool = setting(False, "launch a cycle as one CUDA graph, where its decoding system allows that")
+    prefill_tokens: int = setting(
+        PREFILL_TOKENS,
+        "that a pass over new prompts computes at most, padding included; it bounds the memory of the pass",
+        at_least(16),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
