@@ -38,6 +38,7 @@ from bebop.config.engines import SglangConfig
 from bebop.config.fields import MAX_INT, MAX_PROCESSES
 from bebop.config.job import JobConfig, ModelConfig, TaskConfig
 from bebop.errors import UserError
+from bebop.model.checkpoint import load_policy
 from bebop.model.parts import has_part
 from bebop.rollout.sglang.arguments import HOSTED
 from bebop.runtime.preflight import check_job, check_model
@@ -94,6 +95,14 @@ def _first_token(options: argparse.Namespace) -> Measured:
     )
     rows = first_token.run(asked)
     return rows, [(options.kind, rows, "prompt tokens", "arm", "ms")]
+
+
+def _admission(options: argparse.Namespace) -> Measured:
+    torch.set_num_threads(options.threads)
+    given = {name: getattr(options, name) for name in ("prompts", "longest", "rounds")}
+    bench = first_token.AdmissionBench(model=_model(options), budgets=tuple(options.budgets), **given)
+    rows = first_token.admit(load_policy(bench.model), bench)
+    return rows, [(options.kind, [{**row, "prompts": options.prompts} for row in rows], "prompts", "arm", "ms")]
 
 
 def _history(options: argparse.Namespace) -> Measured:
@@ -193,6 +202,7 @@ def _temperature_cost(options: argparse.Namespace) -> Measured:
 KINDS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "rollout": _speeds,
     "first_token": _first_token,
+    "admission": _admission,
     "engines": _speeds,
     "trace": _trace,
     "history": _history,
@@ -244,6 +254,7 @@ def parser(about: str) -> Parser:
     kinds = top.add_subparsers(dest="kind", required=True)
     decoding = kinds.add_parser("rollout", help="tokens/s of the decoding systems and of Hugging Face generate")
     reading = kinds.add_parser("first_token", help="time to the first token, by length of the prompt")
+    entering = kinds.add_parser("admission", help="reading many prompts at once, by the budget of a pass")
     several = kinds.add_parser("engines", help="tokens/s of the embedded engine, vLLM and Hugging Face generate")
     looking = kinds.add_parser("trace", help="what keeping how each token came about costs the embedded engine")
     repeating = kinds.add_parser(
@@ -252,7 +263,7 @@ def parser(about: str) -> Parser:
     telling = kinds.add_parser("told", help="acceptance of drafts from past answers, in vLLM and the embedded engine")
     telling.add_argument("--prompts", type=whole(2), default=96, help="each is asked once (default: 96)")
     telling.add_argument("--answers", type=whole(1), default=8, help="past ones of each prompt (default: 8)")
-    for embedded in (decoding, reading, looking, several, repeating, telling):
+    for embedded in (decoding, reading, entering, looking, several, repeating, telling):
         embedded.add_argument("--model", default="tiny", help="tiny, smollm2 or a Hugging Face folder (default: tiny)")
         embedded.add_argument("--device", default="auto")
         embedded.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
@@ -268,6 +279,10 @@ def parser(about: str) -> Parser:
     _add_tracing(looking)
     reading.add_argument("--lengths", type=whole(1), nargs="+", default=[64, 256, 1024], help="tokens of a prompt")
     reading.add_argument("--rounds", type=whole(2), default=20, help="turns of each arm (default: 20)")
+    entering.add_argument("--prompts", type=whole(2), default=32, help="that come at once (default: 32)")
+    entering.add_argument("--longest", type=whole(1), default=2000, help="tokens of a prompt at most (default: 2000)")
+    entering.add_argument("--budgets", type=whole(16), nargs="+", default=[2048, 8192], help="tokens of a pass")
+    entering.add_argument("--rounds", type=whole(1), default=5, help="turns of each arm (default: 5)")
     _add_history(repeating)
     for timed, batches, waves in ((decoding, [1, 8, 32], 3), (several, [1, 8, 32, 64], 6)):
         timed.add_argument("--batches", type=whole(1), nargs="+", default=batches)
