@@ -114,7 +114,7 @@ def admit(policy: Policy, bench: AdmissionBench) -> list[dict[str, Any]]:
             min(bench.longest, max(SHORTEST, round(chance.lognormvariate(0, SIGMA) * MEDIAN)))
             for _ in range(bench.prompts)
         ]
-        total += sum(lengths) * (turn > 0)
+        total += (sum(lengths) - len(lengths)) * (turn > 0)  # the first cycle feeds the last token
         for arm, budget in arms.items():
             spent, passes, computed = admission(policy, lengths, budget)
             noted({"turn": turn, "arm": arm, "ms": 1000 * spent, "passes": passes, "computed": computed})
