@@ -54,7 +54,7 @@ def counted(policy: Policy, decoding: DecodingConfig) -> tuple[float, DecodeStat
 
 
 def test_an_admission_in_several_passes_computes_less_padding() -> None:
-    bench = AdmissionBench(model=ModelConfig(), prompts=5, longest=400, budgets=(400,), rounds=2)
+    bench = AdmissionBench(model=ModelConfig(), prompts=5, longest=400, budgets=(400,), rounds=1)
     one, several = admit(tiny_policy(with_parts=False), bench)
     assert one["arm"] == "one pass" and one["passes"] == 1 and one["x one pass"] == 1
     assert several["arm"] == "at most 400" and several["passes"] > 2
