@@ -24,6 +24,7 @@ from bebop.bench import (
     kernels,
     loop,
     monitor,
+    precision,
     record,
     rollout,
     roofline,
@@ -159,6 +160,15 @@ def _balance(options: argparse.Namespace) -> Measured:
     return rows, [(options.kind, [row for row in charted if row["sigma"] == 1.0], "fleet", "sigma", "pull / static")]
 
 
+def _precision(options: argparse.Namespace) -> Measured:
+    torch.set_num_threads(1)
+    for path in options.models:
+        check_model(ModelConfig(path=path, device="cpu", dtype="bfloat16"))
+    given = {name: getattr(options, name) for name in ("completions", "tokens", "seeds")}
+    rows = precision.run(precision.PrecisionBench(models=tuple(options.models), **given))
+    return rows, [(options.kind, rows, "model", "dtype", "mean")]
+
+
 def _simulate_cost(options: argparse.Namespace) -> Measured:
     rows = simulation.own_cost(options.most)
     return rows, [(options.kind, rows, "workers", "what", "us a trajectory")]
@@ -203,6 +213,7 @@ KINDS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "rollout": _speeds,
     "first_token": _first_token,
     "admission": _admission,
+    "precision": _precision,
     "engines": _speeds,
     "trace": _trace,
     "history": _history,
@@ -290,6 +301,11 @@ def parser(about: str) -> Parser:
         timed.add_argument("--draft-tokens", type=kind, default=3, help=f"K{words} (default: 3)")
         timed.add_argument("--rounds", type=whole(1), default=3, help="turns of each arm; the best counts (default: 3)")
         timed.add_argument("--waves", type=whole(1), default=waves, help=f"requests per slot (default: {waves})")
+    coarse = kinds.add_parser("precision", help="log-probs in bf16 and fp16 against fp32, beside their bounds")
+    coarse.add_argument("--models", nargs="*", default=["tiny"], help="beside random ones (default: tiny)")
+    coarse.add_argument("--completions", type=whole(1), default=32, help="of each model (default: 32)")
+    coarse.add_argument("--tokens", type=whole(1), default=60, help="of a completion (default: 60)")
+    coarse.add_argument("--seeds", type=whole(1), default=3, help="of random weights (default: 3)")
     jobs = kinds.add_parser("loop", help="asynchronous against synchronous jobs")
     jobs.add_argument("--steps", type=whole(loop.WARM_UP + 2), default=15, help="steps of each job (default: 15)")
     jobs.add_argument("--rounds", type=whole(1), default=1, help="turns of each arm; the best counts (default: 1)")
