@@ -165,6 +165,18 @@ def test_the_reference_knows_what_rounding_explains_and_the_certificate_uses_it(
     assert check_reported(dataclasses.replace(moved, spread=None), "bfloat16") == [], "of a model that nobody knows"
 
 
+def test_a_raw_log_prob_moves_more_than_one_at_a_high_temperature() -> None:
+    policy = tiny_policy(seed=3, with_parts=False)
+    asked = requests([[1, 2]], max_new_tokens=8, temperature=2.0)
+    one = TorchEngine(policy, DecodingConfig(system="autoregressive", draft_tokens=0), slots=1, measure=False)
+    block = ModelReference(policy, dtype="float16").block(
+        EmbeddedEngine(one).sample(asked, lambda _: None), asked[0].params
+    )
+    hot, raw = declare(block, "processed", 2.0), declare(block, "raw", 2.0)
+    assert hot.spread is not None and raw.spread is not None
+    np.testing.assert_allclose(raw.spread, 2 * hot.spread)
+
+
 def test_fp32_products_are_exact_while_precision_is_measured() -> None:
     before = torch.backends.cuda.matmul.allow_tf32
     with bench.exact_products():
