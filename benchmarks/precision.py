@@ -54,7 +54,7 @@ def run(bench: PrecisionBench) -> list[dict[str, Any]]:
     for seed in range(bench.seeds):
         for layers, width in (*DEPTHS, *WIDTHS):
             shape = random_shape(layers, width)
-            made[f"random {layers} x {width}, {seed}"] = lambda shape=shape, seed=seed: random_policy(shape, seed=seed)  # type: ignore[misc]
+            made[f"random {layers} x {width} seed {seed}"] = lambda shape=shape, seed=seed: random_policy(shape, seed=seed)  # type: ignore[misc]
     rows = []
     for name, make in tqdm(made.items(), desc="precision"):
         policy = make()

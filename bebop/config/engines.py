@@ -20,7 +20,8 @@ from bebop.config.fields import (
 
 Pause = Literal["in_place", "retract", "abort"]
 WeightTransfer = Literal["tensor", "distributed", "disk"]
-# In SmolLM2's shape and bfloat16 a pass of so many tokens takes some 200 MB beside weights and cache.
+# Jobs on a laptop read all prompts in one pass of so many tokens. A mask of its attention has at most 8192 ** 2 entries
+# for each query head of a group: 400 MB in SmolLM2's shape and bfloat16, for one prompt of 8,192 tokens.
 PREFILL_TOKENS = 8192
 
 
