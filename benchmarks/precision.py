@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,13 +49,12 @@ class PrecisionBench:
 def run(bench: PrecisionBench) -> list[dict[str, Any]]:
     """Return one row for each model and type."""
     made: dict[str, Callable[[], Policy]] = {
-        path: lambda path=path: load_policy(ModelConfig(path=path, dtype="bfloat16", device="cpu"))  # type: ignore[misc]
-        for path in bench.models
+        path: partial(load_policy, ModelConfig(path=path, dtype="bfloat16", device="cpu")) for path in bench.models
     }
     for seed in range(bench.seeds):
         for layers, width in (*DEPTHS, *WIDTHS):
-            shape = random_shape(layers, width)
-            made[f"random {layers} x {width} seed {seed}"] = lambda shape=shape, seed=seed: random_policy(shape, seed=seed)  # type: ignore[misc]
+            name, shape = f"random {layers} x {width} seed {seed}", random_shape(layers, width)
+            made[name] = partial(random_policy, shape, seed=seed)
     rows = []
     for name, make in tqdm(made.items(), desc="precision"):
         policy = make()
