@@ -25,6 +25,7 @@ from bebop.bench import (
     loop,
     monitor,
     pages,
+    precision,
     record,
     rollout,
     roofline,
@@ -39,6 +40,7 @@ from bebop.config.engines import SglangConfig
 from bebop.config.fields import MAX_INT, MAX_PROCESSES
 from bebop.config.job import JobConfig, ModelConfig, TaskConfig
 from bebop.errors import UserError
+from bebop.model.checkpoint import load_policy
 from bebop.model.parts import has_part
 from bebop.rollout.sglang.arguments import HOSTED
 from bebop.runtime.preflight import check_job, check_model
@@ -95,6 +97,14 @@ def _first_token(options: argparse.Namespace) -> Measured:
     )
     rows = first_token.run(asked)
     return rows, [(options.kind, rows, "prompt tokens", "arm", "ms")]
+
+
+def _admission(options: argparse.Namespace) -> Measured:
+    torch.set_num_threads(options.threads)
+    given = {name: getattr(options, name) for name in ("prompts", "longest", "rounds")}
+    bench = first_token.AdmissionBench(model=_model(options), budgets=tuple(options.budgets), **given)
+    rows = first_token.admit(load_policy(bench.model), bench)
+    return rows, [(options.kind, [{**row, "prompts": options.prompts} for row in rows], "prompts", "arm", "ms")]
 
 
 def _history(options: argparse.Namespace) -> Measured:
@@ -159,6 +169,15 @@ def _balance(options: argparse.Namespace) -> Measured:
     return rows, [(options.kind, [row for row in charted if row["sigma"] == 1.0], "fleet", "sigma", "pull / static")]
 
 
+def _precision(options: argparse.Namespace) -> Measured:
+    torch.set_num_threads(1)
+    for path in options.models:
+        check_model(ModelConfig(path=path, device="cpu", dtype="bfloat16"))
+    given = {name: getattr(options, name) for name in ("completions", "tokens", "seeds")}
+    rows = precision.run(precision.PrecisionBench(models=tuple(options.models), **given))
+    return rows, [(options.kind, rows, "model", "dtype", "mean")]
+
+
 def _simulate_cost(options: argparse.Namespace) -> Measured:
     rows = simulation.own_cost(options.most)
     return rows, [(options.kind, rows, "workers", "what", "us a trajectory")]
@@ -202,6 +221,8 @@ def _temperature_cost(options: argparse.Namespace) -> Measured:
 KINDS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "rollout": _speeds,
     "first_token": _first_token,
+    "admission": _admission,
+    "precision": _precision,
     "engines": _speeds,
     "trace": _trace,
     "history": _history,
@@ -254,6 +275,7 @@ def parser(about: str) -> Parser:
     kinds = top.add_subparsers(dest="kind", required=True)
     decoding = kinds.add_parser("rollout", help="tokens/s of the decoding systems and of Hugging Face generate")
     reading = kinds.add_parser("first_token", help="time to the first token, by length of the prompt")
+    entering = kinds.add_parser("admission", help="reading many prompts at once, by the budget of a pass")
     several = kinds.add_parser("engines", help="tokens/s of the embedded engine, vLLM and Hugging Face generate")
     looking = kinds.add_parser("trace", help="what keeping how each token came about costs the embedded engine")
     repeating = kinds.add_parser(
@@ -265,7 +287,7 @@ def parser(about: str) -> Parser:
     paging = kinds.add_parser("pages", help="keys and values in pages against slots: speed, and requests in flight")
     paging.add_argument("--batches", type=whole(1), nargs="+", default=[1, 8, 32])
     paging.add_argument("--rounds", type=whole(1), default=8, help="turns of each arm (default: 8)")
-    for embedded in (decoding, reading, looking, several, repeating, telling, paging):
+    for embedded in (decoding, reading, entering, looking, several, repeating, telling, paging):
         embedded.add_argument("--model", default="tiny", help="tiny, smollm2 or a Hugging Face folder (default: tiny)")
         embedded.add_argument("--device", default="auto")
         embedded.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
@@ -281,6 +303,10 @@ def parser(about: str) -> Parser:
     _add_tracing(looking)
     reading.add_argument("--lengths", type=whole(1), nargs="+", default=[64, 256, 1024], help="tokens of a prompt")
     reading.add_argument("--rounds", type=whole(2), default=20, help="turns of each arm (default: 20)")
+    entering.add_argument("--prompts", type=whole(2), default=32, help="that come at once (default: 32)")
+    entering.add_argument("--longest", type=whole(1), default=2000, help="tokens of a prompt at most (default: 2000)")
+    entering.add_argument("--budgets", type=whole(16), nargs="+", default=[2048, 8192], help="tokens of a pass")
+    entering.add_argument("--rounds", type=whole(1), default=5, help="turns of each arm (default: 5)")
     _add_history(repeating)
     for timed, batches, waves in ((decoding, [1, 8, 32], 3), (several, [1, 8, 32, 64], 6)):
         timed.add_argument("--batches", type=whole(1), nargs="+", default=batches)
@@ -288,6 +314,11 @@ def parser(about: str) -> Parser:
         timed.add_argument("--draft-tokens", type=kind, default=3, help=f"K{words} (default: 3)")
         timed.add_argument("--rounds", type=whole(1), default=3, help="turns of each arm; the best counts (default: 3)")
         timed.add_argument("--waves", type=whole(1), default=waves, help=f"requests per slot (default: {waves})")
+    coarse = kinds.add_parser("precision", help="log-probs in bf16 and fp16 against fp32, beside their bounds")
+    coarse.add_argument("--models", nargs="*", default=["tiny"], help="beside random ones (default: tiny)")
+    coarse.add_argument("--completions", type=whole(1), default=32, help="of each model (default: 32)")
+    coarse.add_argument("--tokens", type=whole(1), default=60, help="of a completion (default: 60)")
+    coarse.add_argument("--seeds", type=whole(1), default=3, help="of random weights (default: 3)")
     jobs = kinds.add_parser("loop", help="asynchronous against synchronous jobs")
     jobs.add_argument("--steps", type=whole(loop.WARM_UP + 2), default=15, help="steps of each job (default: 15)")
     jobs.add_argument("--rounds", type=whole(1), default=1, help="turns of each arm; the best counts (default: 1)")

@@ -1,11 +1,13 @@
 """Time to the first token of an answer: what reading a prompt costs, by its length, one request at a time.
 
 Which tokens a prompt has makes no difference to that, so they are random. The arms take turns, prompt by prompt, and
-are compared within a turn.
+are compared within a turn. ``admit`` reads many prompts of a long-tailed distribution of lengths at once.
 """
 
+import random
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +79,85 @@ def first_token(policy: Policy, system: str, length: int, seed: int) -> tuple[fl
     engine.add(request)
     engine.step()  # it waits for the device
     return clock() - started, engine.fed[0]
+
+
+# ---- many prompts at once
+
+MEDIAN, SIGMA, SHORTEST = 300, 1.0, 50  # tokens of a prompt: log-normal, cut off
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionBench:
+    """What is measured: one admission of many prompts, with budgets of a pass that take turns."""
+
+    model: ModelConfig
+    prompts: int
+    longest: int  # tokens of a prompt
+    budgets: tuple[int, ...]  # values of ``rollout.torch.prefill_tokens``
+    rounds: int
+
+
+def admit(policy: Policy, bench: AdmissionBench) -> list[dict[str, Any]]:
+    """Return one row per budget, the first one a pass over all prompts, padded to the longest.
+
+    ``computed``: positions of the target, padding included, as counted in its passes; ``padding %``: of them those
+    above ``tokens``, in per cent of ``tokens``. Every turn has lengths of its own, and all arms read the same prompts.
+    The first turn warms up and does not count.
+    """
+    arms = {f"at most {budget}" if i else "one pass": budget for i, budget in enumerate((2**40, *bench.budgets))}
+    seconds: dict[str, list[float]] = {arm: [] for arm in arms}
+    counts: dict[str, list[int]] = {arm: [0, 0] for arm in arms}  # passes, positions
+    total = 0
+    for turn in tqdm(range(bench.rounds + 1), desc="admission"):
+        chance = random.Random(turn)
+        lengths = [
+            min(bench.longest, max(SHORTEST, round(chance.lognormvariate(0, SIGMA) * MEDIAN)))
+            for _ in range(bench.prompts)
+        ]
+        total += (sum(lengths) - len(lengths)) * (turn > 0)  # the first cycle feeds the last token
+        for arm, budget in arms.items():
+            spent, passes, computed = admission(policy, lengths, budget)
+            noted({"turn": turn, "arm": arm, "ms": 1000 * spent, "passes": passes, "computed": computed})
+            if turn:
+                seconds[arm].append(1000 * spent)
+                counts[arm] = [counts[arm][0] + passes, counts[arm][1] + computed]
+    rows: list[dict[str, Any]] = []
+    for arm, times in seconds.items():
+        passes, computed = counts[arm]
+        row = {"arm": arm, "passes": passes / bench.rounds, "tokens": total, "computed": computed}
+        row["padding %"] = 100 * (computed / total - 1)
+        ratios = [base / own for base, own in zip(seconds["one pass"], times, strict=True)]
+        rows.append(row | _spread("ms", times) | _spread("x one pass", ratios))
+    return rows
+
+
+def admission(policy: Policy, lengths: Sequence[int], budget: int) -> tuple[float, int, int]:
+    """Return seconds of an admission of prompts of ``lengths`` tokens, its passes, and the positions that they compute.
+
+    Of random tokens, so that no two are equal.
+    """
+    engine = TorchEngine(
+        policy, DecodingConfig(system="autoregressive", draft_tokens=0), slots=len(lengths),
+        max_length=max(lengths) + 1, prefill_tokens=budget,
+    )  # fmt: skip
+    chance, passes, computed = torch.Generator().manual_seed(len(lengths)), 0, 0
+    for number, length in enumerate(lengths):
+        tokens = torch.randint(policy.vocab_size, (length,), generator=chance).tolist()
+        engine.add(Request(id=number, token_ids=tuple(tokens), params=SamplingParams(max_new_tokens=1)))
+    prefill = engine.decoder.prefill
+
+    def counted(first: int, contexts: Sequence[Sequence[Any]], starts: Sequence[int] = ()) -> None:
+        nonlocal passes, computed
+        passes += 1
+        widths = [len(context) - 1 - start for context, start in zip(contexts, starts, strict=True)]
+        computed += len(widths) * max(widths)
+        prefill(first, contexts, starts)
+
+    engine.decoder.prefill = counted  # type: ignore[method-assign]
+    clock = time.perf_counter if policy.device.type == "cuda" else time.process_time
+    started = clock()
+    engine.step()  # it waits for the device
+    return clock() - started, passes, computed
 
 
 def _spread(name: str, values: list[float]) -> dict[str, float]:

@@ -66,6 +66,7 @@ def make(config: JobConfig) -> tuple["TorchEngine", tuple[int, ...]]:
         parked_bytes=config.rollout.parked_bytes,
         paged=None if asked.paged_cache == "auto" else asked.paged_cache,
         cache_tokens=asked.cache_tokens,
+        prefill_tokens=config.rollout.torch.prefill_tokens,
         measure=config.monitor.decode_stats,
         room=config.decoding.limit + 1 if config.monitor.actions else 0,
         recorder=CudaRecorder() if graphs_on(config, policy.device) else None,

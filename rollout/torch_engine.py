@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bebop.config.engines import PREFILL_TOKENS
 from bebop.config.job import PARKED_BYTES, DecodingConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
@@ -25,6 +26,7 @@ from bebop.rollout.decoding.verify_trace import Tracer
 from bebop.rollout.detokenize import CompletionText, completed_at
 from bebop.rollout.engine import Engine, Finished, Request, nothing
 from bebop.rollout.kv_retention import KvRetention, RetainedKv
+from bebop.rollout.prefill import arrange, passes
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.systems import SYSTEMS
 from bebop.trajectory import OPENING, STRETCH, Completion, DecodeStats, FinishReason, SamplingParams, add_stretches
@@ -57,8 +59,9 @@ class Admission:
     Aborted completions are put back as they were.
     """
 
-    def __init__(self, slots: Slots, decoder: Decoder, retention: KvRetention) -> None:
-        self.slots, self.decoder, self.retention = slots, decoder, retention
+    def __init__(self, slots: Slots, decoder: Decoder, retention: KvRetention, tokens: int) -> None:
+        """``tokens``: that a pass over contexts computes at most, padding included."""
+        self.slots, self.decoder, self.retention, self.tokens = slots, decoder, retention, tokens
 
     def check(self, request: Request) -> None:
         """Refuse an aborted request whose decoding state another kind of engine kept.
@@ -113,12 +116,14 @@ class Admission:
         """Set slots ``first``, ``first`` + 1, ... for requests, under weights ``version``.
 
         Those that go on from a parked cache come first: they read a few tokens, and side by side with whole prompts
-        they would be padded to those. Returns the requests in the order of their slots, and the entries of each.
+        they would be padded to those. See ``arrange`` for the rest of the order. Returns the requests in the order of
+        their slots, and the entries of each.
         """
         found = [self._parked(request, version) for request in requests]
-        order = sorted(range(len(requests)), key=lambda i: found[i] is None)
-        requests, parked = [requests[i] for i in order], [found[i] for i in order]
         contexts = [_context_of(request) for request in requests]
+        order = arrange(contexts, [0 if held is None else held.entries for held in found], self.tokens)
+        requests, parked = [requests[i] for i in order], [found[i] for i in order]
+        contexts = [contexts[i] for i in order]
         self.slots.start(first, [r.params for r in requests], contexts, version)
         opens = torch.tensor([request.park for request in requests], device=self.slots.device)
         self.slots.opens[first : first + len(requests)] = opens
@@ -130,7 +135,7 @@ class Admission:
     def prefill(self, first: int, contexts: list[list[int]], parked: Sequence[RetainedKv | None] = ()) -> list[int]:
         """Prefill runs of slots with distinct contexts and copy them to the slots that share them -> entries of each.
 
-        A group's requests come one after another, so equal neighbours are what sharing has to find. A run of distinct
+        Equal contexts are neighbours (see ``arrange``), so that is what sharing has to find. A run of distinct
         contexts is computed in the last slots of the block, then spread from front to back. ``parked``: what each goes
         on from, those with something first; empty: nothing.
         """
@@ -153,16 +158,18 @@ class Admission:
         return fed
 
     def _read(self, place: int, runs: Sequence[_Run]) -> None:
-        """Compute the caches of runs in slots ``place``, ``place`` + 1, ..., the parked ones in a pass of their own."""
+        """Compute the caches of runs in slots ``place``, ``place`` + 1, ..., the parked ones in passes of their own."""
         parked = [run for run in runs if run.start]
         for slot, run in enumerate(parked, start=place):
             assert run.parked is not None
             self.slots.restore(slot, run.parked.held, run.start)
         self.slots.reserve(place, [len(run.read) - 1 for run in runs])
-        if parked:
-            self.decoder.prefill(place, [run.read for run in parked], [run.start for run in parked])
-        if others := runs[len(parked) :]:
-            self.decoder.prefill(place + len(parked), [run.read for run in others])
+        for first, alike in ((place, parked), (place + len(parked), runs[len(parked) :])):
+            starts, ends = [run.start for run in alike], [len(run.read) - 1 for run in alike]
+            for one in passes(starts, ends, self.tokens):
+                # The item after the last entry goes along: a head reads pairs of a state and the next token.
+                contexts = [run.read[: end + 1] for run, end in zip(alike[one.first :], one.ends, strict=False)]
+                self.decoder.prefill(first + one.first, contexts, one.starts)
         reused = sum(run.start for run in parked)
         self.retention.counts.reused += reused
         self.retention.counts.prefilled += sum(len(run.read) - 1 for run in runs) - reused
@@ -227,6 +234,7 @@ class TorchEngine:
         parked_bytes: int = PARKED_BYTES,
         paged: bool | None = None,
         cache_tokens: int | None = None,
+        prefill_tokens: int = PREFILL_TOKENS,
         clock: Callable[[], float] = time.perf_counter,
         recorder: Recorder | None = None,
     ) -> None:
@@ -238,6 +246,7 @@ class TorchEngine:
         ``paged``: whether keys and values lie in pages that all requests share; None: on a CUDA device.
         ``cache_tokens``: that the pages hold, so that fewer requests may start at once than there are slots; None: as
         many as all slots at their full length.
+        ``prefill_tokens``: that a pass over new contexts computes at most, padding included.
         ``clock``: seconds, by which ``draft_tokens=auto`` goes; measured now and at every cycle.
         ``recorder``: makes CUDA graphs of cycles; None: they are launched kernel by kernel.
         """
@@ -267,7 +276,7 @@ class TorchEngine:
         if isinstance(self.decoder, DraftVerify):
             self.decoder.observers.append(self.tracer)
         self.retention = KvRetention(self.slots, parked_bytes)
-        self.admission = Admission(self.slots, self.decoder, self.retention)
+        self.admission = Admission(self.slots, self.decoder, self.retention, prefill_tokens)
         self.clock = clock
         if recorder is not None:
             graphs = Graphs(recorder, slots)

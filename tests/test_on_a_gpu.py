@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from bebop.bench import precision
+from bebop.certify.precision import SAMPLER
 from bebop.driver.weights import verify_weights, with_manifest
 from bebop.metrics.metrics import values
 from bebop.model.backbone import Policy
@@ -104,6 +106,16 @@ def test_captured_cycles_give_the_tokens_of_eager_ones(system: str, dtype: torch
     recorder = CudaRecorder() if device == "cuda" else EagerRecorder()
     found = generate(engine(own, system, recorder=recorder), asked)
     agrees(found, wanted, but=int(dtype == torch.float32))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", precision.TYPES)
+def test_log_probs_of_coarse_types_lie_within_their_bounds(dtype: str, device: str) -> None:
+    """Against transformers in fp32 with TF32 off; of their own logits, too."""
+    policy = precision.random_policy(precision.random_shape(2, 64), device)
+    row, found = precision.deviations_of(policy, dtype, 16, 32)
+    assert found.beyond() == [] and row["sampler"] < SAMPLER, row
+    assert 0.7 < row["rms ratio"] < 1.4, "the bound is no wider than it has to be"
 
 
 def updated(device: str, dtype: str, rank: int = 0) -> tuple[PolicyTrainer, dict[str, float], Tensor]:

@@ -57,6 +57,7 @@ class Block:
     cycle: Tensor | None = None  # [N] place in its decoding cycle, from 0; -1: not known
     reported: Tensor | None = None  # [N] log-prob as the engine reports it, nan: not there
     declared: Tensor | None = None  # [N] what it should be: log p raw, at the temperature, or fully processed
+    spread: Tensor | None = None  # [N] standard deviation of log p, nats, that the engine's precision explains
     twin: Tensor | None = None  # [N] token of an earlier completion after the very same context, -1: there is none
 
     def __len__(self) -> int:

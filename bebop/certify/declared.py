@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from bebop.certify.answers import Block
+from bebop.certify.precision import FLOOR
 from bebop.certify.structure import Finding
 from bebop.errors import UserError
 
 Mode = Literal["raw", "temperature", "processed", "none"]
+TAIL = 6  # standard deviations of a log-prob that one token in 500 may exceed: rounding has heavy tails
 ORDER: tuple[Mode, ...] = ("processed", "temperature", "raw")  # which name goes to a claim under which they agree
 
 
@@ -29,16 +31,21 @@ class Tolerance:
 
     def met(self, off: Tensor) -> bool:
         """Return whether log-probs that are off by so many nats [N] are within the tolerance."""
-        return int((off > self.nats).sum()) <= (3 + self.share * len(off) if self.share else 0)
+        return self.forgives(int((off > self.nats).sum()), len(off))
+
+    def forgives(self, wrong: int, tokens: int) -> bool:
+        """Return whether so many of the tokens may be further off than the tolerance."""
+        return wrong <= (3 + self.share * tokens if self.share else 0)
 
 
-# Between an engine in that precision and a reference in single precision. Measured with the built-in model, 9,600
-# tokens at temperatures 1 and 2: single precision 1.5e-5 at most; bf16 0.64 at most, over 0.25 for 2 tokens, over 0.05
-# for 2 %. Half precision has three more bits than bf16.
+# Between an engine in that precision and a reference in single precision, where nothing is known of the model. Measured
+# in bf16: with the built-in model, 9,600 tokens at temperatures 1 and 2, 0.64 at most and over 0.25 for 2 tokens; with
+# SmolLM2, whose logits are larger, over 0.25 for one token in 150. Half precision has three more bits than bf16, single
+# precision of the built-in model is off by 1.5e-5 at most. What a model explains is in ``precision``.
 TOLERANCES = {
     "float32": Tolerance(nats=2e-3),
     "float16": Tolerance(nats=0.1, share=0.002),
-    "bfloat16": Tolerance(nats=0.25, share=0.002),
+    "bfloat16": Tolerance(nats=0.5, share=0.002),
 }
 
 
@@ -112,7 +119,17 @@ def declare(block: Block, mode: Mode, temperature: float) -> Block:
             f"logprobs={mode!r} at temperature={temperature:g} cannot be checked where the reference knows the "
             "likeliest tokens alone: use reference=model, or logprobs=none"
         )
-    return replace(block, declared=known[mode])
+    spread = block.spread
+    if spread is not None and mode == "raw":
+        spread = temperature * spread  # that of the distribution drawn from is the raw one's over the temperature
+    return replace(block, declared=known[mode], spread=spread)
+
+
+def tolerated(block: Block, nats: float) -> Tensor:
+    """Return how far each log-prob may be off [N]: what the reference knows of the model's rounding, or ``nats``."""
+    if block.spread is None:
+        return torch.full_like(block.logprobs, nats)
+    return TAIL * block.spread.clamp_min(FLOOR)
 
 
 def check_reported(block: Block, dtype: str, most: int = 20) -> list[Finding]:
@@ -125,9 +142,9 @@ def check_reported(block: Block, dtype: str, most: int = 20) -> list[Finding]:
     allowed = tolerance(dtype)
     both = _both(block.reported, block.declared)
     off = (block.reported - block.declared).abs()
-    if allowed.met(off[both]):
+    wrong = both & (off > tolerated(block, allowed.nats))
+    if allowed.forgives(int(wrong.sum()), int(both.sum())):
         return []
-    wrong = both & (off > allowed.nats)
     return [
         Finding(
             request=int(block.request[i]),

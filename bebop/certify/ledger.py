@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bebop.certify.answers import Block
 from bebop.certify.bets import SAMPLE, WORST, Bets, Bigram, Tilt
+from bebop.certify.declared import tolerated
 from bebop.certify.directions import BY_PLACE, CONTAMINATION, DRAFT, FLOOR, PLACES, Rows, Table, directions
 from bebop.certify.evidence import Array, Evidence, Visible, log_sum_exp
 from bebop.certify.marginals import BINS, EVENTS, Ids, Pit, Reported, likelier, overlap
@@ -260,7 +261,7 @@ class Ledger:
         self._tilt.close()
         self._tested |= {"ids", "learned_tilt", *PIT_NAMES}
         if block.reported is not None and block.declared is not None:
-            self._keep("reported", self._reported.add(block, self.tolerance), places)
+            self._keep("reported", self._reported.add(block, tolerated(block, self.tolerance).cpu().numpy()), places)
             self._tested.update(EVENT_NAMES)
         tokens = block.tokens.cpu().numpy()
         log_p = np.maximum(block.logprobs.double().cpu().numpy(), math.log(FLOOR))

@@ -183,7 +183,7 @@ class Reported:
         self._logs = np.zeros((len(EVENTS), len(SHARE_WRONG)))
         self.largest = 0.0  # distance, nats
 
-    def add(self, block: Block, tolerance: float) -> Array:
+    def add(self, block: Block, tolerance: Array) -> Array:
         """Bet on a cohort with ``reported`` and ``declared``; return each position's gain in ln e of ``reported``."""
         assert block.reported is not None and block.declared is not None
         apart = (block.reported - block.declared).double().cpu().numpy()

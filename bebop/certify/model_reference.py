@@ -5,6 +5,7 @@ in fp64. The MTP head, where the checkpoint has one, only says what drafts are p
 power and nothing else.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ import transformers
 from torch import Tensor
 
 from bebop.certify.answers import Answer, Block, cells, make_block, narrow, seen
+from bebop.certify.precision import Sensitivity
 from bebop.certify.reference import LiveEngine
 from bebop.config.certify import CertifyConfig
 from bebop.model.attention import CausalContext
@@ -31,7 +33,7 @@ BORDER = 1e-6  # how close to the border of a truncation a token is still kept: 
 
 def make(config: CertifyConfig, engine: LiveEngine) -> "ModelReference":
     """Load the checkpoint of ``model.path`` for this alone, held against Hugging Face's forward."""
-    return ModelReference(load_policy(replace(config.model, dtype="float32", check=True)))
+    return ModelReference(load_policy(replace(config.model, dtype="float32", check=True)), dtype=config.model.dtype)
 
 
 class ModelReference:
@@ -39,9 +41,10 @@ class ModelReference:
 
     name = "model"
 
-    def __init__(self, policy: Policy, *, columns: int = COLUMNS) -> None:
-        """``columns``: of a block at most."""
-        self.policy, self.columns = policy, columns
+    def __init__(self, policy: Policy, *, columns: int = COLUMNS, dtype: str = "float32") -> None:
+        """``columns``: of a block at most; ``dtype``: the engine's precision, whose rounding is estimated."""
+        self.policy, self.columns, self.dtype = policy, columns, dtype
+        self.gain: float | None = None  # see ``precision``; measured with the first completions
 
     def describe(self) -> dict[str, Any]:
         """Return version, architecture, precision and fingerprints of weights."""
@@ -70,16 +73,36 @@ class ModelReference:
         vocabulary = self.policy.vocab_size
         penalised = params.repetition_penalty != 1.0
         parts: list[dict[str, Tensor | None]] = []
+        if self.gain is None and answers and self.dtype != "float32":
+            self.gain = self._measure_gain(_passes(answers)[0])
         for group in _passes(answers):
-            hidden, drafting = self._forward(group)
+            hidden, drafting = self._forward(self.policy, group)
             for row, answer in enumerate(group):
                 own = hidden[row], None if drafting is None else drafting[row]
                 parts += self._rows(answer, *own, params, seen([answer], None, vocabulary) if penalised else None)
         return make_block(answers, parts, vocabulary)
 
-    def _forward(self, answers: Sequence[Answer]) -> tuple[Tensor, Tensor | None]:
+    def _measure_gain(self, answers: Sequence[Answer]) -> float:
+        """Return how much a pass in the engine's precision amplifies its rounding: transformers' forward in both."""
+        coarse = replace(
+            self.policy, mtp=None, backbone=copy.deepcopy(self.policy.backbone).to(getattr(torch, self.dtype))
+        )
+        hidden, rough = (self._forward(replace(policy, mtp=None), answers)[0] for policy in (self.policy, coarse))
+        parts, off = list[Sensitivity](), list[Tensor]()
+        heads = [policy.backbone.get_output_embeddings() for policy in (self.policy, coarse)]
+        for row, answer in enumerate(answers):
+            end = len(answer.prompt) + len(answer.token_ids)
+            for at in torch.arange(len(answer.prompt), end).split(max(1, ELEMENTS // self.policy.vocab_size)):
+                tokens = torch.as_tensor(answer.token_ids)[at - len(answer.prompt)].to(hidden.device)
+                logits, own = (head(x[row, at - 1]).double() for head, x in zip(heads, (hidden, rough), strict=True))
+                probs = logits.softmax(-1)
+                parts.append(Sensitivity.of(hidden[row, at - 1], heads[0].weight, logits, probs, tokens, 1.0))
+                apart = own.log_softmax(-1) - logits.log_softmax(-1)
+                off.append(apart.gather(1, tokens[:, None])[:, 0])
+        return Sensitivity.joined(parts).measured_gain(torch.cat(off), self.dtype)
+
+    def _forward(self, policy: Policy, answers: Sequence[Answer]) -> tuple[Tensor, Tensor | None]:
         """Return states [B, L, d] after prompts and completions, and the head's own, one token on, or None."""
-        policy = self.policy
         texts = [torch.tensor([*answer.prompt, *answer.token_ids.tolist()]) for answer in answers]
         ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(policy.device)  # causality hides the padding
         places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
@@ -121,7 +144,13 @@ class ModelReference:
             if drafting is not None and len(drafting):
                 guess = processed(self._logits(drafting[(at - 2).clamp_min(0)]), params, own)
                 rows["draft"] = torch.where(earlier, guess, rows["probs"])
-            found.append(self._narrowed(rows, torch.as_tensor(answer.token_ids)[first : first + step].to(at.device)))
+            tokens = torch.as_tensor(answer.token_ids)[first : first + step].to(at.device)
+            fields = self._narrowed(rows, tokens)
+            if self.gain is not None:
+                weight = self.policy.backbone.get_output_embeddings().weight
+                moved = Sensitivity.of(hidden[at - 1], weight, logits, rows["probs"], tokens, params.temperature)
+                fields["spread"] = moved.spread(self.dtype, self.gain).cpu()
+            found.append(fields)
         return found
 
     def _logits(self, hidden: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from bebop.certify.declared import ORDER as MODES
 from bebop.certify.declared import Mode, candidates, check_reported, declare, find_mode, tolerance
 from bebop.certify.evidence import Evidence
 from bebop.certify.ledger import Ledger
+from bebop.certify.precision import Deviations, entropy
 from bebop.certify.reference import LiveEngine, Reference
 from bebop.certify.structure import check_structure
 from bebop.certify.two_sample import TwoSample, repeated
@@ -155,6 +156,7 @@ class Run:
         self.decode = decode or (lambda ids: " ".join(map(str, ids)))
         self.structure: list[str] = []
         self.interrupted = False
+        self.deviations = Deviations()  # of reported log-probs, where the reference knows what rounding explains
         self.off: list[str] = []  # the first reported log-probs that are not what they are declared to be
         self.modes: set[str] = {*MODES}  # what reported log-probs may be
         self.done: list[Examination] = []
@@ -234,6 +236,11 @@ class Run:
             self.modes = {one.mode, *found.same} & self.modes
         declared = declare(block, one.mode, temperature)
         self.off += map(str, check_reported(declared, self.plan.dtype, WORST - len(self.off)))
+        if declared.spread is not None and declared.declared is not None:
+            assert declared.reported is not None
+            if torch.equal(declared.declared, declared.logprobs):  # whose spread it is
+                centred = declared.logprobs + entropy(declared.probs)
+                self.deviations.add(declared.reported - declared.declared, declared.spread, centred)
         return declared
 
     @property
@@ -286,10 +293,15 @@ class Run:
                 "of": ", ".join(sorted(self.modes)),
                 "tolerance": tolerance(plan.dtype).nats,
                 "first that are off": self.off,
+                "deviations": self.deviations.measured() if len(self.deviations) else None,
             },
             seeds={"seed": plan.seed, "first prompt": plan.first_prompt, "repeated by seed": self._repeated()},
             not_tested=self._not_tested(settings),
-            warnings=(*warnings_of(settings), *(["it was interrupted"] if self.interrupted else [])),
+            warnings=(
+                *warnings_of(settings),
+                *(f"log-probs are {sentence}" for sentence in self.deviations.beyond()),
+                *(["it was interrupted"] if self.interrupted else []),
+            ),
             made={"bebop": version("bebop-rl"), "torch": torch.__version__, "python": platform.python_version()},
         )
 

@@ -20,6 +20,9 @@ from bebop.config.fields import (
 
 Pause = Literal["in_place", "retract", "abort"]
 WeightTransfer = Literal["tensor", "distributed", "disk"]
+# Jobs on a laptop read all prompts in one pass of so many tokens. A mask of its attention has at most 8192 ** 2 entries
+# for each query head of a group: 400 MB in SmolLM2's shape and bfloat16, for one prompt of 8,192 tokens.
+PREFILL_TOKENS = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,11 @@ class TorchConfig(Settings):
         "that the pages of one worker hold, rollout.max_length or more; rollout.slots may be far more then: a request "
         "starts once there are pages for it, and the latest waits again if there are none; null: slots * max_length",
         POSITIVE,
+    )
+    prefill_tokens: int = setting(
+        PREFILL_TOKENS,
+        "that a pass over new prompts computes at most, padding included; it bounds the memory of the pass",
+        at_least(16),
     )
 
 

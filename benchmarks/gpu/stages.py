@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from bebop.bench.gpu.job import ARMS, carried_out
 from bebop.bench.gpu.models import SHAPES, TINY, Decoding, Shape, policy_of, update
 from bebop.bench.gpu.stage import Context, Row, Stage, warmed
+from bebop.bench.precision import TYPES, deviations_of, random_policy, random_shape
 from bebop.kernels.block_verify import block_verify
 from bebop.kernels.linear_losses import linear_draft_loss
 from bebop.kernels.losses import tv_loss
@@ -414,6 +415,25 @@ def _beside_slots(context: Context, name: str, policy: Policy) -> None:
             context.keep("cache", 1e3 * statistics.median(seconds), unit="ms", **about)
 
 
+# ---- beside: precision
+
+
+def precise(context: Context) -> None:
+    """Log-probs of an engine in bf16 and fp16 against fp32, TF32 off, and how many bounds they exceed: none should."""
+    sizes = [(2, 64)] if context.dry else [(8, 256), (24, 256), (28, 1024)]
+    completions, tokens = (8, 8) if context.dry else (64, 64)
+    for (layers, width), dtype in product(sizes, TYPES):
+        about = {"layers": layers, "width": width, "dtype": dtype}
+        if context.left < 0:
+            context.keep("log-probs", None, skipped="time is up", **about)
+            continue
+        with context.tried("log-probs", **about):
+            vocabulary = 512 if context.dry else 32_768
+            policy = random_policy(random_shape(layers, width, vocabulary), str(context.device))
+            found, _ = deviations_of(policy, dtype, completions, tokens)
+            context.keep("log-probs", found.pop("mean"), unit="nats", **{**about, **found})
+
+
 # ---- 6: training
 
 
@@ -457,4 +477,5 @@ STAGES = (
     Stage(name="engine", seconds=150, run=engine, decides="the order of the engine's steps, the cost of a draft"),
     Stage(name="trainer", seconds=60, run=trainer, decides="tokens of a micro-batch, checkpointing"),
     Stage(name="job", seconds=90, run=job, decides="whether drafts pay in a whole job", asked=True),
+    Stage(name="precision", seconds=60, run=precise, decides="bounds of log-probs on a GPU", asked=True),
 )

@@ -195,6 +195,17 @@ def _trainer(rows: list[Row]) -> list[str]:
     return lines
 
 
+def _precision(rows: list[Row]) -> list[str]:
+    lines = ["| layers | width | type | mean | 99 % | rms ratio | sampler | bounds exceeded |", "|---|" + "---|" * 7]
+    for row in rows:
+        if row.get("value") is not None:
+            numbers = [f"{row[name]:.3g}" for name in ("value", "99 %", "rms ratio", "sampler")]
+            lines.append(
+                f"| {row['layers']} | {row['width']} | {row['dtype']} | {' | '.join(numbers)} | {row['beyond']} |"
+            )
+    return lines
+
+
 def _job(rows: list[Row]) -> list[str]:
     return [
         f"- {row['arm']}: {row['value']:.3g} s a step, {row['time/rollout']:.3g} of them rollouts, accept length "
@@ -206,5 +217,5 @@ def _job(rows: list[Row]) -> list[str]:
 
 SAID = {
     "card": _card, "tests": _tests, "tv": _tv, "linear": _linear, "verify": _verify, "engine": _engine,
-    "trainer": _trainer, "job": _job,
+    "trainer": _trainer, "job": _job, "precision": _precision,
 }  # fmt: skip

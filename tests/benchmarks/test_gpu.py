@@ -62,11 +62,18 @@ def test_every_stage_runs_without_what_the_machine_lacks(tmp_path: Path) -> None
 
 
 @pytest.mark.slow  # two jobs
-def test_a_job_runs_without_what_the_machine_lacks(tmp_path: Path) -> None:
-    page = dry_run(tmp_path, "job")
-    assert "- plain: " in page and "- drafts: " in page and "Nothing was left out." in page
+def test_what_is_asked_for_by_name_runs_without_what_the_machine_lacks(tmp_path: Path) -> None:
+    page = dry_run(tmp_path, "job", "precision")
+    assert (
+        "| 2 | 64 | bfloat16 |" in page
+        and "- plain: " in page
+        and "- drafts: " in page
+        and "Nothing was left out." in page
+    )
     rows = {row["arm"]: row for row in json.loads((tmp_path / "out" / "7_job.json").read_text())["rows"]}
     assert rows["drafts"]["accept length"] > 1.5 and rows["plain"]["accept length"] == 1.0
+    measured = json.loads((tmp_path / "out" / "8_precision.json").read_text())["rows"]
+    assert [row["dtype"] for row in measured] == ["bfloat16", "float16"] and all(row["value"] > 0 for row in measured)
 
 
 @pytest.mark.slow  # collects the tests that need a GPU

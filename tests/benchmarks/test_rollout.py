@@ -8,7 +8,7 @@ import torch
 
 from bebop.bench import engines, pages
 from bebop.bench.__main__ import main
-from bebop.bench.first_token import FirstTokenBench
+from bebop.bench.first_token import AdmissionBench, FirstTokenBench, admit
 from bebop.bench.first_token import measure as measure_first_token
 from bebop.bench.pages import PagesBench
 from bebop.bench.rollout import RolloutBench, measure, products
@@ -52,6 +52,15 @@ def counted(policy: Policy, decoding: DecodingConfig) -> tuple[float, DecodeStat
         [answer] = generate(engine, requests([[1, 2, 3]], max_new_tokens=20))
     assert not any(module._forward_pre_hooks for module in policy.backbone.modules())
     return spent[0], answer.stats
+
+
+def test_an_admission_in_several_passes_computes_less_padding() -> None:
+    bench = AdmissionBench(model=ModelConfig(), prompts=5, longest=400, budgets=(400,), rounds=1)
+    one, several = admit(tiny_policy(with_parts=False), bench)
+    assert one["arm"] == "one pass" and one["passes"] == 1 and one["x one pass"] == 1
+    assert several["arm"] == "at most 400" and several["passes"] > 2
+    assert one["tokens"] == several["tokens"] <= several["computed"] < one["computed"]
+    assert 0 <= several["padding %"] < one["padding %"] and several["ms"] > 0
 
 
 @pytest.mark.parametrize("drafts", slow_but([3], [1, 3]))

@@ -36,7 +36,7 @@ BAD: list[tuple[str, Any]] = [
     ("rollout.engine", "trtllm"), ("rollout.workers", 0), ("rollout.slots", 0), ("rollout.threads", -1),
     ("rollout.dispatch", "push"), ("rollout.in_flight", 0),
     ("rollout.staleness", -1), ("rollout.max_length", 160), ("rollout.on_update", "drop"), ("rollout.on_update", False),
-    ("rollout.parked_bytes", -1),
+    ("rollout.parked_bytes", -1), ("rollout.torch.prefill_tokens", 15),
     ("rollout.sampling.temperature", -0.1), ("rollout.sampling.temperature", 0.0),
     ("rollout.sampling.temperature", NAN), ("rollout.sampling.temperature", INF),
     ("rollout.sampling.top_k", -1), ("rollout.sampling.top_p", 0.0), ("rollout.sampling.top_p", 1.5),

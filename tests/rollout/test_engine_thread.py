@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -140,9 +140,9 @@ def test_requests_that_come_together_enter_together(monkeypatch: pytest.MonkeyPa
     assert isinstance(made.engine, TorchEngine)
     prefill = made.engine.decoder.prefill
 
-    def counted(first: int, contexts: list[list[int]]) -> None:
+    def counted(first: int, contexts: list[list[int]], starts: Sequence[int]) -> None:
         prefills.append(len(contexts))
-        prefill(first, contexts)
+        prefill(first, contexts, starts)
 
     monkeypatch.setattr(made.engine.decoder, "prefill", counted)
     made.start()

@@ -303,7 +303,7 @@ def test_groups_share_their_prompt_and_differ() -> None:
     reads: list[int] = []
     one = engine(policy, slots=8)
     prefill = one.decoder.prefill
-    one.decoder.prefill = lambda first, contexts: (reads.append(len(contexts)), prefill(first, contexts))[1]  # type: ignore
+    one.decoder.prefill = lambda first, contexts, _: (reads.append(len(contexts)), prefill(first, contexts))[1]  # type: ignore
     answers = generate(one, asked)
     assert reads == [2], "two contexts were read for eight answers"
     for request, answer in zip(asked, answers, strict=True):

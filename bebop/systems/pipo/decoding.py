@@ -16,7 +16,7 @@ from torch import Tensor
 from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.kernels.verify import sample
-from bebop.model.attention import SlotContext, cache_shape
+from bebop.model.attention import SlotContext, Span, cache_shape
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Accepted, Rows
 from bebop.rollout.decoding.draft_verify import end, remember, write
@@ -106,21 +106,21 @@ class PairDecoder:
 
     def prefill(self, first: int, contexts: Sequence[Sequence[Pair]], starts: Sequence[int] = ()) -> None:
         """Read contexts into slots ``first``, ``first`` + 1, ..."""
-        assert not any(starts), "it does not read on"
-        lengths = [len(context) - 1 for context in contexts]
+        starts = starts or [0] * len(contexts)
+        parts = [context[start:] for context, start in zip(contexts, starts, strict=True)]
+        lengths = [len(part) - 1 for part in parts]
         width, filling = max(lengths), (self.network.pad, self.network.pad)
-        padded = torch.tensor([[*c, *[filling] * (width + 1 - len(c))] for c in contexts], device=self.slots.device)
+        padded = torch.tensor([[*p, *[filling] * (width + 1 - len(p))] for p in parts], device=self.slots.device)
         for row, length in enumerate(lengths):
             self.pair[first + row] = padded[row, length]
         if width == 0:
             return
         embeddings = self.policy.embed(padded)
-        positions = torch.arange(width, device=padded.device).expand(len(contexts), -1)
-        with self.cache.at(first):
-            self.cache.place(positions, width)
-            states = self.network.states(self.network.compress(embeddings[:, :-1]), positions, self.cache)
+        span = Span.of(first, starts, lengths, width, self.slots.capacity, self.slots.device)
+        with self.cache.at_span(span):
+            states = self.network.states(self.network.compress(embeddings[:, :-1]), span.positions, self.cache)
             if self.drafting:
-                self.network.draft_states(embeddings[:, 1:, 0], states, positions, self.cache)
+                self.network.draft_states(embeddings[:, 1:, 0], states, span.positions, self.cache)
 
     @torch.inference_mode()
     def cycle(self, batch: int, longest: int, version: int) -> Tensor:

@@ -75,6 +75,8 @@ CASES = {
         ("decoding.system=warp", "decoding.system='warp' is not possible: choose one of autoregressive, target_only"),
         ("decoding=autoregressive decoding.draft_temperature=-1", "decoding.draft_temperature=-1"),
         ("decoding.draft_tokens=0", "decoding.draft_tokens=0 is not possible: give 1 to 16 with decoding.system=bebop"),
+        ("rollout.torch.prefill_tokens=8", "rollout.torch.prefill_tokens=8 is not possible: give 16 or more"),
+        ("rollout.torch.prefill_tokens=many", "rollout.torch.prefill_tokens='many'"),
         ("rollout.engine=tgi", "rollout.engine='tgi'"),
         ("rollout=sglang rollout.sglang.pause=later", "rollout.sglang.pause='later'"),
         ("rollout=sglang rollout.sglang.urls=[ftp://a]", "ftp://a"),
