@@ -1,8 +1,11 @@
 """The acceptance rules that several systems share; all of them are exact."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from bebop.kernels import draw
 from bebop.kernels.block_verify import block_verify
 from bebop.kernels.tree_verify import tree_verify
 from bebop.kernels.verify import chain_verify
@@ -26,7 +29,12 @@ class Rejection(ExactRule):
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
         """Judge the drafts of a cycle."""
-        return Accepted.chain(draft, *chain_verify(draft.tokens, draft.probs, out.probs, uniforms, draft.lengths))
+        if out.rows is None:
+            return Accepted.chain(draft, *chain_verify(draft.tokens, draft.probs, out.probs, uniforms, draft.lengths))
+        accepted, token, overlap = draw.verify(
+            draft.tokens, draft.rows, out.rows, uniforms, draft.lengths, measure=rows.measure
+        )
+        return replace(Accepted.chain(draft, accepted, token), overlap=overlap)
 
 
 class BlockRule(ExactRule):
