@@ -75,8 +75,8 @@ class LogitRows:
 
 
 def compiled(logits: Tensor) -> bool:
-    """Return whether the Triton kernels take these logits."""
-    return logits.is_cuda and find_spec("triton") is not None
+    """Return whether the Triton kernels take these logits; fp64 and machines without Triton stay with the reference."""
+    return logits.is_cuda and logits.dtype != torch.float64 and find_spec("triton") is not None
 
 
 def normalise(logits: Tensor, temperature: Tensor | None) -> LogitRows:
@@ -107,12 +107,11 @@ def draw_from(rows: LogitRows, uniforms: Tensor) -> Tensor:
 
 
 def _of(logits: Tensor, temperature: Tensor | None, uniforms: Tensor | None) -> tuple[LogitRows, Tensor | None]:
-    logits = logits.float() if logits.dtype == torch.float64 else logits
     if compiled(logits):
         from bebop.kernels import draw_triton
 
         return draw_triton.normalise(logits, temperature, uniforms)
-    rows = normalise_reference(logits, temperature)
+    rows = normalise_reference(logits.float() if logits.dtype == torch.float64 else logits, temperature)
     return rows, None if uniforms is None else sample(rows.probs()[:, 0], uniforms)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bebop.bench.gpu.job import ARMS, carried_out
 from bebop.bench.gpu.models import SHAPES, TINY, Decoding, policy_of, update
+from bebop.bench.gpu.sampling_cycle import cases as sampling_cycles
 from bebop.bench.gpu.stage import Context, Stage, warmed
 from bebop.kernels.block_verify import block_verify
 from bebop.kernels.linear_losses import linear_draft_loss
@@ -261,12 +262,14 @@ def linear(context: Context) -> None:
 
 
 def verify(context: Context) -> None:
-    """What a cycle computes on [B, K + 1, V] beside the model: verification, draws, entropies, truncation."""
+    """What a cycle computes on [B, K + 1, V] beside the model: verification, draws, entropies, truncation; and all of
+    it from probabilities and from logits."""
     for batch in (2,) if context.dry else (1, 32, 256):
-        cases = _cases(context.device, batch, 3, 96 if context.dry else VOCABULARY)
-        warmed([call for call, _ in cases.values()])
-        for what, (call, size) in cases.items():
-            context.time(what, call, bytes_=size, batch=batch)
+        for made in (_cases, sampling_cycles):
+            cases = made(context.device, batch, 3, 96 if context.dry else VOCABULARY)
+            warmed([call for call, _ in cases.values()])
+            for what, (call, size) in cases.items():
+                context.time(what, call, bytes_=size, batch=batch, moves=size)
 
 
 def _cases(

@@ -104,7 +104,9 @@ def _linear(rows: list[Row]) -> list[str]:
 def _verify(rows: list[Row]) -> list[str]:
     timed = [row for row in rows if row["value"]]
     return [
-        f"- B = {row['batch']}, {row['what']}: {row['value']:.4g} ms, {row.get('GB/s', 0):.4g} GB/s" for row in timed
+        f"- B = {row['batch']}, {row['what']}: {row['value']:.4g} ms, {row['moves'] / 1e9:.3g} GB, "
+        f"{row.get('GB/s', 0):.4g} GB/s"
+        for row in timed
     ]
 
 

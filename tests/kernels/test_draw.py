@@ -266,7 +266,7 @@ def test_the_joint_distribution_from_logits_is_the_targets() -> None:
 @pytest.mark.parametrize(
     ("batch", "vocabulary", "dtype"),
     [
-        (4, 40, torch.bfloat16),
+        (2, 20, torch.bfloat16),
         *(pytest.param(*case, marks=GPU) for case in [(256, 151_936, torch.bfloat16), (1, 151_936, torch.bfloat16)]),
         *(pytest.param(*case, marks=GPU) for case in [(32, 248_320, torch.float16), (32, 50_257, torch.float32)]),
     ],
@@ -275,7 +275,7 @@ def test_full_vocabularies_on_the_device(batch: int, vocabulary: int, dtype: tor
     """Tokens of the softmax in fp32; one of 32 may part at a uniform within rounding of a border."""
     draft, target, temperature = chain(batch, 3, vocabulary, dtype=dtype, device=DEVICE)
     u = torch.rand(batch, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    block = None if vocabulary > 100 else 16
+    block = None if vocabulary > 100 else 8
     tokens, q, p = drawn("kernels", (draft, target, temperature), u[:, :3], block)
     softmaxes = [draw.normalise_reference(x, temperature).probs() for x in (draft, target)]
     wanted = torch.stack([sample(softmaxes[0][:, j], u[:, j]) for j in range(3)], 1)
