@@ -316,7 +316,9 @@ def end(rows: Rows, accepted: Accepted) -> tuple[Tensor, Tensor]:
 
 
 def write(rows: Rows, accepted: Accepted, logprobs: Tensor, exact: bool) -> None:
-    """Append tokens with log p [B, K + 1] and version; what lies beyond the emitted ones is overwritten by the next cycle.
+    """Append tokens with log p [B, K + 1] and version.
+
+    What lies beyond the emitted ones is overwritten by the next cycle.
 
     Once a rule has said under which distribution it really draws, that log-prob stands beside log p.
     """

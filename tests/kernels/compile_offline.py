@@ -73,7 +73,9 @@ def verify_kernels() -> Iterator[tuple[str, str]]:
 
 def draw_kernels() -> Iterator[tuple[str, str]]:
     """(name, PTX) of drawing and verifying from logits, of three drafts and of one."""
-    pointers = dict.fromkeys(("logits", "p"), "*bf16") | dict.fromkeys(("stats", "p_stats", "sums", "overlaps"), "*fp32")
+    pointers = dict.fromkeys(("logits", "p"), "*bf16") | dict.fromkeys(
+        ("stats", "p_stats", "sums", "overlaps"), "*fp32"
+    )
     pointers |= {"temperatures": "*fp32"} | dict.fromkeys(("best", "p_best", "accepted", "out"), "*i64")
     many = {"BLOCK": 4096, "TILES": 64}
     yield "draw tiles", compiled(draw._tiles, "bf16", pointers, PLACES=4, TEMPERED=True, BLOCK=4096)
@@ -83,7 +85,10 @@ def draw_kernels() -> Iterator[tuple[str, str]]:
         given = {"q": ("*bf16",) * drafts, "q_stats": ("*fp32",) * drafts, "q_best": ("*i64",) * drafts}
         options = {"K": drafts, "MEASURE": drafts > 1}
         yield f"draw compare {drafts}", compiled(draw._compare, "bf16", pointers | given, BLOCK=4096, **options)
-        yield f"draw verify {drafts}", compiled(draw._verify, "bf16", pointers | given, ONE_HOT=False, **many, **options)
+        yield (
+            f"draw verify {drafts}",
+            compiled(draw._verify, "bf16", pointers | given, ONE_HOT=False, **many, **options),
+        )
     options = {"K": 3, "MEASURE": False, "ONE_HOT": True}
     yield "draw verify one-hot", compiled(draw._verify, "bf16", pointers | given, **many, **options)
 

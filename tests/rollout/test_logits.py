@@ -25,7 +25,6 @@ from tests.rollout.broken import ResidualIsTheTarget
 from tests.rollout.driving import decoder_of, finished, started
 from tests.rollout.test_conformance import PROMPTS, engine
 from tests.rollout.test_exactness import (
-    PROMPTS as TWO_PROMPTS,
     CAUGHT,
     FEW,
     LEVEL,
@@ -37,15 +36,17 @@ from tests.rollout.test_exactness import (
     target_law,
     tiny,
 )
+from tests.rollout.test_exactness import (
+    PROMPTS as TWO_PROMPTS,
+)
 from tests.trainer.builders import TEMPERATURE, plain, plain_logprobs
 
 SYSTEMS = ("autoregressive", "target_only", "bebop", "bebop_adaptive")
 
 
-def by_logits(one: TorchEngine) -> TorchEngine:
-    """The engine, whose distributions stay logits from now on."""
+def by_logits(one: TorchEngine) -> None:
+    """Let the distributions of an engine stay logits from now on."""
     decoder_of(one).logits = True
-    return one
 
 
 def agree(found: Sequence[Completion], wanted: Sequence[Completion], close: float = 1e-5) -> None:
@@ -80,7 +81,8 @@ def test_cycles_go_by_logits_only_where_nobody_looks_at_probabilities(monkeypatc
     policy = tiny_policy(seed=9)
 
     def asks(system: str = "bebop", one: TorchEngine | None = None, trace: bool = False, **params: Any) -> bool:
-        one = by_logits(one or engine(policy, system, drafts=2))
+        one = one or engine(policy, system, drafts=2)
+        by_logits(one)
         asked = requests(PROMPTS[:2], max_new_tokens=4)
         own = replace(asked[1], trace=trace, params=replace(asked[1].params, **params))
         started(one, [asked[0], own], cycles=1)
@@ -103,7 +105,8 @@ def test_log_probs_of_a_model_in_bf16_are_those_of_its_logits() -> None:
     """The engine's log-probs are those of bf16 logits to 1e-5. So they differ from the model's in fp32 by what bf16
     does to hidden states and logits, and by nothing that sampling adds."""
     policy = tiny_policy(seed=9, dtype=torch.bfloat16, with_parts=False)
-    one = by_logits(engine(policy, "autoregressive"))
+    one = engine(policy, "autoregressive")
+    by_logits(one)
     kept: list[tuple[Tensor, Tensor]] = []
     own = draw.LogitRows.logprobs
 
@@ -125,9 +128,7 @@ def test_log_probs_of_a_model_in_bf16_are_those_of_its_logits() -> None:
 
 # ---- the distribution of completions
 
-CASES = {
-    f"{system}-{temperature}": of_system(system, temperature) for system in SYSTEMS for temperature in (1.0, 0.7)
-}
+CASES = {f"{system}-{temperature}": of_system(system, temperature) for system in SYSTEMS for temperature in (1.0, 0.7)}
 
 
 @pytest.mark.parametrize("name", slow_but(["bebop-0.7"], CASES))
@@ -137,7 +138,7 @@ def test_completions_have_the_distribution_of_the_target(name: str) -> None:
 
 def has_the_distribution_of_the_target(name: str) -> None:
     case, policy = CASES[name], tiny()
-    done = answers(case, policy, FEW, lambda one: None if by_logits(one) else None)
+    done = answers(case, policy, FEW, by_logits)
     assert_tested(case, done)
     assert smallest_p(case, policy, done, target_law) > LEVEL
 
@@ -188,5 +189,5 @@ def test_broken_variants_are_caught(fault: str, monkeypatch: pytest.MonkeyPatch)
     module, name, breaks, prompts = BROKEN[fault]
     monkeypatch.setattr(module, name, breaks(getattr(module, name)))
     case, policy = replace(of_system("bebop", 0.7), prompts=prompts), tiny()
-    done = answers(case, policy, FEW, lambda one: None if by_logits(one) else None)
+    done = answers(case, policy, FEW, by_logits)
     assert smallest_p(case, policy, done, target_law) < CAUGHT
