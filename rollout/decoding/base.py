@@ -6,7 +6,7 @@ comes in as uniforms, so that a rule is a pure function and kernel, reference an
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -352,6 +352,19 @@ class AcceptanceRule(Protocol):
         A rule that judges trees says which path it took (``Accepted.path``).
         """
         ...
+
+
+TAKES_LOGITS: set[type] = {type(None)}  # classes of drafters and rules, no drafter among them
+P = TypeVar("P")
+
+
+def takes_logits(part: type[P]) -> type[P]:
+    """Say that a drafter or a rule takes distributions as logits, where ``Rows.logits`` holds.
+
+    Its subclasses have to say so themselves: what they add may look at probabilities.
+    """
+    TAKES_LOGITS.add(part)
+    return part
 
 
 class Decoder(Protocol):

@@ -19,6 +19,7 @@ from bebop.model.backbone import Policy, tapped
 from bebop.model.lean import lean_hidden
 from bebop.model.ragged_attention import Ragged
 from bebop.rollout.decoding.base import (
+    TAKES_LOGITS,
     AcceptanceRule,
     Accepted,
     Draft,
@@ -32,8 +33,6 @@ from bebop.rollout.decoding.base import (
     newest,
 )
 from bebop.rollout.decoding.graphs import Graphs
-from bebop.rollout.decoding.mtp import MTPDrafter
-from bebop.rollout.decoding.rules import Rejection
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.decoding.timed_lengths import TimedLength
 from bebop.rollout.decoding.verify_trace import Tracer
@@ -48,8 +47,6 @@ Observer = Callable[[Rows, Draft, TargetOutput, Accepted, Tensor], None]
 
 # Rows are laid end to end if that leaves at most this share of their padded positions: it costs a few calls a layer.
 WORTH_PACKING = 0.8
-# Drafters and rules that take distributions as logits (``kernels/draw.py``).
-TAKES_LOGITS = {type(None), MTPDrafter, Rejection}
 
 
 class DraftVerify:

@@ -14,7 +14,7 @@ from bebop.model.backbone import Policy
 from bebop.model.lean import lean_head
 from bebop.model.mtp import gather_rows
 from bebop.model.ragged_attention import Ragged
-from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput, newest
+from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput, newest, takes_logits
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.decoding.temperature import DraftTemperature, Drawn
 from bebop.rollout.slots import Slots
@@ -194,6 +194,7 @@ class HeadDrafter:
 # ---- a chain of drafts
 
 
+@takes_logits
 class MTPDrafter(HeadDrafter):
     """Samples each draft from the head's distribution, a chain of them."""
 

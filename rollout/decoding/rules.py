@@ -9,7 +9,7 @@ from bebop.kernels import draw
 from bebop.kernels.block_verify import block_verify
 from bebop.kernels.tree_verify import tree_verify
 from bebop.kernels.verify import chain_verify
-from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
+from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput, takes_logits
 
 
 class ExactRule:
@@ -24,6 +24,7 @@ class ExactRule:
         """Take what every rule is given, and use none of it."""
 
 
+@takes_logits
 class Rejection(ExactRule):
     """With a one-hot draft this *is* target-only verification, which accepts with p(argmax q); with none, sampling."""
 
