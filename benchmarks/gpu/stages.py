@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bebop.bench.gpu.job import ARMS, carried_out
 from bebop.bench.gpu.models import SHAPES, TINY, Decoding, Shape, policy_of, update
+from bebop.bench.gpu.sampling_cycle import cases as sampling_cycles
 from bebop.bench.gpu.stage import Context, Row, Stage, warmed
 from bebop.bench.precision import TYPES, deviations_of, random_policy, random_shape
 from bebop.kernels.block_verify import block_verify
@@ -272,13 +273,14 @@ def linear(context: Context) -> None:
 
 
 def verify(context: Context) -> None:
-    """What a cycle computes on [B, K + 1, V] beside the model: verification, draws, entropies, truncation. And what the
-    attention of four queries a row takes, over pages and over slots."""
+    """What a cycle computes on [B, K + 1, V] beside the model: verification, draws, entropies, truncation; and all of
+    it from probabilities and from logits. And what the attention of four queries a row takes, over pages and slots."""
     for batch in (2,) if context.dry else (1, 32, 256):
-        cases = _cases(context.device, batch, 3, 96 if context.dry else VOCABULARY)
-        warmed([call for call, _ in cases.values()])
-        for what, (call, size) in cases.items():
-            context.time(what, call, bytes_=size, batch=batch)
+        for made in (_cases, sampling_cycles):
+            cases = made(context.device, batch, 3, 96 if context.dry else VOCABULARY)
+            warmed([call for call, _ in cases.values()])
+            for what, (call, size) in cases.items():
+                context.time(what, call, bytes_=size, batch=batch, moves=size)
     _attention(context)
 
 

@@ -105,7 +105,8 @@ def _verify(rows: list[Row]) -> list[str]:
     timed = [row for row in rows if row["value"] and row.get("unit") == "ms" and "batch" in row]
     return [
         *(
-            f"- B = {row['batch']}, {row['what']}: {row['value']:.4g} ms, {row.get('GB/s', 0):.4g} GB/s"
+            f"- B = {row['batch']}, {row['what']}: {row['value']:.4g} ms, {row['moves'] / 1e9:.3g} GB, "
+            f"{row.get('GB/s', 0):.4g} GB/s"
             for row in timed
             if "entries" not in row
         ),

@@ -6,12 +6,13 @@ comes in as uniforms, so that a rule is a pure function and kernel, reference an
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from bebop.config.job import Costs, DecodingConfig
+from bebop.kernels.draw import LogitRows
 from bebop.kernels.uniforms import uniforms
 from bebop.model.attention import SlotContext, Span
 from bebop.rollout.slots import Recorded, Slots
@@ -31,6 +32,9 @@ class Draft:
     depth: int | None = None  # D, of the tree; None: K
     sources: Mapping[str, Tensor] = field(default_factory=dict)  # name -> [B, K] share of another source; counted
     head: Tensor | None = None  # [B, V] the head's own distribution at the first draft, where ``probs`` mixes it
+    rows: Sequence[LogitRows] | None = (
+        None  # K with n = 1, where distributions stay logits: ``probs`` is [B, K, 0] then
+    )
 
     def widths(self) -> Tensor:
         """Return tokens of each row's cycle before verification [B, K], the newest included: at every position the
@@ -70,6 +74,13 @@ class TargetOutput:
     probs: Tensor  # [B, K + 1, V], penalties, temperature and truncation applied
     layers: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> [B, K + 1, d] after it, those asked for
     extra: Tensor | None = None  # [B, K + 1, ...] of a drafter that takes part in the pass
+    rows: LogitRows | None = None  # where distributions stay logits: ``probs`` is [B, K + 1, 0] then
+
+    def logprobs(self, tokens: Tensor) -> Tensor:
+        """Return log p [B, K + 1] of tokens [B, K + 1]."""
+        if self.rows is not None:
+            return self.rows.logprobs(tokens)
+        return self.probs.gather(-1, tokens[..., None])[..., 0].log()
 
     def gather_rows(self, rows: Tensor) -> "TargetOutput":
         """Return its rows [B, n], in their order."""
@@ -91,6 +102,7 @@ class Accepted:
     counts: Mapping[str, Tensor] = field(default_factory=dict)  # name -> [B, K], those that the rule names
     logprobs: Tensor | None = None  # [B, K + 1] under what an inexact rule really drew from; None: not known, or log p
     rows: Tensor | None = None  # [B, D + 1] row of the target behind each token: 1 + its parent; None: 0, 1, ...
+    overlap: Tensor | None = None  # [B, K] of draft and target at each draft that was tested, where a rule computes it
 
     @classmethod
     def chain(
@@ -132,12 +144,15 @@ def newest(emitted: Tensor) -> Tensor:
 class Rows:
     """The active rows of the slots, 0..B-1, in one cycle."""
 
-    def __init__(self, slots: Slots, batch: int, longest: int, static: bool = False) -> None:
+    def __init__(
+        self, slots: Slots, batch: int, longest: int, static: bool = False, logits: bool = False, measure: bool = True
+    ) -> None:
         """``longest``: the most entries that a row has in the caches, known without a wait for the device.
 
-        ``static``: see ``Plan``.
+        ``static``, ``logits``: see ``Plan``; ``measure``: whether overlaps are wanted.
         """
         self.slots, self.batch, self.static = slots, batch, static
+        self.logits, self.measure = logits, measure
         self.used = slots.attention_width(longest)
         self.sampling = slots.sampling(batch)
         self.fed = slots.fed[:batch]  # [B] entries in the caches
@@ -191,12 +206,15 @@ class Rows:
 
         ``seen`` [B, n, V]: what penalties see; ``temperature``: other than the rows' own, of all or of each [B].
         """
-        sampling = self.sampling
-        if temperature is not None:
-            if not isinstance(temperature, Tensor):  # filled in there: a number that is copied is waited for
-                temperature = torch.full((self.batch,), temperature, device=logits.device)
-            sampling = replace(sampling, temperature=temperature.float())
-        return sampling.probs(logits, seen)
+        return replace(self.sampling, temperature=self.temperature(temperature)).probs(logits, seen)
+
+    def temperature(self, other: float | Tensor | None = None) -> Tensor | None:
+        """Return the temperatures [B] of the rows, or another one of all or of each [B]; None: 1 in all rows."""
+        if other is None:
+            return self.sampling.temperature
+        if not isinstance(other, Tensor):  # filled in there: a number that is copied is waited for
+            other = torch.full((self.batch,), other, device=self.last.device)
+        return other.float()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +229,7 @@ class Plan:
     drafts: int  # K, the most drafts of a row
     settings: tuple[bool, ...] = ()  # which settings of ``BatchSampling`` any row asks for
     static: bool = False  # nothing may be read of the device, and no shape may depend on what is drawn
+    logits: bool = False  # distributions stay logits (``kernels/draw.py``), nothing of [B, K + 1, V] is made of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,6 +352,19 @@ class AcceptanceRule(Protocol):
         A rule that judges trees says which path it took (``Accepted.path``).
         """
         ...
+
+
+TAKES_LOGITS: set[type] = {type(None)}  # classes of drafters and rules, no drafter among them
+P = TypeVar("P")
+
+
+def takes_logits(part: type[P]) -> type[P]:
+    """Say that a drafter or a rule takes distributions as logits, where ``Rows.logits`` holds.
+
+    Its subclasses have to say so themselves: what they add may look at probabilities.
+    """
+    TAKES_LOGITS.add(part)
+    return part
 
 
 class Decoder(Protocol):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bebop.config.job import DecodingConfig
+from bebop.kernels.draw import normalise
 from bebop.kernels.tree_verify import ancestry
 from bebop.kernels.verify import one_hot
 from bebop.model.attention import SlotContext, Span, cache_shape
@@ -18,6 +19,7 @@ from bebop.model.backbone import Policy, tapped
 from bebop.model.lean import lean_hidden
 from bebop.model.ragged_attention import Ragged
 from bebop.rollout.decoding.base import (
+    TAKES_LOGITS,
     AcceptanceRule,
     Accepted,
     Draft,
@@ -61,6 +63,7 @@ class DraftVerify:
         self.target = Target(policy, slots)
         self.drafters: dict[object, Drafter] = {}  # by class; once in charge, they read on and may return
         self.measure = True
+        self.logits = slots.device.type == "cuda"  # whether distributions stay logits where they can; tests set it
         self.timing: object = None  # the timing model of cycles, kept when another length comes between
         self.observers: list[Observer] = []  # are shown every cycle
         self.graphs: Graphs | None = None  # records cycles; None: they run as they are
@@ -77,6 +80,7 @@ class DraftVerify:
             new, self.drafter = kind not in self.drafters, kind(*parts)
             self.drafters[kind] = self.drafter
             self._eager[kind] = _why_eager(config)
+        self._chooses_temperature = config.chooses_temperature
         self.rule = system.rule()(*parts)
         self.length = (system.auto_length() if config.timed else system.length())(*parts)
         if isinstance(self.length, TimedLength):
@@ -126,15 +130,29 @@ class DraftVerify:
             self.length.plan(batch)
         drafts = 0 if self.drafter is None else self.length.limit
         if self.graphs is None or self.graphs.refuse(self._why_eager()):
-            return Plan(rows=batch, longest=longest, drafts=drafts)
+            return Plan(rows=batch, longest=longest, drafts=drafts, logits=self._by_logits(batch))
         self.slots.retire(batch)
         rows, entries = self.graphs.rows(batch), self.graphs.entries(longest)
         settings = self.slots.sampling(rows).asked
-        return Plan(rows=rows, longest=entries, drafts=drafts, settings=settings, static=True)
+        logits = self._by_logits(rows)
+        return Plan(rows=rows, longest=entries, drafts=drafts, settings=settings, static=True, logits=logits)
+
+    def _by_logits(self, batch: int) -> bool:
+        """Return whether distributions of the next cycle of B rows stay logits: where nobody looks at probabilities.
+
+        A subclass of a part, or what stands in its place, may do so.
+        """
+        if not self.logits or self._chooses_temperature or not {type(self.drafter), type(self.rule)} <= TAKES_LOGITS:
+            return False
+        return self.slots.sampling(batch).plain and not self._watched()
+
+    def _watched(self) -> bool:
+        """Return whether somebody is shown the next cycle."""
+        return any(not isinstance(observer, Tracer) or observer.following for observer in self.observers)
 
     def _why_eager(self) -> str:
         """Return why the next cycle cannot be recorded; empty: it can."""
-        if any(not isinstance(observer, Tracer) or observer.following for observer in self.observers):
+        if self._watched():
             return "requests are traced, or every cycle is watched"
         return next(filter(None, self._eager.values()), "")
 
@@ -155,7 +173,7 @@ class DraftVerify:
     def body(self, plan: Plan) -> Outcome:
         """Draft, verify and commit; advance the slots."""
         slots, batch = self.slots, plan.rows
-        rows = Rows(slots, batch, plan.longest, plan.static)
+        rows = Rows(slots, batch, plan.longest, plan.static, plan.logits, self.measure)
         slots.latest = None
         if self.drafter is not None:
             draft = self.drafter.propose(rows, self.length)
@@ -172,13 +190,13 @@ class DraftVerify:
         emitted, done = end(rows, accepted)
         for observe in self.observers:
             observe(rows, draft, out, accepted, emitted)
-        write(rows, accepted, out.probs, self.exact)
+        write(rows, accepted, out.logprobs(accepted.tokens), self.exact)
         if not self.exact:
             slots.exact[:batch] = False
         if self.drafter is not None:
             counts = {**accepted.counts, **_by_source(draft, accepted), **self.length.count(draft)}
             counts |= _of_head(draft, out.probs) if self.measure else {}
-            measure(rows, draft, accepted, counts, out.probs, emitted, self.measure)
+            measure(rows, draft, accepted, counts, out, emitted, self.measure)
             self.length.observe(rows, draft, out, accepted)
         for drafter in self.drafters.values():
             drafter.commit(rows, out, accepted.tokens, emitted)
@@ -209,6 +227,11 @@ class DraftVerify:
         ragged = _ragged(draft) if beside is None else None
         hidden, layers, extra = self.target.verify(rows, fed, self._layers(), ways, beside, ragged)
         logits, seen = self.policy.logits(hidden), seen_at(rows, draft, ways)
+        if rows.logits:
+            assert ways is None and ragged is None, "these are chains of padded rows"
+            found = normalise(logits, rows.temperature())
+            empty = logits[..., :0]
+            return TargetOutput(hidden=hidden, logits=logits, probs=empty, layers=layers, extra=extra, rows=found)
         if ragged is None:
             probs = rows.probs(logits, seen)
             return TargetOutput(hidden=hidden, logits=logits, probs=probs, layers=layers, extra=extra)
@@ -289,15 +312,16 @@ def end(rows: Rows, accepted: Accepted) -> tuple[Tensor, Tensor]:
     return emitted, done
 
 
-def write(rows: Rows, accepted: Accepted, probs: Tensor, exact: bool) -> None:
-    """Append tokens with log p and version; what lies beyond the emitted ones is overwritten by the next cycle.
+def write(rows: Rows, accepted: Accepted, logprobs: Tensor, exact: bool) -> None:
+    """Append tokens with log p [B, K + 1] and version.
+
+    What lies beyond the emitted ones is overwritten by the next cycle.
 
     Once a rule has said under which distribution it really draws, that log-prob stands beside log p.
     """
     slots, batch, tokens = rows.slots, rows.batch, accepted.tokens
     columns = slots.count[:batch, None] + torch.arange(tokens.shape[1], device=tokens.device)
     slots.tokens[:batch].scatter_(1, columns, tokens)
-    logprobs = probs.gather(-1, tokens[..., None])[..., 0].log()
     slots.logprobs[:batch].scatter_(1, columns, logprobs)
     if accepted.logprobs is not None or slots.sampled is not None:
         unknown = logprobs if exact else torch.full_like(logprobs, torch.nan)
@@ -311,7 +335,7 @@ def measure(
     draft: Draft,
     accepted: Accepted,
     counts: Mapping[str, Tensor],
-    probs: Tensor,
+    out: TargetOutput,
     emitted: Tensor,
     everything: bool,
 ) -> None:
@@ -325,14 +349,21 @@ def measure(
     if draft.lengths is not None:
         reached &= steps < draft.lengths[:, None]
     sums = {"reached": reached, "accepted": steps < accepted.lengths[:, None]}
-    found = dict(zip(MEASURED, _compare(draft, probs[:, :drafts]), strict=True)) if everything else {}
+    found = dict(zip(MEASURED, _compare(draft, accepted, out), strict=True)) if everything else {}
     sums |= {**found, **counts}
     values = torch.stack([value.double() for value in sums.values()], 1)
     rows.slots.record([*sums], torch.where(reached[:, None], values, 0.0), emitted)
 
 
-def _compare(draft: Draft, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compare(draft: Draft, accepted: Accepted, out: TargetOutput) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return overlap, p(argmax q) and both entropies [B, K]: what watching costs in a cycle."""
+    drafts = draft.tokens.shape[1]
+    if out.rows is not None:
+        best = draft.tokens if draft.rows is None else torch.cat([one.best for one in draft.rows], 1)
+        chance, spread = out.rows.logprobs(best).exp(), out.rows.entropy[:, :drafts]
+        own = torch.zeros_like(chance) if draft.entropies is None else draft.entropies
+        return (chance if accepted.overlap is None else accepted.overlap), chance, own, spread
+    p = out.probs[:, :drafts]
     if draft.probs is None:
         chance = p.gather(-1, draft.tokens[..., None])[..., 0]
         return chance, chance, torch.zeros_like(chance), entropy(p)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
+from bebop.kernels.draw import LogitRows, draw
 from bebop.kernels.verify import sample
 from bebop.model.attention import SlotContext, Span, cache_shape
 from bebop.model.backbone import Policy
@@ -14,7 +15,7 @@ from bebop.model.lean import lean_head
 from bebop.model.mtp import gather_rows
 from bebop.model.paged_cache import PagedContext
 from bebop.model.ragged_attention import Ragged
-from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput, newest
+from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput, newest, takes_logits
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.decoding.temperature import DraftTemperature, Drawn
 from bebop.rollout.slots import Slots
@@ -199,6 +200,7 @@ class HeadDrafter:
 # ---- a chain of drafts
 
 
+@takes_logits
 class MTPDrafter(HeadDrafter):
     """Samples each draft from the head's distribution, a chain of them."""
 
@@ -219,6 +221,7 @@ class MTPDrafter(HeadDrafter):
         hidden, seen = self.hidden[: rows.batch], rows.seen
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
+        kept: list[LogitRows] = []  # instead, where distributions stay logits
         entropies: list[Tensor] = []
         chosen = None if self.tempered is None else self.tempered.choose(rows, length.limit)
         drawn = Drawn()
@@ -226,9 +229,15 @@ class MTPDrafter(HeadDrafter):
         lengths: Tensor | None = None
         for step in range(length.limit):
             logits = self.policy.logits(hidden)[:, None]
+            number = rows.uniforms[:, step]
             temperature = self.temperature if chosen is None else chosen[:, step]
-            distribution = rows.probs(logits, None if seen is None else seen[:, None], temperature)[:, 0]
-            entropies.append(entropy(distribution))
+            if rows.logits:  # drawn in the same pass: what is asked about the length below does not see the token
+                one, token = draw(logits[:, 0], rows.temperature(temperature), number)
+                kept.append(one)
+                entropies.append(one.entropy[:, 0])
+            else:
+                distribution = rows.probs(logits, None if seen is None else seen[:, None], temperature)[:, 0]
+                entropies.append(entropy(distribution))
             known = torch.stack(entropies, 1)
             go_on = length.extend(step, known)
             if go_on is not None:
@@ -236,9 +245,10 @@ class MTPDrafter(HeadDrafter):
                 lengths = alive.long() if lengths is None else lengths + alive.long()
                 if tokens and not rows.static and not alive.any():
                     break
-            token = sample(distribution, rows.uniforms[:, step])
+            if not rows.logits:
+                token = sample(distribution, number)
+                probs.append(distribution)
             tokens.append(token)
-            probs.append(distribution)
             if self.tempered is not None:
                 drawn.add(logits[:, 0], seen)
             if seen is not None:
@@ -249,7 +259,8 @@ class MTPDrafter(HeadDrafter):
         self.drawn = drawn
         return Draft(
             tokens=torch.stack(tokens, 1),
-            probs=None if self.temperature == 0 else torch.stack(probs, 1),
+            probs=None if self.temperature == 0 else torch.stack(probs or [one.logits[:, 0, :0] for one in kept], 1),
+            rows=kept[: len(tokens)] if kept and self.temperature != 0 else None,
             entropies=known[:, : len(tokens)].contiguous(),
             lengths=lengths,
             forwards=len(tokens),

@@ -1,12 +1,15 @@
 """The acceptance rules that several systems share; all of them are exact."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from bebop.kernels import draw
 from bebop.kernels.block_verify import block_verify
 from bebop.kernels.tree_verify import tree_verify
 from bebop.kernels.verify import chain_verify
-from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
+from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput, takes_logits
 
 
 class ExactRule:
@@ -21,12 +24,18 @@ class ExactRule:
         """Take what every rule is given, and use none of it."""
 
 
+@takes_logits
 class Rejection(ExactRule):
     """With a one-hot draft this *is* target-only verification, which accepts with p(argmax q); with none, sampling."""
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
         """Judge the drafts of a cycle."""
-        return Accepted.chain(draft, *chain_verify(draft.tokens, draft.probs, out.probs, uniforms, draft.lengths))
+        if out.rows is None:
+            return Accepted.chain(draft, *chain_verify(draft.tokens, draft.probs, out.probs, uniforms, draft.lengths))
+        accepted, token, overlap = draw.verify(
+            draft.tokens, draft.rows, out.rows, uniforms, draft.lengths, measure=rows.measure
+        )
+        return replace(Accepted.chain(draft, accepted, token), overlap=overlap)
 
 
 class BlockRule(ExactRule):

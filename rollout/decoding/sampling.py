@@ -55,6 +55,11 @@ class BatchSampling:
         """Return whether any row leaves tokens out."""
         return self.top_k is not None or self.top_p is not None or self.min_p is not None
 
+    @property
+    def plain(self) -> bool:
+        """Return whether the distributions are those of logits over a temperature, and nothing else is asked for."""
+        return not self.truncates and self.penalty is None
+
     def penalised(self, logits: Tensor, seen: Tensor | None) -> Tensor:
         """Return logits [B, n, V] with penalties on the tokens that ``seen`` [B, n, V] marks."""
         if self.penalty is None or seen is None:

@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from bebop.bench import peaks
 from bebop.bench.gpu import __main__ as run
+from bebop.bench.gpu.sampling_cycle import SamplingCycle
 from bebop.bench.gpu.stage import Context, Stage
 from bebop.bench.gpu.stages import STAGES
 from bebop.bench.gpu.summary import summary
@@ -59,6 +61,16 @@ def test_every_stage_runs_without_what_the_machine_lacks(tmp_path: Path) -> None
     assert [row["K"] for row in measured] == [0, 1, 3] and all(row["of_eager"] > 0 for row in measured)
     assert [row["paged"] for row in rows if row["what"] == "cache"] == [True, False]
     assert "- tiny, B = 2: with keys and values in pages a cycle takes" in page
+
+
+def test_a_cycle_from_logits_is_that_from_probabilities_and_moves_a_tenth() -> None:
+    torch.manual_seed(0)
+    cycle = SamplingCycle(torch.device("cpu"), 8, 3, 500)
+    for found, wanted in zip(cycle.from_logits(), cycle.from_probabilities(), strict=True):
+        assert torch.allclose(found.double(), wanted.double(), rtol=0, atol=1e-5)
+    assert len(cycle.from_logits()[1].unique()) > 1
+    rows = 8 * 500  # at 256 rows of 151,936 tokens this is 1.01 GB
+    assert 0 < cycle.bytes_of_logits() == 2 * rows * 13 < cycle.bytes_of_probabilities() / 10
 
 
 @pytest.mark.slow  # two jobs

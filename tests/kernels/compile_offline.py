@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from bebop.kernels import block_verify_triton as block
+from bebop.kernels import draw_triton as draw
 from bebop.kernels import layer_triton as layer
 from bebop.kernels import paged_attention_triton as paged
 from bebop.kernels import row_losses_triton as losses
@@ -34,7 +35,7 @@ SUMS = dict.fromkeys(("stats", "partial", "masses", "norms", "tops", "scales", "
 TOKENS = dict.fromkeys(("tokens", "lengths", "accepted"), "*i64")
 
 
-def compiled(kernel: Any, dtype: str, types: dict[str, str] | None = None, **constants: Any) -> str:
+def compiled(kernel: Any, dtype: str, types: dict[str, Any] | None = None, **constants: Any) -> str:
     """The resources of a kernel whose logits or distributions are of ``dtype``; what is not named is an i32."""
     distributions = dict.fromkeys(("draft", "target", "out", "q", "p"), f"*{dtype}")
     known = FLOATS | SUMS | TOKENS | distributions | {"u": "*fp64"} | (types or {})
@@ -42,7 +43,7 @@ def compiled(kernel: Any, dtype: str, types: dict[str, str] | None = None, **con
 
 
 def built(
-    kernel: Any, types: dict[str, str], constants: dict[str, Any], aligned: tuple[str, ...] = (), **options: int
+    kernel: Any, types: dict[str, Any], constants: dict[str, Any], aligned: tuple[str, ...] = (), **options: int
 ) -> str:
     """The resources of a kernel with arguments of ``types``, of which the ``aligned`` ones are multiples of 16."""
     known, names = types | dict.fromkeys(constants, "constexpr"), kernel.arg_names
@@ -93,6 +94,28 @@ def verify_kernels() -> Iterator[tuple[str, str]]:
         yield f"stats {given}", compiled(stats._stats, "bf16", {"out": "*fp32"}, LOGITS=given, BLOCK=1024)
 
 
+def draw_kernels() -> Iterator[tuple[str, str]]:
+    """(name, resources) of drawing and verifying from logits, of three drafts and of one."""
+    pointers = dict.fromkeys(("logits", "p"), "*bf16") | dict.fromkeys(
+        ("stats", "p_stats", "sums", "overlaps"), "*fp32"
+    )
+    pointers |= {"temperatures": "*fp32"} | dict.fromkeys(("best", "p_best", "accepted", "out"), "*i64")
+    many = {"BLOCK": 4096, "TILES": 64}
+    yield "draw tiles", compiled(draw._tiles, "bf16", pointers, PLACES=4, TEMPERED=True, BLOCK=4096)
+    yield "draw finish", compiled(draw._finish, "bf16", pointers, PLACES=1, TEMPERED=False, DRAW=True, **many)
+    yield "draw", compiled(draw._draw, "bf16", pointers, **many)
+    for drafts in (1, 3):
+        given = {"q": ("*bf16",) * drafts, "q_stats": ("*fp32",) * drafts, "q_best": ("*i64",) * drafts}
+        options = {"K": drafts, "MEASURE": drafts > 1}
+        yield f"draw compare {drafts}", compiled(draw._compare, "bf16", pointers | given, BLOCK=4096, **options)
+        yield (
+            f"draw verify {drafts}",
+            compiled(draw._verify, "bf16", pointers | given, ONE_HOT=False, **many, **options),
+        )
+    options = {"K": 3, "MEASURE": False, "ONE_HOT": True}
+    yield "draw verify one-hot", compiled(draw._verify, "bf16", pointers | given, **many, **options)
+
+
 def layer_kernels() -> Iterator[tuple[str, str]]:
     """(name, resources) of what lies between the products of a decoder layer, and of random numbers."""
     states = ("x", "more", "weight", "total", "query_weight", "key_weight", "cos", "sin")
@@ -131,6 +154,6 @@ def attention_kernels() -> Iterator[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    for kernels in (loss_kernels(), verify_kernels(), layer_kernels(), attention_kernels()):
+    for kernels in (loss_kernels(), verify_kernels(), draw_kernels(), layer_kernels(), attention_kernels()):
         for name, resources in kernels:
             sys.stdout.write(f"{name}: {resources}\n")

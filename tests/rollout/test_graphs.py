@@ -169,14 +169,17 @@ def engine(system: str, slots: int = 4, max_length: int = 64, **settings: Any) -
 ASKED: dict[str, dict[str, Any]] = {
     "neutral": {},
     "of all kinds": {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2},
+    "by logits": {"temperature": 0.7},
 }
+TAKE_LOGITS = ("autoregressive", "target_only", "bebop", "bebop_adaptive")
+ASKED_OF = [(system, asked) for system in STATIC for asked in ASKED if asked != "by logits" or system in TAKE_LOGITS]
 
 
 @pytest.mark.parametrize(
     ("system", "asked"),
     slow_but(
-        [*((system, "neutral") for system in STATIC), ("bebop_tree", "of all kinds")],
-        [(system, asked) for system in STATIC for asked in ASKED],
+        [*((system, "neutral") for system in STATIC), ("bebop_tree", "of all kinds"), ("bebop", "by logits")],
+        ASKED_OF,
         several=True,
     ),
 )
@@ -189,7 +192,7 @@ def test_a_body_reads_nothing_and_is_the_same_operations_in_every_cycle(system: 
     one.slots.release(3, 4)
     for _ in range(2):
         one.slots.reserve(0, [20] * 3, cycles=len(seen))
-        seen.append(shapes(one, rows=4))
+        seen.append(shapes(one, rows=4, logits=asked == "by logits"))
         emitted.append(one.slots.count.tolist())
     assert all(operators == seen[0] for operators in seen) and len(seen[0]) > 50
     steps = torch.tensor(emitted).diff(dim=0)
@@ -197,14 +200,14 @@ def test_a_body_reads_nothing_and_is_the_same_operations_in_every_cycle(system: 
 
 
 @torch.inference_mode()
-def shapes(one: TorchEngine, rows: int) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
+def shapes(one: TorchEngine, rows: int, logits: bool = False) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
     """Run a body; return its operators and the shapes of what comes out of them.
 
     Raises:
         HostWait: It reads the device.
     """
     with watched() as seen:
-        decoder_of(one).body(Plan(rows=rows, longest=40, drafts=3, static=True))
+        decoder_of(one).body(Plan(rows=rows, longest=40, drafts=3, static=True, logits=logits))
     return seen.shapes
 
 
@@ -293,8 +296,8 @@ def agree(found: Mapping[int, Completion], wanted: Mapping[int, Completion]) -> 
 @pytest.mark.parametrize(
     ("system", "asked"),
     slow_but(
-        [("autoregressive", "neutral"), ("bebop", "neutral")],
-        [(system, asked) for system in STATIC for asked in ASKED],
+        [("autoregressive", "neutral"), ("bebop", "neutral"), ("bebop", "by logits")],
+        ASKED_OF,
         several=True,
     ),
 )
@@ -308,6 +311,7 @@ def test_recorded_cycles_give_what_cycles_give(
         own = tiny_policy(seed=3, dtype=torch.float64, with_parts=needs)
         config = DecodingConfig(system=system, draft_tokens=3, cost_ratio=0.2, verify_ratio=0.1)
         one = TorchEngine(own, config, slots=5, max_length=64, **settings)  # type: ignore[arg-type]
+        decoder_of(one).logits = asked == "by logits"
         found.append(driven(one, mixed(asked), tiny_policy(seed=4, dtype=torch.float64, with_parts=False)))
     agree(found[1], found[0])
     assert recorder.played > recorder.recorded > 2

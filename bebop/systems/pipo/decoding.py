@@ -137,7 +137,7 @@ class PairDecoder:
             accepted = Accepted(tokens=torch.stack([token, second.draft], 1), lengths=second.kept.long())
         emitted, done = end(rows, accepted)
         both = probs if second is None else torch.cat([probs, second.probs], 1)
-        write(rows, accepted, both, self.exact)
+        write(rows, accepted, both.gather(-1, accepted.tokens[..., None])[..., 0].log(), self.exact)
         slots.exact[:batch] = False
         if second is not None:
             self._note(rows, accepted, second, probs, emitted)
