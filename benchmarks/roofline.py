@@ -5,6 +5,9 @@ vectors. Bytes and operations follow from the model's settings, what one thread 
 peaks" below), and the smaller of the two bounds is the roof. Small models do not come near it, for what calls take is
 in neither: a model of as many layers, so narrow that it computes next to nothing, makes the same calls. Sampling, norms
 and what is written are left out of the bounds, which makes them no less true.
+
+A pass that verifies K drafts at batch 1 multiplies K + 1 rows, as plain decoding of K + 1 requests does. So the rows of
+batch 1 to 8 also say what its products cost, beside reading the weights and beside the two libraries.
 """
 
 import time
@@ -23,7 +26,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from bebop.bench.record import noted
 from bebop.config.job import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.attention import ATTENTION
-from bebop.model.backbone import ONEDNN, Policy, product
+from bebop.model.backbone import ONEDNN, Policy, by_library, product
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
@@ -100,6 +103,7 @@ def run(bench: RooflineBench) -> list[dict[str, Any]]:
             policy = load_policy(model, need_head=False)
             source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
             hollow, work = narrow(policy), Work.of(policy.backbone.config)
+            one_row = products(work, 1)
             for batch in bench.batches:
                 prompts = [source.prompt(i // 4).token_ids for i in range(batch)]
                 found, calls = Turn(float("inf"), 0), float("inf")
@@ -107,23 +111,27 @@ def run(bench: RooflineBench) -> list[dict[str, Any]]:
                     found = min(found, turn(policy, prompts, bench.cycles))
                     calls = min(calls, turn(hollow, [[1] * len(p) for p in prompts], bench.cycles).seconds)
                 counted = operators(policy, prompts)
-                rows.append(noted({"model": model.path, **bound(work, batch, found, calls, (counted, call))}))
+                rows.append(noted({"model": model.path, **bound(work, batch, found, calls, (counted, call), one_row)}))
                 progress.update()
     return rows
 
 
-def bound(work: Work, batch: int, found: Turn, calls: float, operators: tuple[int, float]) -> dict[str, Any]:
+def bound(
+    work: Work, batch: int, found: Turn, calls: float, operators: tuple[int, float], one_row: float
+) -> dict[str, Any]:
     """Return a row. ``calls``: seconds of a cycle that computes next to nothing; ``operators``: of a cycle, seconds of
-    one."""
+    one; ``one_row``: seconds of the products of batch 1."""
     weights, cache = BYTES * work.weights, BYTES * batch * work.cache(found.context)
     read = peak_bandwidth(int(weights + cache))
     rate = peak_arithmetic(batch, [*work.matrices])
+    alone, libraries = products(work, batch), products(work, batch, by_library)
     memory, arithmetic = (weights + cache) / read, batch * work.operations(found.context) / rate
     return {
         **{"batch": batch, "context": found.context, "tokens/s": batch / found.seconds},
         **{"bound by memory": batch / memory, "bound by arithmetic": batch / arithmetic},
         **{"roof": batch / max(memory, arithmetic), "of the roof %": 100 * max(memory, arithmetic) / found.seconds},
-        **{"products alone": batch / products(work, batch)},
+        **{"products alone": batch / alone, "products ms": 1e3 * alone, "products, x one row": alone / one_row},
+        **{"products of libraries ms": 1e3 * libraries, "reading, of products %": 100 * weights / read / alone},
         **{"weights MB": weights / 1e6, "cache MB": cache / 1e6, "GB/s": read / 1e9},
         **{"MFLOP/token": work.operations(found.context) / 1e6, "GFLOP/s": rate / 1e9},
         **{"cycle ms": 1e3 * found.seconds, "calls ms": 1e3 * calls},
@@ -165,7 +173,7 @@ def started(policy: Policy, prompts: Sequence[Sequence[int]], tokens: int) -> To
 
 
 @torch.inference_mode()
-def products(work: Work, batch: int) -> float:
+def products(work: Work, batch: int, multiply: Callable[[Tensor, Tensor], Tensor] = product) -> float:
     """Return the seconds of a cycle's products with matrices, one after the other, and nothing else."""
     layer = [shape for shape, count in work.matrices.items() if count >= work.layers]
     order = [*layer * work.layers, *(shape for shape in work.matrices if shape not in layer)]
@@ -173,7 +181,7 @@ def products(work: Work, batch: int) -> float:
 
     def every() -> Tensor:
         for x, weight in held:
-            out = product(x, weight)
+            out = multiply(x, weight)
         return out
 
     return fastest(every)

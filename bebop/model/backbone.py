@@ -149,6 +149,11 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute ``linear`` without gradients: [..., K], [N, K], [N] -> [..., N]."""
     if 0 < x.numel() <= few_rows.MAX_ROWS * weight.shape[1] and few_rows.suits(weight):
         return few_rows.few_rows(x.reshape(-1, weight.shape[1]), weight, bias).view(*x.shape[:-1], -1)
+    return by_library(x, weight, bias)
+
+
+def by_library(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute ``product`` with MKL or oneDNN, whatever the number of rows."""
     if x.numel() >= onednn_rows(weight) * weight.shape[1]:
         out: Tensor = ONEDNN(x, weight, bias, "none", [], "")  # type: ignore[misc]
         return out
