@@ -8,7 +8,7 @@ place: nothing is packed or copied, so new weights count as soon as they are wri
 - The kernel is built for this processor when it is first asked for, which takes a second. It needs AVX-512 and a C++
   compiler. Without them ``available`` says no, and a missing compiler is logged once.
 
-There is no gradient. Operators that watch operators do not see this one.
+There is no gradient. What watches PyTorch's operators (a dispatch mode, its profiler) does not see this product.
 """
 
 import ctypes
@@ -100,7 +100,7 @@ def build(command: str) -> Callable[..., None]:
     with tempfile.TemporaryDirectory(prefix="bebop-") as folder:
         library = str(Path(folder) / "few_rows.so")
         call = [command, *FLAGS, str(SOURCE), "-o", library]
-        subprocess.run(call, check=True, capture_output=True, text=True, timeout=BUILD_SECONDS, stdin=subprocess.DEVNULL)
+        subprocess.run(call, check=True, capture_output=True, text=True, timeout=BUILD_SECONDS)
         function = ctypes.CDLL(library).few_rows
     size, pointer = ctypes.c_long, ctypes.c_void_p
     function.argtypes = [pointer, size, pointer, pointer, size, size, pointer, size]

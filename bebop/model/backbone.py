@@ -130,7 +130,7 @@ def tapped(modules: Any, layers: Collection[int]) -> Iterator[dict[int, Tensor]]
             hook.remove()
 
 
-# ---- products with weight matrices while decoding: the fastest of two libraries and a kernel, by the size of the product
+# ---- products with weight matrices while decoding: two libraries and a kernel, the fastest by the size of the product
 #
 # torch multiplies fp32 matrices on a CPU with MKL. oneDNN, which comes with torch as well, takes longer to call. For
 # large products it takes half the time on processors that MKL has no kernels of their own for. Few rows and a large
