@@ -34,6 +34,7 @@ from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import SamplingParams
 
 TURNS, SECONDS = 5, 0.03  # of a measurement: so many turns of at least so long
+PRODUCT_TURNS = 3  # of products, which are compared with one another
 BYTES = 4  # of a number: fp32
 HEAD, INNER, VOCABULARY = 2, 8, 16  # sizes of a head, the MLP and the vocabulary where next to nothing is computed
 
@@ -103,7 +104,6 @@ def run(bench: RooflineBench) -> list[dict[str, Any]]:
             policy = load_policy(model, need_head=False)
             source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
             hollow, work = narrow(policy), Work.of(policy.backbone.config)
-            one_row = products(work, 1)
             for batch in bench.batches:
                 prompts = [source.prompt(i // 4).token_ids for i in range(batch)]
                 found, calls = Turn(float("inf"), 0), float("inf")
@@ -111,20 +111,18 @@ def run(bench: RooflineBench) -> list[dict[str, Any]]:
                     found = min(found, turn(policy, prompts, bench.cycles))
                     calls = min(calls, turn(hollow, [[1] * len(p) for p in prompts], bench.cycles).seconds)
                 counted = operators(policy, prompts)
-                rows.append(noted({"model": model.path, **bound(work, batch, found, calls, (counted, call), one_row)}))
+                rows.append(noted({"model": model.path, **bound(work, batch, found, calls, (counted, call))}))
                 progress.update()
     return rows
 
 
-def bound(
-    work: Work, batch: int, found: Turn, calls: float, operators: tuple[int, float], one_row: float
-) -> dict[str, Any]:
+def bound(work: Work, batch: int, found: Turn, calls: float, operators: tuple[int, float]) -> dict[str, Any]:
     """Return a row. ``calls``: seconds of a cycle that computes next to nothing; ``operators``: of a cycle, seconds of
-    one; ``one_row``: seconds of the products of batch 1."""
+    one."""
     weights, cache = BYTES * work.weights, BYTES * batch * work.cache(found.context)
     read = peak_bandwidth(int(weights + cache))
     rate = peak_arithmetic(batch, [*work.matrices])
-    alone, libraries = products(work, batch), products(work, batch, by_library)
+    alone, libraries, one_row = products(work, [(batch, product), (batch, by_library), (1, product)])
     memory, arithmetic = (weights + cache) / read, batch * work.operations(found.context) / rate
     return {
         **{"batch": batch, "context": found.context, "tokens/s": batch / found.seconds},
@@ -173,18 +171,22 @@ def started(policy: Policy, prompts: Sequence[Sequence[int]], tokens: int) -> To
 
 
 @torch.inference_mode()
-def products(work: Work, batch: int, multiply: Callable[[Tensor, Tensor], Tensor] = product) -> float:
-    """Return the seconds of a cycle's products with matrices, one after the other, and nothing else."""
+def products(work: Work, arms: Sequence[tuple[int, Callable[[Tensor, Tensor], Tensor]]]) -> list[float]:
+    """Return the seconds of a cycle's products with matrices, one after the other, and nothing else.
+
+    ``arms`` are numbers of rows and what multiplies; they take turns over the same matrices, and the best turn counts.
+    """
     layer = [shape for shape, count in work.matrices.items() if count >= work.layers]
     order = [*layer * work.layers, *(shape for shape in work.matrices if shape not in layer)]
-    held = [(torch.randn(batch, 1, shape[1]), torch.randn(shape)) for shape in order]
+    weights = [torch.randn(shape) for shape in order]
 
-    def every() -> Tensor:
-        for x, weight in held:
-            out = multiply(x, weight)
-        return out
+    def every(rows: int, multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
+        states = [torch.randn(rows, 1, weight.shape[1]) for weight in weights]
+        return lambda: [multiply(x, weight) for x, weight in zip(states, weights, strict=True)][-1]
 
-    return fastest(every)
+    calls = [every(*arm) for arm in arms]
+    turns = [[fastest(call) for call in calls] for _ in range(PRODUCT_TURNS)]
+    return [min(seconds) for seconds in zip(*turns, strict=True)]
 
 
 def narrow(policy: Policy) -> Policy:

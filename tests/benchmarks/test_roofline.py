@@ -45,8 +45,8 @@ def test_a_row_holds_a_cycle_against_the_larger_of_two_times(monkeypatch: pytest
     read = []
     monkeypatch.setattr(roofline, "peak_bandwidth", lambda size: read.append(size) or 1e6)
     monkeypatch.setattr(roofline, "peak_arithmetic", lambda rows, shapes: 1e8)
-    monkeypatch.setattr(roofline, "products", lambda work, batch, multiply=None: 0.5 if multiply else 0.25)
-    row = roofline.bound(work, 8, Turn(0.2, 10.0), 0.05, (40, 1e-5), 0.2)
+    monkeypatch.setattr(roofline, "products", lambda work, arms: [0.25, 0.5, 0.2])
+    row = roofline.bound(work, 8, Turn(0.2, 10.0), 0.05, (40, 1e-5))
     cache = 8 * 4 * 2 * 2 * 2 * 5 * 10
     assert read == [40_000 + cache] and row["bound by memory"] == pytest.approx(8e6 / (40_000 + cache))
     assert row["bound by arithmetic"] == pytest.approx(1e8 / (20_000 + 1_600))
@@ -58,7 +58,7 @@ def test_a_row_holds_a_cycle_against_the_larger_of_two_times(monkeypatch: pytest
     assert row["of roof and calls %"] == pytest.approx(row["of the roof %"] + 25)
     assert row["operators ms"] == pytest.approx(0.4)
     monkeypatch.setattr(roofline, "peak_arithmetic", lambda rows, shapes: 1e4)
-    assert roofline.bound(work, 8, Turn(0.2, 10.0), 0.05, (40, 1e-5), 0.2)["roof"] == pytest.approx(1e4 / 21_600)
+    assert roofline.bound(work, 8, Turn(0.2, 10.0), 0.05, (40, 1e-5))["roof"] == pytest.approx(1e4 / 21_600)
 
 
 @pytest.mark.parametrize("built_in", [False, True])

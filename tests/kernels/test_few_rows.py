@@ -60,7 +60,12 @@ def test_matrices_of_decoding_take_it_and_see_new_weights(monkeypatch: pytest.Mo
     monkeypatch.setattr(few_rows, "SMALLEST", 1)
     used: list[int] = []
     own = few_rows.few_rows
-    monkeypatch.setattr(few_rows, "few_rows", lambda x, *rest: used.append(len(x)) or own(x, *rest))
+
+    def watched(x: torch.Tensor, *rest: torch.Tensor | None) -> torch.Tensor:
+        used.append(len(x))
+        return own(x, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(few_rows, "few_rows", watched)
 
     def logprobs(engine: TorchEngine) -> list[float]:
         params = SamplingParams(max_new_tokens=6, seed=3)
@@ -95,7 +100,7 @@ def test_without_a_compiler_libraries_multiply_and_the_log_says_so_once(
 ) -> None:
     """``false`` is a compiler that fails."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(few_rows.shutil, "which", lambda name: command)
+    monkeypatch.setattr("shutil.which", lambda name: command)
     monkeypatch.setattr(few_rows, "SMALLEST", 1)
     few_rows._kernel.cache_clear()
     try:
