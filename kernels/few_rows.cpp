@@ -10,16 +10,12 @@ using Quarter = float __attribute__((vector_size(16), aligned(4)));
 
 #define INLINE __attribute__((always_inline)) static inline
 
-INLINE float total(const Lanes& lanes) {
-    Half low, high;
-    __builtin_memcpy(&low, &lanes, 32);
-    __builtin_memcpy(&high, reinterpret_cast<const char*>(&lanes) + 32, 32);
-    low += high;
-    Quarter left, right;
-    __builtin_memcpy(&left, &low, 16);
-    __builtin_memcpy(&right, reinterpret_cast<const char*>(&low) + 16, 16);
-    left += right;
-    return (left[0] + left[2]) + (left[1] + left[3]);
+INLINE float total(Lanes lanes) {
+    const Half low = __builtin_shufflevector(lanes, lanes, 0, 1, 2, 3, 4, 5, 6, 7);
+    const Half half = low + __builtin_shufflevector(lanes, lanes, 8, 9, 10, 11, 12, 13, 14, 15);
+    const Quarter left = __builtin_shufflevector(half, half, 0, 1, 2, 3);
+    const Quarter sum = left + __builtin_shufflevector(half, half, 4, 5, 6, 7);
+    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
 // M rows of x with R rows of the matrix. M * R sums have to fit the 32 registers, beside R of the matrix.

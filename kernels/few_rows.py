@@ -6,7 +6,7 @@ place: nothing is packed or copied, so new weights count as soon as they are wri
 
 - A row's results do not depend, to the bit, on how many rows are beside it or on the number of threads.
 - The kernel is built for this processor when it is first asked for, which takes a second. It needs AVX-512 and a C++
-  compiler. Without them ``available`` says no, and a missing compiler is logged once.
+  compiler (GCC 12, Clang). Without them ``available`` says no, and a missing compiler is logged once.
 
 There is no gradient. What watches PyTorch's operators (a dispatch mode, its profiler) does not see this product.
 """
