@@ -410,7 +410,7 @@ def _add_bound(kind: argparse.ArgumentParser) -> None:
     kind.add_argument(
         "--models", nargs="+", default=["tiny"], help="tiny, smollm2, Hugging Face folders (default: tiny)"
     )
-    kind.add_argument("--batches", type=whole(1), nargs="+", default=[1, 8, 32])
+    kind.add_argument("--batches", type=whole(1), nargs="+", default=[1, 2, 3, 4, 8, 32])
     kind.add_argument("--rounds", type=whole(1), default=5, help="turns; the best counts (default: 5)")
     kind.add_argument("--cycles", type=whole(1), default=40, help="of a turn (default: 40)")
 

@@ -5,6 +5,9 @@ vectors. Bytes and operations follow from the model's settings, what one thread 
 peaks" below), and the smaller of the two bounds is the roof. Small models do not come near it, for what calls take is
 in neither: a model of as many layers, so narrow that it computes next to nothing, makes the same calls. Sampling, norms
 and what is written are left out of the bounds, which makes them no less true.
+
+A pass that verifies K drafts at batch 1 multiplies K + 1 rows, as plain decoding of K + 1 requests does. So the rows of
+batch 1 to 8 also say what its products cost, beside reading the weights and beside the two libraries.
 """
 
 import time
@@ -23,7 +26,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from bebop.bench.record import noted
 from bebop.config.job import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.attention import ATTENTION
-from bebop.model.backbone import ONEDNN, Policy, product
+from bebop.model.backbone import ONEDNN, Policy, by_library, product
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
@@ -31,6 +34,7 @@ from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import SamplingParams
 
 TURNS, SECONDS = 5, 0.03  # of a measurement: so many turns of at least so long
+PRODUCT_TURNS = 3  # of products, which are compared with one another
 BYTES = 4  # of a number: fp32
 HEAD, INNER, VOCABULARY = 2, 8, 16  # sizes of a head, the MLP and the vocabulary where next to nothing is computed
 
@@ -118,12 +122,14 @@ def bound(work: Work, batch: int, found: Turn, calls: float, operators: tuple[in
     weights, cache = BYTES * work.weights, BYTES * batch * work.cache(found.context)
     read = peak_bandwidth(int(weights + cache))
     rate = peak_arithmetic(batch, [*work.matrices])
+    alone, libraries, one_row = products(work, [(batch, product), (batch, by_library), (1, product)])
     memory, arithmetic = (weights + cache) / read, batch * work.operations(found.context) / rate
     return {
         **{"batch": batch, "context": found.context, "tokens/s": batch / found.seconds},
         **{"bound by memory": batch / memory, "bound by arithmetic": batch / arithmetic},
         **{"roof": batch / max(memory, arithmetic), "of the roof %": 100 * max(memory, arithmetic) / found.seconds},
-        **{"products alone": batch / products(work, batch)},
+        **{"products alone": batch / alone, "products ms": 1e3 * alone, "products, x one row": alone / one_row},
+        **{"products of libraries ms": 1e3 * libraries, "reading, of products %": 100 * weights / read / alone},
         **{"weights MB": weights / 1e6, "cache MB": cache / 1e6, "GB/s": read / 1e9},
         **{"MFLOP/token": work.operations(found.context) / 1e6, "GFLOP/s": rate / 1e9},
         **{"cycle ms": 1e3 * found.seconds, "calls ms": 1e3 * calls},
@@ -165,18 +171,22 @@ def started(policy: Policy, prompts: Sequence[Sequence[int]], tokens: int) -> To
 
 
 @torch.inference_mode()
-def products(work: Work, batch: int) -> float:
-    """Return the seconds of a cycle's products with matrices, one after the other, and nothing else."""
+def products(work: Work, arms: Sequence[tuple[int, Callable[[Tensor, Tensor], Tensor]]]) -> list[float]:
+    """Return the seconds of a cycle's products with matrices, one after the other, and nothing else.
+
+    ``arms`` are numbers of rows and what multiplies; they take turns over the same matrices, and the best turn counts.
+    """
     layer = [shape for shape, count in work.matrices.items() if count >= work.layers]
     order = [*layer * work.layers, *(shape for shape in work.matrices if shape not in layer)]
-    held = [(torch.randn(batch, 1, shape[1]), torch.randn(shape)) for shape in order]
+    weights = [torch.randn(shape) for shape in order]
 
-    def every() -> Tensor:
-        for x, weight in held:
-            out = product(x, weight)
-        return out
+    def every(rows: int, multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
+        states = [torch.randn(rows, 1, weight.shape[1]) for weight in weights]
+        return lambda: [multiply(x, weight) for x, weight in zip(states, weights, strict=True)][-1]
 
-    return fastest(every)
+    calls = [every(*arm) for arm in arms]
+    turns = [[fastest(call) for call in calls] for _ in range(PRODUCT_TURNS)]
+    return [min(seconds) for seconds in zip(*turns, strict=True)]
 
 
 def narrow(policy: Policy) -> Policy:

@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from bebop.errors import UserError
+from bebop.kernels import few_rows
 from bebop.model.attention import AttentionContext
 from bebop.model.fingerprint import fingerprint
 from bebop.model.mtp import MTPHead
@@ -129,11 +130,12 @@ def tapped(modules: Any, layers: Collection[int]) -> Iterator[dict[int, Tensor]]
             hook.remove()
 
 
-# ---- products with weight matrices while decoding: the faster of two libraries, by the size of the product
+# ---- products with weight matrices while decoding: two libraries and a kernel, the fastest by the size of the product
 #
 # torch multiplies fp32 matrices on a CPU with MKL. oneDNN, which comes with torch as well, takes longer to call. For
-# large products it takes half the time on processors that MKL has no kernels of their own for. The choice follows from
-# sizes and not from a measurement at start-up, so that a job that resumes on another machine rounds as before.
+# large products it takes half the time on processors that MKL has no kernels of their own for. Few rows and a large
+# matrix go to ``kernels/few_rows.py``. The choice follows from sizes and not from a measurement at start-up, so that a
+# job that resumes on another machine of the kind rounds as before.
 
 
 def onednn_rows(weight: Tensor) -> float:
@@ -145,6 +147,13 @@ def onednn_rows(weight: Tensor) -> float:
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute ``linear`` without gradients: [..., K], [N, K], [N] -> [..., N]."""
+    if 0 < x.numel() <= few_rows.MAX_ROWS * weight.shape[1] and few_rows.suits(weight):
+        return few_rows.few_rows(x.reshape(-1, weight.shape[1]), weight, bias).view(*x.shape[:-1], -1)
+    return by_library(x, weight, bias)
+
+
+def by_library(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute ``product`` with MKL or oneDNN, whatever the number of rows."""
     if x.numel() >= onednn_rows(weight) * weight.shape[1]:
         out: Tensor = ONEDNN(x, weight, bias, "none", [], "")  # type: ignore[misc]
         return out
@@ -159,9 +168,12 @@ class Matrix:
         self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
         self.turned = self.weight.t()
         self.onednn = onednn_rows(weight)
+        self.few = few_rows.MAX_ROWS if few_rows.suits(self.weight) else 0  # rows
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the product: [n, K] -> [n, N]."""
+        if 0 < x.shape[0] <= self.few:
+            return few_rows.few_rows(x, self.weight, self.bias)
         if x.shape[0] >= self.onednn:
             out: Tensor = ONEDNN(x, self.weight, self.bias, "none", [], "")  # type: ignore[misc]
             return out

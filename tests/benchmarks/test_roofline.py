@@ -45,13 +45,16 @@ def test_a_row_holds_a_cycle_against_the_larger_of_two_times(monkeypatch: pytest
     read = []
     monkeypatch.setattr(roofline, "peak_bandwidth", lambda size: read.append(size) or 1e6)
     monkeypatch.setattr(roofline, "peak_arithmetic", lambda rows, shapes: 1e8)
-    monkeypatch.setattr(roofline, "products", lambda work, batch: 0.25)
+    monkeypatch.setattr(roofline, "products", lambda work, arms: [0.25, 0.5, 0.2])
     row = roofline.bound(work, 8, Turn(0.2, 10.0), 0.05, (40, 1e-5))
     cache = 8 * 4 * 2 * 2 * 2 * 5 * 10
     assert read == [40_000 + cache] and row["bound by memory"] == pytest.approx(8e6 / (40_000 + cache))
     assert row["bound by arithmetic"] == pytest.approx(1e8 / (20_000 + 1_600))
     assert row["roof"] == row["bound by memory"] and row["tokens/s"] == 40
     assert row["of the roof %"] == pytest.approx(100 * 40 / row["roof"]) and row["products alone"] == 32
+    assert (row["products ms"], row["products of libraries ms"]) == (250, 500)
+    assert row["products, x one row"] == 1.25
+    assert row["reading, of products %"] == pytest.approx(100 * 0.04 / 0.25)
     assert row["of roof and calls %"] == pytest.approx(row["of the roof %"] + 25)
     assert row["operators ms"] == pytest.approx(0.4)
     monkeypatch.setattr(roofline, "peak_arithmetic", lambda rows, shapes: 1e4)
