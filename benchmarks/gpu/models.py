@@ -180,7 +180,7 @@ def update(shape: Shape, device: torch.device, tokens: int) -> dict[str, float |
         torch.cuda.reset_peak_memory_stats()
     seconds = []
     for step in range(3):
-        made = _batch(rows, length, shape.vocabulary, step)
+        made = batch_of(rows, length, shape.vocabulary, step)
         began = time.perf_counter()
         trainer.update(made)
         if device.type == "cuda":
@@ -207,7 +207,7 @@ def update(shape: Shape, device: torch.device, tokens: int) -> dict[str, float |
     }
 
 
-def _batch(rows: int, length: int, vocabulary: int, seed: int) -> Batch:
+def batch_of(rows: int, length: int, vocabulary: int, seed: int) -> Batch:
     """Two groups of completions whose rewards differ; prompts are an eighth of ``PROMPT`` long."""
     rng = np.random.default_rng(seed)
     groups = []

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bebop.metrics.metrics import values
 from bebop.model.checkpoint import save_policy
 from bebop.trainer.checkpoint import load
 from bebop.trainer.policy import PolicyTrainer
@@ -74,6 +75,24 @@ def test_resume_on_two_ranks_goes_on_as_one_rank_does(two: list[dict[str, Any]],
 def test_tied_embeddings_are_sharded_once(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
     assert "backbone.lm_head.weight" not in two[0]["tied"]
     assert distance(two[0]["tied"], one["tied"]) < 1e-5
+
+
+def test_an_update_in_bfloat16_is_near_one_in_fp32_on_one_rank_and_on_two(
+    two: list[dict[str, Any]], one: dict[str, Any]
+) -> None:
+    """One rank computes under autocast; two gather bfloat16 and sum up in fp32, master weights are fp32 either way."""
+    exact = steady(PolicyTrainer(policy(), job()))
+    wanted = values(exact.update(batch(seed=1)))
+    start = policy(dtype=torch.bfloat16).weights()
+
+    def change(weights: dict[str, Tensor]) -> Tensor:
+        return torch.cat([(weights[name].detach() - start[name].detach().float()).flatten() for name in weights])
+
+    for found in (one, two[0]):
+        assert all(t.dtype == torch.float32 for t in found["mixed"].values())
+        assert torch.cosine_similarity(change(found["mixed"]), change(exact.policy.weights()), dim=0) > 0.97
+        for name in ("train/grad_norm", "policy/entropy"):
+            assert found["mixed_metrics"][name] == pytest.approx(wanted[name], rel=0.02), name
 
 
 def test_metrics_are_those_of_one_rank_on_every_rank(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
