@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bebop.bench.gpu.job import ARMS, carried_out
-from bebop.bench.gpu.models import SHAPES, TINY, Decoding, policy_of, update
+from bebop.bench.gpu.models import SHAPES, TINY, TRAINED, Decoding, policy_of, update
 from bebop.bench.gpu.stage import Context, Stage, warmed
 from bebop.kernels.block_verify import block_verify
 from bebop.kernels.linear_losses import linear_draft_loss
@@ -329,15 +329,16 @@ def engine(context: Context) -> None:
 
 
 def trainer(context: Context) -> None:
-    """An update of so many tokens: seconds, the share of log-probs, the memory at its highest."""
-    for name, shape in ({"tiny": TINY} if context.dry else SHAPES).items():
-        for tokens in (64,) if context.dry else (4096, 8192):
-            about = {"model": name, "tokens": tokens}
+    """An update of so many tokens: seconds, the share of log-probs, the memory at its highest and as predicted; with
+    and without checkpointing."""
+    for name, shape in ({"tiny": TINY} if context.dry else TRAINED).items():
+        for tokens, again in product((64,) if context.dry else (4096, 8192), (False, True)):
+            about = {"model": name, "tokens": tokens, "checkpointing": again}
             if context.left < 0:
                 context.keep("update", None, skipped="time is up", **about)
                 continue
             with context.tried("update", **about):
-                context.keep("update", None, **about, **update(shape, context.device, tokens))
+                context.keep("update", None, **about, **update(shape, context.device, tokens, again))
             if context.device.type == "cuda":
                 torch.cuda.empty_cache()
 
