@@ -45,11 +45,12 @@ ARMS = {  # of a rank's process: ranks, checkpointing
 @contextmanager
 def one_rank_group() -> Iterator[None]:
     """Be a process group of one rank within this block: FSDP2 gathers and releases weights as with several."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", f"file://{folder}/meeting", rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
 
 
 def packed(tokens: int, rows: int = 4, vocabulary: int = NARROW.vocabulary) -> PackedRows:

@@ -130,7 +130,7 @@ def load_optimizer_state(optimizer: GuardedAdamW, state: State, owner: str) -> N
     optimizer.state.clear()
     for key, value in state["optimizer"].items():
         name, field = key.rsplit("/", 1)
-        # The step count is a scalar on the CPU, with fused kernels on the GPU; moments live where their parameter lives.
+        # The step count is a scalar on the CPU, or beside its parameter for fused kernels; moments live with theirs.
         where = named[name].device if optimizer.defaults["fused"] else "cpu"
         moment = value.to(where, copy=True) if value.dim() == 0 else like(value, named[name]).clone()
         optimizer.state[named[name]][field] = moment

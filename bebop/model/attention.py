@@ -177,11 +177,10 @@ class PackedContext:
         assert varlen_attn is not None
         # The window says how far back (no limit) and forward (not at all) a token sees. From PyTorch 2.13 on, shared
         # keys and values have to be announced; 2.11 and 2.12 see them by the shapes.
-        shared = {"enable_gqa": True} if GQA_IS_TOLD and query.shape[1] != key.shape[1] else {}
+        shared: dict[str, Any] = {"enable_gqa": True} if GQA_IS_TOLD and query.shape[1] != key.shape[1] else {}
         ends, longest = self.bounds, self.longest
-        out: Tensor = varlen_attn(
-            query, key, value, ends, ends, longest, longest, scale=scaling, window_size=(-1, 0), **shared
-        )
+        out = varlen_attn(query, key, value, ends, ends, longest, longest, scale=scaling, window_size=(-1, 0), **shared)
+        assert isinstance(out, Tensor)  # a pair, with log-sum-exps, only where they are asked for
         return out
 
 
@@ -214,7 +213,7 @@ class ChainContext:
         self.values.append(value)
         if len(self.keys) == 1:  # step 1 is plain causal attention, for which there are fused kernels
             return CausalContext().attend(layer, query, key, value, scaling)
-        batch, heads, width, size = query.shape
+        batch, heads, width, _ = query.shape
         anchors = torch.arange(width, device=query.device)[None] if self.anchors is None else self.anchors[:, :width]
         most = SCORES.get(query.device.type, SCORES["cpu"]) // max(1, batch * heads * self.keys[0].shape[2])
         if width <= most:

@@ -106,11 +106,14 @@ def job_memory(config: JobConfig, settings: Any, count: int, device: torch.devic
     """
     trainer, rollout, dtype = config.trainer, config.rollout, getattr(torch, config.model.dtype)
     weights = dtype.itemsize * count
-    tokens = trainer.max_tokens or micro_batch(settings, dtype, device, trainer.ranks, MAX_BATCH_TOKENS)
+    again, most = trainer.checkpointing, trainer.max_tokens or MAX_BATCH_TOKENS
+    if again is None:
+        again = checkpoints_layers(settings, dtype, device, trainer.ranks, most)
+    tokens = trainer.max_tokens or micro_batch(settings, dtype, device, trainer.ranks, most, again)
     # Beside Adam: a copy to send, those of older versions that completions are compared with, and the reference.
     copies = 1 + rollout.staleness + (config.algorithm.kl_coefficient > 0)
     fixed = ADAM * count + trainer.ranks * (copies * weights + PROCESS)
-    batches = trainer.ranks * tokens * activation_bytes(settings, dtype) * BACKWARD
+    batches = trainer.ranks * tokens * activation_bytes(settings, dtype, again) * BACKWARD
     total = fixed + batches
     parts = [f"trainer {_gb(total)} (weights and Adam {_gb(fixed)}, activations {_gb(batches)})"]
     if embedded:
@@ -123,10 +126,11 @@ def job_memory(config: JobConfig, settings: Any, count: int, device: torch.devic
     if device.type == "cpu":
         total += RAY
         parts.append(f"Ray {_gb(RAY)}")
-    there = memory_of(device)
+    there = memory_of(device) * (torch.cuda.device_count() if device.type == "cuda" else 1)
     line = f"about {_gb(total)} of {_gb(there)} GB ({device}): {', '.join(parts)}"
     if total > there:
         line += "; that is not enough: lower rollout.slots, rollout.max_length or trainer.max_tokens"
+        line += "" if again else ", or give trainer.checkpointing=true"
     return line
 
 

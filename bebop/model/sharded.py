@@ -41,7 +41,7 @@ def outline(settings: Any, folder: Path, dtype: torch.dtype) -> "PreTrainedModel
     if {name: shape for name, (_, shape) in stored.items()} != wanted:
         return None
     decoder = model.get_decoder()
-    rotary = getattr(decoder, "rotary_emb", None)
+    rotary: Any = getattr(decoder, "rotary_emb", None)
     owners = [module for module in model.modules() if any(True for _ in module.buffers(recurse=False))]
     if any(kind not in FLOATS for kind, _ in stored.values()) or owners != [rotary]:
         return None
@@ -72,7 +72,12 @@ def fill(backbone: nn.Module, folder: Path, device: torch.device) -> None:
                 rows = _rows(empty)
                 local = opened.get_slice(name)[rows.start : rows.stop].to(device, empty.dtype)
                 whole = DTensor.from_local(
-                    local, empty.device_mesh, empty.placements, run_check=False, shape=empty.shape, stride=empty.stride()
+                    local,
+                    empty.device_mesh,
+                    empty.placements,
+                    run_check=False,
+                    shape=empty.shape,
+                    stride=empty.stride(),
                 )
                 filled = nn.Parameter(whole, requires_grad=empty.requires_grad)
                 for module, own in places[id(empty)]:

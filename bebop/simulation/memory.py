@@ -3,8 +3,8 @@
 Bytes of one rank, of R that share the model by FSDP2; P are its parameters, b the bytes of a number (2 in bfloat16):
 
 - Weights, gradient and two moments in fp32: 16 P / R.
-- Weights as they are multiplied: of R > 1 ranks the embedding, the output matrix and two layers; of one rank in bfloat16
-  all layers, or one with checkpointing.
+- Weights as they are multiplied: of R > 1 ranks the embedding, the output matrix and two layers; of one rank in
+  bfloat16 all layers, or one with checkpointing.
 - A whole gradient in fp32, 4 P, where ranks sum up once a minibatch; else that of two layers, on its way.
 - What each token leaves for the backward pass: counted, ``Question.token_bytes``; with checkpointing a layer's input.
 - The larger of two: a chunk of logits with the gradient of the output matrix, or one layer in its backward pass.
@@ -26,8 +26,8 @@ from bebop.simulation.roofline import GIGABYTE, GPUS, Gpu, Model, read_config, s
 
 FULL = 4  # bytes of fp32
 ADAM = 4 * FULL  # weight, gradient and two moments
-# Bytes that a token leaves in a layer: for each number of the width, of the MLP's, of the queries', of the keys'. Counted
-# on Qwen3 layers by ``python -m bebop.bench update_memory``; layers without norms of queries and keys leave less.
+# Bytes that a token leaves in a layer: for each number of the width, of the MLP's, of the queries', of the keys'.
+# Counted on Qwen3 layers (``python -m bebop.bench update_memory``); those without norms of queries and keys leave less.
 LEFT = {
     "float32": (24.0, 16.0, 20.0, 16.0),
     "autocast": (26.0, 8.0, 12.0, 10.0),

@@ -182,7 +182,9 @@ def update(shape: Shape, device: torch.device, tokens: int, checkpointing: bool 
     rows, length = 2 * GROUP, tokens // (2 * GROUP)
     config = JobConfig(
         model=ModelConfig(dtype="bfloat16", device=device.type),
-        trainer=TrainerConfig(groups_per_step=2, group_size=GROUP, max_tokens=tokens, lr=1e-6, checkpointing=checkpointing),
+        trainer=TrainerConfig(
+            groups_per_step=2, group_size=GROUP, max_tokens=tokens, lr=1e-6, checkpointing=checkpointing
+        ),
         algorithm=AlgorithmConfig(),
     )
     trainer = PolicyTrainer(policy, config)

@@ -151,8 +151,8 @@ def _trainer(rows: list[Row]) -> list[str]:
             peak = "" if row["peak GB"] is None else f", {row['peak GB']:.3g} GB at the highest{predicted}"
             again = ", checkpointing" if row["checkpointing"] else ""
             lines.append(
-                f"- {row['model']}, {row['tokens']} tokens{again}: {row['s']:.3g} s, log-probs {share:.0f} % of it{peak}, "
-                f"{row['tokens/s']:.4g} tokens/s"
+                f"- {row['model']}, {row['tokens']} tokens{again}: {row['s']:.3g} s, log-probs {share:.0f} % of it"
+                f"{peak}, {row['tokens/s']:.4g} tokens/s"
             )
     return lines
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config.job import DecodingConfig
 from bebop.bench.memory import peak_bytes
+from bebop.config.job import DecodingConfig
 from bebop.model import attention
 from bebop.model.attention import CausalContext, PackedContext
 from bebop.model.backbone import Policy

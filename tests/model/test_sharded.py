@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from bebop.bench.update_memory import one_rank_group
 from bebop.config.job import ModelConfig
 from bebop.model.checkpoint import load_policy, save_policy
-from bebop.model.sharded import fill, on_meta
+from bebop.model.sharded import _rows, fill, on_meta
 from bebop.trainer.scorer import Scorer, shard, whole
 from tests.trainer.builders import policy
 
@@ -46,6 +47,16 @@ def test_every_weight_is_that_of_the_whole_model(tied: bool, tmp_path: Path) -> 
         )
     assert made.backbone.generation_config.to_dict() == wanted.backbone.generation_config.to_dict()
     assert made.stored == wanted.stored and made.layout == wanted.layout
+
+
+def test_rows_of_a_rank_are_those_of_chunk() -> None:
+    """Ranks at the end have fewer rows, or none."""
+    for count in range(1, 10):
+        for rank in range(4):
+            mesh = SimpleNamespace(size=lambda: 4, get_local_rank=lambda rank=rank: rank)
+            rows = range(count)[_rows(SimpleNamespace(shape=(count, 2), device_mesh=mesh))]  # type: ignore[arg-type]
+            chunks = [chunk.tolist() for chunk in torch.arange(count).chunk(4)]
+            assert list(rows) == [*chunks, [], [], []][rank]
 
 
 def test_what_cannot_be_filled_is_loaded_whole(tmp_path: Path) -> None:

@@ -97,7 +97,9 @@ def test_parts_by_hand() -> None:
     assert whole["whole gradient"] == 4 * count
     assert whole["reference model"] == 2 * count / 8
     assert asked(gpus=1).parts()["weights in bfloat16"] == pytest.approx(2 * (622.3e6 + 192.9e6), rel=0.001)
-    assert asked(checkpointing=False, max_tokens=8192).parts()["activations"] == 36 * 8192 * (16 * 4096 + 8 * 12288 + 12 * 4096 + 10 * 1024)
+    assert asked(checkpointing=False, max_tokens=8192).parts()["activations"] == 36 * 8192 * (
+        16 * 4096 + 8 * 12288 + 12 * 4096 + 10 * 1024
+    )
 
 
 def test_advice_is_the_first_change_that_fits() -> None:

@@ -38,7 +38,8 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """What the process has to show for it; weights on rank 0 alone.
 
     Two updates, a checkpoint, a resume from it, one more update; then one update of a policy with tied embeddings and
-    checkpointing, whose ranks sum up after every micro-batch; one of a policy in bfloat16; then two with the head trained beside the policy, and the monitor's texts read.
+    checkpointing, whose ranks sum up after every micro-batch; one of a policy in bfloat16; then two with the head
+    trained beside the policy, and the monitor's texts read.
     """
     config = job(str(folder / "model"), algorithm=ALGORITHM)
     worker = TrainerRank(config, rank, world, f"file://{folder}/meeting")
