@@ -56,6 +56,9 @@ def test_every_stage_runs_without_what_the_machine_lacks(tmp_path: Path) -> None
     assert all(f"## {name}\n" in page for name in measuring) and "| tiny | 2 | bebop | 3 | yes |" in page
     measured = [row for row in json.loads((tmp_path / "out" / "5_engine.json").read_text())["rows"] if row["graphs"]]
     assert [row["K"] for row in measured] == [0, 1, 3] and all(row["of_eager"] > 0 for row in measured)
+    updates = json.loads((tmp_path / "out" / "6_trainer.json").read_text())["rows"]
+    assert [row["checkpointing"] for row in updates] == [False, True]
+    assert updates[1]["predicted GB"] < updates[0]["predicted GB"]
 
 
 @pytest.mark.slow  # two jobs

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from bebop.metrics.metrics import values
+from bebop.model.checkpoint import load_policy
 from bebop.monitor.certified import chosen
 from bebop.monitor.probe_set import ProbeText
 from bebop.trainer.certify import Certifier
@@ -57,7 +58,9 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     memory = {"checkpointing": True, "gradient_sync": "micro_batch"}
     tied = steady(PolicyTrainer(policy(tied=True), job(algorithm=ALGORITHM, trainer=memory), rank, world))
     tied.update(batch(seed=1))
-    mixed = steady(PolicyTrainer(policy(dtype=torch.bfloat16), job(model={"dtype": "bfloat16"}), rank, world))
+    kl = {"kl_coefficient": 0.1}  # so that there is a reference model
+    narrow = job(str(folder / "model"), model={"dtype": "bfloat16"}, algorithm=kl)
+    mixed = steady(PolicyTrainer(load_policy(narrow.model, sharded=world > 1), narrow, rank, world))
     mixed_metrics = values(mixed.update(batch(seed=1)))
     shown = beside(rank, world, folder)
     shown |= {
