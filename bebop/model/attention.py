@@ -165,7 +165,7 @@ class PackedContext:
         kind = query.device.type
         # Autocast casts what PyTorch's own attention is given, but not what flash attention is given here.
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
-        if varlen_attn is not None and kind == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        if kind == "cuda" and _has_flash(query, dtype):
             q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))  # [N, H, D]
             return self._unpadded(q, k, v, scaling)[None]
         q, k, v = (self.rows.padded(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value))  # [R, H, L, D]
@@ -182,6 +182,16 @@ class PackedContext:
         out = varlen_attn(query, key, value, ends, ends, longest, longest, scale=scaling, window_size=(-1, 0), **shared)
         assert isinstance(out, Tensor)  # a pair, with log-sum-exps, only where they are asked for
         return out
+
+
+def _has_flash(query: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether flash attention takes queries [..., D] of a GPU: in 16 bits, from Ampere on, heads of 256 or less.
+
+    PyTorch's own attention takes the others.
+    """
+    size = query.shape[-1]
+    right = dtype in (torch.bfloat16, torch.float16) and size <= 256 and size % 8 == 0
+    return varlen_attn is not None and right and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 class CausalContext:

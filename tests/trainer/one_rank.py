@@ -38,9 +38,9 @@ def steady(trainer: PolicyTrainer) -> PolicyTrainer:
 def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """What the process has to show for it; weights on rank 0 alone.
 
-    Two updates, a checkpoint, a resume from it, one more update; then one update of a policy with tied embeddings and
-    checkpointing, whose ranks sum up after every micro-batch; one of a policy in bfloat16; then two with the head
-    trained beside the policy, and the monitor's texts read.
+    Two updates, a checkpoint, a resume from it, one more update; then updates of a policy with tied embeddings and
+    checkpointing, whose ranks sum up once or after every micro-batch; one of a policy in bfloat16; then two with the
+    head trained beside the policy, and the monitor's texts read.
     """
     config = job(str(folder / "model"), algorithm=ALGORITHM)
     worker = TrainerRank(config, rank, world, f"file://{folder}/meeting")
@@ -55,9 +55,12 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
         dist.barrier()  # rank 0 has written
     assert worker.load(checkpoint) == {"cursor": 8}
     worker.update(batch(seed=3))
-    memory = {"checkpointing": True, "gradient_sync": "micro_batch"}
-    tied = steady(PolicyTrainer(policy(tied=True), job(algorithm=ALGORITHM, trainer=memory), rank, world))
-    tied.update(batch(seed=1))
+    tied = {}
+    for sync in ("minibatch", "micro_batch"):  # of three micro-batches or more on each rank
+        memory = {"checkpointing": True, "gradient_sync": sync, "max_tokens": 16}
+        one = steady(PolicyTrainer(policy(tied=True), job(algorithm=ALGORITHM, trainer=memory), rank, world))
+        one.update(batch(seed=1))
+        tied[sync] = one.weights()
     kl = {"kl_coefficient": 0.1}  # so that there is a reference model
     narrow = job(str(folder / "model"), model={"dtype": "bfloat16"}, algorithm=kl)
     mixed = steady(PolicyTrainer(load_policy(narrow.model, sharded=world > 1), narrow, rank, world))
@@ -70,7 +73,7 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
         "mixed_metrics": mixed_metrics,
         "second": second,
         "third": worker.weights(mtp=True).weights,
-        "tied": tied.weights(),
+        "tied": tied,
     }
     worker.close()
     return shown
