@@ -1,7 +1,8 @@
 """``python -m bebop.simulate``: what a job would be like on GPUs that one has not got.
 
-With ``--gpu NAME`` it answers by arithmetic whether speculative decoding pays (``bebop/simulation/pays.py``). Without,
-it simulates a whole job in virtual time.
+With ``--gpu NAME`` it answers by arithmetic whether speculative decoding pays (``bebop/simulation/pays.py``), with
+``memory`` whether an update fits some GPUs (``bebop/simulation/memory.py``). Without, it simulates a whole job in
+virtual time.
 """
 
 import argparse
@@ -12,18 +13,23 @@ import sys
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import yaml
+
 from bebop.command import Parser, check_writable, run_main, writing
 from bebop.config.compose import as_yaml, simulate_config
 from bebop.config.docs import about, asked, overview
-from bebop.config.fields import settings
-from bebop.config.simulate import PaysConfig, SimulateConfig
+from bebop.config.fields import Setting, from_dict, settings
+from bebop.config.simulate import MemoryConfig, PaysConfig, SimulateConfig
 from bebop.errors import UserError
 from bebop.run_dir.checkpoints import write_text
 
 HELP = """usage: python -m bebop.simulate --gpu NAME [--params SIZE] [--accept CHANCE] [--draft-tokens K] ...
+       python -m bebop.simulate memory [model=NAME] [gpus=N] [gpu=NAME] ... [--json]
        python -m bebop.simulate [--help [GROUP]] [--cfg] [override ...]
 
 With --gpu: whether speculative decoding pays on that card, by arithmetic; --gpu h100 --help lists the options.
+
+With memory: whether an update of a dense model fits, and what to change if not; memory --help lists its settings.
 
 Without: runs the job's own loop, worker pool, buffer and monitor in virtual time over engines and a trainer that do
 nothing but take their time, and says how many trajectories a second come of it, who waits, how stale tokens are, how
@@ -39,6 +45,7 @@ Set a value with GROUP.NAME=VALUE:
 
 Examples:
   python -m bebop.simulate --gpu h100 --gpus 8 --params 7b --accept 0.7 --draft-tokens 3
+  python -m bebop.simulate memory model=qwen3-8b gpus=8 gpu=h100
   python -m bebop.simulate
   python -m bebop.simulate fleet.workers=64 fleet.groups_per_step=256 fleet.staleness=2 dir=runs/fleet
   python -m bebop.simulate completions.median=4000 completions.sigma=1 completions.longest=65536 grain=64
@@ -51,6 +58,8 @@ def main(arguments: list[str]) -> int:
     """Parse, simulate, say what came of it; the exit code."""
     if any(word == "--gpu" or word.startswith("--gpu=") for word in arguments):
         return _pays(arguments)
+    if arguments[:1] == ["memory"]:
+        return _memory(arguments[1:])
     if (group := asked(arguments)) is not None:
         text = HELP.format(groups=overview(SimulateConfig))
         sys.stdout.write(about(SimulateConfig, group) if group else text)
@@ -130,6 +139,52 @@ def _number(name: str, kind: type, text: str) -> Any:
         word = "a whole number" if kind is int else "a number"
         raise UserError(f"{_option(name)}={text!r} is not possible: {word} is wanted here")
     return value
+
+
+# ---- does it fit?
+
+MEMORY_HELP = """usage: python -m bebop.simulate memory [NAME=VALUE ...] [--json]
+
+Says by arithmetic whether an update of a dense model fits the memory of some GPUs, and what to change where it does
+not. --json: the answer for programs. Settings:
+{settings}
+Example: python -m bebop.simulate memory model=qwen3-8b gpus=8 gpu=h100 checkpointing=true
+"""
+
+
+def _memory(arguments: list[str]) -> int:
+    """Answer whether an update fits; the exit code, 0 either way."""
+    if "--help" in arguments or "-h" in arguments:
+        sys.stdout.write(MEMORY_HELP.format(settings="".join(map(_described, settings(MemoryConfig)))))
+        return 0
+    given = {}
+    for word in arguments:
+        name, separator, text = word.partition("=")
+        if word == "--json":
+            continue
+        if not separator or word.startswith("-"):
+            raise UserError(f"{word!r} is not possible: give NAME=VALUE, --json or --help")
+        given[name] = _value(word, text)
+    config = from_dict(MemoryConfig, given)
+    from bebop.simulation.memory import Question, answer, page
+
+    found = answer(Question.of(config))
+    sys.stdout.write(json.dumps(found, indent=1) + "\n" if "--json" in arguments else page(found))
+    return 0
+
+
+def _value(word: str, text: str) -> Any:
+    """Return the value that YAML reads in ``text``."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"{word!r} cannot be read: give NAME=VALUE") from None
+
+
+def _described(one: Setting) -> str:
+    default = "null" if one.default is None else str(one.default).lower() if one.kind is bool else one.default
+    limit = f"; {one.limit.words}" if one.limit else ""
+    return f"  {f'{one.name}={default}':24} {one.meaning}{limit}\n"
 
 
 # ---- a whole job

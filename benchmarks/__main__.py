@@ -1,6 +1,7 @@
 """Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``engines``, ``loop``, ``kernels``,
 ``bound``, ``monitor``, ``trace``, ``history``, ``told``, ``certify``, ``draft_temperature``,
-``draft_temperature_cost``, ``agents``, ``balance``, ``pages``, ``simulate`` and ``simulate_cost``."""
+``draft_temperature_cost``, ``agents``, ``balance``, ``pages``, ``admission``, ``precision``, ``simulate``,
+``simulate_cost`` and ``update_memory``."""
 
 import argparse
 import time
@@ -33,6 +34,7 @@ from bebop.bench import (
     simulation,
     temperature_cost,
     tracing,
+    update_memory,
 )
 from bebop.command import Parser, check_writable, run_main, whole
 from bebop.config.compose import job_config
@@ -240,6 +242,7 @@ KINDS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "balance": _balance,
     "simulate_cost": _simulate_cost,
     "sglang": _sglang,
+    "update_memory": lambda options: (update_memory.run(options.tokens), []),
 }
 
 
@@ -385,6 +388,8 @@ def _add_simulations(kinds: "argparse._SubParsersAction[Parser]") -> None:
     costing.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
     kinds.add_parser("simulate", help="predictions of bebop.simulate against six real jobs")
     kinds.add_parser("balance", help="prompts to who has room against a fixed order, in virtual time")
+    training = kinds.add_parser("update_memory", help="what an update keeps for its backward pass, and peaks of 0.1 B")
+    training.add_argument("--tokens", type=whole(64, 1 << 16), default=1024, help="of a micro-batch (default: 1024)")
     own = kinds.add_parser("simulate_cost", help="what the loop itself costs, by workers and trajectories")
     most = "the most trajectories of a job (default: 1000000)"
     own.add_argument("--most", type=whole(10_000, MAX_INT), default=1_000_000, help=most)

@@ -8,7 +8,7 @@ meets a card. All tests marked gpu (``make test-gpu``) should end in 45 s on an 
 - running them at V = 151,936: 1 s, as a loss of 256 rows and its fp64 reference move some 12 GB, 4 ms at 3 TB/s;
 - the engine here: 8 s for 355,000 operations at 20 us and 139,000 views at 4 us, and 3 s for the same on the CPU;
 - CUDA graphs: 5 s, for 70,000 operations and 18 captures, each of which collects Python's garbage first;
-- updates and weights: 1 s, for 2,000 operations each.
+- updates, attention and weights: 2 s, for 2,000 operations each.
 """
 
 import pickle
@@ -24,6 +24,7 @@ from bebop.bench import precision
 from bebop.certify.precision import SAMPLER
 from bebop.driver.weights import verify_weights, with_manifest
 from bebop.metrics.metrics import values
+from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.graphs import CudaRecorder, EagerRecorder
 from bebop.rollout.torch_engine import TorchEngine, generate
@@ -148,6 +149,37 @@ def test_an_update_is_that_of_a_cpu_in_fp32(device: str, rank: int, dtype: str, 
     assert metrics["train/ratio_error_max"] < (0.2 if dtype == "bfloat16" else 1e-3)
     assert cosine_similarity(change, exact, dim=0) > alike
     assert float(change.norm()) == pytest.approx(float(exact.norm()), rel=0.02)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_an_update_goes_on_from_its_state(device: str, checkpointing: bool) -> None:
+    """Weights, moments and step counts arrive where the optimizer of the device wants them: fused ones on a GPU."""
+    config = job(model={"device": device}, trainer={"checkpointing": checkpointing})
+    first, again = (PolicyTrainer(moved(policy(), device), config) for _ in range(2))
+    first.update(batch())
+    again.load_state_dict(first.state_dict())
+    for trainer in (first, again):
+        trainer.update(batch(seed=1))
+    assert bool(first.optimizer.defaults["fused"]) == (device == "cuda")
+    for name, tensor in first.weights().items():
+        torch.testing.assert_close(again.weights()[name], tensor, rtol=0, atol=0 if device == "cpu" else 1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_packed_rows_attend_as_on_a_cpu_in_fp32(device: str) -> None:
+    """In bfloat16 a GPU leaves padding out; values and gradients, with two query heads for one of keys."""
+    lengths, generator = torch.tensor([37, 1, 130]), torch.Generator().manual_seed(0)
+    given = [torch.randn(1, heads, 168, 64, generator=generator).bfloat16() for heads in (4, 2, 2, 4)]
+
+    def attended(device: str, dtype: torch.dtype) -> list[Tensor]:
+        *inputs, upstream = (x.to(device, dtype, copy=True).requires_grad_() for x in given)
+        out = PackedContext(lengths.to(device)).attend(0, *inputs, 0.125)
+        out.backward(upstream.detach().transpose(1, 2))
+        return [x.detach().float().cpu() for x in (out, *(x.grad for x in inputs)) if x is not None]
+
+    for ours, wanted in zip(attended(device, torch.bfloat16), attended("cpu", torch.float32), strict=True):
+        assert float((ours - wanted).norm()) < 0.01 * float(wanted.norm())
 
 
 @pytest.mark.parametrize("device", DEVICES)

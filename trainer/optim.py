@@ -52,7 +52,9 @@ class GuardedAdamW(torch.optim.AdamW):
         decay = [p for p in self.named.values() if p.ndim > 1]
         rest = [p for p in self.named.values() if p.ndim <= 1]
         groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        super().__init__(groups, lr=config.lr, betas=config.betas)
+        # One kernel for all parameters on a GPU. A CPU keeps the loop, whose rounding stored numbers hold.
+        fused = bool(self.named) and all(p.is_cuda for p in self.named.values())
+        super().__init__(groups, lr=config.lr, betas=config.betas, fused=fused or None)
 
     def guarded_step(self, rate: float, norm: Tensor | None = None) -> dict[str, float]:
         """Clip and step at a learning rate; all ranks take part.
@@ -128,8 +130,9 @@ def load_optimizer_state(optimizer: GuardedAdamW, state: State, owner: str) -> N
     optimizer.state.clear()
     for key, value in state["optimizer"].items():
         name, field = key.rsplit("/", 1)
-        # The step count is a scalar that AdamW keeps on the CPU; the moments live where their parameter lives.
-        moment = value.clone() if value.dim() == 0 else like(value, named[name]).clone()
+        # The step count is a scalar on the CPU, or beside its parameter for fused kernels; moments live with theirs.
+        where = named[name].device if optimizer.defaults["fused"] else "cpu"
+        moment = value.to(where, copy=True) if value.dim() == 0 else like(value, named[name]).clone()
         optimizer.state[named[name]][field] = moment
     optimizer.skipped = state["skipped"]
 

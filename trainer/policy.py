@@ -1,7 +1,7 @@
 """Batches in, weights out: the policy, its optimizer, and one GRPO update over any number of ranks.
 
 What it leaves out on purpose: dropout (the model stays in ``eval``, so that the trainer's distribution is the
-engine's). Master weights are fp32; a bfloat16 model is trained under autocast and published in bfloat16.
+engine's). Master weights are fp32; a bfloat16 model computes in bfloat16 (``Scorer``) and is published in bfloat16.
 
 With ``trainer.lora`` the optimizer has the parameters of an adapter alone, and the model's own weights stay as they
 were loaded. They are the reference of the KL term as well: no second copy is made.
@@ -24,15 +24,17 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 
 from bebop.config.job import MAX_BATCH_TOKENS, DecodingConfig, JobConfig
 from bebop.errors import UserError
 from bebop.metrics.metrics import Mean, Metrics, Sum, merge
 from bebop.model.backbone import Policy
-from bebop.model.checkpoint import resolve
+from bebop.model.checkpoint import find_device, resolve
 from bebop.model.fingerprint import fingerprint
 from bebop.model.lora import Adapter
-from bebop.model.memory import micro_batch
+from bebop.model.memory import checkpoints_layers, micro_batch, sums_once
+from bebop.model.sharded import fill, on_meta
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.trainer.head_backend import WholeBackend
 from bebop.trainer.heads import HeadTrainer
@@ -58,7 +60,7 @@ from bebop.trainer.optim import (
 )
 from bebop.trainer.packing import PackedRows, Row, pack
 from bebop.trainer.probe_set import ProbeReader
-from bebop.trainer.scorer import Scorer, shard, whole
+from bebop.trainer.scorer import Scorer, recompute_layers, shard, whole
 from bebop.trajectory import Batch, Group, Trajectory
 
 
@@ -93,9 +95,13 @@ class PolicyTrainer:
     """One rank of the trainer. With ``world`` > 1 a process group must be there and all ranks make the same calls."""
 
     def __init__(self, policy: Policy, config: JobConfig, rank: int = 0, world: int = 1) -> None:
-        """Take ``policy`` over: its weights change in place (and are split over the ranks)."""
+        """Take ``policy`` over: its weights change in place (and are split over the ranks).
+
+        A backbone on the meta device (``load_policy`` with ``sharded``) is filled once it is split.
+        """
         self.policy, self.config, self.rank, self.world = policy, config, rank, world
-        self.max_tokens = self._micro_batch(config)
+        device = find_device(config.model) if on_meta(policy.backbone) else policy.device
+        self.max_tokens, checkpointing, self.sum_once = self._fit(config, device)
         self.version = 0  # finished updates
         self.traced = TracedLogprobs()  # of the latest update
         self.stopping = threading.Event()  # set by another thread: drop the update that is under way, see ``update``
@@ -104,10 +110,12 @@ class PolicyTrainer:
         if policy.mtp is not None:
             policy.mtp.requires_grad_(False)
         self.adapter: Adapter | None = None
+        frozen: Policy | None = None
         if (lora := config.trainer.lora).rank:
-            base = resolve(config.model.path)
-            self.adapter = Adapter(policy.backbone, lora, config.runtime.seed, base)
+            self.adapter = Adapter(policy.backbone, lora, config.runtime.seed, resolve(config.model.path))
         elif self.mixed:
+            frozen = _frozen(policy) if world > 1 and config.algorithm.kl_coefficient else None
+            policy.backbone.float()
             policy.backbone.float()
         temperature = config.rollout.sampling.temperature
         self._trained_head: State | None = None  # of a run that co-trained before, while this one does not
@@ -115,13 +123,18 @@ class PolicyTrainer:
         if config.cotrain.mode != "off":
             backend = WholeBackend(policy, Sampling(temperature=temperature), rank, world)
             self.head_trainer = HeadTrainer(backend, config.cotrain.head)
-        self.scorer = Scorer(policy, temperature, self.mixed)
-        copied = config.algorithm.kl_coefficient > 0 and self.adapter is None
-        self.reference = Scorer(_frozen(policy), temperature, self.mixed) if copied else None
+        self.scorer, self.reference = Scorer(policy, temperature, self.mixed), None
+        if config.algorithm.kl_coefficient and self.adapter is None:
+            # Split over ranks it is in the type that it is gathered in: half of the memory.
+            self.reference = Scorer(frozen or _frozen(policy), temperature, self.mixed)
+        if checkpointing:
+            recompute_layers(policy)  # of the policy alone: the reference has no backward pass
         if world > 1:
-            mesh = init_device_mesh(policy.device.type, (world,))
+            mesh = init_device_mesh(device.type, (world,))
             for scorer in filter(None, (self.scorer, self.reference)):
                 shard(scorer, mesh)
+                if on_meta(scorer.backbone):
+                    fill(scorer.backbone, resolve(config.model.path), device)
         causes = "rewards and log-probs"
         self.optimizer = GuardedAdamW(
             {name: p for name, p in policy.weights().items() if p.requires_grad},
@@ -171,13 +184,23 @@ class PolicyTrainer:
         self.version += 1
         return self._gathered(merge(compared, *parts))
 
-    def _micro_batch(self, config: JobConfig) -> int:
-        """Return the tokens of a micro-batch, the same on every rank."""
-        if config.trainer.max_tokens is not None:
-            return config.trainer.max_tokens
-        model, dtype = self.policy.backbone.config, getattr(torch, config.model.dtype)
-        fits = micro_batch(model, dtype, self.policy.device, self.world, MAX_BATCH_TOKENS)
-        return int(min(self._all_ranks(fits)))
+    def _fit(self, config: JobConfig, device: torch.device) -> tuple[int, bool, bool]:
+        """Return the tokens of a micro-batch, whether layers are computed again in the backward pass, and whether
+        gradients are summed up once a minibatch. All are the same on every rank."""
+        model, dtype, trainer = self.policy.backbone.config, getattr(torch, config.model.dtype), config.trainer
+        again = trainer.checkpointing
+        if again is None:
+            wanted = checkpoints_layers(model, dtype, device, self.world, trainer.max_tokens or MAX_BATCH_TOKENS)
+            again = any(self._all_ranks(wanted))
+        tokens = trainer.max_tokens
+        if tokens is None:
+            fits = micro_batch(model, dtype, device, self.world, MAX_BATCH_TOKENS, checkpointing=again)
+            tokens = int(min(self._all_ranks(fits)))
+        once = trainer.gradient_sync == "minibatch"
+        if trainer.gradient_sync == "auto":
+            count = sum(p.numel() for p in self.policy.backbone.parameters())
+            once = all(self._all_ranks(sums_once(count, device, self.world)))
+        return tokens, again, once
 
     @property
     def head_changed(self) -> bool:
@@ -333,6 +356,8 @@ class PolicyTrainer:
                 weights=rows.weights,
                 reference=reference,
             )
+            if isinstance(self.scorer, FSDPModule):  # else each backward pass sends a gradient of the whole model
+                self.scorer.set_requires_gradient_sync(not self.sum_once or i == len(packed) - 1)
             # FSDP averages gradients over the ranks; the loss of the minibatch is the sum over them.
             (loss * self.world).backward()
             # Counts add up to 1 over micro-batches and ranks, as the minibatch's loss is the sum of its parts.

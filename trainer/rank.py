@@ -17,7 +17,7 @@ from bebop.command import writing
 from bebop.config.job import DecodingConfig, JobConfig
 from bebop.driver.weights import CheckedWeights, with_manifest
 from bebop.metrics.metrics import Metrics
-from bebop.model.checkpoint import load_policy
+from bebop.model.checkpoint import find_device, load_policy
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.trainer import checkpoint
@@ -34,11 +34,12 @@ class TrainerRank:
         ``file://...``)."""
         torch.set_num_threads(config.trainer.threads)
         torch.manual_seed(config.runtime.seed)  # the same on every rank: a fresh MTP head must be
-        policy = load_policy(config.model)
+        policy = load_policy(config.model, sharded=world > 1 and not config.trainer.lora.rank)
         if world > 1:
-            cuda = policy.device.type == "cuda"
+            device = find_device(config.model)
+            cuda = device.type == "cuda"
             if cuda:
-                torch.cuda.set_device(policy.device)
+                torch.cuda.set_device(device)
             dist.init_process_group("nccl" if cuda else "gloo", init_method, rank=rank, world_size=world)
         self.rank = rank
         self.trainer = PolicyTrainer(policy, config, rank, world)

@@ -2,35 +2,43 @@
 
 One module around the whole pass, language-model head included, because FSDP2 gathers the weights of a module around
 that module's ``forward``: embedding, final norm and head (tied or not) form the root's group, each layer its own.
+
+What the backward pass needs of a layer is kept or, with ``recompute_layers``, computed again from the layer's input.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
 from bebop.trainer.packing import PackedRows
 
-CHUNK_ELEMENTS = 1 << 24  # logits held at once: 64 MB in fp32
+# Logits held at once, by device: 64 MB in fp32 on a CPU, 1 GB on a GPU. Each chunk reads the whole language-model head:
+# at V = 152k a small one has 110 rows, for which a GPU waits for memory.
+CHUNK_ELEMENTS = {"cuda": 1 << 28, "cpu": 1 << 24}
 
 
 class Scorer(nn.Module):
     """Scores packed rows under softmax(logits / temperature). Parameters are named as in ``Policy.weights()``."""
 
     def __init__(self, policy: Policy, temperature: float, mixed: bool = False) -> None:
-        """``mixed``: matrix products in bfloat16 over fp32 weights (autocast)."""
+        """``mixed``: matrix products in bfloat16 over fp32 weights, by autocast, or by FSDP2 once it is sharded."""
         super().__init__()
         self.policy = policy
         self.backbone = policy.backbone
         self.temperature = temperature
         self.mixed = mixed
+        self.autocast = mixed
         self.kept: list[tuple[PackedRows, Tensor]] | None = None  # rows and hidden states [N, d], where they are wanted
 
     @property
@@ -42,11 +50,13 @@ class Scorer(nn.Module):
         """Return log-probs [A] of the completion tokens and entropies [A] of the distributions that they come from."""
         device = rows.token_ids.device
         # No cache of casts: each weight is used once a pass, and the cache would keep gathered shards alive.
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.mixed, cache_enabled=False):
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast, cache_enabled=False):
             context = PackedContext(rows.lengths)
             hidden = self.policy.hidden(rows.token_ids[None], rows.positions[None], context)[0]
             if self.kept is not None:
-                self.kept.append((rows, hidden.detach()))
+                # In fp32 as autocast gives it, whoever has cast: what the head learns from does not go by the ranks.
+                states = hidden.detach()
+                self.kept.append((rows, states.float() if self.mixed else states))
             head: Any = self.backbone.get_output_embeddings()
             return token_logprobs(
                 hidden[rows.predictors],
@@ -59,10 +69,35 @@ class Scorer(nn.Module):
 
 
 def shard(scorer: Scorer, mesh: DeviceMesh) -> None:
-    """Split every parameter over the ranks of ``mesh``, in place (FSDP2): a group per layer and one for the rest."""
+    """Split every parameter over the ranks of ``mesh``, in place (FSDP2): a group per layer and one for the rest.
+
+    A mixed scorer gathers weights and computes in bfloat16, and sums gradients over the ranks in fp32. Autocast would
+    gather fp32 and keep a bfloat16 copy of every weight until the backward pass.
+    """
+    precision = MixedPrecisionPolicy()
+    if scorer.mixed:
+        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        scorer.autocast = False
     for layer in scorer.backbone.get_decoder().layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(scorer, mesh=mesh)
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    fully_shard(scorer, mesh=mesh, mp_policy=precision)
+
+
+def recompute_layers(policy: Policy) -> None:
+    """Keep only the input of each layer for the backward pass, which computes the layer once more (checkpointing).
+
+    Before ``shard``: FSDP2 gathers around ``forward``, so that the second pass finds the weights that the backward pass
+    has gathered.
+    """
+    for layer in policy.backbone.get_decoder().layers:
+        layer.forward = partial(_recomputed, layer.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *inputs: Any, **settings: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **settings)
+    # No random numbers are drawn in a layer, so their state need not be restored.
+    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **settings)
 
 
 def reshard(scorer: Scorer) -> None:
@@ -112,14 +147,16 @@ def token_logprobs(
     temperature: float,
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    chunk_elements: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log p(target) [A] and the entropy of p in nats [A], p = softmax((hidden @ weight.T + bias) / temperature).
 
     hidden [A,d] (already gathered: completion tokens alone), weight [V,d], targets [A]. The matrix product is done in
     ``dtype`` (None: as ``hidden``), everything behind it in fp32 or better. Both results have gradients.
+    ``chunk_elements``: logits held at once; None: by the device.
     """
-    rows = max(1, chunk_elements // weight.shape[0])
+    elements = chunk_elements or CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS["cpu"])
+    rows = max(1, elements // weight.shape[0])
     logp, entropy = _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, dtype or hidden.dtype, rows)
     return logp, entropy
 
@@ -155,9 +192,11 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, entropy = ctx.saved_tensors
         cast_weight, cast_bias = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
+        # Over all chunks in fp32: a bfloat16 sum of many chunks would lose the small ones. None: the weight is frozen.
+        exact = torch.promote_types(weight.dtype, torch.float32)
         d_hidden = torch.zeros_like(hidden)
-        d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None  # None: it is frozen
-        d_bias = None if bias is None else torch.zeros_like(bias)
+        d_weight = torch.zeros_like(weight, dtype=exact) if ctx.needs_input_grad[1] else None
+        d_bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
         for start in range(0, len(hidden), ctx.rows):
             rows = slice(start, start + ctx.rows)
             part = hidden[rows].to(ctx.dtype)
@@ -168,17 +207,32 @@ class _TokenLogprobs(torch.autograd.Function):
                 d_logits -= q * grad_logp[rows, None]
                 d_logits.scatter_add_(1, targets[rows, None], grad_logp[rows, None].to(q.dtype))
             if grad_entropy is not None:
-                d_logits -= q * (logq + entropy[rows, None]) * grad_entropy[rows, None]
-            d_logits = (d_logits / ctx.temperature).to(ctx.dtype)
+                # In place, as the other sums here: a chunk takes 3 arrays in fp32 at the highest.
+                d_logits -= logq.add_(entropy[rows, None]).mul_(q).mul_(grad_entropy[rows, None])
+            del logq, q
+            d_logits = d_logits.div_(ctx.temperature).to(ctx.dtype)
             d_hidden[rows] = (d_logits @ cast_weight).to(hidden.dtype)
             if d_weight is not None:
-                d_weight += (d_logits.T @ part).to(weight.dtype)
+                _add_product(d_weight, d_logits.T, part)
             if d_bias is not None:
-                d_bias += d_logits.sum(0).to(bias.dtype)
+                d_bias += d_logits.sum(0).to(exact)
+        d_bias = None if bias is None or d_bias is None else d_bias.to(bias.dtype)
+        d_weight = None if d_weight is None else d_weight.to(weight.dtype)
         return d_hidden, d_weight, d_bias, None, None, None, None
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add the product of two matrices to ``total``, in place.
+
+    On a GPU products in bfloat16 are summed up in fp32 within one call; a CPU rounds each to bfloat16 first.
+    """
+    if total.is_cuda and left.dtype != total.dtype:
+        torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, out=total)
+    else:
+        total += (left @ right).to(total.dtype)
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     """log softmax of the scaled logits [A,V] in fp32 or better."""
     logits = functional.linear(hidden, weight, bias)
-    return (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(-1)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature).log_softmax(-1)

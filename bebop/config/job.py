@@ -359,6 +359,16 @@ class TrainerConfig(Settings):
         f"tokens in one packed micro-batch; null: what an eighth of the memory takes, at most {MAX_BATCH_TOKENS}",
         POSITIVE,
     )
+    checkpointing: bool | None = setting(
+        None,
+        "keep only the input of each layer for the backward pass, and compute the layer again there; null: on a GPU "
+        "whose memory does not take a micro-batch otherwise",
+    )
+    gradient_sync: Literal["auto", "minibatch", "micro_batch"] = setting(
+        "auto",
+        "when several ranks sum up gradients: once a minibatch, with a whole fp32 gradient on each, or after every "
+        "micro-batch; auto: once where the gradient takes at most an eighth of the memory",
+    )
     save_every: int = setting(20, "steps between checkpoints; 0 saves only at the end", NOT_NEGATIVE)
     keep: int = setting(3, "checkpoints kept; older ones are removed", POSITIVE)
     lora: LoraConfig = section(LoraConfig)

@@ -182,3 +182,23 @@ class PaysConfig(Settings):
         if self.verify is not None:
             self.require(self.verify >= self.draft_tokens, "verify", "give --draft-tokens or more")
         self.require(self.length <= self.longest, "length", f"it must be --longest={self.longest} at most")
+
+
+# ---- does it fit?
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig(Settings):
+    """What is asked of ``python -m bebop.simulate memory``: NAME=VALUE for each."""
+
+    model: str = setting("qwen3-8b", "a checkpoint's folder, or a size such as 7b or qwen3-8b", NOT_EMPTY)
+    gpu: str = setting("h100", "the card, a row of PEAKS in benchmarks/peaks.py", NOT_EMPTY)
+    gpus: int = setting(8, "GPUs of the trainer, as trainer.ranks of a job", within(1, 8))
+    dtype: Literal["float32", "bfloat16"] = setting("bfloat16", "as model.dtype of a job")
+    max_tokens: int | None = setting(None, "as trainer.max_tokens; null: as the trainer chooses", SIZE)
+    checkpointing: bool | None = setting(None, "as trainer.checkpointing; null: as the trainer chooses")
+    gradient_sync: Literal["auto", "minibatch", "micro_batch"] = setting("auto", "as trainer.gradient_sync")
+    kl: bool = setting(False, "whether there is a reference model, as with algorithm.kl_coefficient above 0")
+    cotrain: bool = setting(False, "whether an MTP head is trained beside the policy")
+    staleness: int = setting(1, "as rollout.staleness: versions kept in the machine's own memory", within(0, 1 << 10))
+    engine_share: float = setting(0.0, "of each GPU's memory that an engine beside the trainer holds", SHARE)

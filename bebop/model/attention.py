@@ -15,18 +15,28 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig
 
 from bebop.errors import UserError
 from bebop.kernels.tree_verify import visible
 from bebop.model.ragged_attention import Ragged, RaggedAttention
 
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # a build of PyTorch without flash attention may leave it out
+    varlen_attn = None  # type: ignore[assignment]
+
+GQA_IS_TOLD = varlen_attn is not None and "enable_gqa" in signature(varlen_attn).parameters
+# Scores that the later steps of a chain hold at once, over all heads: 64 MB in fp32 on a CPU, 1 GB on a GPU.
+SCORES = {"cuda": 1 << 28, "cpu": 1 << 24}
 # Keyword arguments of transformers' attention functions that change nothing, whatever they are ...
 IGNORED = ("position_ids", "cache_position", "use_cache")
 # ... and the only values that change nothing of others; None is one for all of them.
@@ -133,18 +143,56 @@ if not TYPE_CHECKING:  # to mypy any name would be one of this module's
 class PackedContext:
     """Rows laid end to end in one row without padding; each attends causally to itself alone.
 
-    The linear layers then waste nothing on padding; attention itself pads, which is cheap next to them.
+    The linear layers then waste nothing on padding. Attention pads to the longest row, except on a GPU in 16 bits, for
+    which PyTorch has flash attention over rows of unequal lengths.
     """
 
     def __init__(self, lengths: Tensor) -> None:
         """``lengths`` [R]: tokens of each row, summing to N."""
-        self.rows = Ragged.of(lengths, int(lengths.max()))
+        self.lengths, self.longest = lengths, int(lengths.max())
+
+    @cached_property
+    def rows(self) -> Ragged:
+        """Return where each token lies among padded rows."""
+        return Ragged.of(self.lengths, self.longest)
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """Return where rows begin, and the end of the last [R + 1], as flash attention takes them."""
+        return pad(self.lengths.cumsum(0), (1, 0)).to(torch.int32)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Let each row of [1, H, N, D] attend to itself -> [1, N, H, D]."""
+        kind = query.device.type
+        # Autocast casts what PyTorch's own attention is given, but not what flash attention is given here.
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+        if kind == "cuda" and _has_flash(query, dtype):
+            q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))  # [N, H, D]
+            return self._unpadded(q, k, v, scaling)[None]
         q, k, v = (self.rows.padded(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value))  # [R, H, L, D]
         out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=q.shape[1] != k.shape[1])
         return self.rows.packed(out.transpose(1, 2))  # [1, N, H, D]
+
+    def _unpadded(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Attend without padding: [N, H, D] and twice [N, Hkv, D] -> [N, H, D]."""
+        assert varlen_attn is not None
+        # The window says how far back (no limit) and forward (not at all) a token sees. From PyTorch 2.13 on, shared
+        # keys and values have to be announced; 2.11 and 2.12 see them by the shapes.
+        shared: dict[str, Any] = {"enable_gqa": True} if GQA_IS_TOLD and query.shape[1] != key.shape[1] else {}
+        ends, longest = self.bounds, self.longest
+        out = varlen_attn(query, key, value, ends, ends, longest, longest, scale=scaling, window_size=(-1, 0), **shared)
+        assert isinstance(out, Tensor)  # a pair, with log-sum-exps, only where they are asked for
+        return out
+
+
+def _has_flash(query: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether flash attention takes queries [..., D] of a GPU: in 16 bits, from Ampere on, heads of 256 or less.
+
+    PyTorch's own attention takes the others.
+    """
+    size = query.shape[-1]
+    right = dtype in (torch.bfloat16, torch.float16) and size <= 256 and size % 8 == 0
+    return varlen_attn is not None and right and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 class CausalContext:
@@ -176,17 +224,38 @@ class ChainContext:
         self.values.append(value)
         if len(self.keys) == 1:  # step 1 is plain causal attention, for which there are fused kernels
             return CausalContext().attend(layer, query, key, value, scaling)
+        batch, heads, width, _ = query.shape
+        anchors = torch.arange(width, device=query.device)[None] if self.anchors is None else self.anchors[:, :width]
+        most = SCORES.get(query.device.type, SCORES["cpu"]) // max(1, batch * heads * self.keys[0].shape[2])
+        if width <= most:
+            return self._scored(query, anchors, 0, scaling)
+        # Chunks of anchors, whose scores the backward pass computes again: there are never those of all anchors.
+        parts = [
+            checkpoint(
+                self._scored, q, at, first, scaling, len(self.keys), use_reentrant=False, preserve_rng_state=False
+            )
+            for first, q, at in zip(
+                range(0, width, max(1, most)), query.split(max(1, most), 2), anchors.split(max(1, most), 1), strict=True
+            )
+        ]
+        return torch.cat(parts, 1)
+
+    def _scored(self, query: Tensor, anchors: Tensor, first: int, scaling: float, steps: int | None = None) -> Tensor:
+        """Attend with some chains, of which ``first`` is the number of the first one: [B,H,A,D] -> [B,A,H,D].
+
+        ``anchors`` [B,A] or [1,A]; ``steps``: those so far, for a backward pass that comes when there are more.
+        """
         batch, heads, width, size = query.shape
-        kv_heads, length = key.shape[1], self.keys[0].shape[2]
+        kv_heads, length = self.keys[0].shape[1:3]
+        rows = slice(first, first + width)
         q = query.reshape(batch, kv_heads, heads // kv_heads, width, size) * scaling
-        anchors = torch.arange(width, device=q.device)[None] if self.anchors is None else self.anchors[:, :width]
         unseen = torch.arange(length, device=q.device) > anchors[..., None]  # [B,A,T]
         scores = (q @ self.keys[0][:, :, None].transpose(-1, -2)).masked_fill(unseen[:, None, None], float("-inf"))
-        own = [(q * k[:, :, None, :width]).sum(-1, keepdim=True) for k in self.keys[1:]]
+        own = [(q * k[:, :, None, rows]).sum(-1, keepdim=True) for k in self.keys[1:steps]]
         weights = torch.cat([scores, *own], -1).softmax(-1)
         out = weights[..., :length] @ self.values[0][:, :, None]
-        for i, v in enumerate(self.values[1:]):
-            out = out + weights[..., length + i : length + i + 1] * v[:, :, None, :width]
+        for i, v in enumerate(self.values[1:steps]):
+            out = out + weights[..., length + i : length + i + 1] * v[:, :, None, rows]
         return out.reshape(batch, heads, width, size).transpose(1, 2)
 
 

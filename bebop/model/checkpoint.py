@@ -31,6 +31,7 @@ from bebop.model.lora import refuse_adapter
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.model.parity import check_parity
 from bebop.model.parts import find_part, load_part
+from bebop.model.sharded import on_meta, outline
 from bebop.model.skeleton import (
     FLOATS,
     NAME,
@@ -53,27 +54,46 @@ ADVICE = "give a folder that transformers loads"
 _checked: set[tuple[object, ...]] = set()  # what was held against Hugging Face's forward in this process
 
 
-def load_policy(config: ModelConfig, need_head: bool = False, needs: Sequence[str] = ()) -> Policy:
+def load_policy(
+    config: ModelConfig, need_head: bool = False, needs: Sequence[str] = (), sharded: bool = False
+) -> Policy:
     """Load backbone, tokenizer and MTP head; ``need_head`` makes a missing head an error instead of None.
 
     ``needs``: trained parts to load beside them, see ``bebop.model.parts``. The backbone's logits are held against
     Hugging Face's own forward, once a process for each checkpoint.
+
+    ``sharded``: leave the backbone on the meta device where ``bebop.model.sharded`` can fill it once it is split. It is
+    not held against Hugging Face's forward then.
     """
     folder = resolve(config.path)
     tokenizer = load_tokenizer(config)
-    backbone = load_backbone(config)
+    backbone = _outline_backbone(config, folder) if sharded else None
+    if backbone is None:
+        backbone = load_backbone(config).to(find_device(config))
     check_tokenizer(tokenizer, backbone.config.vocab_size, f"model.path={config.path!r}")
-    backbone.to(find_device(config)).eval()
+    backbone.eval()
     if need_head:
         require_mtp(config)
     policy = Policy(backbone=backbone, tokenizer=tokenizer, mtp=None, layout="mimo")
-    if config.check and (loaded := _identity(folder, config)) not in _checked:
+    if config.check and not on_meta(backbone) and (loaded := _identity(folder, config)) not in _checked:
         check_parity(policy, config.path)
         _checked.add(loaded)
     policy.layout, policy.mtp = load_mtp(folder, backbone, fresh=config.init_mtp)
+    if policy.mtp is not None:
+        policy.mtp.to(find_device(config))
     policy.stored = _types(folder, backbone)
     policy.parts = {name: load_part(name, find_part(config, name), policy) for name in needs}
     return policy
+
+
+def _outline_backbone(config: ModelConfig, folder: Path) -> "PreTrainedModel | None":
+    """Return the backbone without memory, to be filled once it is split; None where it has to be loaded whole."""
+    require_known(config)
+    settings = read_config(config)
+    if config.init_mtp and mtp_layout(folder, settings.num_hidden_layers) is None and trained_head(folder) is None:
+        return None  # a fresh head starts from the last layer's weights
+    with readable(config):
+        return outline(settings, folder, getattr(torch, config.dtype))
 
 
 def _identity(folder: Path, config: ModelConfig) -> tuple[object, ...]:
@@ -265,15 +285,13 @@ def load_mtp(folder: Path, backbone: "PreTrainedModel", fresh: bool) -> tuple[st
             if tensor.shape != head.state_dict()[key].shape:
                 shapes = f"{tuple(tensor.shape)}, the model needs {tuple(head.state_dict()[key].shape)}"
                 raise UserError(f"{folder}: MTP weight {key} has shape {shapes}")
-        head.load_state_dict(state)
-        return name, head.eval()
+        return name, _filled(head, state)
     if not fresh:
         return "mimo", None
     trained = trained_head(folder)
     if trained is not None:
         head = MTPHead(backbone, zero_first=LAYOUTS["mimo"].zero_first)
-        head.load_state_dict(load_file(trained))
-        return "mimo", head.eval()
+        return "mimo", _filled(head, load_file(trained))
     strange = next((name for name in _names(folder) if "mtp" in name.lower() or "nextn" in name.lower()), None)
     if strange is not None:
         raise UserError(f"{folder}: MTP weight {strange} is in no known layout ({', '.join(LAYOUTS)})")
@@ -281,6 +299,14 @@ def load_mtp(folder: Path, backbone: "PreTrainedModel", fresh: bool) -> tuple[st
     init_from_backbone(head, backbone)
     log.warning("a fresh MTP head was made from the last layer of %s; adapt it before relying on it", folder)
     return "mimo", head.eval()
+
+
+def _filled(head: MTPHead, state: Mapping[str, Tensor]) -> MTPHead:
+    """Return the head with its weights: on the CPU where it was made beside a backbone without memory."""
+    if on_meta(head):
+        head.to_empty(device="cpu")
+    head.load_state_dict(state)
+    return head.eval()
 
 
 def _names(folder: Path) -> list[str]:

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from bebop.config.job import MAX_BATCH_TOKENS, JobConfig
 
-MICRO_BATCH_SHARE = 1 / 8  # weights, optimizer, engine and its keys and values need the rest
+MICRO_BATCH_SHARE = GRADIENT_SHARE = 1 / 8  # weights, optimizer, engine and its keys and values need the rest
 GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 PROCESS = 10**9  # bytes of Python, torch and transformers
 ROWS = 8  # tables of float32 over the vocabulary that a cycle has at once: logits, p, q, sorted, drawn from
@@ -43,29 +43,47 @@ def bytes_per_token(settings: Any, dtype: torch.dtype) -> int:
     return int(2 * text.num_hidden_layers * heads * width * dtype.itemsize)
 
 
-def micro_batch(settings: Any, dtype: torch.dtype, device: torch.device, ranks: int, most: int) -> int:
+def micro_batch(
+    settings: Any, dtype: torch.dtype, device: torch.device, ranks: int, most: int, checkpointing: bool = False
+) -> int:
     """Return the tokens of a micro-batch whose activations fit into ``MICRO_BATCH_SHARE`` of the device's memory, up to
     ``most``.
 
     ``ranks``: of the trainer, which share the memory where they run on the CPU. The whole memory counts, not what is
     free: the same machine has to pack the same batch in the same way again.
     """
-    there = memory_of(device) * MICRO_BATCH_SHARE / (1 if device.type == "cuda" else ranks)
-    return max(1, min(most, int(there / activation_bytes(settings, dtype))))
+    there = _of_a_rank(device, ranks) * MICRO_BATCH_SHARE
+    return max(1, min(most, int(there / activation_bytes(settings, dtype, checkpointing))))
 
 
-def activation_bytes(settings: Any, dtype: torch.dtype) -> int:
-    """Return the bytes that a token of a micro-batch leaves for the backward pass, about: no layer is computed twice.
+def checkpoints_layers(settings: Any, dtype: torch.dtype, device: torch.device, ranks: int, tokens: int) -> bool:
+    """Return whether a micro-batch of so many tokens needs checkpointing; never on a CPU, which would be slower."""
+    return device.type == "cuda" and micro_batch(settings, dtype, device, ranks, tokens) < tokens
+
+
+def sums_once(count: int, device: torch.device, ranks: int) -> bool:
+    """Return whether each rank has room for a gradient of all ``count`` parameters in fp32, beside its shards."""
+    return 4 * count <= _of_a_rank(device, ranks) * GRADIENT_SHARE
+
+
+def _of_a_rank(device: torch.device, ranks: int) -> float:
+    return memory_of(device) / (1 if device.type == "cuda" else ranks)
+
+
+def activation_bytes(settings: Any, dtype: torch.dtype, checkpointing: bool = False) -> int:
+    """Return the bytes that a token of a micro-batch leaves for the backward pass, about.
 
     A layer keeps some twelve vectors of the model's width (norms, queries, keys, values, residuals) and four of the
-    MLP's. In bfloat16 half of them are of float32 all the same. SmolLM2 in float32: 1.56 MB.
+    MLP's. In bfloat16 half of them are of float32 all the same. SmolLM2 in float32: 1.56 MB. With ``checkpointing`` a
+    layer keeps its input in float32, and one layer at a time all that it needs.
     """
     text = settings.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     if of_expert := getattr(text, "moe_intermediate_size", None):
         inner = of_expert * (getattr(text, "num_experts_per_tok", None) or 1)
     each = 3 if dtype == torch.bfloat16 else 4
-    return int(text.num_hidden_layers * (12 * text.hidden_size + 4 * inner) * each)
+    layers, layer = text.num_hidden_layers, (12 * text.hidden_size + 4 * inner) * each
+    return int(layers * 4 * text.hidden_size + layer if checkpointing else layers * layer)
 
 
 def memory_of(device: torch.device) -> int:
@@ -92,13 +110,16 @@ def job_memory(
     """
     trainer, rollout, dtype = config.trainer, config.rollout, getattr(torch, config.model.dtype)
     weights = dtype.itemsize * count
-    tokens = trainer.max_tokens or micro_batch(settings, dtype, device, trainer.ranks, MAX_BATCH_TOKENS)
+    again, most = trainer.checkpointing, trainer.max_tokens or MAX_BATCH_TOKENS
+    if again is None:
+        again = checkpoints_layers(settings, dtype, device, trainer.ranks, most)
+    tokens = trainer.max_tokens or micro_batch(settings, dtype, device, trainer.ranks, most, again)
     # Beside Adam: a copy to send, those of older versions that completions are compared with, and the reference.
     copies = 1 + rollout.staleness + (config.algorithm.kl_coefficient > 0)
     fixed = ADAM * count + trainer.ranks * (copies * weights + PROCESS)
     if adapter:  # the frozen weights are the reference, and older versions of the adapter are kept in float32
         fixed = ADAM * adapter + weights + trainer.ranks * (weights + rollout.staleness * 4 * adapter + PROCESS)
-    batches = trainer.ranks * tokens * activation_bytes(settings, dtype) * BACKWARD
+    batches = trainer.ranks * tokens * activation_bytes(settings, dtype, again) * BACKWARD
     total = fixed + batches
     parts = [f"trainer {_gb(total)} (weights and Adam {_gb(fixed)}, activations {_gb(batches)})"]
     if embedded:
@@ -113,10 +134,11 @@ def job_memory(
     if device.type == "cpu":
         total += RAY
         parts.append(f"Ray {_gb(RAY)}")
-    there = memory_of(device)
+    there = memory_of(device) * (torch.cuda.device_count() if device.type == "cuda" else 1)
     line = f"about {_gb(total)} of {_gb(there)} GB ({device}): {', '.join(parts)}"
     if total > there:
         line += "; that is not enough: lower rollout.slots, rollout.max_length or trainer.max_tokens"
+        line += "" if again else ", or give trainer.checkpointing=true"
     return line
 
 

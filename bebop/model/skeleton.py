@@ -163,7 +163,7 @@ def check_weights(settings: Any, folder: Path, name: str) -> "PreTrainedModel":
     wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
     tied = {key for key in wanted if any(key.endswith(end) for end in getattr(model, "_tied_weights_keys", None) or ())}
     stored = dict(header(folder))
-    own = {key: value for key, value in stored.items() if not _is_mtp(key, settings)}
+    own = {key: value for key, value in stored.items() if not is_mtp(key, settings)}
     shared = {key for key in own if key in wanted}
     lacking = sorted(set(wanted) - shared - tied)
     if lacking and (not shared or len(shared) == len(own)):
@@ -199,6 +199,7 @@ def header(folder: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
                 yield key, (part.get_dtype(), tuple(part.get_shape()))
 
 
-def _is_mtp(key: str, settings: Any) -> bool:
+def is_mtp(key: str, settings: Any) -> bool:
+    """Return whether a weight of this name belongs to an MTP layer, in any layout."""
     layers = settings.get_text_config().num_hidden_layers
     return any(key.startswith(layout.prefix.format(L=layers)) for layout in LAYOUTS.values())

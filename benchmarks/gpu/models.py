@@ -20,12 +20,15 @@ from transformers import (
 )
 
 from bebop.config.job import AlgorithmConfig, DecodingConfig, JobConfig, LoraConfig, ModelConfig, TrainerConfig
+from bebop.config.simulate import MemoryConfig
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
 from bebop.rollout.decoding.graphs import CudaRecorder, EagerRecorder, Recorder
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.simulation.memory import Question
+from bebop.simulation.roofline import GPUS, Model
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trainer.scorer import token_logprobs
 from bebop.trajectory import Batch, Completion, Group, Prompt, SamplingParams, Trajectory
@@ -56,6 +59,10 @@ SHAPES = {
     "Qwen3-1.7B": Shape(
         qwen=True, layers=28, hidden=2048, inner=6144, heads=16, kv_heads=8, head_dim=128, vocabulary=151_936
     ),
+}
+TRAINED = {
+    "Qwen3-0.6B": replace(SHAPES["Qwen3-1.7B"], hidden=1024, inner=3072),
+    "Qwen3-1.7B": SHAPES["Qwen3-1.7B"],
 }
 TINY = Shape(qwen=True, layers=2, hidden=32, inner=48, heads=4, kv_heads=2, head_dim=8, vocabulary=64)
 
@@ -168,18 +175,26 @@ class Decoding:
             torch.cuda.synchronize()
 
 
-def update(shape: Shape, device: torch.device, tokens: int, rank: int = 0) -> dict[str, float | None]:
+def update(
+    shape: Shape, device: torch.device, tokens: int, checkpointing: bool = False, rank: int = 0
+) -> dict[str, float | None]:
     """Return the seconds of an update on ``tokens`` tokens in one micro-batch, of log-probs alone; gigabytes at the
-    highest.
+    highest, and as ``bebop.simulate memory`` predicts them.
 
-    ``rank``: of an adapter that is trained; 0: all weights are.
+    ``checkpointing``: whether layers are computed again in the backward pass. ``rank``: of an adapter that is trained;
+    0: all weights are. The prediction is for all.
     """
     policy = policy_of(shape, device)
     rows, length = 2 * GROUP, tokens // (2 * GROUP)
     config = JobConfig(
         model=ModelConfig(dtype="bfloat16", device=device.type),
         trainer=TrainerConfig(
-            groups_per_step=2, group_size=GROUP, max_tokens=tokens, lr=1e-6, lora=LoraConfig(rank=rank)
+            groups_per_step=2,
+            group_size=GROUP,
+            max_tokens=tokens,
+            lr=1e-6,
+            checkpointing=checkpointing,
+            lora=LoraConfig(rank=rank),
         ),
         algorithm=AlgorithmConfig(),
     )
@@ -188,7 +203,7 @@ def update(shape: Shape, device: torch.device, tokens: int, rank: int = 0) -> di
         torch.cuda.reset_peak_memory_stats()
     seconds = []
     for step in range(3):
-        made = _batch(rows, length, shape.vocabulary, step)
+        made = batch_of(rows, length, shape.vocabulary, step)
         began = time.perf_counter()
         trainer.update(made)
         if device.type == "cuda":
@@ -211,11 +226,22 @@ def update(shape: Shape, device: torch.device, tokens: int, rank: int = 0) -> di
         "s": min(seconds[1:]),
         "log-probs s": min(alone[1:]),
         "peak GB": peak,
+        "predicted GB": sum(question(shape, tokens, checkpointing).parts().values()) / 1e9,
         "tokens/s": tokens / min(seconds[1:]),
     }
 
 
-def _batch(rows: int, length: int, vocabulary: int, seed: int) -> Batch:
+def question(shape: Shape, tokens: int, checkpointing: bool) -> Question:
+    """Return what ``bebop.simulate memory`` is asked about an update on one GPU."""
+    model = Model(
+        layers=shape.layers, hidden=shape.hidden, heads=shape.heads, kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim, intermediate=shape.inner, vocabulary=shape.vocabulary, tied=True,
+    )  # fmt: skip
+    config = MemoryConfig(gpus=1, max_tokens=tokens, checkpointing=checkpointing)
+    return Question(config, GPUS["h100"], model, "")
+
+
+def batch_of(rows: int, length: int, vocabulary: int, seed: int) -> Batch:
     """Two groups of completions whose rewards differ; prompts are an eighth of ``PROMPT`` long."""
     rng = np.random.default_rng(seed)
     groups = []

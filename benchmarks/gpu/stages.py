@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bebop.bench.gpu.job import ARMS, carried_out
-from bebop.bench.gpu.models import SHAPES, TINY, Decoding, Shape, policy_of, update
+from bebop.bench.gpu.models import SHAPES, TINY, TRAINED, Decoding, Shape, policy_of, update
 from bebop.bench.gpu.sampling_cycle import cases as sampling_cycles
 from bebop.bench.gpu.stage import Context, Row, Stage, warmed
 from bebop.bench.precision import TYPES, deviations_of, random_policy, random_shape
@@ -440,16 +440,19 @@ def precise(context: Context) -> None:
 
 
 def trainer(context: Context) -> None:
-    """An update of so many tokens: seconds, the share of log-probs, the memory at its highest."""
-    for name, shape in ({"tiny": TINY} if context.dry else SHAPES).items():
-        adapted = [(64 if context.dry else 8192, LORA)] if find_spec("peft") else []  # it may have to be carried there
-        for tokens, rank in [*((tokens, 0) for tokens in ((64,) if context.dry else (4096, 8192))), *adapted]:
-            about = {"model": name, "tokens": tokens, "lora": rank}
+    """An update of so many tokens: seconds, the share of log-probs, the memory at its highest and as predicted; with
+    and without checkpointing."""
+    for name, shape in ({"tiny": TINY} if context.dry else TRAINED).items():
+        arms = list(product((64,) if context.dry else (4096, 8192), (False, True), (0,)))
+        if find_spec("peft"):  # it may have to be carried there
+            arms.append((64 if context.dry else 8192, False, LORA))
+        for tokens, again, rank in arms:
+            about = {"model": name, "tokens": tokens, "checkpointing": again, "lora": rank}
             if context.left < 0:
                 context.keep("update", None, skipped="time is up", **about)
                 continue
             with context.tried("update", **about):
-                context.keep("update", None, **about, **update(shape, context.device, tokens, rank))
+                context.keep("update", None, **about, **update(shape, context.device, tokens, again, rank))
             if context.device.type == "cuda":
                 torch.cuda.empty_cache()
 

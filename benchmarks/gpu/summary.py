@@ -188,9 +188,11 @@ def _trainer(rows: list[Row]) -> list[str]:
     for row in rows:
         if "s" in row:
             share = 100 * row["log-probs s"] / row["s"]
-            peak = "" if row["peak GB"] is None else f", {row['peak GB']:.3g} GB at the highest"
+            predicted = f" ({row['predicted GB']:.3g} predicted)"
+            peak = "" if row["peak GB"] is None else f", {row['peak GB']:.3g} GB at the highest{predicted}"
+            again = ", checkpointing" if row["checkpointing"] else ""
             lines.append(
-                f"- {row['model']}, {row['tokens']} tokens{_adapter(row)}: {row['s']:.3g} s, "
+                f"- {row['model']}, {row['tokens']} tokens{again}{_adapter(row)}: {row['s']:.3g} s, "
                 f"log-probs {share:.0f} % of it{peak}, {row['tokens/s']:.4g} tokens/s"
             )
     return lines

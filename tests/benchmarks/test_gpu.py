@@ -61,6 +61,9 @@ def test_every_stage_runs_without_what_the_machine_lacks(tmp_path: Path) -> None
     assert [row["K"] for row in measured] == [0, 1, 3] and all(row["of_eager"] > 0 for row in measured)
     assert [row["paged"] for row in rows if row["what"] == "cache"] == [True, False]
     assert "- tiny, B = 2: with keys and values in pages a cycle takes" in page
+    updates = json.loads((tmp_path / "out" / "6_trainer.json").read_text())["rows"]
+    assert [row["checkpointing"] for row in updates if not row["lora"]] == [False, True]
+    assert updates[1]["predicted GB"] < updates[0]["predicted GB"]
 
 
 def test_a_cycle_from_logits_is_that_from_probabilities_and_moves_a_tenth() -> None:

@@ -1,12 +1,16 @@
 import copy
+import inspect
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from bebop.errors import UserError
+from bebop.model import attention as own_attention
 from bebop.model.attention import ATTENTION, AttentionContext, CausalContext, PackedContext, SlotContext, attention
 from bebop.model.backbone import Policy
 from bebop.model.paged_cache import PagedContext
@@ -209,3 +213,26 @@ def test_attention_of_another_kind_is_refused(setting: str) -> None:
     with pytest.raises(UserError, match=f"{setting}=7") as error:
         attention(torch.nn.Identity(), state, state, state, None, context=CausalContext(), scaling=1.0, **{setting: 7})
     assert "\n" not in str(error.value)
+
+
+def test_what_flash_attention_is_told_stands_for_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs on a GPU alone, where ``test_on_a_gpu`` compares numbers. Here its signature is PyTorch's own."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, heads, sum(LENGTHS), 8, generator=generator) for heads in (4, 2, 2))
+
+    def rows_apart(*tensors: Any, **settings: Any) -> Tensor:
+        given = inspect.signature(varlen_attn).bind(*tensors, **settings).arguments
+        assert given["window_size"] == (-1, 0) and given["max_q"] == given["max_k"] == max(LENGTHS)
+        assert given["cu_seq_q"].dtype == torch.int32 and given["enable_gqa"]
+        cuts = given["cu_seq_q"].tolist()
+        out = []
+        for start, end in zip(cuts, given["cu_seq_k"].tolist()[1:], strict=False):
+            q, k, v = (given[name][start:end].transpose(0, 1) for name in ("query", "key", "value"))
+            row = scaled_dot_product_attention(q, k, v, is_causal=True, scale=given["scale"], enable_gqa=True)
+            out.append(row.transpose(0, 1))
+        return torch.cat(out)
+
+    monkeypatch.setattr(own_attention, "varlen_attn", rows_apart)
+    context = PackedContext(torch.tensor(LENGTHS))
+    flat = (x[0].transpose(0, 1) for x in (query, key, value))
+    torch.testing.assert_close(context._unpadded(*flat, 0.3), context.attend(0, query, key, value, 0.3)[0])

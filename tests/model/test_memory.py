@@ -9,7 +9,15 @@ import torch
 from bebop.config.compose import job_config
 from bebop.model import memory
 from bebop.model.checkpoint import resolve
-from bebop.model.memory import activation_bytes, job_memory, memory_of, micro_batch, parameters
+from bebop.model.memory import (
+    activation_bytes,
+    checkpoints_layers,
+    job_memory,
+    memory_of,
+    micro_batch,
+    parameters,
+    sums_once,
+)
 
 CPU = torch.device("cpu")
 
@@ -29,10 +37,18 @@ def test_micro_batches_follow_the_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     assert activation_bytes(model(), torch.bfloat16) == 10 * (12 * 100 + 4 * 300) * 3
     experts = model(moe_intermediate_size=50, num_experts_per_tok=2)
     assert activation_bytes(experts, torch.float32) == 10 * (12 * 100 + 4 * 100) * 4
+    assert activation_bytes(model(), torch.bfloat16, True) == 10 * 4 * 100 + (12 * 100 + 4 * 300) * 3
     monkeypatch.setattr(memory, "memory_of", lambda device: 8 * 96_000 * 1000)
     assert micro_batch(model(), torch.float32, CPU, 1, 8192) == 1000
     assert micro_batch(model(), torch.float32, CPU, 2, 8192) == 500  # two ranks share it
     assert micro_batch(model(), torch.float32, CPU, 1, 64) == 64
+    assert micro_batch(model(), torch.float32, CPU, 1, 8192, checkpointing=True) == 96_000 * 1000 // (4000 + 9600)
+    cuda = torch.device("cuda")
+    assert checkpoints_layers(model(), torch.float32, cuda, 8, 1001)
+    assert not checkpoints_layers(model(), torch.float32, cuda, 8, 1000)
+    assert not checkpoints_layers(model(), torch.float32, CPU, 8, 8192), "it would only be slower"
+    assert sums_once(24 * 10**6, cuda, 8) and not sums_once(24 * 10**6 + 1, cuda, 8)
+    assert sums_once(12 * 10**6, CPU, 2) and not sums_once(12 * 10**6 + 1, CPU, 2)
     monkeypatch.setattr(memory, "memory_of", lambda device: 1)
     assert micro_batch(model(), torch.float32, CPU, 1, 8192) == 1
 
@@ -63,7 +79,10 @@ def test_a_job_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = job_memory(job_config([*given, "algorithm.kl_coefficient=0.1"]), model(), 2 * 10**9, CPU, True)
     assert "trainer 58.0 (" in kept and "not enough" not in kept
     monkeypatch.setattr(memory, "memory_of", lambda device: 84 * 10**9)
-    assert "that is not enough: lower" in job_memory(job_config(given), model(), 2 * 10**9, CPU, True)
+    short = job_memory(job_config(given), model(), 2 * 10**9, CPU, True)
+    assert "that is not enough: lower" in short and short.endswith("or give trainer.checkpointing=true")
+    again = job_memory(job_config([*given, "trainer.checkpointing=true"]), model(), 2 * 10**9, CPU, True)
+    assert "activations 0.1)" in again and "checkpointing" not in again
     assert "rollout" not in job_memory(job_config(given), model(), 2 * 10**9, CPU, False).partition(";")[0]
 
 

@@ -9,10 +9,12 @@ import torch
 import torch.distributed as dist
 
 from bebop.metrics.metrics import values
+from bebop.model.checkpoint import load_policy
 from bebop.monitor.certified import chosen
 from bebop.monitor.probe_set import ProbeText
 from bebop.trainer.certify import Certifier
 from bebop.trainer.heads import HeadTrainer
+from bebop.trainer.optim import whole_copies
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trainer.rank import TrainerRank
 from tests.builders import bare_policy
@@ -36,8 +38,9 @@ def steady(trainer: PolicyTrainer) -> PolicyTrainer:
 def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """What the process has to show for it; weights on rank 0 alone.
 
-    Two updates, a checkpoint, a resume from it, one more update; then one update of a policy with tied embeddings; then
-    two with the head trained beside the policy, and the monitor's texts read.
+    Two updates, a checkpoint, a resume from it, one more update; then updates of a policy with tied embeddings and
+    checkpointing, whose ranks sum up once or after every micro-batch; one of a policy in bfloat16; then two with the
+    head trained beside the policy, and the monitor's texts read.
     """
     config = job(str(folder / "model"), algorithm=ALGORITHM)
     worker = TrainerRank(config, rank, world, f"file://{folder}/meeting")
@@ -52,16 +55,26 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
         dist.barrier()  # rank 0 has written
     assert worker.load(checkpoint) == {"cursor": 8}
     worker.update(batch(seed=3))
-    tied = steady(PolicyTrainer(policy(tied=True), config, rank, world))
-    tied.update(batch(seed=1))
+    tied = {}
+    for sync in ("minibatch", "micro_batch"):  # of three micro-batches or more on each rank
+        memory = {"checkpointing": True, "gradient_sync": sync, "max_tokens": 16}
+        one = steady(PolicyTrainer(policy(tied=True), job(algorithm=ALGORITHM, trainer=memory), rank, world))
+        one.update(batch(seed=1))
+        tied[sync] = one.weights()
+    kl = {"kl_coefficient": 0.1}  # so that there is a reference model
+    narrow = job(str(folder / "model"), model={"dtype": "bfloat16"}, algorithm=kl)
+    mixed = steady(PolicyTrainer(load_policy(narrow.model, sharded=world > 1), narrow, rank, world))
+    mixed_metrics = values(mixed.update(batch(seed=1)))
     shown = beside(rank, world, folder)
     shown |= {f"lora_{dtype}": adapted(rank, world, folder, dtype) for dtype in ("float32", "bfloat16")}
     shown |= {
         "logprobs": logprobs,
         "metrics": metrics,
+        "mixed": whole_copies(mixed.policy.weights()),
+        "mixed_metrics": mixed_metrics,
         "second": second,
         "third": worker.weights(mtp=True).weights,
-        "tied": tied.weights(),
+        "tied": tied,
     }
     worker.close()
     return shown

@@ -58,3 +58,13 @@ def test_bfloat16_products_give_fp32_log_probs_near_the_exact_ones() -> None:
     rounded, _ = token_logprobs(hidden, weight, TARGETS, temperature=1.0, dtype=torch.bfloat16)
     assert rounded.dtype == torch.float32
     assert 0 < (rounded - exact).abs().max() < 0.1
+
+
+def test_the_gradient_of_a_bfloat16_head_is_summed_up_in_fp32() -> None:
+    """Over 1,024 chunks of one row, a half each: a sum in bfloat16 would stop at 128."""
+    hidden = torch.ones(1024, 1, dtype=torch.bfloat16)
+    weight = torch.zeros(2, 1, dtype=torch.bfloat16).requires_grad_()
+    logp, _ = token_logprobs(hidden, weight, torch.zeros(1024, dtype=torch.long), temperature=1.0, chunk_elements=2)
+    logp.sum().backward()
+    assert weight.grad is not None and weight.grad.dtype == torch.bfloat16
+    assert weight.grad[:, 0].tolist() == [512.0, -512.0]

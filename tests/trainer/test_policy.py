@@ -398,3 +398,20 @@ def test_steps_skipped_in_a_row_are_counted_across_a_resume() -> None:
     again.load_state_dict(first.state_dict())
     with pytest.raises(UserError, match="not finite"):
         again.update(bad)
+
+
+def test_checkpointing_computes_each_layer_again_and_learns_the_same() -> None:
+    """To the bit on a CPU: the same operations on the same numbers."""
+    found = []
+    for checkpointing in (False, True):
+        source = policy()
+        trainer = PolicyTrainer(source, job(trainer={"checkpointing": checkpointing}))
+        passes = [0]
+        part = source.backbone.get_decoder().layers[0].self_attn
+        part.register_forward_hook(lambda *_, passes=passes: passes.__setitem__(0, passes[0] + 1))
+        trainer.update(batch())
+        found.append((weights_of(source), passes[0]))
+    (kept, once), (again, twice) = found
+    assert twice == 2 * once > 0
+    assert all(torch.equal(again[name], tensor) for name, tensor in kept.items())
+    assert any(not torch.equal(tensor, kept[name]) for name, tensor in weights_of(policy()).items())

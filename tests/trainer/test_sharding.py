@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bebop.metrics.metrics import values
 from bebop.model.checkpoint import save_policy
 from bebop.trainer.checkpoint import load
 from bebop.trainer.policy import PolicyTrainer
@@ -72,8 +73,30 @@ def test_resume_on_two_ranks_goes_on_as_one_rank_does(two: list[dict[str, Any]],
 
 
 def test_tied_embeddings_are_sharded_once(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
-    assert "backbone.lm_head.weight" not in two[0]["tied"]
-    assert distance(two[0]["tied"], one["tied"]) < 1e-5
+    assert "backbone.lm_head.weight" not in two[0]["tied"]["minibatch"]
+    start = weights_of(policy(tied=True))
+    for sync, wanted in one["tied"].items():
+        assert distance(two[0]["tied"][sync], wanted) < 1e-5, sync
+        assert distance({name: start[name] for name in wanted}, wanted) > 1e-3
+
+
+def test_an_update_in_bfloat16_is_near_one_in_fp32_on_one_rank_and_on_two(
+    two: list[dict[str, Any]], one: dict[str, Any]
+) -> None:
+    """One rank computes under autocast; two gather bfloat16 and sum up in fp32, master weights are fp32 either way."""
+    exact = steady(PolicyTrainer(policy(), job(algorithm={"kl_coefficient": 0.1})))
+    wanted, start = values(exact.update(batch(seed=1))), policy().weights()
+
+    def change(weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+        before = (start[name].detach().to(dtype).float() for name in weights)
+        return torch.cat([(w.detach() - b).flatten() for w, b in zip(weights.values(), before, strict=True)])
+
+    right = change(exact.policy.weights(), torch.float32)
+    for found in (one, two[0]):
+        assert all(t.dtype == torch.float32 for t in found["mixed"].values())
+        assert torch.cosine_similarity(change(found["mixed"], torch.bfloat16), right, dim=0) > 0.97
+        for name in ("train/grad_norm", "policy/entropy"):
+            assert found["mixed_metrics"][name] == pytest.approx(wanted[name], rel=0.02), name
 
 
 def test_metrics_are_those_of_one_rank_on_every_rank(two: list[dict[str, Any]], one: dict[str, Any]) -> None:

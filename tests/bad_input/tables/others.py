@@ -74,6 +74,15 @@ SIMULATE = {
         ("costs.step=null", "costs.step=None"), ("grain=0", "grain=0"), ("seed=-1", "seed=-1"),
         ("split=maybe", "split='maybe'"), ("sweep=2", "sweep=2"), ("seed=x", "seed='x'"),
     ],
+    "does it fit": [
+        ("memory gpus=0", "gpus=0"), ("memory gpus=9", "gpus=9"), ("memory gpus=two", "gpus='two'"),
+        ("memory gpu=h7", "gpu='h7'"), ("memory model=", "model=None"), ("memory model=rows.txt", "rows.txt"),
+        ("memory model=30b-a3b", "30b-a3b"), ("memory nonsense=1", "nonsense=1"),
+        ("memory --fast", "--fast"), ("memory 8b", "8b"), ("memory max_tokens=0", "max_tokens=0"),
+        ("memory gpus=[", "gpus=["), ("memory checkpointing=2", "checkpointing=2"),
+        ("memory gradient_sync=never", "gradient_sync='never'"), ("memory engine_share=1.5", "engine_share=1.5"),
+        ("memory dtype=fp8", "dtype='fp8'"), ("memory staleness=" + "9" * 40, "staleness"),
+    ],
     "machine": [("dir=rows.txt", "rows.txt"), ("dir=rows.txt/new", "rows.txt/new"), ("dir=''", "dir=''")],
     "will it pay": [
         ("--params 7b", "--params"), ("--gpu", "--gpu"), ("--gpu h7", "--gpu='h7'"), ("--gpu h100 --fast", "--fast"),

@@ -31,6 +31,7 @@ CASES = {
         ("trainer.lr=true", "trainer.lr=True"), ("task.args=5", "task.args"),
         ("trainer.lr=", "trainer.lr='' is not possible: a number is wanted here"),
         ("rollout.sampling.stop=x", "rollout.sampling.stop='x'"), ("model.init_mtp=1", "model.init_mtp=1"),
+        ("trainer.checkpointing=2", "trainer.checkpointing=2"), ("trainer.gradient_sync=now", "gradient_sync='now'"),
         ("trainer.betas=[0.9]", "trainer.betas"), ("monitor.wandb=maybe", "monitor.wandb='maybe'"),
         ("monitor.trackio=2", "monitor.trackio=2"), ("runtime.sample_every=often", "runtime.sample_every='often'"),
         ("trainer.lora.rank=2.5", "trainer.lora.rank=2.5"), ("trainer.lora=8", "trainer.lora=8"),

@@ -1,0 +1,93 @@
+"""Load a backbone onto several ranks, each of which reads its own rows of every weight: no rank holds the whole model.
+
+The model is made on the meta device, which takes no memory, then split (``bebop.trainer.scorer.shard``), then filled
+from the checkpoint's files. Only checkpoints that name each parameter as the model does can be read so. Others, whose
+weights transformers renames or stacks, are loaded whole on every rank (``load_backbone``).
+"""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from bebop.model.skeleton import FLOATS, header, is_mtp
+
+if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
+    from transformers import PreTrainedModel
+
+
+def on_meta(backbone: nn.Module) -> bool:
+    """Return whether the parameters of a model have no memory yet."""
+    return next(backbone.parameters()).is_meta
+
+
+def outline(settings: Any, folder: Path, dtype: torch.dtype) -> "PreTrainedModel | None":
+    """Return the causal LM of a folder with its parameters on the meta device; None where ``fill`` could not fill it.
+
+    Buffers are real: rotary frequencies, which follow from ``settings``. Models with others are not filled.
+    """
+    from bebop.model.attention import ATTENTION  # with transformers' modeling code: 4.2 s of processor time
+
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, dtype=dtype, attn_implementation=ATTENTION)
+    stored = {name: of for name, of in header(folder) if not is_mtp(name, settings)}
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
+    # An output matrix in the file of a tied model is one of its own, which transformers would leave untied.
+    if {name: shape for name, (_, shape) in stored.items()} != wanted:
+        return None
+    decoder = model.get_decoder()
+    rotary: Any = getattr(decoder, "rotary_emb", None)
+    owners = [module for module in model.modules() if any(True for _ in module.buffers(recurse=False))]
+    if any(kind not in FLOATS for kind, _ in stored.values()) or owners != [rotary]:
+        return None
+    decoder.rotary_emb = type(rotary)(decoder.config)
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return model
+
+
+@torch.no_grad()
+def fill(backbone: nn.Module, folder: Path, device: torch.device) -> None:
+    """Give every parameter its memory, and its rows from the files in ``folder``; buffers move along.
+
+    The parameters are split along their first dimension over a mesh of one dimension, as FSDP2 does by default.
+    """
+    places: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)  # of a parameter, which modules may share
+    for module in backbone.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            places[id(parameter)].append((module, name))
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
+    named = dict(backbone.named_parameters())
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in named.keys() & set(opened.keys()):
+                empty = named[name]
+                assert isinstance(empty, DTensor)
+                rows = _rows(empty)
+                local = opened.get_slice(name)[rows.start : rows.stop].to(device, empty.dtype)
+                whole = DTensor.from_local(
+                    local,
+                    empty.device_mesh,
+                    empty.placements,
+                    run_check=False,
+                    shape=empty.shape,
+                    stride=empty.stride(),
+                )
+                filled = nn.Parameter(whole, requires_grad=empty.requires_grad)
+                for module, own in places[id(empty)]:
+                    setattr(module, own, filled)
+    assert not on_meta(backbone)
+
+
+def _rows(parameter: DTensor) -> slice:
+    """Return which rows of a parameter this rank holds: equal parts but for the last ones, as ``torch.chunk`` cuts."""
+    count, mesh = parameter.shape[0], parameter.device_mesh
+    each = -(-count // mesh.size())
+    start = min(mesh.get_local_rank() * each, count)
+    return slice(start, min(start + each, count))
