@@ -8,7 +8,7 @@ from transformers import AutoConfig
 from bebop.config.job import JobConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_policy, resolve
-from bebop.rollout.capacity import check_memory, check_parked
+from bebop.rollout.capacity import bytes_of_graphs, check_memory, check_parked
 from bebop.systems import SYSTEMS
 
 if TYPE_CHECKING:  # the driver, which calls ``check``, needs none of it
@@ -22,9 +22,12 @@ def check(config: JobConfig) -> None:
     if config.runtime.address is None:
         settings = AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True)
         slots, dtype = config.rollout.slots * config.rollout.workers, getattr(torch, config.model.dtype)
-        check_memory(settings, slots, config.rollout.max_length, dtype, find_device(config.model))
-        check_parked(config.rollout.parked_bytes, find_device(config.model))
-        graphs_on(config, find_device(config.model))
+        device, graphs = find_device(config.model), 0
+        if graphs_on(config, device):
+            drafts = config.decoding.limit if SYSTEMS[config.decoding.system].drafts else 0
+            graphs = bytes_of_graphs(slots, drafts, settings.get_text_config().vocab_size, device)
+        check_memory(settings, slots, config.rollout.max_length, dtype, device, more=graphs)
+        check_parked(config.rollout.parked_bytes, device)
 
 
 def graphs_on(config: JobConfig, device: torch.device) -> bool:
@@ -41,6 +44,12 @@ def graphs_on(config: JobConfig, device: torch.device) -> bool:
     return asked
 
 
+def overlap_on(config: JobConfig, device: torch.device) -> bool:
+    """Return whether a cycle is launched before the one before is read: as asked, or on a GPU alone."""
+    asked = config.rollout.torch.overlap
+    return device.type == "cuda" if asked is None else asked
+
+
 def gpus(config: JobConfig) -> float:
     """Return a share of one."""
     return 0.5
@@ -48,11 +57,14 @@ def gpus(config: JobConfig) -> float:
 
 def make(config: JobConfig) -> tuple["TorchEngine", tuple[int, ...]]:
     """Return the engine, and the tokens that end a completion."""
-    from bebop.rollout.decoding.graphs import CudaRecorder
+    from bebop.rollout.decoding.graphs import CudaRecorder, EagerRecorder, Recorder
     from bebop.rollout.torch_engine import TorchEngine
 
     system = SYSTEMS[config.decoding.system]
     policy = load_policy(config.model, need_head=system.head, needs=system.needs)
+    recorder: Recorder | None = CudaRecorder() if graphs_on(config, policy.device) else None
+    if recorder is None and config.rollout.torch.batch_invariant:
+        recorder = EagerRecorder()  # buckets without graphs
     engine = TorchEngine(
         policy,
         config.decoding,
@@ -62,6 +74,8 @@ def make(config: JobConfig) -> tuple["TorchEngine", tuple[int, ...]]:
         parked_bytes=config.rollout.parked_bytes,
         measure=config.monitor.decode_stats,
         room=config.decoding.limit + 1 if config.monitor.actions else 0,
-        recorder=CudaRecorder() if graphs_on(config, policy.device) else None,
+        recorder=recorder,
+        overlap=overlap_on(config, policy.device),
+        batch_invariant=config.rollout.torch.batch_invariant,
     )
     return engine, policy.eos_token_ids
