@@ -456,7 +456,8 @@ class TorchEngine:
         """Return completions of slots and free these: the last active rows move into their places."""
         if not ended:
             return []
-        finished = self._collect(dict(sorted(ended.items())))
+        with self._beside_the_flight():
+            finished = self._collect(dict(sorted(ended.items())))
         for slot, answer in zip(sorted(ended), finished, strict=True):
             request = self.active[slot]
             if request.park and self.decoder.extends:
@@ -489,10 +490,6 @@ class TorchEngine:
 
     def _collect(self, ended: Mapping[int, FinishReason]) -> list[Finished]:
         """Return completions, copied off the device: one copy a table, however many have ended at once."""
-        with self._beside_the_flight():
-            return self._collected(ended)
-
-    def _collected(self, ended: Mapping[int, FinishReason]) -> list[Finished]:
         slots, chosen = self.slots, torch.tensor([*ended], device=self.slots.device)
         tables = (slots.tokens, slots.logprobs, slots.versions, slots.contexts, slots.stats)
         ids, logprobs, versions, contexts, stats = (table[chosen].cpu().numpy() for table in tables)

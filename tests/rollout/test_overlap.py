@@ -279,21 +279,17 @@ class Products(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run one operator; in inference mode even those arrive that are made of others."""
-        with self:
-            parts = func.decompose(*args, **(kwargs or {}))
-        if parts is not NotImplemented:
-            return parts
         name = func._schema.name
-        if "mm" in name or "attention" in name:
+        if any(word in name for word in ("mm", "linear", "matmul", "attention")):
             self.shapes.add((name, tuple(tuple(x.shape) for x in args if isinstance(x, Tensor))))
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("system", ["autoregressive", "bebop"])
+@pytest.mark.parametrize("system", slow_but(["autoregressive"], ["autoregressive", "bebop"]))
 def test_rows_in_one_bucket_have_the_rounding_of_that_bucket(system: str) -> None:
     """Prompts of one token, so that nothing is computed outside of cycles; in fp32, to the bit."""
     policy = tiny_policy(VOCAB, dtype=torch.float32, with_parts=False)
-    config, asked = DecodingConfig(system=system, draft_tokens=3), requests([[1], [2], [5]], max_new_tokens=40, seed=3)
+    config, asked = DecodingConfig(system=system, draft_tokens=3), requests([[1], [2], [5]], max_new_tokens=12, seed=3)
     shapes: list[bool] = []
     for invariant in (False, True):
         seen, logprobs = [], []
@@ -304,7 +300,7 @@ def test_rows_in_one_bucket_have_the_rounding_of_that_bucket(system: str) -> Non
             with Products() as products:
                 logprobs += [answer.logprobs.tolist() for answer in generate(one, some)]
             seen.append(products.shapes)
-        shapes.append(all(one == seen[0] for one in seen) and len(seen[0]) > 3)
+        shapes.append(all(one == seen[0] for one in seen) and len(seen[0]) > 2)
         if invariant:
             assert logprobs[:3] == logprobs[3:]
     assert shapes == [False, True]
