@@ -226,7 +226,9 @@ class TorchEngine:
         check_positions(policy.backbone.config, max_length)
         graphs_bytes = 0
         if recorder is not None:
-            graphs_bytes = bytes_of_graphs(slots, decoding.limit if SYSTEMS[decoding.system].drafts else 0, policy.vocab_size, policy.device)
+            graphs_bytes = bytes_of_graphs(
+                slots, decoding.limit if SYSTEMS[decoding.system].drafts else 0, policy.vocab_size, policy.device
+            )
         check_memory(policy.backbone.config, slots, max_length, policy.backbone.dtype, policy.device, more=graphs_bytes)
         check_parked(parked_bytes, policy.device)
         system = SYSTEMS[decoding.system]

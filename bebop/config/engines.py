@@ -31,7 +31,8 @@ class TorchConfig(Settings):
     cuda_graphs: bool = setting(
         False,
         "launch a cycle as one CUDA graph; of history, bebop_history, ngram, blockpilot, block_ema and "
-        "decoding.draft_temperature=auto its verification alone; of pad, firp, firp_chain, pipo and traced requests nothing",
+        "decoding.draft_temperature=auto its verification alone; of pad, firp, firp_chain, pipo and of traced requests "
+        "nothing",
     )
     overlap: bool | None = setting(
         None,

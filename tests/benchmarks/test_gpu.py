@@ -53,17 +53,23 @@ def test_every_stage_runs_without_what_the_machine_lacks(tmp_path: Path) -> None
         rows = json.loads(file.read_text())["rows"]
         assert rows and not [row for row in rows if row.get("skipped")], file
     assert "no number here means anything" in page and "Nothing was left out." in page
-    assert all(f"## {name}\n" in page for name in measuring) and "| tiny | 2 | bebop | 3 | yes |" in page
+    assert all(f"## {name}\n" in page for name in measuring) and "| tiny | 2 | bebop | 3 | overlapped |" in page
     measured = [row for row in json.loads((tmp_path / "out" / "5_engine.json").read_text())["rows"] if row["graphs"]]
-    assert [row["K"] for row in measured] == [0, 1, 3] and all(row["of_eager"] > 0 for row in measured)
+    assert [(row["K"], row["overlap"]) for row in measured] == [(0, False), (0, True), (1, False), (3, False), (3, True)]
+    assert all(row["of_eager"] > 0 and (row["of_graph"] or 0) >= row["overlap"] * 1e-9 for row in measured)
 
 
 @pytest.mark.slow  # two jobs
 def test_a_job_runs_without_what_the_machine_lacks(tmp_path: Path) -> None:
     page = dry_run(tmp_path, "job")
-    assert "- plain: " in page and "- drafts: " in page and "Nothing was left out." in page
-    rows = {row["arm"]: row for row in json.loads((tmp_path / "out" / "7_job.json").read_text())["rows"]}
-    assert rows["drafts"]["accept length"] > 1.5 and rows["plain"]["accept length"] == 1.0
+    assert "- built-in, plain: " in page and "- tiny shape, drafts, overlapped: " in page
+    assert "Nothing was left out." in page
+    found = json.loads((tmp_path / "out" / "7_job.json").read_text())["rows"]
+    rows = {(row["model"], row["arm"]): row for row in found}
+    assert len(rows) == 8 and rows["built-in", "plain"]["accept length"] == 1.0
+    for model in ("built-in", "tiny shape"):
+        drafts, overlapped = rows[model, "drafts"], rows[model, "drafts, overlapped"]
+        assert drafts["accept length"] == overlapped["accept length"] > 1.5
 
 
 @pytest.mark.slow  # collects the tests that need a GPU

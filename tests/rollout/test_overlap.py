@@ -15,7 +15,6 @@ from bebop.config.fields import from_dict
 from bebop.config.job import DecodingConfig, JobConfig
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.graphs import EagerRecorder
-from bebop.rollout.engine import Request
 from bebop.rollout.slots import Slots
 from bebop.rollout.torch_builder import overlap_on
 from bebop.rollout.torch_engine import TorchEngine, generate

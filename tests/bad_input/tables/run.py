@@ -91,6 +91,8 @@ CASES = {
     "machine": [
         ("model.device=cuda:99", "model.device='cuda:99'"),
         ("model.device=cpu rollout.torch.cuda_graphs=true", "rollout.torch.cuda_graphs=True is not possible"),
+        ("rollout.torch.overlap=auto", "rollout.torch.overlap='auto'"),
+        ("rollout.torch.batch_invariant=null", "rollout.torch.batch_invariant=None"),
         ("model=folder", "model.path is missing: give model.path=VALUE"),
         ("model=folder model.path=missing", "model.path='missing' is not possible: give tiny, smollm2 or a folder"),
         ("model.path={here}/empty", "/empty'"),
