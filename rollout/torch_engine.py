@@ -10,8 +10,8 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +30,7 @@ from bebop.rollout.decoding.timed_lengths import TimedLength
 from bebop.rollout.decoding.verify_trace import Tracer
 from bebop.rollout.detokenize import CompletionText, completed_at
 from bebop.rollout.engine import Engine, Finished, Request, nothing
+from bebop.rollout.flight import NONE, Flight, event_of
 from bebop.rollout.kv_retention import KvRetention, RetainedKv
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.systems import SYSTEMS
@@ -37,7 +38,6 @@ from bebop.trajectory import OPENING, Completion, DecodeStats, FinishReason, Sam
 
 TURNS = 5  # cycles of each kind that are timed
 CONTEXT = 64  # tokens before them; less where that does not fit
-NONE = -1  # of a slot that took no part in a cycle
 
 log = logging.getLogger(__name__)
 
@@ -180,16 +180,6 @@ def _context_of(request: Request) -> list[int]:
 # ---- the engine
 
 
-@dataclass(slots=True, kw_only=True)
-class _Flight:
-    """A cycle that was launched, and whose results were not read yet."""
-
-    results: Tensor  # [4, B] rows that are done, entries, newest token, tokens; on the host once they have ``arrived``
-    arrived: torch.cuda.Event | None  # None: they are there
-    rows: list[int]  # by slot as it is now, its row in the cycle; NONE: its request came after the launch
-    began: float  # seconds
-
-
 class TorchEngine:
     """The embedded engine. Prompts shared by a group are run once; finished rows are refilled before every cycle."""
 
@@ -255,7 +245,7 @@ class TorchEngine:
             else:
                 graphs.refuse(f"decoding.system={decoding.system} has a cycle of its own")
         self.overlap = overlap
-        self.flight: _Flight | None = None
+        self.flight: Flight | None = None
         self.side = torch.cuda.Stream(policy.device) if overlap and policy.device.type == "cuda" else None
         self._logged: set[str] = set()  # reasons
         if isinstance(self.decoder, DraftVerify):
@@ -298,7 +288,7 @@ class TorchEngine:
             return ended + (self._read(self._launch()) if self.active else [])
         before, self.flight = self.flight, self._launch()
         ended += [] if before is None else self._read(before)
-        if all(row == NONE for row in self.flight.rows):  # all of its rows had ended
+        if not self.flight.wanted:
             self.flight = None
         return ended
 
@@ -317,29 +307,26 @@ class TorchEngine:
             log.warning("some cycles are read before the next one is launched: %s", why)
         return not why
 
-    def _launch(self) -> _Flight:
+    def _launch(self) -> Flight:
         """Launch a cycle of all active rows, and the copy of its results."""
         batch, began, slots = len(self.active), self.clock(), self.slots
+        launched = event_of(slots.device)
         done = self.decoder.cycle(batch, max(map(self._most, range(batch))), self.version)
         # The only thing in a cycle that the host waits for: the rows that are done, all lengths, the newest token. They
         # are a tensor of their own, since the next cycle writes on; on a GPU ``to`` gives pinned memory.
         results = torch.stack([done.long(), slots.fed[:batch], slots.last[:batch], slots.count[:batch]])
-        results, arrived = results.to("cpu", non_blocking=True), None
-        if slots.device.type == "cuda":
-            arrived = torch.cuda.Event()
-            arrived.record()
-        return _Flight(results=results, arrived=arrived, rows=[*range(batch)], began=began)
+        results = results.to("cpu", non_blocking=True)
+        arrived = event_of(slots.device)
+        return Flight(results=results, launched=launched, arrived=arrived, rows=[*range(batch)], began=began)
 
     def _most(self, slot: int) -> int:
         """Return the most entries that a running request may have by now, some of them in a cycle not read yet."""
         unread = self.flight is not None and self.flight.rows[slot] != NONE
         return self.fed[slot] + unread * (1 + self.slots.sizes.drafts)
 
-    def _read(self, flight: _Flight) -> list[Finished]:
+    def _read(self, flight: Flight) -> list[Finished]:
         """Wait for the results of a cycle; return the requests that ended in it."""
-        if flight.arrived is not None:
-            flight.arrived.synchronize()
-        flags, fed, last, counts = flight.results.tolist()
+        flags, fed, last, counts = flight.wait()
         if isinstance(self.decoder, DraftVerify):
             self.decoder.took(self.clock() - flight.began)
         rows = {slot: row for slot, row in enumerate(flight.rows) if row != NONE}
@@ -424,7 +411,7 @@ class TorchEngine:
         new, fed = self.admission.admit(first, new, self.version)
         self.fed += fed
         if self.flight is not None:
-            self.flight.rows += [NONE] * len(new)
+            self.flight.admit(len(new))
         for slot, request in enumerate(new, start=first):
             if request.trace and isinstance(self.decoder, DraftVerify):
                 self.tracer.follow(slot)
@@ -458,7 +445,10 @@ class TorchEngine:
         """Return completions of slots and free these: the last active rows move into their places."""
         if not ended:
             return []
-        with self._beside_the_flight():
+        # The cycle in flight leaves what completions of ended rows are made of as it is, so that copies need not wait
+        # for it; but it restores their columns only at its end.
+        flight, stream = self.flight, None if self.keep_state else self.side
+        with nullcontext() if flight is None else flight.beside(stream):
             finished = self._collect(dict(sorted(ended.items())))
         for slot, answer in zip(sorted(ended), finished, strict=True):
             request = self.active[slot]
@@ -473,22 +463,10 @@ class TorchEngine:
             self.tracer.move(sources, targets)
         for source, target in zip(sources, targets, strict=True):
             self.active[target], self.fed[target] = self.active[source], self.fed[source]
-            if self.flight is not None:
-                self.flight.rows[target] = self.flight.rows[source]
         del self.active[left:], self.fed[left:]
         if self.flight is not None:
-            del self.flight.rows[left:]
+            self.flight.move(sources, targets, left)
         return finished
-
-    @contextmanager
-    def _beside_the_flight(self) -> Iterator[None]:
-        """Within this block copies of rows that have ended do not wait for the cycle in flight, which leaves what their
-        completions are made of as it is; but not their columns, which it restores only at its end."""
-        if self.flight is None or self.side is None or self.keep_state:
-            yield
-            return
-        with torch.cuda.stream(self.side):
-            yield
 
     def _collect(self, ended: Mapping[int, FinishReason]) -> list[Finished]:
         """Return completions, copied off the device: one copy a table, however many have ended at once."""

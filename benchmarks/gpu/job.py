@@ -1,7 +1,8 @@
 """A GRPO job in one process: the real loop, worker, engine and trainer, called directly instead of through Ray.
 
-A machine that is lent for minutes has no Ray. The job is synchronous, so its answers do not depend on who runs when. It is one of
-the built-in model, which learns, and one of random weights in the shape of SmolLM2-135M, whose time alone means something.
+A machine that is lent for minutes has no Ray. The job is synchronous, so its answers do not depend on who runs when.
+There is one of the built-in model, which learns, and one of random weights in the shape of SmolLM2-135M, of which the
+time alone means something.
 """
 
 import asyncio

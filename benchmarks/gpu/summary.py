@@ -161,8 +161,8 @@ def _trainer(rows: list[Row]) -> list[str]:
 
 def _job(rows: list[Row]) -> list[str]:
     return [
-        f"- {row['model']}, {row['arm']}: {row['value']:.3g} s a step, {row['time/rollout']:.3g} of them rollouts, accept length "
-        f"{row['accept length']:.2f}, reward {row['reward first']:.2f} to {row['reward last']:.2f}"
+        f"- {row['model']}, {row['arm']}: {row['value']:.3g} s a step, {row['time/rollout']:.3g} of them rollouts, "
+        f"accept length {row['accept length']:.2f}, reward {row['reward first']:.2f} to {row['reward last']:.2f}"
         for row in rows
         if row["value"]
     ]

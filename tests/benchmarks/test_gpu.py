@@ -55,7 +55,13 @@ def test_every_stage_runs_without_what_the_machine_lacks(tmp_path: Path) -> None
     assert "no number here means anything" in page and "Nothing was left out." in page
     assert all(f"## {name}\n" in page for name in measuring) and "| tiny | 2 | bebop | 3 | overlapped |" in page
     measured = [row for row in json.loads((tmp_path / "out" / "5_engine.json").read_text())["rows"] if row["graphs"]]
-    assert [(row["K"], row["overlap"]) for row in measured] == [(0, False), (0, True), (1, False), (3, False), (3, True)]
+    assert [(row["K"], row["overlap"]) for row in measured] == [
+        (0, False),
+        (0, True),
+        (1, False),
+        (3, False),
+        (3, True),
+    ]
     assert all(row["of_eager"] > 0 and (row["of_graph"] or 0) >= row["overlap"] * 1e-9 for row in measured)
 
 

@@ -15,6 +15,7 @@ from bebop.config.fields import from_dict
 from bebop.config.job import DecodingConfig, JobConfig
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.graphs import EagerRecorder
+from bebop.rollout.engine import Request
 from bebop.rollout.slots import Slots
 from bebop.rollout.torch_builder import overlap_on
 from bebop.rollout.torch_engine import TorchEngine, generate
@@ -72,6 +73,12 @@ def both(run: Callable[[TorchEngine], Mapping[int, Completion]], make: Callable[
     same(found, expected)
 
 
+def ten() -> list[Request]:
+    """Requests of which some end at a stop token, the others at their limit."""
+    found = wanted()[:10]
+    return [replace(r, params=replace(r.params, stop_token_ids=(2 + r.id % 4, VOCAB - 1))) for r in found]
+
+
 QUICK = [("bebop", "as it is"), ("bebop_adaptive", "in buckets")]
 CASES = [(system, recorded) for system in STATIC for recorded in ("as it is", "recorded")] + QUICK[1:]
 CASES.remove(("bebop_adaptive", "as it is"))  # all rows draft on until the last one stops: one row more, more passes
@@ -97,7 +104,13 @@ def made(system: str, recorded: str, **settings: Any) -> Callable[..., TorchEngi
 )
 def test_more_requests_than_slots_with_all_that_is_kept_of_them(system: str, recorded: str) -> None:
     """Groups of four, rows that move while their next cycle is in flight, and slots that are taken again."""
-    both(lambda one: finished(started(one, wanted()[:14])), made(system, recorded, keep_state=True))
+
+    def run(one: TorchEngine) -> dict[int, Completion]:
+        done = finished(started(one, ten()))
+        assert {completion.finish_reason for completion in done.values()} == {"stop", "length"}
+        return done
+
+    both(run, made(system, recorded, keep_state=True))
 
 
 @pytest.mark.parametrize(("system", "recorded"), slow_but(QUICK[1:], CASES, several=True))
@@ -161,7 +174,7 @@ BROKEN: dict[str, tuple[type, str, Any]] = {
 def test_broken_variants_give_other_completions(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*BROKEN[fault])
     with pytest.raises(AssertionError):
-        both(lambda one: finished(started(one, wanted()[:14])), made("bebop_adaptive", "in buckets", keep_state=True))
+        both(lambda one: finished(started(one, ten())), made("bebop_adaptive", "in buckets", keep_state=True))
 
 
 # ---- order of launches and reads
