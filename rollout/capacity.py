@@ -15,6 +15,19 @@ def check_positions(settings: Any, length: int, name: str = "rollout.max_length"
         raise UserError(f"{name}={length} is not possible: the model has {limit} positions")
 
 
+GRAPHS = 4  # tensors of the size of a cycle's logits in fp32 that are there at once: logits, p, q and a residual
+
+
+def bytes_of_graphs(slots: int, drafts: int, vocabulary: int, device: torch.device) -> int:
+    """Return an estimate of what the pool of CUDA graphs holds, 0 on other devices: the widest cycle's numbers over the
+    vocabulary [S, K + 1, V].
+
+    All graphs share the pool and one runs at a time, so narrower ones add little. Not measured on a GPU yet; the log
+    says what the pool really holds.
+    """
+    return GRAPHS * slots * (drafts + 1) * vocabulary * 4 if device.type == "cuda" else 0
+
+
 def check_memory(
     settings: Any,
     slots: int,
@@ -23,23 +36,27 @@ def check_memory(
     device: torch.device,
     section: str = "rollout",
     tokens: int | None = None,
+    more: int = 0,
 ) -> None:
     """Raise ``UserError`` if keys and values of ``slots`` requests of ``length`` tokens exceed the device's whole
     memory.
 
-    ``section``: of the settings that the numbers come from; ``tokens``: that the pages of the cache hold instead.
+    ``section``: of the settings that the numbers come from; ``tokens``: that the pages of the cache hold instead;
+    ``more``: bytes of CUDA graphs beside them.
     """
     if tokens is not None and tokens < slots * length:
-        taken, there = tokens * bytes_per_token(settings, dtype), memory_of(device)
+        taken, there = tokens * bytes_per_token(settings, dtype) + more, memory_of(device)
         if taken > there:
+            beside = f" with {more / 1e9:.0f} GB of CUDA graphs" if more else ""
             raise UserError(
-                f"rollout.torch.cache_tokens={tokens} is not possible: keys and values take {taken / 1e9:.0f} GB, "
-                f"{device} has {there / 1e9:.0f} GB"
+                f"rollout.torch.cache_tokens={tokens} is not possible: keys and values{beside} take "
+                f"{taken / 1e9:.0f} GB, {device} has {there / 1e9:.0f} GB"
             )
         return
-    wanted, there = slots * length * bytes_per_token(settings, dtype), memory_of(device)
+    wanted, there = slots * length * bytes_per_token(settings, dtype) + more, memory_of(device)
     if wanted > there:
-        sizes = f"keys and values of {slots} times {length} tokens take {wanted / 1e9:.0f} GB"
+        beside = f" with {more / 1e9:.0f} GB of CUDA graphs" if more else ""
+        sizes = f"keys and values of {slots} times {length} tokens{beside} take {wanted / 1e9:.0f} GB"
         raise UserError(
             f"{section}.slots={slots} with {section}.max_length={length} is not possible: {sizes}, {device} has "
             f"{there / 1e9:.0f} GB; lower one of them"

@@ -262,11 +262,11 @@ class Slots:
             ]
             for p, c in zip(params, contexts, strict=True)
         ]
-        table = torch.tensor(numbers, device=self.device)
+        table = sent(numbers, self.device)
         self.fed[rows], self.asked[rows], self.last[rows], self.limit[rows], self.seed[rows] = table[:, :5].unbind(1)
         self.stops[rows] = table[:, 5:]
         for row, context in zip(self.prompts[rows], contexts, strict=True):
-            row[: len(context)] = torch.tensor(context, device=self.device)
+            row[: len(context)] = sent(context, self.device)
         self.exact[rows] = True
         self.count[rows] = 0
         self.stats[rows] = 0
@@ -276,7 +276,7 @@ class Slots:
         for name, column in self.columns.items():
             column[rows] = self._fresh[name]
         sampling = [(p.temperature, p.top_k, p.top_p, p.min_p, p.repetition_penalty) for p in params]
-        self.settings[rows] = torch.tensor(sampling, device=self.device)
+        self.settings[rows] = sent(sampling, self.device)
         self.top_k[rows] = self.settings[rows, 1].long()
         self._asked[rows] = sampling
         penalised = [i for i, p in enumerate(params) if p.repetition_penalty != 1.0]
@@ -317,7 +317,8 @@ class Slots:
         stretch = torch.bucketize(count, self.starts[1:], right=True)
         stretch = stretch.masked_fill(self.opens[:batch] & (count == 0), -1)
         row = torch.arange(batch, device=self.device)
-        self.begun[row, stretch] += torch.stack([torch.ones_like(emitted), emitted], 1)
+        # A row that emits nothing has ended before, or is dead: no cycle of its completion begins.
+        self.begun[row, stretch] += torch.stack([emitted.clamp_max(1), emitted], 1)
         if kinds == [*range(len(kinds))]:  # the usual case, and a slice costs the device nothing
             self.stats[row, stretch, : len(kinds), :drafts] += sums
         else:
@@ -348,7 +349,7 @@ class Slots:
 
         Of caches in pages the table's rows move, and no entry.
         """
-        rows, places = (torch.tensor(slots, device=self.device) for slots in (sources, targets))
+        rows, places = (sent(slots, self.device) for slots in (sources, targets))
         for tensor in self._all():
             tensor[places] = tensor[rows]
         if self.pages is not None:
@@ -374,6 +375,23 @@ class Slots:
         self.settings[dead] = self._neutral
         self._asked[dead] = [tuple(NEUTRAL.values())] * (self._retired - batch)
         self._retired, self._sampling = batch, None
+
+    def own_columns(self, batch: int) -> dict[str, Tensor]:
+        """Return copies [B, ...] of the columns of the first B slots that do not follow from their contexts."""
+        return {name: column[:batch].clone() for name, column in self.columns.items() if name not in self._derived}
+
+    def freeze(self, before: Mapping[str, Tensor], emitted: Tensor, done: Tensor) -> None:
+        """Make rows that are ``done`` [B] emit nothing in later cycles, and undo what this cycle changed in the columns
+        of rows that emitted nothing: they ended before it.
+
+        ``before``: what ``own_columns`` gave when the cycle began; ``emitted`` [B]: its tokens.
+        """
+        batch = len(emitted)
+        limit, count = self.limit[:batch], self.count[:batch]
+        torch.where(done, count, limit, out=limit)
+        for name, old in before.items():
+            column = self.columns[name][:batch]
+            torch.where((emitted > 0).view(-1, *[1] * (column.dim() - 1)), column, old, out=column)
 
     def share(self, source: int, first: int, end: int, length: int) -> None:
         """Copy what follows from a slot's context, ``length`` entries of its caches, to slots first..end-1."""
@@ -421,6 +439,12 @@ class Slots:
 def on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     """Return numbers [n] that every cycle needs, copied once: the host waits for the device while it copies to it."""
     return torch.tensor(numbers, device=device)
+
+
+def sent(numbers: Sequence[Any], device: torch.device) -> Tensor:
+    """Return numbers as a tensor of a device; the host does not wait for what the device still has to do."""
+    made = torch.tensor(numbers)
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)
 
 
 def _rounded(entries: int) -> int:

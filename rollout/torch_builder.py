@@ -8,7 +8,7 @@ from transformers import AutoConfig
 from bebop.config.job import JobConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_policy, resolve
-from bebop.rollout.capacity import check_memory, check_parked, check_pool
+from bebop.rollout.capacity import bytes_of_graphs, check_memory, check_parked, check_pool
 from bebop.systems import SYSTEMS
 
 if TYPE_CHECKING:  # the driver, which calls ``check``, needs none of it
@@ -21,14 +21,16 @@ def check(config: JobConfig) -> None:
     """Raise ``UserError`` unless its keys and values fit this machine, if it is the one that it will run on."""
     if config.runtime.address is None:
         settings = AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True)
-        workers, length, dtype = config.rollout.workers, config.rollout.max_length, getattr(torch, config.model.dtype)
-        device, tokens = find_device(config.model), config.rollout.torch.cache_tokens
-        paged = device.type == "cuda" if (asked := config.rollout.torch.paged_cache) == "auto" else asked
-        check_pool(tokens, length, paged)
-        pool = None if tokens is None else tokens * workers
-        check_memory(settings, config.rollout.slots * workers, length, dtype, device, tokens=pool)
+        slots, length = config.rollout.slots * config.rollout.workers, config.rollout.max_length
+        dtype, device, graphs = getattr(torch, config.model.dtype), find_device(config.model), 0
+        asked, tokens = config.rollout.torch.paged_cache, config.rollout.torch.cache_tokens
+        check_pool(tokens, length, device.type == "cuda" if asked == "auto" else asked)
+        if graphs_on(config, device):
+            drafts = config.decoding.limit if SYSTEMS[config.decoding.system].drafts else 0
+            graphs = bytes_of_graphs(slots, drafts, settings.get_text_config().vocab_size, device)
+        pool = None if tokens is None else tokens * config.rollout.workers
+        check_memory(settings, slots, length, dtype, device, tokens=pool, more=graphs)
         check_parked(config.rollout.parked_bytes, device)
-        graphs_on(config, device)
 
 
 def graphs_on(config: JobConfig, device: torch.device) -> bool:
@@ -45,6 +47,12 @@ def graphs_on(config: JobConfig, device: torch.device) -> bool:
     return asked
 
 
+def overlap_on(config: JobConfig, device: torch.device) -> bool:
+    """Return whether a cycle is launched before the one before is read: as asked, or on a GPU alone."""
+    asked = config.rollout.torch.overlap
+    return device.type == "cuda" if asked is None else asked
+
+
 def gpus(config: JobConfig) -> float:
     """Return a share of one."""
     return 0.5
@@ -52,11 +60,14 @@ def gpus(config: JobConfig) -> float:
 
 def make(config: JobConfig) -> tuple["TorchEngine", tuple[int, ...]]:
     """Return the engine, and the tokens that end a completion."""
-    from bebop.rollout.decoding.graphs import CudaRecorder
+    from bebop.rollout.decoding.graphs import CudaRecorder, EagerRecorder, Recorder
     from bebop.rollout.torch_engine import TorchEngine
 
     system, asked = SYSTEMS[config.decoding.system], config.rollout.torch
     policy = load_policy(config.model, need_head=system.head, needs=system.needs)
+    recorder: Recorder | None = CudaRecorder() if graphs_on(config, policy.device) else None
+    if recorder is None and config.rollout.torch.batch_invariant:
+        recorder = EagerRecorder()  # buckets without graphs
     engine = TorchEngine(
         policy,
         config.decoding,
@@ -69,6 +80,8 @@ def make(config: JobConfig) -> tuple["TorchEngine", tuple[int, ...]]:
         prefill_tokens=config.rollout.torch.prefill_tokens,
         measure=config.monitor.decode_stats,
         room=config.decoding.limit + 1 if config.monitor.actions else 0,
-        recorder=CudaRecorder() if graphs_on(config, policy.device) else None,
+        recorder=recorder,
+        overlap=overlap_on(config, policy.device),
+        batch_invariant=config.rollout.torch.batch_invariant,
     )
     return engine, policy.eos_token_ids

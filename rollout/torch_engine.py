@@ -1,10 +1,17 @@
-"""The embedded engine: continuous batching over slots, speculative cycles, weights swapped in flight; torch alone."""
+"""The embedded engine: continuous batching over slots, speculative cycles, weights swapped in flight; torch alone.
+
+With ``overlap`` a cycle is launched before the results of the one before are read, so that the device does not wait for
+the host. A row that ended in the first is in the second once more, where it emits nothing and keeps what its completion
+is made of (``DraftVerify.freezes``). Slots are freed, and taken again, a cycle later than without. Tokens, statistics
+and the order of completions are the same; whoever ends or changes requests first reads the cycle in flight.
+"""
 
 import dataclasses
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count, islice
 
@@ -17,7 +24,7 @@ from bebop.config.engines import PREFILL_TOKENS
 from bebop.config.job import PARKED_BYTES, DecodingConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
-from bebop.rollout.capacity import check_memory, check_parked, check_pool, check_positions
+from bebop.rollout.capacity import bytes_of_graphs, check_memory, check_parked, check_pool, check_positions
 from bebop.rollout.decoding.base import Decoder
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.graphs import Graphs, Recorder
@@ -25,6 +32,7 @@ from bebop.rollout.decoding.timed_lengths import TimedLength
 from bebop.rollout.decoding.verify_trace import Tracer
 from bebop.rollout.detokenize import CompletionText, completed_at
 from bebop.rollout.engine import Engine, Finished, Request, nothing
+from bebop.rollout.flight import NONE, Flight, event_of
 from bebop.rollout.kv_retention import KvRetention, RetainedKv
 from bebop.rollout.prefill import arrange, passes
 from bebop.rollout.slots import Slots, SlotSizes
@@ -237,6 +245,8 @@ class TorchEngine:
         prefill_tokens: int = PREFILL_TOKENS,
         clock: Callable[[], float] = time.perf_counter,
         recorder: Recorder | None = None,
+        overlap: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         """``measure``: whether overlap and entropies are collected beside counts; ``on_update``: keep or recompute.
 
@@ -248,15 +258,23 @@ class TorchEngine:
         many as all slots at their full length.
         ``prefill_tokens``: that a pass over new contexts computes at most, padding included.
         ``clock``: seconds, by which ``draft_tokens=auto`` goes; measured now and at every cycle.
-        ``recorder``: makes CUDA graphs of cycles; None: they are launched kernel by kernel.
+        ``recorder``: makes CUDA graphs of cycles; None: they are launched kernel by kernel. ``overlap``: a cycle is
+        launched before the one before is read, where nothing has to be known of that. ``batch_invariant``: every cycle
+        is computed for all slots and their whole length; a recorder is needed.
         """
         self.policy, self.decoding = policy, decoding
         self.text = CompletionText(policy.tokenizer)
         self.on_update, self.keep_state = on_update, keep_state
         check_positions(policy.backbone.config, max_length)
         paged = policy.device.type == "cuda" if paged is None else paged
+        graphs_bytes = 0
+        if recorder is not None:
+            graphs_bytes = bytes_of_graphs(
+                slots, decoding.limit if SYSTEMS[decoding.system].drafts else 0, policy.vocab_size, policy.device
+            )
+        backbone = policy.backbone
         check_memory(
-            policy.backbone.config, slots, max_length, policy.backbone.dtype, policy.device, tokens=cache_tokens
+            backbone.config, slots, max_length, backbone.dtype, policy.device, tokens=cache_tokens, more=graphs_bytes
         )
         check_parked(parked_bytes, policy.device)
         check_pool(cache_tokens, max_length, paged)
@@ -279,26 +297,32 @@ class TorchEngine:
         self.admission = Admission(self.slots, self.decoder, self.retention, prefill_tokens)
         self.clock = clock
         if recorder is not None:
-            graphs = Graphs(recorder, slots)
+            graphs = Graphs(recorder, slots, self.slots.capacity if batch_invariant else None)
             if isinstance(self.decoder, DraftVerify):
                 self.decoder.graphs = graphs
             else:
                 graphs.refuse(f"decoding.system={decoding.system} has a cycle of its own")
+        self.overlap = overlap
+        self.flight: Flight | None = None
+        self.side = torch.cuda.Stream(policy.device) if overlap and policy.device.type == "cuda" else None
+        self._logged: set[str] = set()  # reasons
         if isinstance(self.decoder, DraftVerify):
+            self.decoder.freezes = overlap
             time_cycles(self.decoder, self.slots, clock)
         self.version = 0
         self.head = self.policy.head_fingerprint()
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []  # the request in slot i
-        self.fed: list[int] = []  # entries that it has in the caches, known without asking the device
+        self.fed: list[int] = []  # entries that it has in the caches, as of the latest cycle that was read
+        self.ended: list[Finished] = []  # completions that ended where ``step`` could not return them
         self.turns: list[int] = []  # when it came into a slot: the latest is preempted first
         self._turns = count()
         self.preempted = 0  # requests that had to leave their pages to earlier ones, and began again
 
     @property
     def unfinished(self) -> int:
-        """Return the number of requests queued or running."""
-        return len(self.waiting) + len(self.active)
+        """Return the number of requests queued, running, or ended and not returned yet."""
+        return len(self.waiting) + len(self.active) + len(self.ended)
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -317,40 +341,90 @@ class TorchEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """Run one cycle for all active rows; return the finished requests."""
+        """Run one cycle for all active rows; return the finished requests, with overlap those of the cycle before."""
         self._grow()
         self._admit()
-        if not self.active:
-            return []
-        batch = len(self.active)
-        began = self.clock()
-        done = self.decoder.cycle(batch, max(self.fed), self.version)
-        # The only wait for the device in a cycle: the rows that are done, all lengths, the newest token.
-        slots = self.slots
-        progress = torch.stack([done.long(), slots.fed[:batch], slots.last[:batch], slots.count[:batch]])
-        flags, self.fed, last, counts = progress.tolist()
+        ended, self.ended = self.ended, []
+        if not self._runs_ahead():
+            ended += self._settle()
+            return ended + (self._read(self._launch()) if self.active else [])
+        before, self.flight = self.flight, self._launch()
+        ended += [] if before is None else self._read(before)
+        if not self.flight.wanted:
+            self.flight = None
+        return ended
+
+    def _runs_ahead(self) -> bool:
+        """Return whether the next cycle may be launched before the latest is read; say once for what reason not."""
+        if not (self.overlap and self.active):
+            return False
+        if not isinstance(self.decoder, DraftVerify):
+            why = f"decoding.system={self.decoding.system} has a cycle of its own"
+        elif any(request.params.stop for request in self.active):
+            why = "requests have stop strings"
+        else:
+            why = self.decoder.why_read()
+        if why and why not in self._logged:
+            self._logged.add(why)
+            log.warning("some cycles are read before the next one is launched: %s", why)
+        return not why
+
+    def _launch(self) -> Flight:
+        """Launch a cycle of all active rows, and the copy of its results."""
+        batch, began, slots = len(self.active), self.clock(), self.slots
+        launched = event_of(slots.device)
+        done = self.decoder.cycle(batch, max(map(self._most, range(batch))), self.version)
+        # The only thing in a cycle that the host waits for: the rows that are done, all lengths, the newest token. They
+        # are a tensor of their own, since the next cycle writes on; on a GPU ``to`` gives pinned memory.
+        results = torch.stack([done.long(), slots.fed[:batch], slots.last[:batch], slots.count[:batch]])
+        results = results.to("cpu", non_blocking=True)
+        arrived = event_of(slots.device)
+        return Flight(results=results, launched=launched, arrived=arrived, rows=[*range(batch)], began=began)
+
+    def _most(self, slot: int) -> int:
+        """Return the most entries that a running request may have by now, some of them in a cycle not read yet."""
+        unread = self.flight is not None and self.flight.rows[slot] != NONE
+        return self.fed[slot] + unread * (1 + self.slots.sizes.drafts)
+
+    def _read(self, flight: Flight) -> list[Finished]:
+        """Wait for the results of a cycle; return the requests that ended in it."""
+        flags, fed, last, counts = flight.wait()
         if isinstance(self.decoder, DraftVerify):
-            self.decoder.took(self.clock() - began)
-        ended: dict[int, FinishReason] = {slot: "stop" for slot in self._stop_strings(counts)}
-        for slot in (slot for slot, flag in enumerate(flags) if flag):
-            stopped = last[slot] in self.active[slot].params.stop_token_ids
-            ended.setdefault(slot, "stop" if stopped else "length")
+            self.decoder.took(self.clock() - flight.began)
+        rows = {slot: row for slot, row in enumerate(flight.rows) if row != NONE}
+        for slot, row in rows.items():
+            self.fed[slot] = fed[row]
+        ended: dict[int, FinishReason] = dict.fromkeys(
+            self._stop_strings({slot: counts[row] for slot, row in rows.items()}), "stop"
+        )
+        for slot, row in rows.items():
+            if flags[row]:
+                stopped = last[row] in self.active[slot].params.stop_token_ids
+                ended.setdefault(slot, "stop" if stopped else "length")
         return self._finish(ended)
+
+    def _settle(self) -> list[Finished]:
+        """Read the cycle in flight, if there is one; return the requests that ended in it."""
+        flight, self.flight = self.flight, None
+        return [] if flight is None else self._read(flight)
 
     @torch.inference_mode()
     def abort(self, ids: Sequence[int] | None = None) -> list[Finished]:
-        """End requests now, all of them if ``ids`` is None."""
+        """End requests now, all of them if ``ids`` is None; return also those that ended before by themselves and were
+        not returned yet."""
+        ended, self.ended = [*self.ended, *self._settle()], []
         chosen = None if ids is None else set(ids)
         slots = [s for s, request in enumerate(self.active) if chosen is None or request.id in chosen]
         finished = self._finish(dict.fromkeys(slots, "abort"))
         for request in [r for r in self.waiting if chosen is None or r.id in chosen]:
             self.waiting.remove(request)
             finished.append(Finished(id=request.id, completion=request.partial or nothing()))
-        return finished
+        return ended + finished
 
     @torch.inference_mode()
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Copy weights into place. Running requests go on: on their old keys and values, or on recomputed ones."""
+        self.ended += self._settle()
         self.policy.load(weights)
         self.version, self.head = version, self.policy.head_fingerprint()
         if self.on_update == "recompute":
@@ -373,6 +447,7 @@ class TorchEngine:
             )
         if then.decoder() is not now.decoder():
             raise UserError(f"decoding.system={decoding.system!r} is not possible now: its cycle is another one")
+        self.ended += self._settle()
         if self.decoder.configure(decoding):
             self.retention.clear()
             if self.active:
@@ -399,10 +474,16 @@ class TorchEngine:
         that is taken back here may still be written by a cycle that was launched: that is over before the next one
         begins, since both are in one stream.
         """
-        while self.slots.short(self.fed):
+        while self.slots.short(self._entries()):
             if not self.retention.evict():
-                self._preempt()
-        self.slots.reserve(0, self.fed, cycles=1)
+                self.ended += self._settle()  # what is preempted has to be known
+                if self.slots.short(self._entries()):
+                    self._preempt()
+        self.slots.reserve(0, self._entries(), cycles=1)
+
+    def _entries(self) -> list[int]:
+        """Return the most entries that each running request may have by now."""
+        return [self._most(slot) for slot in range(len(self.active))]
 
     def _preempt(self) -> None:
         """Put the request that came into its slot last back to the front of the queue, as an aborted one."""
@@ -427,6 +508,8 @@ class TorchEngine:
         first = len(self.active)
         new, fed = self.admission.admit(first, new, self.version)
         self.fed += fed
+        if self.flight is not None:
+            self.flight.admit(len(new))
         for slot, request in enumerate(new, start=first):
             if request.trace and isinstance(self.decoder, DraftVerify):
                 self.tracer.follow(slot)
@@ -438,16 +521,18 @@ class TorchEngine:
         count = int(self.slots.count[slot])
         return [*self.active[slot].token_ids, *self.slots.tokens[slot, :count].tolist()]
 
-    def _stop_strings(self, counts: Sequence[int]) -> list[int]:
+    def _stop_strings(self, counts: Mapping[int, int]) -> list[int]:
         """Return slots whose completion now holds one of its stop strings, and cut it after the token that completes
         it.
 
-        ``counts`` [B]: tokens of each completion.
+        ``counts``: tokens of the completion of each slot that took part in the cycle.
         """
-        asked = [slot for slot, request in enumerate(self.active) if request.params.stop]
+        asked = [slot for slot in counts if self.active[slot].params.stop]
         if not asked:
             return []
-        hit, answers = [], self.slots.tokens[: len(counts), : max(counts)].cpu()  # at once, whoever asked
+        assert self.flight is None, "the next cycle goes on from tokens that may be cut"
+        # At once, whoever asked.
+        hit, answers = [], self.slots.tokens[: len(self.active), : max(counts.values())].cpu()
         for slot in asked:
             request, ids = self.active[slot], answers[slot, : counts[slot]].tolist()
             if found := completed_at(self.policy.tokenizer, ids, request.params.stop):
@@ -462,7 +547,11 @@ class TorchEngine:
         """
         if not ended:
             return []
-        finished = self._collect(dict(sorted(ended.items())))
+        # The cycle in flight leaves what completions of ended rows are made of as it is, so that copies need not wait
+        # for it; but it restores their columns only at its end.
+        flight, stream = self.flight, None if self.keep_state else self.side
+        with nullcontext() if flight is None else flight.beside(stream):
+            finished = self._collect(dict(sorted(ended.items())))
         for slot, answer in zip(sorted(ended), finished, strict=True):
             request = self.active[slot]
             if park and request.park and self.decoder.extends:
@@ -472,7 +561,7 @@ class TorchEngine:
         sources = [slot for slot in range(left, len(self.active)) if slot not in ended]
         targets = sorted(slot for slot in ended if slot < left)
         if sources:
-            self.slots.move(sources, targets, [self.fed[slot] for slot in sources])
+            self.slots.move(sources, targets, [self._most(slot) for slot in sources])
             self.tracer.move(sources, targets)
         for source, target in zip(sources, targets, strict=True):
             self.active[target], self.fed[target] = self.active[source], self.fed[source]
@@ -480,6 +569,8 @@ class TorchEngine:
         self.slots.release(left, len(self.active))
         self.retention.trim()
         del self.active[left:], self.fed[left:], self.turns[left:]
+        if self.flight is not None:
+            self.flight.move(sources, targets, left)
         return finished
 
     def _collect(self, ended: Mapping[int, FinishReason]) -> list[Finished]:

@@ -14,10 +14,12 @@ from bebop.certify.answers import Answer
 from bebop.certify.reference import Progress
 from bebop.certify.white_box import WhiteBox
 from bebop.config.certify import CertifyConfig
-from bebop.model.checkpoint import load_policy
+from bebop.errors import UserError
+from bebop.model.checkpoint import find_device, load_policy
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.graphs import CudaRecorder
 from bebop.rollout.engine import Finished, Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.systems import SYSTEMS
@@ -25,11 +27,19 @@ from bebop.systems import SYSTEMS
 
 def make(config: CertifyConfig) -> "EmbeddedEngine":
     """Return the engine of a configuration, with weights of its own."""
-    system = SYSTEMS[config.decoding.system]
+    system, device = SYSTEMS[config.decoding.system], find_device(config.model)
+    graphs = config.engine.cuda_graphs
+    if graphs and device.type != "cuda":
+        raise UserError(f"engine.cuda_graphs=True is not possible on model.device={device.type}: give false, or a GPU")
     policy = load_policy(config.model, need_head=system.head, needs=system.needs)
     engine = TorchEngine(
-        policy, config.decoding, slots=config.engine.slots, max_length=config.max_length, measure=False
-    )  # fmt: skip
+        policy,
+        config.decoding,
+        slots=config.engine.slots,
+        max_length=config.max_length,
+        measure=False,
+        recorder=CudaRecorder() if graphs else None,
+    )
     return EmbeddedEngine(engine, white_box=WhiteBox(config.alpha) if config.white_box else None)
 
 
@@ -75,6 +85,7 @@ class EmbeddedEngine:
             "slots": slots.slots,
             "max_length": slots.length,
             "looked inside": self.white_box is not None,
+            "cuda graphs": isinstance(self.engine.decoder, DraftVerify) and self.engine.decoder.graphs is not None,
         }
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:

@@ -41,6 +41,7 @@ class EngineConfig(Settings):
     model: str | None = setting(None, "the model's name at an OpenAI-compatible server; null: its only one", NOT_EMPTY)
     function: str | None = setting(None, "package.module:function, for function", NOT_EMPTY)
     slots: int = setting(32, "requests decoded side by side by the embedded engine", POSITIVE)
+    cuda_graphs: bool = setting(False, "certify cycles of the embedded engine that are CUDA graphs; on a GPU")
     timeout: float = setting(600.0, "for one completion of a server", above(0, unit="seconds"))
 
     def _validate(self) -> None:
@@ -48,6 +49,8 @@ class EngineConfig(Settings):
         self.require(bool(self.url) or not served, "url", f"engine.name={self.name} needs http://HOST:PORT")
         named = self.name != "function" or bool(self.function and ":" in self.function)
         self.require(named, "function", "engine.name=function needs package.module:function")
+        graphs = not self.cuda_graphs or self.name == "embedded"
+        self.require(graphs, "cuda_graphs", f"engine.name={self.name} captures its own: give false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,5 +93,7 @@ class CertifyConfig(Settings):
         self.require(self.reference != "server" or served, "reference", "there is no server: choose model")
         known = SYSTEMS[self.decoding.system].exact or self.engine.name != "embedded"
         self.require(known, "decoding.system", "it claims no distribution: choose an exact one")
+        inside = self.engine.cuda_graphs and self.white_box
+        self.require(not inside, "engine.cuda_graphs", "a graph lets nobody look inside: give white_box=false too")
         free = self.dir is None or not (Path(self.dir) / "certificate.json").exists()
         self.require(free, "dir", "it holds a certificate already: choose another folder")

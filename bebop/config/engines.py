@@ -31,7 +31,22 @@ class TorchConfig(Settings):
 
     SECTION = "rollout.torch."
     # Off until a run on a GPU has compared its tokens with those of eager cycles (benchmarks/gpu/NEXT.md).
-    cuda_graphs: bool = setting(False, "launch a cycle as one CUDA graph, where its decoding system allows that")
+    cuda_graphs: bool = setting(
+        False,
+        "launch a cycle as one CUDA graph; of history, bebop_history, ngram, blockpilot, block_ema and "
+        "decoding.draft_temperature=auto its verification alone; of pad, firp, firp_chain, pipo and of traced requests "
+        "nothing",
+    )
+    overlap: bool | None = setting(
+        None,
+        "launch a cycle before the results of the one before are read, where the host need not know them; "
+        "null: on a GPU alone",
+    )
+    batch_invariant: bool = setting(
+        False,
+        "compute every cycle for all slots and rollout.max_length, so that the rounding of a row does not depend on "
+        "those beside it; prompts are not; slower",
+    )
     # On a CPU attention copies the pages that it reads, which costs a quarter to a third of the tokens a second.
     paged_cache: bool | Literal["auto"] = setting(
         "auto",

@@ -55,6 +55,7 @@ class System:
     exact: bool = True  # the output distribution is the target's
     has_logprobs: bool = False  # it is not, but each token comes with its log-prob under what it was drawn from
     static: bool = False  # a cycle asks nothing of the device and is the same operations whatever is drawn (``Plan``)
+    static_verify: bool = False  # its drafting may ask; its target pass, rule and statistics do not
     custom_cycle: bool = False  # it decodes in another way than by drafting for the model and verifying
     train_error: str = ""  # why bebop.run cannot train on its completions, and what can be done; empty: it can
     serve_error: str = ""  # why other engines cannot host it; empty: it is for them to say

@@ -80,5 +80,5 @@ SYSTEMS = (
         static=True,
     ),
     BlockVerifySystem(name="bebop_block", summary="bebop, the drafts of a cycle verified as a whole", static=True),
-    NgramSystem(name="ngram", summary="drafts looked up in the context"),
+    NgramSystem(name="ngram", summary="drafts looked up in the context", static_verify=True),
 )

@@ -1,6 +1,8 @@
 """A GRPO job in one process: the real loop, worker, engine and trainer, called directly instead of through Ray.
 
 A machine that is lent for minutes has no Ray. The job is synchronous, so its answers do not depend on who runs when.
+There is one of the built-in model, which learns, and one of random weights in the shape of SmolLM2-135M, of which the
+time alone means something.
 """
 
 import asyncio
@@ -13,15 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
 
+from bebop.bench.gpu.models import Shape, policy_of
 from bebop.config.fields import from_dict
 from bebop.config.job import JobConfig
 from bebop.driver.loop import Loop
 from bebop.driver.protocols import Assignment, WorkerReport
 from bebop.driver.weights import CheckedWeights
 from bebop.metrics.metrics import Metrics
-from bebop.model.checkpoint import load_tokenizer
+from bebop.model.checkpoint import load_tokenizer, save_policy
 from bebop.monitor.certified import Certified
 from bebop.rollout.worker import make_worker
 from bebop.tasks.source import PromptSource, chat_encoder
@@ -39,7 +47,14 @@ def score(text, item):
     numbers = re.findall(r"-?\\d+", text)
     return float(bool(numbers) and numbers[-1] == item["answer"])
 '''
-ARMS = {"plain": {"system": "autoregressive", "draft_tokens": 0}, "drafts": {"system": "bebop", "draft_tokens": 3}}
+PLAIN, DRAFTS = {"system": "autoregressive", "draft_tokens": 0}, {"system": "bebop", "draft_tokens": 3}
+# How an arm decodes, and whether cycles are CUDA graphs that are launched before the one before is read.
+ARMS = {
+    "plain": (PLAIN, False),
+    "drafts": (DRAFTS, False),
+    "plain, overlapped": (PLAIN, True),
+    "drafts, overlapped": (DRAFTS, True),
+}
 
 
 class InProcess:
@@ -130,18 +145,36 @@ def questions(file: Path, count: int) -> None:
     file.write_text("".join(lines))
 
 
+def written(shape: Shape, folder: Path, device: str) -> None:
+    """Write a model of random weights, with a word for each token, which a job can load."""
+    policy = policy_of(shape, torch.device(device))
+    words = {"<eos>": 0, "=": 1} | {str(number): number for number in range(2, shape.vocabulary)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="="))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    policy.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+    save_policy(policy, folder)
+
+
 def carried_out(folder: Path, arm: str, steps: int, size: int, device: str, model: str = "tiny") -> dict[str, float]:
-    """Run a job of an arm; reward at its beginning and end, and the median seconds of a step and of its parts."""
+    """Run a job of an arm; reward at its beginning and end, and the median seconds of a step and of its parts.
+
+    ``model``: the built-in one, or a folder.
+    """
+    decoding, overlapped = ARMS[arm]
+    cuda = device.startswith("cuda")
     folder.mkdir(parents=True)
     questions(folder / "task.jsonl", size * steps)
     (folder / "reward.py").write_text(REWARD)
     config = from_dict(JobConfig, {
-        "model": {"path": model, "device": device},
+        "model": {"path": model, "device": device, "dtype": "bfloat16" if model != "tiny" and cuda else "float32"},
         "task": {
             "source": "file", "name": "sums", "path": str(folder / "task.jsonl"), "reward": f"{folder}/reward.py:score",
         },
-        "rollout": {"staleness": 0, "slots": 8 * size, "max_length": 256, "sampling": {"max_new_tokens": 96}},
-        "decoding": ARMS[arm],
+        "rollout": {
+            "staleness": 0, "slots": 8 * size, "max_length": 256, "sampling": {"max_new_tokens": 96},
+            "torch": {"overlap": overlapped, "cuda_graphs": overlapped and cuda},
+        },
+        "decoding": decoding,
         "trainer": {"steps": steps, "groups_per_step": size, "group_size": 8, "save_every": 0, "lr": 2e-4},
         "monitor": {"drift": False},
     })  # fmt: skip

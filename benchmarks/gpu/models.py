@@ -110,10 +110,18 @@ class Decoding:
     """An engine with all rows in the middle of their completions."""
 
     def __init__(
-        self, policy: Policy, system: str, drafts: int, batch: int, graphs: bool = False, paged: bool | None = None
+        self,
+        policy: Policy,
+        system: str,
+        drafts: int,
+        batch: int,
+        graphs: bool = False,
+        overlap: bool = False,
+        paged: bool | None = None,
     ) -> None:
-        """``graphs``: whether a cycle is launched as one; without a GPU its body runs as if it were. ``paged``: whether
-        keys and values lie in pages; None: on a GPU."""
+        """``graphs``: whether a cycle is launched as one; without a GPU its body runs as if it were. ``overlap``:
+        whether it is launched before the one before is read. ``paged``: whether keys and values lie in pages; None: on
+        a GPU."""
         config = DecodingConfig(system=system, draft_tokens=max(1, drafts))
         length = PROMPT + CYCLES * (drafts + 1)
         self.device = policy.device
@@ -121,7 +129,10 @@ class Decoding:
         self.recorder: Recorder | None = None
         if graphs:
             self.recorder = CudaRecorder() if cuda else EagerRecorder()
-        self.engine = TorchEngine(policy, config, slots=batch, max_length=length, recorder=self.recorder, paged=paged)
+        self.overlap = overlap
+        self.engine = TorchEngine(
+            policy, config, slots=batch, max_length=length, recorder=self.recorder, overlap=overlap, paged=paged
+        )
         self.engine.text = lambda *_: ""  # type: ignore[assignment]  # tokens beyond the tokenizer's
         params = SamplingParams(max_new_tokens=length - PROMPT)
         size = policy.vocab_size
@@ -132,12 +143,16 @@ class Decoding:
             self.engine.step()
 
     def cycles(self, count: int) -> list[float]:
-        """Return the seconds of so many cycles, each with its read of the device at the end."""
+        """Return the seconds of so many cycles, each with its read of the device at the end.
+
+        With overlap a step reads the cycle before, and nothing else is waited for: the device goes on meanwhile.
+        """
         seconds = []
         for _ in range(count):
             began = time.perf_counter()
             self.engine.step()
-            self._wait()
+            if not self.overlap:
+                self._wait()
             seconds.append(time.perf_counter() - began)
         return seconds
 

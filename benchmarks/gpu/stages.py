@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bebop.bench.gpu.job import ARMS, carried_out
+from bebop.bench.gpu.job import ARMS, carried_out, written
 from bebop.bench.gpu.models import SHAPES, TINY, TRAINED, Decoding, Shape, policy_of, update
 from bebop.bench.gpu.sampling_cycle import cases as sampling_cycles
 from bebop.bench.gpu.stage import Context, Row, Stage, warmed
@@ -372,29 +372,33 @@ def _cases(
 
 
 def engine(context: Context) -> None:
-    """Wall time of a cycle, kernel by kernel and as a CUDA graph; launches in it, the share of it in which the device
-    works, reads of the device."""
+    """Wall time of a cycle, kernel by kernel, as a CUDA graph, and as one that is launched before the one before is
+    read; launches in it, the share of it in which the device works, reads of the device."""
     shapes = {"tiny": TINY} if context.dry else SHAPES
     for name, shape in shapes.items():
         policy = policy_of(shape, context.device)
         for batch in (2,) if context.dry else (1, 32, 256):
-            known: dict[tuple[int, bool], float] = {}  # by drafts and whether it is a graph
-            for drafts, graphs in product((0, 1, 3), (False, True)):
-                system = "bebop" if drafts else "autoregressive"
+            known: dict[tuple[int, str], float] = {}  # by drafts and how cycles are launched
+            for drafts, how in product((0, 1, 3), ("eager", "graphs", "overlap")):
+                if how == "overlap" and drafts == 1:
+                    continue  # between the other two
+                system, graphs, overlap = "bebop" if drafts else "autoregressive", how != "eager", how == "overlap"
                 about = {"model": name, "batch": batch, "system": system, "K": drafts, "graphs": graphs}
+                about["overlap"] = overlap
                 if context.left < 0:
                     context.keep("cycle", None, skipped="time is up", **about)
                     continue
                 with context.tried("cycle", **about):
-                    run = Decoding(policy, system, drafts, batch, graphs)
+                    run = Decoding(policy, system, drafts, batch, graphs, overlap)
                     seconds = run.cycles(8 if context.dry else 30)
                     counted = run.counted()
-                    cycle = known[drafts, graphs] = statistics.median(seconds)
-                    plain, eager = known.get((0, graphs)), known.get((drafts, False))
+                    cycle = known[drafts, how] = statistics.median(seconds)
+                    plain, eager, graph = (known.get(key) for key in ((0, how), (drafts, "eager"), (drafts, "graphs")))
                     halves = [statistics.median(half) for half in (seconds[::2], seconds[1::2])]
                     context.keep(
                         "cycle", 1e3 * cycle, unit="ms", **counted, **about,
                         of_plain=cycle / plain if plain else None, of_eager=cycle / eager if eager else None,
+                        of_graph=cycle / graph if overlap and graph else None,
                         steady=abs(halves[0] - halves[1]) <= 0.05 * min(halves),
                         busy=counted["busy ms"] / (1e3 * cycle) if counted["busy ms"] else None,
                     )  # fmt: skip
@@ -461,16 +465,23 @@ def trainer(context: Context) -> None:
 
 
 def job(context: Context) -> None:
-    """A GRPO job of the built-in model, plain and with drafts in turns: seconds of a step, and whether it learns."""
+    """A GRPO job, plain and with drafts, eager and overlapped, in turns: seconds of a step. Of the built-in model, and
+    whether it learns; then of random weights in SmolLM2's shape."""
     steps, size, rounds = (2, 1, 1) if context.dry else (15, 8, 2)
-    for number in range(rounds):
-        for arm in ARMS:
-            if number and context.left < 0:
-                context.keep("job", None, skipped="time is up", arm=arm)
-                continue
-            with context.tried("job", arm=arm), tempfile.TemporaryDirectory() as scratch:
-                found = carried_out(Path(scratch) / "run", arm, steps, size, context.device.type)
-                context.keep("job", found["time/step"], unit="s a step", arm=arm, **found)
+    with tempfile.TemporaryDirectory() as scratch:
+        other = "tiny shape" if context.dry else "SmolLM2-135M"
+        written(TINY if context.dry else SHAPES[other], Path(scratch) / other, context.device.type)
+        places = {"built-in": "tiny", other: str(Path(scratch) / other)}
+        for number, name in [(0, "built-in"), (0, other), *((n, m) for n in range(1, rounds) for m in places)]:
+            for arm in ARMS:
+                about = {"model": name, "arm": arm}
+                if context.rows and context.left < 0:
+                    context.keep("job", None, skipped="time is up", **about)
+                    continue
+                with context.tried("job", **about):
+                    run = Path(scratch) / f"{number} {name} {arm}"
+                    found = carried_out(run, arm, steps, size, context.device.type, places[name])
+                    context.keep("job", found["time/step"], unit="s a step", **about, **found)
 
 
 STAGES = (
@@ -481,6 +492,6 @@ STAGES = (
     Stage(name="verify", seconds=45, run=verify, decides="whether tokens are drawn from logits, and keys are in pages"),
     Stage(name="engine", seconds=150, run=engine, decides="the order of the engine's steps, the cost of a draft"),
     Stage(name="trainer", seconds=60, run=trainer, decides="tokens of a micro-batch, checkpointing"),
-    Stage(name="job", seconds=90, run=job, decides="whether drafts pay in a whole job", asked=True),
+    Stage(name="job", seconds=240, run=job, decides="whether drafts pay in a whole job", asked=True),
     Stage(name="precision", seconds=60, run=precise, decides="bounds of log-probs on a GPU", asked=True),
 )

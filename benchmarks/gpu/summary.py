@@ -140,7 +140,7 @@ def _engine(rows: list[Row]) -> list[str]:
     ]
     for row in rows:
         if row["value"] and row["what"] == "cycle":
-            graph = "yes" if row["graphs"] else "no"
+            graph = ("overlapped" if row["overlap"] else "yes") if row["graphs"] else "no"
             busy = "" if row["busy"] is None else f"{100 * row['busy']:.0f} %"
             lines.append(
                 f"| {row['model']} | {row['batch']} | {row['system']} | {row['K']} | {graph} | "
@@ -161,7 +161,11 @@ def _graphs_gain(rows: list[Row]) -> list[str]:
     """Return by model how many times faster graphs make a plain cycle of one row: ten times is the goal."""
     found = [row for row in rows if row["what"] == "cycle" and row["batch"] == 1 and row.get("of_eager")]
     alone = [row for row in found if row["graphs"] and row["K"] == 0]
-    return [f"- {row['model']}, B = 1: {1 / row['of_eager']:.1f} times as fast with graphs." for row in alone]
+    return [
+        f"- {row['model']}, B = 1: {1 / row['of_eager']:.1f} times as fast with graphs"
+        f"{' and overlap' if row['overlap'] else ''}."
+        for row in alone
+    ]
 
 
 def _pages_gain(rows: list[Row]) -> list[str]:
@@ -211,8 +215,8 @@ def _precision(rows: list[Row]) -> list[str]:
 
 def _job(rows: list[Row]) -> list[str]:
     return [
-        f"- {row['arm']}: {row['value']:.3g} s a step, {row['time/rollout']:.3g} of them rollouts, accept length "
-        f"{row['accept length']:.2f}, reward {row['reward first']:.2f} to {row['reward last']:.2f}"
+        f"- {row['model']}, {row['arm']}: {row['value']:.3g} s a step, {row['time/rollout']:.3g} of them rollouts, "
+        f"accept length {row['accept length']:.2f}, reward {row['reward first']:.2f} to {row['reward last']:.2f}"
         for row in rows
         if row["value"]
     ]

@@ -4,8 +4,8 @@ Parts are made of (policy, slots, config). What one keeps of a request is a colu
 comes in as uniforms, so that a rule is a pure function and kernel, reference and test can share the numbers.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
@@ -145,11 +145,19 @@ class Rows:
     """The active rows of the slots, 0..B-1, in one cycle."""
 
     def __init__(
-        self, slots: Slots, batch: int, longest: int, static: bool = False, logits: bool = False, measure: bool = True
+        self,
+        slots: Slots,
+        batch: int,
+        longest: int,
+        static: bool = False,
+        logits: bool = False,
+        measure: bool = True,
+        uniforms: Tensor | None = None,
     ) -> None:
         """``longest``: the most entries that a row has in the caches, known without a wait for the device.
 
-        ``static``, ``logits``: see ``Plan``; ``measure``: whether overlaps are wanted.
+        ``static``, ``logits``: see ``Plan``; ``measure``: whether overlaps are wanted; ``uniforms`` [B, 2K + 2]: those
+        of the cycle, where its drafts were made before.
         """
         self.slots, self.batch, self.static = slots, batch, static
         self.logits, self.measure = logits, measure
@@ -159,7 +167,7 @@ class Rows:
         self.last = slots.last[:batch]  # [B] the newest token, not fed yet
         # Keyed by the tokens fed: a request draws the same numbers wherever and beside whomever it is decoded, a later
         # turn others. For K drafts, K to draw them, K to test them, one for the recovered token and one for the bonus.
-        self.uniforms = self._uniforms(slots.seed[:batch])
+        self.uniforms = self._uniforms(slots.seed[:batch]) if uniforms is None else uniforms
 
     def reseed(self, sources: Tensor) -> None:
         """Replace this cycle's uniforms by those of (seed, ``sources`` [B], tokens fed).
@@ -230,6 +238,8 @@ class Plan:
     settings: tuple[bool, ...] = ()  # which settings of ``BatchSampling`` any row asks for
     static: bool = False  # nothing may be read of the device, and no shape may depend on what is drawn
     logits: bool = False  # distributions stay logits (``kernels/draw.py``), nothing of [B, K + 1, V] is made of them
+    # Of a cycle whose verification alone is static: which parts of its draft are there. ``drafts`` is then its width.
+    drafted: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,10 +247,38 @@ class Outcome:
     """What a cycle leaves for the host."""
 
     done: Tensor  # [B] (bool) rows that have ended
+    emitted: Tensor  # [B] tokens that count
     stood: Tensor  # [B] accepted drafts
     drafts: int | None  # of all rows, where it is known without asking the device
     forwards: int  # passes of the drafter
     latest: Recorded | None  # sums that the cycle was given to, see ``Slots.cut``
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """A cycle between its verification, whose tokens are written, and what the parts learn of it."""
+
+    draft: Draft  # a tree has become the chain of its accepted path
+    out: TargetOutput
+    accepted: Accepted
+    emitted: Tensor  # [B] tokens that count
+    done: Tensor  # [B] (bool) rows that have ended
+    latest: Recorded | None  # see ``Outcome``
+
+
+def of_tensors(values: Any, change: Callable[[str, Tensor], Tensor], name: str = "") -> Any:
+    """Return a dataclass or a mapping with ``change(name, tensor)`` in place of each tensor in it; others stay.
+
+    A name is the path of fields and keys: ``.tokens``, ``.sources.history``.
+    """
+    if isinstance(values, Tensor):
+        return change(name, values)
+    if isinstance(values, Mapping):
+        return {key: of_tensors(value, change, f"{name}.{key}") for key, value in values.items()}
+    if is_dataclass(values) and not isinstance(values, type):
+        own = {one.name: getattr(values, one.name) for one in fields(values)}
+        return replace(values, **{key: of_tensors(value, change, f"{name}.{key}") for key, value in own.items()})
+    return values
 
 
 class DraftLength(Protocol):

@@ -1,10 +1,16 @@
 """The cycle of speculative decoding, whatever the parts: draft, verify, accept, commit. And the target it runs.
 
 A cycle is a *plan* of the host, a *body*, which works on the tensors of the slots alone, and what comes *after*: notes
-on the host. Of two cycles of one plan, the bodies are the same operations on the same tensors.
+on the host. Of two cycles of one plan, the bodies are the same operations on the same tensors. The body drafts,
+``verify``s and ``commit``s. Where drafting or learning reads the device, ``verify`` alone is recorded
+(``_cycle_in_half``).
+
+An engine that launches a cycle before it has read the one before sets ``freezes``. A row that ended in a cycle then
+emits nothing in the next one and keeps all that its completion is made of.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,9 +36,11 @@ from bebop.rollout.decoding.base import (
     Rows,
     TargetOutput,
     TargetPass,
+    Verified,
     newest,
+    of_tensors,
 )
-from bebop.rollout.decoding.graphs import Graphs
+from bebop.rollout.decoding.graphs import Graphs, StagedDrafts
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.decoding.timed_lengths import TimedLength
 from bebop.rollout.decoding.verify_trace import Tracer
@@ -67,8 +75,11 @@ class DraftVerify:
         self.timing: object = None  # the timing model of cycles, kept when another length comes between
         self.observers: list[Observer] = []  # are shown every cycle
         self.graphs: Graphs | None = None  # records cycles; None: they run as they are
-        # By the drafter's class, why its cycles cannot be recorded; empty: they can.
-        self._eager: dict[object, str] = {}
+        self.freezes = False  # rows may be in a cycle that ended in the one before: nothing of theirs changes
+        self.staged = StagedDrafts(slots)
+        # By the drafter's class, why its cycles cannot be recorded as a whole, and not even their verification; empty:
+        # they can.
+        self._reads: dict[object, tuple[str, str]] = {}
         self.configure(config)
 
     def configure(self, config: DecodingConfig) -> bool:
@@ -79,7 +90,7 @@ class DraftVerify:
             kind = system.drafter()
             new, self.drafter = kind not in self.drafters, kind(*parts)
             self.drafters[kind] = self.drafter
-            self._eager[kind] = _why_eager(config)
+            self._reads[kind] = _reads(config)
         self._chooses_temperature = config.chooses_temperature
         self.rule = system.rule()(*parts)
         self.length = (system.auto_length() if config.timed else system.length())(*parts)
@@ -120,6 +131,8 @@ class DraftVerify:
         plan = self.plan(batch, longest, version)
         if self.graphs is None or not plan.static:
             return self.after(batch, self.body(plan))
+        if plan.drafted is not None:
+            return self._cycle_in_half(batch, longest, plan)
         outcome = self.graphs.run(plan, self._tensors(), self.body)
         return self.after(batch, outcome, known=not self.graphs.fresh)
 
@@ -129,13 +142,15 @@ class DraftVerify:
         if self.drafter is not None:
             self.length.plan(batch)
         drafts = 0 if self.drafter is None else self.length.limit
-        if self.graphs is None or self.graphs.refuse(self._why_eager()):
+        if self.graphs is None or self.graphs.refuse(self.watched() or self._reason(1)):
             return Plan(rows=batch, longest=longest, drafts=drafts, logits=self._by_logits(batch))
         self.slots.retire(batch)
         rows, entries = self.graphs.rows(batch), self.graphs.entries(longest)
-        settings = self.slots.sampling(rows).asked
-        logits = self._by_logits(rows)
-        return Plan(rows=rows, longest=entries, drafts=drafts, settings=settings, static=True, logits=logits)
+        settings, logits = self.slots.sampling(rows).asked, self._by_logits(rows)
+        half = () if self._reason(0) else None
+        return Plan(
+            rows=rows, longest=entries, drafts=drafts, settings=settings, static=True, logits=logits, drafted=half
+        )
 
     def _by_logits(self, batch: int) -> bool:
         """Return whether distributions of the next cycle of B rows stay logits: where nobody looks at probabilities.
@@ -144,21 +159,28 @@ class DraftVerify:
         """
         if not self.logits or self._chooses_temperature or not {type(self.drafter), type(self.rule)} <= TAKES_LOGITS:
             return False
-        return self.slots.sampling(batch).plain and not self._watched()
+        return self.slots.sampling(batch).plain and not self.watched()
 
-    def _watched(self) -> bool:
-        """Return whether somebody is shown the next cycle."""
-        return any(not isinstance(observer, Tracer) or observer.following for observer in self.observers)
-
-    def _why_eager(self) -> str:
-        """Return why the next cycle cannot be recorded; empty: it can."""
-        if self._watched():
+    def watched(self) -> str:
+        """Return why somebody has to see the next cycle as it runs; empty: nobody has to."""
+        if any(not isinstance(observer, Tracer) or observer.following for observer in self.observers):
             return "requests are traced, or every cycle is watched"
-        return next(filter(None, self._eager.values()), "")
+        return ""
 
-    def _tensors(self) -> tuple[int, int]:
-        """Return what changes when a body works on other tensors: of the slots, or weights."""
-        return self.slots.layout, self.policy.backbone.get_input_embeddings().weight.data_ptr()
+    def why_read(self) -> str:
+        """Return why the host has to look at a cycle before it launches the next one; empty: it need not."""
+        if isinstance(self.length, TimedLength) and self.drafter is not None:
+            return "decoding.draft_tokens=auto learns from the results and the seconds of each cycle"
+        return self.watched() or self._reason(0)
+
+    def _reason(self, part: int) -> str:
+        """Return why cycles cannot be recorded, 0: as a whole, 1: not even their verification; empty: they can."""
+        return next(filter(None, (reasons[part] for reasons in self._reads.values())), "")
+
+    def _tensors(self) -> tuple[int, ...]:
+        """Return what changes when a body works on other tensors: of the slots, of staged drafts, or weights."""
+        weights = self.policy.backbone.get_input_embeddings().weight.data_ptr()
+        return self.slots.layout, self.staged.layout, weights
 
     def after(self, batch: int, outcome: Outcome, known: bool = True) -> Tensor:
         """Note what a cycle of B rows leaves; return which of them are done [B] (bool).
@@ -174,16 +196,41 @@ class DraftVerify:
         """Draft, verify and commit; advance the slots."""
         slots, batch = self.slots, plan.rows
         rows = Rows(slots, batch, plan.longest, plan.static, plan.logits, self.measure)
-        slots.latest = None
+        before = slots.own_columns(batch) if self.freezes else {}
         if self.drafter is not None:
             draft = self.drafter.propose(rows, self.length)
         else:
             draft = Draft(tokens=slots.last.new_zeros(batch, 0), probs=None)
+        outcome = self.commit(rows, self.verify(rows, draft))
+        if self.freezes:
+            slots.freeze(before, outcome.emitted, outcome.done)
+        return outcome
+
+    def _cycle_in_half(self, batch: int, longest: int, plan: Plan) -> Tensor:
+        """Advance the first B slots by a cycle of which the verification is recorded; see ``cycle``.
+
+        Drafts come into tensors that stay, padded to the bucket; what the parts learn of the cycle follows as it is.
+        """
+        assert self.graphs is not None and self.drafter is not None
+        rows = Rows(self.slots, batch, longest)
+        draft = self.drafter.propose(rows, self.length)
+        plan, held, uniforms = self.staged.put(plan, draft, rows.uniforms)
+
+        def verified(plan: Plan) -> Verified:
+            return self.verify(Rows(self.slots, plan.rows, plan.longest, True, uniforms=uniforms), held)
+
+        found = of_tensors(self.graphs.run(plan, self._tensors(), verified), lambda _, tensor: tensor[:batch])
+        self.slots.latest = found.latest
+        found = replace(found, draft=replace(found.draft, forwards=draft.forwards, total=draft.total))
+        return self.after(batch, self.commit(rows, found), known=not self.graphs.fresh)
+
+    def verify(self, rows: Rows, draft: Draft) -> Verified:
+        """Run the target over a draft, and write what is accepted with its statistics."""
+        slots, batch = self.slots, rows.batch
+        slots.latest = None
         out = self._verify(rows, draft)
         accepted = self.rule.accept(rows, draft, out, rows.verify_uniforms(draft.tokens.shape[1]))
-        # Written in place: ``+=`` of a slice copies what it has written onto itself, a kernel more.
-        if self._beside() is not None:
-            slots.work[:batch, 3].add_(self._extra_positions(rows, draft))
+        extra = 0 if self._beside() is None else self._extra_positions(rows, draft)
         if accepted.rows is not None and draft.parents is not None:  # from here on the path is a chain
             self.target.keep(rows, accepted.rows)
             draft, out = draft.to_chain(accepted), out.gather_rows(accepted.rows)
@@ -197,18 +244,34 @@ class DraftVerify:
             counts = {**accepted.counts, **_by_source(draft, accepted), **self.length.count(draft)}
             counts |= _of_head(draft, out.probs) if self.measure else {}
             measure(rows, draft, accepted, counts, out, emitted, self.measure)
+        if self._beside() is not None:
+            slots.work[:batch, 3].add_(extra * self._ran(emitted))
+        return Verified(draft=draft, out=out, accepted=accepted, emitted=emitted, done=done, latest=slots.latest)
+
+    def commit(self, rows: Rows, verified: Verified) -> Outcome:
+        """Let the parts learn of a cycle and read on; advance the slots."""
+        slots, batch, draft = self.slots, rows.batch, verified.draft
+        out, accepted, emitted = verified.out, verified.accepted, verified.emitted
+        if self.drafter is not None:
             self.length.observe(rows, draft, out, accepted)
         for drafter in self.drafters.values():
             drafter.commit(rows, out, accepted.tokens, emitted)
         remember(rows, accepted.tokens, emitted)
-        slots.work[:batch, :2].add_(1)
-        slots.work[:batch, 2].add_(draft.forwards)
+        # Written in place: ``+=`` of a slice copies what it has written onto itself, a kernel more.
+        ran = self._ran(emitted)
+        slots.work[:batch, :2].T.add_(ran)
+        slots.work[:batch, 2].add_(ran * draft.forwards)
         slots.fed[:batch].add_(emitted)
         slots.count[:batch].add_(emitted)
         slots.last[:batch] = accepted.tokens.gather(1, newest(emitted))[:, 0]
         return Outcome(
-            done=done, stood=accepted.lengths, drafts=draft.total, forwards=draft.forwards, latest=slots.latest
-        )
+            done=verified.done, emitted=emitted, stood=accepted.lengths, drafts=draft.total, forwards=draft.forwards,
+            latest=slots.latest,
+        )  # fmt: skip
+
+    def _ran(self, emitted: Tensor) -> Tensor | int:
+        """Return cycles that rows took part in [B], which emitted so many tokens: 0 where they had ended before."""
+        return emitted.clamp_max(1) if self.freezes else 1
 
     def took(self, seconds: float) -> None:
         """Learn what the latest cycle took, its results having arrived."""
@@ -261,11 +324,15 @@ class DraftVerify:
         return torch.where(torch.arange(len(each), device=each.device) <= draft.lengths[:, None], each, 0).sum(1)
 
 
-def _why_eager(config: DecodingConfig) -> str:
-    """Return why cycles of a system cannot be recorded; empty: they can."""
+def _reads(config: DecodingConfig) -> tuple[str, str]:
+    """Return why cycles of a system cannot be recorded as a whole, and not even their verification; empty: they can."""
+    system = SYSTEMS[config.system]
+    why = f"decoding.system={config.system} reads the device within a cycle"
     if config.chooses_temperature:
-        return "decoding.draft_temperature=auto reads the device within a cycle"
-    return "" if SYSTEMS[config.system].static else f"decoding.system={config.system} reads the device within a cycle"
+        whole = "decoding.draft_temperature=auto reads the device within a cycle"
+    else:
+        whole = "" if system.static else why
+    return whole, "" if system.static or system.static_verify else why
 
 
 def _ragged(draft: Draft) -> Ragged | None:

@@ -10,26 +10,35 @@ may neither read the device nor take anything from the host but its plan (``Draf
   second one is recorded and launched. So no cycle is run for nothing.
 - *One memory pool* serves all graphs, as one runs at a time. What they hold is in the log for the first of them, and
   each time that they are twice as many.
-- *Nothing is captured* of a system that is not static, of rows that are traced, or while somebody else watches. Such
-  cycles run as without graphs, and the log has one line for each reason.
+- *Half a cycle* is captured of a system whose drafting or learning reads the device, such as drafts from history: its
+  drafts are put into tensors that stay (``StagedDrafts``), and the graph holds the target's pass, the rule and the
+  statistics.
+- *Nothing is captured* of a system whose rule or pass reads the device, of rows that are traced, or while somebody else
+  watches. Such cycles run as without graphs, and the log has one line for each reason.
 
-Rows of a batch are computed in the shapes of their bucket, so that on a GPU the rounding of a row, as always with
-cuBLAS, depends on how many rows there are beside it.
+Rows of a batch are computed in the shapes of their bucket. cuBLAS chooses its kernel by these shapes, so that on a GPU
+the rounding of a row depends on how many rows there are beside it. ``only_entries`` leaves one bucket for all batches.
 """
 
 import logging
+import math
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from bebop.errors import UserError
-from bebop.rollout.decoding.base import Outcome, Plan
+from bebop.rollout.decoding.base import Draft, Plan, of_tensors
+from bebop.rollout.slots import Slots
 
 SHORTEST = 256  # entries that a graph looks at at least: few plans, and masked entries cost little on a GPU
 STEP = 32  # rows between two buckets, above which powers of two would leave too many rows dead
 MOST = 128  # graphs that are held; the one that was not launched for longest goes
-Recording = Callable[[], Outcome]  # does what was recorded; what it returns are the same tensors every time
+NARROW = (".lengths", ".head")  # parts of a draft without a dimension for its K tokens
+Recording = Callable[[], Any]  # does what was recorded; what it returns are the same tensors every time
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +82,7 @@ class CudaRecorder:
                 f"a cycle could not be captured: {reason}; rollout.torch.cuda_graphs=false decodes without CUDA graphs"
             ) from error
 
-        def play() -> Outcome:
+        def play() -> Any:
             graph.replay()
             return outcome
 
@@ -107,9 +116,13 @@ class EagerRecorder:
 class Graphs:
     """The recorded cycles of an engine, by plan."""
 
-    def __init__(self, recorder: Recorder, slots: int) -> None:
-        """``slots``: of the engine, the widest bucket."""
-        self.recorder, self.slots = recorder, slots
+    def __init__(self, recorder: Recorder, slots: int, only_entries: int | None = None) -> None:
+        """``slots``: of the engine, the widest bucket.
+
+        ``only_entries``: all cycles are computed in one bucket, of all slots and so many entries, so that no row's
+        rounding depends on those beside it. Each then costs what a cycle of a full engine costs. None: no.
+        """
+        self.recorder, self.slots, self.only_entries = recorder, slots, only_entries
         self.fresh = False  # whether the latest cycle was recorded or run for the first time: its seconds say nothing
         self._seen: set[Plan] = set()
         self._recordings: dict[Plan, Recording] = {}  # the one that was played last comes last
@@ -120,11 +133,11 @@ class Graphs:
     def rows(self, batch: int) -> int:
         """Return the rows of the bucket of B rows: a power of two, then a multiple of ``STEP``, at most all slots."""
         rounded = 1 << (batch - 1).bit_length() if batch <= STEP else -(-batch // STEP) * STEP
-        return min(rounded, self.slots)
+        return min(rounded, self.slots) if self.only_entries is None else self.slots
 
     def entries(self, longest: int) -> int:
         """Return the entries of the bucket of rows with at most ``longest``: a power of two."""
-        return 1 << (max(longest, SHORTEST) - 1).bit_length()
+        return self.only_entries or 1 << (max(longest, SHORTEST) - 1).bit_length()
 
     def refuse(self, reason: str) -> bool:
         """Say once for what reason a cycle is not captured; return whether there is one."""
@@ -133,8 +146,8 @@ class Graphs:
             log.warning("some cycles run without CUDA graphs: %s", reason)
         return bool(reason)
 
-    def run(self, plan: Plan, state: object, body: Callable[[Plan], Outcome]) -> Outcome:
-        """Run a cycle of a plan, in one launch if it has been recorded.
+    def run(self, plan: Plan, state: object, body: Callable[[Plan], T]) -> T:
+        """Run a cycle of a plan, or half of it, in one launch if it has been recorded.
 
         ``state``: which tensors the body works on; recordings of others are dropped.
         """
@@ -149,7 +162,8 @@ class Graphs:
                 return body(plan)
             recording = self._record(plan, body)
         self._recordings[plan] = recording
-        return recording()
+        found: T = recording()
+        return found
 
     def clear(self) -> None:
         """Drop all recordings."""
@@ -158,7 +172,7 @@ class Graphs:
             self._recordings.clear()
             self.recorder.clear()
 
-    def _record(self, plan: Plan, body: Callable[[Plan], Outcome]) -> Recording:
+    def _record(self, plan: Plan, body: Callable[[Plan], object]) -> Recording:
         if len(self._recordings) == MOST:
             del self._recordings[next(iter(self._recordings))]
         before = self.recorder.held()
@@ -172,3 +186,56 @@ class Graphs:
             after / 2**20,
         )  # fmt: skip
         return recording
+
+
+class StagedDrafts:
+    """Drafts and uniforms of a cycle in tensors that stay, which a recorded verification reads.
+
+    Each part of a draft has one tensor for all slots and the most drafts, made when it first comes; buckets are views
+    of its beginning. Distributions take S * K * V numbers there, as they do in any cycle of so many rows.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.layout = 0  # counts the times that a tensor was replaced by another
+        self._held: dict[str, Tensor] = {}  # name -> [S * K * ...] or [S * ...]
+
+    def put(self, plan: Plan, draft: Draft, uniforms: Tensor) -> tuple[Plan, Draft, Tensor]:
+        """Copy a chain of drafts of B rows and their uniforms [B, 2K + 2]; return them as the bucket has them.
+
+        The width is rounded up to a power of two. What is beyond a row's own drafts is of earlier cycles, and
+        ``lengths`` says that it does not count. The plan names the width and the parts that are there.
+        """
+        assert draft.parents is None, "drafts from elsewhere are chains"
+        batch, drafts = draft.tokens.shape
+        width = min(1 << (drafts - 1).bit_length(), self.slots.sizes.drafts) if drafts else 0
+        parts: list[str] = []
+
+        def put(name: str, own: Tensor) -> Tensor:
+            parts.append(name)
+            wide = own.dim() > 1 and name not in (*NARROW, ".uniforms")
+            assert not wide or own.shape[1] == drafts, f"{name} has {own.shape[1]} places for {drafts} drafts"
+            rest = own.shape[2:] if wide else own.shape[1:]
+            view = self._view(name, own, [plan.rows, width, *rest] if wide else [plan.rows, *rest], wide)
+            if wide:
+                view[:batch, :drafts] = own
+            else:
+                view[:batch] = own
+            return view
+
+        lengths = draft.tokens.new_full((batch,), drafts) if draft.lengths is None else draft.lengths
+        held: Draft = of_tensors(replace(draft, lengths=lengths, total=None), put)
+        assert held.lengths is not None
+        held.lengths[batch:] = 0  # dead rows
+        numbers = put(".uniforms", uniforms)
+        return replace(plan, drafts=width, drafted=tuple(parts)), held, numbers
+
+    def _view(self, name: str, like: Tensor, shape: list[int], wide: bool) -> Tensor:
+        """Return the first numbers of a part's tensor in a shape."""
+        kept = self._held.get(name)
+        if kept is None or kept.dtype != like.dtype:
+            self.layout += kept is not None
+            rows, most = self.slots.sizes.slots, self.slots.sizes.drafts
+            kept = like.new_zeros(math.prod([rows, most, *shape[2:]] if wide else [rows, *shape[1:]]))
+            self._held[name] = kept
+        return kept[: math.prod(shape)].view(shape)

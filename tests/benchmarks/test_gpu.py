@@ -55,10 +55,12 @@ def test_every_stage_runs_without_what_the_machine_lacks(tmp_path: Path) -> None
         rows = json.loads(file.read_text())["rows"]
         assert rows and not [row for row in rows if row.get("skipped")], file
     assert "no number here means anything" in page and "Nothing was left out." in page
-    assert all(f"## {name}\n" in page for name in measuring) and "| tiny | 2 | bebop | 3 | yes |" in page
+    assert all(f"## {name}\n" in page for name in measuring) and "| tiny | 2 | bebop | 3 | overlapped |" in page
     rows = json.loads((tmp_path / "out" / "5_engine.json").read_text())["rows"]
     measured = [row for row in rows if row["what"] == "cycle" and row["graphs"]]
-    assert [row["K"] for row in measured] == [0, 1, 3] and all(row["of_eager"] > 0 for row in measured)
+    arms = [(0, False), (0, True), (1, False), (3, False), (3, True)]
+    assert [(row["K"], row["overlap"]) for row in measured] == arms
+    assert all(row["of_eager"] > 0 and (row["of_graph"] or 0) >= row["overlap"] * 1e-9 for row in measured)
     assert [row["paged"] for row in rows if row["what"] == "cache"] == [True, False]
     assert "- tiny, B = 2: with keys and values in pages a cycle takes" in page
     updates = json.loads((tmp_path / "out" / "6_trainer.json").read_text())["rows"]
@@ -79,14 +81,15 @@ def test_a_cycle_from_logits_is_that_from_probabilities_and_moves_a_tenth() -> N
 @pytest.mark.slow  # two jobs
 def test_what_is_asked_for_by_name_runs_without_what_the_machine_lacks(tmp_path: Path) -> None:
     page = dry_run(tmp_path, "job", "precision")
-    assert (
-        "| 2 | 64 | bfloat16 |" in page
-        and "- plain: " in page
-        and "- drafts: " in page
-        and "Nothing was left out." in page
-    )
-    rows = {row["arm"]: row for row in json.loads((tmp_path / "out" / "7_job.json").read_text())["rows"]}
-    assert rows["drafts"]["accept length"] > 1.5 and rows["plain"]["accept length"] == 1.0
+    assert "- built-in, plain: " in page and "- tiny shape, drafts, overlapped: " in page
+    assert "Nothing was left out." in page
+    found = json.loads((tmp_path / "out" / "7_job.json").read_text())["rows"]
+    rows = {(row["model"], row["arm"]): row for row in found}
+    assert len(rows) == 8 and rows["built-in", "plain"]["accept length"] == 1.0
+    for model in ("built-in", "tiny shape"):
+        drafts, overlapped = rows[model, "drafts"], rows[model, "drafts, overlapped"]
+        assert drafts["accept length"] == overlapped["accept length"] > 1.5
+    assert "| 2 | 64 | bfloat16 |" in page
     measured = json.loads((tmp_path / "out" / "8_precision.json").read_text())["rows"]
     assert [row["dtype"] for row in measured] == ["bfloat16", "float16"] and all(row["value"] > 0 for row in measured)
 

@@ -23,20 +23,22 @@ from bebop.config.job import DecodingConfig, JobConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding import graphs
-from bebop.rollout.decoding.base import Outcome, Plan, Rows
-from bebop.rollout.decoding.graphs import Graphs, Recording
+from bebop.rollout.decoding.base import Draft, Outcome, Plan, Rows
+from bebop.rollout.decoding.graphs import Graphs, Recording, StagedDrafts
 from bebop.rollout.decoding.timed_lengths import CostLength
 from bebop.rollout.engine import Request
+from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.torch_builder import graphs_on
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.systems import SYSTEMS
 from bebop.trajectory import Completion
-from tests.builders import requests, tiny_policy
+from tests.builders import alone, requests, tiny_policy
 from tests.cases import slow_but
 from tests.rollout.driving import decoder_of, finished, started
 from tests.rollout.test_launches import FREE, HostWait, NoCopies
 
 STATIC = [name for name, system in SYSTEMS.items() if system.static]
+HALF = [name for name, system in SYSTEMS.items() if system.static_verify]
 # Operators that a device's numbers come to the host by, or that make a tensor as large as such a number says.
 READS = {
     "item", "_local_scalar_dense", "nonzero", "nonzero_numpy", "argwhere", "is_nonzero", "equal", "_unique", "_unique2",
@@ -296,29 +298,34 @@ def agree(found: Mapping[int, Completion], wanted: Mapping[int, Completion]) -> 
 @pytest.mark.parametrize(
     ("system", "asked"),
     slow_but(
-        [("autoregressive", "neutral"), ("bebop", "neutral"), ("bebop", "by logits")],
-        ASKED_OF,
+        [("autoregressive", "neutral"), ("bebop", "neutral"), ("bebop", "by logits"), ("ngram", "neutral")],
+        [*ASKED_OF, *((system, asked) for system in HALF for asked in ASKED if asked != "by logits")],
         several=True,
     ),
 )
 def test_recorded_cycles_give_what_cycles_give(
     system: str, asked: str, paged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights change in flight, contexts outgrow their bucket, and slots are left and taken again."""
+    """Weights change in flight, contexts outgrow their bucket, and slots are left and taken again.
+
+    Of some systems the verification alone is recorded: ``Tape`` refuses reads and shapes that depend on numbers.
+    """
     monkeypatch.setattr(graphs, "SHORTEST", 16)
     needs, recorder, found = bool(SYSTEMS[system].needs), TapeRecorder(), []
     for settings in ({}, {"recorder": recorder}):
         own = tiny_policy(seed=3, dtype=torch.float64, with_parts=needs)
-        config = DecodingConfig(system=system, draft_tokens=3, cost_ratio=0.2, verify_ratio=0.1)
+        config = DecodingConfig(system=system, draft_tokens=3, cost_ratio=0.2, verify_ratio=0.1, options=alone(system))
         one = TorchEngine(own, config, slots=5, max_length=64, **settings)  # type: ignore[arg-type]
         decoder_of(one).logits = asked == "by logits"
+        one.remember([1, 2, 3], [[5, 6, 7, 5, 6], [2, 2, 2, 9]])
         found.append(driven(one, mixed(asked), tiny_policy(seed=4, dtype=torch.float64, with_parts=False)))
     agree(found[1], found[0])
     assert recorder.played > recorder.recorded > 2
 
 
-def test_a_cycle_is_one_launch_and_few_operations_beside_it() -> None:
-    """A cycle in which nothing begins or ends, beside a row that has left."""
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_cycle_is_one_launch_and_few_operations_beside_it(overlap: bool) -> None:
+    """A cycle in which nothing begins or ends, beside a row that has left; with overlap another one is read."""
 
     class Outside(Watched):
         def run(self, name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -327,8 +334,9 @@ def test_a_cycle_is_one_launch_and_few_operations_beside_it() -> None:
     recorder = TapeRecorder()
     short, *others = requests(PROMPTS[:4], max_new_tokens=50)
     short = replace(short, params=replace(short.params, max_new_tokens=2))
-    one = started(engine("bebop", recorder=recorder), [short, *others], cycles=6)
+    one = started(engine("bebop", recorder=recorder, overlap=overlap), [short, *others], cycles=6)
     before = recorder.played
+    assert (one.flight is not None) == overlap
     with Outside() as outside:
         one.step()
     assert recorder.played == before + 1
@@ -406,8 +414,8 @@ def test_the_log_says_what_graphs_hold(caplog: pytest.LogCaptureFixture) -> None
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], bool]] = {
-    "decoding.system=history reads the device": ("history", {}, False),
-    "decoding.draft_temperature=auto reads the device": ("bebop", {"draft_temperature": "auto"}, False),
+    "decoding.system=pad reads the device": ("pad", {}, False),
+    "decoding.system=firp reads the device": ("firp", {}, False),
     "decoding.system=pipo has a cycle of its own": ("pipo", {}, False),
     "requests are traced": ("bebop", {}, True),
 }
@@ -428,6 +436,52 @@ def test_what_cannot_be_recorded_is_said_once_and_runs_all_the_same(
     assert [(a.trace is None) for a in found[1].values()] == [not trace] * 2
     assert recorder.recorded == 0
     assert [reason in message for message in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize(
+    ("system", "changes"),
+    [("bebop", {"draft_temperature": "auto"}), ("history", {"draft_tokens": "auto"}), ("bebop_history", {})],
+)
+def test_verification_alone_is_recorded_where_drafting_or_learning_reads(
+    system: str, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Temperatures and draft lengths that learn, drafts that history knows or not: widths from nothing to the most."""
+    recorder, found = TapeRecorder(), []
+    config = DecodingConfig(**{"system": system, "draft_tokens": 4, "options": alone(system), **changes})
+    for more in ({}, {"recorder": recorder}):
+        clock = iter(range(10**6))
+        one = TorchEngine(policy(False), config, slots=3, max_length=64, clock=lambda c=clock: float(next(c)), **more)  # type: ignore[arg-type]
+        one.remember([1, 2, 3], [[5, 6, 7, 5, 6], [2, 2, 2, 9]])
+        found.append(finished(started(one, requests(PROMPTS[:5], max_new_tokens=20, stop_token_ids=(11,)))))
+    if changes != {"draft_tokens": "auto"}:  # which drafts by the time of cycles, and those that are new teach nothing
+        agree(found[1], found[0])
+    assert recorder.played > 0 and not [line for line in caplog.messages if "without CUDA graphs" in line]
+
+
+def test_drafts_are_put_into_tensors_that_stay() -> None:
+    """Rounded up to a power of two; what is beyond a row's own drafts does not count, and a dead row has none."""
+    sizes = SlotSizes(slots=8, length=8, drafts=5, vocab=6)
+    staged = StagedDrafts(Slots(sizes, torch.device("cpu")))
+    kept: dict[str, int] = {}
+    for drafts, width in ((3, 4), (1, 1), (5, 5), (0, 0), (3, 4)):
+        draft = Draft(
+            tokens=torch.randint(6, (3, drafts)), probs=torch.rand(3, drafts, 6), head=torch.rand(3, 6),
+            sources={"history": torch.rand(3, drafts)}, total=7, forwards=2,
+            lengths=None if drafts == 5 else torch.arange(3).clamp_max(drafts),
+        )  # fmt: skip
+        uniforms = torch.rand(3, 12)
+        plan, held, numbers = staged.put(Plan(rows=4, longest=9, drafts=5), draft, uniforms)
+        assert plan.drafts == width and plan.drafted is not None and ".head" in plan.drafted
+        assert held.probs is not None and held.head is not None and held.lengths is not None
+        assert held.tokens.shape == (4, width) and held.probs.shape == (4, width, 6) and held.total is None
+        for mine, own in ((held.tokens, draft.tokens), (held.probs, draft.probs)):
+            assert own is not None and torch.equal(mine[:3, :drafts], own)
+        assert torch.equal(held.sources["history"][:3, :drafts], draft.sources["history"])
+        assert torch.equal(held.head[:3], draft.head) and torch.equal(numbers[:3], uniforms)  # type: ignore[arg-type]
+        assert held.lengths.tolist() == [*([5] * 3 if drafts == 5 else [min(i, drafts) for i in range(3)]), 0]
+        if drafts == 3:
+            assert kept.setdefault("probs", held.probs.data_ptr()) == held.probs.data_ptr()
+    assert staged.layout == 0
 
 
 def test_a_traced_request_leaves_recorded_cycles_to_those_after_it() -> None:
@@ -465,6 +519,11 @@ def test_buckets_hold_what_they_are_for_and_few_are_there() -> None:
         assert all(found < 2 * batch for batch, found in enumerate(rows, start=1))
     entries = [buckets.entries(longest) for longest in range(1, 4097)]
     assert all(longest <= found for longest, found in enumerate(entries, start=1)) and len({*entries}) == 5
+
+
+def test_one_bucket_serves_all_cycles_where_rounding_may_not_depend_on_others() -> None:
+    only = Graphs(TapeRecorder(), 8, only_entries=96)
+    assert {(only.rows(batch), only.entries(longest)) for batch in range(1, 9) for longest in (1, 96)} == {(8, 96)}
 
 
 def test_a_job_takes_graphs_where_they_are_asked_for() -> None:

@@ -122,11 +122,13 @@ SYSTEMS = (
     BlockPilotSystem(
         name="blockpilot",
         summary="block, of a size that is chosen for each request from its prompt",
+        static_verify=True,
         draft_tokens=9,
     ),
     BlockEmaSystem(
         name="block_ema",
         summary="block, of a size that is chosen for each cycle from what was accepted lately",
+        static_verify=True,
         options=EmaOptions,
         draft_tokens=9,
     ),

@@ -13,6 +13,7 @@ class HistorySystem(SpeculativeSystem):
 
     drafter_name: str = "history"
     history: bool = True
+    static_verify: bool = True
     draft_tokens: int = 16
     options: type | None = HistoryOptions
 

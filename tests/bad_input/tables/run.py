@@ -110,6 +110,8 @@ CASES = {
             "rollout.torch.cache_tokens=2000000000",
             "rollout.torch.cache_tokens=2000000000 is not possible: keys and values take",
         ),
+        ("rollout.torch.overlap=auto", "rollout.torch.overlap='auto'"),
+        ("rollout.torch.batch_invariant=null", "rollout.torch.batch_invariant=None"),
         ("model=folder", "model.path is missing: give model.path=VALUE"),
         ("model=folder model.path=missing", "model.path='missing' is not possible: give tiny, smollm2 or a folder"),
         ("model.path={here}/empty", "/empty'"),
