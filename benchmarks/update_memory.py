@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from bebop.bench.gpu.models import SHAPES, Shape, batch_of, policy_of
 from bebop.bench.memory import left_bytes
+from bebop.bench.record import noted
 from bebop.config.job import JobConfig, ModelConfig, RolloutConfig, SamplingConfig, TrainerConfig
 from bebop.model.checkpoint import save_policy
 from bebop.trainer.packing import PackedRows, Row, pack
@@ -131,13 +132,13 @@ def run(tokens: int) -> list[dict[str, Any]]:
         for sharded in (False, True):
             for checkpointing in (False, True):
                 about = {"arm": "sharded" if sharded else "one rank", "checkpointing": checkpointing}
-                rows.append({**about, **counted(checkpointing, sharded)})
+                rows.append(noted({**about, **counted(checkpointing, sharded)}))
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
         save_policy(policy_of(SHAPES["SmolLM2-135M"], CPU), model)
         for arm, (world, checkpointing) in ARMS.items():
             found = processes(model, world, checkpointing, tokens)
-            rows.append({"arm": arm, "checkpointing": checkpointing, "tokens": tokens, **found})
+            rows.append(noted({"arm": arm, "checkpointing": checkpointing, "tokens": tokens, **found}))
     return rows
 
 
