@@ -138,6 +138,13 @@ def test_weights_aborts_and_settings_come_between_two_cycles(system: str, record
     both(run, made(system, recorded, on_update=on_update))
 
 
+@pytest.mark.slow  # 64 requests, twice
+@pytest.mark.parametrize("system", ["autoregressive", "bebop", "bebop_block", "bebop_tree"])
+def test_all_requests_of_the_digests(system: str) -> None:
+    """Every sampling setting, groups of four, twelve slots."""
+    both(lambda one: finished(started(one, wanted())), made(system, "as it is", slots=12))
+
+
 def test_conversations_go_on_from_parked_caches() -> None:
     def run(one: TorchEngine) -> dict[int, Completion]:
         asked, done = [replace(request, park=True) for request in wanted()[:4]], {}
