@@ -84,7 +84,7 @@ def in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     _keep_in_pages(monkeypatch, True)
 
 
-@pytest.fixture(params=[False, True], ids=["slots", "pages"])
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["slots", "pages"])
 def paged(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Run a test twice: with keys and values in slots, and in pages."""
     _keep_in_pages(monkeypatch, request.param)

@@ -19,7 +19,7 @@ from tests.tree import ROOT, files
 
 GUESTS = ("firp", "pipo")
 # What systems and parts count, the papers; and what is written for people.
-REGISTRIES = ("bebop/metrics/catalogue.py", "recipes/reproduce/claims.py")
+REGISTRIES = ("bebop/metrics/catalogue.py", "recipes/reproduce/claims.py", "recipes/reproduce/scope.py")
 REGISTRIES += ("pyproject.toml", "docs/site/mkdocs.yml")  # who may import whom; the navigation
 REGISTRIES += ("recipes/reproduce/frontier/arms.py",)  # systems that are compared at several settings
 WRITTEN = (".md", ".json", ".svg")

@@ -33,9 +33,8 @@ class TorchConfig(Settings):
     # Off until a run on a GPU has compared its tokens with those of eager cycles (benchmarks/gpu/NEXT.md).
     cuda_graphs: bool = setting(
         False,
-        "launch a cycle as one CUDA graph; of history, bebop_history, ngram, blockpilot, block_ema and "
-        "decoding.draft_temperature=auto its verification alone; of pad, firp, firp_chain, pipo and of traced requests "
-        "nothing",
+        "launch a cycle as one CUDA graph; of systems that draft on the host the verification alone, of some systems and "
+        "of traced requests nothing (docs/guides/engines.md)",
     )
     overlap: bool | None = setting(
         None,
