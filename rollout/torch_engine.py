@@ -10,10 +10,9 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import count
 
 import numpy as np
 import torch
@@ -33,196 +32,16 @@ from bebop.rollout.decoding.verify_trace import Tracer
 from bebop.rollout.detokenize import CompletionText, completed_at
 from bebop.rollout.engine import Engine, Finished, Request, nothing
 from bebop.rollout.flight import NONE, Flight, event_of
-from bebop.rollout.kv_retention import KvRetention, RetainedKv
-from bebop.rollout.prefill import arrange, passes
+from bebop.rollout.kv_retention import KvRetention
+from bebop.rollout.prefill import Admission
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.systems import SYSTEMS
-from bebop.trajectory import OPENING, STRETCH, Completion, DecodeStats, FinishReason, SamplingParams, add_stretches
+from bebop.trajectory import OPENING, Completion, DecodeStats, FinishReason, SamplingParams, add_stretches
 
 TURNS = 5  # cycles of each kind that are timed
 CONTEXT = 64  # tokens before them; less where that does not fit
 
 log = logging.getLogger(__name__)
-
-# ---- how requests come into the slots
-
-
-@dataclass(slots=True, kw_only=True)
-class _Run:
-    """Neighbouring slots with one context."""
-
-    read: Sequence[Hashable]  # what the caches are made of
-    parked: RetainedKv | None  # what it goes on from
-    targets: list[int] = field(default_factory=list)  # slots
-
-    @property
-    def start(self) -> int:
-        """Entries that are there: at least one is computed, since what a drafter keeps follows from the last."""
-        return 0 if self.parked is None else min(self.parked.entries, len(self.read) - 2)
-
-
-class Admission:
-    """Fills free slots, each distinct context computed once, from a parked cache on where there is one.
-
-    Aborted completions are put back as they were.
-    """
-
-    def __init__(self, slots: Slots, decoder: Decoder, retention: KvRetention, tokens: int) -> None:
-        """``tokens``: that a pass over contexts computes at most, padding included."""
-        self.slots, self.decoder, self.retention, self.tokens = slots, decoder, retention, tokens
-
-    def check(self, request: Request) -> None:
-        """Refuse an aborted request whose decoding state another kind of engine kept.
-
-        Raises:
-            UserError: A state of this engine has another shape.
-        """
-        held = {} if request.partial is None else request.partial.state
-        for name, row in self.slots.export(0).items():
-            if name not in held or held[name].shape == tuple(row.shape):
-                continue
-            if name not in self.slots.by_token:
-                raise UserError(
-                    f"request {request.id} cannot go on in this engine: its state {name!r} has the shape "
-                    f"{held[name].shape}, and here it has {tuple(row.shape)}; decode it with the settings it began with"
-                )
-
-    def can_start(self, first: int, waiting: Sequence[Request], version: int) -> int:
-        """Return how many of the first requests that wait can start now, in slots ``first``, ``first`` + 1, ...
-
-        Where caches have pages, those for the context and the first stretch of a completion have to be free. Parked
-        pages give way, those that one of these requests goes on from last. A request alone always starts.
-        """
-        most, pages = min(self.slots.sizes.slots - first, len(waiting)), self.slots.pages
-        if pages is None:
-            return most
-        needed, spared = 0, set[bytes]()
-        before: tuple[list[int], RetainedKv | None] = ([], None)
-        for place, request in enumerate(islice(waiting, most)):
-            context, alone = _context_of(request), first + place == 0
-            found = self.retention.look_up(context, request.params.seed, version) if self._extends(context) else None
-            same = context == before[0] and found is before[1]
-            left = len(request.token_ids) + request.params.max_new_tokens - len(context)
-            entries = len(context) - 1 + min(STRETCH, left) + self.slots.ahead
-            start = 0 if found is None else min(found.entries, len(context) - 2)
-            shared = (len(context) - 1 if same else start) // pages.size
-            # A further context is computed in one slot and shared from there, where its last page stays for a while.
-            needed += pages.number(min(self.slots.capacity, entries)) - shared + (not same and not alone)
-            if found is not None:
-                spared.add(found.tokens)
-            while needed > pages.free and self.retention.evict(spared):
-                pass
-            if needed > pages.free and not alone:
-                return place
-            if needed > pages.free:  # it cannot go on from that, of which it needs the pages
-                self.retention.evict()
-                return 1
-            before = (context, found)
-        return most
-
-    def admit(self, first: int, requests: Sequence[Request], version: int) -> tuple[list[Request], list[int]]:
-        """Set slots ``first``, ``first`` + 1, ... for requests, under weights ``version``.
-
-        Those that go on from a parked cache come first: they read a few tokens, and side by side with whole prompts
-        they would be padded to those. See ``arrange`` for the rest of the order. Returns the requests in the order of
-        their slots, and the entries of each.
-        """
-        found = [self._parked(request, version) for request in requests]
-        contexts = [_context_of(request) for request in requests]
-        order = arrange(contexts, [0 if held is None else held.entries for held in found], self.tokens)
-        requests, parked = [requests[i] for i in order], [found[i] for i in order]
-        contexts = [contexts[i] for i in order]
-        self.slots.start(first, [r.params for r in requests], contexts, version)
-        opens = torch.tensor([request.park for request in requests], device=self.slots.device)
-        self.slots.opens[first : first + len(requests)] = opens
-        for slot, request in enumerate(requests, start=first):
-            if request.partial is not None:
-                self._put_back(slot, request)
-        return list(requests), self.prefill(first, contexts, parked)
-
-    def prefill(self, first: int, contexts: list[list[int]], parked: Sequence[RetainedKv | None] = ()) -> list[int]:
-        """Prefill runs of slots with distinct contexts and copy them to the slots that share them -> entries of each.
-
-        Equal contexts are neighbours (see ``arrange``), so that is what sharing has to find. A run of distinct
-        contexts is computed in the last slots of the block, then spread from front to back. ``parked``: what each goes
-        on from, those with something first; empty: nothing.
-        """
-        parked = parked or [None] * len(contexts)
-        entries = [self.decoder.entries(first + offset, context) for offset, context in enumerate(contexts)]
-        runs: list[_Run] = []
-        for offset, (read, held) in enumerate(zip(entries, parked, strict=True)):
-            if not (runs and runs[-1].read == read and runs[-1].parked is held):
-                runs.append(_Run(read=read, parked=held))
-            runs[-1].targets.append(first + offset)
-        self._read(first + len(contexts) - len(runs), runs)
-        for i, run in enumerate(runs, start=first + len(contexts) - len(runs)):
-            # Run i lies at or beyond its own targets' end, so no run is overwritten before it has been spread.
-            self.slots.share(i, run.targets[0], run.targets[-1] + 1, len(run.read) - 1)
-            if run.parked is not None:
-                self.slots.oldest[run.targets[0] : run.targets[-1] + 1] = run.parked.oldest
-        fed = [len(read) - 1 for read in entries]
-        self.slots.reserve(first, fed, cycles=1)
-        self.slots.fed[first : first + len(fed)] = torch.tensor(fed, device=self.slots.device)
-        return fed
-
-    def _read(self, place: int, runs: Sequence[_Run]) -> None:
-        """Compute the caches of runs in slots ``place``, ``place`` + 1, ..., the parked ones in passes of their own."""
-        parked = [run for run in runs if run.start]
-        for slot, run in enumerate(parked, start=place):
-            assert run.parked is not None
-            self.slots.restore(slot, run.parked.held, run.start)
-        self.slots.reserve(place, [len(run.read) - 1 for run in runs])
-        for first, alike in ((place, parked), (place + len(parked), runs[len(parked) :])):
-            starts, ends = [run.start for run in alike], [len(run.read) - 1 for run in alike]
-            for one in passes(starts, ends, self.tokens):
-                # The item after the last entry goes along: a head reads pairs of a state and the next token.
-                contexts = [run.read[: end + 1] for run, end in zip(alike[one.first :], one.ends, strict=False)]
-                self.decoder.prefill(first + one.first, contexts, one.starts)
-        reused = sum(run.start for run in parked)
-        self.retention.counts.reused += reused
-        self.retention.counts.prefilled += sum(len(run.read) - 1 for run in runs) - reused
-
-    def _parked(self, request: Request, version: int) -> RetainedKv | None:
-        """Return what a request goes on from."""
-        context = _context_of(request)
-        found = self.retention.find(context, request.params.seed, version) if self._extends(context) else None
-        self.retention.counts.hits += found is not None
-        self.retention.counts.misses += request.park and found is None
-        return found
-
-    def _extends(self, context: Sequence[int]) -> bool:
-        """Return whether a request of this context may go on from entries that are there."""
-        return self.decoder.extends and len(context) > 2
-
-    def _put_back(self, slot: int, request: Request) -> None:
-        """Put an aborted completion's tokens, with all that is known of them, and its decoding state back into a
-        slot."""
-        assert request.partial is not None
-        slots, partial, done = self.slots, request.partial, len(request.partial.token_ids)
-        slots.asked[slot], slots.count[slot], slots.exact[slot] = len(request.token_ids), done, partial.exact
-        tables = (slots.tokens, slots.logprobs, slots.versions, slots.contexts)
-        for table, values in zip(
-            tables, (partial.token_ids, partial.logprobs, partial.versions, partial.oldest), strict=True
-        ):
-            table[slot, :done] = torch.as_tensor(values, device=slots.device)
-        if slots.sampled is not None or partial.sampled_logprobs is not None:
-            known = partial.logprobs if partial.exact else partial.sampled_logprobs
-            slots.drawn()[slot, :done] = torch.nan if known is None else torch.as_tensor(known, device=slots.device)
-        for name, row in slots.export(slot).items():
-            if name in partial.state:
-                state = torch.as_tensor(partial.state[name])
-                if name in slots.by_token:  # of an engine of another length, perhaps; the completion fits into both
-                    row[:done].copy_(state[:done])
-                else:
-                    row.copy_(state)
-
-
-def _context_of(request: Request) -> list[int]:
-    """Return prompt and completion so far."""
-    return [*request.token_ids, *([] if request.partial is None else request.partial.token_ids.tolist())]
-
-
-# ---- the engine
 
 
 class TorchEngine:
@@ -267,15 +86,9 @@ class TorchEngine:
         self.on_update, self.keep_state = on_update, keep_state
         check_positions(policy.backbone.config, max_length)
         paged = policy.device.type == "cuda" if paged is None else paged
-        graphs_bytes = 0
-        if recorder is not None:
-            graphs_bytes = bytes_of_graphs(
-                slots, decoding.limit if SYSTEMS[decoding.system].drafts else 0, policy.vocab_size, policy.device
-            )
-        backbone = policy.backbone
-        check_memory(
-            backbone.config, slots, max_length, backbone.dtype, policy.device, tokens=cache_tokens, more=graphs_bytes
-        )
+        more = 0 if recorder is None else _bytes_of_graphs(policy, decoding, slots)
+        config, dtype = policy.backbone.config, policy.backbone.dtype
+        check_memory(config, slots, max_length, dtype, policy.device, tokens=cache_tokens, more=more)
         check_parked(parked_bytes, policy.device)
         check_pool(cache_tokens, max_length, paged)
         system = SYSTEMS[decoding.system]
@@ -297,11 +110,7 @@ class TorchEngine:
         self.admission = Admission(self.slots, self.decoder, self.retention, prefill_tokens)
         self.clock = clock
         if recorder is not None:
-            graphs = Graphs(recorder, slots, self.slots.capacity if batch_invariant else None)
-            if isinstance(self.decoder, DraftVerify):
-                self.decoder.graphs = graphs
-            else:
-                graphs.refuse(f"decoding.system={decoding.system} has a cycle of its own")
+            self._record(Graphs(recorder, slots, self.slots.capacity if batch_invariant else None))
         self.overlap = overlap
         self.flight: Flight | None = None
         self.side = torch.cuda.Stream(policy.device) if overlap and policy.device.type == "cuda" else None
@@ -318,6 +127,13 @@ class TorchEngine:
         self.turns: list[int] = []  # when it came into a slot: the latest is preempted first
         self._turns = count()
         self.preempted = 0  # requests that had to leave their pages to earlier ones, and began again
+
+    def _record(self, graphs: Graphs) -> None:
+        """Record cycles from now on, if the decoder can."""
+        if isinstance(self.decoder, DraftVerify):
+            self.decoder.graphs = graphs
+        else:
+            graphs.refuse(f"decoding.system={self.decoding.system} has a cycle of its own")
 
     @property
     def unfinished(self) -> int:
@@ -622,6 +438,12 @@ class TorchEngine:
             if cycles:
                 stretches.append((start, DecodeStats(cycles=cycles, tokens=tokens, **self.slots.named(rows.copy()))))
         return tuple(sorted(stretches, key=lambda stretch: stretch[0]))
+
+
+def _bytes_of_graphs(policy: Policy, decoding: DecodingConfig, slots: int) -> int:
+    """Return the bytes that CUDA graphs of an engine's cycles will take."""
+    drafts = decoding.limit if SYSTEMS[decoding.system].drafts else 0
+    return bytes_of_graphs(slots, drafts, policy.vocab_size, policy.device)
 
 
 def _known(logprobs: NDArray[np.float32]) -> NDArray[np.float32] | None:

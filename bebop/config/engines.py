@@ -33,8 +33,8 @@ class TorchConfig(Settings):
     # Off until a run on a GPU has compared its tokens with those of eager cycles (benchmarks/gpu/NEXT.md).
     cuda_graphs: bool = setting(
         False,
-        "launch a cycle as one CUDA graph; of systems that draft on the host the verification alone, of some systems and "
-        "of traced requests nothing (docs/guides/engines.md)",
+        "launch a cycle as one CUDA graph; of systems that draft on the host the verification alone, of some and of "
+        "traced requests nothing (docs/guides/engines.md)",
     )
     overlap: bool | None = setting(
         None,
