@@ -17,7 +17,7 @@ from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.paged_cache import PagedContext
-from bebop.rollout import torch_engine
+from bebop.rollout import prefill
 from bebop.rollout.capacity import check_memory
 from bebop.rollout.engine import Request
 from bebop.rollout.pages import NOBODY, Pages
@@ -263,7 +263,7 @@ def tight(system: str = "bebop", tokens: int = 96, **settings: Any) -> TorchEngi
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let requests start that have hardly more pages than their context takes, so that they soon lack some."""
-    monkeypatch.setattr(torch_engine, "STRETCH", 4)
+    monkeypatch.setattr(prefill, "STRETCH", 4)
 
 
 @pytest.mark.usefixtures("hasty")
