@@ -10,6 +10,7 @@ A pass that verifies K drafts at batch 1 multiplies K + 1 rows, as plain decodin
 batch 1 to 8 also say what its products cost, beside reading the weights and beside the two libraries.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ from bebop.config.job import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import ONEDNN, Policy, by_library, product
 from bebop.model.checkpoint import load_policy
+from bebop.rollout.decoding.base import Rows
+from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.tasks.source import PromptSource, chat_encoder
@@ -35,6 +38,7 @@ from bebop.trajectory import SamplingParams
 
 TURNS, SECONDS = 5, 0.03  # of a measurement: so many turns of at least so long
 PRODUCT_TURNS = 3  # of products, which are compared with one another
+WIDTHS = (1, 2, 4)  # tokens of a row in a pass
 BYTES = 4  # of a number: fp32
 HEAD, INNER, VOCABULARY = 2, 8, 16  # sizes of a head, the MLP and the vocabulary where next to nothing is computed
 
@@ -111,7 +115,8 @@ def run(bench: RooflineBench) -> list[dict[str, Any]]:
                     found = min(found, turn(policy, prompts, bench.cycles))
                     calls = min(calls, turn(hollow, [[1] * len(p) for p in prompts], bench.cycles).seconds)
                 counted = operators(policy, prompts)
-                rows.append(noted({"model": model.path, **bound(work, batch, found, calls, (counted, call))}))
+                told = bound(work, batch, found, calls, (counted, call))
+                rows.append(noted({"model": model.path, **told, **passes(policy, prompts, bench.rounds)}))
                 progress.update()
     return rows
 
@@ -168,6 +173,24 @@ def started(policy: Policy, prompts: Sequence[Sequence[int]], tokens: int) -> To
     for i, prompt in enumerate(prompts):
         engine.add(Request(id=i, token_ids=tuple(prompt), params=SamplingParams(max_new_tokens=tokens, seed=i)))
     return engine
+
+
+@torch.inference_mode()
+def passes(policy: Policy, prompts: Sequence[Sequence[int]], rounds: int) -> dict[str, float]:
+    """Return what a pass over two and over four tokens of each row takes, in passes over one; they take turns."""
+    engine = started(policy, prompts, 16)
+    engine.step()
+    assert isinstance(engine.decoder, DraftVerify)
+    target, rows = engine.decoder.target, Rows(engine.slots, len(prompts), max(engine.fed) + WIDTHS[-1])
+    spent: dict[int, list[float]] = {width: [] for width in WIDTHS}
+    for _ in range(rounds * 8):
+        for width, seconds in spent.items():
+            tokens = rows.last[:, None].expand(-1, width)
+            begun = time.process_time()
+            policy.logits(target.verify(rows, tokens)[0])
+            seconds.append(time.process_time() - begun)
+    ratios = {width: [own / one for own, one in zip(spent[width], spent[1], strict=True)] for width in WIDTHS[1:]}
+    return {f"pass over {width}, x one": statistics.median(found) for width, found in ratios.items()}
 
 
 @torch.inference_mode()

@@ -29,12 +29,6 @@ from bebop.errors import UserError
 from bebop.kernels.tree_verify import visible
 from bebop.model.ragged_attention import Ragged, RaggedAttention
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # a build of PyTorch without flash attention may leave it out
-    varlen_attn = None  # type: ignore[assignment]
-
-GQA_IS_TOLD = varlen_attn is not None and "enable_gqa" in signature(varlen_attn).parameters
 # Scores that the later steps of a chain hold at once, over all heads: 64 MB in fp32 on a CPU, 1 GB on a GPU.
 SCORES = {"cuda": 1 << 28, "cpu": 1 << 24}
 # Keyword arguments of transformers' attention functions that change nothing, whatever they are ...
@@ -175,12 +169,15 @@ class PackedContext:
 
     def _unpadded(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attend without padding: [N, H, D] and twice [N, Hkv, D] -> [N, H, D]."""
-        assert varlen_attn is not None
+        varlen = flash_varlen()
+        assert varlen is not None
         # The window says how far back (no limit) and forward (not at all) a token sees. From PyTorch 2.13 on, shared
         # keys and values have to be announced; 2.11 and 2.12 see them by the shapes.
-        shared: dict[str, Any] = {"enable_gqa": True} if GQA_IS_TOLD and query.shape[1] != key.shape[1] else {}
+        shared: dict[str, Any] = {}
+        if query.shape[1] != key.shape[1] and "enable_gqa" in signature(varlen).parameters:
+            shared["enable_gqa"] = True
         ends, longest = self.bounds, self.longest
-        out = varlen_attn(query, key, value, ends, ends, longest, longest, scale=scaling, window_size=(-1, 0), **shared)
+        out = varlen(query, key, value, ends, ends, longest, longest, scale=scaling, window_size=(-1, 0), **shared)
         assert isinstance(out, Tensor)  # a pair, with log-sum-exps, only where they are asked for
         return out
 
@@ -192,7 +189,20 @@ def _has_flash(query: Tensor, dtype: torch.dtype) -> bool:
     """
     size = query.shape[-1]
     right = dtype in (torch.bfloat16, torch.float16) and size <= 256 and size % 8 == 0
-    return varlen_attn is not None and right and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    return right and torch.cuda.get_device_capability(query.device) >= (8, 0) and flash_varlen() is not None
+
+
+@cache
+def flash_varlen() -> Callable[..., Any] | None:
+    """Return PyTorch's flash attention over rows end to end; None for a build without it.
+
+    Imported when it is wanted: it brings the compiler with it, which takes seconds.
+    """
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
 
 
 class CausalContext:

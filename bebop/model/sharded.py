@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import safe_open
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from bebop.model.skeleton import FLOATS, header, is_mtp
 
-if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
+if TYPE_CHECKING:  # each takes seconds of processor time to import
+    from torch.distributed.tensor import DTensor
     from transformers import PreTrainedModel
 
 
@@ -57,6 +57,8 @@ def fill(backbone: nn.Module, folder: Path, device: torch.device) -> None:
 
     The parameters are split along their first dimension over a mesh of one dimension, as FSDP2 does by default.
     """
+    from torch.distributed.tensor import DTensor  # with SymPy
+
     places: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)  # of a parameter, which modules may share
     for module in backbone.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -85,7 +87,7 @@ def fill(backbone: nn.Module, folder: Path, device: torch.device) -> None:
     assert not on_meta(backbone)
 
 
-def _rows(parameter: DTensor) -> slice:
+def _rows(parameter: "DTensor") -> slice:
     """Return which rows of a parameter this rank holds: equal parts but for the last ones, as ``torch.chunk`` cuts."""
     count, mesh = parameter.shape[0], parameter.device_mesh
     each = -(-count // mesh.size())

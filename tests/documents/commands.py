@@ -117,7 +117,11 @@ def python(arguments: Sequence[str], environment: Mapping[str, str], folder: Pat
             raise Wrong(f"{missing[0]} does not exist")
     elif module not in OTHERS:
         asked = {"--help", "-h", "--cfg", "--gpu"} & set(rest)
-        run(module, [*rest, *(["--cfg"] if module in CONFIGURED and not asked else [])], folder)
+        run(
+            module,
+            [*rest, *(["--cfg"] if module in CONFIGURED and not asked and rest[:1] != ["memory"] else [])],
+            folder,
+        )
 
 
 def bebop(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:

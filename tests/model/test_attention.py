@@ -1,4 +1,5 @@
 import copy
+import functools
 import inspect
 from typing import Any
 
@@ -220,6 +221,7 @@ def test_what_flash_attention_is_told_stands_for_the_same_rows(monkeypatch: pyte
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, heads, sum(LENGTHS), 8, generator=generator) for heads in (4, 2, 2))
 
+    @functools.wraps(varlen_attn)
     def rows_apart(*tensors: Any, **settings: Any) -> Tensor:
         given = inspect.signature(varlen_attn).bind(*tensors, **settings).arguments
         assert given["window_size"] == (-1, 0) and given["max_q"] == given["max_k"] == max(LENGTHS)
@@ -232,7 +234,7 @@ def test_what_flash_attention_is_told_stands_for_the_same_rows(monkeypatch: pyte
             out.append(row.transpose(0, 1))
         return torch.cat(out)
 
-    monkeypatch.setattr(own_attention, "varlen_attn", rows_apart)
+    monkeypatch.setattr(own_attention, "flash_varlen", lambda: rows_apart)
     context = PackedContext(torch.tensor(LENGTHS))
     flat = (x[0].transpose(0, 1) for x in (query, key, value))
     torch.testing.assert_close(context._unpadded(*flat, 0.3), context.attend(0, query, key, value, 0.3)[0])
