@@ -46,6 +46,7 @@ def dry_run(folder: Path, *stages: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow  # seven processes
 def test_every_stage_runs_without_what_the_machine_lacks(tmp_path: Path) -> None:
     measuring = [stage.name for stage in STAGES if stage.name != "tests" and not stage.asked]
     page = dry_run(tmp_path, *measuring)

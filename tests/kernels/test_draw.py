@@ -20,7 +20,7 @@ draw_triton = pytest.importorskip("bebop.kernels.draw_triton", reason="Triton is
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on the CPU the kernels run in Triton's interpreter
 GPU = pytest.mark.gpu
 CLOSE = 4e-6  # of the mass: uniforms so far from a border are on its side, with sums in fp32
-pytestmark = pytest.mark.usefixtures("patched_once")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("patched_once")]
 Normalise = Callable[..., tuple[LogitRows, Tensor | None]]
 
 

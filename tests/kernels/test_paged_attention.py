@@ -26,7 +26,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on the CPU the kernel
 # Of numbers of order 1; in bf16 the weights of a softmax are rounded too, by 2 ** -9 of a share each.
 CLOSE = {torch.float32: 4e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 GPU = pytest.mark.gpu
-pytestmark = pytest.mark.usefixtures("patched_once", "nearest")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("patched_once", "nearest")]
 
 
 @pytest.fixture(scope="module")

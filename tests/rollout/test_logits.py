@@ -41,6 +41,8 @@ from tests.rollout.test_exactness import (
 )
 from tests.trainer.builders import TEMPERATURE, plain, plain_logprobs
 
+pytestmark = pytest.mark.slow  # quick tests of their seams are elsewhere, and the quick suite has a budget
+
 SYSTEMS = ("autoregressive", "target_only", "bebop", "bebop_adaptive")
 
 

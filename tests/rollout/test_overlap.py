@@ -27,6 +27,8 @@ from tests.digests.decoding import VOCAB, wanted
 from tests.rollout.driving import finished, resumed, started
 from tests.rollout.test_graphs import STATIC, TapeRecorder
 
+pytestmark = pytest.mark.slow  # quick tests of their seams are elsewhere, and the quick suite has a budget
+
 # ---- comparison
 
 

@@ -26,6 +26,8 @@ from tests.cases import slow_but
 from tests.model.families import EXPERTS, made, slow
 from tests.trainer.builders import TEMPERATURE, batch, job, policy, weights_of
 
+pytestmark = pytest.mark.slow  # quick tests of their seams are elsewhere, and the quick suite has a budget
+
 LORA = {"rank": 4, "alpha": 12.0}
 # Log-probs [A] by the adapter and by the merged weights: in float32 rounding, in bfloat16 that of the merged weights,
 # as large as what bfloat16 costs the model itself.

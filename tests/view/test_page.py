@@ -248,6 +248,7 @@ def test_dark_and_light_follow_the_system_until_one_is_chosen(page: Page, addres
     assert page.evaluate(colour) == light
 
 
+@pytest.mark.slow  # four seconds of a browser
 def test_texts_are_never_read_as_html(page: Page, address: str) -> None:
     for place in ("", "#/run/1", "#/run/1/answer/1?token=3", "#/compare/1:1/1:2", "#/run/1/alarm/4"):
         opened(page, address + place)
