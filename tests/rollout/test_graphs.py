@@ -37,6 +37,8 @@ from tests.cases import slow_but
 from tests.rollout.driving import decoder_of, finished, started
 from tests.rollout.test_launches import FREE, HostWait, NoCopies
 
+pytestmark = pytest.mark.slow  # the quick suite has a budget; conformance and exactness are in it
+
 STATIC = [name for name, system in SYSTEMS.items() if system.static]
 HALF = [name for name, system in SYSTEMS.items() if system.static_verify]
 # Operators that a device's numbers come to the host by, or that make a tensor as large as such a number says.

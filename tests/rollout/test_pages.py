@@ -28,6 +28,8 @@ from tests.builders import alone, requests, tiny_policy
 from tests.cases import slow_but
 from tests.rollout.driving import finished, started
 
+pytestmark = pytest.mark.slow  # the quick suite has a budget; conformance and exactness are in it
+
 CPU = torch.device("cpu")
 # ---- the table
 
