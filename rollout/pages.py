@@ -66,10 +66,6 @@ class Pages:
 
     # ---- slots
 
-    def number(self, entries: int) -> int:
-        """Return how many pages hold so many entries."""
-        return pages_of(entries, self.size)
-
     def missing(self, slot: int, entries: int) -> int:
         """Return the pages that a slot lacks to have ``entries``."""
         return max(0, pages_of(entries, self.size) - len(self.held[slot]))

@@ -21,6 +21,7 @@ from bebop.errors import UserError
 from bebop.rollout.decoding.base import Decoder
 from bebop.rollout.engine import Request
 from bebop.rollout.kv_retention import KvRetention, RetainedKv
+from bebop.rollout.pages import pages_of
 from bebop.rollout.slots import Slots
 from bebop.trajectory import STRETCH
 
@@ -182,7 +183,7 @@ class Admission:
             start = 0 if found is None else min(found.entries, len(context) - 2)
             shared = (len(context) - 1 if same else start) // pages.size
             # A further context is computed in one slot and shared from there, where its last page stays for a while.
-            needed += pages.number(min(self.slots.capacity, entries)) - shared + (not same and not alone)
+            needed += pages_of(min(self.slots.capacity, entries), pages.size) - shared + (not same and not alone)
             if found is not None:
                 spared.add(found.tokens)
             while needed > pages.free and self.retention.evict(spared):

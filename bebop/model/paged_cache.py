@@ -58,7 +58,7 @@ class PagedContext(SlotContext):
         """Write the new entries of a layer and attend to those that ``place`` says, [B, H, n, D] -> [B, n, H, D]."""
         if self.ragged is not None:
             return super().attend(layer, query, key, value, scaling)
-        self._write(layer, key, value)
+        self.write(layer, key, value)
         return self.attend_stored(layer, query, scaling)
 
     def stores(self, layer: int) -> Stores:
@@ -85,12 +85,8 @@ class PagedContext(SlotContext):
         [N, H, D]."""
         assert self.ragged is not None
         query, key = turned.split_with_sizes([turned.shape[1] - value.shape[1], value.shape[1]], 1)
-        self._write(layer, key, value)
+        self.write(layer, key, value)
         return self.attend_stored(layer, query, scaling)
-
-    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Store keys and values [B, Hkv, n, D] where ``place`` says."""
-        self._write(layer, key, value)
 
     def held(self, layer: int, batch: int) -> tuple[Tensor, Tensor]:
         """Return a copy of the keys and values [B, Hkv, T * E, D] that the rows of a pass hold in a layer."""
@@ -130,8 +126,8 @@ class PagedContext(SlotContext):
         heads = pages[:, None] * kv_heads + torch.arange(kv_heads, device=entries.device)[:, None]
         return heads * self.size + (entries % self.size)[:, None]
 
-    def _write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Store keys and values [B, Hkv, n, D], or [N, Hkv, D] of rows end to end."""
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Store keys and values [B, Hkv, n, D], or [N, Hkv, D] of rows end to end, where ``place`` says."""
         if self._written is None:
             places = self._places(self.entries)  # [B, Hkv, n]
             if self.ragged is not None:

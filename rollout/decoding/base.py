@@ -32,9 +32,8 @@ class Draft:
     depth: int | None = None  # D, of the tree; None: K
     sources: Mapping[str, Tensor] = field(default_factory=dict)  # name -> [B, K] share of another source; counted
     head: Tensor | None = None  # [B, V] the head's own distribution at the first draft, where ``probs`` mixes it
-    rows: Sequence[LogitRows] | None = (
-        None  # K with n = 1, where distributions stay logits: ``probs`` is [B, K, 0] then
-    )
+    # K of them with n = 1, where distributions stay logits; ``probs`` is [B, K, 0] then.
+    rows: Sequence[LogitRows] | None = None
 
     def widths(self) -> Tensor:
         """Return tokens of each row's cycle before verification [B, K], the newest included: at every position the

@@ -20,7 +20,7 @@ from bebop.model.paged_cache import PagedContext
 from bebop.rollout import prefill
 from bebop.rollout.capacity import check_memory
 from bebop.rollout.engine import Request
-from bebop.rollout.pages import NOBODY, Pages
+from bebop.rollout.pages import NOBODY, Pages, pages_of
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.systems import SYSTEMS
 from bebop.trajectory import Completion
@@ -128,7 +128,7 @@ def test_everybody_holds_what_was_written_and_all_comes_back() -> None:
 
 def test_a_last_page_that_is_not_copied_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def shared(self: Pages, own: Sequence[int], length: int, copies: list[tuple[int, int]]) -> list[int]:
-        pages = list(own[: self.number(length)])
+        pages = list(own[: pages_of(length, self.size)])
         for page in pages:
             self._refer(page, 1, 0)
         return pages
