@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from bebop.bench.update_memory import NARROW, batch_of, counted, one_rank_group,
 from bebop.config.job import JobConfig, ModelConfig, RolloutConfig, SamplingConfig, TrainerConfig
 from bebop.config.simulate import MemoryConfig
 from bebop.errors import UserError
+from bebop.model.memory import MICRO_BATCH_SHARE, activation_bytes
 from bebop.simulation import memory
 from bebop.simulation.memory import Question, answer, changes
 from bebop.simulation.roofline import GPUS, Model
@@ -82,6 +84,20 @@ def test_the_peak_of_an_update_is_as_predicted(
     question = narrow(gpus=1, dtype=dtype, max_tokens=512, checkpointing=checkpointing)
     predicted = sum(question.parts().values()) - 12 * OF_NARROW.parameters
     assert peak_bytes(lambda: trainer.update(batch)) == pytest.approx(predicted, rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_micro_batches_are_those_of_the_trainer(dtype: str, checkpointing: bool) -> None:
+    """The prediction may import no PyTorch, so that it has the trainer's arithmetic once more."""
+    question = narrow(dtype=dtype, checkpointing=checkpointing)
+    config = SimpleNamespace(
+        get_text_config=lambda: SimpleNamespace(
+            num_hidden_layers=NARROW.layers, hidden_size=NARROW.hidden, intermediate_size=NARROW.inner
+        )
+    )
+    each = activation_bytes(config, getattr(torch, dtype), checkpointing)
+    assert question._tokens(checkpointing) == int(question.gpu.memory * MICRO_BATCH_SHARE / each)
 
 
 def test_parts_by_hand() -> None:
