@@ -75,3 +75,10 @@ def anchors(text: str) -> set[str]:
         if found[slug]:
             found[f"{slug}-{found[slug]}"] = 0
     return set(found)
+
+
+def lines_of(page: str, heading: str) -> list[str]:
+    """Return the code blocks under one heading of a page, each as one line: lines that end in ``\\`` go on."""
+    text = (ROOT / page).read_text()
+    part = text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    return [block.text.replace("\\\n", " ").strip() for block in blocks(page, part)]
