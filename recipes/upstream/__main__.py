@@ -7,6 +7,7 @@ from bebop.command import Parser, run_main
 from bebop.errors import UserError
 from recipes.upstream import megatron_, sglang_, verl_, vllm_
 from recipes.upstream.defect import Defect
+from recipes.upstream.patched import PATCHES, patch_of, patched_verdict
 
 DEFECTS = {one.name: one for module in (vllm_, sglang_, verl_, megatron_) for one in module.DEFECTS}
 
@@ -15,17 +16,24 @@ def main(arguments: list[str]) -> None:
     """Reproduce those whose program is installed, and say so of each."""
     parser = Parser(prog="python -m recipes.upstream", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(DEFECTS))
+    parser.add_argument("--patched", action="store_true", help="under the patch of recipes/upstream/patches")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in DEFECTS]:
         raise UserError(f"no defect is called {unknown[0]!r}: choose of {', '.join(DEFECTS)}")
-    for name in options.names or DEFECTS:
-        record.show(f"{name:24} {verdict(DEFECTS[name])}\n")
+    names = options.names or [name for name in DEFECTS if not options.patched or (PATCHES / f"{name}.patch").exists()]
+    if options.patched:
+        for name in names:
+            patch_of(name)  # all are there, before the first is copied
+    for name in names:
+        record.show(f"{name:24} {verdict(DEFECTS[name], options.patched)}\n")
 
 
-def verdict(defect: Defect) -> str:
-    """``there``, ``gone``, or ``not installed``."""
+def verdict(defect: Defect, patched: bool = False) -> str:
+    """Return ``there``, ``gone`` or ``not installed``; with ``patched``, of a copy of the program with its patch."""
     if not installed(defect.program):
         return "not installed"
+    if patched:
+        return patched_verdict(defect.name, defect.program)
     return "there" if defect.there() else "gone"
 
 

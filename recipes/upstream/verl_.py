@@ -9,6 +9,7 @@ from recipes.upstream.defect import Defect
 
 VLLM = "workers/rollout/vllm_rollout/vllm_async_server.py"
 SGLANG = "workers/rollout/sglang_rollout/async_sglang_server.py"
+CLIENT = "workers/rollout/llm_server.py"
 SEPARATE = "trainer/ppo/v1"
 # What SGLang 0.5.14 and newer calls drafts made and accepted, in meta_info.
 NAMES = ("spec_num_proposed_drafts", "spec_num_correct_drafts")
@@ -23,6 +24,11 @@ def sglang_counts_by_names_that_are_gone() -> bool:
     """``meta_info.get(name, default)`` of names that newer versions do not send: the default, silently."""
     source = _source(SGLANG)
     return "spec_accept_token_num" in source and not any(name in source for name in NAMES)
+
+
+def pieces_lose_their_counts() -> bool:
+    """An answer that was aborted and resumed is put together anew, and the counts of its drafts are left out."""
+    return "spec_num_draft_tokens" not in _source(CLIENT)
 
 
 def sglang_updates_without_a_session() -> bool:
@@ -62,6 +68,7 @@ def _vllm_has(name: str) -> bool:
 DEFECTS = (
     Defect(name="verl-vllm-counts", program="verl", version="0.9.1", there=vllm_counts_by_a_name_that_vllm_has_not),
     Defect(name="verl-sglang-counts", program="verl", version="0.9.1", there=sglang_counts_by_names_that_are_gone),
+    Defect(name="verl-async-counts", program="verl", version="0.9.1", there=pieces_lose_their_counts),
     Defect(name="verl-sglang-sessions", program="verl", version="0.9.1", there=sglang_updates_without_a_session),
     Defect(name="verl-flush", program="verl", version="0.9.1", there=a_log_line_that_fails),
 )

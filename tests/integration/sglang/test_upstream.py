@@ -10,3 +10,8 @@ from recipes.upstream.sglang_ import DEFECTS
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda one: one.name)
 def test_a_defect_is_still_there(defect: Defect) -> None:
     assert verdict(defect) == "there"
+
+
+def test_the_patch_of_padding_mends_it() -> None:
+    (defect,) = (one for one in DEFECTS if one.name == "sglang-ngram-pads")
+    assert verdict(defect, patched=True) == "gone"

@@ -1,9 +1,11 @@
 """verl's own GRPO job with verl's own vLLM rollout, real vLLM on the CPU: sampled drafts, statistics, the monitor."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 
+from recipes.upstream.patched import PATCHES, apply, copy_with_patch
 from tests.integration.verl.builders import HERE, Job, run_job
 
 DRAFTS = 3
@@ -59,3 +61,16 @@ def test_greedy_drafts_are_another_choice(tmp_path: Path, example: Path) -> None
     job = start(tmp_path, example, greedy, "trainer.total_training_steps=1")
     assert job.column("draft/entropy") == [0.0]
     assert abs(job.column("rollout/overlap/1")[0] - job.column("rollout/target_only/1")[0]) < 1e-6
+
+
+def test_stock_verl_counts_drafts_under_its_patches(tmp_path: Path, example: Path) -> None:
+    """Bebop's own metrics are off: what verl logs is verl's, also for answers that were aborted and resumed."""
+    copy_with_patch("verl", PATCHES / "verl-vllm-counts.patch", tmp_path / "patched")
+    apply(PATCHES / "verl-async-counts.patch", tmp_path / "patched")
+    overrides = (*SMALL, "bebop.metrics=false", "bebop.monitor=false", "bebop.verify_every=0")
+    steps = ("trainer.v1.trainer_mode=colocate_async", "trainer.total_training_steps=3")
+    environment = {"PYTHONPATH": os.pathsep.join((str(tmp_path / "patched"), os.environ.get("PYTHONPATH", "")))}
+    job = run_job(tmp_path, example, [*overrides, *steps], environment, seconds=600)
+    assert job.code == 0, job.output[-4000:]
+    assert all(0.3 < rate < 1 for rate in job.column("rollout/spec_accept_rate"))
+    assert all(1.5 < length < DRAFTS + 1 for length in job.column("rollout/spec_accept_length"))
