@@ -7,6 +7,7 @@ import pytest
 from bebop.errors import UserError
 from recipes.upstream.__main__ import DEFECTS, main, verdict
 from recipes.upstream.defect import Defect
+from recipes.upstream.patched import PATCHES, patch_of
 from tests.tree import ROOT
 
 
@@ -16,10 +17,10 @@ def named(text: str) -> list[str]:
 
 
 def test_the_page_has_each_of_them_with_a_mend() -> None:
-    text = (ROOT / "docs" / "upstream.md").read_text()
-    assert named(text) == list(DEFECTS)
-    mends = text.split("## Changes that would mend them")[1]
+    found, mends = (ROOT / "docs" / "upstream.md").read_text().split("## Changes that would mend them")
+    assert named(found) == list(DEFECTS)
     assert [name for name in DEFECTS if f"`{name}`" not in mends] == []
+    assert sorted(named(mends)) == sorted(path.stem for path in PATCHES.glob("*.patch"))
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,10 @@ def test_a_name_that_nobody_knows_is_one_line(capsys: pytest.CaptureFixture[str]
         ["megatron-mtp-gradient", "not", "installed"],
         ["megatron-mtp-gradient", "there"],
     )
+
+
+def test_a_defect_without_a_patch_is_one_line() -> None:
+    with pytest.raises(
+        UserError, match=r"'vllm-seeds' has no patch in recipes/upstream/patches: choose of sglang-ngram"
+    ):
+        patch_of("vllm-seeds")
