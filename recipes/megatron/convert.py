@@ -80,12 +80,16 @@ def convert(direction: str, given: dict[str, str], parallel: Any, place: Any) ->
 def write(whole: dict[str, torch.Tensor], config: ModelConfig, out: Path, dtype: torch.dtype) -> None:
     """Write weights by the names of ``Policy.weights`` as a Hugging Face folder like that of ``config``."""
     from bebop.model.checkpoint import load_policy, save_policy
+    from bebop.model.layouts import join_experts
 
     policy = load_policy(config)
     assert policy.mtp is not None
     with torch.no_grad():
-        for name, parameter in policy.weights(mtp=True).items():
-            parameter.copy_(whole[name])
+        biases = {f"{part}.{name}": x for part, module in zip(("backbone", "mtp"), policy.modules(), strict=True)
+                  for name, x in module.named_buffers()}  # fmt: skip
+        joined = join_experts(whole)
+        for name, tensor in (policy.weights(mtp=True) | {n: x for n, x in biases.items() if n in joined}).items():
+            tensor.copy_(joined[name])
     save_policy(policy, out, dtype)
 
 

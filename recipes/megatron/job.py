@@ -128,7 +128,7 @@ class MegatronAdaptation(Adaptation):
         model = dataclasses.replace(self.config.model, init_mtp=True, device="cpu")
         policy = load_policy(model)
         assert policy.mtp is not None
-        policy.mtp.load_state_dict(weights)
+        policy.load({f"mtp.{name}": x for name, x in weights.items()})  # a router's bias stays as it came
         save_policy(policy, Path(self.config.out or self.folder / "model"))
         self._clock("write", began)
         kept = {name: value for name, value in found.items() if math.isfinite(value)}
