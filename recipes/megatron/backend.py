@@ -13,15 +13,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from bebop.errors import UserError
 from bebop.kernels.linear_losses import linear_draft_loss
+from bebop.megatron_job.context import SplitContext, own_pieces, share_of, whole_rows
 from bebop.megatron_job.head import MegatronHead
 from bebop.megatron_job.parallel import Place
 from bebop.megatron_job.weights import gather, rule_of
 from bebop.model.layouts import join_experts
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
 from bebop.trainer.head_backend import ChainLoss
+from bebop.trainer.heads import HeadTrainer, MicroBatch
 from bebop.trainer.objectives import Sampling, Steps, unroll
 
 OF_HEADS = ("q_layernorm.weight", "k_layernorm.weight")
@@ -167,17 +170,25 @@ class FrozenPipeline:
         """``model``: this stage's part, ending in hidden states (``BackboneModel``)."""
         self.model: Any = model
         self.place = place
+        if place.context_group.size() > 1:
+            for layer in self.model.decoder.layers:
+                layer.self_attention.core_attention.context = SplitContext(place.context_group)
         self._sent: list[tuple[dist.Work | None, Tensor]] = []  # a message's tensor must live until it is taken
 
     @torch.no_grad()
     def states(self, token_ids: Tensor) -> Tensor | None:
         """Return states [B, L, d] of token ids [B, L] on the last stage; None on the others, which run ahead of it."""
-        positions = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)
+        positions, length = torch.arange(token_ids.shape[1], device=token_ids.device), token_ids.shape[1]
+        group, parts = self.place.context_group, self.place.context_group.size()
+        if parts > 1:
+            token_ids = pad(token_ids, (0, -length % (2 * parts)))
+            positions = torch.arange(token_ids.shape[1], device=token_ids.device)
+            token_ids, positions = own_pieces(token_ids, 1, group), own_pieces(positions, 0, group)
         if not self.place.first:
             self.model.set_input_tensor(self._receive(token_ids))
-        out = self.model(token_ids, positions, None)
+        out = self.model(token_ids, positions.expand_as(token_ids), None)
         if self.place.last:
-            return out.transpose(0, 1)
+            return (out if parts == 1 else whole_rows(out, None, group)[:length]).transpose(0, 1)
         self._sent = [(work, x) for work, x in self._sent if work is not None and not work.is_completed()]
         out = out.contiguous()
         self._sent.append((dist.isend(out, self._neighbour(1)), out))
@@ -253,6 +264,18 @@ class FrozenBackend(MegatronBackend):
         self.pipeline.finish()
         self._from_last(sums)
         return {f"eval/overlap/{k + 1}": float(sums[0, k] / sums[1, k]) for k in range(depth) if sums[1, k] > 0}
+
+
+class FrozenTrainer(HeadTrainer):
+    """Trains the head of a ``FrozenBackend``: context parallel ranks share the chains of each row."""
+
+    backend: FrozenBackend
+
+    def _batches(
+        self, rows: Sequence[TokenRow], parts: Sequence[Sequence[int]], hidden: Sequence[Tensor] | None, every: int
+    ) -> Iterator[MicroBatch]:
+        for layout, known in super()._batches(rows, parts, hidden, every):
+            yield share_of(layout, self.backend.place.context_group), known
 
 
 def embedded(table: Any, token_ids: Tensor) -> Tensor:

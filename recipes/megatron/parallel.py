@@ -20,6 +20,7 @@ from megatron.core import parallel_state
 
 from bebop.config.fields import check
 from bebop.errors import UserError
+from bebop.megatron_job.context import own_pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +147,9 @@ def split(config: ParallelConfig) -> Iterator[Place]:
 def prepare_cpu() -> None:
     """Let megatron-core run on CPU tensors, and its routers without Transformer Engine.
 
-    Where there is no GPU, replaced are the device that buffers are made on, a move to it, waiting for it, the stream on which each expert's
-    numbers of tokens are copied, pinned memory, and the states of CUDA's random generators (weights are read from a
-    checkpoint and nothing drops out, so no numbers are drawn).
+    Where there is no GPU, replaced are the device that buffers are made on, a move to it, waiting for it, the stream on
+    which each expert's numbers of tokens are copied, pinned memory, and the states of CUDA's random generators (weights
+    are read from a checkpoint and nothing drops out, so no numbers are drawn).
     """
     from megatron.core.transformer.moe import moe_utils
 
@@ -169,7 +170,7 @@ def prepare_cpu() -> None:
     dispatcher: Any = MoEAlltoAllTokenDispatcher
     dispatcher.cuda_dtoh_stream = nullcontext()  # else it would be made
     dispatcher._maybe_dtoh_and_synchronize = _splits_as_numbers
-    rotary_pos_embedding.get_pos_emb_on_this_cp_rank = _own_pieces
+    rotary_pos_embedding.get_pos_emb_on_this_cp_rank = own_pieces
 
 
 def _stay_on_cpu(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -186,9 +187,3 @@ def _splits_as_numbers(dispatcher: Any, point: str, tokens_per_expert: Any = Non
         if isinstance(splits := getattr(dispatcher, name), torch.Tensor):
             setattr(dispatcher, name, splits.numpy())
     return tokens_per_expert
-
-
-def _own_pieces(table: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """Replace megatron-core's choice of rotations for the pieces of this context parallel rank, in pinned memory."""
-    pieces = table.chunk(2 * group.size(), dim)
-    return torch.cat([pieces[group.rank()], pieces[2 * group.size() - 1 - group.rank()]], dim)

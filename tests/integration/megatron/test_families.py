@@ -56,22 +56,32 @@ def place() -> Iterator[Place]:
         yield found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("layout", ["qwen3_next", None])
-def test_states_and_a_step_of_the_head(family: str, layout: str | None, tmp_path: Path, place: Place) -> None:
-    """``layout`` None: the checkpoint has no head, and both begin the same one."""
-    make, kind, settings = FAMILIES[family]
+def make(family: str) -> Any:
+    """A random model of a family."""
+    config, kind, settings = FAMILIES[family]
     torch.manual_seed(0)
-    backbone = kind(make(**{**SIZES, **settings})).eval()
+    backbone = fill(kind(config(**{**SIZES, **settings})).eval())
     with torch.no_grad():
         for parameter in backbone.parameters():
             if parameter.dim() == 1:  # norms and biases that are 1 or 0 would hide a mistake
                 parameter += 0.2 * torch.randn_like(parameter)
-    mtp = None if layout is None else MTPHead(backbone, zero_first=False)
-    for module in (backbone, mtp) if mtp is not None else (backbone,):
-        for name, tensor in module.state_dict().items():  # experts begin as what the memory held, biases at 0
-            if "experts." in name or name.endswith("e_score_correction_bias"):
-                tensor.normal_(0, 0.2)
+    return backbone
+
+
+def fill(module: Any) -> Any:
+    """Draw experts, which begin as what the memory held, and biases of routers, which begin at 0."""
+    for name, tensor in module.state_dict().items():
+        if "experts." in name or name.endswith("e_score_correction_bias"):
+            tensor.normal_(0, 0.2)
+    return module
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("layout", ["qwen3_next", None])
+def test_states_and_a_step_of_the_head(family: str, layout: str | None, tmp_path: Path, place: Place) -> None:
+    """``layout`` None: the checkpoint has no head, and both begin the same one."""
+    backbone = make(family)
+    mtp = None if layout is None else fill(MTPHead(backbone, zero_first=False))
     save_policy(Policy(backbone=backbone, tokenizer=letters(VOCAB), mtp=mtp, layout=layout or "mimo"), tmp_path)
     policy = load_policy(ModelConfig(path=str(tmp_path), device="cpu", init_mtp=True))
     megatron = trainer(tmp_path, ParallelConfig(), place, objective="tv")
