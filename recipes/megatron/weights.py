@@ -8,14 +8,16 @@ the one, then of the other). Experts are one by one on both sides: rank r of n h
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from bebop.errors import UserError
-from bebop.megatron_job.parallel import Place
+
+if TYPE_CHECKING:  # imports megatron-core
+    from bebop.megatron_job.parallel import Place
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe")
 
@@ -129,7 +131,7 @@ def local_experts(rules: Iterable[Rule]) -> int:
 
 
 @torch.no_grad()
-def load(model: nn.Module, source: Mapping[str, Tensor], place: Place, groups: int) -> None:
+def load(model: nn.Module, source: Mapping[str, Tensor], place: "Place", groups: int) -> None:
     """Fill this process's part of a model; ``groups``: the key heads of the whole model."""
     found = list(tensors(model))
     first = place.expert * local_experts(rule for rule, _ in found)
@@ -140,7 +142,7 @@ def load(model: nn.Module, source: Mapping[str, Tensor], place: Place, groups: i
         tensor.copy_(join(parts, rule.join, groups // place.tensors))
 
 
-def gather(named: Sequence[tuple[Rule, Tensor]], place: Place, groups: int, per_group: int) -> dict[str, Tensor]:
+def gather(named: Sequence[tuple[Rule, Tensor]], place: "Place", groups: int, per_group: int) -> dict[str, Tensor]:
     """Gather whole tensors by Hugging Face's names on every tensor and expert parallel rank, on the CPU."""
     whole: dict[str, Tensor] = {}
     local = local_experts(rule for rule, _ in named)
@@ -166,7 +168,7 @@ def _everywhere(tensor: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
     return every
 
 
-def gather_model(model: nn.Module, place: Place, groups: int, per_group: int) -> dict[str, Tensor]:
+def gather_model(model: nn.Module, place: "Place", groups: int, per_group: int) -> dict[str, Tensor]:
     """Gather every weight of a model by Hugging Face's names on rank 0; on others, those of their stage."""
     mine = gather(list(tensors(model)), place, groups, per_group)
     if place.pipelines == 1 or place.tensor or place.data:
