@@ -22,8 +22,8 @@ HELP = """usage: torchrun --nproc-per-node N -m bebop.megatron_job.convert to-me
   to-megatron      model=DIR (a Hugging Face folder, with its MTP head if it has one) -> out=FOLDER
   to-huggingface   source=FOLDER -> out=DIR, with the tokenizer, the settings and the layout of model=DIR
 
-  parallel.tensor=T, parallel.pipeline=P   how the model is split meanwhile; the result does not depend on it
-  dtype=float32|bfloat16                   of the weights (as in model=DIR)
+  parallel.NAME=N (tensor, pipeline, expert)   how the model is split meanwhile; the result does not depend on it
+  dtype=float32|bfloat16                       of the weights (as in model=DIR)
 """
 NAMES = ("model", "out", "source", "dtype")
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bebop.config.job import ModelConfig
+from bebop.errors import UserError
 from bebop.megatron_job.checkpoint import load_head
 from bebop.megatron_job.convert import convert
 from bebop.megatron_job.parallel import ParallelConfig, Place, joined
@@ -20,6 +21,7 @@ from bebop.model.layouts import join_experts
 from bebop.model.mtp import MTPHead
 from tests.builders import letters
 from tests.integration.megatron.builders import VOCAB, distance, trainer, two_processes
+from tests.integration.megatron.policy import cotrainer, wrapped
 from tests.integration.megatron.test_families import fill, make
 from tests.integration.megatron.test_killed import command, started
 from tests.integration.megatron.worker import EXPERT_SPLITS, EXPERT_STEPS, steps_of
@@ -125,6 +127,11 @@ def test_stacked_experts_are_read_one_by_one(saved: Path, tmp_path: Path) -> Non
     wanted, found = (Checkpoint(ModelConfig(path=str(path))) for path in (apart, tmp_path))
     assert set(wanted) == set(found) and "mtp.layer.mlp.experts.3.gate_proj.weight" in set(found)
     assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+
+
+def test_a_head_with_experts_is_refused_beside_a_policy(saved: Path, place: Place) -> None:
+    with pytest.raises(UserError, match="the MTP head has experts, which are not trained beside a policy"):
+        cotrainer(wrapped(saved / "qwen3_moe", place))
 
 
 @pytest.mark.slow
