@@ -171,7 +171,8 @@ class FrozenPipeline:
         self.model: Any = model
         self.place = place
         if place.context_group.size() > 1:
-            for layer in self.model.decoder.layers:
+            layers: Any = self.model.decoder.layers
+            for layer in layers:
                 layer.self_attention.core_attention.context = SplitContext(place.context_group)
         self._sent: list[tuple[dist.Work | None, Tensor]] = []  # a message's tensor must live until it is taken
 

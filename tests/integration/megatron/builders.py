@@ -20,6 +20,7 @@ from bebop.trainer.chains import TokenRow
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from tests.builders import tiny_policy
+from tests.commands import HANGING
 from tests.tree import ROOT
 
 VOCAB = 24
@@ -72,7 +73,7 @@ def two_processes(checkpoint: Path, folder: Path, *what: str) -> list[dict[str, 
         for rank in range(2)
     ]  # fmt: skip
     for rank in ranks:
-        _, errors = rank.communicate(timeout=300)
+        _, errors = rank.communicate(timeout=HANGING)
         assert rank.returncode == 0, errors[-4000:]
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 

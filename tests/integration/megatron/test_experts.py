@@ -20,6 +20,7 @@ from bebop.model.checkpoint import save_policy
 from bebop.model.layouts import join_experts
 from bebop.model.mtp import MTPHead
 from tests.builders import letters
+from tests.commands import HANGING
 from tests.integration.megatron.builders import VOCAB, distance, trainer, two_processes
 from tests.integration.megatron.policy import cotrainer, wrapped
 from tests.integration.megatron.test_families import fill, make
@@ -147,7 +148,7 @@ def test_the_command_adapts_stops_and_goes_on(saved: Path, tmp_path: Path) -> No
         (tmp_path / name).mkdir(exist_ok=True)
         errors = tmp_path / f"{name}.txt"
         given = settings or ["resume=true", "train.steps=4"]
-        assert started(command(tmp_path / name, 2, *given), errors).wait(120) == 0, errors.read_text()[-3000:]
+        assert started(command(tmp_path / name, 2, *given), errors).wait(HANGING) == 0, errors.read_text()[-3000:]
     whole, half = (load_file(tmp_path / name / "run/model/model.safetensors") for name in ("whole", "half"))
     before = load_file(saved / "glm4_moe" / "model.safetensors")
     assert whole.keys() == half.keys() == before.keys()
