@@ -166,13 +166,11 @@ class FrozenPipeline:
     States flow forward only, so no schedule has to balance two directions.
     """
 
-    def __init__(self, model: nn.Module, place: Place) -> None:
+    def __init__(self, model: Any, place: Place) -> None:
         """``model``: this stage's part, ending in hidden states (``BackboneModel``)."""
-        self.model: Any = model
-        self.place = place
+        self.model, self.place = model, place
         if place.context_group.size() > 1:
-            layers: Any = self.model.decoder.layers
-            for layer in layers:
+            for layer in model.decoder.layers:
                 layer.self_attention.core_attention.context = SplitContext(place.context_group)
         self._sent: list[tuple[dist.Work | None, Tensor]] = []  # a message's tensor must live until it is taken
 
