@@ -91,7 +91,15 @@ def test_states_and_a_step_of_the_head(family: str, layout: str | None, tmp_path
         wanted = policy.hidden(token_ids, positions, CausalContext())
     found = megatron.backend.pipeline.states(token_ids)
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5)
+    assert policy.mtp is not None
+    with torch.no_grad():
+        heads = (policy.mtp, megatron.backend.head)
+        embeddings = policy.embed(token_ids)
+        one, other = (head(embeddings, wanted, positions, CausalContext()) for head in heads)
+    torch.testing.assert_close(other, one, rtol=0, atol=2e-5)
     head = HeadConfig(objective="tv", depth=3, lr=2e-3, lr_warmup_steps=3, max_tokens=60)
     reference = HeadTrainer(FSDPBackend(policy, Sampling(temperature=0.9)), head)
     for step in range(2):
         assert megatron.update(rows(step)) == pytest.approx(reference.update(rows(step)), rel=1e-4)
+    found, wanted = megatron.weights(), reference.weights()
+    assert found.keys() == wanted.keys() and all(found[name].shape == wanted[name].shape for name in wanted)
