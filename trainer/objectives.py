@@ -53,14 +53,23 @@ class Objective:
 
 
 def unroll(
-    head: MTPHead, embeddings: Tensor, hidden: Tensor, weight: Tensor, rows: ChainRows, sampling: Sampling
+    head: MTPHead,
+    embeddings: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    rows: ChainRows,
+    sampling: Sampling,
+    least: int = 1,
 ) -> Steps:
     """Run the head's recursive steps on given text; embeddings and hidden states [B, L, d] of its tokens.
 
     Step i at anchor t predicts token t + i + 1 and stands against the backbone's distribution at position t + i (SPEC
     0.5).
+
+    ``least``: take as many steps although the rows have fewer, for ranks whose steps are collectives.
     """
-    depth = max(1, int(rows.steps.max()))  # a rank without a step runs along: the others wait for its collectives
+    # A rank without a step runs along: the others wait for its collectives.
+    depth = max(1, least, int(rows.steps.max()))
     embeddings, hidden = embeddings.detach(), hidden.detach()
     last = hidden.shape[1] - 1
     draft = list(chain(head, embeddings, hidden, depth, rows.anchors))

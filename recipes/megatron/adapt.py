@@ -24,10 +24,13 @@ in the layout it came in. As python -m bebop.adapt, whose settings it takes, wit
 
   parallel.tensor=T     tensor parallel ranks (1); heads, vocabulary and feed-forward width must divide by T
   parallel.pipeline=P   pipeline stages (1); layers must divide by P
+  parallel.context=C    parts of each row of text (1): long rows take less memory
+  parallel.expert=E     ranks that share the experts of a layer (1); their number must divide by E. Tensor, context and
+                        data parallel ranks hold different experts; no expert is split
   parallel.evaluate=B   decode held-out prompts before and after (true). Every process then holds the whole model too;
                         false: train on a file of text, and measure acceptance on its last rows
 
-N must be a multiple of T times P; what is left is data parallel. Context parallelism is refused.
+N must be a multiple of T times C times P, and of E times P; what is left is data parallel.
 
   --help    this text; --help GROUP: the settings of model, task, data, head, train or evaluation
   --cfg     print the configuration and stop
@@ -38,6 +41,7 @@ Examples:
   torchrun --nproc-per-node 2 -m bebop.megatron_job.adapt parallel.tensor=2
   torchrun --nproc-per-node 8 -m bebop.megatron_job.adapt parallel.tensor=4 parallel.evaluate=false \\
       model.path=DIR model.dtype=bfloat16 data.source=file data.path=text.jsonl head.lr=3.5e-5
+  torchrun --nproc-per-node 8 -m bebop.megatron_job.adapt parallel.expert=8 model.path=DIR       a mixture of experts
   torchrun --nproc-per-node 2 -m bebop.megatron_job.adapt dir=RUN resume=true       from the last checkpoint
 """
 OWN = "parallel."

@@ -1,8 +1,8 @@
-"""The ``HeadBackend`` of a GPTModel's head, over megatron-core's tensor, pipeline and data parallel ranks.
+"""The ``HeadBackend`` of a GPTModel's head, over megatron-core's tensor, pipeline, expert and data parallel ranks.
 
 AdamW steps fp32 copies of the head's parameters. They are in none of Megatron's gradient buffers, so neither its norm
 nor its clipping nor its optimizer sees them. Left out: sharding of the optimizer's state over data parallel ranks (a
-head is one layer), and experts.
+head is one layer), and losses that balance experts: a router learns from the head's own loss.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from bebop.errors import UserError
 from bebop.kernels.linear_losses import linear_draft_loss
+from bebop.megatron_job.context import SplitContext, own_pieces, share_of, whole_rows
 from bebop.megatron_job.head import MegatronHead
 from bebop.megatron_job.parallel import Place
 from bebop.megatron_job.weights import gather, rule_of
+from bebop.model.layouts import join_experts
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
 from bebop.trainer.head_backend import ChainLoss
+from bebop.trainer.heads import HeadTrainer, MicroBatch
 from bebop.trainer.objectives import Sampling, Steps, unroll
 
 OF_HEADS = ("q_layernorm.weight", "k_layernorm.weight")
@@ -67,7 +71,9 @@ class MegatronBackend:
             self.parameters = {f"mtp.{name}": p for name, p in mtp.named_parameters()}
         self.named = {name: p.detach().float().clone() for name, p in self.parameters.items()}
         # By name: Megatron marks parameters as split only where it initialises them itself.
-        self.split = {name: rule_of(name, 0).split is not None for name in self.named}
+        rules = {name: rule_of(name, 0) for name in self.named}
+        self.split = {name: rule.split is not None for name, rule in rules.items()}
+        self.of_experts = {name for name, rule in rules.items() if rule.expert is not None}
 
     @property
     def device(self) -> torch.device:
@@ -97,22 +103,32 @@ class MegatronBackend:
         weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
         with torch.no_grad():
             embeddings = embedded(model.embedding.word_embeddings, rows.token_ids)
-        return unroll(self.head, embeddings, states, weight, rows, self.sampling)
+        depth = rows.steps.max()
+        if self.place.experts > 1:  # they exchange tokens at each step, so that all take as many
+            dist.all_reduce(depth, dist.ReduceOp.MAX, group=self.place.expert_group)
+        return unroll(self.head, embeddings, states, weight, rows, self.sampling, int(depth))
 
     @torch.no_grad()
     def reduce(self, scale: float) -> Tensor:
-        """Sum gradients over data parallel ranks and return their norm, in which copies on tensor ranks count once."""
-        sums = torch.zeros(2, device=self.device)  # split, copied
+        """Sum gradients over data parallel ranks and return their norm, in which copies of a parameter count once."""
+        sums = torch.zeros(3, device=self.device)  # split over tensor ranks, of experts, copied
         for name, master in self.named.items():
             grad = self.parameters[name].grad
             master.grad = torch.zeros_like(master) if grad is None else grad.float()
+            if name in self.of_experts:
+                # The ranks of the expert group have sent their tokens, each tensor rank a copy of the same ones.
+                dist.all_reduce(master.grad, group=self.place.copies_group)
+                master.grad *= scale / self.place.tensors
+                sums[1] += master.grad.pow(2).sum()
+                continue
             dist.all_reduce(master.grad, group=self.place.data_group)
             if name.endswith(OF_HEADS):  # a copy, of whose gradient each tensor rank has the part of its heads
                 dist.all_reduce(master.grad, group=self.place.tensor_group)
             master.grad *= scale
-            sums[0 if self.split[name] else 1] += master.grad.pow(2).sum()
+            sums[0 if self.split[name] else 2] += master.grad.pow(2).sum()
         if self.named:
             dist.all_reduce(sums[:1], group=self.place.tensor_group)
+            dist.all_reduce(sums[1:2], group=self.place.expert_group)
         return self._from_last(sums).sum().sqrt()
 
     def total(self, numbers: Tensor) -> Tensor:
@@ -131,10 +147,10 @@ class MegatronBackend:
         """Return the whole head in fp32 on the CPU by the names of ``MTPHead``, on every process."""
         config = self.model.config
         groups, heads = config.num_query_groups, config.num_attention_heads
-        masters = {name: (rule_of(name, 0), master) for name, master in self.named.items()}
+        masters = [(rule_of(name, 0), master) for name, master in self.named.items()]
         mine = gather(masters, self.place, groups, heads // groups)
-        boxed = [{name.removeprefix("mtp."): x for name, x in mine.items()}]
-        dist.broadcast_object_list(boxed, dist.get_world_size() - self.place.datas * self.place.tensors)
+        boxed = [join_experts({name.removeprefix("mtp."): x for name, x in mine.items()})]
+        dist.broadcast_object_list(boxed, dist.get_world_size() * (self.place.pipelines - 1) // self.place.pipelines)
         return boxed[0]
 
     def _from_last(self, numbers: Tensor) -> Tensor:
@@ -150,21 +166,28 @@ class FrozenPipeline:
     States flow forward only, so no schedule has to balance two directions.
     """
 
-    def __init__(self, model: nn.Module, place: Place) -> None:
+    def __init__(self, model: Any, place: Place) -> None:
         """``model``: this stage's part, ending in hidden states (``BackboneModel``)."""
-        self.model: Any = model
-        self.place = place
+        self.model, self.place = model, place
+        if place.context_group.size() > 1:
+            for layer in model.decoder.layers:
+                layer.self_attention.core_attention.context = SplitContext(place.context_group)
         self._sent: list[tuple[dist.Work | None, Tensor]] = []  # a message's tensor must live until it is taken
 
     @torch.no_grad()
     def states(self, token_ids: Tensor) -> Tensor | None:
         """Return states [B, L, d] of token ids [B, L] on the last stage; None on the others, which run ahead of it."""
-        positions = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)
+        positions, length = torch.arange(token_ids.shape[1], device=token_ids.device), token_ids.shape[1]
+        group, parts = self.place.context_group, self.place.context_group.size()
+        if parts > 1:
+            token_ids = pad(token_ids, (0, -length % (2 * parts)))
+            positions = torch.arange(token_ids.shape[1], device=token_ids.device)
+            token_ids, positions = own_pieces(token_ids, 1, group), own_pieces(positions, 0, group)
         if not self.place.first:
             self.model.set_input_tensor(self._receive(token_ids))
-        out = self.model(token_ids, positions, None)
+        out = self.model(token_ids, positions.expand_as(token_ids), None)
         if self.place.last:
-            return out.transpose(0, 1)
+            return (out if parts == 1 else whole_rows(out, None, group)[:length]).transpose(0, 1)
         self._sent = [(work, x) for work, x in self._sent if work is not None and not work.is_completed()]
         out = out.contiguous()
         self._sent.append((dist.isend(out, self._neighbour(1)), out))
@@ -240,6 +263,18 @@ class FrozenBackend(MegatronBackend):
         self.pipeline.finish()
         self._from_last(sums)
         return {f"eval/overlap/{k + 1}": float(sums[0, k] / sums[1, k]) for k in range(depth) if sums[1, k] > 0}
+
+
+class FrozenTrainer(HeadTrainer):
+    """Trains the head of a ``FrozenBackend``: context parallel ranks share the chains of each row."""
+
+    backend: FrozenBackend
+
+    def _batches(
+        self, rows: Sequence[TokenRow], parts: Sequence[Sequence[int]], hidden: Sequence[Tensor] | None, every: int
+    ) -> Iterator[MicroBatch]:
+        for layout, known in super()._batches(rows, parts, hidden, every):
+            yield share_of(layout, self.backend.place.context_group), known
 
 
 def embedded(table: Any, token_ids: Tensor) -> Tensor:

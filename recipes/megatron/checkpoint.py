@@ -49,10 +49,13 @@ def load_model(folder: Path, model: Any) -> None:
 
 
 def _model_state(model: Any) -> dict[str, Any]:
-    """Return the sharded state; a last stage, whose MTP layer has a copy of the embedding, needs the group."""
-    copies = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    state: dict[str, Any] = model.sharded_state_dict(prefix="", metadata={"dp_cp_group": copies})
+    state: dict[str, Any] = model.sharded_state_dict(prefix="", metadata=_metadata())
     return state
+
+
+def _metadata() -> dict[str, Any]:
+    """Return the group of copies, which shared experts need, and a last stage with a copy of the embedding."""
+    return {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
 
 
 def _moments(trainer: HeadTrainer) -> dict[str, dict[str, Tensor]]:
@@ -74,7 +77,7 @@ def _head_state(trainer: HeadTrainer) -> dict[str, Any]:
         return state
     moments = _moments(trainer)
     state["steps"] = int(next(iter(moments.values()))["step"])
-    parameters = backend.model.mtp.sharded_state_dict(prefix="mtp.")
+    parameters = backend.model.mtp.sharded_state_dict(prefix="mtp.", metadata=_metadata())
     for name, master in backend.named.items():
         tensors: Mapping[str, Tensor] = {"master": master, **{kind: moments[name][kind] for kind in MOMENTS}}
         for kind, tensor in tensors.items():

@@ -22,8 +22,8 @@ HELP = """usage: torchrun --nproc-per-node N -m bebop.megatron_job.convert to-me
   to-megatron      model=DIR (a Hugging Face folder, with its MTP head if it has one) -> out=FOLDER
   to-huggingface   source=FOLDER -> out=DIR, with the tokenizer, the settings and the layout of model=DIR
 
-  parallel.tensor=T, parallel.pipeline=P   how the model is split meanwhile; the result does not depend on it
-  dtype=float32|bfloat16                   of the weights (as in model=DIR)
+  parallel.NAME=N (tensor, pipeline, expert)   how the model is split meanwhile; the result does not depend on it
+  dtype=float32|bfloat16                       of the weights (as in model=DIR)
 """
 NAMES = ("model", "out", "source", "dtype")
 
@@ -80,12 +80,16 @@ def convert(direction: str, given: dict[str, str], parallel: Any, place: Any) ->
 def write(whole: dict[str, torch.Tensor], config: ModelConfig, out: Path, dtype: torch.dtype) -> None:
     """Write weights by the names of ``Policy.weights`` as a Hugging Face folder like that of ``config``."""
     from bebop.model.checkpoint import load_policy, save_policy
+    from bebop.model.layouts import join_experts
 
     policy = load_policy(config)
     assert policy.mtp is not None
     with torch.no_grad():
-        for name, parameter in policy.weights(mtp=True).items():
-            parameter.copy_(whole[name])
+        biases = {f"{part}.{name}": x for part, module in zip(("backbone", "mtp"), policy.modules(), strict=True)
+                  for name, x in module.named_buffers()}  # fmt: skip
+        joined = join_experts(whole)
+        for name, tensor in (policy.weights(mtp=True) | {n: x for n, x in biases.items() if n in joined}).items():
+            tensor.copy_(joined[name])
     save_policy(policy, out, dtype)
 
 

@@ -12,10 +12,8 @@ backward pass runs there and then, within the forward pass: it has no edge to th
 gradients are the same to the bit with the head and without it, under any pipeline schedule.
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,9 +24,10 @@ from torch import Tensor, nn
 from bebop.config.job import HeadConfig
 from bebop.errors import UserError
 from bebop.megatron_job.backend import MegatronBackend
+from bebop.megatron_job.context import share_of, whole_rows
 from bebop.megatron_job.head import constant
-from bebop.megatron_job.parallel import Place, here
-from bebop.trainer.chains import ChainRows, masked_rows, side_by_side
+from bebop.megatron_job.parallel import here
+from bebop.trainer.chains import masked_rows, side_by_side
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling, make_objective
 
@@ -55,7 +54,7 @@ class HeadCotrainer:
             UserError: a head in Megatron's gradient buffers, a model without one MTP layer of a kind that is known.
         """
         self.context: dist.ProcessGroup = parallel_state.get_context_parallel_group()
-        self.config, self.anchors, self.logits, place = config, anchors, logits, _place()
+        self.config, self.anchors, self.logits, place = config, anchors, logits, here()
         self.objective = make_objective(config.objective)
         models: list[Any] = [plain(chunk) for chunk in chunks]
         self.model: Any = next((m for m in models if getattr(m, "mtp", None) is not None), None)
@@ -140,11 +139,6 @@ class HeadCotrainer:
         self.backend.zero_grad()
 
 
-def _place() -> Place:
-    """Return the place whose gradients add up over context parallel ranks as over data parallel ranks."""
-    return dataclasses.replace(here(), data_group=parallel_state.get_data_parallel_group(with_context_parallel=True))
-
-
 def _starts(packed: Any) -> Tensor:
     """Return where rows that lie end to end begin, padding included, and the end of the last."""
     padded = getattr(packed, "cu_seqlens_q_padded", None)
@@ -163,6 +157,11 @@ def check(model: Any) -> None:
     """Raise ``UserError`` for a GPTModel whose head cannot be trained beside it."""
     if len(model.mtp.layers) != 1:
         raise UserError(f"the model has {len(model.mtp.layers)} MTP layers; one that is used recursively is known")
+    if getattr(model.config, "num_moe_experts", None) and any("experts." in n for n, _ in model.mtp.named_parameters()):
+        raise UserError(
+            "the MTP head has experts, which are not trained beside a policy: adapt it before RL "
+            "(python -m bebop.megatron_job.adapt), and set bebop.train_head=false"
+        )
     if any(hasattr(p, "main_grad") for p in model.mtp.parameters()):
         raise UserError("the MTP head is in Megatron's gradient buffers: wrap the model within head_left_out")
 
@@ -180,30 +179,3 @@ def head_left_out(chunks: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for parameter, value in zip(parameters, before, strict=True):
             parameter.requires_grad_(value)
-
-
-# ---- context parallelism: ranks hold parts of each row
-
-
-@torch.no_grad()
-def whole_rows(part: Tensor, starts: Tensor | None, group: dist.ProcessGroup) -> Tensor:
-    """Join the parts [T / size, ...] of all context parallel ranks to [T, ...], without a graph.
-
-    Of the 2 size pieces of a row, rank r has pieces r and 2 size - 1 - r: so Megatron balances causal attention.
-    ``starts`` [B + 1]: where rows that lie end to end begin in the whole; None: there is one.
-    """
-    size = dist.get_world_size(group)
-    every = [torch.empty_like(part) for _ in range(size)]
-    dist.all_gather(every, part.detach().contiguous(), group=group)
-    bounds = [0, len(part)] if starts is None else (starts // size).tolist()
-    pieces: list[Tensor] = []
-    for begin, end in pairwise(bounds):
-        halves = [rank[begin:end].chunk(2) for rank in every]
-        pieces += [front for front, _ in halves] + [back for _, back in reversed(halves)]
-    return torch.cat(pieces)
-
-
-def share_of(rows: ChainRows, group: dist.ProcessGroup) -> ChainRows:
-    """Return every size-th chain of each row: later steps are split over the ranks, the first runs on all of them."""
-    mine = slice(dist.get_rank(group), None, dist.get_world_size(group))
-    return dataclasses.replace(rows, anchors=rows.anchors[:, mine], steps=rows.steps[:, mine])

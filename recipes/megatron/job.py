@@ -20,7 +20,7 @@ from bebop.adaptation.ranks import Ranks
 from bebop.config.adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.megatron_job.architecture import BackboneModel, build, check_sizes
-from bebop.megatron_job.backend import FrozenBackend
+from bebop.megatron_job.backend import FrozenBackend, FrozenTrainer
 from bebop.megatron_job.checkpoint import load_head, save_head
 from bebop.megatron_job.parallel import ParallelConfig, Place
 from bebop.megatron_job.source import Checkpoint
@@ -29,7 +29,6 @@ from bebop.model.backbone import Policy
 from bebop.model.checkpoint import find_device, load_policy, load_tokenizer, save_policy
 from bebop.run_dir.checkpoints import seal
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling, make_objective
 
 
@@ -56,7 +55,7 @@ class MegatronAdaptation(Adaptation):
         model = build(source.config, parallel, place, dtype, device, BackboneModel)
         load(model, source, place, source.config.num_key_value_heads)
         self.backend = FrozenBackend(model, self.sampling, place, zero_first=source.zero_first)
-        self.trainer = HeadTrainer(self.backend, config.head)
+        self.trainer = FrozenTrainer(self.backend, config.head)
 
     def check_rows(self) -> None:
         """Raise ``UserError`` unless every data parallel rank has a row of each step."""
@@ -128,7 +127,7 @@ class MegatronAdaptation(Adaptation):
         model = dataclasses.replace(self.config.model, init_mtp=True, device="cpu")
         policy = load_policy(model)
         assert policy.mtp is not None
-        policy.mtp.load_state_dict(weights)
+        policy.load({f"mtp.{name}": x for name, x in weights.items()})  # a router's bias stays as it came
         save_policy(policy, Path(self.config.out or self.folder / "model"))
         self._clock("write", began)
         kept = {name: value for name, value in found.items() if math.isfinite(value)}

@@ -1,8 +1,12 @@
-"""How a model is split over processes: tensor, pipeline and data parallel, and the process group of all of them.
+"""How a model is split over processes (tensor, pipeline, context, expert, data parallel), and the group of all of them.
+
+Experts are split by expert alone, never within one: tensor ranks hold other experts, or copies. Each tensor rank sends
+all tokens to the experts, so that an expert computes a token once for each tensor rank.
 
 megatron-core runs on a CPU as well: ``prepare_cpu`` answers what it asks of CUDA, once per process.
 """
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,6 +20,7 @@ from megatron.core import parallel_state
 
 from bebop.config.fields import check
 from bebop.errors import UserError
+from bebop.megatron_job.context import own_pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +29,13 @@ class ParallelConfig:
 
     tensor: int = 1
     pipeline: int = 1
-    context: int = 1  # known so that it can be refused
+    context: int = 1  # parts of each row of text
+    expert: int = 1  # parts of the experts, over tensor, context and data parallel ranks
     evaluate: bool = True  # decode held-out prompts before and after, with a whole model in every process
 
     def __post_init__(self) -> None:
-        for name in ("tensor", "pipeline", "context"):
+        for name in ("tensor", "pipeline", "context", "expert"):
             check(getattr(self, name) >= 1, f"parallel.{name}", getattr(self, name), "give 1 or more")
-        why = "a later step's draft reads the whole sequence: split over tensor, pipeline or data parallel ranks"
-        check(self.context == 1, "parallel.context", self.context, why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +48,14 @@ class Place:
     pipelines: int
     data: int
     datas: int
+    expert: int
+    experts: int  # ranks that share the experts of a layer
     tensor_group: dist.ProcessGroup
-    data_group: dist.ProcessGroup
+    data_group: dist.ProcessGroup  # with the context parallel ranks, whose gradients add up as well
     pipeline_group: dist.ProcessGroup
+    context_group: dist.ProcessGroup
+    expert_group: dist.ProcessGroup
+    copies_group: dist.ProcessGroup  # ranks with the same experts
 
     @property
     def first(self) -> bool:
@@ -68,20 +77,28 @@ def here() -> Place:
         pipelines=parallel_state.get_pipeline_model_parallel_world_size(),
         data=parallel_state.get_data_parallel_rank(),
         datas=parallel_state.get_data_parallel_world_size(),
+        expert=parallel_state.get_expert_model_parallel_rank(),
+        experts=parallel_state.get_expert_model_parallel_world_size(),
         tensor_group=parallel_state.get_tensor_model_parallel_group(),
-        data_group=parallel_state.get_data_parallel_group(),
+        data_group=parallel_state.get_data_parallel_group(with_context_parallel=True),
         pipeline_group=parallel_state.get_pipeline_model_parallel_group(),
+        context_group=parallel_state.get_context_parallel_group(),
+        expert_group=parallel_state.get_expert_model_parallel_group(),
+        copies_group=parallel_state.get_expert_data_parallel_group(),
     )
 
 
 def check_world(config: ParallelConfig, world: int) -> None:
     """Raise ``UserError`` if the processes do not divide into the groups that are asked for."""
-    needed = config.tensor * config.pipeline
-    if world % needed:
-        raise UserError(
-            f"parallel.tensor={config.tensor} times parallel.pipeline={config.pipeline} does not divide the {world} "
-            f"processes: start a multiple of {needed} (torchrun --nproc-per-node {needed})"
-        )
+    for others in (("tensor", "context"), ("expert",)):  # each within one stage
+        names = [name for name in (*others, "pipeline") if getattr(config, name) > 1]
+        needed = math.prod(getattr(config, name) for name in names)
+        if world % needed:
+            given = " times ".join(f"parallel.{name}={getattr(config, name)}" for name in names)
+            raise UserError(
+                f"{given} does not divide the {world} processes: start a multiple of {needed} "
+                f"(torchrun --nproc-per-node {needed})"
+            )
 
 
 @contextmanager
@@ -112,7 +129,11 @@ def joined(config: ParallelConfig, device: str) -> Iterator[Place]:
 def split(config: ParallelConfig) -> Iterator[Place]:
     """Make megatron-core's groups within an existing process group, until the block ends."""
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=config.tensor, pipeline_model_parallel_size=config.pipeline
+        tensor_model_parallel_size=config.tensor,
+        pipeline_model_parallel_size=config.pipeline,
+        context_parallel_size=config.context,
+        expert_model_parallel_size=config.expert,
+        expert_tensor_parallel_size=1,
     )
     try:
         yield here()
@@ -124,14 +145,21 @@ def split(config: ParallelConfig) -> Iterator[Place]:
 
 
 def prepare_cpu() -> None:
-    """Let megatron-core run on CPU tensors; does nothing where there is a GPU.
+    """Let megatron-core run on CPU tensors, and its routers without Transformer Engine.
 
-    Replaced are the device that buffers are made on, a move to it, waiting for it, and the states of CUDA's random
-    generators (weights are read from a checkpoint and nothing drops out, so no numbers are drawn).
+    Where there is no GPU, replaced are the device that buffers are made on, a move to it, waiting for it, the stream on
+    which each expert's numbers of tokens are copied, pinned memory, and the states of CUDA's random generators (weights
+    are read from a checkpoint and nothing drops out, so no numbers are drawn).
     """
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 defines it only beside Transformer Engine, yet reads it
+        moe_utils.te_general_gemm = None
     if torch.cuda.is_available():
         return
+    from megatron.core.models.common.embeddings import rotary_pos_embedding
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda device=None: None
@@ -139,6 +167,10 @@ def prepare_cpu() -> None:
     random.initialize_rng_tracker()
     tracker: Any = random._CUDA_RNG_STATE_TRACKER
     tracker.fork = _no_fork
+    dispatcher: Any = MoEAlltoAllTokenDispatcher
+    dispatcher.cuda_dtoh_stream = nullcontext()  # else it would be made
+    dispatcher._maybe_dtoh_and_synchronize = _splits_as_numbers
+    rotary_pos_embedding.get_pos_emb_on_this_cp_rank = own_pieces
 
 
 def _stay_on_cpu(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -147,3 +179,11 @@ def _stay_on_cpu(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 def _no_fork(name: str = "") -> AbstractContextManager[None]:
     return nullcontext()
+
+
+def _splits_as_numbers(dispatcher: Any, point: str, tokens_per_expert: Any = None) -> Any:
+    """Replace megatron-core's copy to the CPU: all-to-all takes the numbers of tokens as an array."""
+    for name in ("input_splits", "output_splits", "output_splits_tp"):
+        if isinstance(splits := getattr(dispatcher, name), torch.Tensor):
+            setattr(dispatcher, name, splits.numpy())
+    return tokens_per_expert

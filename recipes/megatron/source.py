@@ -1,6 +1,7 @@
 """The weights of a Hugging Face folder, read one by one: each process reads what its part of the model needs.
 
 Names are those of ``Policy.weights``: ``backbone.*`` as transformers has them, ``mtp.*`` as ``MTPHead`` has them.
+Experts are one by one (``mlp.experts.3.down_proj.weight``), as most folders have them, where a folder stacks them too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from transformers import AutoConfig
 from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import mtp_layout, refuse_own_head, resolve
-from bebop.model.layouts import LAYOUTS, from_layout
+from bebop.model.layouts import LAYOUTS, SINGLE, STACKED, from_layout
 
 HEAD = ("token_norm", "hidden_norm", "project", "final_norm")
 
@@ -39,41 +40,61 @@ class Checkpoint(Mapping[str, Tensor]):
         self._head: dict[str, Tensor] | None = None
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return one whole weight, on the CPU."""
-        if name.startswith("mtp."):
-            return self.head()[name.removeprefix("mtp.")]
-        own = name.removeprefix("backbone.")
-        if own == "lm_head.weight" and own not in self._files:
-            own = "model.embed_tokens.weight"  # tied
-        return self._read(own)
+        """Return one whole weight, on the CPU; of stacked experts one alone is read."""
+        if not name.startswith("mtp."):
+            own = name.removeprefix("backbone.")
+            tied = own == "lm_head.weight" and own not in self._files
+            return self._read("model.embed_tokens.weight" if tied else own)
+        own = name.removeprefix("mtp.")
+        if SINGLE.fullmatch(own):
+            return self._read(self._prefix() + own.removeprefix("layer."))
+        if own not in self.head():
+            raise UserError(f"model.path={self.path!r}: weight {own} of the MTP head is missing")
+        return self.head()[own]
 
     def __iter__(self) -> Iterator[str]:
         """Yield the backbone's names, then the head's."""
         prefix = LAYOUTS[self.layout].prefix.format(L=self.layers)
         yield from (f"backbone.{name}" for name in self._files if self.fresh or not name.startswith(prefix))
         yield from (f"mtp.{name}" for name in self.head())
+        own = self._prefix()
+        yield from (f"mtp.layer.{name.removeprefix(own)}" for name in self._files if _is_expert(name, own))
 
     def __len__(self) -> int:
         """Return the number of weights."""
         return sum(1 for _ in self)
 
     def head(self) -> dict[str, Tensor]:
-        """Return the MTP head by the names of ``MTPHead``; made from the last layer if the folder has none."""
+        """Return the MTP head but for its experts; made from the last layer if the folder has none."""
         if self._head is None:
             self._head = self._fresh_head() if self.fresh else self._read_head()
         return self._head
 
+    def _prefix(self) -> str:
+        """Return what precedes the names of the head's decoder layer; of the last layer's, where the head is fresh."""
+        layout = LAYOUTS[self.layout]
+        last = f"model.layers.{self.layers - 1}."
+        return last if self.fresh else layout.prefix.format(L=self.layers) + layout.layer
+
     def _read(self, name: str) -> Tensor:
         if name not in self._files:
             raise UserError(f"model.path={self.path!r}: weight {name} is missing")
-        with safe_open(self._files[name], framework="pt") as opened:
-            return opened.get_tensor(name)
+        file, stored = self._files[name]
+        with safe_open(file, framework="pt") as opened:
+            if stored == name:
+                return opened.get_tensor(name)
+            parsed = SINGLE.fullmatch(name)
+            assert parsed is not None
+            matrix = opened.get_slice(stored)[int(parsed[2])]
+            return matrix if parsed[3] == "down_proj" else matrix.chunk(2)[parsed[3] == "up_proj"]
 
     def _read_head(self) -> dict[str, Tensor]:
-        layout = LAYOUTS[self.layout]
+        layout, own = LAYOUTS[self.layout], self._prefix()
         prefix = layout.prefix.format(L=self.layers)
-        tensors = {name: self._read(name) for name in self._files if name.startswith(prefix)}
-        return from_layout(tensors, layout, self.layers, list(self._head_names()))
+        names = [name for name in self._files if name.startswith(prefix) and not _is_expert(name, own)]
+        wanted = [f"{name}.weight" for name in HEAD]
+        wanted += [f"layer.{name}" for name in self._layer_names() if own + name in names]
+        return from_layout({name: self._read(name) for name in names}, layout, self.layers, wanted)
 
     def _fresh_head(self) -> dict[str, Tensor]:
         """Make the head that ``bebop.model.mtp.init_from_backbone`` makes."""
@@ -82,22 +103,31 @@ class Checkpoint(Mapping[str, Tensor]):
         half = 0.5 * torch.eye(size, dtype=final.dtype)
         head = {"token_norm.weight": torch.ones_like(final), "hidden_norm.weight": torch.ones_like(final)}
         head |= {"project.weight": torch.cat([half, half], 1), "final_norm.weight": final}
-        last = f"model.layers.{self.layers - 1}."
-        return head | {f"layer.{name}": self._read(last + name) for name in self._layer_names()}
-
-    def _head_names(self) -> Iterator[str]:
-        yield from (f"{name}.weight" for name in HEAD)
-        yield from (f"layer.{name}" for name in self._layer_names())
+        last = self._prefix()
+        own = [name for name in self._files if name.startswith(last) and not _is_expert(name, last)]
+        return head | {f"layer.{name.removeprefix(last)}": self._read(name) for name in own}
 
     def _layer_names(self) -> list[str]:
-        """Return the names within a decoder layer, read off the last one."""
-        last = f"model.layers.{self.layers - 1}."
-        return [name.removeprefix(last) for name in self._files if name.startswith(last)]
+        """Return the names within decoder layers, of whatever kind a layer is, but for experts."""
+        layers = [f"model.layers.{i}." for i in range(self.layers)]
+        found = [name.removeprefix(x) for x in layers for name in self._files if name.startswith(x)]
+        return [name for name in dict.fromkeys(found) if not SINGLE.fullmatch(name)]
 
 
-def _listed(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name of every tensor in a folder's safetensors files, with its file."""
+def _is_expert(name: str, prefix: str) -> bool:
+    """Return whether a weight is one of a decoder layer's experts."""
+    return name.startswith(prefix) and SINGLE.fullmatch(name) is not None
+
+
+def _listed(folder: Path) -> Iterator[tuple[str, tuple[Path, str]]]:
+    """Yield the name of every tensor in a folder's safetensors files, with its file and its name there."""
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # safe_open is no mapping: it cannot be iterated
-                yield name, file
+                stacked = STACKED.fullmatch(name)
+                if stacked is None:
+                    yield name, (file, name)
+                    continue
+                kinds = ("down_proj",) if stacked[2] == "down_proj" else ("gate_proj", "up_proj")
+                for expert in range(opened.get_slice(name).get_shape()[0]):
+                    yield from ((f"{stacked[1]}.{expert}.{kind}.weight", (file, name)) for kind in kinds)

@@ -1,23 +1,25 @@
-"""Weights between Hugging Face's names and megatron-core's parameters, split over tensor and pipeline ranks.
+"""Weights between Hugging Face's names and megatron-core's, split over tensor, pipeline and expert parallel ranks.
 
 Nothing is computed: tensors are cut, joined and put in order, so a round trip is exact to the bit. megatron-core
 joins q, k and v of each group of heads (group after group), and gate and up of the feed-forward layer (a rank's part of
-the one, then of the other).
+the one, then of the other). Experts are one by one on both sides: rank r of n has those from r times E / n on, whole.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from bebop.errors import UserError
-from bebop.megatron_job.parallel import Place
 
-FAMILIES = ("llama", "qwen2", "qwen3")
+if TYPE_CHECKING:  # imports megatron-core
+    from bebop.megatron_job.parallel import Place
+
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,11 @@ class Rule:
     parts: tuple[str, ...]
     join: Literal["one", "heads", "gated"] = "one"
     split: int | None = None
+    expert: int | None = None  # its number on this rank; ``parts`` then have {expert} where that of the model belongs
+
+    def names(self, first: int) -> tuple[str, ...]:
+        """Return the names of the parts on an expert parallel rank whose first expert is ``first``."""
+        return self.parts if self.expert is None else tuple(x.format(expert=first + self.expert) for x in self.parts)
 
 
 def _attention(kind: str) -> tuple[str, ...]:
@@ -45,6 +52,18 @@ LAYER = {
     "pre_mlp_layernorm.weight": Rule(("post_attention_layernorm.weight",)),
     "mlp.linear_fc1.weight": Rule(("mlp.gate_proj.weight", "mlp.up_proj.weight"), "gated", 0),
     "mlp.linear_fc2.weight": Rule(("mlp.down_proj.weight",), split=1),
+    "mlp.router.weight": Rule(("mlp.gate.weight",)),
+    "mlp.router.expert_bias": Rule(("mlp.gate.e_score_correction_bias",)),
+    "mlp.shared_experts.linear_fc1.weight": Rule(
+        ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"), "gated", 0
+    ),
+    "mlp.shared_experts.linear_fc2.weight": Rule(("mlp.shared_experts.down_proj.weight",), split=1),
+}
+EXPERT = {
+    "linear_fc1": Rule(
+        ("mlp.experts.{expert}.gate_proj.weight", "mlp.experts.{expert}.up_proj.weight"), "gated", expert=0
+    ),
+    "linear_fc2": Rule(("mlp.experts.{expert}.down_proj.weight",), expert=0),
 }
 OTHERS = {
     "embedding.word_embeddings.weight": Rule(("backbone.model.embed_tokens.weight",), split=0),
@@ -55,6 +74,7 @@ OTHERS = {
     "mtp.layers.0.eh_proj.weight": Rule(("mtp.project.weight",), split=0),
     "mtp.layers.0.final_layernorm.weight": Rule(("mtp.final_norm.weight",)),
 }
+OF_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight")
 OF_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 OF_HEAD = re.compile(r"mtp\.layers\.0\.(?:transformer_layer|mtp_model_layer)\.(.+)")  # the second name from 0.17 on
 
@@ -69,10 +89,12 @@ def rule_of(name: str, offset: int) -> Rule:
         prefix, rest = "mtp.layer.", found[1]
     else:
         raise UserError(f"bebop.megatron_job does not know the parameter {name}")
-    if rest not in LAYER:
-        raise UserError(f"bebop.megatron_job does not know the parameter {name}: dense layers of {', '.join(FAMILIES)}")
-    rule = LAYER[rest]
-    return Rule(tuple(prefix + part for part in rule.parts), rule.join, rule.split)
+    expert = OF_EXPERT.fullmatch(rest)
+    if expert is None and rest not in LAYER:
+        raise UserError(f"bebop.megatron_job does not know the parameter {name}: layers of {', '.join(FAMILIES)}")
+    rule = LAYER[rest] if expert is None else EXPERT[expert[2]]
+    number = None if expert is None else int(expert[1])
+    return Rule(tuple(prefix + part for part in rule.parts), rule.join, rule.split, number)
 
 
 def join(parts: list[Tensor], how: str, groups: int) -> Tensor:
@@ -90,32 +112,47 @@ def part(whole: Tensor, how: str, groups: int, per_group: int) -> list[Tensor]:
     return list(whole.chunk(2)) if how == "gated" else [whole]
 
 
-def parameters(model: nn.Module) -> Iterator[tuple[Rule, nn.Parameter]]:
-    """Yield the parameters of this stage with their rules."""
+def tensors(model: nn.Module) -> Iterator[tuple[Rule, Tensor]]:
+    """Yield the parameters of this stage with their rules, and the biases of its routers."""
     layers = getattr(getattr(model, "decoder", None), "layers", None)
     offset = layers[0].layer_number - 1 if layers else 0
-    for name, parameter in model.named_parameters():
-        yield rule_of(name, offset), parameter
+    for name, tensor in (*model.named_parameters(), *router_biases(model)):
+        yield rule_of(name, offset), tensor
+
+
+def router_biases(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the correction biases of routers, which are buffers: no gradient reaches them."""
+    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(".expert_bias")]
+
+
+def local_experts(rules: Iterable[Rule]) -> int:
+    """Return the number of experts of a layer that this rank holds; 0 where no layer has any."""
+    return max((rule.expert + 1 for rule in rules if rule.expert is not None), default=0)
 
 
 @torch.no_grad()
-def load(model: nn.Module, source: Mapping[str, Tensor], place: Place, groups: int) -> None:
+def load(model: nn.Module, source: Mapping[str, Tensor], place: "Place", groups: int) -> None:
     """Fill this process's part of a model; ``groups``: the key heads of the whole model."""
-    for rule, parameter in parameters(model):
-        parts = [source[name] for name in rule.parts]
+    found = list(tensors(model))
+    first = place.expert * local_experts(rule for rule, _ in found)
+    for rule, tensor in found:
+        parts = [source[name] for name in rule.names(first)]
         if rule.split is not None:
             parts = [x.chunk(place.tensors, rule.split)[place.tensor] for x in parts]
-        parameter.copy_(join(parts, rule.join, groups // place.tensors))
+        tensor.copy_(join(parts, rule.join, groups // place.tensors))
 
 
-def gather(named: Mapping[str, tuple[Rule, Tensor]], place: Place, groups: int, per_group: int) -> dict[str, Tensor]:
-    """Gather whole tensors by Hugging Face's names on every tensor rank, on the CPU."""
+def gather(named: Sequence[tuple[Rule, Tensor]], place: "Place", groups: int, per_group: int) -> dict[str, Tensor]:
+    """Gather whole tensors by Hugging Face's names on every tensor and expert parallel rank, on the CPU."""
     whole: dict[str, Tensor] = {}
-    for rule, tensor in named.values():
-        mine = tensor.detach().contiguous()
-        every = [torch.empty_like(mine) for _ in range(place.tensors)] if rule.split is not None else [mine]
-        if rule.split is not None:
-            dist.all_gather(every, mine, group=place.tensor_group)
+    local = local_experts(rule for rule, _ in named)
+    for rule, tensor in named:
+        if rule.expert is not None:
+            for rank, mine in enumerate(_everywhere(tensor, place.expert_group)):
+                parts = part(mine, rule.join, groups, per_group)
+                whole |= {name: x.to("cpu", copy=True) for name, x in zip(rule.names(rank * local), parts, strict=True)}
+            continue
+        every = [tensor.detach()] if rule.split is None else _everywhere(tensor, place.tensor_group)
         cut = [part(x, rule.join, groups // place.tensors, per_group) for x in every]
         for at, name in enumerate(rule.parts):
             pieces = [x[at] for x in cut]
@@ -123,9 +160,17 @@ def gather(named: Mapping[str, tuple[Rule, Tensor]], place: Place, groups: int, 
     return whole
 
 
-def gather_model(model: nn.Module, place: Place, groups: int, per_group: int) -> dict[str, Tensor]:
+def _everywhere(tensor: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    """Return the tensor of every rank of a group, in their order."""
+    mine = tensor.detach().contiguous()
+    every = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(every, mine, group=group)
+    return every
+
+
+def gather_model(model: nn.Module, place: "Place", groups: int, per_group: int) -> dict[str, Tensor]:
     """Gather every weight of a model by Hugging Face's names on rank 0; on others, those of their stage."""
-    mine = gather({str(i): pair for i, pair in enumerate(parameters(model))}, place, groups, per_group)
+    mine = gather(list(tensors(model)), place, groups, per_group)
     if place.pipelines == 1 or place.tensor or place.data:
         return mine
     stages: list[dict[str, Tensor]] | None = [{}] * place.pipelines if place.first else None

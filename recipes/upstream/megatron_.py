@@ -8,11 +8,22 @@ from recipes.upstream.defect import Defect
 
 def mtp_loss_trains_the_policy() -> bool:
     """The loss of the MTP layers reaches the backbone and its gradient norm, and no setting keeps it out."""
+    return "mtp_detach_heads" not in _source("transformer/transformer_config.py")
+
+
+def router_needs_transformer_engine() -> bool:
+    """A router reads the name of a function that exists only where Transformer Engine is installed."""
+    source = _source("transformer/moe/moe_utils.py")
+    return "if te_general_gemm is not None" in source and "te_general_gemm = None" not in source
+
+
+def _source(file: str) -> str:
     spec = find_spec("megatron.core")
     assert spec is not None and spec.origin is not None
-    return "mtp_detach_heads" not in (Path(spec.origin).parent / "transformer" / "transformer_config.py").read_text()
+    return (Path(spec.origin).parent / file).read_text()
 
 
 DEFECTS = (
     Defect(name="megatron-mtp-gradient", program="megatron.core", version="0.16.1", there=mtp_loss_trains_the_policy),
+    Defect(name="megatron-router", program="megatron.core", version="0.16.1", there=router_needs_transformer_engine),
 )

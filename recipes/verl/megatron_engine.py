@@ -105,6 +105,12 @@ def check(engine: Any) -> None:
             "bebop.train_head=True: the Megatron engine trains a head with actor_rollout_ref.model.mtp.enable=true "
             "and actor_rollout_ref.model.mtp.enable_train=true"
         )
+    hf = getattr(engine.model_config, "hf_config", None)
+    if any(getattr(hf, name, 0) for name in ("num_experts", "n_routed_experts", "num_local_experts")):
+        raise UserError(
+            "bebop.train_head=True: an MTP head with experts is not trained beside a policy on Megatron: adapt it "
+            "before (python -m bebop.megatron_job.adapt), and set bebop.train_head=False"
+        )
     for name in ("dynamic_context_parallel", "use_megatron_fsdp"):
         if getattr(megatron, name):
             raise UserError(f"bebop.train_head=True: actor.megatron.{name}=true is not possible; set it to false")

@@ -124,6 +124,7 @@ MEGATRON_ADAPT = {
         ("nonsense=1", "nonsense"), ("--fast", "--fast"), ("train.steps=0", "train.steps=0"), ("--help nope", "nope"),
         ("parallel", "'parallel'"), ("head.lr=nan", "head.lr=nan"), ("parallel.tensor={", "parallel.tensor={"),
         ("resume=true", "resume=True"), ("parallel.tensor=2", "megatron-core"),
+        ("parallel.expert={", "parallel.expert={"), ("parallel.context", "'parallel.context'"),
     ],
 }  # fmt: skip
 MEGATRON_CONVERT = {

@@ -75,7 +75,9 @@ def test_the_head_has_no_gradient_into_the_policy(saved: Path, place: Place, mon
     assert largest(forward(sound)) == 0
     assert float(head.sums[1]) > 0 and max(float(p.grad.abs().max()) for p in head.backend.parameters.values()) > 0
 
-    def leaky(head: Any, embeddings: Tensor, hidden: Tensor, weight: Tensor, some: Any, sampling: Sampling) -> Any:
+    def leaky(
+        head: Any, embeddings: Tensor, hidden: Tensor, weight: Tensor, some: Any, sampling: Sampling, least: int
+    ) -> Any:
         from bebop.model.mtp import chain, gather_rows
         from bebop.trainer.objectives import Steps
 

@@ -16,6 +16,14 @@ TINY: dict[str, Any] = {
     "model_type": "qwen2", "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 24, "hidden_act": "silu",
     "intermediate_size": 48, "num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
 }  # fmt: skip
+MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True,
+    "mlp_only_layers": [], "decoder_sparse_step": 1, "moe_intermediate_size": 16,
+}  # fmt: skip
+GLM: dict[str, Any] = {
+    "model_type": "glm4_moe", "n_routed_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, "n_group": 1,
+    "first_k_dense_replace": 0, "moe_intermediate_size": 15, "n_shared_experts": 1, "routed_scaling_factor": 1.0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -28,6 +36,12 @@ TINY: dict[str, Any] = {
         ({"model_type": "mamba"}, {}, "model_type='mamba' is not known"),
         ({"use_sliding_window": True}, {}, "the model's sliding_window"),
         ({"rope_parameters": {"rope_type": "yarn"}}, {}, "the model's rope_type"),
+        ({}, {"expert": 2}, "parallel.expert=2: a qwen2 model like this one has no experts"),
+        (MOE, {"expert": 3}, "parallel.expert=3 does not divide the model's 4 experts"),
+        (MOE | {"num_experts_per_tok": 1}, {}, "norm_topk_prob=True with num_experts_per_tok=1 is a router that"),
+        (GLM, {"tensor": 2}, "parallel.tensor=2 does not divide the model's shared experts' width=15"),
+        (GLM | {"n_group": 2}, {}, "the model's n_group=2 is one that bebop.megatron_job does not have"),
+        (GLM | {"norm_topk_prob": False}, {}, "norm_topk_prob=False with num_experts_per_tok=2 is a router that"),
     ],
 )
 def test_models_that_do_not_fit(change: dict[str, Any], parallel: dict[str, int], message: str) -> None:
@@ -37,14 +51,22 @@ def test_models_that_do_not_fit(change: dict[str, Any], parallel: dict[str, int]
 
 def test_a_model_that_fits() -> None:
     check_sizes(SimpleNamespace(**TINY), ParallelConfig(tensor=2, pipeline=3))
+    check_sizes(SimpleNamespace(**TINY | MOE), ParallelConfig(expert=4))
+    check_sizes(SimpleNamespace(**TINY | GLM), ParallelConfig(expert=2, context=2))
 
 
-def test_processes_and_context() -> None:
+def test_processes() -> None:
     check_world(ParallelConfig(tensor=2, pipeline=2), 8)
     with pytest.raises(UserError, match="does not divide the 6 processes: start a multiple of 4"):
         check_world(ParallelConfig(tensor=2, pipeline=2), 6)
-    with pytest.raises(UserError, match=r"parallel\.context=2 is not possible: a later step's draft reads"):
-        ParallelConfig(context=2)
+    check_world(ParallelConfig(tensor=2, context=2, expert=4), 4)
+    both = "tensor=2 times parallel.context=2"
+    for settings, given in (({"expert": 4}, "expert=4"), ({"tensor": 2, "context": 2}, both)):
+        with pytest.raises(UserError, match=rf"parallel\.{given} does not divide the 6 processes: start a multiple"):
+            check_world(ParallelConfig(**settings), 6)
+    for name in ("context", "expert"):
+        with pytest.raises(UserError, match=rf"parallel\.{name}=0 is not possible: give 1 or more"):
+            ParallelConfig(**{name: 0})
 
 
 @pytest.mark.parametrize(

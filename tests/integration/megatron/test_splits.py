@@ -1,9 +1,6 @@
 """A head trained over two processes, however they split the work, is the head that one process trains."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +15,9 @@ from bebop.model.checkpoint import load_policy
 from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import OBJECTIVES, Sampling
-from tests.integration.megatron.builders import STEPS, checkpoint, rows, run, trainer
+from tests.integration.megatron.builders import STEPS, checkpoint, distance, rows, run, trainer, two_processes
 from tests.integration.megatron.policy import context_step
 
-ROOT = Path(__file__).parents[3]
 ONE = ParallelConfig()
 
 
@@ -38,19 +34,7 @@ def saved(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def two(folder: Path, saved: Path) -> list[dict[str, Any]]:
     """What each of two processes has to show."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", "tests.integration.megatron.rank"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), "2", str(saved), str(folder)],
-            cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    for rank in ranks:
-        _, errors = rank.communicate(timeout=300)
-        assert rank.returncode == 0, errors[-4000:]
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+    return two_processes(saved, folder)
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +54,6 @@ def one(saved: Path, place: Place) -> dict[str, Any]:
     return found
 
 
-def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
-
-
 @pytest.mark.parametrize("objective", ["tv", "e2e_tv"])
 def test_one_process_trains_as_bebop_adapt_does(saved: Path, one: dict[str, Any], objective: str) -> None:
     policy = load_policy(ModelConfig(path=str(saved), device="cpu"))
@@ -87,7 +66,7 @@ def test_one_process_trains_as_bebop_adapt_does(saved: Path, one: dict[str, Any]
 
 
 @pytest.mark.parametrize("objective", ["tv", "e2e_tv"])
-@pytest.mark.parametrize("name", ["tp2", "pp2", "dp2"])
+@pytest.mark.parametrize("name", ["tp2", "pp2", "dp2", "cp2"])
 def test_two_processes_train_as_one(two: list[dict[str, Any]], one: dict[str, Any], name: str, objective: str) -> None:
     wanted = one[objective]
     for rank in two:

@@ -1,6 +1,7 @@
-"""What each of the two processes of ``test_splits`` does; ``rank`` starts it."""
+"""What each of the two processes of ``test_splits`` and ``test_experts`` does; ``rank`` starts it."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,21 @@ from megatron.core import parallel_state
 
 from bebop.megatron_job.checkpoint import load_head, save_head
 from bebop.megatron_job.convert import convert
-from bebop.megatron_job.parallel import ParallelConfig, here, prepare_cpu, split
+from bebop.megatron_job.parallel import ParallelConfig, Place, here, prepare_cpu, split
+from bebop.megatron_job.weights import router_biases
 from bebop.trainer.objectives import OBJECTIVES
 from tests.integration.megatron.builders import rows, run, trainer
 from tests.integration.megatron.policy import context_step, cotrainer, scheduled, wrapped
 
-SPLITS = {"tp2": ParallelConfig(tensor=2), "pp2": ParallelConfig(pipeline=2), "dp2": ParallelConfig()}
+SPLITS = {
+    "tp2": ParallelConfig(tensor=2), "pp2": ParallelConfig(pipeline=2), "dp2": ParallelConfig(),
+    "cp2": ParallelConfig(context=2),
+}  # fmt: skip
+EXPERT_SPLITS = {
+    "ep2": ParallelConfig(expert=2), "tp2": ParallelConfig(tensor=2), "tp2 ep2": ParallelConfig(tensor=2, expert=2),
+    "cp2 ep2": ParallelConfig(context=2, expert=2), "pp2": ParallelConfig(pipeline=2),
+}  # fmt: skip
+EXPERT_STEPS = 6
 
 
 def trained(checkpoint: Path, split_over: ParallelConfig) -> dict[str, Any]:
@@ -126,17 +136,70 @@ def contexts(checkpoint: Path) -> dict[str, dict[str, float]]:
     return found
 
 
-def main(rank: int, world: int, checkpoint: Path, folder: Path) -> None:
+def splits(checkpoint: Path, folder: Path) -> dict[str, Any]:
     """Every split, one after the other, in groups of their own."""
-    torch.set_num_threads(1)
-    prepare_cpu()
-    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=world)
     found: dict[str, Any] = {name: trained(checkpoint, parallel) for name, parallel in SPLITS.items()}
     found["first"] = first_losses(checkpoint)
     found["broken"] = broken(checkpoint)
     found["beside"] = beside(checkpoint)
     found["contexts"] = contexts(checkpoint)
     found["resumed"] = resumed(checkpoint, folder)
-    torch.save(found, folder / f"rank{rank}.pt")
     converted(checkpoint, folder)
+    return found
+
+
+def steps_of(training: Any, count: int = EXPERT_STEPS, start: int = 0) -> dict[str, Any]:
+    """Some steps, and the weights after them."""
+    return {**run(training, count, start), "weights": training.weights()}
+
+
+def experts(checkpoints: Path, folder: Path) -> dict[str, Any]:
+    """Heads with experts over every split; checkpoints of one split read by another; what has to be noticed."""
+    found: dict[str, Any] = {}
+    for family in ("qwen3_moe", "glm4_moe"):
+        for name, parallel in EXPERT_SPLITS.items():
+            with split(parallel) as place:
+                training = trainer(checkpoints / family, parallel, place, objective="e2e_tv")
+                found[family, name] = steps_of(training)
+                if name == "tp2 ep2":
+                    save_head(folder / family, training)
+    ep2 = EXPERT_SPLITS["ep2"]
+    with split(ep2) as place:
+        source = checkpoints / "glm4_moe"
+        training = trainer(source, ep2, place, objective="e2e_tv")
+        load_head(folder / "glm4_moe", training)
+        found["read by ep2"] = training.weights()
+        found["not stopped"] = [steps_of(training, 2, EXPERT_STEPS), steps_of(training, 2, EXPERT_STEPS + 2)][1]
+        training = trainer(source, ep2, place, objective="e2e_tv")
+        load_head(folder / "glm4_moe", training)
+        run(training, 2, EXPERT_STEPS)
+        save_head(folder / "stopped", training)
+        training = trainer(source, ep2, place, objective="e2e_tv")
+        load_head(folder / "stopped", training)
+        found["stopped"] = steps_of(training, 2, EXPERT_STEPS + 2)
+        found["broken"] = broken_experts(source, place)
+    paths = {"model": str(checkpoints / "glm4_moe"), "out": str(folder / "megatron")}
+    with split(EXPERT_SPLITS["tp2 ep2"]) as place:
+        convert("to-megatron", paths, EXPERT_SPLITS["tp2 ep2"], place)
+    return found
+
+
+def broken_experts(source: Path, place: Place) -> dict[str, Any]:
+    """What the comparison has to catch: the other rank's experts, and a router without its bias."""
+    ep2, found = EXPERT_SPLITS["ep2"], {}
+    turned = dataclasses.replace(place, expert=1 - place.expert)
+    found["experts of the other rank"] = run(trainer(source, ep2, turned, objective="e2e_tv"), 2)
+    training = trainer(source, ep2, place, objective="e2e_tv")
+    for _, bias in router_biases(training.backend.model.mtp):
+        bias.zero_()
+    found["bias left out"] = run(training, 2)
+    return found
+
+
+def main(rank: int, world: int, folder: Path, checkpoint: Path, what: Callable[[Path, Path], dict[str, Any]]) -> None:
+    """Run ``what`` in one of two processes, and store what it found."""
+    torch.set_num_threads(1)
+    prepare_cpu()
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=world)
+    torch.save(what(checkpoint, folder), folder / f"rank{rank}.pt")
     dist.destroy_process_group()

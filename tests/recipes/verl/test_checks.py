@@ -1,5 +1,6 @@
 """What is refused before anything starts, and that the driver says so in one line."""
 
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from bebop.errors import UserError
 from bebop.model.checkpoint import resolve
-from bebop.verl_job import driver
+from bebop.verl_job import driver, megatron_engine
 from bebop.verl_job.driver import EVERY, check_job, hand_over
 from bebop.verl_job.selftest import verdict
 from bebop.verl_job.settings import EXTERNAL, SELECTOR, VARIABLE, VerlConfig, parse
@@ -150,6 +151,16 @@ def test_the_driver_hands_the_block_to_every_process(monkeypatch: pytest.MonkeyP
     assert found[EXTERNAL] == "somebody.elses,bebop.verl_job.plugin"
     assert OmegaConf.create(found)[VARIABLE] == found[VARIABLE]  # verl merges it as a configuration
     assert parse(block).parts == ("metrics", "train_head")
+
+
+def test_a_head_with_experts_is_refused_beside_a_policy_on_megatron() -> None:
+    mtp = SimpleNamespace(enable=True, enable_train=True)
+    settings = SimpleNamespace(dynamic_context_parallel=False, use_megatron_fsdp=False)
+    refused = pytest.raises(UserError, match="head with experts is not trained beside a policy")
+    for config, expected in ((SimpleNamespace(num_experts=8), refused), (SimpleNamespace(), nullcontext())):
+        engine = SimpleNamespace(model_config=SimpleNamespace(mtp=mtp, hf_config=config), engine_config=settings)
+        with expected:
+            megatron_engine.check(engine)
 
 
 def test_what_the_configuration_names_and_the_user_names_are_both_imported(monkeypatch: pytest.MonkeyPatch) -> None:
