@@ -268,6 +268,9 @@ class Completion:
     state: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     trace: Trace | None = None  # how each token came about, where it was asked for
     mask: NDArray[np.bool_] | None = None  # [T] what the policy wrote, in joined turns; None: all of it
+    # [N, R, k] experts that the routers of R layers chose for the last N tokens of what was read and written, by the
+    # target's pass that computed them; -1 where that is not known, as of the last token. None: nothing is recorded.
+    routing: NDArray[np.int8 | np.int16] | None = None
 
     @property
     def written(self) -> NDArray[np.bool_]:
@@ -378,7 +381,34 @@ def join_turns(turns: Sequence[Turn]) -> Completion:
         exact=all(part.exact for part in parts),
         sampled_logprobs=sampled,
         mask=laid(lambda part: np.ones(len(part.token_ids), dtype=np.bool_), lambda _: False),
+        routing=_join_routing(turns),
     )
+
+
+def aligned(routing: NDArray[Any], length: int) -> NDArray[Any]:
+    """Return the routing [length, R, k] of so many tokens, of which ``routing`` [N, R, k] has the last ones or more."""
+    whole = np.full((length, *routing.shape[1:]), NONE, dtype=routing.dtype)
+    own = routing[max(0, len(routing) - length) :]
+    whole[length - len(own) :] = own
+    return whole
+
+
+def _join_routing(turns: Sequence[Turn]) -> NDArray[np.int8 | np.int16] | None:
+    """Return the routing of turns; of a token that several of them read, the first that knows it.
+
+    Under that one its completion was sampled. A later turn may have read the token anew.
+    """
+    whole: NDArray[Any] | None = None
+    for turn in turns:
+        own, added = turn.completion.routing, len(turn.observation) + len(turn.completion.token_ids)
+        if whole is None:
+            whole = own
+            continue
+        whole = np.concatenate([whole, np.full((added, *whole.shape[1:]), NONE, dtype=whole.dtype)])
+        if own is not None:
+            length = max(len(whole), len(own))
+            whole = np.where(aligned(whole, length) == NONE, aligned(own, length), aligned(whole, length))
+    return whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
