@@ -14,11 +14,12 @@ from torch import Tensor
 
 from bebop.config.job import DecodingConfig
 from bebop.metrics.metrics import values
+from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.routing import FAMILIES
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.run_dir import state_codec
-from bebop.run_dir.folder import KINDS
+from bebop.trainer.checkpoint import KINDS
 from bebop.trainer.packing import Row, pack
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trajectory import Batch, Completion, Group, Prompt, Trajectory
@@ -40,8 +41,10 @@ def config(dtype: str = "float32", **settings: Any) -> Any:
 @cache
 def sampled(dtype: torch.dtype = torch.float32) -> Batch:
     """Completions of the engine with their routing; drafts of the head were verified."""
+    # In bfloat16 weights of a usual size: large ones round so much that other experts matter little.
+    policy = mixture(dtype, initializer_range=0.2) if dtype == torch.bfloat16 else mixture(dtype)
     engine = TorchEngine(
-        mixture(dtype), DecodingConfig(system="bebop", draft_tokens=3), slots=5, max_length=64, record_routing=True
+        policy, DecodingConfig(system="bebop", draft_tokens=3), slots=5, max_length=64, record_routing=True
     )
     tasks = requests([prompt for prompt in PROMPTS for _ in range(GROUP)], max_new_tokens=40, temperature=TEMPERATURE)
     done, groups = generate(engine, tasks), []
@@ -74,7 +77,7 @@ def used(policy: Policy) -> list[Tensor]:
     found: list[Tensor] = []
     for module in policy.backbone.modules():
         if type(module).__name__.endswith("Experts"):
-            module.register_forward_hook(lambda _module, given, _out: found.append(given[1].sort(-1).values))
+            module.register_forward_pre_hook(lambda _module, given: found.append(given[1].sort(-1).values))
     return found
 
 
@@ -92,11 +95,11 @@ def test_in_fp32_replay_leaves_rounding_alone() -> None:
 
 
 def test_in_bfloat16_replay_takes_out_the_experts_that_differ() -> None:
-    """The largest error of a ratio is less than half of that without replay, and so is the mean distance."""
+    """The largest error of a ratio is at most a quarter of that without replay; over seeds it was an eighth or less."""
     batch = sampled(torch.bfloat16)
-    replayed = update(mixture(torch.bfloat16), batch)
-    free = update(mixture(torch.bfloat16), batch, routing_replay=False)
-    assert replayed["train/ratio_error_max"] < 0.5 * free["train/ratio_error_max"]
+    replayed = update(mixture(torch.bfloat16, initializer_range=0.2), batch)
+    free = update(mixture(torch.bfloat16, initializer_range=0.2), batch, routing_replay=False)
+    assert replayed["train/ratio_error_max"] < 0.25 * free["train/ratio_error_max"]
     assert replayed["rollout/logprob_diff"] < 0.8 * free["rollout/logprob_diff"]
     assert replayed["train/routing_agreement"] < 1.0, "the trainer's own routers would choose others"
     assert "train/routing_agreement" not in free
@@ -110,7 +113,7 @@ def test_with_replay_trainer_and_engine_use_the_same_experts_for_every_token(che
     assert packed.routing is not None
     known, wanted = packed.routing[:, 0, 0] >= 0, packed.routing.long().sort(-1).values
     for replay in (True, False):
-        policy = mixture(torch.bfloat16)
+        policy = mixture(torch.bfloat16, initializer_range=0.2)
         trainer = PolicyTrainer(
             policy, config("bfloat16", routing_replay=replay, checkpointing=checkpointing, max_tokens=4096)
         )
@@ -141,7 +144,7 @@ def test_weights_of_replayed_experts_are_the_routers_own_and_take_gradients() ->
     known = moved[:, 0, 0] >= 0
     assert torch.equal(experts[known], moved[known, 0].long())
     chosen = logits.softmax(-1).gather(1, experts)
-    assert float((weights - chosen / chosen.sum(-1, keepdim=True)).abs().max()) < 1e-6
+    assert float((weights - chosen / chosen.sum(-1, keepdim=True)).detach().abs().max()) < 1e-6
     logp.sum().backward()
     assert float(router.weight.grad.abs().max()) > 0
     plain, _ = scorer(packed)
@@ -207,8 +210,6 @@ def test_balance_is_transformers_loss_over_the_tokens_of_a_minibatch() -> None:
         layer.mlp.gate.register_forward_hook(lambda _module, _given, out: logits.append(out[0]))
     with torch.no_grad():
         for row in torch.split(packed.token_ids, packed.lengths.tolist()):
-            from bebop.model.attention import CausalContext
-
             plain.hidden(row[None], torch.arange(len(row))[None], CausalContext())
     layers = [torch.cat(logits[place::2]) for place in range(2)]
     # By hand: experts x sum of (share of tokens that an expert is given) x (its mean probability), over both layers.
