@@ -381,7 +381,7 @@ def join_turns(turns: Sequence[Turn]) -> Completion:
         exact=all(part.exact for part in parts),
         sampled_logprobs=sampled,
         mask=laid(lambda part: np.ones(len(part.token_ids), dtype=np.bool_), lambda _: False),
-        routing=_join_routing(turns),
+        routing=_routing_of(turns),
     )
 
 
@@ -393,21 +393,29 @@ def aligned(routing: NDArray[Any], length: int) -> NDArray[Any]:
     return whole
 
 
-def _join_routing(turns: Sequence[Turn]) -> NDArray[np.int8 | np.int16] | None:
-    """Return the routing of turns; of a token that several of them read, the first that knows it.
+def join_routing(
+    before: NDArray[np.int8 | np.int16] | None, after: NDArray[np.int8 | np.int16] | None, added: int
+) -> NDArray[np.int8 | np.int16] | None:
+    """Return the routing of a text that goes on for ``added`` tokens; of a token that both know, that of ``before``.
 
-    Under that one its completion was sampled. A later turn may have read the token anew.
+    Under that one what follows the token was sampled: what came ``after`` may have read it anew.
     """
+    if before is None:
+        return after
+    whole = np.concatenate([before, np.full((added, *before.shape[1:]), NONE, dtype=before.dtype)])
+    if after is None:
+        return whole
+    length = max(len(whole), len(after))
+    whole, own = aligned(whole, length), aligned(after, length)
+    joined: NDArray[Any] = np.where(whole == NONE, own, whole)
+    return joined
+
+
+def _routing_of(turns: Sequence[Turn]) -> NDArray[np.int8 | np.int16] | None:
     whole: NDArray[Any] | None = None
     for turn in turns:
-        own, added = turn.completion.routing, len(turn.observation) + len(turn.completion.token_ids)
-        if whole is None:
-            whole = own
-            continue
-        whole = np.concatenate([whole, np.full((added, *whole.shape[1:]), NONE, dtype=whole.dtype)])
-        if own is not None:
-            length = max(len(whole), len(own))
-            whole = np.where(aligned(whole, length) == NONE, aligned(own, length), aligned(whole, length))
+        added = len(turn.observation) + len(turn.completion.token_ids)
+        whole = join_routing(whole, turn.completion.routing, added)
     return whole
 
 

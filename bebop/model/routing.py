@@ -50,10 +50,15 @@ class Routing(Protocol):
 class Routers:
     """The routers of a backbone, numbered by layer; layers without experts have none."""
 
-    count: int  # R
+    layers: tuple[int, ...]  # [R] that have one
     experts: int  # E
     chosen: int  # k
     balancing: Callable[..., Tensor] | None  # transformers' load balancing loss of the family; None: it has none
+
+    @property
+    def count(self) -> int:
+        """Return R."""
+        return len(self.layers)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -67,17 +72,19 @@ def find_routers(backbone: Any) -> Routers:
     Raises:
         UserError: It has no experts, or is of a family whose routers are not known.
     """
-    kind, found = backbone.config.model_type, [router for _, router in _routers(backbone)]
+    kind, found = backbone.config.model_type, _routers(backbone)
     if not found:
         raise UserError(f"a {kind} model without experts has no routing: give a mixture of experts")
     if kind not in FAMILIES:
         raise UserError(f"the routers of {kind} models are not known: give a model of {', '.join(FAMILIES)}")
-    sizes = {(router.num_experts, router.top_k) for router in found}
+    sizes = {(router.num_experts, router.top_k) for _, router in found}
     if len(sizes) > 1:
         raise UserError(f"the layers of this {kind} model have other numbers of experts: give one where all have as many")
     ((experts, chosen),) = sizes
     balancing = getattr(getmodule(type(backbone)), "load_balancing_loss_func", None)
-    return Routers(count=len(found), experts=experts, chosen=chosen, balancing=balancing)
+    layers, decoder = {layer for layer, _ in found}, backbone.get_decoder()
+    places = tuple(place for place, layer in enumerate(decoder.layers) if layer in layers)
+    return Routers(layers=places, experts=experts, chosen=chosen, balancing=balancing)
 
 
 def check_routing(backbone: Any, replays: bool, balance: float) -> bool:
