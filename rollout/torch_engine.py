@@ -81,11 +81,9 @@ class TorchEngine:
         ``clock``: seconds, by which ``draft_tokens=auto`` goes; measured now and at every cycle.
         ``recorder``: makes CUDA graphs of cycles; None: they are launched kernel by kernel. ``overlap``: a cycle is
         launched before the one before is read, where nothing has to be known of that. ``batch_invariant``: every cycle
-        is computed for all slots and their whole length; a recorder is needed. ``record_routing``: completions come
-        with the experts that computed their tokens (``Completion.routing``).
+        is computed for all slots and their whole length; a recorder is needed. ``record_routing``: see ``Completion``.
         """
-        self.policy, self.decoding = policy, decoding
-        self.text = CompletionText(policy.tokenizer)
+        self.policy, self.decoding, self.text = policy, decoding, CompletionText(policy.tokenizer)
         self.on_update, self.keep_state = on_update, keep_state
         check_positions(policy.backbone.config, max_length)
         paged = policy.device.type == "cuda" if paged is None else paged
@@ -106,14 +104,8 @@ class TorchEngine:
         self.starts = self.slots.starts.tolist()  # of stretches
         self.decoder: Decoder = system.decoder()(policy, self.slots, decoding)
         self.decoder.measure = measure
-        self.routing: RoutingTable | None = None
-        if record_routing:
-            if not isinstance(self.decoder, DraftVerify):
-                raise UserError(f"decoding.system={decoding.system!r} is not possible: its own cycle records no routing")
-            self.routing = self.decoder.target.record_routing()
+        self.routing = self._recorded_routing() if record_routing else None
         self.tracer = Tracer(system.drafter_name)
-        if isinstance(self.decoder, DraftVerify):
-            self.decoder.observers.append(self.tracer)
         self.retention = KvRetention(self.slots, parked_bytes)
         self.admission = Admission(self.slots, self.decoder, self.retention, prefill_tokens)
         self.clock = clock
@@ -124,6 +116,7 @@ class TorchEngine:
         self.side = torch.cuda.Stream(policy.device) if overlap and policy.device.type == "cuda" else None
         self._logged: set[str] = set()  # reasons
         if isinstance(self.decoder, DraftVerify):
+            self.decoder.observers.append(self.tracer)
             self.decoder.freezes = overlap
             time_cycles(self.decoder, self.slots, clock)
         self.version = 0
@@ -135,6 +128,12 @@ class TorchEngine:
         self.turns: list[int] = []  # when it came into a slot: the latest is preempted first
         self._turns = count()
         self.preempted = 0  # requests that had to leave their pages to earlier ones, and began again
+
+    def _recorded_routing(self) -> RoutingTable:
+        if not isinstance(self.decoder, DraftVerify):
+            system = self.decoding.system
+            raise UserError(f"decoding.system={system!r} is not possible: its own cycle records no routing")
+        return self.decoder.target.record_routing()
 
     def _record(self, graphs: Graphs) -> None:
         """Record cycles from now on, if the decoder can."""

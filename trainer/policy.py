@@ -107,6 +107,7 @@ class PolicyTrainer:
         self.max_tokens, checkpointing, self.sum_once = self._fit(config, device)
         self.version = 0  # finished updates
         self.traced = TracedLogprobs()  # of the latest update
+        self.loads: list[Tensor] = []  # of each micro-batch of this update and rank: [R, E] times that experts are used
         self.stopping = threading.Event()  # set by another thread: drop the update that is under way, see ``update``
         self.mixed = config.model.dtype == "bfloat16"
         policy.backbone.eval().requires_grad_(True)
@@ -174,7 +175,7 @@ class PolicyTrainer:
         # Before any step. The first minibatch needs no pass of its own: its weights are still the proximal ones.
         proximal = [None, *(self._logprobs(rows) for rows in minibatches[1:])]
         self.scorer.kept = [] if cotrain and self.head_trainer is not None else None
-        self.loads = None
+        self.loads = []
         parts: list[Metrics] = []
         for minibatch in zip(firsts, minibatches, proximal, strict=False):
             learned = self._step(*minibatch, weighted)
@@ -188,7 +189,8 @@ class PolicyTrainer:
             parts.append({name: Mean(value, 1.0) for name, value in numbers.items()} if self.rank == 0 else {})
         self.version += 1
         if self.scorer.routers is not None:
-            parts.append(busiest_expert(sum(self._all_ranks(self.loads))))
+            loads = [one for own in self._all_ranks(self.loads) for one in own]
+            parts.append(busiest_expert(torch.stack(loads).sum(0)))
         return self._gathered(merge(compared, *parts))
 
     def _watch_routing(self) -> None:
@@ -198,7 +200,6 @@ class PolicyTrainer:
             UserError: Settings ask for routers that the model does not have.
         """
         trainer = self.config.trainer
-        self.loads: Tensor | None = None  # [R, E] times that each expert was used in this update, on this rank
         if check_routing(self.policy.backbone, trainer.routing_replay, trainer.router_aux_loss):
             for scorer in filter(None, (self.scorer, self.reference)):
                 scorer.watch_routing(trainer.routing_replay, trainer.router_aux_loss > 0)
@@ -404,8 +405,7 @@ class PolicyTrainer:
 
         ``share``: its part of the minibatch's tokens. The balance of a minibatch is the mean over its micro-batches.
         """
-        loads = torch.stack([routing.loads[place] for place in range(routing.routers.count)]).cpu()
-        self.loads = loads if self.loads is None else self.loads + loads
+        self.loads.append(torch.stack([routing.loads[place] for place in range(routing.routers.count)]).cpu())
         metrics = routing_metrics(routing)
         if not (weight := self.config.trainer.router_aux_loss):
             return 0.0, metrics

@@ -370,13 +370,11 @@ class TrainerConfig(Settings):
         "micro-batch; auto: once where the gradient takes at most an eighth of the memory",
     )
     router_aux_loss: float = setting(
-        0.0, "weight of transformers' load balancing loss for the routers of a mixture of experts; 0: none", NOT_NEGATIVE
+        0.0,
+        "weight of transformers' load balancing loss for the routers of a mixture of experts; 0: none",
+        NOT_NEGATIVE,
     )
-    routing_replay: bool = setting(
-        False,
-        "R3, of mixtures of experts: the engine records which experts it chose, and updates use these; what the "
-        "engine did not record is chosen by the trainer's routers",
-    )
+    routing_replay: bool = setting(False, "R3: a mixture of experts is trained on the experts that the engine chose")
     save_every: int = setting(20, "steps between checkpoints; 0 saves only at the end", NOT_NEGATIVE)
     keep: int = setting(3, "checkpoints kept; older ones are removed", POSITIVE)
     lora: LoraConfig = section(LoraConfig)
@@ -594,11 +592,6 @@ class JobConfig(Settings):
             not (self.task.turns and sampling.stop),
             "rollout.sampling.stop",
             "an environment answers what ends with a stop token of the model: leave it out",
-        )
-        self.require(
-            not (self.trainer.routing_replay and system.custom_cycle),
-            "trainer.routing_replay",
-            f"decoding.system={system.name} has a cycle of its own, which records no routing; choose another",
         )
         if self.evaluation.every:
             _ = self.held_out_task  # raises what is wrong with it

@@ -79,7 +79,9 @@ def find_routers(backbone: Any) -> Routers:
         raise UserError(f"the routers of {kind} models are not known: give a model of {', '.join(FAMILIES)}")
     sizes = {(router.num_experts, router.top_k) for _, router in found}
     if len(sizes) > 1:
-        raise UserError(f"the layers of this {kind} model have other numbers of experts: give one where all have as many")
+        raise UserError(
+            f"the layers of this {kind} model have other numbers of experts: give one where all have as many"
+        )
     ((experts, chosen),) = sizes
     balancing = getattr(getmodule(type(backbone)), "load_balancing_loss_func", None)
     layers, decoder = {layer for layer, _ in found}, backbone.get_decoder()

@@ -193,7 +193,9 @@ def test_reference_and_proximal_passes_replay_too() -> None:
     recorded = [t.completion.routing for t in batch.trajectories]
     rolled = np.concatenate([np.sort(own[:-1], -1) for own in recorded if own is not None])
     loads = np.stack([np.bincount(rolled[:, layer].ravel(), minlength=8) for layer in range(2)])
-    for passes, count in zip(found, (3, 2), strict=True):  # two steps, and the proximal pass of the second; the reference
+    for passes, count in zip(
+        found, (3, 2), strict=True
+    ):  # two steps, and the proximal pass of the second; the reference
         per_layer = [torch.cat(passes[layer::2]) for layer in range(2)]
         total = np.stack([np.bincount(own.numpy().ravel(), minlength=8) for own in per_layer])
         assert total.sum() >= loads.sum() * count / 2
@@ -235,7 +237,13 @@ def test_balance_levels_the_experts() -> None:
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_every_family_that_is_named_records_and_replays(kind: str) -> None:
     own: dict[str, Any] = {
-        "glm4_moe": {"n_routed_experts": 8, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "n_shared_experts": 1},
+        "glm4_moe": {
+            "n_routed_experts": 8,
+            "first_k_dense_replace": 1,
+            "n_group": 2,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+        },
         "ernie4_5_moe": {"moe_num_experts": 8, "moe_k": 2, "moe_layer_start_index": 0},
         "hunyuan_v1_moe": {"moe_topk": 2},
         "qwen2_moe": {"shared_expert_intermediate_size": 16},
