@@ -30,7 +30,8 @@ def policy() -> Policy:
 
 
 def engine(policy: Policy, system: str = "bebop", max_length: int = 64, **settings: Any) -> TorchEngine:
-    decoding = DecodingConfig(system=system, draft_tokens=min(3, SYSTEMS[system].draft_tokens))
+    drafts = SYSTEMS[system].draft_tokens  # of a tree all, so that the path that is accepted is not its first nodes
+    decoding = DecodingConfig(system=system, draft_tokens=drafts if SYSTEMS[system].tree else min(3, drafts))
     return TorchEngine(policy, decoding, slots=3, max_length=max_length, record_routing=True, **settings)
 
 
