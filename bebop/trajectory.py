@@ -268,6 +268,9 @@ class Completion:
     state: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     trace: Trace | None = None  # how each token came about, where it was asked for
     mask: NDArray[np.bool_] | None = None  # [T] what the policy wrote, in joined turns; None: all of it
+    # [N, R, k] experts that the routers of R layers chose for the last N tokens of what was read and written, by the
+    # target's pass that computed them; -1 where that is not known, as of the last token. None: nothing is recorded.
+    routing: NDArray[np.int8 | np.int16] | None = None
 
     @property
     def written(self) -> NDArray[np.bool_]:
@@ -378,7 +381,42 @@ def join_turns(turns: Sequence[Turn]) -> Completion:
         exact=all(part.exact for part in parts),
         sampled_logprobs=sampled,
         mask=laid(lambda part: np.ones(len(part.token_ids), dtype=np.bool_), lambda _: False),
+        routing=_routing_of(turns),
     )
+
+
+def aligned(routing: NDArray[Any], length: int) -> NDArray[Any]:
+    """Return the routing [length, R, k] of so many tokens, of which ``routing`` [N, R, k] has the last ones or more."""
+    whole = np.full((length, *routing.shape[1:]), NONE, dtype=routing.dtype)
+    own = routing[max(0, len(routing) - length) :]
+    whole[length - len(own) :] = own
+    return whole
+
+
+def join_routing(
+    before: NDArray[np.int8 | np.int16] | None, after: NDArray[np.int8 | np.int16] | None, added: int
+) -> NDArray[np.int8 | np.int16] | None:
+    """Return the routing of a text that goes on for ``added`` tokens; of a token that both know, that of ``before``.
+
+    Under that one what follows the token was sampled: what came ``after`` may have read it anew.
+    """
+    if before is None:
+        return after
+    whole = np.concatenate([before, np.full((added, *before.shape[1:]), NONE, dtype=before.dtype)])
+    if after is None:
+        return whole
+    length = max(len(whole), len(after))
+    whole, own = aligned(whole, length), aligned(after, length)
+    joined: NDArray[Any] = np.where(whole == NONE, own, whole)
+    return joined
+
+
+def _routing_of(turns: Sequence[Turn]) -> NDArray[np.int8 | np.int16] | None:
+    whole: NDArray[Any] | None = None
+    for turn in turns:
+        added = len(turn.observation) + len(turn.completion.token_ids)
+        whole = join_routing(whole, turn.completion.routing, added)
+    return whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

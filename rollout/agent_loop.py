@@ -186,6 +186,9 @@ class AgentLoop:
         attempt.history, observation = list(attempt.first), list[int]()
         while True:
             completion = await self._decode(attempt.history, params, trace)
+            if attempt.turns and completion.routing is not None:  # the turns before have theirs, but for the last token
+                fresh = 1 + len(observation) + len(completion.token_ids)
+                completion = replace(completion, routing=completion.routing[-fresh:].copy())
             turn = Turn(observation=np.array(observation, dtype=np.int64), completion=completion)
             attempt.turns.append(turn)
             attempt.history += completion.token_ids.tolist()

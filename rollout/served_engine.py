@@ -27,7 +27,7 @@ from bebop.model.fingerprint import fingerprint
 from bebop.rollout.decoding.verify_trace import unknown
 from bebop.rollout.detokenize import TextOf
 from bebop.rollout.engine import EngineDied, Finished, Request, nothing
-from bebop.trajectory import Completion, DecodeStats, FinishReason, SamplingParams, Trace, join_traces
+from bebop.trajectory import Completion, DecodeStats, FinishReason, SamplingParams, Trace, join_routing, join_traces
 
 T = TypeVar("T")
 STEP_SECONDS = 0.2  # a step that finds nothing finished returns after this long
@@ -46,6 +46,7 @@ class OutputChunk:
     stats: DecodeStats
     why: object  # of a cut: what the server says
     trace: Trace | None = None  # [N] where it was asked for, and the server tells
+    routing: NDArray[np.int8 | np.int16] | None = None  # as ``Completion.routing``, of all that was read and written
 
 
 class Server(Protocol):
@@ -253,6 +254,7 @@ def appended(
         stats=before.stats + chunk.stats,
         exact=before.exact,
         trace=_joined(before, chunk),
+        routing=join_routing(before.routing, chunk.routing, len(chunk.token_ids)),
     )
 
 

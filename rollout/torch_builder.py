@@ -83,5 +83,6 @@ def make(config: JobConfig) -> tuple["TorchEngine", tuple[int, ...]]:
         recorder=recorder,
         overlap=overlap_on(config, policy.device),
         batch_invariant=config.rollout.torch.batch_invariant,
+        record_routing=config.trainer.routing_replay,
     )
     return engine, policy.eos_token_ids

@@ -34,6 +34,7 @@ from bebop.rollout.engine import Engine, Finished, Request, nothing
 from bebop.rollout.flight import NONE, Flight, event_of
 from bebop.rollout.kv_retention import KvRetention
 from bebop.rollout.prefill import Admission
+from bebop.rollout.routing import RoutingTable
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.systems import SYSTEMS
 from bebop.trajectory import OPENING, Completion, DecodeStats, FinishReason, SamplingParams, add_stretches
@@ -66,6 +67,7 @@ class TorchEngine:
         recorder: Recorder | None = None,
         overlap: bool = False,
         batch_invariant: bool = False,
+        record_routing: bool = False,
     ) -> None:
         """``measure``: whether overlap and entropies are collected beside counts; ``on_update``: keep or recompute.
 
@@ -79,10 +81,9 @@ class TorchEngine:
         ``clock``: seconds, by which ``draft_tokens=auto`` goes; measured now and at every cycle.
         ``recorder``: makes CUDA graphs of cycles; None: they are launched kernel by kernel. ``overlap``: a cycle is
         launched before the one before is read, where nothing has to be known of that. ``batch_invariant``: every cycle
-        is computed for all slots and their whole length; a recorder is needed.
+        is computed for all slots and their whole length; a recorder is needed. ``record_routing``: see ``Completion``.
         """
-        self.policy, self.decoding = policy, decoding
-        self.text = CompletionText(policy.tokenizer)
+        self.policy, self.decoding, self.text = policy, decoding, CompletionText(policy.tokenizer)
         self.on_update, self.keep_state = on_update, keep_state
         check_positions(policy.backbone.config, max_length)
         paged = policy.device.type == "cuda" if paged is None else paged
@@ -103,9 +104,8 @@ class TorchEngine:
         self.starts = self.slots.starts.tolist()  # of stretches
         self.decoder: Decoder = system.decoder()(policy, self.slots, decoding)
         self.decoder.measure = measure
+        self.routing = self._recorded_routing() if record_routing else None
         self.tracer = Tracer(system.drafter_name)
-        if isinstance(self.decoder, DraftVerify):
-            self.decoder.observers.append(self.tracer)
         self.retention = KvRetention(self.slots, parked_bytes)
         self.admission = Admission(self.slots, self.decoder, self.retention, prefill_tokens)
         self.clock = clock
@@ -116,6 +116,7 @@ class TorchEngine:
         self.side = torch.cuda.Stream(policy.device) if overlap and policy.device.type == "cuda" else None
         self._logged: set[str] = set()  # reasons
         if isinstance(self.decoder, DraftVerify):
+            self.decoder.observers.append(self.tracer)
             self.decoder.freezes = overlap
             time_cycles(self.decoder, self.slots, clock)
         self.version = 0
@@ -127,6 +128,12 @@ class TorchEngine:
         self.turns: list[int] = []  # when it came into a slot: the latest is preempted first
         self._turns = count()
         self.preempted = 0  # requests that had to leave their pages to earlier ones, and began again
+
+    def _recorded_routing(self) -> RoutingTable:
+        if not isinstance(self.decoder, DraftVerify):
+            system = self.decoding.system
+            raise UserError(f"decoding.system={system!r} is not possible: its own cycle records no routing")
+        return self.decoder.target.record_routing()
 
     def _record(self, graphs: Graphs) -> None:
         """Record cycles from now on, if the decoder can."""
@@ -280,7 +287,12 @@ class TorchEngine:
         # Requests of one prompt share no page of it any more, so that more may be needed than before.
         while self.slots.short([fed + self.slots.ahead for fed in self.fed]):
             self._preempt()
+        held = None if self.routing is None else self.routing.table[:, : len(self.active)].clone()
+        before = self.fed
         self.fed = self.admission.prefill(0, [self._context(slot) for slot in range(len(self.active))])
+        if self.routing is not None and held is not None:
+            for slot, entries in enumerate(before):
+                self.routing.put_back(slot, held[:, slot, :entries])
         self.slots.oldest[: len(self.active)] = self.version
 
     def _grow(self) -> None:
@@ -324,6 +336,9 @@ class TorchEngine:
         first = len(self.active)
         new, fed = self.admission.admit(first, new, self.version)
         self.fed += fed
+        for slot, request in enumerate(new, start=first):
+            if self.routing is not None and request.partial is not None:
+                self.routing.resume(slot, request)
         if self.flight is not None:
             self.flight.admit(len(new))
         for slot, request in enumerate(new, start=first):
@@ -398,6 +413,10 @@ class TorchEngine:
             table[chosen].tolist() for table in (slots.count, slots.work, slots.exact, slots.begun)
         )
         sampled = None if slots.sampled is None else slots.sampled[chosen].cpu().numpy()
+        routing: Sequence[NDArray[np.int8 | np.int16] | None] = [None] * len(counts)
+        if self.routing is not None:
+            lengths = [len(self.active[slot].token_ids) + count for slot, count in zip(ended, counts, strict=True)]
+            routing = self.routing.completions(chosen, [self.fed[slot] for slot in ended], lengths)
         finished = []
         for i, (slot, reason) in enumerate(ended.items()):
             request, count = self.active[slot], counts[i]
@@ -420,6 +439,7 @@ class TorchEngine:
                 sampled_logprobs=None if exact[i] or sampled is None else _known(sampled[i, :count]),
                 state=self._state(slot) if reason == "abort" or self.keep_state else {},
                 trace=self.tracer.end(slot, count, request.partial, slots.sizes.vocab),
+                routing=routing[i],
             )
             finished.append(Finished(id=request.id, completion=completion))
         return finished

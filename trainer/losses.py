@@ -25,6 +25,7 @@ from torch import Tensor
 
 from bebop.config.job import AlgorithmConfig
 from bebop.metrics.metrics import Max, Mean, Metrics, SampleSize, Sum
+from bebop.model.routing import Replay
 from bebop.trainer.packing import PackedRows
 from bebop.trajectory import Group
 
@@ -284,6 +285,24 @@ def same_weights_metrics(rows: PackedRows, logp: Tensor, version: int) -> Metric
             metrics[average] = mean(difference[tokens].abs())
             metrics[largest] = Max(float((difference[tokens].exp() - 1).abs().max()))
     return metrics
+
+
+def routing_metrics(routing: Replay) -> Metrics:
+    """Return how much of a pass's routing was recorded, and where the trainer's own routers choose the same experts."""
+    if not routing.known:
+        return {}
+    tokens, routers = len(routing.recorded), len(routing.known)  # type: ignore[arg-type]
+    known = float(torch.stack([*routing.known.values()]).sum())
+    agreed = float(torch.stack([*routing.agreed.values()]).sum())
+    return {
+        "train/routing_recorded": Mean(known, tokens * routers),
+        "train/routing_agreement": Mean(agreed, known),
+    }
+
+
+def busiest_expert(loads: Tensor) -> Metrics:
+    """Return the largest share of a layer's choices that one expert has, over loads [R, E] of R layers."""
+    return {"train/expert_load_max": Max(float((loads / loads.sum(1, keepdim=True)).max()))}
 
 
 def mean(values: Tensor) -> Mean:

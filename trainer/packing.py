@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.trainer.chains import KnownRow
-from bebop.trajectory import Completion
+from bebop.trajectory import NONE, Completion, aligned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,8 @@ class PackedRows:
     answers: Tensor  # [R] completion tokens of each row, summing to A
     advantages: Tensor  # [A]
     weights: Tensor  # [A] weight in the loss; over all micro-batches of all ranks they follow the aggregation
+    # [N, R, k] experts of R routers that the engine chose, -1 where that is not known; None: none was recorded.
+    routing: Tensor | None = None
 
     def known(self, hidden: Tensor) -> list[KnownRow]:
         """Return each row with its part of the hidden states [N, d]."""
@@ -67,7 +69,8 @@ class PackedRows:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "PackedRows":
         """Return the same on a device, floating-point fields as ``dtype``."""
-        moved = {name: getattr(self, name).to(device) for name in self.__slots__}
+        held = {name: getattr(self, name) for name in self.__slots__}
+        moved = {name: own.to(device) for name, own in held.items() if own is not None}
         return PackedRows(**{k: t.to(dtype) if t.is_floating_point() else t for k, t in moved.items()})
 
 
@@ -141,7 +144,19 @@ def _lay(rows: Sequence[Row], numbers: Sequence[int]) -> PackedRows:
         answers=torch.tensor(answers),
         advantages=joined([np.repeat([row.advantage for row in rows], answers)], torch.float64),
         weights=joined([np.repeat([row.weight for row in rows], answers)], torch.float64),
+        routing=_routing(rows),
     )
+
+
+def _routing(rows: Sequence[Row]) -> Tensor | None:
+    """Return the routing of all tokens of rows, or None where no row has any."""
+    recorded = [row.completion.routing for row in rows]
+    like = next((own for own in recorded if own is not None), None)
+    if like is None:
+        return None
+    nothing = np.full((0, *like.shape[1:]), NONE, dtype=like.dtype)
+    parts = [aligned(nothing if own is None else own, row.length) for own, row in zip(recorded, rows, strict=True)]
+    return torch.from_numpy(np.concatenate(parts))
 
 
 def _blank(row: Row) -> PackedRows:

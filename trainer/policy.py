@@ -34,6 +34,7 @@ from bebop.model.checkpoint import find_device, resolve
 from bebop.model.fingerprint import fingerprint
 from bebop.model.lora import Adapter
 from bebop.model.memory import checkpoints_layers, micro_batch, sums_once
+from bebop.model.routing import Replay, check_routing
 from bebop.model.sharded import fill, on_meta
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.trainer.head_backend import WholeBackend
@@ -41,8 +42,10 @@ from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.losses import (
     AGGREGATIONS,
     advantages,
+    busiest_expert,
     policy_loss,
     ratio_metrics,
+    routing_metrics,
     same_weights_metrics,
     weight_metrics,
 )
@@ -104,6 +107,7 @@ class PolicyTrainer:
         self.max_tokens, checkpointing, self.sum_once = self._fit(config, device)
         self.version = 0  # finished updates
         self.traced = TracedLogprobs()  # of the latest update
+        self.loads: list[Tensor] = []  # of each micro-batch of this update and rank: [R, E] times that experts are used
         self.stopping = threading.Event()  # set by another thread: drop the update that is under way, see ``update``
         self.mixed = config.model.dtype == "bfloat16"
         policy.backbone.eval().requires_grad_(True)
@@ -127,6 +131,7 @@ class PolicyTrainer:
         if config.algorithm.kl_coefficient and self.adapter is None:
             # Split over ranks it is in the type that it is gathered in: half of the memory.
             self.reference = Scorer(frozen or _frozen(policy), temperature, self.mixed)
+        self._watch_routing()
         if checkpointing:
             recompute_layers(policy)  # of the policy alone: the reference has no backward pass
         if world > 1:
@@ -170,6 +175,7 @@ class PolicyTrainer:
         # Before any step. The first minibatch needs no pass of its own: its weights are still the proximal ones.
         proximal = [None, *(self._logprobs(rows) for rows in minibatches[1:])]
         self.scorer.kept = [] if cotrain and self.head_trainer is not None else None
+        self.loads = []
         parts: list[Metrics] = []
         for minibatch in zip(firsts, minibatches, proximal, strict=False):
             learned = self._step(*minibatch, weighted)
@@ -182,7 +188,21 @@ class PolicyTrainer:
             numbers = self.head_trainer.update_share(rows)
             parts.append({name: Mean(value, 1.0) for name, value in numbers.items()} if self.rank == 0 else {})
         self.version += 1
+        if self.scorer.routers is not None:
+            loads = [one for own in self._all_ranks(self.loads) for one in own]
+            parts.append(busiest_expert(torch.stack(loads).sum(0)))
         return self._gathered(merge(compared, *parts))
+
+    def _watch_routing(self) -> None:
+        """Watch the routers of policy and reference, where the settings ask for it or the family is known.
+
+        Raises:
+            UserError: Settings ask for routers that the model does not have.
+        """
+        trainer = self.config.trainer
+        if check_routing(self.policy.backbone, trainer.routing_replay, trainer.router_aux_loss):
+            for scorer in filter(None, (self.scorer, self.reference)):
+                scorer.watch_routing(trainer.routing_replay, trainer.router_aux_loss > 0)
 
     def _fit(self, config: JobConfig, device: torch.device) -> tuple[int, bool, bool]:
         """Return the tokens of a micro-batch, whether layers are computed again in the backward pass, and whether
@@ -336,6 +356,7 @@ class PolicyTrainer:
         """
         self.optimizer.zero_grad()
         parts: list[Metrics] = []
+        tokens = self._tokens_of_ranks(packed)
         for i, rows in enumerate(packed):
             if first == 0 and any(self._all_ranks(self.stopping.is_set())):
                 self.optimizer.zero_grad()
@@ -356,10 +377,14 @@ class PolicyTrainer:
                 weights=rows.weights,
                 reference=reference,
             )
+            balance: Tensor | float = 0.0
+            if self.scorer.routing is not None:
+                balance, more = self._balance(self.scorer.routing, _tokens(rows) / tokens)
+                metrics |= more
             if isinstance(self.scorer, FSDPModule):  # else each backward pass sends a gradient of the whole model
                 self.scorer.set_requires_gradient_sync(not self.sum_once or i == len(packed) - 1)
             # FSDP averages gradients over the ranks; the loss of the minibatch is the sum over them.
-            (loss * self.world).backward()
+            ((loss + balance) * self.world).backward()
             # Counts add up to 1 over micro-batches and ranks, as the minibatch's loss is the sum of its parts.
             metrics["train/loss"] = Mean(float(loss.detach()), 1 / (len(packed) * self.world))
             parts += [metrics, ratio_metrics(prox, rollout_logprobs)]
@@ -368,6 +393,25 @@ class PolicyTrainer:
             if weighted and not self.config.algorithm.rescore:
                 parts.append(weight_metrics(self.config.algorithm, prox, rollout_logprobs, rows.answers))
         return merge(*parts, self._descend())
+
+    def _tokens_of_ranks(self, packed: Sequence[PackedRows]) -> int:
+        """Return the tokens of a minibatch on all ranks, where the load balancing loss is weighted by them; else 1."""
+        if not self.config.trainer.router_aux_loss:
+            return 1
+        return int(sum(self._all_ranks(sum(_tokens(rows) for rows in packed))))
+
+    def _balance(self, routing: Replay, share: float) -> tuple[Tensor | float, Metrics]:
+        """Return what the latest pass adds to the loss, and what its routers did.
+
+        ``share``: its part of the minibatch's tokens. The balance of a minibatch is the mean over its micro-batches.
+        """
+        self.loads.append(torch.stack([routing.loads[place] for place in range(routing.routers.count)]).cpu())
+        metrics = routing_metrics(routing)
+        if not (weight := self.config.trainer.router_aux_loss):
+            return 0.0, metrics
+        balance = routing.balancing_loss()
+        metrics["train/router_aux_loss"] = Mean(float(balance.detach()) * share, share)
+        return weight * share * balance, metrics
 
     def _descend(self) -> Metrics:
         """Take the guarded step; return metrics on rank 0 only."""
@@ -397,6 +441,11 @@ class PolicyTrainer:
 
     def _gathered(self, metrics: Metrics) -> Metrics:
         return merge(*self._all_ranks(metrics))
+
+
+def _tokens(rows: PackedRows) -> int:
+    """Return the tokens of a micro-batch; of one that only fills up a rank's count: none."""
+    return len(rows.token_ids) if len(rows.targets) else 0
 
 
 def _frozen(policy: Policy) -> Policy:

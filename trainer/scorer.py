@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
+from bebop.model.routing import Replay, Routers, watch_routers
 from bebop.trainer.packing import PackedRows
 
 # Logits held at once, by device: 64 MB in fp32 on a CPU, 1 GB on a GPU. Each chunk reads the whole language-model head:
@@ -40,6 +41,17 @@ class Scorer(nn.Module):
         self.mixed = mixed
         self.autocast = mixed
         self.kept: list[tuple[PackedRows, Tensor]] | None = None  # rows and hidden states [N, d], where they are wanted
+        self.routers: Routers | None = None  # of a mixture of experts, see ``watch_routing``
+        self.replays = self.balances = False
+        self.routing: Replay | None = None  # what the routers chose in the latest pass
+
+    def watch_routing(self, replays: bool, balances: bool) -> None:
+        """Watch what routers choose, before ``recompute_layers`` and ``shard``.
+
+        ``replays``: they choose what the engine chose, where it is recorded; ``balances``: logits are kept for the
+        load balancing loss.
+        """
+        self.routers, self.replays, self.balances = watch_routers(self.backbone), replays, balances
 
     @property
     def loss_dtype(self) -> torch.dtype:
@@ -52,6 +64,10 @@ class Scorer(nn.Module):
         # No cache of casts: each weight is used once a pass, and the cache would keep gathered shards alive.
         with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast, cache_enabled=False):
             context = PackedContext(rows.lengths)
+            if self.routers is not None:
+                recorded = rows.routing if self.replays else None
+                self.routing = Replay(self.routers, recorded, self.balances and torch.is_grad_enabled())
+                context.routing = self.routing
             hidden = self.policy.hidden(rows.token_ids[None], rows.positions[None], context)[0]
             if self.kept is not None:
                 # In fp32 as autocast gives it, whoever has cast: what the head learns from does not go by the ranks.

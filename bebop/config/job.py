@@ -369,6 +369,12 @@ class TrainerConfig(Settings):
         "when several ranks sum up gradients: once a minibatch, with a whole fp32 gradient on each, or after every "
         "micro-batch; auto: once where the gradient takes at most an eighth of the memory",
     )
+    router_aux_loss: float = setting(
+        0.0,
+        "weight of transformers' load balancing loss for the routers of a mixture of experts; 0: none",
+        NOT_NEGATIVE,
+    )
+    routing_replay: bool = setting(False, "R3: a mixture of experts is trained on the experts that the engine chose")
     save_every: int = setting(20, "steps between checkpoints; 0 saves only at the end", NOT_NEGATIVE)
     keep: int = setting(3, "checkpoints kept; older ones are removed", POSITIVE)
     lora: LoraConfig = section(LoraConfig)

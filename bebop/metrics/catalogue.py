@@ -40,6 +40,8 @@ NEEDS: dict[Part, str] = {
 }
 INEXACT = "completions of an inexact system that says what it drew from"
 KEPT = "rollout.on_update=keep"
+EXPERTS = "a mixture of experts"
+REPLAY = "trainer.routing_replay"
 WINDOW = 10  # steps in the running mean of a smoothed chart
 
 
@@ -200,6 +202,16 @@ TRAINING = _rows(
         "effective sample size of the weights of whole completions, without the cap, over the completions", "share",
         rare=INEXACT),
     MetricRow("train/kl", "KL to the initial policy", "nats", rare="algorithm.kl_coefficient above 0"),
+    MetricRow("train/expert_load_max",
+        "largest share of a layer's choices that one of its E experts has, over all tokens of the update; 1 / E where "
+        "all have as many", "share", rare=EXPERTS),
+    MetricRow("train/router_aux_loss", "load balancing loss of the routers, without its weight",
+        rare="trainer.router_aux_loss above 0"),
+    MetricRow("train/routing_recorded", "share of tokens whose experts the engine recorded, over all routers", "share",
+        rare=REPLAY),
+    MetricRow("train/routing_agreement",
+        "share of recorded choices that the trainer's own routers make as well: what replay changes is the rest",
+        "share", rare=REPLAY),
     MetricRow("samples/trained", "completions trained on so far, lost ones counted", "completions"),
     MetricRow("samples/prompts", "prompts trained on so far", "prompts"),
     MetricRow("samples/epoch", "epoch of the newest question of the batch: how often all questions were asked before",

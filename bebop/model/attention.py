@@ -28,6 +28,7 @@ from transformers import PreTrainedConfig
 from bebop.errors import UserError
 from bebop.kernels.tree_verify import visible
 from bebop.model.ragged_attention import Ragged, RaggedAttention
+from bebop.model.routing import Routing
 
 # Scores that the later steps of a chain hold at once, over all heads: 64 MB in fp32 on a CPU, 1 GB on a GPU.
 SCORES = {"cuda": 1 << 28, "cpu": 1 << 24}
@@ -144,6 +145,7 @@ class PackedContext:
     def __init__(self, lengths: Tensor) -> None:
         """``lengths`` [R]: tokens of each row, summing to N."""
         self.lengths, self.longest = lengths, int(lengths.max())
+        self.routing: Routing | None = None  # of the mixtures of experts in a pass
 
     @cached_property
     def rows(self) -> Ragged:
@@ -371,6 +373,7 @@ class SlotContext:
         self._numbers = torch.arange(slots, device=like.device)[:, None]  # [S,1] of the slots, for ``stores``
         self.bias: Tensor
         self.ragged: Ragged | None = None
+        self.routing: Routing | None = None  # of the mixtures of experts in a pass
         self._end_to_end: Callable[[int], RaggedAttention]  # of a number of query heads
         # What layers of a pass have in common, and passes of one size: kept, for at few tokens making it is the work.
         self._views: tuple[tuple[int, int, int], list[tuple[Tensor, Tensor, Tensor, Tensor]]] = ((0, 0, 0), [])

@@ -59,10 +59,11 @@ def lean_head(head: MTPHead, length: int) -> Callable[[Tensor, Tensor, Tensor, A
 
 
 def _known(layer: Any) -> bool:
+    if type(layer).__name__ not in [f"{family}DecoderLayer" for family in FAMILIES]:
+        return False  # its parts may have other names
     own = {name: module for part in (layer.self_attn, layer.mlp) for name, module in part.named_children()}
     return (
-        type(layer).__name__ in [f"{family}DecoderLayer" for family in FAMILIES]
-        and type(layer).__module__.startswith("transformers.models.")
+        type(layer).__module__.startswith("transformers.models.")
         and all(type(own[name]) is nn.Linear for name in LINEAR)
         and getattr(layer.self_attn, "sliding_window", None) is None
     )

@@ -34,6 +34,7 @@ from bebop.model.checkpoint import (
 )
 from bebop.model.lora import adapted_layers, check_installed
 from bebop.model.parts import find_part, read_card
+from bebop.model.routing import check_routing
 from bebop.model.skeleton import check_head, check_index, check_tokenizer, check_weights
 from bebop.rollout.agent_setup import check_environment
 from bebop.rollout.capacity import check_memory, check_positions
@@ -63,6 +64,9 @@ def check_job(config: JobConfig, items: Items | None = None) -> PromptSource | E
     if config.trainer.lora.rank:
         check_installed(config.trainer.lora)
         adapted_layers(empty_model(resolve(config.model.path)), config.trainer.lora)
+    if config.trainer.routing_replay or config.trainer.router_aux_loss:
+        backbone = empty_model(resolve(config.model.path))
+        check_routing(backbone, config.trainer.routing_replay, config.trainer.router_aux_loss)
     if SYSTEMS[config.decoding.system].head or config.cotrain.mode != "off":
         require_mtp(config.model)
     for part in SYSTEMS[config.decoding.system].needs:

@@ -11,6 +11,7 @@ emits nothing in the next one and keeps all that its completion is made of.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ from bebop.rollout.decoding.graphs import Graphs, StagedDrafts
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.decoding.timed_lengths import TimedLength
 from bebop.rollout.decoding.verify_trace import Tracer
+from bebop.rollout.routing import RoutingTable
 from bebop.rollout.slots import Slots, on_device
 from bebop.systems import SYSTEMS
 from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
@@ -475,6 +477,16 @@ class Target:
         self.policy, self.slots = policy, slots
         self.cache = slots.register_cache("target", self._cache)
         self.hidden = lean_hidden(policy, slots.capacity)
+        self.routing: RoutingTable | None = None
+
+    def record_routing(self) -> RoutingTable:
+        """Record from now on which experts compute each entry of the cache.
+
+        Raises:
+            UserError: The model has no experts, or routers that are not known.
+        """
+        self.routing = self.slots.register_cache("routing", partial(RoutingTable, self.policy.backbone, self.cache))
+        return self.routing
 
     def _cache(self, slots: Slots) -> SlotContext:
         like = self.policy.embed(torch.zeros(1, dtype=torch.long, device=slots.device))
@@ -514,6 +526,8 @@ class Target:
     def keep(self, rows: Rows, kept: Tensor) -> None:
         """Make a chain of a tree's entries: of ``kept`` [B, n] among the tokens fed last, the first one being 0."""
         self.cache.compact(rows.fed, kept)
+        if self.routing is not None:
+            self.routing.compact(rows.fed, kept)
 
     def prefill(
         self,

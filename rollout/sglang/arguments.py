@@ -148,6 +148,8 @@ def server_arguments(config: JobConfig, own: SglangConfig, folder: Path, device:
     arguments |= {name: value for name, value in optional.items() if value is not None}
     if own.deterministic:
         arguments["enable_deterministic_inference"] = True
+    if config.trainer.routing_replay:
+        arguments["enable_return_routed_experts"] = True
     if own.colocated:
         arguments |= {"enable_memory_saver": True, "enable_draft_weights_cpu_backup": True}
     if device == "cpu":

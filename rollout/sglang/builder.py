@@ -14,6 +14,7 @@ from bebop.config.engines import SglangConfig
 from bebop.config.job import JobConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import (
+    empty_model,
     find_device,
     load_tokenizer,
     named_as_served,
@@ -21,6 +22,7 @@ from bebop.model.checkpoint import (
     resolve,
     stop_tokens,
 )
+from bebop.model.routing import find_routers
 from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import find_head, refuse_missing_head, update
@@ -71,6 +73,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         to_update=partial(update, layout=layout or "mimo", layers=layers, rename=rename),
         dtype=dtype,
         rescored=config.algorithm.rescore,
+        routers=find_routers(empty_model(folder)) if config.trainer.routing_replay else None,
     )
     engine = ServedEngine(
         server,

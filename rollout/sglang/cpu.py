@@ -17,6 +17,13 @@ def replace() -> None:
     HookRegistry.register(tree + "build_tree_kernel_efficient_func", _build_tree, HookType.REPLACE)
     HookRegistry.register(tree + "verify_tree_greedy_func", _verify_greedy, HookType.REPLACE)
     HookRegistry.register("sglang.srt.speculative.eagle_utils.eagle_sample", _with_target_only, HookType.AROUND)
+    # What records the experts of a mixture registers its buffer with CUDA, whatever the device.
+    pages = "sglang.srt.mem_cache.pool_host.common._cuda_host_register"
+    HookRegistry.register(pages, _unregistered, HookType.REPLACE)
+
+
+def _unregistered(*_args: Any, **_settings: Any) -> None:
+    """Leave memory of the host as it is."""
 
 
 def _build_tree(*args: Any) -> None:

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from bebop.config.engines import SglangConfig
 from bebop.errors import UserError
+from bebop.model.routing import Routers
 from bebop.rollout.engine import Request
 from bebop.rollout.served_engine import OutputChunk
 from bebop.rollout.served_weights import Sums, ToUpdate, WeightWatch
 from bebop.rollout.sglang.arguments import refuse_sampling, sampling_arguments
 from bebop.rollout.sglang.backend import Backend
-from bebop.rollout.sglang.outputs import by_role, output_chunk, refused
+from bebop.rollout.sglang.outputs import by_role, output_chunk, parse_routing, refused
 from bebop.rollout.sglang.tracing import PREFIX, parse_trace
 from bebop.rollout.sglang.transfer import WeightTransfer
 from bebop.trajectory import SamplingParams
@@ -38,6 +39,7 @@ class SglangServer:
         to_update: ToUpdate,
         dtype: torch.dtype,
         rescored: bool,
+        routers: Routers | None = None,
     ) -> None:
         """Keep the arguments for serving a job; ``start`` makes the engine ready.
 
@@ -51,9 +53,10 @@ class SglangServer:
             to_update: gives weights the names that SGLang reads.
             dtype: of the engine's weights.
             rescored: whether the trainer computes rollout log-probs itself.
+            routers: of the model, if their choices are recorded.
         """
         self.backend, self.transfer, self.own, self.drafts, self.rescored = backend, transfer, own, drafts, rescored
-        self.drafter = drafter
+        self.drafter, self.routers = drafter, routers
         self.start, self.dead, self.close = backend.start, backend.dead, backend.close
         self._to_update = to_update
         self._stored = {f"mtp.{name}": tensor for name, tensor in head.items()}
@@ -103,7 +106,10 @@ class SglangServer:
             raise UserError(f"SGLang refuses a request: {problem}")
         found = output_chunk(output, request.params, self.drafts)
         trace = parse_trace(output["meta_info"], found.token_ids, self.drafter) if request.trace else None
-        return replace(found, trace=trace)
+        routing = None
+        if self.routers is not None:
+            routing = parse_routing(output["meta_info"], found, self.routers)
+        return replace(found, trace=trace, routing=routing)
 
     def payload(self, request: Request, written: Sequence[int]) -> dict[str, Any]:
         """Return a request to SGLang, under a name of its own."""
@@ -118,7 +124,7 @@ class SglangServer:
             "return_logprob": True,
             "logprob_start_len": -1,
             "extra_key": self._cache,
-        }
+        } | ({} if self.routers is None else {"return_routed_experts": True})
 
     async def abort(self, id: int) -> None:
         """Cut a request, if it has got there."""

@@ -1,5 +1,6 @@
 """SGLang's outputs as parts of completions: tokens, log-probs, versions, and statistics by every version's names."""
 
+from base64 import b64decode
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.errors import UserError
+from bebop.model.routing import Routers
 from bebop.monitor.adapters import sglang_stats
 from bebop.rollout.served_engine import OutputChunk
-from bebop.trajectory import DecodeStats, FinishReason, SamplingParams
+from bebop.trajectory import NONE, DecodeStats, FinishReason, SamplingParams
 
 SHARED = ("embed_tokens", "lm_head")  # the draft uses the target's
 
@@ -84,6 +86,26 @@ def request_stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeSt
         reached = min(int(entry["accepted"]) + 1, len(entry["overlap"]), len(counts.reached))
         counts.add_measured(entry, reached, entry.get("weight", 1))
     return counts
+
+
+def parse_routing(meta: Mapping[str, Any], chunk: OutputChunk, routers: Routers) -> NDArray[np.int8 | np.int16] | None:
+    """Return the experts [N, R, k] of all tokens read and written, unknown of the last; None of a completion that was
+    cut, for which SGLang may say nothing.
+
+    It gives int32 [N - 1, layers, k] in base64, with rows of zeros for layers without experts.
+
+    Raises:
+        UserError: A server was started without recording them.
+    """
+    if (given := meta.get("routed_experts")) is None:
+        if chunk.reason == "abort":
+            return None
+        raise UserError("SGLang records no routing: start its servers with --enable-return-routed-experts")
+    known = int(meta["prompt_tokens"]) + len(chunk.token_ids) - 1
+    experts = np.frombuffer(b64decode(given), dtype=np.int32).reshape(known, -1, routers.chosen)[:, routers.layers]
+    whole = np.full((known + 1, *experts.shape[1:]), NONE, dtype=np.int8 if routers.experts <= 128 else np.int16)
+    whole[:-1] = experts
+    return whole
 
 
 def by_role(reply: Mapping[str, Any]) -> dict[str, dict[str, str]]:

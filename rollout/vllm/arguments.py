@@ -153,6 +153,11 @@ def refuse_loop(config: JobConfig) -> None:
     """Raise ``UserError`` for a loop that cannot drive vLLM."""
     if config.monitor.actions:
         raise UserError("monitor.actions=true is not possible with vLLM: it decodes as it was started")
+    if config.trainer.routing_replay:
+        raise UserError(
+            "trainer.routing_replay=True is not possible with vLLM: it records routing in its second model runner "
+            "alone, and drafts are read in the first; choose rollout=torch or rollout=sglang"
+        )
 
 
 def refuse_system(decoding: DecodingConfig) -> None:

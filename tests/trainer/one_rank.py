@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -17,7 +18,9 @@ from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.optim import whole_copies
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trainer.rank import TrainerRank
+from bebop.trajectory import Batch, Trajectory
 from tests.builders import bare_policy
+from tests.model.families import mixture
 from tests.trainer.builders import batch, job, policy, traced
 from tests.trainer.test_heads import rows, trainer
 
@@ -65,7 +68,7 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     narrow = job(str(folder / "model"), model={"dtype": "bfloat16"}, algorithm=kl)
     mixed = steady(PolicyTrainer(load_policy(narrow.model, sharded=world > 1), narrow, rank, world))
     mixed_metrics = values(mixed.update(batch(seed=1)))
-    shown = beside(rank, world, folder)
+    shown = {"mixture": experts(rank, world)} | beside(rank, world, folder)
     shown |= {f"lora_{dtype}": adapted(rank, world, folder, dtype) for dtype in ("float32", "bfloat16")}
     shown |= {
         "logprobs": logprobs,
@@ -78,6 +81,37 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     }
     worker.close()
     return shown
+
+
+def experts(rank: int, world: int) -> dict[str, Any]:
+    """Two updates of a mixture of experts whose layers are computed again, one with the engine's routing replayed."""
+    sampled, found = mixed_batch(), {}
+    for replay in (False, True):
+        settings = {"checkpointing": True, "max_tokens": 64, "routing_replay": replay}
+        one = steady(PolicyTrainer(mixture(), job(algorithm=ALGORITHM, trainer=settings), rank, world))
+        metrics = [values(one.update(sampled)) for _ in range(2)]
+        found[str(replay)] = {"metrics": metrics, "weights": one.weights()}
+    balanced = PolicyTrainer(mixture(), job(trainer={"router_aux_loss": 0.1, "max_tokens": 64}), rank, world)
+    return found | {"balance": values(balanced.update(sampled))["train/router_aux_loss"]}
+
+
+def mixed_batch() -> Batch:
+    """A batch with a routing that no router would choose, so that replay shows."""
+
+    def routed(t: Trajectory, prompt: int) -> Trajectory:
+        tokens = t.completion.token_ids % 24
+        places = np.arange(prompt + len(tokens))[:, None, None] + np.array([[0, 3], [1, 6]])
+        routing = (places % 8).astype(np.int8)
+        routing[-1] = -1
+        return Trajectory.single(dataclasses.replace(t.completion, token_ids=tokens, routing=routing), t.reward)
+
+    groups = []
+    for group in batch(seed=1).groups:
+        prompt = tuple(token % 24 for token in group.prompt.token_ids)
+        own = tuple(routed(t, len(prompt)) for t in group.trajectories)
+        asked = dataclasses.replace(group.prompt, token_ids=prompt)
+        groups.append(dataclasses.replace(group, prompt=asked, trajectories=own))
+    return Batch(groups=tuple(groups))
 
 
 def adapted(rank: int, world: int, folder: Path, dtype: str) -> dict[str, Any]:

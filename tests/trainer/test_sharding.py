@@ -80,6 +80,25 @@ def test_tied_embeddings_are_sharded_once(two: list[dict[str, Any]], one: dict[s
         assert distance({name: start[name] for name in wanted}, wanted) > 1e-3
 
 
+@pytest.mark.parametrize("replay", ["False", "True"])
+def test_a_mixture_of_experts_learns_on_two_ranks_what_it_learns_on_one(
+    two: list[dict[str, Any]], one: dict[str, Any], replay: str
+) -> None:
+    wanted = one["mixture"][replay]
+    assert distance(two[0]["mixture"][replay]["weights"], wanted["weights"]) < 1e-5
+    assert distance(one["mixture"]["True"]["weights"], one["mixture"]["False"]["weights"]) > 1e-3, "replay counts"
+    for rank in two:
+        for ours, theirs in zip(rank["mixture"][replay]["metrics"], wanted["metrics"], strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-4, abs=2e-5)
+    assert ("train/routing_agreement" in wanted["metrics"][0]) == (replay == "True")
+
+
+def test_the_balance_of_experts_is_of_the_tokens_of_all_ranks(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
+    """A mean over micro-batches, which two ranks cut otherwise: near that of one rank, and the same on both."""
+    assert two[0]["mixture"]["balance"] == two[1]["mixture"]["balance"]
+    assert two[0]["mixture"]["balance"] == pytest.approx(one["mixture"]["balance"], rel=0.05)
+
+
 def test_an_update_in_bfloat16_is_near_one_in_fp32_on_one_rank_and_on_two(
     two: list[dict[str, Any]], one: dict[str, Any]
 ) -> None:

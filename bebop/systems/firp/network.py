@@ -116,7 +116,7 @@ class PseudoSlots(PseudoContext):
         visible = cache.seen()  # [B,n,P]
         seen = visible.gather(1, anchors[..., None].expand(-1, -1, visible.shape[-1]))
         super().__init__(cache, visible.shape[1], seen, masked)
-        self.cache = cache
+        self.cache, self.routing = cache, cache.routing
 
     def text(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the cache holds: the pass has written its own entries already."""

@@ -11,7 +11,15 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from bebop.config.engines import VLLM_OWN, VllmConfig
-from bebop.config.job import DecodingConfig, JobConfig, ModelConfig, MonitorConfig, RolloutConfig, SamplingConfig
+from bebop.config.job import (
+    DecodingConfig,
+    JobConfig,
+    ModelConfig,
+    MonitorConfig,
+    RolloutConfig,
+    SamplingConfig,
+    TrainerConfig,
+)
 from bebop.errors import UserError
 from bebop.model.checkpoint import resolve
 from bebop.rollout.vllm import builder
@@ -178,6 +186,8 @@ def test_a_job_is_checked_before_anything_starts(installed: None) -> None:
     check(job())
     with pytest.raises(UserError, match=r"monitor\.actions"):
         check(dataclasses.replace(job(), monitor=MonitorConfig(actions=True)))
+    with pytest.raises(UserError, match=r"trainer\.routing_replay=True is not possible with vLLM"):
+        check(dataclasses.replace(job(), trainer=TrainerConfig(routing_replay=True)))
     with pytest.raises(UserError, match=r"temperature=0\.005"):
         check(job(sampling=SamplingConfig(temperature=0.005)))
     with pytest.raises(UserError, match="one number of drafts"):
