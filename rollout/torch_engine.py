@@ -85,10 +85,13 @@ class TorchEngine:
         self.text = CompletionText(policy.tokenizer)
         self.on_update, self.keep_state = on_update, keep_state
         check_positions(policy.backbone.config, max_length)
+        draft = None if policy.draft is None else policy.draft.backbone.config
+        if draft is not None:
+            check_positions(draft, max_length, of="the draft model")
         paged = policy.device.type == "cuda" if paged is None else paged
         more = 0 if recorder is None else _bytes_of_graphs(policy, decoding, slots)
         config, dtype = policy.backbone.config, policy.backbone.dtype
-        check_memory(config, slots, max_length, dtype, policy.device, tokens=cache_tokens, more=more)
+        check_memory(config, slots, max_length, dtype, policy.device, tokens=cache_tokens, more=more, draft=draft)
         check_parked(parked_bytes, policy.device)
         check_pool(cache_tokens, max_length, paged)
         system = SYSTEMS[decoding.system]
@@ -261,6 +264,8 @@ class TorchEngine:
             raise UserError(
                 f"decoding.system={decoding.system!r} is not possible now: it needs the part {missing[0]!r}"
             )
+        if then.separate and self.policy.draft is None:
+            raise UserError(f"decoding.system={decoding.system!r} is not possible now: there is no model.draft")
         if then.decoder() is not now.decoder():
             raise UserError(f"decoding.system={decoding.system!r} is not possible now: its cycle is another one")
         self.ended += self._settle()

@@ -96,6 +96,9 @@ class ModelConfig(Settings):
         fixed="the checkpoint was made for the other head",
     )
     check: bool = setting(True, "hold logits against Hugging Face's own forward: some ten short passes")
+    draft: str | None = setting(
+        None, "for decoding=draft_model: a smaller checkpoint with the same tokenizer, which drafts and stays", MODEL
+    )
     parts: dict[str, str | None] = setting(
         lambda: {name: None for name, part in PARTS.items() if part.network},
         "NAME=PATH: trained parts that systems need; null: those shipped with the model",
@@ -564,6 +567,8 @@ class JobConfig(Settings):
         )
         self.require(sampling.temperature > 0, "rollout.sampling.temperature", "training explores: > 0")
         self.require(not system.train_error, "decoding.system", system.train_error)
+        given = self.model.draft is not None or not system.separate
+        self.require(given, "model.draft", f"decoding={system.name} drafts with a model of its own: give its folder")
         self.require(
             system.exact or system.has_logprobs or algorithm.rescore,
             "decoding.system",
