@@ -13,6 +13,7 @@ from transformers import AutoConfig
 
 from bebop.config.job import DecodingConfig, JobConfig
 from bebop.errors import UserError
+from bebop.model.checkpoint import read_config, read_draft, resolve
 from bebop.model.memory import bytes_per_token
 from bebop.rollout.decoding.ngram import MAX_SUFFIX
 from bebop.rollout.vllm import suffixes
@@ -47,6 +48,7 @@ class Hosting:
     model: bool = False  # it drafts with weights, which updates may reach
     package: str = ""  # what it needs beside vLLM, as it is imported
     past: Callable[[DecodingConfig], int] | None = None  # tokens of past completions that it keeps; None: it takes none
+    drafter: Callable[[JobConfig], Path] | None = None  # the folder of weights that draft and stay; None: it has none
 
 
 def head_arguments(decoding: DecodingConfig) -> dict[str, Any]:
@@ -76,10 +78,28 @@ def suffix_arguments(decoding: DecodingConfig) -> dict[str, Any]:
     }
 
 
+def model_arguments(decoding: DecodingConfig) -> dict[str, Any]:
+    """Return arguments for drafts of a separate model."""
+    return head_arguments(decoding) | {"method": "draft_model"}
+
+
+def draft_folder(config: JobConfig) -> Path:
+    """Return the folder of a job's draft model; ``UserError`` unless its logits have the target's size."""
+    target, draft = read_config(config.model), read_draft(config.model)
+    rows, own = (settings.get_text_config().vocab_size for settings in (target, draft))
+    if rows != own:
+        raise UserError(
+            f"model.draft={config.model.draft!r} is not possible with vLLM: its matrices have {own} rows, those of "
+            f"model.path {rows}, and vLLM wants as many; rollout=torch takes it"
+        )
+    return resolve(str(config.model.draft))
+
+
 UNBOUNDED = (1 << 31) - 1  # requests, the most that it counts to
 HOSTINGS = {  # by drafter
     "none": Hosting(arguments=lambda decoding: None),
     "mtp": Hosting(arguments=head_arguments, model=True),
+    "draft_model": Hosting(arguments=model_arguments, drafter=draft_folder),
     "ngram": Hosting(arguments=ngram_arguments, sampled=False),
     "history": Hosting(
         arguments=suffix_arguments,
@@ -135,16 +155,20 @@ def engine_arguments(config: JobConfig, folder: Path, device: str) -> dict[str, 
             arguments["kv_cache_memory_bytes"] = _room(config, folder, length)
     if own.memory_fraction is not None:
         arguments["gpu_memory_utilization"] = own.memory_fraction
-    if (speculation := HOSTINGS[SYSTEMS[config.decoding.system].drafter_name].arguments(config.decoding)) is not None:
-        arguments["speculative_config"] = speculation
+    hosting = HOSTINGS[SYSTEMS[config.decoding.system].drafter_name]
+    if (speculation := hosting.arguments(config.decoding)) is not None:
+        own_weights = {} if hosting.drafter is None else {"model": str(hosting.drafter(config))}
+        arguments["speculative_config"] = speculation | own_weights
     return arguments | own.extra
 
 
 def _room(config: JobConfig, folder: Path, length: int) -> int:
     """Return bytes for keys and values of all slots, those of the head as if it were one more layer."""
-    settings = AutoConfig.from_pretrained(folder, local_files_only=True)
+    settings, dtype = AutoConfig.from_pretrained(folder, local_files_only=True), getattr(torch, config.model.dtype)
     layers = settings.get_text_config().num_hidden_layers
-    token = bytes_per_token(settings, getattr(torch, config.model.dtype)) * (layers + 1) // layers
+    token = bytes_per_token(settings, dtype) * (layers + 1) // layers
+    if SYSTEMS[config.decoding.system].separate:
+        token += bytes_per_token(read_draft(config.model), dtype)
     blocks = -(-length // BLOCK) * config.rollout.slots
     return int(token * BLOCK * (SPARE * blocks + 1))
 
