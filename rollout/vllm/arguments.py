@@ -5,6 +5,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ from transformers import AutoConfig
 
 from bebop.config.job import DecodingConfig, JobConfig
 from bebop.errors import UserError
-from bebop.model.checkpoint import read_config, read_draft, resolve
+from bebop.model.checkpoint import read_draft, resolve
 from bebop.model.memory import bytes_per_token
+from bebop.model.skeleton import read_object
 from bebop.rollout.decoding.ngram import MAX_SUFFIX
+from bebop.rollout.served_weights import draft_folder
 from bebop.rollout.vllm import suffixes
 from bebop.systems import SYSTEMS
 from bebop.systems.base import System
+from bebop.systems.block.dflash import read_settings, refuse_other_target
 from bebop.systems.history.options import HistoryOptions
 from bebop.trajectory import SamplingParams
 
@@ -49,6 +53,7 @@ class Hosting:
     package: str = ""  # what it needs beside vLLM, as it is imported
     past: Callable[[DecodingConfig], int] | None = None  # tokens of past completions that it keeps; None: it takes none
     drafter: Callable[[JobConfig], Path] | None = None  # the folder of weights that draft and stay; None: it has none
+    at_once: bool = False  # its drafter makes all drafts of a cycle in one pass
 
 
 def head_arguments(decoding: DecodingConfig) -> dict[str, Any]:
@@ -83,23 +88,36 @@ def model_arguments(decoding: DecodingConfig) -> dict[str, Any]:
     return head_arguments(decoding) | {"method": "draft_model"}
 
 
-def draft_folder(config: JobConfig) -> Path:
-    """Return the folder of a job's draft model; ``UserError`` unless its logits have the target's size."""
-    target, draft = read_config(config.model), read_draft(config.model)
-    rows, own = (settings.get_text_config().vocab_size for settings in (target, draft))
-    if rows != own:
+def block_arguments(decoding: DecodingConfig) -> dict[str, Any]:
+    """Return arguments for drafts of whole blocks."""
+    return head_arguments(decoding) | {"method": "dflash"}
+
+
+def block_folder(config: JobConfig) -> Path:
+    """Return the folder of a job's block drafter; ``UserError`` for one of another model, or of shorter blocks."""
+    given, drafts = config.rollout.vllm.draft, config.decoding.limit
+    if given is None:
         raise UserError(
-            f"model.draft={config.model.draft!r} is not possible with vLLM: its matrices have {own} rows, those of "
-            f"model.path {rows}, and vLLM wants as many; rollout=torch takes it"
+            f"decoding.system={config.decoding.system} needs rollout.vllm.draft with vLLM: the folder that "
+            "python -m bebop.export --out DIR writes"
         )
-    return resolve(str(config.model.draft))
+    settings = read_settings(Path(given))
+    target = read_object(resolve(config.model.path) / "config.json")
+    refuse_other_target(settings, target, f"rollout.vllm.draft={given!r} is not possible")
+    if drafts >= (slots := settings["block_size"]):
+        raise UserError(
+            f"decoding.draft_tokens={drafts} is not possible with vLLM: the drafter's blocks have {slots} slots, so "
+            f"give 1 to {slots - 1}"
+        )
+    return Path(given)
 
 
 UNBOUNDED = (1 << 31) - 1  # requests, the most that it counts to
 HOSTINGS = {  # by drafter
     "none": Hosting(arguments=lambda decoding: None),
     "mtp": Hosting(arguments=head_arguments, model=True),
-    "draft_model": Hosting(arguments=model_arguments, drafter=draft_folder),
+    "draft_model": Hosting(arguments=model_arguments, drafter=partial(draft_folder, engine="vLLM")),
+    "block": Hosting(arguments=block_arguments, drafter=block_folder, at_once=True),
     "ngram": Hosting(arguments=ngram_arguments, sampled=False),
     "history": Hosting(
         arguments=suffix_arguments,

@@ -54,6 +54,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         environment,
         drafts=config.decoding.limit if system.drafts else 0,
         head=drafter,
+        passes=1 if hosting.at_once else None,
         past=None if hosting.past is None else hosting.past(config.decoding),
     )
     names = weight_names(folder, layout, layers)
@@ -64,7 +65,13 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         head if model else {},
         sampled=drafter and system.sampled,
         recompute=config.rollout.on_update == "recompute",
-        to_update=partial(update, layout=layout or "mimo", layers=layers, rename=partial(named_as_served, folder)),
+        to_update=partial(
+            update,
+            layout=layout or "mimo",
+            layers=layers,
+            rename=partial(named_as_served, folder),
+            drafts=not system.separate,
+        ),
         dtype=dtype,
         threads=config.rollout.threads,
         hang_after=config.runtime.hang_after,

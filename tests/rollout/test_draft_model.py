@@ -175,7 +175,11 @@ def test_tokens_of_a_draft_model_are_those_of_the_target() -> None:
     more.add_tokens(["zz"])
     check_same_tokens(letters(12), letters(12), name)
     for target, draft, line in (
-        (letters(12, pair=3), letters(12), "model.draft='x' is not possible: token 3 is 'ab' in model.path and 'd' there"),
+        (
+            letters(12, pair=3),
+            letters(12),
+            "model.draft='x' is not possible: token 3 is 'ab' in model.path and 'd' there",
+        ),
         (letters(12), more, "token 12 is missing in model.path and 'zz' there"),
         (more, letters(12), "token 12 is 'zz' in model.path and missing there"),
     ):

@@ -369,7 +369,8 @@ RULES = ["target_only-0.7", "bebop-0.7", "bebop_block-0.7", "bebop_tree-0.7"]  #
 
 
 @pytest.mark.parametrize(
-    ("name", "draws"), few_and_many(RULES, TARGETS, [*(f"{name}-0.7" for name, system in SYSTEMS.items() if system.exact), *VOCABULARIES])
+    ("name", "draws"),
+    few_and_many(RULES, TARGETS, [*(f"{name}-0.7" for name, system in SYSTEMS.items() if system.exact), *VOCABULARIES]),
 )
 def test_the_output_distribution_is_the_target(name: str, draws: int) -> None:
     check(TARGETS[name], draws)

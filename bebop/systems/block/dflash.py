@@ -11,7 +11,7 @@ token in slot 0, positions that go on from the text, no order within a block. We
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,17 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if not whole:
         raise UserError(f"{str(folder)!r} is not a drafter that python -m bebop.export wrote")
     return found
+
+
+def refuse_other_target(settings: Mapping[str, Any], target: Mapping[str, Any], name: str) -> None:
+    """Raise ``UserError`` unless an exported drafter's settings are those of a target, by the config.json of both.
+
+    ``name`` begins the line.
+    """
+    pairs = {"hidden_size": "hidden_size", "vocab_size": "vocab_size", "num_target_layers": "num_hidden_layers"}
+    for theirs, ours in pairs.items():
+        if settings[theirs] != target.get(ours):
+            raise UserError(f"{name}: it is of a model with {ours} {settings[theirs]}, this one has {target.get(ours)}")
 
 
 def read_mask(folder: Path) -> tuple[int, Tensor]:
