@@ -43,7 +43,7 @@ def check_memory(
     memory.
 
     ``section``: of the settings that the numbers come from; ``tokens``: that the pages of the cache hold instead;
-    ``more``: bytes of CUDA graphs beside them; ``draft``: the configuration of a draft model, which has as many entries.
+    ``more``: bytes of CUDA graphs beside them; ``draft``: the configuration of a draft model with as many entries.
     """
     token = bytes_per_token(settings, dtype) + (0 if draft is None else bytes_per_token(draft, dtype))
     if tokens is not None and tokens < slots * length:

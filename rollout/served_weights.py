@@ -52,7 +52,7 @@ def update(
     """Return ``Policy.weights`` under checkpoint names; the head's go under the names of its layout.
 
     ``rename`` gives the target's weights the names and pieces that the server reads, see
-    ``bebop.model.checkpoint.named_as_served``. ``drafts``: whether the head drafts there, or another model, which stays.
+    ``bebop.model.checkpoint.named_as_served``. ``drafts``: whether the head drafts there, or a model that stays.
     """
     backbone, head = "backbone.", "mtp."
     target = {name.removeprefix(backbone): t for name, t in weights.items() if name.startswith(backbone)}

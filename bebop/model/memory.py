@@ -109,7 +109,7 @@ def job_memory(
     """Say what a job will take, in a line; a warning in it where the device has less. ``count``: parameters.
 
     ``adapter``: parameters of the adapter that is trained in their place; 0 where all are trained. ``draft``: the
-    Hugging Face configuration of a draft model and its parameters, which every worker holds once and which never change.
+    Hugging Face configuration of a draft model and its parameters, which each worker holds once and never changes.
 
     Measured on a CPU at the highest: 4.3 GB of the 4.9 said for the built-in model (trainer 2.8 of 2.7, rollout 0.9 of
     1.2); for SmolLM2 8.4 to 9.7 of 9.8 GB in the trainer and 4.8 of 4.0 in the rollout. ``embedded``: whether decoding

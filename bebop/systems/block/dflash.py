@@ -1,5 +1,7 @@
 """A block drafter in the layout of DFlash, as SGLang 0.5.23 loads it (``sglang/srt/models/dflash.py``, its worker).
 
+vLLM 0.32 loads the same files, and keeps MASK apart from the target's embedding.
+
 The network is the same: Qwen3 layers, ``fc`` and ``hidden_norm`` before the keys and values of the text, the newest
 token in slot 0, positions that go on from the text, no order within a block. Weights have our names. What differs:
 
