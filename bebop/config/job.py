@@ -567,11 +567,9 @@ class JobConfig(Settings):
         )
         self.require(sampling.temperature > 0, "rollout.sampling.temperature", "training explores: > 0")
         self.require(not system.train_error, "decoding.system", system.train_error)
-        given = self.model.draft is not None or not system.separate
-        self.require(given, "model.draft", f"decoding={system.name} drafts with a model of its own: give its folder")
-        others = ", ".join(name for name, row in SYSTEMS.items() if row.separate)
-        used = self.model.draft is None or system.separate
-        self.require(used, "model.draft", f"decoding={system.name} does not draft with it: give null, or {others}")
+        fits = (self.model.draft is not None) == system.separate
+        words = "drafts with another model: give its folder" if system.separate else "does not draft with it: give null"
+        self.require(fits, "model.draft", f"decoding={system.name} {words}")
         self.require(
             system.exact or system.has_logprobs or algorithm.rescore,
             "decoding.system",

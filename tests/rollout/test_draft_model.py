@@ -28,6 +28,7 @@ from bebop.rollout.torch_engine import TorchEngine
 from bebop.runtime.preflight import check_job
 from tests.builders import bare_policy, letters, requests, tiny_draft
 from tests.rollout.driving import aborted, decoder_of, finished, resumed, started
+from tests.rollout.test_exactness import FEW, VOCAB, check, of_system, tiny
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [1, 2, 3]]  # of one token, and of a group
 CHAIN = DecodingConfig(system="draft_model", draft_tokens=3)
@@ -127,6 +128,17 @@ def test_matrices_of_the_draft_model_may_be_padded_otherwise(rows: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rows", [VOCAB - 1, VOCAB + 3])
+def test_the_output_distribution_is_the_target_whatever_the_padding(rows: int) -> None:
+    def made() -> Policy:
+        target = tiny()
+        target.draft = tiny_draft(VOCAB, rows=rows, sharp=16.0)
+        return target
+
+    check(replace(of_system("draft_model"), model=made), FEW)
+
+
+@pytest.mark.slow
 def test_cycles_without_a_draft_are_read() -> None:
     """With ``draft_tokens=auto`` the number of drafts changes from cycle to cycle, 0 among them."""
     config = DecodingConfig(system="draft_model", draft_tokens="auto", most_drafts=3)
@@ -223,7 +235,9 @@ def test_the_built_in_model_drafts_for_itself_in_a_job(tmp_path: Path) -> None:
 def test_a_job_names_what_its_draft_model_lacks(tmp_path: Path) -> None:
     saved(tmp_path / "other")
     given = ["decoding=draft_model", "task=gcd"]
-    with pytest.raises(UserError, match=r"model.draft=None is not possible: decoding=draft_model drafts with a model"):
+    with pytest.raises(
+        UserError, match=r"model.draft=None is not possible: decoding=draft_model drafts with another model"
+    ):
         job_config(given)
     with pytest.raises(UserError, match=r"model.draft='tiny' is not possible: decoding=bebop does not draft with it"):
         job_config(["model.draft=tiny"])

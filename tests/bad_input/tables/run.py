@@ -118,7 +118,7 @@ CASES = {
         ("trainer.lora.rank=8 trainer.lora.target_modules=[q_proj,lm_head]", "decoder is called 'lm_head': give all-l"),
         ("model.path={here}/adapter", "/adapter' is not possible: the folder holds a LoRA adapter without its model: "),
         ("model.path={here}/torn", "/torn'"), ("model.path={here}/headless", "/headless'"),
-        ("decoding=draft_model", "model.draft=None is not possible: decoding=draft_model drafts with a model of its own"),
+        ("decoding=draft_model", "model.draft=None is not possible: decoding=draft_model drafts with another model:"),
         ("model.draft=tiny", "model.draft='tiny' is not possible: decoding=bebop does not draft with it"),
         ("decoding=draft_model model.draft=missing", "model.draft='missing' is not possible: give tiny, smollm2 or a"),
         ("decoding=draft_model model.draft={here}/torn", "model.draft='{here}/torn' cannot be loaded"),
