@@ -57,6 +57,7 @@ class LLM:
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
         device: str = "auto",
         init_mtp: bool = False,
+        draft: str | None = None,
         slots: int = 32,
         max_length: int = 512,
     ) -> None:
@@ -71,6 +72,7 @@ class LLM:
             dtype: of the weights; auto: that of the folder, float32 or bfloat16.
             device: auto, cpu, cuda or cuda:NUMBER.
             init_mtp: add a fresh head to a checkpoint that has none.
+            draft: for ``decoding="draft_model"``: a smaller model with the same tokenizer, as ``model`` names one.
             slots: requests that are decoded side by side.
             max_length: tokens of prompt and completion, at most.
         """
@@ -85,17 +87,17 @@ class LLM:
             "options": dict(options or {}),
         }
         self.decoding = from_dict(DecodingConfig, chosen, "decoding.")
-        self.policy = model if isinstance(model, Policy) else self._load(model, dtype, device, init_mtp)
+        self.policy = model if isinstance(model, Policy) else self._load(model, dtype, device, init_mtp, draft)
         self.engine = TorchEngine(self.policy, self.decoding, slots=slots, max_length=max_length, measure=False)
         self._encode = chat_encoder(self.policy.tokenizer)
 
-    def _load(self, path: str, dtype: Any, device: str, init_mtp: bool) -> Policy:
+    def _load(self, path: str, dtype: Any, device: str, init_mtp: bool, draft: str | None) -> Policy:
         system = SYSTEMS[self.decoding.system]
-        given = {"path": path, "dtype": dtype, "device": device, "init_mtp": init_mtp}
+        given = {"path": path, "dtype": dtype, "device": device, "init_mtp": init_mtp, "draft": draft}
         config = from_dict(ModelConfig, given, "model.")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # a fresh head is the same every time
-            return load_policy(config, need_head=system.head, needs=system.needs)
+            return load_policy(config, need_head=system.head, needs=system.needs, need_draft=system.separate)
 
     def generate(
         self,

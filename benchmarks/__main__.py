@@ -58,13 +58,15 @@ TASK = TaskConfig(name="chain_sum", args={"min_terms": 8, "max_terms": 11, "min_
 
 def _model(options: argparse.Namespace) -> ModelConfig:
     parts = dict(getattr(options, "parts", []))
-    return ModelConfig(path=options.model, device=options.device, dtype=options.dtype, parts=parts)
+    draft = getattr(options, "draft", None)
+    return ModelConfig(path=options.model, device=options.device, dtype=options.dtype, parts=parts, draft=draft)
 
 
 def _systems(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the systems that were chosen, or all whose trained parts are there."""
+    """Return the systems that were chosen, or all whose trained parts and draft model are there."""
     model = _model(options)
-    return tuple(options.systems or [n for n, s in SYSTEMS.items() if all(has_part(model, part) for part in s.needs)])
+    there = {name: all(has_part(model, part) for part in system.needs) for name, system in SYSTEMS.items()}
+    return tuple(options.systems or [n for n, s in SYSTEMS.items() if there[n] and (model.draft or not s.separate)])
 
 
 def _common(options: argparse.Namespace) -> dict[str, Any]:
@@ -301,6 +303,7 @@ def parser(about: str) -> Parser:
         chosen = "default: all whose trained parts are there"
         embedded.add_argument("--systems", nargs="+", choices=list(SYSTEMS), help=chosen)
         embedded.add_argument("--parts", type=_part, nargs="+", default=[], metavar="NAME=PATH", help="trained parts")
+        embedded.add_argument("--draft", help="the draft model of draft_model: tiny, smollm2 or a Hugging Face folder")
     several.add_argument("--systems", nargs="+", choices=engines.CHOICE, default=engines.CHOICE, help="default: both")
     several.add_argument("--max-new-tokens", type=whole(1), default=160, help="of an answer (default: 160)")
     _add_tracing(looking)
@@ -349,7 +352,7 @@ def _add_serving(kinds: "argparse._SubParsersAction[Parser]") -> None:
     serving.add_argument("--device", default="auto")
     serving.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     serving.add_argument("--batches", type=whole(1), nargs="+", default=[1, 4, 16, 64])
-    whole_checkpoint = [name for name in HOSTED if not SYSTEMS[name].needs]
+    whole_checkpoint = [name for name in HOSTED if not (SYSTEMS[name].needs or SYSTEMS[name].separate)]
     fixed = [name for name in whole_checkpoint if SYSTEMS[name].fixed_length]
     serving.add_argument("--systems", nargs="+", default=fixed, choices=whole_checkpoint)
     serving.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")

@@ -89,10 +89,11 @@ def run(bench: RolloutBench) -> list[dict[str, Any]]:
 
 
 def load_with_parts(model: ModelConfig, systems: Sequence[str]) -> Policy:
-    """Return the policy with the head and the trained parts that the systems need."""
+    """Return the policy with the head, the trained parts and the draft model that the systems need."""
     chosen = [SYSTEMS[name] for name in systems]
     needs = sorted({part for system in chosen for part in system.needs})
-    return load_policy(model, need_head=any(system.head for system in chosen), needs=needs)
+    head, draft = (any(getattr(system, name) for system in chosen) for name in ("head", "separate"))
+    return load_policy(model, need_head=head, needs=needs, need_draft=draft)
 
 
 def _held(best: Mapping[str, dict[str, Any]], arm: str, plain: float) -> dict[str, Any]:

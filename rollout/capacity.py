@@ -8,11 +8,11 @@ from bebop.errors import UserError
 from bebop.model.memory import bytes_per_token, memory_of
 
 
-def check_positions(settings: Any, length: int, name: str = "rollout.max_length") -> None:
+def check_positions(settings: Any, length: int, name: str = "rollout.max_length", of: str = "the model") -> None:
     """Raise ``UserError`` unless a model (its Hugging Face configuration) has positions for ``length`` tokens."""
     limit = getattr(settings.get_text_config(), "max_position_embeddings", None)
     if limit is not None and length > limit:
-        raise UserError(f"{name}={length} is not possible: the model has {limit} positions")
+        raise UserError(f"{name}={length} is not possible: {of} has {limit} positions")
 
 
 GRAPHS = 4  # tensors of the size of a cycle's logits in fp32 that are there at once: logits, p, q and a residual
@@ -37,15 +37,17 @@ def check_memory(
     section: str = "rollout",
     tokens: int | None = None,
     more: int = 0,
+    draft: Any = None,
 ) -> None:
     """Raise ``UserError`` if keys and values of ``slots`` requests of ``length`` tokens exceed the device's whole
     memory.
 
     ``section``: of the settings that the numbers come from; ``tokens``: that the pages of the cache hold instead;
-    ``more``: bytes of CUDA graphs beside them.
+    ``more``: bytes of CUDA graphs beside them; ``draft``: the configuration of a draft model with as many entries.
     """
+    token = bytes_per_token(settings, dtype) + (0 if draft is None else bytes_per_token(draft, dtype))
     if tokens is not None and tokens < slots * length:
-        taken, there = tokens * bytes_per_token(settings, dtype) + more, memory_of(device)
+        taken, there = tokens * token + more, memory_of(device)
         if taken > there:
             beside = f" with {more / 1e9:.0f} GB of CUDA graphs" if more else ""
             raise UserError(
@@ -53,7 +55,7 @@ def check_memory(
                 f"{taken / 1e9:.0f} GB, {device} has {there / 1e9:.0f} GB"
             )
         return
-    wanted, there = slots * length * bytes_per_token(settings, dtype) + more, memory_of(device)
+    wanted, there = slots * length * token + more, memory_of(device)
     if wanted > there:
         beside = f" with {more / 1e9:.0f} GB of CUDA graphs" if more else ""
         sizes = f"keys and values of {slots} times {length} tokens{beside} take {wanted / 1e9:.0f} GB"

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from bebop.config.job import JobConfig
 from bebop.errors import UserError
-from bebop.model.checkpoint import mtp_layout, resolve
+from bebop.model.checkpoint import mtp_layout, read_config, read_draft, resolve
 from bebop.model.fingerprint import fingerprint
 from bebop.model.layouts import LAYOUTS, from_layout, join_experts, split_experts, to_layout
 from bebop.rollout.engine import EngineDied
@@ -42,18 +42,24 @@ class WeightUpdate:
 
 
 def update(
-    weights: Mapping[str, Tensor], version: int, layout: str, layers: int, rename: Rename = split_experts
+    weights: Mapping[str, Tensor],
+    version: int,
+    layout: str,
+    layers: int,
+    rename: Rename = split_experts,
+    drafts: bool = True,
 ) -> WeightUpdate:
     """Return ``Policy.weights`` under checkpoint names; the head's go under the names of its layout.
 
     ``rename`` gives the target's weights the names and pieces that the server reads, see
-    ``bebop.model.checkpoint.named_as_served``.
+    ``bebop.model.checkpoint.named_as_served``. ``drafts``: whether the head drafts there, or a model that stays.
     """
     backbone, head = "backbone.", "mtp."
     target = {name.removeprefix(backbone): t for name, t in weights.items() if name.startswith(backbone)}
     own = {name.removeprefix(head): t for name, t in weights.items() if name.startswith(head)}
     assert len(target) + len(own) == len(weights), f"unknown weights among {list(weights)[:3]}, ..."
-    return WeightUpdate(target=rename(target), draft=to_layout(own, LAYOUTS[layout], layers), version=version)
+    draft = to_layout(own, LAYOUTS[layout], layers) if drafts else {}
+    return WeightUpdate(target=rename(target), draft=draft, version=version)
 
 
 def find_head(folder: Path) -> tuple[int, str | None, dict[str, Tensor]]:
@@ -72,6 +78,20 @@ def refuse_missing_head(config: JobConfig, engine: str) -> None:
             f"model.path={config.model.path!r} has no MTP weights, and {engine} serves checkpoints as they are: train "
             "a head with bebop.adapt first, or set decoding.system=autoregressive"
         )
+
+
+def draft_folder(config: JobConfig, engine: str) -> Path:
+    """Return the folder of a job's draft model; ``UserError`` unless its matrices have a row for each of the target's.
+
+    Servers verify logits of one size, whatever the tokenizers say.
+    """
+    target, draft = (one.get_text_config().vocab_size for one in (read_config(config.model), read_draft(config.model)))
+    if target != draft:
+        raise UserError(
+            f"model.draft={config.model.draft!r} is not possible with {engine}: its vocabulary has {draft} rows, that "
+            f"of model.path {target}; give one of as many, or rollout=torch"
+        )
+    return resolve(str(config.model.draft))
 
 
 def stored_head(folder: Path, layout: str, layers: int) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from bebop.config.job import JobConfig
 from bebop.errors import UserError
-from bebop.model.checkpoint import find_device, load_policy, resolve
+from bebop.model.checkpoint import find_device, load_policy, read_draft, resolve
 from bebop.rollout.capacity import bytes_of_graphs, check_memory, check_parked, check_pool
 from bebop.systems import SYSTEMS
 
@@ -29,7 +29,8 @@ def check(config: JobConfig) -> None:
             drafts = config.decoding.limit if SYSTEMS[config.decoding.system].drafts else 0
             graphs = bytes_of_graphs(slots, drafts, settings.get_text_config().vocab_size, device)
         pool = None if tokens is None else tokens * config.rollout.workers
-        check_memory(settings, slots, length, dtype, device, tokens=pool, more=graphs)
+        draft = read_draft(config.model) if SYSTEMS[config.decoding.system].separate else None
+        check_memory(settings, slots, length, dtype, device, tokens=pool, more=graphs, draft=draft)
         check_parked(config.rollout.parked_bytes, device)
 
 
@@ -64,7 +65,7 @@ def make(config: JobConfig) -> tuple["TorchEngine", tuple[int, ...]]:
     from bebop.rollout.torch_engine import TorchEngine
 
     system, asked = SYSTEMS[config.decoding.system], config.rollout.torch
-    policy = load_policy(config.model, need_head=system.head, needs=system.needs)
+    policy = load_policy(config.model, need_head=system.head, needs=system.needs, need_draft=system.separate)
     recorder: Recorder | None = CudaRecorder() if graphs_on(config, policy.device) else None
     if recorder is None and config.rollout.torch.batch_invariant:
         recorder = EagerRecorder()  # buckets without graphs

@@ -85,11 +85,9 @@ class TorchEngine:
         """
         self.policy, self.decoding, self.text = policy, decoding, CompletionText(policy.tokenizer)
         self.on_update, self.keep_state = on_update, keep_state
-        check_positions(policy.backbone.config, max_length)
         paged = policy.device.type == "cuda" if paged is None else paged
         more = 0 if recorder is None else _bytes_of_graphs(policy, decoding, slots)
-        config, dtype = policy.backbone.config, policy.backbone.dtype
-        check_memory(config, slots, max_length, dtype, policy.device, tokens=cache_tokens, more=more)
+        _check_sizes(policy, slots, max_length, cache_tokens, more)
         check_parked(parked_bytes, policy.device)
         check_pool(cache_tokens, max_length, paged)
         system = SYSTEMS[decoding.system]
@@ -268,6 +266,8 @@ class TorchEngine:
             raise UserError(
                 f"decoding.system={decoding.system!r} is not possible now: it needs the part {missing[0]!r}"
             )
+        if then.separate and self.policy.draft is None:
+            raise UserError(f"decoding.system={decoding.system!r} is not possible now: there is no model.draft")
         if then.decoder() is not now.decoder():
             raise UserError(f"decoding.system={decoding.system!r} is not possible now: its cycle is another one")
         self.ended += self._settle()
@@ -458,6 +458,18 @@ class TorchEngine:
             if cycles:
                 stretches.append((start, DecodeStats(cycles=cycles, tokens=tokens, **self.slots.named(rows.copy()))))
         return tuple(sorted(stretches, key=lambda stretch: stretch[0]))
+
+
+def _check_sizes(policy: Policy, slots: int, length: int, tokens: int | None, more: int) -> None:
+    """Raise ``UserError`` unless the model, and a draft model, have positions for ``length`` tokens and memory for all.
+
+    ``tokens`` and ``more`` are arguments of ``check_memory``.
+    """
+    config, draft = policy.backbone.config, policy.draft and policy.draft.backbone.config
+    check_positions(config, length)
+    if draft is not None:
+        check_positions(draft, length, of="the draft model")
+    check_memory(config, slots, length, policy.backbone.dtype, policy.device, tokens=tokens, more=more, draft=draft)
 
 
 def _bytes_of_graphs(policy: Policy, decoding: DecodingConfig, slots: int) -> int:

@@ -65,11 +65,25 @@ def tiny_policy(
         firp = PseudoStates(hidden_size=32, layers=(1, 1, 1, layers, layers)).requires_grad_(False).eval()
         for matrix in firp.parameters():
             matrix.add_(0.1 * torch.randn(32, 32))
+    policy.draft = tiny_draft(vocab_size, seed=seed + 1, dtype=dtype, sharp=sharp)
     parts = {"block": tiny_block(layers).to(dtype), "block_length": pilot.to(dtype), "pivot": pivot}
     parts["firp"] = firp.to(dtype)
     policy.parts |= parts
     policy.parts["pipo"] = tiny_pairs(policy)
     return policy
+
+
+def tiny_draft(vocab_size: int = 12, seed: int = 1, rows: int = 0, **settings: Any) -> Policy:
+    """Return a random draft model of one layer for a tiny policy; ``rows``: of its matrices, 0: a token each."""
+    with torch.random.fork_rng(devices=[]):
+        draft = tiny_policy(rows or vocab_size, seed=seed, layers=1, with_parts=False, **settings)
+    draft.tokenizer, draft.mtp = letters(vocab_size), None
+    return draft
+
+
+def needs_more(system: str) -> bool:
+    """Return whether a system needs more than a model with an MTP head: trained parts, or a draft model."""
+    return bool(SYSTEMS[system].needs or SYSTEMS[system].separate)
 
 
 def bare_policy(vocab_size: int = 12, **settings: Any) -> Policy:

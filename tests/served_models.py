@@ -55,9 +55,17 @@ def checkpoint(folder: Path, seed: int = 0, heads: int = 1) -> Path:
     return folder
 
 
-def job(folder: Path, system: str = "bebop", **rollout: Any) -> JobConfig:
+def draft_model(folder: Path, seed: int = 5) -> Path:
+    """Write a model without an MTP head that may draft for the others."""
+    draft = policy(seed)
+    draft.mtp = None
+    save_policy(draft, folder)
+    return folder
+
+
+def job(folder: Path, system: str = "bebop", draft: Path | None = None, **rollout: Any) -> JobConfig:
     return JobConfig(
-        model=ModelConfig(path=str(folder), device="cpu"),
+        model=ModelConfig(path=str(folder), device="cpu", draft=None if draft is None else str(draft)),
         decoding=DecodingConfig(system=system, draft_tokens=DRAFTS),
         rollout=RolloutConfig(max_length=120, slots=64, sampling=SamplingConfig(max_new_tokens=60), **rollout),
         monitor=MonitorConfig(decode_stats=True),

@@ -40,7 +40,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 def moved(source: Policy, device: str) -> Policy:
     """The policy with all of its parts on a device, in place."""
-    for module in (*source.modules(), *source.parts.values()):
+    draft = [] if source.draft is None else source.draft.modules()
+    for module in (*source.modules(), *source.parts.values(), *draft):
         module.to(device)
     return source
 

@@ -55,7 +55,12 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def job(system: str, steps: int, parts: Mapping[str, str], size: int | None = None) -> JobConfig:
     sections: dict[str, dict[str, Any]] = {
-        "model": {"path": "tiny", "device": "cpu", "parts": dict(parts)},
+        "model": {
+            "path": "tiny",
+            "device": "cpu",
+            "parts": dict(parts),
+            "draft": "tiny" if SYSTEMS[system].separate else None,
+        },
         "task": {"args": {"min_terms": 8, "max_terms": 11, "min_digits": 1, "max_digits": 1}, "size": size},
         "rollout": {"staleness": 0, "slots": 4, "sampling": {"max_new_tokens": 40}},
         "decoding": {"system": system, "draft_tokens": SYSTEMS[system].draft_tokens},

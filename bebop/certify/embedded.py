@@ -31,7 +31,7 @@ def make(config: CertifyConfig) -> "EmbeddedEngine":
     graphs = config.engine.cuda_graphs
     if graphs and device.type != "cuda":
         raise UserError(f"engine.cuda_graphs=True is not possible on model.device={device.type}: give false, or a GPU")
-    policy = load_policy(config.model, need_head=system.head, needs=system.needs)
+    policy = load_policy(config.model, need_head=system.head, needs=system.needs, need_draft=system.separate)
     engine = TorchEngine(
         policy,
         config.decoding,

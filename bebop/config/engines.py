@@ -169,6 +169,11 @@ class VllmConfig(Settings):
         BETWEEN_0_AND_1,
     )
     eager: bool | None = setting(None, "no compiled graphs; null: on a CPU alone")
+    draft: str | None = setting(
+        None,
+        "for drafts of whole blocks: the folder of the drafter, which python -m bebop.export wrote",
+        NOT_EMPTY,
+    )
     transfer: Literal["memory", "file"] = setting("memory", "file: weights go through a folder, which keeps the newest")
     folder: str | None = setting(None, "for transfer=file", NOT_EMPTY)
     monitor_every: int = setting(

@@ -96,6 +96,9 @@ class ModelConfig(Settings):
         fixed="the checkpoint was made for the other head",
     )
     check: bool = setting(True, "hold logits against Hugging Face's own forward: some ten short passes")
+    draft: str | None = setting(
+        None, "for decoding=draft_model: a smaller checkpoint with the same tokenizer, which drafts and stays", MODEL
+    )
     parts: dict[str, str | None] = setting(
         lambda: {name: None for name, part in PARTS.items() if part.network},
         "NAME=PATH: trained parts that systems need; null: those shipped with the model",
@@ -570,6 +573,9 @@ class JobConfig(Settings):
         )
         self.require(sampling.temperature > 0, "rollout.sampling.temperature", "training explores: > 0")
         self.require(not system.train_error, "decoding.system", system.train_error)
+        fits = (self.model.draft is not None) == system.separate
+        words = "drafts with another model: give its folder" if system.separate else "does not draft with it: give null"
+        self.require(fits, "model.draft", f"decoding={system.name} {words}")
         self.require(
             system.exact or system.has_logprobs or algorithm.rescore,
             "decoding.system",

@@ -43,6 +43,7 @@ class Policy:
     layout: str  # the checkpoint layout that the MTP weights came in; see bebop.model.checkpoint
     parts: dict[str, nn.Module] = field(default_factory=dict)  # trained ones, see bebop.model.parts
     stored: Mapping[str, torch.dtype] = field(default_factory=dict)  # types that a checkpoint of it has, by its names
+    draft: "Policy | None" = None  # a smaller model that drafts for it, frozen; see ``checkpoint.load_draft``
 
     def hidden(self, token_ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
         """Return final, normed hidden states [B,n,d] of token ids [B,n] at ``positions`` [B,n]."""

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from bebop.model.skeleton import (
     NAME,
     check_file,
     check_layers,
+    check_same_tokens,
     check_settings,
     check_tokenizer,
     check_tokens,
@@ -55,12 +57,16 @@ _checked: set[tuple[object, ...]] = set()  # what was held against Hugging Face'
 
 
 def load_policy(
-    config: ModelConfig, need_head: bool = False, needs: Sequence[str] = (), sharded: bool = False
+    config: ModelConfig,
+    need_head: bool = False,
+    needs: Sequence[str] = (),
+    sharded: bool = False,
+    need_draft: bool = False,
 ) -> Policy:
     """Load backbone, tokenizer and MTP head; ``need_head`` makes a missing head an error instead of None.
 
-    ``needs``: trained parts to load beside them, see ``bebop.model.parts``. The backbone's logits are held against
-    Hugging Face's own forward, once a process for each checkpoint.
+    ``needs``: trained parts to load beside them, see ``bebop.model.parts``. ``need_draft``: load ``model.draft`` as
+    well. The backbone's logits are held against Hugging Face's own forward, once a process for each checkpoint.
 
     ``sharded``: leave the backbone on the meta device where ``bebop.model.sharded`` can fill it once it is split. It is
     not held against Hugging Face's forward then.
@@ -83,7 +89,46 @@ def load_policy(
         policy.mtp.to(find_device(config))
     policy.stored = _types(folder, backbone)
     policy.parts = {name: load_part(name, find_part(config, name), policy) for name in needs}
+    if need_draft:
+        policy.draft = load_draft(config, policy.tokenizer)
     return policy
+
+
+def draft_config(config: ModelConfig) -> ModelConfig:
+    """Return where and how the draft model of a checkpoint is loaded: in the target's type, on its device."""
+    if config.draft is None:
+        raise UserError("model.draft is missing: give the folder of a smaller model with the same tokenizer")
+    return replace(config, path=config.draft, draft=None, init_mtp=False, parts={})
+
+
+def read_draft(config: ModelConfig) -> Any:
+    """Return the Hugging Face configuration of the draft model of a checkpoint."""
+    with of_draft():
+        return read_config(draft_config(config))
+
+
+def load_draft(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Policy:
+    """Return the draft model of a checkpoint, frozen, without an MTP head of its own.
+
+    Raises:
+        UserError: It cannot be loaded, or its tokens are not those of ``tokenizer``, the target's.
+    """
+    own = draft_config(config)
+    with of_draft():
+        check_same_tokens(tokenizer, load_tokenizer(own), f"model.draft={own.path!r}")
+        draft = load_policy(own)
+    draft.backbone.requires_grad_(False)
+    draft.mtp = None
+    return draft
+
+
+@contextmanager
+def of_draft() -> Iterator[None]:
+    """Let errors within this block name ``model.draft`` instead of ``model.path``."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace("model.path=", "model.draft=")) from error
 
 
 def _outline_backbone(config: ModelConfig, folder: Path) -> "PreTrainedModel | None":

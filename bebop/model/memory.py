@@ -98,11 +98,18 @@ def memory_of(device: torch.device) -> int:
 
 
 def job_memory(
-    config: JobConfig, settings: Any, count: int, device: torch.device, embedded: bool, adapter: int = 0
+    config: JobConfig,
+    settings: Any,
+    count: int,
+    device: torch.device,
+    embedded: bool,
+    adapter: int = 0,
+    draft: tuple[Any, int] | None = None,
 ) -> str:
     """Say what a job will take, in a line; a warning in it where the device has less. ``count``: parameters.
 
-    ``adapter``: parameters of the adapter that is trained in their place; 0 where all are trained.
+    ``adapter``: parameters of the adapter that is trained in their place; 0 where all are trained. ``draft``: the
+    Hugging Face configuration of a draft model and its parameters, which each worker holds once and never changes.
 
     Measured on a CPU at the highest: 4.3 GB of the 4.9 said for the built-in model (trainer 2.8 of 2.7, rollout 0.9 of
     1.2); for SmolLM2 8.4 to 9.7 of 9.8 GB in the trainer and 4.8 of 4.0 in the rollout. ``embedded``: whether decoding
@@ -126,11 +133,15 @@ def job_memory(
         tokens = rollout.slots * rollout.max_length
         tokens = min(tokens, rollout.torch.cache_tokens or tokens)
         cache = tokens * bytes_per_token(settings, dtype)
+        beside = 0 if draft is None else dtype.itemsize * draft[1]
+        cache += 0 if draft is None else tokens * bytes_per_token(draft[0], dtype)
         rows = rollout.slots * (config.decoding.limit + 1) * settings.get_text_config().vocab_size * 4 * ROWS
-        worker = 2 * weights + PROCESS + cache + rows  # weights twice: they come in while the old ones are in use
+        # The weights count twice: new ones come in while the old ones are in use.
+        worker = 2 * weights + beside + PROCESS + cache + rows
         total += rollout.workers * worker
         each = f"{rollout.workers} x " if rollout.workers > 1 else ""
-        parts.append(f"rollout {each}{_gb(worker)} (KV cache {_gb(cache)})")
+        held = f"KV cache {_gb(cache)}" if draft is None else f"draft model {_gb(beside)}, both KV caches {_gb(cache)}"
+        parts.append(f"rollout {each}{_gb(worker)} ({held})")
     if device.type == "cpu":
         total += RAY
         parts.append(f"Ray {_gb(RAY)}")

@@ -107,6 +107,18 @@ def check_tokenizer(tokenizer: Any, rows: int, name: str) -> None:
         )
 
 
+def check_same_tokens(target: Any, draft: Any, name: str) -> None:
+    """Raise ``UserError`` unless the tokenizers of a target and of its draft model have the same token for every id."""
+    own, other = ({number: text for text, number in one.get_vocab().items()} for one in (target, draft))
+    for number in sorted(own.keys() | other.keys()):
+        if own.get(number) != other.get(number):
+            texts = [repr(one[number]) if number in one else "missing" for one in (own, other)]
+            raise UserError(
+                f"{name} is not possible: token {number} is {texts[0]} in model.path and {texts[1]} there; give a "
+                "model with the same tokenizer"
+            )
+
+
 def check_layers(keys: Iterable[str], layers: int, name: str) -> None:
     """Raise ``UserError`` for weights of layers beyond the configuration's ``layers``, unless they are MTP layers."""
     beyond: dict[int, list[str]] = defaultdict(list)

@@ -22,10 +22,12 @@ from bebop.config.adapt import AdaptConfig
 from bebop.config.job import JobConfig, ModelConfig, MonitorConfig, RuntimeConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import (
+    draft_config,
     empty_model,
     find_device,
     load_tokenizer,
     mtp_layout,
+    of_draft,
     read_config,
     readable,
     require_known,
@@ -35,7 +37,7 @@ from bebop.model.checkpoint import (
 from bebop.model.lora import adapted_layers, check_installed
 from bebop.model.parts import find_part, read_card
 from bebop.model.routing import check_routing
-from bebop.model.skeleton import check_head, check_index, check_tokenizer, check_weights
+from bebop.model.skeleton import check_head, check_index, check_same_tokens, check_tokenizer, check_weights
 from bebop.rollout.agent_setup import check_environment
 from bebop.rollout.capacity import check_memory, check_positions
 from bebop.rollout.engines import engine_module
@@ -71,6 +73,8 @@ def check_job(config: JobConfig, items: Items | None = None) -> PromptSource | E
         require_mtp(config.model)
     for part in SYSTEMS[config.decoding.system].needs:
         read_card(find_part(config.model, part), part)
+    if SYSTEMS[config.decoding.system].separate:
+        check_draft(config, here)
     source = check_task(config, items)
     engine_module(config).check(config)
     check_trackers(config.monitor)
@@ -79,6 +83,15 @@ def check_job(config: JobConfig, items: Items | None = None) -> PromptSource | E
         check_temp(config.runtime)
         check_file_size()
     return source
+
+
+def check_draft(config: JobConfig, here: bool = True) -> None:
+    """Check that the draft model's files are whole, that its tokens are the model's, and that texts fit into it."""
+    own = draft_config(config.model)
+    with of_draft():
+        settings = check_model(own, here)
+        check_same_tokens(load_tokenizer(config.model), load_tokenizer(own), f"model.draft={own.path!r}")
+    check_positions(settings, config.rollout.max_length, of="the draft model")
 
 
 def check_trackers(config: MonitorConfig) -> None:

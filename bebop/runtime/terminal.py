@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from bebop.command import shown_command, shown_path
 from bebop.config.adapt import AdaptConfig
 from bebop.config.job import JobConfig, ModelConfig
-from bebop.model.checkpoint import empty_model, find_device, mtp_layout, read_config, resolve
+from bebop.model.checkpoint import draft_config, empty_model, find_device, mtp_layout, read_config, read_draft, resolve
 from bebop.model.lora import adapter_size
 from bebop.model.memory import job_memory, parameters
 from bebop.report.verdict import Said, ended
 from bebop.rollout.engines import engine_module
 from bebop.run_dir.checkpoints import holds_adapter, newest_model
+from bebop.systems import SYSTEMS
 from bebop.trajectory_db.reader import NAME
 
 if TYPE_CHECKING:
@@ -34,8 +35,10 @@ def about_run(config: JobConfig, defaults: Mapping[str, Any], dashboard: "Dashbo
     trainer, here = config.trainer, config.runtime.address is None
     given = f"{trainer.groups_per_step} prompts x {trainer.group_size} completions of {config.task.name}"
     named = [f"{name}={value}" for name, value in defaults.items()]
+    draft = SYSTEMS[config.decoding.system].separate
     rows = [
         ("model", about_model(config.model, here)),
+        ("drafts", about_model(draft_config(config.model), here) if draft else ""),
         ("training", f"{trainer.steps} steps of {given}, learning rate {trainer.lr:g}{_about_adapter(config)}"),
         ("settings", f"{', '.join(named)} (follow from the model)" if named else ""),
         ("memory", expected_memory(config) if here else ""),
@@ -69,8 +72,11 @@ def expected_memory(config: JobConfig) -> str:
     """Return the memory that a job on this machine is expected to take, with its parts."""
     count = parameters(sorted(resolve(config.model.path).glob("*.safetensors")))
     embedded = engine_module(config).EMBEDDED
-    adapter = _adapter(config)
-    return job_memory(config, read_config(config.model), count, find_device(config.model), embedded, adapter)
+    adapter, draft = _adapter(config), None
+    if SYSTEMS[config.decoding.system].separate:
+        draft = (read_draft(config.model), parameters(sorted(resolve(str(config.model.draft)).glob("*.safetensors"))))
+    settings, device = read_config(config.model), find_device(config.model)
+    return job_memory(config, settings, count, device, embedded, adapter, draft)
 
 
 def _adapter(config: JobConfig) -> int:

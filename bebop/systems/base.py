@@ -43,6 +43,7 @@ class System:
     rule_name: str = "rejection"
     length_name: str = "fixed"
     head: bool = False  # drafts with the model's MTP head
+    separate: bool = False  # drafts with another causal language model, ``model.draft``
     history: bool = False  # drafts from other completions of the same prompt, which engines are told of
     draft_temperature: float | None = None  # 0: always greedy; None: decoding.draft_temperature, or the target's
     supports_auto_temperature: bool = False  # its drafter can choose the temperature (decoding.draft_temperature=auto)

@@ -92,9 +92,11 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("slots", "threads"):
             check(getattr(self, name) >= 1, f"engine_kwargs.bebop.{name}", getattr(self, name), "give 1 or more")
-        hosted = [name for name, system in SYSTEMS.items() if system.exact and not system.needs]
+        hosted = [name for name, system in SYSTEMS.items() if system.exact and not (system.needs or system.separate)]
         chosen = SYSTEMS.get(self.system)
         needs = "a job of verl brings no trained part" if chosen is not None and chosen.needs else ""
+        if chosen is not None and chosen.separate:
+            needs = "a job of verl brings no draft model"
         refused = (chosen.train_error if chosen is not None else "") or needs
         words = f"{refused}{'; ' * bool(refused)}choose one of {', '.join(hosted)}"
         check(self.system in hosted, "engine_kwargs.bebop.system", self.system, words)

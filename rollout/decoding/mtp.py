@@ -200,14 +200,28 @@ class HeadDrafter:
 # ---- a chain of drafts
 
 
-@takes_logits
-class MTPDrafter(HeadDrafter):
-    """Samples each draft from the head's distribution, a chain of them."""
+class ChainDrafter:
+    """Samples a chain of drafts, each from the distribution of a network that reads one token a pass.
 
-    def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
-        super().__init__(policy, slots, config)
+    At temperature 0 drafts are greedy. A subclass runs the network: ``begin``, ``logits`` and ``step``.
+    """
+
+    def __init__(self, slots: Slots, config: DecodingConfig) -> None:
+        self.temperature = config.temperature_of_drafts
         self.tempered = DraftTemperature(slots) if config.chooses_temperature else None
         self.drawn: Drawn | None = None  # from ``propose`` to ``commit``
+
+    def begin(self, rows: Rows) -> Tensor:
+        """Return the states [B, d] that predict the first drafts."""
+        raise NotImplementedError
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [B, V] over the target's vocabulary of states [B, d]."""
+        raise NotImplementedError
+
+    def step(self, rows: Rows, step: int, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """Run one pass: tokens [B] just drafted at ``step`` and the states [B, d] behind them -> the next states."""
+        raise NotImplementedError
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """Draft the next tokens of every row.
@@ -218,7 +232,7 @@ class MTPDrafter(HeadDrafter):
         length.start(rows)
         if length.limit == 0:  # the cache follows all the same
             return Draft(tokens=rows.last.new_zeros(rows.batch, 0), probs=None, forwards=1)
-        hidden, seen = self.hidden[: rows.batch], rows.seen
+        hidden, seen = self.begin(rows), rows.seen
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         kept: list[LogitRows] = []  # instead, where distributions stay logits
@@ -228,7 +242,7 @@ class MTPDrafter(HeadDrafter):
         alive: Tensor | None = None
         lengths: Tensor | None = None
         for step in range(length.limit):
-            logits = self.policy.logits(hidden)[:, None]
+            logits = self.logits(hidden)[:, None]
             number = rows.uniforms[:, step]
             temperature = self.temperature if chosen is None else chosen[:, step]
             if rows.logits:  # drawn in the same pass: what is asked about the length below does not see the token
@@ -266,11 +280,32 @@ class MTPDrafter(HeadDrafter):
             forwards=len(tokens),
         )
 
-    def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """Take in what the cycle emitted."""
+    def learn(self, rows: Rows, out: TargetOutput, emitted: Tensor) -> None:
+        """Learn the temperature of drafts from what became of a cycle's, where it is chosen."""
         if self.tempered is not None and self.drawn is not None:
             self.tempered.observe(rows, self.drawn, out.probs, emitted)
         self.drawn = None  # another drafter may be in charge of the next cycle
+
+
+@takes_logits
+class MTPDrafter(ChainDrafter, HeadDrafter):
+    """Samples each draft from the head's distribution, a chain of them."""
+
+    def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
+        HeadDrafter.__init__(self, policy, slots, config)
+        ChainDrafter.__init__(self, slots, config)
+
+    def begin(self, rows: Rows) -> Tensor:
+        """Return the states [B, d] of the newest tokens."""
+        return self.hidden[: rows.batch]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [B, V] of states [B, d], by the target's language-model head."""
+        return self.policy.logits(hidden)
+
+    def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
+        """Take in what the cycle emitted."""
+        self.learn(rows, out, emitted)
         super().commit(rows, out, tokens, emitted)
 
     def step(self, rows: Rows, step: int, tokens: Tensor, hidden: Tensor) -> Tensor:

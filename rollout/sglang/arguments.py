@@ -12,6 +12,7 @@ from typing import Any
 from bebop.config.engines import Pause, SglangConfig
 from bebop.config.job import DecodingConfig, JobConfig
 from bebop.errors import UserError
+from bebop.rollout.served_weights import draft_folder
 from bebop.rollout.sglang import dflash
 from bebop.systems import SYSTEMS
 from bebop.systems.base import System
@@ -78,6 +79,23 @@ def head_wanted(decoding: DecodingConfig) -> dict[str, tuple[Any, ...]]:
     }
 
 
+def model_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) -> dict[str, Any]:
+    """Return arguments for greedy drafts of a separate model, whose folder ``server_arguments`` names."""
+    return {
+        "speculative_algorithm": "STANDALONE",
+        "speculative_num_steps": decoding.limit,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": decoding.limit + 1,
+        "speculative_use_rejection_sampling": False,
+        **dflash.EXACT,
+    }
+
+
+def model_wanted(decoding: DecodingConfig) -> dict[str, tuple[Any, ...]]:
+    """Return what a running server must say of itself to draft with a separate model."""
+    return head_wanted(decoding) | {"speculative_use_rejection_sampling": (False,)}
+
+
 # What it has for these would be NGRAM, fed by /add_external_corpus.
 PADDED = (
     "its NGRAM drafts are not verified exactly: they are filled up with token 0, and each of those counts as another "
@@ -89,6 +107,7 @@ HOSTINGS = {  # by drafter
     "mtp": Hosting(
         algorithms=("EAGLE", "NEXTN"), arguments=head_arguments, wanted=head_wanted, lengths=("fixed", "entropy")
     ),
+    "draft_model": Hosting(algorithms=("STANDALONE",), arguments=model_arguments, wanted=model_wanted, sampled=False),
     "block": Hosting(
         algorithms=("DFLASH",),
         arguments=dflash.arguments,
@@ -113,7 +132,7 @@ def missing(system: System) -> str | None:
         return ""
     if system.length_name not in hosting.lengths:
         return f"{hosting.algorithms[0]} has one number of drafts for all requests of a server; "
-    if system.sampled and not hosting.sampled:
+    if system.sampled and not hosting.sampled and system.other is not None:
         return f"{hosting.algorithms[0]} drafts greedily; "
     return None
 
@@ -154,7 +173,10 @@ def server_arguments(config: JobConfig, own: SglangConfig, folder: Path, device:
         arguments |= {"enable_memory_saver": True, "enable_draft_weights_cpu_backup": True}
     if device == "cpu":
         arguments = CPU | arguments
-    return arguments | speculation(config.decoding, own, folder, device) | own.extra
+    arguments |= speculation(config.decoding, own, folder, device)
+    if SYSTEMS[config.decoding.system].separate:
+        arguments["speculative_draft_model_path"] = str(draft_folder(config, "SGLang"))
+    return arguments | own.extra
 
 
 def speculation(decoding: DecodingConfig, own: SglangConfig, folder: Path, device: str) -> dict[str, Any]:
@@ -180,7 +202,13 @@ def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> N
             f"decoding.system={name!r} is not possible with SGLang on a {device}: its {hosting.algorithms[0]} needs "
             "CUDA; rollout=torch has it anywhere"
         )
-    if temperature is not None and temperature != system.draft_temperature:
+    greedy = system.sampled and not hosting.sampled
+    if greedy and temperature != 0:
+        raise UserError(
+            f"decoding.draft_temperature={temperature or 'null'} is not possible with decoding.system={name!r} on "
+            f"SGLang: its {hosting.algorithms[0]} drafts what is likeliest; give 0"
+        )
+    if not greedy and temperature is not None and temperature != system.draft_temperature:
         raise UserError(
             f"decoding.draft_temperature={temperature} is not possible with SGLang: it drafts at the target's "
             "temperature; give null, or decoding.system=target_only for greedy drafts"
@@ -190,7 +218,7 @@ def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> N
             "decoding.draft_tokens=auto is not possible with SGLang: it drafts as it was started; give a number, or "
             "rollout.sglang.adaptive_steps"
         )
-    sampled = system.drafts and system.sampled
+    sampled = system.drafts and system.sampled and not greedy
     if own.block_verification and (device != "cuda" or not sampled):
         raise UserError(
             "rollout.sglang.block_verification=true is not possible: "

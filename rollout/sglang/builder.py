@@ -25,7 +25,7 @@ from bebop.model.checkpoint import (
 from bebop.model.routing import find_routers
 from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
-from bebop.rollout.served_weights import find_head, refuse_missing_head, update
+from bebop.rollout.served_weights import draft_folder, find_head, refuse_missing_head, update
 from bebop.rollout.sglang.arguments import (
     HOSTINGS,
     pause_mode,
@@ -47,7 +47,8 @@ EMBEDDED = False
 def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     """Start SGLang, or meet the servers that there are; return the engine and the tokens that end a completion."""
     check(config)
-    hosting = HOSTINGS[SYSTEMS[config.decoding.system].drafter_name]
+    system = SYSTEMS[config.decoding.system]
+    hosting = HOSTINGS[system.drafter_name]
     own, dtype = config.rollout.sglang, getattr(torch, config.model.dtype)
     own = replace(
         own,
@@ -68,9 +69,9 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         make_transfer(own, folder, find_device(config.model)),
         head,
         own,
-        drafts=config.decoding.limit if SYSTEMS[config.decoding.system].drafts else 0,
-        drafter=SYSTEMS[config.decoding.system].drafter_name,
-        to_update=partial(update, layout=layout or "mimo", layers=layers, rename=rename),
+        drafts=config.decoding.limit if system.drafts else 0,
+        drafter=system.drafter_name,
+        to_update=partial(update, layout=layout or "mimo", layers=layers, rename=rename, drafts=not system.separate),
         dtype=dtype,
         rescored=config.algorithm.rescore,
         routers=find_routers(empty_model(folder)) if config.trainer.routing_replay else None,
@@ -97,6 +98,8 @@ def check(config: JobConfig) -> None:
     refuse_system(config.decoding, own, _device(config))
     if (refuse := HOSTINGS[SYSTEMS[config.decoding.system].drafter_name].refuse) is not None:
         refuse(config.decoding, own, folder)
+    if SYSTEMS[config.decoding.system].separate:
+        draft_folder(config, "SGLang")  # refuses one that does not fit
     speculative = SYSTEMS[config.decoding.system].drafts
     params = SamplingParams(
         top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, repetition_penalty=sampling.repetition_penalty

@@ -14,7 +14,7 @@ from torch import Tensor
 from bebop.config.engines import SglangConfig
 from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
-from bebop.systems.block.dflash import TARGETS, read_mask, read_settings
+from bebop.systems.block.dflash import TARGETS, read_mask, read_settings, refuse_other_target
 
 EMBEDDING = "embed_tokens.weight"
 EXACT = {"speculative_accept_threshold_single": 1.0, "speculative_accept_threshold_acc": 1.0}
@@ -49,10 +49,7 @@ def refuse_drafter(decoding: DecodingConfig, own: SglangConfig, folder: Path) ->
     settings, target = read_settings(Path(own.draft)), json.loads((folder / "config.json").read_text())
     if (kind := target.get("model_type")) not in TARGETS:
         raise UserError(f"{name}: SGLang's DFLASH reads the layers of {', '.join(TARGETS)} models, this one is {kind}")
-    pairs = {"hidden_size": "hidden_size", "vocab_size": "vocab_size", "num_target_layers": "num_hidden_layers"}
-    for theirs, ours in pairs.items():
-        if settings[theirs] != target.get(ours):
-            raise UserError(f"{name}: it is of a model with {ours} {settings[theirs]}, this one has {target.get(ours)}")
+    refuse_other_target(settings, target, name)
     if (slots := settings["block_size"]) != decoding.limit + 1:
         raise UserError(
             f"decoding.draft_tokens={decoding.limit} is not possible with SGLang: the drafter's blocks have "

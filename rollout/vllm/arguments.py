@@ -5,6 +5,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ from transformers import AutoConfig
 
 from bebop.config.job import DecodingConfig, JobConfig
 from bebop.errors import UserError
+from bebop.model.checkpoint import read_draft, resolve
 from bebop.model.memory import bytes_per_token
+from bebop.model.skeleton import read_object
 from bebop.rollout.decoding.ngram import MAX_SUFFIX
+from bebop.rollout.served_weights import draft_folder
 from bebop.rollout.vllm import suffixes
 from bebop.systems import SYSTEMS
 from bebop.systems.base import System
+from bebop.systems.block.dflash import read_settings, refuse_other_target
 from bebop.systems.history.options import HistoryOptions
 from bebop.trajectory import SamplingParams
 
@@ -47,6 +52,8 @@ class Hosting:
     model: bool = False  # it drafts with weights, which updates may reach
     package: str = ""  # what it needs beside vLLM, as it is imported
     past: Callable[[DecodingConfig], int] | None = None  # tokens of past completions that it keeps; None: it takes none
+    drafter: Callable[[JobConfig], Path] | None = None  # the folder of weights that draft and stay; None: it has none
+    at_once: bool = False  # its drafter makes all drafts of a cycle in one pass
 
 
 def head_arguments(decoding: DecodingConfig) -> dict[str, Any]:
@@ -76,10 +83,41 @@ def suffix_arguments(decoding: DecodingConfig) -> dict[str, Any]:
     }
 
 
+def model_arguments(decoding: DecodingConfig) -> dict[str, Any]:
+    """Return arguments for drafts of a separate model."""
+    return head_arguments(decoding) | {"method": "draft_model"}
+
+
+def block_arguments(decoding: DecodingConfig) -> dict[str, Any]:
+    """Return arguments for drafts of whole blocks."""
+    return head_arguments(decoding) | {"method": "dflash"}
+
+
+def block_folder(config: JobConfig) -> Path:
+    """Return the folder of a job's block drafter; ``UserError`` for one of another model, or of shorter blocks."""
+    given, drafts = config.rollout.vllm.draft, config.decoding.limit
+    if given is None:
+        raise UserError(
+            f"decoding.system={config.decoding.system} needs rollout.vllm.draft with vLLM: the folder that "
+            "python -m bebop.export --out DIR writes"
+        )
+    settings = read_settings(Path(given))
+    target = read_object(resolve(config.model.path) / "config.json")
+    refuse_other_target(settings, target, f"rollout.vllm.draft={given!r} is not possible")
+    if drafts >= (slots := settings["block_size"]):
+        raise UserError(
+            f"decoding.draft_tokens={drafts} is not possible with vLLM: the drafter's blocks have {slots} slots, so "
+            f"give 1 to {slots - 1}"
+        )
+    return Path(given)
+
+
 UNBOUNDED = (1 << 31) - 1  # requests, the most that it counts to
 HOSTINGS = {  # by drafter
     "none": Hosting(arguments=lambda decoding: None),
     "mtp": Hosting(arguments=head_arguments, model=True),
+    "draft_model": Hosting(arguments=model_arguments, drafter=partial(draft_folder, engine="vLLM")),
+    "block": Hosting(arguments=block_arguments, drafter=block_folder, at_once=True),
     "ngram": Hosting(arguments=ngram_arguments, sampled=False),
     "history": Hosting(
         arguments=suffix_arguments,
@@ -135,16 +173,20 @@ def engine_arguments(config: JobConfig, folder: Path, device: str) -> dict[str, 
             arguments["kv_cache_memory_bytes"] = _room(config, folder, length)
     if own.memory_fraction is not None:
         arguments["gpu_memory_utilization"] = own.memory_fraction
-    if (speculation := HOSTINGS[SYSTEMS[config.decoding.system].drafter_name].arguments(config.decoding)) is not None:
-        arguments["speculative_config"] = speculation
+    hosting = HOSTINGS[SYSTEMS[config.decoding.system].drafter_name]
+    if (speculation := hosting.arguments(config.decoding)) is not None:
+        own_weights = {} if hosting.drafter is None else {"model": str(hosting.drafter(config))}
+        arguments["speculative_config"] = speculation | own_weights
     return arguments | own.extra
 
 
 def _room(config: JobConfig, folder: Path, length: int) -> int:
     """Return bytes for keys and values of all slots, those of the head as if it were one more layer."""
-    settings = AutoConfig.from_pretrained(folder, local_files_only=True)
+    settings, dtype = AutoConfig.from_pretrained(folder, local_files_only=True), getattr(torch, config.model.dtype)
     layers = settings.get_text_config().num_hidden_layers
-    token = bytes_per_token(settings, getattr(torch, config.model.dtype)) * (layers + 1) // layers
+    token = bytes_per_token(settings, dtype) * (layers + 1) // layers
+    if SYSTEMS[config.decoding.system].separate:
+        token += bytes_per_token(read_draft(config.model), dtype)
     blocks = -(-length // BLOCK) * config.rollout.slots
     return int(token * BLOCK * (SPARE * blocks + 1))
 

@@ -48,12 +48,13 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     every = own.monitor_every if config.monitor.decode_stats else 0
     environment = {**ENVIRONMENT, EVERY: str(every), CPU: str(int(device == "cpu"))}
     hosting = HOSTINGS[system.drafter_name]
-    model = hosting.model
+    model, drafter = hosting.model, hosting.model or hosting.drafter is not None
     core = Core(
         engine_arguments(config, folder, device),
         environment,
         drafts=config.decoding.limit if system.drafts else 0,
-        head=model,
+        head=drafter,
+        passes=1 if hosting.at_once else None,
         past=None if hosting.past is None else hosting.past(config.decoding),
     )
     names = weight_names(folder, layout, layers)
@@ -62,9 +63,15 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         core,
         transfer,
         head if model else {},
-        sampled=model and system.sampled,
+        sampled=drafter and system.sampled,
         recompute=config.rollout.on_update == "recompute",
-        to_update=partial(update, layout=layout or "mimo", layers=layers, rename=partial(named_as_served, folder)),
+        to_update=partial(
+            update,
+            layout=layout or "mimo",
+            layers=layers,
+            rename=partial(named_as_served, folder),
+            drafts=not system.separate,
+        ),
         dtype=dtype,
         threads=config.rollout.threads,
         hang_after=config.runtime.hang_after,
@@ -95,6 +102,8 @@ def check(config: JobConfig) -> None:
         raise UserError(
             f"decoding.system={config.decoding.system!r} with vLLM needs {name}: pip install --no-deps {name}==0.1.1"
         )
+    if (drafter := HOSTINGS[system.drafter_name].drafter) is not None:
+        drafter(config)  # refuses one that does not fit
     own = config.evaluation.temperature if config.evaluation.every else None
     for temperature in (sampling.temperature, sampling.temperature if own is None else own):
         params = SamplingParams(temperature=temperature, top_p=sampling.top_p, min_p=sampling.min_p)

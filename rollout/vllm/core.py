@@ -57,6 +57,7 @@ class Core:
         drafts: int,
         head: bool,
         past: int | None = None,
+        passes: int | None = None,
     ) -> None:
         """Keep the arguments for starting the engine.
 
@@ -66,9 +67,10 @@ class Core:
             drafts: per cycle, 0 for plain decoding.
             head: whether a model drafts.
             past: tokens of other completions that are drafted from; None: none are.
+            passes: of the drafter in a cycle; None: one for each draft.
         """
         self.arguments, self.environment, self.drafts, self.head = dict(arguments), dict(environment), drafts, head
-        self.limit = past
+        self.limit, self.passes = past, passes
         self.past: Suffixes | None = None
         self.engine: Any = None
         self.version = 0
@@ -116,7 +118,7 @@ class Core:
             name = self.engine.add_request(key, prompt, theirs)
         except ValueError as error:
             raise UserError(f"vLLM refuses a request: {one_line(error)}") from error
-        counts = StepCounts(drafts=self.drafts, head=self.head)
+        counts = StepCounts(drafts=self.drafts, head=self.head, passes=self.passes)
         self._open[key] = _Answer(name=name, prompt=tuple(token_ids), counts=counts, greedy=params.temperature == 0)
         return key
 

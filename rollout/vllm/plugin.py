@@ -60,9 +60,13 @@ STEPS = Steps()  # of this process
 class StepCounts:
     """The steps of one request, added up. What a completion's end cuts off counts nowhere."""
 
-    def __init__(self, *, drafts: int, head: bool, prefill: bool = True) -> None:
-        """``drafts`` per cycle, 0: plain decoding; ``head``: a model drafts; ``prefill``: the next token is of one."""
-        self.drafts, self.head, self.prefill = drafts, head, prefill
+    def __init__(self, *, drafts: int, head: bool, prefill: bool = True, passes: int | None = None) -> None:
+        """``drafts`` per cycle, 0: plain decoding; ``head``: a model drafts; ``prefill``: the next token is of one.
+
+        ``passes``: of that model in a cycle; None: one for each draft.
+        """
+        self.drafts, self.prefill = drafts, prefill
+        self.passes = (drafts if passes is None else passes) if head else 0
         self.sums = DecodeStats.with_drafts(drafts)
 
     def restarted(self) -> None:
@@ -82,7 +86,7 @@ class StepCounts:
         self.prefill = False
         sums.cycles += 1
         sums.target_forwards += 1
-        sums.draft_forwards += self.drafts if self.head else 0
+        sums.draft_forwards += self.passes
         if verified is None:
             return
         kept = min(verified.accepted, tokens)

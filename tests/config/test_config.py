@@ -29,6 +29,7 @@ from tests.cases import slow_but
 
 NAN, INF = float("nan"), float("inf")
 BAD: list[tuple[str, Any]] = [
+    ("model.draft", "no/such/folder"),
     ("model.path", "no/such/folder"), ("model.device", "gpu"), ("model.device", "cuda:"),
     ("model.dtype", "float16"), ("model.dtype", True),
     ("task.source", "web"), ("task.seed", -1), ("task.size", 0), ("decoding.system", "warp"),
@@ -222,10 +223,11 @@ def test_every_choice_of_every_group_composes(group: str, choice: str, tmp_path:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"question": "1+1", "answer": "2"}\n')
     needs = {"folder": [f"model.path={tmp_path}"], "file": [f"task.path={file}"]}
+    needs |= {name: ["model.draft=tiny"] for name, system in SYSTEMS.items() if system.separate}
     made = job_config([f"{group}={choice}", *needs.get(choice, [])])
     assert isinstance(made, JobConfig)
     if choice in needs:
-        with pytest.raises(UserError, match=rf"^{group}\.path"):
+        with pytest.raises(UserError, match=rf"^{group}\.path|^model\.draft"):
             job_config([f"{group}={choice}"])
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bebop.config.compose import job_config
+from bebop.errors import UserError
 from bebop.model import memory
 from bebop.model.checkpoint import resolve
 from bebop.model.memory import (
@@ -18,6 +19,7 @@ from bebop.model.memory import (
     parameters,
     sums_once,
 )
+from bebop.rollout.capacity import check_memory
 
 CPU = torch.device("cpu")
 
@@ -84,6 +86,20 @@ def test_a_job_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     again = job_memory(job_config([*given, "trainer.checkpointing=true"]), model(), 2 * 10**9, CPU, True)
     assert "activations 0.1)" in again and "checkpointing" not in again
     assert "rollout" not in job_memory(job_config(given), model(), 2 * 10**9, CPU, False).partition(";")[0]
+
+
+def test_a_draft_model_takes_its_weights_once_and_entries_beside_the_targets() -> None:
+    """Of a job whose target has 4,000 bytes a token; the draft model is half as deep."""
+    given = ["decoding=draft_model", "model.draft=tiny", "rollout.slots=1000", "rollout.max_length=10000"]
+    small = model()
+    small.num_hidden_layers //= 2
+    line = job_memory(job_config(given), model(), 2 * 10**9, CPU, True, draft=(small, 10**9))
+    assert "rollout 81." in line and "(draft model 4.0, both KV caches 60.0)" in line
+    check_memory(model(), 10, 1000, torch.float32, CPU)
+    with pytest.raises(UserError, match="take 4000000"):
+        check_memory(model(), 10**9, 1000, torch.float32, CPU)
+    with pytest.raises(UserError, match="take 6000000"):
+        check_memory(model(), 10**9, 1000, torch.float32, CPU, draft=small)
 
 
 def test_pages_take_what_they_hold() -> None:

@@ -36,7 +36,7 @@ from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.systems import SYSTEMS
 from bebop.systems.firp import network as firp_network
 from bebop.trajectory import Completion
-from tests.builders import alone, bare_policy, letters, requests, tiny_policy
+from tests.builders import alone, bare_policy, letters, needs_more, requests, tiny_policy
 from tests.cases import slow_but
 from tests.rollout.broken import AcceptsOneMore, RowOfTheParent
 from tests.rollout.driving import aborted, decoder_of, finished, resumed, started, tokens
@@ -62,7 +62,7 @@ def engine(
 
 def policy_of(system: str, **settings: Any) -> Policy:
     """Return a tiny policy with the parts of a system, if it has any: they take more than half of the time."""
-    return tiny_policy(with_parts=bool(SYSTEMS[system].needs), **settings)
+    return tiny_policy(with_parts=needs_more(system), **settings)
 
 
 def numbers(answers: Sequence[Completion]) -> list[tuple[list[int], int, list[float]]]:

@@ -562,6 +562,8 @@ BROKEN: dict[str, tuple[Case, type]] = {
     "firp-row-of-the-parent": (TREES["firp-five-1.0"], RowOfTheParent),
     "firp-drawn-again": (TREES["firp-five-1.0"], DrawnAgain),
     "firp_chain-next-draft": (of_system("firp_chain"), TakesTheNextDraft),
+    "draft_model-q-of-the-next-pass": (of_system("draft_model"), TakesTheNextDraft),
+    "draft_model-q-before-temperature": (replace(of_system("draft_model", 0.7), prompts=REJECTING), UnprocessedDraft),
     "block-next-slot": (of_system("block"), TakesTheNextDraft),
     "mixture-head-reported": (MIXTURES["overlapping"], HeadReported),
     "mixture-peeks": (MIXTURES["overlapping"], Peeking),

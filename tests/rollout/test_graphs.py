@@ -32,7 +32,7 @@ from bebop.rollout.torch_builder import graphs_on
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.systems import SYSTEMS
 from bebop.trajectory import Completion
-from tests.builders import alone, requests, tiny_policy
+from tests.builders import alone, needs_more, requests, tiny_policy
 from tests.cases import slow_but
 from tests.rollout.driving import decoder_of, finished, started
 from tests.rollout.test_launches import FREE, HostWait, NoCopies
@@ -167,7 +167,7 @@ def policy(needs: bool) -> Policy:
 
 def engine(system: str, slots: int = 4, max_length: int = 64, **settings: Any) -> TorchEngine:
     config = DecodingConfig(system=system, draft_tokens=3, cost_ratio=0.2, verify_ratio=0.1)
-    return TorchEngine(policy(bool(SYSTEMS[system].needs)), config, slots=slots, max_length=max_length, **settings)
+    return TorchEngine(policy(needs_more(system)), config, slots=slots, max_length=max_length, **settings)
 
 
 ASKED: dict[str, dict[str, Any]] = {
@@ -313,7 +313,7 @@ def test_recorded_cycles_give_what_cycles_give(
     Of some systems the verification alone is recorded: ``Tape`` refuses reads and shapes that depend on numbers.
     """
     monkeypatch.setattr(graphs, "SHORTEST", 16)
-    needs, recorder, found = bool(SYSTEMS[system].needs), TapeRecorder(), []
+    needs, recorder, found = needs_more(system), TapeRecorder(), []
     for settings in ({}, {"recorder": recorder}):
         own = tiny_policy(seed=3, dtype=torch.float64, with_parts=needs)
         config = DecodingConfig(system=system, draft_tokens=3, cost_ratio=0.2, verify_ratio=0.1, options=alone(system))
@@ -430,7 +430,7 @@ def test_what_cannot_be_recorded_is_said_once_and_runs_all_the_same(
     system, settings, trace = REFUSED[reason]
     recorder, found = TapeRecorder(), []
     config = DecodingConfig(system=system, draft_tokens=SYSTEMS[system].draft_tokens, **settings)
-    own = policy(bool(SYSTEMS[system].needs))
+    own = policy(needs_more(system))
     for more in ({}, {"recorder": recorder}):
         one = TorchEngine(own, config, slots=2, max_length=64, **more)  # type: ignore[arg-type]
         found.append(finished(started(one, [replace(r, trace=trace) for r in requests(PROMPTS[:2], max_new_tokens=9)])))

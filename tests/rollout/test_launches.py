@@ -30,7 +30,7 @@ from bebop.rollout.decoding.verify_trace import Tracer
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.systems import SYSTEMS as REGISTRY
 from bebop.trajectory import SamplingParams
-from tests.builders import bare_policy, tiny_policy
+from tests.builders import bare_policy, needs_more, tiny_policy
 from tests.cases import slow_but
 from tests.model.families import made
 
@@ -167,7 +167,7 @@ def cycle(
 
 
 SYSTEMS = ("autoregressive", "target_only", "bebop", "bebop_adaptive", "bebop_block", "block")
-OTHERS = ("block_target_only", "bebop_tree", "firp")
+OTHERS = ("block_target_only", "bebop_tree", "firp", "draft_model")
 ASKED: dict[str, dict[str, Any]] = {
     "neutral": {},
     "tempered": {"temperature": 0.7},
@@ -184,8 +184,7 @@ REST = {("autoregressive", True): 61, ("bebop", True): 202, ("autoregressive", F
 
 
 def policy_of(system: str) -> Policy:
-    needed = system.startswith(("block", "firp"))
-    return (tiny_policy if needed else bare_policy)(dtype=torch.bfloat16)
+    return tiny_policy(dtype=torch.bfloat16, with_parts=needs_more(system))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from bebop.rollout.torch_builder import overlap_on
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.systems import SYSTEMS
 from bebop.trajectory import Completion, DecodeStats
-from tests.builders import requests, tiny_policy
+from tests.builders import needs_more, requests, tiny_policy
 from tests.cases import slow_but
 from tests.digests.decoding import VOCAB, wanted
 from tests.rollout.driving import finished, resumed, started
@@ -64,7 +64,7 @@ def same_stats(found: DecodeStats, expected: DecodeStats) -> None:
 
 def engine(system: str, slots: int = 5, drafts: int = 3, **settings: Any) -> TorchEngine:
     """An engine in fp64 with weights of its own."""
-    policy = tiny_policy(VOCAB, dtype=torch.float64, with_parts=bool(SYSTEMS[system].needs))
+    policy = tiny_policy(VOCAB, dtype=torch.float64, with_parts=needs_more(system))
     config = DecodingConfig(system=system, draft_tokens=drafts, cost_ratio=0.2, verify_ratio=0.1)
     return TorchEngine(policy, config, slots=slots, max_length=40, room=4, **settings)
 
@@ -248,7 +248,7 @@ def test_what_the_host_has_to_know_is_read_at_once(
     found: list[dict[int, Completion]] = []
     for overlap in (False, True):
         clock = iter(range(10**6))
-        policy = tiny_policy(VOCAB, dtype=torch.float64, with_parts=bool(SYSTEMS[system].needs))
+        policy = tiny_policy(VOCAB, dtype=torch.float64, with_parts=needs_more(system))
         config = DecodingConfig(**{"system": system, "draft_tokens": SYSTEMS[system].draft_tokens, **changes})
         one = TorchEngine(
             policy, config, slots=2, max_length=40, overlap=overlap, clock=lambda clock=clock: float(next(clock))

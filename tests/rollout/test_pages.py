@@ -24,7 +24,7 @@ from bebop.rollout.pages import NOBODY, Pages, pages_of
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.systems import SYSTEMS
 from bebop.trajectory import Completion
-from tests.builders import alone, requests, tiny_policy
+from tests.builders import alone, needs_more, requests, tiny_policy
 from tests.cases import slow_but
 from tests.rollout.driving import finished, started
 
@@ -177,7 +177,7 @@ def engine(system: str = "bebop", **settings: Any) -> TorchEngine:
         system=system, draft_tokens=drafts, cost_ratio=0.04, verify_ratio=0.02, options=alone(system)
     )
     settings = {"slots": 5, "max_length": 96, "paged": True, **settings}
-    return TorchEngine(policy(bool(SYSTEMS[system].needs)), config, **settings)
+    return TorchEngine(policy(needs_more(system)), config, **settings)
 
 
 def asked(count: int = 40, prompts: Sequence[Sequence[int]] = PROMPTS) -> list[Request]:

@@ -29,7 +29,7 @@ from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TURNS, TorchEngine, generate
 from bebop.systems import SYSTEMS
 from bebop.trajectory import DecodeStats
-from tests.builders import bare_policy, requests, tiny_policy
+from tests.builders import bare_policy, needs_more, requests, tiny_policy
 from tests.rollout.driving import decoder_of, read_at_once, started
 
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9]]
@@ -47,7 +47,7 @@ class Paced:
 
     def __init__(self, costs: Costs | tuple[float, ...], system: str = "bebop", **settings: Any) -> None:
         config = DecodingConfig(system=system, draft_tokens="auto", most_drafts=3)
-        settings = {"seed": 3, "dtype": torch.float64, "with_parts": bool(SYSTEMS[system].needs), **settings}
+        settings = {"seed": 3, "dtype": torch.float64, "with_parts": needs_more(system), **settings}
         self.engine = TorchEngine(
             tiny_policy(**settings), config, slots=4, max_length=320, clock=itertools.count().__next__
         )

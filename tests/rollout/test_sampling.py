@@ -29,7 +29,7 @@ from bebop.rollout.decoding.sampling import BatchSampling, entropy
 from bebop.rollout.slots import NEUTRAL, Slots, SlotSizes
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import SamplingParams
-from tests.builders import bare_policy, requests
+from tests.builders import bare_policy, requests, tiny_draft
 from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
 from tests.rollout.driving import decoder_of
@@ -200,7 +200,9 @@ ENGINE_SETTINGS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    return bare_policy(VOCAB, seed=3, sharp=16.0)
+    policy = bare_policy(VOCAB, seed=3, sharp=16.0)
+    policy.draft = tiny_draft(VOCAB, sharp=16.0)
+    return policy
 
 
 def next_distribution(
@@ -246,7 +248,7 @@ def smallest_p(
 
 
 @pytest.mark.parametrize("setting", slow_but(ENGINE_SETTINGS[-1:], ENGINE_SETTINGS), ids=str)
-@pytest.mark.parametrize("name", slow_but(["bebop"], ["autoregressive", "target_only", "bebop"]))
+@pytest.mark.parametrize("name", slow_but(["bebop"], ["autoregressive", "target_only", "bebop", "draft_model"]))
 def test_the_engine_samples_the_truncated_distribution(policy: Policy, name: str, setting: dict[str, Any]) -> None:
     assert smallest_p(policy, DecodingConfig(system=name, draft_tokens=2), setting) > LEVEL
 

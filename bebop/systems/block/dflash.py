@@ -1,5 +1,7 @@
 """A block drafter in the layout of DFlash, as SGLang 0.5.23 loads it (``sglang/srt/models/dflash.py``, its worker).
 
+vLLM 0.32 loads the same files, and keeps MASK apart from the target's embedding.
+
 The network is the same: Qwen3 layers, ``fc`` and ``hidden_norm`` before the keys and values of the text, the newest
 token in slot 0, positions that go on from the text, no order within a block. Weights have our names. What differs:
 
@@ -11,7 +13,7 @@ token in slot 0, positions that go on from the text, no order within a block. We
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,17 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if not whole:
         raise UserError(f"{str(folder)!r} is not a drafter that python -m bebop.export wrote")
     return found
+
+
+def refuse_other_target(settings: Mapping[str, Any], target: Mapping[str, Any], name: str) -> None:
+    """Raise ``UserError`` unless an exported drafter's settings are those of a target, by the config.json of both.
+
+    ``name`` begins the line.
+    """
+    pairs = {"hidden_size": "hidden_size", "vocab_size": "vocab_size", "num_target_layers": "num_hidden_layers"}
+    for theirs, ours in pairs.items():
+        if settings[theirs] != target.get(ours):
+            raise UserError(f"{name}: it is of a model with {ours} {settings[theirs]}, this one has {target.get(ours)}")
 
 
 def read_mask(folder: Path) -> tuple[int, Tensor]:

@@ -69,8 +69,12 @@ class Arm:
 
 
 def all_arms() -> tuple[Arm, ...]:
-    """Return an arm for each system and setting; a new system comes along by itself."""
-    own = [Arm(system=name, options=options) for name in SYSTEMS for options in SWEPT.get(name, ({},))]
+    """Return an arm for each system and setting; a new system comes along by itself.
+
+    The built-in model has no smaller one that could draft for it.
+    """
+    names = [name for name, system in SYSTEMS.items() if not system.separate]
+    own = [Arm(system=name, options=options) for name in names for options in SWEPT.get(name, ({},))]
     return (*own, *(Arm(system=DRAFTS_OF, epsilon=epsilon) for epsilon in EPSILONS))
 
 

@@ -19,6 +19,7 @@ CASES = {
         ("cohort=3", "cohort=3"),
         ("cohort=0", "cohort=0"), ("sampling.temperature=0", "sampling.temperature=0"), ("seed=-1", "seed=-1"),
         ("max_length=100", "max_length=100"), ("first_prompt=-1", "first_prompt=-1"), ("decoding=pad", "'pad'"),
+        ("decoding=draft_model", "model.draft is missing: give the folder of a smaller model"),
         ("decoding=bebop decoding.draft_tokens=0", "draft_tokens=0"), ("model.path=missing", "model.path='missing'"),
         ("task=file task.path=missing.jsonl", "missing.jsonl"), ("dir={here}/rows.txt/inside", "rows.txt/inside"),
     ],

@@ -15,10 +15,11 @@ from transformers.generation.logits_process import LogitsProcessorList, TopKLogi
 from bebop.rollout.engine import Request
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.vllm.cpu import Expansion
+from bebop.systems import SYSTEMS as SYSTEMS_OF_BEBOP
 from bebop.trajectory import SamplingParams
 from tests.goodness_of_fit import p_value
 from tests.integration.vllm.builders import engine
-from tests.served_models import VOCAB, answers, job, stock
+from tests.served_models import VOCAB, answers, draft_model, job, stock
 
 PROMPTS = ((3, 1, 4), (2, 7, 2, 7, 2))  # the second with something to look up
 DRAWS, TOKENS = 20_000, 3
@@ -28,14 +29,18 @@ SAMPLINGS = {
     "top-p": SamplingParams(max_new_tokens=TOKENS, top_p=0.8),
     "top-k": SamplingParams(max_new_tokens=TOKENS, top_k=5),
 }
-SYSTEMS = ("autoregressive", "target_only", "bebop", "ngram")
+SYSTEMS = ("autoregressive", "target_only", "bebop", "ngram", "draft_model")
 LEVEL = 1e-3  # of the smallest p-value of a system's, times their number
 Fault = Callable[[Any, dict[str, Any]], Tensor]
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)
-def vllm(folder: Path, request: pytest.FixtureRequest) -> Iterator[ServedEngine]:
-    with engine(job(folder, request.param)) as found:
+def vllm(
+    folder: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServedEngine]:
+    separate = SYSTEMS_OF_BEBOP[request.param].separate
+    draft = draft_model(tmp_path_factory.mktemp("draft")) if separate else None
+    with engine(job(folder, request.param, draft)) as found:
         yield found
 
 

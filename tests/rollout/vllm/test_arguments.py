@@ -149,7 +149,7 @@ def test_what_vllm_cannot_do_is_refused(refused: Callable[[], Any], word: str) -
 
 
 def test_systems_that_it_has() -> None:
-    assert set(HOSTED) == {"autoregressive", "target_only", "bebop", "ngram", "history"}
+    assert set(HOSTED) == {"autoregressive", "target_only", "bebop", "ngram", "history", "draft_model"}
     for system in HOSTED:
         refuse_system(DecodingConfig(system=system, draft_temperature=0.0 if system == "history" else None))
     refuse_system(DecodingConfig(system="target_only", draft_temperature=0.0))

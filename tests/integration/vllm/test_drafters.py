@@ -1,0 +1,119 @@
+"""Drafters with weights of their own: a separate model of another shape, and a block drafter in the files of DFlash.
+
+Tokens follow the target, before and after new weights of it. Greedy completions take as many cycles as in the embedded
+engine, so the drafts are the same.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from bebop.config.job import DecodingConfig, JobConfig
+from bebop.model.attention import ATTENTION
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import save_policy
+from bebop.rollout.served_engine import ServedEngine
+from bebop.rollout.torch_engine import TorchEngine
+from bebop.systems.block.dflash import export
+from bebop.systems.block.network import BlockDraftNetwork
+from tests.builders import letters
+from tests.goodness_of_fit import p_value
+from tests.integration.vllm.builders import engine
+from tests.integration.vllm.test_distributions import PROMPTS, SAMPLINGS, drawn, exact
+from tests.served_models import VOCAB, answers, ask, job
+
+DRAWS = 5000
+
+
+def qwen3(seed: int, layers: int, width: int = 32, heads: int = 1, sharp: float = 0.3) -> Policy:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=width, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=heads, head_dim=32, max_position_embeddings=256, tie_word_embeddings=False,
+        bos_token_id=None, eos_token_id=VOCAB - 1, pad_token_id=None, initializer_range=0.2,
+        attn_implementation=ATTENTION,
+    )  # fmt: skip
+    backbone = Qwen3ForCausalLM(config).eval()
+    backbone.config.architectures = ["Qwen3ForCausalLM"]
+    with torch.no_grad():
+        backbone.lm_head.weight.normal_(0, sharp)
+    return Policy(backbone=backbone, tokenizer=letters(VOCAB), mtp=None, layout="mimo")
+
+
+def with_block(target: Policy, block: int = 4) -> Policy:
+    """The target with a random drafter of blocks that reads its first two layers."""
+    torch.manual_seed(1)
+    network = BlockDraftNetwork(
+        hidden_size=32, intermediate_size=40, heads=1, kv_heads=1, head_dim=32, taps=(1, 0), block=block
+    )
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
+    target.parts["block"] = network.bfloat16().float().eval()
+    return target
+
+
+def of_a_model(root: Path, system: str) -> tuple[Policy, JobConfig, dict[str, Any]]:
+    """A draft model of another width, depth and number of heads."""
+    target = qwen3(0, 2)
+    save_policy(target, root / "target")
+    target.draft = qwen3(5, 3, width=64, heads=2)
+    save_policy(target.draft, root / "draft")
+    return target, job(root / "target", system, root / "draft"), {}
+
+
+def of_blocks(root: Path, system: str) -> tuple[Policy, JobConfig, dict[str, Any]]:
+    """A drafter of blocks of four, of which two drafts are asked for."""
+    target = with_block(qwen3(0, 3))
+    save_policy(target, root / "target")
+    export(target, target.parts["block"], root / "drafter", mask_token=VOCAB - 2)
+    return target, job(root / "target", system), {"draft": str(root / "drafter")}
+
+
+Making = Callable[[Path, str], tuple[Policy, JobConfig, dict[str, Any]]]
+
+
+def as_the_embedded(served: ServedEngine, own: Policy, decoding: DecodingConfig) -> None:
+    """Greedy completions are the same, in the same cycles."""
+    asked = ask(4, 30, temperature=0.0)
+    found, wanted = answers(served, asked), answers(TorchEngine(own, decoding, slots=4, max_length=120), asked)
+    assert [c.token_ids.tolist() for c in found] == [c.token_ids.tolist() for c in wanted]
+    for a, b in zip(found, wanted, strict=True):
+        assert a.stats.accepted.tolist() == b.stats.accepted.tolist(), "other drafts"
+        # The embedded engine counts the first token's cycle, which vLLM's prefill is.
+        assert abs(a.stats.cycles - b.stats.cycles) <= 1
+
+
+@pytest.mark.parametrize(
+    ("made", "system"), [(of_a_model, "draft_model"), (of_blocks, "block"), (of_blocks, "block_target_only")]
+)
+def test_completions_follow_the_target_with_old_and_new_weights(made: Making, system: str, tmp_path: Path) -> None:
+    own, config, settings = made(tmp_path, system)
+    with engine(config, **settings) as served:
+        stats = []
+        for folder in (tmp_path / "target", tmp_path / "new"):
+            if folder.name == "new":
+                with torch.no_grad():
+                    for parameter in own.backbone.parameters():
+                        parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
+                save_policy(own, folder)
+                served.load_weights({name: weight.detach() for name, weight in own.weights().items()}, 1)
+            as_the_embedded(served, own, config.decoding)
+            for sampling in ("cool", "top-p"):
+                counts = drawn(served, PROMPTS[0], SAMPLINGS[sampling], DRAWS)
+                assert p_value(counts, exact(folder, PROMPTS[0], SAMPLINGS[sampling])) > 1e-4, (folder, sampling)
+            found = answers(served, ask(30, 40))
+            stats.append(sum((c.stats for c in found[1:]), found[0].stats))
+    for one in stats:
+        assert 0.05 * one.reached[0] < one.accepted[0] < one.reached[0]
+        assert (one.draft_entropy > 0).all() == (system != "block_target_only"), "drafts are draws, or they are not"
+        passes = 1 if system.startswith("block") else config.decoding.limit
+        assert one.draft_forwards == passes * one.cycles
+    np.testing.assert_array_less(0, stats[0].overlap)
+    assert dataclasses.asdict(config.decoding)["draft_tokens"] == 2
