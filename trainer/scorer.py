@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from bebop.model.attention import PackedContext
-from bebop.model.backbone import Policy
+from bebop.model.backbone import Policy, tapped
 from bebop.trainer.packing import PackedRows
 
 # Logits held at once, by device: 64 MB in fp32 on a CPU, 1 GB on a GPU. Each chunk reads the whole language-model head:
@@ -40,6 +40,7 @@ class Scorer(nn.Module):
         self.mixed = mixed
         self.autocast = mixed
         self.kept: list[tuple[PackedRows, Tensor]] | None = None  # rows and hidden states [N, d], where they are wanted
+        self.taps: tuple[int, ...] = ()  # layers whose states stand behind those: [N, (1 + T) d]
 
     @property
     def loss_dtype(self) -> torch.dtype:
@@ -52,10 +53,14 @@ class Scorer(nn.Module):
         # No cache of casts: each weight is used once a pass, and the cache would keep gathered shards alive.
         with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast, cache_enabled=False):
             context = PackedContext(rows.lengths)
-            hidden = self.policy.hidden(rows.token_ids[None], rows.positions[None], context)[0]
+            taps = () if self.kept is None else self.taps
+            with tapped(self.backbone.get_decoder().layers, taps) as layers:
+                hidden = self.policy.hidden(rows.token_ids[None], rows.positions[None], context)[0]
             if self.kept is not None:
                 # In fp32 as autocast gives it, whoever has cast: what the head learns from does not go by the ranks.
                 states = hidden.detach()
+                if taps:
+                    states = torch.cat([states, *(layers[tap][0].detach().to(states.dtype) for tap in taps)], -1)
                 self.kept.append((rows, states.float() if self.mixed else states))
             head: Any = self.backbone.get_output_embeddings()
             return token_logprobs(
