@@ -41,6 +41,7 @@ from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
 from tests.rollout.broken import (
     BonusFromTheLastDraftRow,
+    DraftIdsForTokens,
     DraftsFromTheTokenBefore,
     DrawnAgain,
     DropUnlikely,
@@ -50,6 +51,7 @@ from tests.rollout.broken import (
     HeadReported,
     KeepsLikelyDrafts,
     LastThatPasses,
+    NotRenormalised,
     OneUniformForBoth,
     OnlyWhatWillStand,
     OtherTemperature,
@@ -563,6 +565,8 @@ BROKEN: dict[str, tuple[Case, type]] = {
     "firp-drawn-again": (TREES["firp-five-1.0"], DrawnAgain),
     "firp_chain-next-draft": (of_system("firp_chain"), TakesTheNextDraft),
     "block-next-slot": (of_system("block"), TakesTheNextDraft),
+    "eagle3-draft-ids": (of_system("eagle3"), DraftIdsForTokens),
+    "eagle3-not-renormalised": (of_system("eagle3", 0.7), NotRenormalised),
     "mixture-head-reported": (MIXTURES["overlapping"], HeadReported),
     "mixture-peeks": (MIXTURES["overlapping"], Peeking),
     "history-flatter": (HISTORY["history-overlapping"], Flatter),
