@@ -117,13 +117,18 @@ def load_part(name: str, path: Path, policy: Policy) -> nn.Module:
             f"model.parts.{name}={str(path)!r} is not possible: it was made for another model; make one with "
             f"python -m bebop.adapt part={name} model.path=..."
         )
+    return read_part(name, path).to(policy.device).eval().requires_grad_(False)
+
+
+def read_part(name: str, path: Path) -> nn.Module:
+    """Return the network in a file of weights, whatever model it was made for; ``UserError`` if it cannot be read."""
     try:
-        module = make_module(name, card.settings)
+        module = make_module(name, read_card(path, name).settings)
         module.load_state_dict(load_file(path))
     except (SafetensorError, RuntimeError, TypeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"model.parts.{name}={str(path)!r} cannot be loaded: {reason}") from error
-    return module.to(policy.device).eval().requires_grad_(False)
+    return module
 
 
 def backbone_fingerprint(policy: Policy) -> str:

@@ -47,12 +47,18 @@ class Hosting:
     model: bool = False  # it drafts with weights, which updates may reach
     package: str = ""  # what it needs beside vLLM, as it is imported
     past: Callable[[DecodingConfig], int] | None = None  # tokens of past completions that it keeps; None: it takes none
+    part: str = ""  # the trained part that it drafts with; empty: none, or what is in the target's checkpoint
 
 
 def head_arguments(decoding: DecodingConfig) -> dict[str, Any]:
     """Return arguments for drafts of the MTP head in the target's checkpoint; vLLM's own default is greedy."""
     method = "probabilistic" if SYSTEMS[decoding.system].sampled else "greedy"
     return {"method": "mtp", "num_speculative_tokens": decoding.limit, "draft_sample_method": method}
+
+
+def eagle3_arguments(decoding: DecodingConfig) -> dict[str, Any]:
+    """Return arguments for drafts of an EAGLE-3 drafter; its folder is added, see ``engine_arguments``."""
+    return {**head_arguments(decoding), "method": "eagle3"}
 
 
 def ngram_arguments(decoding: DecodingConfig) -> dict[str, Any]:
@@ -80,6 +86,7 @@ UNBOUNDED = (1 << 31) - 1  # requests, the most that it counts to
 HOSTINGS = {  # by drafter
     "none": Hosting(arguments=lambda decoding: None),
     "mtp": Hosting(arguments=head_arguments, model=True),
+    "eagle3": Hosting(arguments=eagle3_arguments, model=True, part="eagle3"),
     "ngram": Hosting(arguments=ngram_arguments, sampled=False),
     "history": Hosting(
         arguments=suffix_arguments,
@@ -109,8 +116,8 @@ HOSTED = [name for name, system in SYSTEMS.items() if missing(system) is None]
 # ---- its arguments
 
 
-def engine_arguments(config: JobConfig, folder: Path, device: str) -> dict[str, Any]:
-    """Return the arguments of ``vllm.EngineArgs`` for a job; ``device`` is cpu or cuda."""
+def engine_arguments(config: JobConfig, folder: Path, device: str, drafter: Path | None = None) -> dict[str, Any]:
+    """Return the arguments of ``vllm.EngineArgs`` for a job; ``device`` is cpu or cuda, ``drafter`` a folder."""
     rollout, own, drafts = config.rollout, config.rollout.vllm, config.decoding.limit
     length = rollout.max_length + 1 + drafts
     arguments: dict[str, Any] = {
@@ -136,7 +143,7 @@ def engine_arguments(config: JobConfig, folder: Path, device: str) -> dict[str, 
     if own.memory_fraction is not None:
         arguments["gpu_memory_utilization"] = own.memory_fraction
     if (speculation := HOSTINGS[SYSTEMS[config.decoding.system].drafter_name].arguments(config.decoding)) is not None:
-        arguments["speculative_config"] = speculation
+        arguments["speculative_config"] = speculation | ({"model": str(drafter)} if drafter is not None else {})
     return arguments | own.extra
 
 

@@ -20,7 +20,7 @@ from bebop.model.layouts import LAYOUTS
 from bebop.model.skeleton import header
 from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
-from bebop.rollout.served_weights import find_head, refuse_missing_head, update
+from bebop.rollout.served_weights import find_drafter, find_head, refuse_missing_head, refuse_target, update
 from bebop.rollout.vllm.arguments import (
     ENVIRONMENT,
     HOSTINGS,
@@ -49,14 +49,18 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     environment = {**ENVIRONMENT, EVERY: str(every), CPU: str(int(device == "cpu"))}
     hosting = HOSTINGS[system.drafter_name]
     model = hosting.model
+    drafter = find_drafter(config, hosting.part)
+    head = head if drafter is None else dict(drafter.weights)
     core = Core(
-        engine_arguments(config, folder, device),
+        engine_arguments(config, folder, device, None if drafter is None else drafter.folder),
         environment,
         drafts=config.decoding.limit if system.drafts else 0,
         head=model,
         past=None if hosting.past is None else hosting.past(config.decoding),
     )
     names = weight_names(folder, layout, layers)
+    if drafter is not None:
+        names["draft"] = {*drafter.weights, *drafter.constants}
     transfer = FileTransfer(Path(own.folder or ""), names) if own.transfer == "file" else MemoryTransfer(names)
     server = VllmServer(
         core,
@@ -64,7 +68,9 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         head if model else {},
         sampled=model and system.sampled,
         recompute=config.rollout.on_update == "recompute",
-        to_update=partial(update, layout=layout or "mimo", layers=layers, rename=partial(named_as_served, folder)),
+        to_update=partial(
+            update, layout=layout or "mimo", layers=layers, rename=partial(named_as_served, folder), drafter=drafter
+        ),
         dtype=dtype,
         threads=config.rollout.threads,
         hang_after=config.runtime.hang_after,
@@ -101,6 +107,7 @@ def check(config: JobConfig) -> None:
         refuse_sampling(params, system.drafts)
     refuse_own_head(config.model, "vLLM")
     refuse_missing_head(config, "vLLM")
+    refuse_target(config, HOSTINGS[system.drafter_name].part, "vLLM")
 
 
 def gpus(config: JobConfig) -> float:

@@ -86,6 +86,17 @@ class Eagle3Folder:
         _check_map(network, name)
         return network
 
+    @staticmethod
+    def write(part: nn.Module, layers: int, folder: Path, dtype: torch.dtype) -> None:
+        """Write a drafter of a target of so many layers, with weights of a type."""
+        assert isinstance(part, Eagle3Network)
+        write(part, layers, folder, dtype)
+
+    @staticmethod
+    def weights(folder: Path) -> dict[str, Tensor]:
+        """Return what a folder holds under the network's names; the maps of tokens are the integers among it."""
+        return read_weights(folder)
+
 
 def _mask(d2t: Tensor, vocab_size: int) -> Tensor:
     """Return which tokens [V] have a draft id."""
