@@ -73,7 +73,7 @@ def refuse_folder(folder: Path, part: str) -> None:
 
     try:
         if (layout := PARTS[part].folder) is not None:
-            layout().check(folder)
+            layout().settings(folder)
         else:
             read_settings(folder)
     except UserError as error:

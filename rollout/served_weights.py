@@ -19,7 +19,7 @@ from bebop.errors import UserError
 from bebop.model.checkpoint import mtp_layout, resolve
 from bebop.model.fingerprint import fingerprint
 from bebop.model.layouts import LAYOUTS, from_layout, join_experts, split_experts, to_layout
-from bebop.model.parts import check_part, find_part, read_part
+from bebop.model.parts import find_part, part_settings, read_part
 from bebop.rollout.engine import EngineDied
 from bebop.systems import PARTS, SYSTEMS
 
@@ -102,11 +102,21 @@ def find_drafter(config: JobConfig, name: str) -> ServedDrafter | None:
     return ServedDrafter(folder=folder, weights=own, constants=constants)
 
 
-def refuse_target(config: JobConfig, name: str, engine: str) -> None:
-    """Raise ``UserError`` where a drafter reads layers that a server does not hand out."""
+def refuse_drafter(config: JobConfig, name: str, engine: str, whole: bool) -> None:
+    """Raise ``UserError`` for a drafter that a server cannot host, or a target whose layers it does not hand out.
+
+    ``whole``: whether the server verifies drafts of the whole vocabulary alone.
+    """
     if not name:
         return
-    check_part(config.model, name)
+    settings = part_settings(config.model, name)
+    drafted, vocabulary = settings.get("draft_vocab_size") or settings["vocab_size"], settings["vocab_size"]
+    if whole and drafted < vocabulary:
+        raise UserError(
+            f"decoding.system={config.decoding.system!r} is not possible with {engine} for a drafter of {drafted} of "
+            f"{vocabulary} tokens: it verifies sampled drafts of the whole vocabulary; adapt with "
+            "options.draft_vocab=null, or use rollout=vllm"
+        )
     found = json.loads((resolve(config.model.path) / "config.json").read_text(encoding="utf-8"))
     if MIMO in found.get("architectures", ()):
         raise UserError(

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from bebop.kernels.draft_losses import LOSSES, needs_labels
 from bebop.kernels.linear_losses import CHUNK_ROWS, corrected_loss, counted, product_loss
 from bebop.kernels.losses import tv_loss
+from bebop.kernels.row_losses import accumulator
 from bebop.kernels.truncation import truncate_
 
 
@@ -103,17 +104,18 @@ def _chunk(
     q = linear(draft, own)
     with torch.no_grad():
         p = truncate_(linear(target, weight), **cut)
-        whole = (p.float() / temperature).logsumexp(-1, keepdim=True)
+        exact = accumulator(q, p)
+        whole = (p.to(exact) / temperature).logsumexp(-1, keepdim=True)
         inside = p[:, tokens]
     counts = torch.ones_like(whole[:, 0], dtype=torch.bool)
     found, known = (None, counts) if labels is None else head.ids(labels)
     draft_log = target_log = torch.zeros_like(whole[:, 0])
     if labels is not None and found is not None:
-        log_q = (q.float() / temperature).log_softmax(-1).gather(1, found[:, None])[:, 0]
+        log_q = (q.to(exact) / temperature).log_softmax(-1).gather(1, found[:, None])[:, 0]
         draft_log = torch.where(known, log_q, NEVER)
-        target_log = (p.float() / temperature).gather(1, labels[:, None])[:, 0] - whole[:, 0]
+        target_log = (p.to(exact) / temperature).gather(1, labels[:, None])[:, 0] - whole[:, 0]
     if LOSSES[kind].divergence is None:
-        outside = p.float().index_fill(1, tokens, -torch.inf)
+        outside = p.to(exact).index_fill(1, tokens, -torch.inf)
         rest = temperature * (outside / temperature).logsumexp(-1, keepdim=True)
         nothing = torch.full_like(q[:, :1], -torch.inf)
         losses = tv_loss(

@@ -56,13 +56,16 @@ def find_part(config: ModelConfig, name: str) -> Path:
     return path
 
 
-def check_part(config: ModelConfig, name: str) -> None:
-    """Raise ``UserError`` unless there is a part whose card, or settings, can be read; reads no weights."""
+def part_settings(config: ModelConfig, name: str) -> dict[str, Any]:
+    """Return what a part says of its network, in its card or its folder; ``UserError`` if there is none.
+
+    No weights are read.
+    """
     path, folder = find_part(config, name), PARTS[name].folder
     if path.is_dir() and folder is not None:
-        folder().check(path)
-    else:
-        read_card(path, name)
+        found: dict[str, Any] = folder().settings(path)
+        return found
+    return read_card(path, name).settings
 
 
 def has_part(config: ModelConfig, name: str) -> bool:

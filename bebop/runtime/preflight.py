@@ -33,7 +33,7 @@ from bebop.model.checkpoint import (
     resolve,
 )
 from bebop.model.lora import adapted_layers, check_installed
-from bebop.model.parts import check_part
+from bebop.model.parts import part_settings
 from bebop.model.skeleton import check_head, check_index, check_tokenizer, check_weights
 from bebop.rollout.agent_setup import check_environment
 from bebop.rollout.capacity import check_memory, check_positions
@@ -67,7 +67,7 @@ def check_job(config: JobConfig, items: Items | None = None) -> PromptSource | E
     if system.head or (config.cotrain.mode != "off" and not system.trained_beside):
         require_mtp(config.model)
     for part in system.needs:
-        check_part(config.model, part)
+        part_settings(config.model, part)
     source = check_task(config, items)
     engine_module(config).check(config)
     check_trackers(config.monitor)

@@ -28,8 +28,8 @@ class AuxModel:
     network: Callable[[], Callable[..., Any]] | None = None  # returns its class; None: it is in the checkpoint
     export: Callable[[], Callable[..., str]] | None = None  # returns what writes it, see bebop/export.py
     options: type | None = None  # settings of its training
-    # Where it is also kept in folders of a public layout: returns a class that can check, load and write one, and read
-    # its weights, as ``Eagle3Folder`` does.
+    # Where it is also kept in folders of a public layout: returns a class that reads the settings and the weights of
+    # one, loads it and writes it, as ``Eagle3Folder`` does.
     folder: Callable[[], Any] | None = None
     backend: Callable[[], Any] | None = None  # where it can be trained beside RL: returns its ``HeadBackend``
 

@@ -68,8 +68,6 @@ def head_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) ->
 
 def eagle3_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) -> dict[str, Any]:
     """Return arguments for drafts of the EAGLE-3 drafter in ``folder``."""
-    if SYSTEMS[decoding.system].sampled:
-        refuse_vocabulary(folder)
     return {**head_arguments(decoding, own, folder), "speculative_algorithm": "EAGLE3"}
 
 

@@ -23,7 +23,7 @@ from bebop.model.checkpoint import (
 )
 from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
-from bebop.rollout.served_weights import find_drafter, find_head, refuse_missing_head, refuse_target, update
+from bebop.rollout.served_weights import find_drafter, find_head, refuse_drafter, refuse_missing_head, update
 from bebop.rollout.sglang.arguments import (
     HOSTINGS,
     pause_mode,
@@ -97,7 +97,7 @@ def check(config: JobConfig) -> None:
     hosting = HOSTINGS[SYSTEMS[config.decoding.system].drafter_name]
     if hosting.refuse is not None:
         hosting.refuse(config.decoding, own, folder)
-    refuse_target(config, hosting.part, "SGLang")
+    refuse_drafter(config, hosting.part, "SGLang", whole=SYSTEMS[config.decoding.system].sampled)
     speculative = SYSTEMS[config.decoding.system].drafts
     params = SamplingParams(
         top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, repetition_penalty=sampling.repetition_penalty

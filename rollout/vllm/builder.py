@@ -20,7 +20,7 @@ from bebop.model.layouts import LAYOUTS
 from bebop.model.skeleton import header
 from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
-from bebop.rollout.served_weights import find_drafter, find_head, refuse_missing_head, refuse_target, update
+from bebop.rollout.served_weights import find_drafter, find_head, refuse_drafter, refuse_missing_head, update
 from bebop.rollout.vllm.arguments import (
     ENVIRONMENT,
     HOSTINGS,
@@ -107,7 +107,7 @@ def check(config: JobConfig) -> None:
         refuse_sampling(params, system.drafts)
     refuse_own_head(config.model, "vLLM")
     refuse_missing_head(config, "vLLM")
-    refuse_target(config, HOSTINGS[system.drafter_name].part, "vLLM")
+    refuse_drafter(config, HOSTINGS[system.drafter_name].part, "vLLM", whole=False)
 
 
 def gpus(config: JobConfig) -> float:

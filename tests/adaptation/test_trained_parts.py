@@ -29,7 +29,10 @@ Finished = Callable[[str], Path]
 FIRST_STAGES = [name for name in TRAININGS if name in PARTS]
 CARDS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "block": ({"taps": [1, 2]}, {"accept_length/greedy/before", "accept_length/sampled/after"}),
-    "eagle3": ({"taps": [0, 2, 3], "draft_vocab_size": 9}, {"accept_length/greedy/before", "accept_length/sampled/after", "coverage"}),
+    "eagle3": (
+        {"taps": [0, 2, 3], "draft_vocab_size": 9},
+        {"accept_length/greedy/before", "accept_length/sampled/after", "coverage"},
+    ),
     "firp": ({"layers": [1, 2, 3]}, {"overlap/1", "kl/2", "agreement/3", "accept_length/3", "accept_length/63"}),
     "pipo": ({"pad": 0}, {"reward", "tokens_per_pair", "pairs"}),
 }

@@ -226,6 +226,9 @@ class NotRenormalised(Eagle3Drafter):
         return replace(draft, probs=draft.probs * network.draft_vocab_size / network.vocab_size)
 
 
+EAGLE3 = (DraftIdsForTokens, NotRenormalised)
+
+
 class HeadReported(HistoryMTPDrafter):
     """Draws from the mixture, and hands the head's own distribution to verification."""
 

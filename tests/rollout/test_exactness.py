@@ -40,8 +40,8 @@ from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
 from tests.rollout.broken import (
+    EAGLE3,
     BonusFromTheLastDraftRow,
-    DraftIdsForTokens,
     DraftsFromTheTokenBefore,
     DrawnAgain,
     DropUnlikely,
@@ -51,7 +51,6 @@ from tests.rollout.broken import (
     HeadReported,
     KeepsLikelyDrafts,
     LastThatPasses,
-    NotRenormalised,
     OneUniformForBoth,
     OnlyWhatWillStand,
     OtherTemperature,
@@ -565,8 +564,7 @@ BROKEN: dict[str, tuple[Case, type]] = {
     "firp-drawn-again": (TREES["firp-five-1.0"], DrawnAgain),
     "firp_chain-next-draft": (of_system("firp_chain"), TakesTheNextDraft),
     "block-next-slot": (of_system("block"), TakesTheNextDraft),
-    "eagle3-draft-ids": (of_system("eagle3"), DraftIdsForTokens),
-    "eagle3-not-renormalised": (of_system("eagle3", 0.7), NotRenormalised),
+    **{f"eagle3-{kind.__name__}": (of_system("eagle3"), kind) for kind in EAGLE3},
     "mixture-head-reported": (MIXTURES["overlapping"], HeadReported),
     "mixture-peeks": (MIXTURES["overlapping"], Peeking),
     "history-flatter": (HISTORY["history-overlapping"], Flatter),

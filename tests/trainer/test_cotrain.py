@@ -10,8 +10,8 @@ from torch import Tensor
 
 from bebop.config.job import DecodingConfig
 from bebop.metrics.metrics import values
-from bebop.model.fingerprint import fingerprint
 from bebop.model.backbone import Policy
+from bebop.model.fingerprint import fingerprint
 from bebop.model.mtp import chain, gather_rows
 from bebop.model.parts import load_part
 from bebop.rollout.torch_engine import TorchEngine
@@ -19,8 +19,8 @@ from bebop.systems.eagle3.training import unroll
 from bebop.trainer import checkpoint
 from bebop.trainer.objectives import Objective, Steps
 from bebop.trainer.policy import PolicyTrainer
-from tests.cases import slow_but
 from tests.builders import tiny_eagle3
+from tests.cases import slow_but
 from tests.trainer.builders import VOCAB, batch, job, policy
 
 HEAD = {"objective": "tv", "depth": 3, "lr": 1e-2, "lr_warmup_steps": 0, "max_tokens": 64}
@@ -109,9 +109,9 @@ def plain_loss(steps: Steps) -> Tensor:
     )
 
 
-def leaky_drafter(network: Any, embeddings: Tensor, layers: Tensor, hidden: Tensor, weight: Tensor, *more: Any) -> Steps:
+def leaky_drafter(network: Any, embeddings: Tensor, states: Tensor, weight: Tensor, *more: Any) -> Steps:
     """``unroll`` of an EAGLE-3 drafter with the policy's language-model head left in the graph."""
-    return dataclasses.replace(unroll(network, embeddings, layers, hidden, weight, *more), weight=weight)
+    return dataclasses.replace(unroll(network, embeddings, states, weight, *more), weight=weight)
 
 
 @pytest.mark.parametrize(

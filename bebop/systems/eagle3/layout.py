@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bebop.errors import UserError
 from bebop.model.attention import ROPE_TYPES
 from bebop.model.backbone import Policy
-from bebop.systems.eagle3.network import Eagle3Network, taps_of
+from bebop.systems.eagle3.network import Eagle3Network
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 ARCHITECTURES = (ARCHITECTURE, "Eagle3LlamaForCausalLM")
@@ -44,9 +44,9 @@ class Eagle3Folder:
     """A drafter in a folder, in the place of a part that ``bebop.adapt`` wrote."""
 
     @staticmethod
-    def check(folder: Path) -> None:
-        """Raise ``UserError`` for a folder that holds no EAGLE-3 drafter, or one that computes something else."""
-        read_settings(folder)
+    def settings(folder: Path) -> Settings:
+        """Return its config.json; ``UserError`` for no EAGLE-3 drafter, or one that computes something else."""
+        return read_settings(folder)
 
     @staticmethod
     def load(folder: Path, policy: Policy) -> nn.Module:
@@ -55,7 +55,9 @@ class Eagle3Folder:
         found, name = read_settings(folder), f"model.parts.eagle3={str(folder)!r} is not possible"
         for key in ("hidden_size", "vocab_size"):
             if found[key] != getattr(target, key):
-                raise UserError(f"{name}: it is of a model with {key} {found[key]}, this one has {getattr(target, key)}")
+                raise UserError(
+                    f"{name}: it is of a model with {key} {found[key]}, this one has {getattr(target, key)}"
+                )
         weights = read_weights(folder)
         own = {
             "hidden_size": found["hidden_size"],
@@ -131,7 +133,9 @@ def read_settings(folder: Path) -> Settings:
         if given is not None and given != value:
             raise UserError(f"{name}: its config.json has {key}={given!r}, and only {value!r} is known")
     if found.get("target_hidden_size", found["hidden_size"]) != found["hidden_size"]:
-        raise UserError(f"{name}: its states are {found['hidden_size']} wide, the target's {found['target_hidden_size']}")
+        raise UserError(
+            f"{name}: its states are {found['hidden_size']} wide, the target's {found['target_hidden_size']}"
+        )
     if (kind := rope(found).get("rope_type", "default")) not in ROPE_TYPES:
         raise UserError(f"{name}: rope_type={kind!r}; {', '.join(ROPE_TYPES)} are possible")
     return found
@@ -199,7 +203,9 @@ def export(policy: Policy, part: nn.Module, folder: Path, mask_token: int | None
     share = f"{part.draft_vocab_size} of {part.vocab_size} tokens"
     text = f"{folder}: drafts from {share}, layers {list(part.taps)} of the target\n"
     if part.draft_vocab_size < part.vocab_size:
-        text += "SGLang verifies sampled drafts of a whole vocabulary alone: adapt with options.draft_vocab=null for it\n"
+        text += (
+            "SGLang verifies sampled drafts of a whole vocabulary alone: adapt with options.draft_vocab=null for it\n"
+        )
     return text
 
 

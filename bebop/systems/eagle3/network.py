@@ -171,7 +171,9 @@ class Eagle3Network(nn.Module):
         if self.draft_vocab_size == self.vocab_size:
             return own
         wide = own.new_full((*own.shape[:-1], self.vocab_size), FLOOR)
-        return wide.index_copy_(-1, self.tokens, own) if not own.requires_grad else wide.index_copy(-1, self.tokens, own)
+        return (
+            wide.index_copy_(-1, self.tokens, own) if not own.requires_grad else wide.index_copy(-1, self.tokens, own)
+        )
 
 
 def taps_of(layers: int) -> list[int]:

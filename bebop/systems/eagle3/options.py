@@ -22,8 +22,8 @@ class Eagle3Training(TrainingOptions):
     width: int | None = setting(
         None, "of its MLP; null: the target's", Limit(lambda size: size is None or size >= 1, "give 1 or more, or null")
     )
-    objective: Literal[
-        "tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"
-    ] = setting("e2e_tv", "what is minimised after the warm-up: a row of trainer/objectives.py")
+    objective: Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"] = (
+        setting("e2e_tv", "what is minimised after the warm-up: a row of trainer/objectives.py")
+    )
     warm: float = setting(0.3, "share of the steps that are trained on ce first", SHARE)
     lr: float = setting(1e-3, "learning rate, after a warm-up; falls as a cosine", above(0))

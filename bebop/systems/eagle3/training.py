@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bebop.adaptation.corpus import drafting_config, run_engine, sample_corpus
+from bebop.adaptation.corpus import backbone_states, drafting_config, run_engine, sample_corpus
 from bebop.adaptation.evaluation import measured
 from bebop.adaptation.part_job import StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
@@ -29,7 +29,6 @@ from bebop.model.attention import ChainContext
 from bebop.model.backbone import Policy, shared_tables
 from bebop.model.checkpoint import load_policy
 from bebop.model.mtp import gather_rows
-from bebop.systems.block.losses import ReadText, read_texts
 from bebop.systems.eagle3.network import Eagle3Network, taps_of
 from bebop.systems.eagle3.options import Eagle3Training
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows, rows_of_step, spaced
@@ -43,27 +42,20 @@ GREEDY = 0.0
 
 
 def unroll(
-    network: Eagle3Network,
-    embeddings: Tensor,
-    layers: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    rows: ChainRows,
-    sampling: Sampling,
+    network: Eagle3Network, embeddings: Tensor, states: Tensor, weight: Tensor, rows: ChainRows, sampling: Sampling
 ) -> Steps:
     """Run the drafter's recursive steps on given text, as they run while drafting.
 
     Args:
         network: receives the gradient.
         embeddings: [B, L, d] of the tokens, by the target; one of its own takes their place.
-        layers: [B, L, 3 d] of the target after each tapped layer.
-        hidden: [B, L, d] of the target, final and normed.
+        states: [B, L, 4 d] of the target: final and normed, then after each tapped layer.
         weight: [V, d], the target's language-model head.
         rows: which chains there are.
         sampling: of what is compared.
     """
-    depth, last = max(1, int(rows.steps.max())), hidden.shape[1] - 1
-    embeddings, layers, hidden = embeddings.detach(), layers.detach(), hidden.detach()
+    depth, last = max(1, int(rows.steps.max())), states.shape[1] - 1
+    embeddings, (hidden, layers) = embeddings.detach(), states.detach().tensor_split([embeddings.shape[-1]], -1)
     if network.embed_tokens is not None:
         embeddings = network.embed_tokens(rows.token_ids)
     context = ChainContext(rows.anchors)
@@ -71,14 +63,14 @@ def unroll(
     positions = torch.arange(last, device=hidden.device).expand(len(hidden), -1)
     state = network(embeddings[:, 1:], network.fc(layers[:, :-1]), positions, context)
     state = gather_rows(state, rows.anchors.clamp_max(last - 1))
-    states = [state]
+    chained = [state]
     for step in range(2, depth + 1):
         fed = gather_rows(embeddings, (rows.anchors + step).clamp_max(last))
         state = network(fed, state, rows.anchors + step - 1, context)
-        states.append(state)
+        chained.append(state)
     target = [gather_rows(hidden, (rows.anchors + step).clamp_max(last)) for step in range(1, depth + 1)]
     return Steps(
-        draft=network.norm(torch.stack(states, 2)),
+        draft=network.norm(torch.stack(chained, 2)),
         target=torch.stack(target, 2),
         weight=weight.detach(),
         tokens=torch.stack([rows.tokens(step) for step in range(1, depth + 1)], 2),
@@ -92,13 +84,12 @@ def unroll(
 
 
 class Eagle3Loss(HeadLoss):
-    """The pass of an update beside RL, whose states [B, L, 4 d] hold those of the tapped layers behind the final ones."""
+    """The pass of an update beside RL, whose states [B, L, 4 d] hold those of the tapped layers as well."""
 
     def steps(self, embeddings: Tensor, hidden: Tensor, weight: Tensor, rows: ChainRows) -> Steps:
         """Return the drafter's chains over rows."""
         assert isinstance(self.head, Eagle3Network)
-        size = hidden.shape[-1] // (1 + len(self.head.taps))
-        return unroll(self.head, embeddings, hidden[..., size:], hidden[..., :size], weight, rows, self.sampling)
+        return unroll(self.head, embeddings, hidden, weight, rows, self.sampling)
 
 
 class Eagle3Backend(WholeBackend):
@@ -175,26 +166,23 @@ class Eagle3Trainer(StepJob):
 
     def _train(self, rows: Sequence[TokenRow]) -> None:
         """Take every step to the last, from the newest checkpoint on."""
-        texts = read_texts(self.policy, [(row.token_ids, len(row.answer)) for row in rows], {*self.network.taps})
+        states = backbone_states(self.policy, rows, taps=self.network.taps)
 
         def next_step() -> dict[str, float]:
-            chosen = rows_of_step(len(texts), self.options.rows_per_step, self.config.seed, self.version)
-            return self.update([rows[i] for i in chosen], [texts[i] for i in chosen])
+            chosen = rows_of_step(len(rows), self.options.rows_per_step, self.config.seed, self.version)
+            return self.update([rows[i] for i in chosen], [states[i] for i in chosen])
 
         self.learn(self.options.steps, next_step)
 
-    def update(self, rows: Sequence[TokenRow], texts: Sequence[ReadText]) -> dict[str, float]:
-        """Take one optimizer step on some completions; which chains count follows from the step."""
+    def update(self, rows: Sequence[TokenRow], states: Sequence[Tensor]) -> dict[str, float]:
+        """Take one optimizer step on some completions, of states [L, 4 d]; which chains count follows from the step."""
         options, (embedding, weight) = self.options, shared_tables(self.policy)
         layout = spaced(chain_rows(rows, options.depth, self.policy.device), options.every, self.version)
         kind = "ce" if self.version < options.warm * options.steps else options.objective
-        layers = [torch.cat([text.layers[tap] for tap in self.network.taps], -1).float() for text in texts]
-        hidden = pad_sequence([text.hidden.float() for text in texts], batch_first=True)
+        known = pad_sequence([state.float() for state in states], batch_first=True)
+        embeddings = embedding[layout.token_ids].float()
         self.optimizer.zero_grad()
-        steps = unroll(
-            self.network, embedding[layout.token_ids].float(), pad_sequence(layers, batch_first=True), hidden,
-            weight.float(), layout, sampling_of(self.config),
-        )  # fmt: skip
+        steps = unroll(self.network, embeddings, known, weight.float(), layout, sampling_of(self.config))
         loss = make_objective(kind).loss(steps)
         loss.backward()
         numbers = self.optimizer.guarded_step(learning_rate(self.rates, self.version))

@@ -70,8 +70,8 @@ def expected(policy: Policy, text: list[int]) -> list[Tensor]:
     with tapped(policy.backbone.get_decoder().layers, {*network.taps}) as layers:
         hidden = policy.hidden(ids, torch.arange(ids.shape[1])[None], CausalContext())
     rows = ChainRows(token_ids=ids, anchors=torch.tensor([[len(PROMPT) - 1]]), steps=torch.tensor([[2]]))
-    features = torch.cat([layers[tap] for tap in network.taps], -1)
-    steps = unroll(network, policy.embed(ids), features, hidden, hidden[0], rows, Sampling())
+    states = torch.cat([hidden, *(layers[tap] for tap in network.taps)], -1)
+    steps = unroll(network, policy.embed(ids), states, hidden[0], rows, Sampling())
     return list(network.lm_head(steps.draft)[0, 0])
 
 
