@@ -1,5 +1,6 @@
 """EAGLE-3 drafters in their public layout: what is written is read again, and what cannot be right is refused."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,14 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bebop.config.job import ModelConfig
+from bebop.config.job import DecodingConfig, JobConfig, ModelConfig
 from bebop.errors import UserError
 from bebop.export import main
 from bebop.model.parts import find_part, load_part, part_settings
+from bebop.rollout.served_weights import find_drafter, refuse_drafter, update
 from bebop.systems.eagle3.layout import LAYER_IDS, Eagle3Folder, export, rope, taps, write
 from bebop.systems.eagle3.network import FLOOR, Eagle3Network, taps_of
 from tests.builders import tiny_eagle3
-from tests.eagle3_models import DRAFTED, LAYERS, drafter, target
+from tests.eagle3_models import DRAFTED, LAYERS, drafter, eagle3_job, folders, target
 from tests.served_models import VOCAB
 
 
@@ -113,6 +115,32 @@ def test_a_folder_stands_for_a_part(tmp_path: Path) -> None:
         part_settings(config, "eagle3")
     with pytest.raises(UserError, match=r"that has its \.json"):
         find_part(ModelConfig(parts={"block": str(tmp_path)}), "block")
+
+
+def test_what_servers_cannot_host_is_refused(tmp_path: Path) -> None:
+    model, part = folders(tmp_path)
+    job = eagle3_job(model, part)
+    refuse_drafter(job, "eagle3", "vLLM", whole=False)
+    with pytest.raises(UserError, match=r"SGLang for a drafter of 9 of 12 tokens: .*options\.draft_vocab=null"):
+        refuse_drafter(job, "eagle3", "SGLang", whole=True)
+    tiny = dataclasses.replace(job, model=ModelConfig(parts={"eagle3": str(part)}))
+    with pytest.raises(UserError, match="with vLLM for a MiMoForCausalLM: it does not hand out the layers"):
+        refuse_drafter(tiny, "eagle3", "vLLM", whole=False)
+
+
+def test_a_part_is_served_from_a_folder_of_its_own(tmp_path: Path) -> None:
+    """A folder is served as it is; the shipped part is written first. Updates hold the maps that folders hold."""
+    model, part = folders(tmp_path)
+    found = find_drafter(eagle3_job(model, part), "eagle3")
+    assert found is not None and found.folder == part and found.constants.keys() == {"d2t", "t2d"}
+    shipped = find_drafter(JobConfig(decoding=DecodingConfig(system="eagle3")), "eagle3")
+    assert shipped is not None and shipped.weights["fc.weight"].dtype == torch.float32
+    assert Eagle3Folder.settings(shipped.folder)["draft_vocab_size"] == len(shipped.constants["d2t"]) == 128
+    own = {f"mtp.{name}": tensor for name, tensor in found.weights.items()}
+    load = update({"backbone.norm": torch.ones(1), **own}, 3, "mimo", LAYERS, drafter=found)
+    assert load.draft.keys() == load_file(part / "model.safetensors").keys()
+    assert update({"backbone.norm": torch.ones(1)}, 3, "mimo", LAYERS, drafter=found).draft == {}
+    assert find_drafter(eagle3_job(model, part), "") is None
 
 
 def test_logits_are_of_the_draft_vocabulary_alone() -> None:
