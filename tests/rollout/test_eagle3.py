@@ -12,7 +12,7 @@ from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.systems.eagle3.decoding import Eagle3Drafter
 from bebop.systems.eagle3.network import Eagle3Network
-from bebop.systems.eagle3.training import unroll
+from bebop.systems.eagle3.training import unroll_drafter
 from bebop.trainer.chains import ChainRows
 from bebop.trainer.objectives import Sampling
 from tests.builders import requests, tiny_policy
@@ -61,7 +61,9 @@ def trained_on(policy: Policy, text: Sequence[int], depth: int) -> torch.Tensor:
     anchor = len(text) - depth - 2
     rows = ChainRows(token_ids=ids, anchors=torch.tensor([[anchor]]), steps=torch.tensor([[depth]]))
     states = torch.cat([hidden, *(layers[tap] for tap in network.taps)], -1)
-    steps = unroll(network, policy.embed(ids), states, policy.backbone.get_output_embeddings().weight, rows, Sampling())
+    steps = unroll_drafter(
+        network, policy.embed(ids), states, policy.backbone.get_output_embeddings().weight, rows, Sampling()
+    )
     return network.lm_head(steps.draft)[0, 0]
 
 
@@ -88,3 +90,17 @@ def test_drafts_are_drawn_from_what_is_trained(policy: Policy) -> None:
     decoder_of(one).observers.append(observe)
     started(one, requests(PROMPTS, max_new_tokens=40), 4)
     assert len(compared) > 10
+
+
+def test_draft_distributions_stand_against_those_of_their_positions(policy: Policy) -> None:
+    """Step i of the chain at t drafts token t + i + 1, as the target's state at t + i does."""
+    network = policy.parts["eagle3"]
+    assert isinstance(network, Eagle3Network)
+    ids = torch.tensor([[1, 2, 3, 0, 2, 4]])
+    hidden = torch.arange(6.0, dtype=torch.float64)[None, :, None].expand(1, 6, 32)
+    states = torch.cat([hidden, torch.zeros(1, 6, 96, dtype=torch.float64)], -1)
+    rows = ChainRows(token_ids=ids, anchors=torch.tensor([[1, 2]]), steps=torch.tensor([[3, 2]]))
+    weight = policy.backbone.get_output_embeddings().weight
+    steps = unroll_drafter(network, policy.embed(ids), states, weight, rows, Sampling())
+    assert steps.target[0, ..., 0].tolist() == [[2, 3, 4], [3, 4, 5]]
+    assert steps.tokens[0, 0].tolist() == [0, 2, 4] and steps.mask[0].tolist() == [[True] * 3, [True, True, False]]

@@ -15,7 +15,7 @@ from bebop.model.fingerprint import fingerprint
 from bebop.model.mtp import chain, gather_rows
 from bebop.model.parts import load_part
 from bebop.rollout.torch_engine import TorchEngine
-from bebop.systems.eagle3.training import unroll
+from bebop.systems.eagle3.training import unroll_drafter
 from bebop.trainer import checkpoint
 from bebop.trainer.objectives import Objective, Steps
 from bebop.trainer.policy import PolicyTrainer
@@ -111,7 +111,7 @@ def plain_loss(steps: Steps) -> Tensor:
 
 def leaky_drafter(network: Any, embeddings: Tensor, states: Tensor, weight: Tensor, *more: Any) -> Steps:
     """``unroll`` of an EAGLE-3 drafter with the policy's language-model head left in the graph."""
-    return dataclasses.replace(unroll(network, embeddings, states, weight, *more), weight=weight)
+    return dataclasses.replace(unroll_drafter(network, embeddings, states, weight, *more), weight=weight)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_no_gradient_of_the_head_s_loss_reaches_the_policy(
     monkeypatch.setattr("bebop.trainer.heads.make_objective", lambda name: Objective(plain_loss))
     if leak:
         monkeypatch.setattr("bebop.trainer.head_backend.unroll", leaky)
-        monkeypatch.setattr("bebop.systems.eagle3.training.unroll", leaky_drafter)
+        monkeypatch.setattr("bebop.systems.eagle3.training.unroll_drafter", leaky_drafter)
     off, on = trainer("off", part=part), trainer("always", part=part)
     for one in (off, on):
         learned(one, cotrain=True, updates=1)

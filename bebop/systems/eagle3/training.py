@@ -41,7 +41,7 @@ from bebop.trajectory import Prompt
 GREEDY = 0.0
 
 
-def unroll(
+def unroll_drafter(
     network: Eagle3Network, embeddings: Tensor, states: Tensor, weight: Tensor, rows: ChainRows, sampling: Sampling
 ) -> Steps:
     """Run the drafter's recursive steps on given text, as they run while drafting.
@@ -89,7 +89,7 @@ class Eagle3Loss(HeadLoss):
     def steps(self, embeddings: Tensor, hidden: Tensor, weight: Tensor, rows: ChainRows) -> Steps:
         """Return the drafter's chains over rows."""
         assert isinstance(self.head, Eagle3Network)
-        return unroll(self.head, embeddings, hidden, weight, rows, self.sampling)
+        return unroll_drafter(self.head, embeddings, hidden, weight, rows, self.sampling)
 
 
 class Eagle3Backend(WholeBackend):
@@ -182,7 +182,7 @@ class Eagle3Trainer(StepJob):
         known = pad_sequence([state.float() for state in states], batch_first=True)
         embeddings = embedding[layout.token_ids].float()
         self.optimizer.zero_grad()
-        steps = unroll(self.network, embeddings, known, weight.float(), layout, sampling_of(self.config))
+        steps = unroll_drafter(self.network, embeddings, known, weight.float(), layout, sampling_of(self.config))
         loss = make_objective(kind).loss(steps)
         loss.backward()
         numbers = self.optimizer.guarded_step(learning_rate(self.rates, self.version))

@@ -17,7 +17,7 @@ from bebop.model.checkpoint import load_policy
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.systems.eagle3.network import FLOOR, Eagle3Network
-from bebop.systems.eagle3.training import unroll
+from bebop.systems.eagle3.training import unroll_drafter
 from bebop.trainer.chains import ChainRows
 from bebop.trainer.objectives import Sampling
 from bebop.trajectory import DecodeStats
@@ -63,7 +63,7 @@ def recorded(vllm: ServedEngine) -> tuple[list[Tensor], list[int]]:
 
 @torch.no_grad()
 def expected(policy: Policy, text: list[int]) -> list[Tensor]:
-    """The same logits by ``unroll``, as the drafter is trained: both steps of the chain at the last prompt token."""
+    """The same logits as training has them: both steps of the chain at the last prompt token."""
     network = policy.parts["eagle3"]
     assert isinstance(network, Eagle3Network)
     ids = torch.tensor([[*text, 0]])
@@ -71,7 +71,7 @@ def expected(policy: Policy, text: list[int]) -> list[Tensor]:
         hidden = policy.hidden(ids, torch.arange(ids.shape[1])[None], CausalContext())
     rows = ChainRows(token_ids=ids, anchors=torch.tensor([[len(PROMPT) - 1]]), steps=torch.tensor([[2]]))
     states = torch.cat([hidden, *(layers[tap] for tap in network.taps)], -1)
-    steps = unroll(network, policy.embed(ids), states, hidden[0], rows, Sampling())
+    steps = unroll_drafter(network, policy.embed(ids), states, hidden[0], rows, Sampling())
     return list(network.lm_head(steps.draft)[0, 0])
 
 
