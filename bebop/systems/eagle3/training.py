@@ -27,7 +27,7 @@ from bebop.config.fields import check
 from bebop.config.job import DecodingConfig
 from bebop.model.attention import ChainContext
 from bebop.model.backbone import Policy, shared_tables
-from bebop.model.checkpoint import load_policy
+from bebop.model.checkpoint import load_policy, read_config
 from bebop.model.mtp import gather_rows
 from bebop.systems.eagle3.network import Eagle3Network, taps_of
 from bebop.systems.eagle3.options import Eagle3Training
@@ -115,10 +115,10 @@ class Eagle3Trainer(StepJob):
         """Load the model and make a fresh network for it; its draft vocabulary comes with the completions."""
         super().__init__(config, folder, ranks)
         self.options = options = config.of(Eagle3Training)
-        self.policy = load_policy(config.model)
-        size, given = self.policy.vocab_size, options.draft_vocab
+        size, given = int(read_config(config.model).get_text_config().vocab_size), options.draft_vocab
         fits = given is None or given <= size
         check(fits, "options.draft_vocab", given, f"the model has {size} tokens: give 2 to {size}, or null")
+        self.policy = load_policy(config.model)
         self.settings = settings_for(self.policy, options)
         self.network = Eagle3Network(**self.settings).to(self.policy.device)
         self.optimise(self.network, "EAGLE-3 drafter", lr=options.lr, steps=options.steps, warm_up=20)
