@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 def export_part(options: argparse.Namespace) -> int:
     """Write a trained part."""
-    refuse_folder(options.out)
+    refuse_folder(options.out, options.part or PART)
     from bebop.model.checkpoint import load_policy  # torch and transformers take seconds; errors should not wait
     from bebop.runtime.preflight import check_model
 
@@ -65,14 +65,17 @@ def export_part(options: argparse.Namespace) -> int:
     return 0
 
 
-def refuse_folder(folder: Path) -> None:
+def refuse_folder(folder: Path, part: str) -> None:
     """Raise ``UserError`` for a folder that holds another model; an exported part may be written again."""
     if not (folder / "config.json").is_file():
         return
     from bebop.systems.block.dflash import read_settings
 
     try:
-        read_settings(folder)
+        if (layout := PARTS[part].folder) is not None:
+            layout().settings(folder)
+        else:
+            read_settings(folder)
     except UserError as error:
         raise UserError(f"--out={str(folder)!r} is not possible: it holds something else; {error}") from error
 
@@ -105,7 +108,7 @@ def export_run(options: argparse.Namespace) -> int:
     policy = load_policy(model)
     merge_into(policy, trained["weights"], lora)
     head = trained.get("head")
-    if head is not None and policy.mtp is not None:
+    if head is not None and policy.mtp is not None and head["weights"].keys() == policy.mtp.state_dict().keys():
         policy.mtp.load_state_dict(head["weights"])
     with writing(options.out):
         save_policy(policy, options.out)

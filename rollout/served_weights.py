@@ -1,5 +1,9 @@
 """New weights for a server that loads checkpoints: their names, and a check of the change that they made."""
 
+import atexit
+import json
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +19,15 @@ from bebop.errors import UserError
 from bebop.model.checkpoint import mtp_layout, read_config, read_draft, resolve
 from bebop.model.fingerprint import fingerprint
 from bebop.model.layouts import LAYOUTS, from_layout, join_experts, split_experts, to_layout
+from bebop.model.parts import find_part, part_settings, read_part
 from bebop.rollout.engine import EngineDied
-from bebop.systems import SYSTEMS
+from bebop.systems import PARTS, SYSTEMS
 
 Selector = Literal["target", "draft", "all"]
 Sums = Mapping[str, Mapping[str, str]]  # target, draft -> name -> checksum
 Rename = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 ToUpdate = Callable[[Mapping[str, Tensor], int], "WeightUpdate"]  # from ``Policy.weights`` and a version
+MIMO = "MiMoForCausalLM"
 SAMPLE = 1 << 16  # elements of a tensor that tell whether it changed
 
 
@@ -48,18 +54,77 @@ def update(
     layers: int,
     rename: Rename = split_experts,
     drafts: bool = True,
+    drafter: "ServedDrafter | None" = None,
 ) -> WeightUpdate:
     """Return ``Policy.weights`` under checkpoint names; the head's go under the names of its layout.
 
     ``rename`` gives the target's weights the names and pieces that the server reads, see
     ``bebop.model.checkpoint.named_as_served``. ``drafts``: whether the head drafts there, or a model that stays.
+    ``drafter``: what drafts in the place of the MTP head.
     """
     backbone, head = "backbone.", "mtp."
     target = {name.removeprefix(backbone): t for name, t in weights.items() if name.startswith(backbone)}
     own = {name.removeprefix(head): t for name, t in weights.items() if name.startswith(head)}
     assert len(target) + len(own) == len(weights), f"unknown weights among {list(weights)[:3]}, ..."
-    draft = to_layout(own, LAYOUTS[layout], layers) if drafts else {}
+    draft = {} if not drafts else drafter.whole(own) if drafter else to_layout(own, LAYOUTS[layout], layers)
     return WeightUpdate(target=rename(target), draft=draft, version=version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedDrafter:
+    """A trained part in the folder that a server loads it from, under the part's own names."""
+
+    folder: Path
+    weights: Mapping[str, Tensor]  # its parameters
+    constants: Mapping[str, Tensor]  # what else the folder holds, as a map of tokens
+
+    def whole(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return weights and constants, as the folder holds them; none where no weights are sent."""
+        return {**own, **self.constants} if own else {}
+
+
+def find_drafter(config: JobConfig, name: str) -> ServedDrafter | None:
+    """Return the part that a server drafts with, in its public layout; None for a server that drafts without one.
+
+    A part of ``bebop.adapt`` is written into a temporary folder, which goes when this process ends.
+    """
+    if not name:
+        return None
+    path, layout = find_part(config.model, name), PARTS[name].folder
+    assert layout is not None, "it has no layout that servers read"
+    folder = path
+    if not path.is_dir():
+        folder = Path(tempfile.mkdtemp(prefix=f"bebop-{name}-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        layers = int(AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True).num_hidden_layers)
+        layout().write(read_part(name, path), layers, folder, getattr(torch, config.model.dtype))
+    weights: Mapping[str, Tensor] = layout().weights(folder)
+    constants = {key: tensor for key, tensor in weights.items() if not tensor.is_floating_point()}
+    own = {key: tensor for key, tensor in weights.items() if key not in constants}
+    return ServedDrafter(folder=folder, weights=own, constants=constants)
+
+
+def refuse_drafter(config: JobConfig, name: str, engine: str, whole: bool) -> None:
+    """Raise ``UserError`` for a drafter that a server cannot host, or a target whose layers it does not hand out.
+
+    ``whole``: whether the server verifies drafts of the whole vocabulary alone.
+    """
+    if not name:
+        return
+    settings = part_settings(config.model, name)
+    drafted, vocabulary = settings.get("draft_vocab_size") or settings["vocab_size"], settings["vocab_size"]
+    if whole and drafted < vocabulary:
+        raise UserError(
+            f"decoding.system={config.decoding.system!r} is not possible with {engine} for a drafter of {drafted} of "
+            f"{vocabulary} tokens: it verifies sampled drafts of the whole vocabulary; adapt with "
+            "options.draft_vocab=null, or use rollout=vllm"
+        )
+    found = json.loads((resolve(config.model.path) / "config.json").read_text(encoding="utf-8"))
+    if MIMO in found.get("architectures", ()):
+        raise UserError(
+            f"decoding.system={config.decoding.system!r} is not possible with {engine} for a {MIMO}: it does not hand "
+            "out the layers that the drafter reads; use rollout=torch, or a model without an MTP head"
+        )
 
 
 def find_head(folder: Path) -> tuple[int, str | None, dict[str, Tensor]]:

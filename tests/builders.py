@@ -13,6 +13,7 @@ from bebop.model.mtp import MTPHead
 from bebop.rollout.engine import Request
 from bebop.systems import SYSTEMS
 from bebop.systems.block.network import BlockDraftNetwork, BlockLengthNetwork
+from bebop.systems.eagle3.network import Eagle3Network, taps_of
 from bebop.systems.firp.network import PseudoStates
 from bebop.systems.pad.network import PivotNetwork
 from bebop.systems.pipo.network import PairModel
@@ -68,6 +69,7 @@ def tiny_policy(
     policy.draft = tiny_draft(vocab_size, seed=seed + 1, dtype=dtype, sharp=sharp)
     parts = {"block": tiny_block(layers).to(dtype), "block_length": pilot.to(dtype), "pivot": pivot}
     parts["firp"] = firp.to(dtype)
+    parts["eagle3"] = tiny_eagle3(vocab_size, layers).to(dtype)
     policy.parts |= parts
     policy.parts["pipo"] = tiny_pairs(policy)
     return policy
@@ -103,6 +105,26 @@ def tiny_block(layers: int = 2, seed: int = 6) -> BlockDraftNetwork:
                 parameter.normal_(0, 0.25)
         block.mask.normal_(0, 0.25)
     return block.requires_grad_(False).eval()
+
+
+def tiny_eagle3(vocab_size: int = 12, layers: int = 2, seed: int = 8, drafted: Sequence[int] = ()) -> Eagle3Network:
+    """A random EAGLE-3 drafter for a tiny policy, which drafts all tokens but the second and the last.
+
+    ``drafted``: the draft vocabulary, in place of that one.
+    """
+    own = torch.tensor([*drafted] or [token for token in range(vocab_size - 1) if token != 1])
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        network = Eagle3Network(
+            hidden_size=32, intermediate_size=48, heads=4, kv_heads=2, head_dim=8, vocab_size=vocab_size,
+            draft_vocab_size=len(own), taps=taps_of(layers), rope={"rope_type": "default", "rope_theta": 10_000.0},
+            max_positions=512,
+        )  # fmt: skip
+        for parameter in network.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0, 0.25)
+        network.choose(own)
+    return network.requires_grad_(False).eval()
 
 
 def tiny_pairs(policy: Policy, seed: int = 7) -> PairModel:

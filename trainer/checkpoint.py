@@ -4,6 +4,7 @@
 
     policy/                     a Hugging Face folder like that of the model, in its dtype: what engines serve;
                                 with ``trainer.lora`` the adapter alone, as peft writes it
+    policy/NAME/                a drafter that is trained beside the policy, in its public layout
     trainer.json, .safetensors  fp32 master weights (or adapter), optimizer, version, random generators: what an exact
                                 resume needs
     loop.json, .safetensors     what the loop handed in (prompt cursor, buffered groups): opaque here
@@ -26,6 +27,7 @@ from bebop.model.lora import Adapter
 from bebop.monitor.probe_set import ProbeText
 from bebop.run_dir import state_codec as codec
 from bebop.run_dir.checkpoints import POLICY, STEPS, Store, seal, verify
+from bebop.systems import PARTS
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trace, Trajectory, Turn
 
 # In the loop's state, beside numbers, texts and arrays.
@@ -65,6 +67,9 @@ def write(
     else:
         adapter.save(folder / POLICY, trainer["weights"])
         policy.tokenizer.save_pretrained(folder / POLICY)
+    if policy.head is not None and (layout := PARTS[policy.drafting].folder if policy.drafting else None) is not None:
+        layers = policy.backbone.config.num_hidden_layers
+        layout().write(policy.head, layers, folder / POLICY / policy.drafting, dtype or policy.backbone.dtype)
     codec.save(trainer, folder / TRAINER)
     codec.save(loop, folder / LOOP, KINDS)
     seal(folder)

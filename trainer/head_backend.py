@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
+from bebop.model.mtp import MTPHead
 from bebop.trainer.chains import ChainRows
 from bebop.trainer.objectives import Sampling, Steps, unroll
 from bebop.trainer.optim import gradient_norm, whole_copies
@@ -66,9 +67,9 @@ class HeadLoss(nn.Module):
 
     def __init__(self, policy: Policy, sampling: Sampling, mixed: bool) -> None:
         super().__init__()
-        assert policy.mtp is not None
+        assert policy.head is not None
         self.policy, self.sampling, self.mixed = policy, sampling, mixed
-        self.backbone, self.mtp = policy.backbone, policy.mtp
+        self.backbone, self.head = policy.backbone, policy.head
 
     def forward(
         self, rows: ChainRows, loss: ChainLoss, hidden: Tensor | None = None, shared: Shared | None = None
@@ -87,27 +88,34 @@ class HeadLoss(nn.Module):
             weight = self.backbone.get_output_embeddings().weight if shared is None else shared[1]
             if self.mixed:
                 hidden, embeddings, weight = (x.to(torch.bfloat16) for x in (hidden, embeddings, weight))
-            steps = unroll(self.mtp, embeddings, hidden, weight, rows, self.sampling)
-            return loss(steps)
+            return loss(self.steps(embeddings, hidden, weight, rows))
+
+    def steps(self, embeddings: Tensor, hidden: Tensor, weight: Tensor, rows: ChainRows) -> Steps:
+        """Return the head's chains over rows, of embeddings and states [B, L, d]; ``weight`` [V, d]: the model's."""
+        assert isinstance(self.head, MTPHead)
+        return unroll(self.head, embeddings, hidden, weight, rows, self.sampling)
 
 
 class TorchBackend:
     """What both backends of a ``Policy`` share."""
 
+    taps: tuple[int, ...] = ()  # layers whose states the head reads beside the final ones, see ``Scorer.taps``
+    loss_module: type[HeadLoss] = HeadLoss
+
     def __init__(self, policy: Policy, sampling: Sampling, rank: int, world: int, mixed: bool) -> None:
-        assert policy.mtp is not None
+        assert policy.head is not None
         if getattr(policy.backbone.get_output_embeddings(), "bias", None) is not None:
             raise UserError("the model's language-model head has a bias, which head training does not have")
         self.policy, self.rank, self.world, self.scale = policy, rank, world, 1.0
-        policy.mtp.float().requires_grad_(True)
-        self.module = HeadLoss(policy, sampling, mixed)
+        policy.head.float().requires_grad_(True)
+        self.module = self.loss_module(policy, sampling, mixed)
         self.shared: Shared | None = None
 
     @property
     def named(self) -> dict[str, nn.Parameter]:
         """Return the parameters of the head by name."""
-        assert self.policy.mtp is not None
-        return dict(self.policy.mtp.named_parameters())
+        assert self.policy.head is not None
+        return dict(self.policy.head.named_parameters())
 
     @property
     def device(self) -> torch.device:

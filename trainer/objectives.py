@@ -17,6 +17,7 @@ from bebop.kernels.draft_losses import LOSSES, needs_labels
 from bebop.kernels.linear_losses import linear_draft_loss, linear_e2e_tv_loss
 from bebop.model.mtp import MTPHead, chain, gather_rows
 from bebop.trainer.chains import ChainRows, Per
+from bebop.trainer.draft_vocabulary import DraftHead, RowNumbers, end_to_end_of_rows, mean_of_rows, row_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,16 @@ class Steps:
     tokens: Tensor  # [B, A, K], of the data
     mask: Tensor  # [B, A, K]
     sampling: Sampling
+    head: DraftHead | None = None  # of a drafter that has one of its own; None: ``weight``
+
+    def rows(self, chosen: Tensor, kind: str, labels: bool) -> RowNumbers:
+        """Return the numbers of the steps ``chosen`` [B * A * K] (bool) of a drafter with a head of its own."""
+        assert self.head is not None
+        draft, target, tokens = (x.flatten(0, 2)[chosen] for x in (self.draft, self.target, self.tokens))
+        return row_numbers(
+            draft, self.head, target, self.weight, kind=kind, labels=tokens if labels else None,
+            **self.sampling.options(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,8 @@ def unroll(
 def mean_over_steps(steps: Steps, kind: str) -> Tensor:
     """Return the mean of a single-step loss over all steps that exist, whatever their depth; 0 where there is none."""
     chosen = steps.mask
+    if steps.head is not None:
+        return mean_of_rows(steps.rows(chosen.flatten(), kind, needs_labels(kind)))
     labels = steps.tokens[chosen] if needs_labels(kind) else None
     sampling = steps.sampling.options()
     losses = linear_draft_loss(
@@ -100,6 +113,9 @@ def end_to_end(steps: Steps, corrected: bool) -> Tensor:
 
     Corrected, it is the unbiased form (1.3).
     """
+    if steps.head is not None:
+        rows = partial(steps.rows, kind="tv", labels=corrected)
+        return end_to_end_of_rows(rows, steps.mask.flatten(0, 1), corrected)
     draft, target, tokens, mask = (x.flatten(0, 1) for x in (steps.draft, steps.target, steps.tokens, steps.mask))
     sampling = steps.sampling.options()
     return linear_e2e_tv_loss(

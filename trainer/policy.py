@@ -6,9 +6,10 @@ engine's). Master weights are fp32; a bfloat16 model computes in bfloat16 (``Sco
 With ``trainer.lora`` the optimizer has the parameters of an adapter alone, and the model's own weights stay as they
 were loaded. They are the reference of the KL term as well: no second copy is made.
 
-The MTP head is frozen, or co-trained on the hidden states that the policy's own update computes anyway. Everything of
-the policy is a constant there: hidden states, embedding and language-model head are detached. Optimizer, learning rate,
-clipping and gradient norm are the head's own, so that the policy's update is the same to the bit with and without it.
+The MTP head, or the drafter in its place, is frozen, or co-trained on the hidden states that the policy's own update
+computes anyway. Everything of the policy is a constant there: hidden states, embedding and language-model head are
+detached. Optimizer, learning rate, clipping and gradient norm are the head's own, so that the policy's update is the
+same to the bit with and without it.
 """
 
 import copy
@@ -37,6 +38,7 @@ from bebop.model.memory import checkpoints_layers, micro_batch, sums_once
 from bebop.model.routing import Replay, check_routing
 from bebop.model.sharded import fill, on_meta
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
+from bebop.systems import PARTS
 from bebop.trainer.head_backend import WholeBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.losses import (
@@ -111,8 +113,8 @@ class PolicyTrainer:
         self.stopping = threading.Event()  # set by another thread: drop the update that is under way, see ``update``
         self.mixed = config.model.dtype == "bfloat16"
         policy.backbone.eval().requires_grad_(True)
-        if policy.mtp is not None:
-            policy.mtp.requires_grad_(False)
+        if policy.head is not None:
+            policy.head.requires_grad_(False)
         self.adapter: Adapter | None = None
         frozen: Policy | None = None
         if (lora := config.trainer.lora).rank:
@@ -125,9 +127,13 @@ class PolicyTrainer:
         self._trained_head: State | None = None  # of a run that co-trained before, while this one does not
         self.head_trainer: HeadTrainer | None = None
         if config.cotrain.mode != "off":
-            backend = WholeBackend(policy, Sampling(temperature=temperature), rank, world)
+            make = PARTS[policy.drafting].backend if policy.drafting else None
+            kind: type[WholeBackend] = WholeBackend if make is None else make()
+            backend = kind(policy, Sampling(temperature=temperature), rank, world)
             self.head_trainer = HeadTrainer(backend, config.cotrain.head)
         self.scorer, self.reference = Scorer(policy, temperature, self.mixed), None
+        if self.head_trainer is not None:
+            self.scorer.taps = backend.taps
         if config.algorithm.kl_coefficient and self.adapter is None:
             # Split over ranks it is in the type that it is gathered in: half of the memory.
             self.reference = Scorer(frozen or _frozen(policy), temperature, self.mixed)
@@ -231,10 +237,10 @@ class PolicyTrainer:
 
     def head_fingerprint(self) -> str:
         """Return the fingerprint of the head that engines should have, in the model's dtype; empty without a head."""
-        if self.policy.mtp is None:
+        if self.policy.head is None:
             return ""
         dtype = torch.bfloat16 if self.mixed else None
-        return fingerprint(dict(self.policy.mtp.named_parameters()), dtype)
+        return fingerprint(dict(self.policy.head.named_parameters()), dtype)
 
     def read_probe_set(
         self, texts: Sequence[ProbeText], sweep: bool = False, decoding: DecodingConfig | None = None
@@ -290,10 +296,10 @@ class PolicyTrainer:
         """Go on with a co-trained head; where it is frozen from now on, its state is kept for later."""
         if self.head_trainer is not None:
             self.head_trainer.load_state_dict(state)
-        elif state["version"] > 0 and self.policy.mtp is not None:
+        elif state["version"] > 0 and self.policy.head is not None:
             self._trained_head = state
             with torch.no_grad():
-                for name, parameter in self.policy.mtp.named_parameters():
+                for name, parameter in self.policy.head.named_parameters():
                     parameter.copy_(state["weights"][name])
 
     def _check(self, batch: Batch) -> None:

@@ -20,6 +20,7 @@ from bebop.metrics.metrics import Metrics
 from bebop.model.checkpoint import find_device, load_policy
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
+from bebop.systems import SYSTEMS
 from bebop.trainer import checkpoint
 from bebop.trainer.certify import Certifier
 from bebop.trainer.policy import PolicyTrainer
@@ -34,7 +35,8 @@ class TrainerRank:
         ``file://...``)."""
         torch.set_num_threads(config.trainer.threads)
         torch.manual_seed(config.runtime.seed)  # the same on every rank: a fresh MTP head must be
-        policy = load_policy(config.model, sharded=world > 1 and not config.trainer.lora.rank)
+        needs = SYSTEMS[config.decoding.system].trained_beside
+        policy = load_policy(config.model, needs=needs, sharded=world > 1 and not config.trainer.lora.rank)
         if world > 1:
             device = find_device(config.model)
             cuda = device.type == "cuda"

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from bebop.model.attention import PackedContext
-from bebop.model.backbone import Policy
+from bebop.model.backbone import Policy, tapped
 from bebop.model.routing import Replay, Routers, watch_routers
 from bebop.trainer.packing import PackedRows
 
@@ -41,6 +41,7 @@ class Scorer(nn.Module):
         self.mixed = mixed
         self.autocast = mixed
         self.kept: list[tuple[PackedRows, Tensor]] | None = None  # rows and hidden states [N, d], where they are wanted
+        self.taps: tuple[int, ...] = ()  # layers whose states stand behind those: [N, (1 + T) d]
         self.routers: Routers | None = None  # of a mixture of experts, see ``watch_routing``
         self.replays = self.balances = False
         self.routing: Replay | None = None  # what the routers chose in the latest pass
@@ -68,10 +69,14 @@ class Scorer(nn.Module):
                 recorded = rows.routing if self.replays else None
                 self.routing = Replay(self.routers, recorded, self.balances and torch.is_grad_enabled())
                 context.routing = self.routing
-            hidden = self.policy.hidden(rows.token_ids[None], rows.positions[None], context)[0]
+            taps = () if self.kept is None else self.taps
+            with tapped(self.backbone.get_decoder().layers, taps) as layers:
+                hidden = self.policy.hidden(rows.token_ids[None], rows.positions[None], context)[0]
             if self.kept is not None:
                 # In fp32 as autocast gives it, whoever has cast: what the head learns from does not go by the ranks.
                 states = hidden.detach()
+                if taps:
+                    states = torch.cat([states, *(layers[tap][0].detach().to(states.dtype) for tap in taps)], -1)
                 self.kept.append((rows, states.float() if self.mixed else states))
             head: Any = self.backbone.get_output_embeddings()
             return token_logprobs(

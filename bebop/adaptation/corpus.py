@@ -19,7 +19,7 @@ from bebop.config.fields import MAX_SEED
 from bebop.config.job import DecodingConfig, SamplingConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext
-from bebop.model.backbone import Policy
+from bebop.model.backbone import Policy, tapped
 from bebop.rollout.agent_setup import make_agent_loop
 from bebop.rollout.engine import Request
 from bebop.rollout.engine_thread import EngineThread
@@ -308,14 +308,22 @@ def _prompt(index: int, token_ids: tuple[int, ...], task: str) -> Prompt:
 
 
 @torch.no_grad()
-def backbone_states(policy: Policy, rows: Sequence[TokenRow], batch: int = 32) -> list[Tensor]:
-    """Return final, normed hidden states [L, d] of each row; rows of like length are computed together."""
+def backbone_states(
+    policy: Policy, rows: Sequence[TokenRow], batch: int = 32, taps: Sequence[int] = ()
+) -> list[Tensor]:
+    """Return final, normed hidden states [L, d] of each row; rows of like length are computed together.
+
+    ``taps``: layers whose states stand behind those, [L, (1 + T) d].
+    """
     states: dict[int, Tensor] = {}
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
     for start in range(0, len(order), batch):
         part = order[start : start + batch]
         ids = chain_rows([rows[i] for i in part], 1, policy.device).token_ids
-        hidden = policy.hidden(ids, torch.arange(ids.shape[1], device=ids.device).expand_as(ids), CausalContext())
+        with tapped(policy.backbone.get_decoder().layers, {*taps}) as layers:
+            hidden = policy.hidden(ids, torch.arange(ids.shape[1], device=ids.device).expand_as(ids), CausalContext())
+        if taps:
+            hidden = torch.cat([hidden, *(layers[tap] for tap in taps)], -1)
         states |= {i: hidden[place, : len(rows[i].token_ids)].clone() for place, i in enumerate(part)}
     return [states[i] for i in range(len(rows))]
 

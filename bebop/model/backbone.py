@@ -44,6 +44,7 @@ class Policy:
     parts: dict[str, nn.Module] = field(default_factory=dict)  # trained ones, see bebop.model.parts
     stored: Mapping[str, torch.dtype] = field(default_factory=dict)  # types that a checkpoint of it has, by its names
     draft: "Policy | None" = None  # a smaller model that drafts for it, frozen; see ``checkpoint.load_draft``
+    drafting: str = ""  # the part that stands in the place of the MTP head, see ``head``; empty: none
 
     def hidden(self, token_ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
         """Return final, normed hidden states [B,n,d] of token ids [B,n] at ``positions`` [B,n]."""
@@ -82,11 +83,19 @@ class Policy:
         """Return the modules that hold weights: the backbone, then the head if there is one."""
         return [self.backbone] if self.mtp is None else [self.backbone, self.mtp]
 
+    @property
+    def head(self) -> nn.Module | None:
+        """Return what drafts, is co-trained and sent to engines: the MTP head, or the part in its place."""
+        return self.parts[self.drafting] if self.drafting else self.mtp
+
     def weights(self, mtp: bool = False) -> dict[str, Tensor]:
-        """Return named weights to send to an engine: ``backbone.*`` and, if asked for, ``mtp.*``; shared ones once."""
+        """Return named weights to send to an engine: ``backbone.*`` and, if asked for, ``mtp.*``; shared ones once.
+
+        ``mtp.*`` are those of ``head``, whatever it is.
+        """
         named = {f"backbone.{name}": p for name, p in self.backbone.named_parameters()}
-        if mtp and self.mtp is not None:
-            named |= {f"mtp.{name}": p for name, p in self.mtp.named_parameters()}
+        if mtp and self.head is not None:
+            named |= {f"mtp.{name}": p for name, p in self.head.named_parameters()}
         return named
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -99,8 +108,8 @@ class Policy:
             own[name].data.copy_(tensor)
 
     def head_fingerprint(self) -> str:
-        """Return the fingerprint of the MTP head; empty where there is none."""
-        return "" if self.mtp is None else fingerprint(dict(self.mtp.named_parameters()))
+        """Return the fingerprint of ``head``; empty where there is none."""
+        return "" if self.head is None else fingerprint(dict(self.head.named_parameters()))
 
 
 def head_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

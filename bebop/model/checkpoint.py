@@ -47,6 +47,7 @@ from bebop.model.skeleton import (
 )
 from bebop.model.smollm2 import HEAD, cached
 from bebop.run_dir.safe_parse import main_type
+from bebop.systems import PARTS
 
 if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
     from transformers import PreTrainedModel
@@ -91,6 +92,9 @@ def load_policy(
     policy.parts = {name: load_part(name, find_part(config, name), policy) for name in needs}
     if need_draft:
         policy.draft = load_draft(config, policy.tokenizer)
+    policy.drafting = next((name for name in needs if PARTS[name].backend is not None), "")
+    if policy.head is not None and policy.drafting:  # in one type everywhere, so that fingerprints agree
+        policy.head.to(getattr(torch, config.dtype))
     return policy
 
 

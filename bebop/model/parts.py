@@ -2,6 +2,8 @@
 
 A part is made for one backbone. Its card has that backbone's fingerprint, so that a part of another one is refused
 instead of drafting badly, and the command that makes it again.
+
+A part that other programs have too may also be a folder in their layout (``AuxModel.folder``), which has no card.
 """
 
 import dataclasses
@@ -42,6 +44,8 @@ def find_part(config: ModelConfig, name: str) -> Path:
     """Return the file of a part: the one given, else the one shipped with the model; ``UserError`` if there is none."""
     given = config.parts.get(name)
     path = Path(given) if given else SHIPPED.get(config.path, Path()) / f"{name}.safetensors"
+    if given and path.is_dir() and PARTS[name].folder is not None:
+        return path
     if given and not (path.is_file() and card_of(path).is_file()):
         raise UserError(f"model.parts.{name}={given!r} is not possible: give a .safetensors file that has its .json")
     if not path.is_file():
@@ -50,6 +54,18 @@ def find_part(config: ModelConfig, name: str) -> Path:
             f"part={name} model.path={config.path}, and give model.parts.{name}=PATH"
         )
     return path
+
+
+def part_settings(config: ModelConfig, name: str) -> dict[str, Any]:
+    """Return what a part says of its network, in its card or its folder; ``UserError`` if there is none.
+
+    No weights are read.
+    """
+    path, folder = find_part(config, name), PARTS[name].folder
+    if path.is_dir() and folder is not None:
+        found: dict[str, Any] = folder().settings(path)
+        return found
+    return read_card(path, name).settings
 
 
 def has_part(config: ModelConfig, name: str) -> bool:
@@ -94,19 +110,28 @@ def make_module(name: str, settings: Mapping[str, Any]) -> nn.Module:
 def load_part(name: str, path: Path, policy: Policy) -> nn.Module:
     """Return a part, ready to be used on the policy's device; ``UserError`` if it is another part or another
     backbone's."""
+    folder = PARTS[name].folder
+    if path.is_dir() and folder is not None:
+        found: nn.Module = folder().load(path, policy)
+        return found.to(policy.device).eval().requires_grad_(False)
     card = read_card(path, name)
     if card.backbone != backbone_fingerprint(policy):
         raise UserError(
             f"model.parts.{name}={str(path)!r} is not possible: it was made for another model; make one with "
             f"python -m bebop.adapt part={name} model.path=..."
         )
+    return read_part(name, path).to(policy.device).eval().requires_grad_(False)
+
+
+def read_part(name: str, path: Path) -> nn.Module:
+    """Return the network in a file of weights, whatever model it was made for; ``UserError`` if it cannot be read."""
     try:
-        module = make_module(name, card.settings)
+        module = make_module(name, read_card(path, name).settings)
         module.load_state_dict(load_file(path))
     except (SafetensorError, RuntimeError, TypeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"model.parts.{name}={str(path)!r} cannot be loaded: {reason}") from error
-    return module.to(policy.device).eval().requires_grad_(False)
+    return module
 
 
 def backbone_fingerprint(policy: Policy) -> str:

@@ -35,7 +35,7 @@ from bebop.model.checkpoint import (
     resolve,
 )
 from bebop.model.lora import adapted_layers, check_installed
-from bebop.model.parts import find_part, read_card
+from bebop.model.parts import part_settings
 from bebop.model.routing import check_routing
 from bebop.model.skeleton import check_head, check_index, check_same_tokens, check_tokenizer, check_weights
 from bebop.rollout.agent_setup import check_environment
@@ -69,11 +69,12 @@ def check_job(config: JobConfig, items: Items | None = None) -> PromptSource | E
     if config.trainer.routing_replay or config.trainer.router_aux_loss:
         backbone = empty_model(resolve(config.model.path))
         check_routing(backbone, config.trainer.routing_replay, config.trainer.router_aux_loss)
-    if SYSTEMS[config.decoding.system].head or config.cotrain.mode != "off":
+    system = SYSTEMS[config.decoding.system]
+    if system.head or (config.cotrain.mode != "off" and not system.trained_beside):
         require_mtp(config.model)
-    for part in SYSTEMS[config.decoding.system].needs:
-        read_card(find_part(config.model, part), part)
-    if SYSTEMS[config.decoding.system].separate:
+    for part in system.needs:
+        part_settings(config.model, part)
+    if system.separate:
         check_draft(config, here)
     source = check_task(config, items)
     engine_module(config).check(config)

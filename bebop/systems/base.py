@@ -28,6 +28,10 @@ class AuxModel:
     network: Callable[[], Callable[..., Any]] | None = None  # returns its class; None: it is in the checkpoint
     export: Callable[[], Callable[..., str]] | None = None  # returns what writes it, see bebop/export.py
     options: type | None = None  # settings of its training
+    # Where it is also kept in folders of a public layout: returns a class that reads the settings and the weights of
+    # one, loads it and writes it, as ``Eagle3Folder`` does.
+    folder: Callable[[], Any] | None = None
+    backend: Callable[[], Any] | None = None  # where it can be trained beside RL: returns its ``HeadBackend``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,11 @@ class System:
     def needs(self) -> tuple[str, ...]:
         """Return the names of the trained parts that it needs."""
         return tuple(part.name for part in self.training())
+
+    @property
+    def trained_beside(self) -> tuple[str, ...]:
+        """Return the parts that co-training trains in the place of the MTP head."""
+        return tuple(part.name for part in self.training() if part.backend is not None)
 
     @property
     def drafts(self) -> bool:

@@ -113,24 +113,44 @@ class HeadDrafter:
     any more.
     """
 
+    name = "mtp"  # of its cache and its column
     layers: tuple[int, ...] = ()
     target_pass = None
+    layer: int  # what its cache's only layer is called
+    shape: tuple[int, int, int]  # of its cache: layers, heads, numbers of each
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
-        if policy.mtp is None:
-            raise UserError(f"decoding.system={config.system!r} drafts with MTP weights, and the model has none")
-        self.policy, self.head, self.slots = policy, lean_head(policy.mtp, slots.capacity), slots
+        self.policy, self.slots = policy, slots
+        self.head = self._make(config)
         self.temperature = config.temperature_of_drafts
-        self.layer = policy.mtp.layer_index
-        self.cache = slots.register_cache("mtp", self._cache)
+        self.cache = slots.register_cache(self.name, self._cache)
         # [S, d] state for the first draft; zero where there is no context but one token
         fresh = torch.zeros(policy.backbone.config.hidden_size, dtype=policy.backbone.dtype)
-        self.hidden = slots.register_column("mtp/hidden", fresh, of_context=True)
+        self.hidden = slots.register_column(f"{self.name}/hidden", fresh, of_context=True)
+
+    def _make(self, config: DecodingConfig) -> Callable[..., Tensor]:
+        """Return what takes a step, and set ``layer`` and ``shape``."""
+        policy = self.policy
+        if policy.mtp is None:
+            raise UserError(f"decoding.system={config.system!r} drafts with MTP weights, and the model has none")
+        self.layer, self.shape = policy.mtp.layer_index, cache_shape(policy.backbone.config, layers=1)
+        return lean_head(policy.mtp, self.slots.capacity)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings [..., d] of tokens [...]."""
+        return self.policy.embed(tokens)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [B, V] of its states [B, d]."""
+        return self.policy.logits(hidden)
+
+    def states(self, out: TargetOutput) -> Tensor:
+        """Return what the first step reads of a pass of the target [B, n, d]."""
+        return out.hidden
 
     def _cache(self, slots: Slots) -> HeadCache:
         like = self.policy.embed(torch.zeros(1, dtype=torch.long, device=slots.device))
-        config = self.policy.backbone.config
-        cache = slots.kv_cache(cache_shape(config, layers=1), like, HeadCache, HeadPages)
+        cache = slots.kv_cache(self.shape, like, HeadCache, HeadPages)
         assert isinstance(cache, HeadCache)
         cache.first_layer = self.layer
         cache.settle = self._settle
@@ -139,7 +159,7 @@ class HeadDrafter:
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
         """Read on over the text of a prefill."""
         with self.cache.at_span(span):
-            states = self.head(self.policy.embed(tokens[:, 1:]), out.hidden, span.positions, self.cache)
+            states = self.head(self.embed(tokens[:, 1:]), self.states(out), span.positions, self.cache)
         if self.cache.deferred is not None:
             self.cache.deferred.read(span.first, len(tokens))
         for row, length in enumerate(lengths):
@@ -152,7 +172,7 @@ class HeadDrafter:
 
         A row's state for its next draft is that of its last emitted token; what lies beyond is never seen.
         """
-        states = self._feed(rows, 0, tokens, out.hidden)
+        states = self._feed(rows, 0, tokens, self.states(out))
         self.hidden[: rows.batch] = gather_rows(states, newest(emitted))[:, 0]
         if self.cache.deferred is not None:
             self.cache.deferred.read_to(rows.fed + emitted)
@@ -194,7 +214,7 @@ class HeadDrafter:
     def _feed(self, rows: Rows, offset: int, tokens: Tensor, hidden: Tensor) -> Tensor:
         positions = rows.fed[:, None] + torch.arange(offset, offset + tokens.shape[1], device=tokens.device)
         self.cache.place(positions, rows.used)
-        return self.head(self.policy.embed(tokens), hidden, positions, self.cache)
+        return self.head(self.embed(tokens), hidden, positions, self.cache)
 
 
 # ---- a chain of drafts
@@ -288,7 +308,7 @@ class ChainDrafter:
 
 
 @takes_logits
-class MTPDrafter(ChainDrafter, HeadDrafter):
+class MTPDrafter(HeadDrafter, ChainDrafter):
     """Samples each draft from the head's distribution, a chain of them."""
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
@@ -298,10 +318,6 @@ class MTPDrafter(ChainDrafter, HeadDrafter):
     def begin(self, rows: Rows) -> Tensor:
         """Return the states [B, d] of the newest tokens."""
         return self.hidden[: rows.batch]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [B, V] of states [B, d], by the target's language-model head."""
-        return self.policy.logits(hidden)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
         """Take in what the cycle emitted."""

@@ -45,6 +45,7 @@ class Hosting:
     seeded: bool = True  # with deterministic inference, completions have random numbers of their own
     measured: bool = True  # the plugin sees its drafts
     refuse: Callable[[DecodingConfig, SglangConfig, Path], None] | None = None  # the drafter, where it has a folder
+    part: str = ""  # the trained part that it drafts with, whose folder ``arguments`` is given in place of the target's
 
 
 def head_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) -> dict[str, Any]:
@@ -64,6 +65,11 @@ def head_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) ->
         if own.adaptive_steps is not None:
             arguments["speculative_adaptive_config"] = own.adaptive_steps
     return arguments
+
+
+def eagle3_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) -> dict[str, Any]:
+    """Return arguments for drafts of the EAGLE-3 drafter in ``folder``."""
+    return {**head_arguments(decoding, own, folder), "speculative_algorithm": "EAGLE3"}
 
 
 def head_wanted(decoding: DecodingConfig) -> dict[str, tuple[Any, ...]]:
@@ -108,6 +114,7 @@ HOSTINGS = {  # by drafter
         algorithms=("EAGLE", "NEXTN"), arguments=head_arguments, wanted=head_wanted, lengths=("fixed", "entropy")
     ),
     "draft_model": Hosting(algorithms=("STANDALONE",), arguments=model_arguments, wanted=model_wanted, sampled=False),
+    "eagle3": Hosting(algorithms=("EAGLE3",), arguments=eagle3_arguments, wanted=head_wanted, part="eagle3"),
     "block": Hosting(
         algorithms=("DFLASH",),
         arguments=dflash.arguments,
@@ -142,8 +149,10 @@ HOSTED = [name for name, system in SYSTEMS.items() if missing(system) is None]
 # ---- its arguments
 
 
-def server_arguments(config: JobConfig, own: SglangConfig, folder: Path, device: str) -> dict[str, Any]:
-    """Return the arguments of ``sglang.Engine`` for a job; ``device`` is cpu or cuda."""
+def server_arguments(
+    config: JobConfig, own: SglangConfig, folder: Path, device: str, drafter: Path | None = None
+) -> dict[str, Any]:
+    """Return the arguments of ``sglang.Engine`` for a job; ``device`` is cpu or cuda, ``drafter`` a folder."""
     rollout = config.rollout
     arguments: dict[str, Any] = {
         "model_path": str(folder),
@@ -173,19 +182,21 @@ def server_arguments(config: JobConfig, own: SglangConfig, folder: Path, device:
         arguments |= {"enable_memory_saver": True, "enable_draft_weights_cpu_backup": True}
     if device == "cpu":
         arguments = CPU | arguments
-    arguments |= speculation(config.decoding, own, folder, device)
+    arguments |= speculation(config.decoding, own, folder, device, drafter)
     if SYSTEMS[config.decoding.system].separate:
         arguments["speculative_draft_model_path"] = str(draft_folder(config, "SGLang"))
     return arguments | own.extra
 
 
-def speculation(decoding: DecodingConfig, own: SglangConfig, folder: Path, device: str) -> dict[str, Any]:
+def speculation(
+    decoding: DecodingConfig, own: SglangConfig, folder: Path, device: str, drafter: Path | None = None
+) -> dict[str, Any]:
     """Return how tokens are drafted and verified, as arguments; all are given, since SGLang's defaults vary."""
     refuse_system(decoding, own, device)
     system = SYSTEMS[decoding.system]
     if system.drafts:
         refuse_vocabulary(folder)
-    return HOSTINGS[system.drafter_name].arguments(decoding, own, folder)
+    return HOSTINGS[system.drafter_name].arguments(decoding, own, drafter or folder)
 
 
 def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> None:

@@ -25,7 +25,14 @@ from bebop.model.checkpoint import (
 from bebop.model.routing import find_routers
 from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
-from bebop.rollout.served_weights import draft_folder, find_head, refuse_missing_head, update
+from bebop.rollout.served_weights import (
+    draft_folder,
+    find_drafter,
+    find_head,
+    refuse_drafter,
+    refuse_missing_head,
+    update,
+)
 from bebop.rollout.sglang.arguments import (
     HOSTINGS,
     pause_mode,
@@ -58,6 +65,8 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     folder = resolve(config.model.path)
     tokenizer = load_tokenizer(config.model)
     layers, layout, head = find_head(folder)
+    drafter = find_drafter(config, hosting.part)
+    head = head if drafter is None else dict(drafter.weights)
     mask = mask_of(own) if hosting.refuse else None
 
     def rename(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -65,13 +74,20 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         return named if mask is None else with_mask(named, mask)
 
     server = SglangServer(
-        make_backend(config, own, folder),
+        make_backend(config, own, folder, None if drafter is None else drafter.folder),
         make_transfer(own, folder, find_device(config.model)),
         head,
         own,
         drafts=config.decoding.limit if system.drafts else 0,
         drafter=system.drafter_name,
-        to_update=partial(update, layout=layout or "mimo", layers=layers, rename=rename, drafts=not system.separate),
+        to_update=partial(
+            update,
+            layout=layout or "mimo",
+            layers=layers,
+            rename=rename,
+            drafts=not system.separate,
+            drafter=drafter,
+        ),
         dtype=dtype,
         rescored=config.algorithm.rescore,
         routers=find_routers(empty_model(folder)) if config.trainer.routing_replay else None,
@@ -96,8 +112,10 @@ def check(config: JobConfig) -> None:
         raise UserError("rollout=sglang needs SGLang: pip install -e '.[sglang]', see recipes/sglang")
     refuse_loop(config)
     refuse_system(config.decoding, own, _device(config))
-    if (refuse := HOSTINGS[SYSTEMS[config.decoding.system].drafter_name].refuse) is not None:
-        refuse(config.decoding, own, folder)
+    hosting = HOSTINGS[SYSTEMS[config.decoding.system].drafter_name]
+    if hosting.refuse is not None:
+        hosting.refuse(config.decoding, own, folder)
+    refuse_drafter(config, hosting.part, "SGLang", whole=SYSTEMS[config.decoding.system].sampled)
     if SYSTEMS[config.decoding.system].separate:
         draft_folder(config, "SGLang")  # refuses one that does not fit
     speculative = SYSTEMS[config.decoding.system].drafts
@@ -117,7 +135,7 @@ def gpus(config: JobConfig) -> float:
     return float(own.tensor_parallel * own.data_parallel)
 
 
-def make_backend(config: JobConfig, own: SglangConfig, folder: Path) -> Backend:
+def make_backend(config: JobConfig, own: SglangConfig, folder: Path, drafter: Path | None = None) -> Backend:
     """Return the servers that are named, or an engine in this process."""
     if own.urls:
         key = os.environ.get(own.api_key_env)
@@ -126,7 +144,8 @@ def make_backend(config: JobConfig, own: SglangConfig, folder: Path) -> Backend:
         return servers[0] if len(servers) == 1 else Fleet(servers)
     device = _device(config)
     environment = {"BEBOP_VERIFY_EVERY": str(own.monitor_every)} | (INTERPRETER if device == "cpu" else {})
-    return LocalBackend(server_arguments(config, own, folder, device), environment, config.runtime.hang_after)
+    arguments = server_arguments(config, own, folder, device, drafter)
+    return LocalBackend(arguments, environment, config.runtime.hang_after)
 
 
 def make_transfer(own: SglangConfig, folder: Path, device: torch.device) -> WeightTransfer:

@@ -54,12 +54,18 @@ class Hosting:
     past: Callable[[DecodingConfig], int] | None = None  # tokens of past completions that it keeps; None: it takes none
     drafter: Callable[[JobConfig], Path] | None = None  # the folder of weights that draft and stay; None: it has none
     at_once: bool = False  # its drafter makes all drafts of a cycle in one pass
+    part: str = ""  # the trained part that it drafts with; empty: none, or what is in the target's checkpoint
 
 
 def head_arguments(decoding: DecodingConfig) -> dict[str, Any]:
     """Return arguments for drafts of the MTP head in the target's checkpoint; vLLM's own default is greedy."""
     method = "probabilistic" if SYSTEMS[decoding.system].sampled else "greedy"
     return {"method": "mtp", "num_speculative_tokens": decoding.limit, "draft_sample_method": method}
+
+
+def eagle3_arguments(decoding: DecodingConfig) -> dict[str, Any]:
+    """Return arguments for drafts of an EAGLE-3 drafter; its folder is added, see ``engine_arguments``."""
+    return {**head_arguments(decoding), "method": "eagle3"}
 
 
 def ngram_arguments(decoding: DecodingConfig) -> dict[str, Any]:
@@ -118,6 +124,7 @@ HOSTINGS = {  # by drafter
     "mtp": Hosting(arguments=head_arguments, model=True),
     "draft_model": Hosting(arguments=model_arguments, drafter=partial(draft_folder, engine="vLLM")),
     "block": Hosting(arguments=block_arguments, drafter=block_folder, at_once=True),
+    "eagle3": Hosting(arguments=eagle3_arguments, model=True, part="eagle3"),
     "ngram": Hosting(arguments=ngram_arguments, sampled=False),
     "history": Hosting(
         arguments=suffix_arguments,
@@ -147,8 +154,8 @@ HOSTED = [name for name, system in SYSTEMS.items() if missing(system) is None]
 # ---- its arguments
 
 
-def engine_arguments(config: JobConfig, folder: Path, device: str) -> dict[str, Any]:
-    """Return the arguments of ``vllm.EngineArgs`` for a job; ``device`` is cpu or cuda."""
+def engine_arguments(config: JobConfig, folder: Path, device: str, drafter: Path | None = None) -> dict[str, Any]:
+    """Return the arguments of ``vllm.EngineArgs`` for a job; ``device`` is cpu or cuda, ``drafter`` a folder."""
     rollout, own, drafts = config.rollout, config.rollout.vllm, config.decoding.limit
     length = rollout.max_length + 1 + drafts
     arguments: dict[str, Any] = {
@@ -175,8 +182,8 @@ def engine_arguments(config: JobConfig, folder: Path, device: str) -> dict[str, 
         arguments["gpu_memory_utilization"] = own.memory_fraction
     hosting = HOSTINGS[SYSTEMS[config.decoding.system].drafter_name]
     if (speculation := hosting.arguments(config.decoding)) is not None:
-        own_weights = {} if hosting.drafter is None else {"model": str(hosting.drafter(config))}
-        arguments["speculative_config"] = speculation | own_weights
+        chosen = drafter if hosting.drafter is None else hosting.drafter(config)
+        arguments["speculative_config"] = speculation | ({} if chosen is None else {"model": str(chosen)})
     return arguments | own.extra
 
 

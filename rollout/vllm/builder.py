@@ -20,7 +20,7 @@ from bebop.model.layouts import LAYOUTS
 from bebop.model.skeleton import header
 from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
-from bebop.rollout.served_weights import find_head, refuse_missing_head, update
+from bebop.rollout.served_weights import find_drafter, find_head, refuse_drafter, refuse_missing_head, update
 from bebop.rollout.vllm.arguments import (
     ENVIRONMENT,
     HOSTINGS,
@@ -48,22 +48,26 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     every = own.monitor_every if config.monitor.decode_stats else 0
     environment = {**ENVIRONMENT, EVERY: str(every), CPU: str(int(device == "cpu"))}
     hosting = HOSTINGS[system.drafter_name]
-    model, drafter = hosting.model, hosting.model or hosting.drafter is not None
+    model, drafts = hosting.model, hosting.model or hosting.drafter is not None
+    drafter = find_drafter(config, hosting.part)
+    head = head if drafter is None else dict(drafter.weights)
     core = Core(
-        engine_arguments(config, folder, device),
+        engine_arguments(config, folder, device, None if drafter is None else drafter.folder),
         environment,
         drafts=config.decoding.limit if system.drafts else 0,
-        head=drafter,
+        head=drafts,
         passes=1 if hosting.at_once else None,
         past=None if hosting.past is None else hosting.past(config.decoding),
     )
     names = weight_names(folder, layout, layers)
+    if drafter is not None:
+        names["draft"] = {*drafter.weights, *drafter.constants}
     transfer = FileTransfer(Path(own.folder or ""), names) if own.transfer == "file" else MemoryTransfer(names)
     server = VllmServer(
         core,
         transfer,
         head if model else {},
-        sampled=drafter and system.sampled,
+        sampled=drafts and system.sampled,
         recompute=config.rollout.on_update == "recompute",
         to_update=partial(
             update,
@@ -71,6 +75,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
             layers=layers,
             rename=partial(named_as_served, folder),
             drafts=not system.separate,
+            drafter=drafter,
         ),
         dtype=dtype,
         threads=config.rollout.threads,
@@ -110,6 +115,7 @@ def check(config: JobConfig) -> None:
         refuse_sampling(params, system.drafts)
     refuse_own_head(config.model, "vLLM")
     refuse_missing_head(config, "vLLM")
+    refuse_drafter(config, HOSTINGS[system.drafter_name].part, "vLLM", whole=False)
 
 
 def gpus(config: JobConfig) -> float:

@@ -29,6 +29,10 @@ Finished = Callable[[str], Path]
 FIRST_STAGES = [name for name in TRAININGS if name in PARTS]
 CARDS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "block": ({"taps": [1, 2]}, {"accept_length/greedy/before", "accept_length/sampled/after"}),
+    "eagle3": (
+        {"taps": [0, 2, 3], "draft_vocab_size": 9},
+        {"accept_length/greedy/before", "accept_length/sampled/after", "coverage"},
+    ),
     "firp": ({"layers": [1, 2, 3]}, {"overlap/1", "kl/2", "agreement/3", "accept_length/3", "accept_length/63"}),
     "pipo": ({"pad": 0}, {"reward", "tokens_per_pair", "pairs"}),
 }
@@ -38,7 +42,7 @@ def test_every_part_that_is_trained_step_by_step_is_tested() -> None:
     assert {name for name, part in PARTS.items() if issubclass(part.job(), StepJob)} == {*FIRST_STAGES}
 
 
-@pytest.mark.parametrize("name", FIRST_STAGES)
+@pytest.mark.parametrize("name", slow_but(["block", "firp", "pipo"], FIRST_STAGES))
 def test_a_card_says_what_the_part_is_and_the_command_that_makes_it(name: str, model: Path, finished: Finished) -> None:
     card, (settings, results) = read_card(finished(name) / f"{name}.safetensors"), CARDS[name]
     assert card.part == name and settings.items() <= card.settings.items() and results <= set(card.results)

@@ -16,6 +16,8 @@ PIPO = ["part=pipo", "task=gcd", "data.sequences=12", "data.sampling.max_new_tok
         "options.rollouts=12"]  # fmt: skip
 TRAININGS = {
     "block": ["part=block", "options.steps=4", "options.rows_per_step=4", "options.width=32"],
+    "eagle3": ["part=eagle3", "options.steps=4", "options.rows_per_step=4", "options.width=32",
+               "options.draft_vocab=9"],
     "firp": ["part=firp", "task=gcd", "options.steps=2", "options.rows_per_step=4", "options.anchors=4",
              "options.warm=0.5", "options.objective=e2e_tv", "options.calibration=4", "train.save_every=3"],
     "pipo": PIPO,

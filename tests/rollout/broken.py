@@ -13,6 +13,7 @@ from bebop.rollout.decoding.mtp import MTPDrafter
 from bebop.rollout.decoding.rules import BlockRule, Rejection, TreeWalk
 from bebop.rollout.decoding.temperature import GRID
 from bebop.rollout.pages import Pages
+from bebop.systems.eagle3.decoding import Eagle3Drafter
 from bebop.systems.history.decoding import HistoryDrafter, HistoryMTPDrafter
 from bebop.systems.history.matching import Cycle, Followers, Next
 from bebop.systems.pad.decoding import PivotOverride
@@ -206,6 +207,26 @@ class OtherTemperature(MTPDrafter):
         draft = super().propose(rows, length)
         assert self.drawn is not None
         return replace(draft, probs=rows.probs(torch.stack(self.drawn.logits, 1)))
+
+
+class DraftIdsForTokens(Eagle3Drafter):
+    """Hands out draft ids where tokens are meant, as without ``d2t``; the distribution is that of the tokens."""
+
+    def propose(self, rows: Rows, length: DraftLength) -> Draft:
+        draft = super().propose(rows, length)
+        return replace(draft, tokens=torch.searchsorted(self.network.tokens, draft.tokens))
+
+
+class NotRenormalised(Eagle3Drafter):
+    """Reports q as if it were a share of the whole vocabulary: its sum is that of the draft vocabulary, below 1."""
+
+    def propose(self, rows: Rows, length: DraftLength) -> Draft:
+        draft, network = super().propose(rows, length), self.network
+        assert draft.probs is not None
+        return replace(draft, probs=draft.probs * network.draft_vocab_size / network.vocab_size)
+
+
+EAGLE3 = (DraftIdsForTokens, NotRenormalised)
 
 
 class HeadReported(HistoryMTPDrafter):

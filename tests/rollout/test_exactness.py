@@ -40,6 +40,7 @@ from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
 from tests.rollout.broken import (
+    EAGLE3,
     BonusFromTheLastDraftRow,
     DraftsFromTheTokenBefore,
     DrawnAgain,
@@ -565,6 +566,7 @@ BROKEN: dict[str, tuple[Case, type]] = {
     "draft_model-q-of-the-next-pass": (of_system("draft_model"), TakesTheNextDraft),
     "draft_model-q-before-temperature": (replace(of_system("draft_model", 0.7), prompts=REJECTING), UnprocessedDraft),
     "block-next-slot": (of_system("block"), TakesTheNextDraft),
+    **{f"eagle3-{kind.__name__}": (of_system("eagle3"), kind) for kind in EAGLE3},
     "mixture-head-reported": (MIXTURES["overlapping"], HeadReported),
     "mixture-peeks": (MIXTURES["overlapping"], Peeking),
     "history-flatter": (HISTORY["history-overlapping"], Flatter),

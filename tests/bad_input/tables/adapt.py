@@ -23,5 +23,8 @@ CASES = {
         ("out=rows.txt", "/rows.txt'"), ("dir=''", "dir=''"), ("out=''", "out=''"), ("dir={here}/used", "/used'"),
         ("model.device=cuda:99", "'cuda:99'"), ("dir={here}/no resume=true", "/no"),
         ("data.source=file data.path=rows.jsonl", "rows.jsonl"), ("out={tiny}", "out="),
+        ("part=eagle3 options.draft_vocab=1", "options.draft_vocab=1 is not possible: give 2 or more, or null"),
+        ("part=eagle3 options.draft_vocab=513", "options.draft_vocab=513 is not possible: the model has 512 tokens"),
+        ("part=eagle3 options.depth=0", "options.depth=0"), ("part=eagle3 options.taps=2", "options.taps"),
     ],
 }  # fmt: skip

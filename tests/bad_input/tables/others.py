@@ -39,6 +39,7 @@ EXPORT = {
         ("--out new --run {here}/used", "/used/config.yaml"), ("--out new --step 3", "--step 3 is not possible: it go"),
         ("--out new --run {here}/used --step -1", "-1"), ("--out new --run {here}/used --part block", "--part=block"),
         ("--out new --run {here}/used --mask-token 3", "--mask-token=3"),
+        ("--out new --part eagle3 --mask-token 3", "--mask-token=3 is not possible: an EAGLE-3 drafter has no MASK"),
     ],
 }  # fmt: skip
 

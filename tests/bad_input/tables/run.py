@@ -48,6 +48,8 @@ CASES = {
         ("rollout.sampling.temperature=1e-30", "temperature=1e-30"), ("decoding.draft_temperature=1e-9", "1e-09"),
         ("decoding.draft_tokens=many", "'many'"), ("decoding=bebop_tree decoding.draft_tokens=auto", "'auto'"),
         ("decoding.draft_tokens=auto decoding.most_drafts=17", "decoding.most_drafts=17"),
+        ("decoding=eagle3 model.parts.eagle3={here}/torn", "with a LlamaForCausalLMEagle3"),
+        ("decoding=eagle3 model.parts.eagle3=rows.txt", "rows.txt"), ("decoding=eagle3 cotrain=auto", "cotrain.mode"),
         ("decoding.draft_temperature=warm", "'warm'"), ("decoding=block decoding.draft_temperature=auto", "'auto'"),
         ("rollout.sampling.top_p=nan", "rollout.sampling.top_p=nan"),
         ("rollout=sglang rollout.sglang.timeout=inf", "timeout=inf"),

@@ -46,6 +46,15 @@ def test_drafting_is_spelled_out(system: str, rejection: bool) -> None:
     assert arguments.get("speculative_adaptive", False) is (system == "bebop_adaptive")
 
 
+@pytest.mark.parametrize(("system", "rejection"), [("eagle3", True), ("eagle3_target_only", False)])
+def test_an_eagle3_drafter_is_named(system: str, rejection: bool, tmp_path: Path) -> None:
+    arguments = server_arguments(job(system, draft_tokens=4), SglangConfig(), TINY, "cuda", tmp_path)
+    assert arguments["speculative_algorithm"] == "EAGLE3"
+    assert arguments["speculative_draft_model_path"] == str(tmp_path) != arguments["model_path"]
+    assert arguments["speculative_use_rejection_sampling"] is rejection
+    assert arguments["speculative_num_draft_tokens"] == 5
+
+
 def test_plain_decoding_has_no_drafts() -> None:
     arguments = server_arguments(job("autoregressive"), SglangConfig(), TINY, "cuda")
     assert not [name for name in arguments if name.startswith("speculative")]

@@ -78,7 +78,9 @@ def test_what_it_lacks(root: Path, system: str, own: dict[str, bool], device: st
 def test_what_it_has(root: Path) -> None:
     refuse_system(DECODING, settings(root), "cuda")
     refuse_system(DECODING, settings(root, urls=("http://a:1",)), "cpu")  # the servers may have GPUs
-    assert HOSTED == ["autoregressive", "target_only", "bebop", "bebop_adaptive", "block_target_only", "draft_model"]
+    eagle3 = ["eagle3", "eagle3_target_only"]
+    systems = ["autoregressive", "target_only", "bebop", "bebop_adaptive", "block_target_only", "draft_model", *eagle3]
+    assert HOSTED == systems
 
 
 @pytest.mark.parametrize(

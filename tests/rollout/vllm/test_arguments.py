@@ -67,6 +67,14 @@ def test_drafting_is_spelled_out(system: str, wanted: dict[str, Any] | None) -> 
     assert engine_arguments(job(system, drafts=4), TINY, "cuda").get("speculative_config") == wanted
 
 
+@pytest.mark.parametrize(("system", "how"), [("eagle3", "probabilistic"), ("eagle3_target_only", "greedy")])
+def test_an_eagle3_drafter_is_named(system: str, how: str, tmp_path: Path) -> None:
+    found = engine_arguments(job(system, drafts=4), TINY, "cuda", tmp_path)["speculative_config"]
+    assert found == {
+        "method": "eagle3", "num_speculative_tokens": 4, "draft_sample_method": how, "model": str(tmp_path)
+    }  # fmt: skip
+
+
 def test_settings_reach_their_arguments() -> None:
     own = VllmConfig(cache_bytes=900, memory_fraction=0.5, eager=True, extra={"max_num_batched_tokens": 77})
     config = job(own=own, slots=7, max_length=300, sampling=SamplingConfig(stop=("x",)))
@@ -149,7 +157,8 @@ def test_what_vllm_cannot_do_is_refused(refused: Callable[[], Any], word: str) -
 
 
 def test_systems_that_it_has() -> None:
-    assert set(HOSTED) == {"autoregressive", "target_only", "bebop", "ngram", "history", "draft_model"}
+    eagle3 = {"eagle3", "eagle3_target_only"}
+    assert set(HOSTED) == {"autoregressive", "target_only", "bebop", "ngram", "history", "draft_model"} | eagle3
     for system in HOSTED:
         refuse_system(DecodingConfig(system=system, draft_temperature=0.0 if system == "history" else None))
     refuse_system(DecodingConfig(system="target_only", draft_temperature=0.0))
