@@ -158,7 +158,11 @@ def test_what_vllm_cannot_do_is_refused(refused: Callable[[], Any], word: str) -
 
 def test_systems_that_it_has() -> None:
     eagle3 = {"eagle3", "eagle3_target_only"}
-    assert set(HOSTED) == {"autoregressive", "target_only", "bebop", "ngram", "history", "draft_model"} | eagle3
+    assert (
+        set(HOSTED)
+        == {"autoregressive", "target_only", "bebop", "ngram", "history", "draft_model", "block", "block_target_only"}
+        | eagle3
+    )
     for system in HOSTED:
         refuse_system(DecodingConfig(system=system, draft_temperature=0.0 if system == "history" else None))
     refuse_system(DecodingConfig(system="target_only", draft_temperature=0.0))
