@@ -19,6 +19,7 @@ from bebop.config.fields import (
 )
 
 Pause = Literal["in_place", "retract", "abort"]
+ModelRunner = Literal["v1", "v2"]
 WeightTransfer = Literal["tensor", "distributed", "disk"]
 # Jobs on a laptop read all prompts in one pass of so many tokens. A mask of its attention has at most 8192 ** 2 entries
 # for each query head of a group: 400 MB in SmolLM2's shape and bfloat16, for one prompt of 8,192 tokens.
@@ -143,7 +144,7 @@ class SglangConfig(Settings):
 VLLM_OWN = {
     "speculative_config": "drafting is set by decoding.*",
     "logprobs_mode": "only those of what tokens are drawn from (processed_logprobs) can be trained on",
-    "async_scheduling": "versions of tokens are known between two steps alone",
+    "async_scheduling": "give rollout.vllm.async_scheduling",
     "tensor_parallel_size": "more ranks than 1 have not been tested",
     "pipeline_parallel_size": "more ranks than 1 have not been tested",
     "data_parallel_size": "give rollout.workers",
@@ -169,6 +170,14 @@ class VllmConfig(Settings):
         BETWEEN_0_AND_1,
     )
     eager: bool | None = setting(None, "no compiled graphs; null: on a CPU alone")
+    model_runner: ModelRunner | None = setting(
+        None,
+        "which of vLLM's two model runners; null: v2 on a GPU, v1 on a CPU and for decoding=history, which v2 lacks",
+    )
+    async_scheduling: bool | None = setting(
+        None,
+        "launch a step before the tokens of the one before are read, which takes model_runner=v2; null: with v2",
+    )
     transfer: Literal["memory", "file"] = setting("memory", "file: weights go through a folder, which keeps the newest")
     folder: str | None = setting(None, "for transfer=file", NOT_EMPTY)
     monitor_every: int = setting(
@@ -179,5 +188,7 @@ class VllmConfig(Settings):
 
     def _validate(self) -> None:
         self.require(self.transfer != "file" or bool(self.folder), "folder", "transfer=file needs a folder")
+        steps = not self.async_scheduling or self.model_runner != "v1"
+        self.require(steps, "async_scheduling", "model_runner=v1 makes one step after another: give false, null or v2")
         for name, value in self.extra.items():
             check(name not in VLLM_OWN, f"rollout.vllm.extra.{name}", value, VLLM_OWN.get(name, ""))

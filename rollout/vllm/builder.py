@@ -22,16 +22,16 @@ from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import find_head, refuse_missing_head, update
 from bebop.rollout.vllm.arguments import (
-    ENVIRONMENT,
     HOSTINGS,
     engine_arguments,
+    environment,
+    model_runner,
     refuse_loop,
     refuse_sampling,
     refuse_system,
 )
 from bebop.rollout.vllm.core import Core
 from bebop.rollout.vllm.engine import VllmServer
-from bebop.rollout.vllm.plugin import CPU, EVERY
 from bebop.rollout.vllm.transfer import FileTransfer, MemoryTransfer
 from bebop.systems import SYSTEMS
 from bebop.trajectory import SamplingParams
@@ -46,12 +46,11 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     device, dtype = find_device(config.model).type, getattr(torch, config.model.dtype)
     layers, layout, head = find_head(folder)
     every = own.monitor_every if config.monitor.decode_stats else 0
-    environment = {**ENVIRONMENT, EVERY: str(every), CPU: str(int(device == "cpu"))}
     hosting = HOSTINGS[system.drafter_name]
     model = hosting.model
     core = Core(
         engine_arguments(config, folder, device),
-        environment,
+        environment(model_runner(config, device), device, every),
         drafts=config.decoding.limit if system.drafts else 0,
         head=model,
         past=None if hosting.past is None else hosting.past(config.decoding),
@@ -90,6 +89,7 @@ def check(config: JobConfig) -> None:
         raise UserError("rollout=vllm needs vLLM: pip install -e '.[vllm]', see recipes/vllm")
     refuse_loop(config)
     refuse_system(config.decoding)
+    model_runner(config, find_device(config.model).type)
     if (package := HOSTINGS[system.drafter_name].package) and find_spec(package) is None:
         name = package.replace("_", "-")
         raise UserError(
