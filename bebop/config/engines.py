@@ -90,7 +90,7 @@ class SglangConfig(Settings):
     data_parallel: int = setting(1, "replicas behind one address; weights then travel by disk", POSITIVE)
     memory_fraction: float | None = setting(
         None,
-        "of the GPU, for weights and keys and values; null: SGLang decides",
+        "of the GPU, for weights and keys and values; null: SGLang decides, beside a trainer what that leaves",
         BETWEEN_0_AND_1,
     )
     cache_tokens: int | None = setting(
@@ -166,7 +166,7 @@ class VllmConfig(Settings):
     )
     memory_fraction: float | None = setting(
         None,
-        "of the GPU, for weights and keys and values; null: vLLM decides",
+        "of the GPU, for weights and keys and values; null: vLLM decides, beside a trainer what that leaves",
         BETWEEN_0_AND_1,
     )
     eager: bool | None = setting(None, "no compiled graphs; null: on a CPU alone")

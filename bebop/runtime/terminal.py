@@ -13,7 +13,7 @@ from bebop.config.adapt import AdaptConfig
 from bebop.config.job import JobConfig, ModelConfig
 from bebop.model.checkpoint import empty_model, find_device, mtp_layout, read_config, resolve
 from bebop.model.lora import adapter_size
-from bebop.model.memory import job_memory, parameters
+from bebop.model.memory import engine_fraction, job_memory, parameters
 from bebop.report.verdict import Said, ended
 from bebop.rollout.engines import engine_module
 from bebop.run_dir.checkpoints import holds_adapter, newest_model
@@ -71,6 +71,14 @@ def expected_memory(config: JobConfig) -> str:
     embedded = engine_module(config).EMBEDDED
     adapter = _adapter(config)
     return job_memory(config, read_config(config.model), count, find_device(config.model), embedded, adapter)
+
+
+def memory_beside_trainer(config: JobConfig) -> tuple[float, str]:
+    """Return the part of the GPU for an engine that shares it with the trainer, and the line that says so."""
+    count = parameters(sorted(resolve(config.model.path).glob("*.safetensors")))
+    settings, device = read_config(config.model), find_device(config.model)
+    fraction = engine_fraction(config, settings, count, device, _adapter(config))
+    return fraction, f"rollout.{config.rollout.engine}.memory_fraction={fraction}: the trainer needs the rest of the GPU"
 
 
 def _adapter(config: JobConfig) -> int:

@@ -146,7 +146,7 @@ def table(count: int, vocabulary: int, pair: Callable[[slice], tuple[Tensor, Ten
 
 def one_hot(drafts: Tensor, target: Tensor) -> Tensor:
     """Return the distributions [n, V] of drafts [n] that are no draws; one below 0 is none, and counts as token 0."""
-    return torch.zeros_like(target).scatter_(-1, drafts.long().clamp(min=0)[:, None], 1.0)
+    return torch.zeros_like(target).scatter_(-1, drafts.long().clamp(0, target.shape[-1] - 1)[:, None], 1.0)
 
 
 class StepCounts:
@@ -222,12 +222,10 @@ def runners() -> dict[str, Runner]:
     """Return the runners that vLLM may choose in this process."""
     from vllm.triton_utils import HAS_TRITON
 
-    from bebop.rollout.vllm import runner_v1
+    from bebop.rollout.vllm import runner_v1, runner_v2  # they import this module
 
     found: dict[str, Runner] = {"v1": runner_v1}
-    if HAS_TRITON and os.environ.get(RUNNER) != "0":  # its modules cannot be imported without Triton
-        from bebop.rollout.vllm import runner_v2
-
+    if HAS_TRITON and os.environ.get(RUNNER) != "0":  # vLLM has no second one without Triton
         found["v2"] = runner_v2
     return found
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.v1.sample import rejection_sampler
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from bebop.rollout.host_copy import HostCopy
 from bebop.rollout.vllm.plugin import Rows, Steps, one_hot, table
@@ -16,6 +14,9 @@ from bebop.rollout.vllm.plugin import Rows, Steps, one_hot, table
 
 def watch(steps: Steps) -> None:
     """Look into vLLM's rejection sampling, and learn from the runner whose rows it sees."""
+    from vllm.v1.sample import rejection_sampler
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
     reject, sample = rejection_sampler.rejection_sample, GPUModelRunner._sample
     call = inspect.signature(reject)
 
@@ -40,6 +41,8 @@ def watch(steps: Steps) -> None:
 
 def on_output(change: Callable[[Any], Any]) -> None:
     """Pass each step's output through ``change`` before it leaves the worker."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
     sample = GPUModelRunner.sample_tokens
 
     @functools.wraps(sample)

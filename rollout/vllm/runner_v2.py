@@ -12,9 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.v1.worker.gpu.async_utils import AsyncOutput
-from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
 from bebop.errors import UserError
 from bebop.rollout.host_copy import HostCopy
@@ -29,6 +26,10 @@ def watch(steps: Steps) -> None:
 
     Raise ``UserError`` where this version has another function in its place.
     """
+    from vllm.v1.worker.gpu.async_utils import AsyncOutput
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+
     reject, sample = rejection_sampler.rejection_sample, GPUModelRunner.sample_tokens
     call, get = inspect.signature(reject), AsyncOutput.get_output
     if lacking := [name for name in (*READS, *MORE) if name not in call.parameters]:
@@ -66,6 +67,8 @@ def watch(steps: Steps) -> None:
 
 def on_output(change: Callable[[Any], Any]) -> None:
     """Pass each step's output through ``change`` before it leaves the worker."""
+    from vllm.v1.worker.gpu.async_utils import AsyncOutput
+
     get = AsyncOutput.get_output
 
     @functools.wraps(get)
