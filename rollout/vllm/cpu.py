@@ -26,8 +26,10 @@ def mend() -> list[str]:
     from vllm.model_executor.layers import utils
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.sample import rejection_sampler
+    from vllm.v1.sample.ops import topk_topp_sampler
 
     mended = []
+    topk_topp_sampler.HAS_TRITON = False  # a loop of its kernel counts in Python's numbers where it is interpreted
     if not hasattr(CpuPlatform.check_and_update_config, "__wrapped__"):
         CpuPlatform.check_and_update_config = classmethod(_scheduled_as_asked(CpuPlatform.check_and_update_config))
     if empties_weights(utils):
