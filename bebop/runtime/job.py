@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -367,9 +367,11 @@ def share_memory(config: JobConfig, gpus: float) -> JobConfig:
         )
     fraction, line = memory_beside_trainer(config)
     log.warning("%s", line)
-    return dataclasses.replace(
-        config, rollout=dataclasses.replace(rollout, **{name: dataclasses.replace(own, memory_fraction=fraction)})
-    )
+    if name == "vllm":
+        rollout = replace(rollout, vllm=replace(rollout.vllm, memory_fraction=fraction))
+    else:
+        rollout = replace(rollout, sglang=replace(rollout.sglang, memory_fraction=fraction))
+    return replace(config, rollout=rollout)
 
 
 def reserve(pool: Pool) -> list[dict[str, Any]]:

@@ -78,7 +78,10 @@ def memory_beside_trainer(config: JobConfig) -> tuple[float, str]:
     count = parameters(sorted(resolve(config.model.path).glob("*.safetensors")))
     settings, device = read_config(config.model), find_device(config.model)
     fraction = engine_fraction(config, settings, count, device, _adapter(config))
-    return fraction, f"rollout.{config.rollout.engine}.memory_fraction={fraction}: the trainer needs the rest of the GPU"
+    return (
+        fraction,
+        f"rollout.{config.rollout.engine}.memory_fraction={fraction}: the trainer needs the rest of the GPU",
+    )
 
 
 def _adapter(config: JobConfig) -> int:

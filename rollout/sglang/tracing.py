@@ -67,7 +67,7 @@ class Following:
 
 
 def _entries(chosen: Sequence[int], count: int, tables: NDArray[np.int32]) -> list[dict[str, Any]]:
-    """Return one entry for each of ``count`` requests: that of its table for those that are traced, else an empty one."""
+    """Return an entry for each of ``count`` requests, which is empty for those that are not ``chosen``."""
     entries: list[dict[str, Any]] = [{} for _ in range(count)]
     for i, table in zip(chosen, tables, strict=True):
         entries[i] = {"width": len(table), "bits": b64encode(table.tobytes()).decode()}

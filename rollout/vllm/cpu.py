@@ -163,7 +163,7 @@ def _driver() -> type:
     return type("CpuDriver", (base,), {"is_active": classmethod(lambda kind: True), **answers})
 
 
-def _add_log1p(interpreter: ModuleType) -> None:
+def _add_log1p(interpreter: Any) -> None:
     """Compute log(1 + x) by NumPy, with which residuals are drawn: the interpreter has none of CUDA's functions."""
     language = importlib.import_module("triton.language")
 
@@ -171,10 +171,11 @@ def _add_log1p(interpreter: ModuleType) -> None:
         with np.errstate(divide="ignore", invalid="ignore"):
             return language.tensor(interpreter.TensorHandle(np.log1p(x.handle.data), x.handle.dtype), x.type)
 
-    importlib.import_module("triton.language.extra.libdevice").log1p = log1p
+    libdevice: Any = importlib.import_module("triton.language.extra.libdevice")
+    libdevice.log1p = log1p
 
 
-def _take_any_mask(interpreter: ModuleType) -> None:
+def _take_any_mask(interpreter: Any) -> None:
     """Make masks boolean: that of a vector and a scalar condition is not, in Triton 3.9's interpreter."""
     builder, language = interpreter.InterpreterBuilder, importlib.import_module("triton.language")
     load, store = builder.create_masked_load, builder.create_masked_store
@@ -193,7 +194,7 @@ def _take_any_mask(interpreter: ModuleType) -> None:
     builder.create_masked_load, builder.create_masked_store = create_masked_load, create_masked_store
 
 
-def _save_time(interpreter: ModuleType) -> None:
+def _save_time(interpreter: Any) -> None:
     """Leave Triton's language patched, as nothing is compiled here, and integers unchecked: half of the time."""
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)

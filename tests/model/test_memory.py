@@ -89,7 +89,7 @@ def test_a_job_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_engine_takes_what_the_trainer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same trainer of 50 GB on a GPU of 100 GB, of which 5 stay free; in turns it keeps 41 without older versions."""
+    """The same trainer of 50 GB on a GPU of 100 GB, of which 5 stay free; in turns it keeps 41 GB."""
     monkeypatch.setattr(memory, "BACKWARD", 10.0)
     monkeypatch.setattr(memory, "memory_of", lambda device: 100 * 10**9)
     given = ["trainer.max_tokens=1000", "rollout.max_length=1000", "trainer.checkpointing=false"]

@@ -76,7 +76,9 @@ def test_acceptance_is_the_embedded_engines(vllm: ServedEngine, folder: Path) ->
     assert np.abs(rates[0] - rates[1]).max() < 0.03 * WIDER
     assert np.abs(theirs.overlap / theirs.reached - rates[1]).max() < 0.02 * WIDER
     for name in ("draft_entropy", "target_entropy", "target_only"):
-        assert np.abs(getattr(ours, name) / ours.reached - getattr(theirs, name) / theirs.reached).max() < 0.06 * WIDER, name
+        assert (
+            np.abs(getattr(ours, name) / ours.reached - getattr(theirs, name) / theirs.reached).max() < 0.06 * WIDER
+        ), name
     assert theirs.tokens == ANSWERS * TOKENS and theirs.prefilled == ANSWERS
     assert theirs.draft_forwards == DRAFTS * theirs.cycles
     assert 0 <= theirs.cycles + theirs.accepted.sum() - theirs.emitted <= ANSWERS  # an answer's last cycle may be cut
@@ -133,7 +135,9 @@ def test_an_end_cuts_off_what_was_accepted_behind_it(vllm: ServedEngine) -> None
     params = [SamplingParams(max_new_tokens=40, stop_token_ids=(2, 5), seed=i) for i in range(count)]
     found = answers(vllm, [Request(id=i, token_ids=PROMPT, params=p) for i, p in enumerate(params)])
     ended = [c for c in found if c.finish_reason == "stop"]
-    assert len(ended) > 0.75 * count and all(c.token_ids[-1] in (2, 5) and not set(c.token_ids[:-1]) & {2, 5} for c in ended)
+    assert len(ended) > 0.75 * count and all(
+        c.token_ids[-1] in (2, 5) and not set(c.token_ids[:-1]) & {2, 5} for c in ended
+    )
     whole = stats(found)
     assert whole.tokens == sum(len(c.token_ids) for c in found)
     cut = whole.cycles + whole.accepted.sum() - whole.emitted

@@ -122,7 +122,8 @@ def test_a_noised_head_slows_decoding_alone_and_recovers() -> None:
     noised = {n: t + t.std() * torch.randn(t.shape, generator=generator) for n, t in sound.items() if t.dim() == 2}
     prompts = [tuple(own.tokenizer(f"Calculate {i} + {7 * i % 10} - {i}.")["input_ids"]) for i in range(fewer(32, 6))]
     requests = [
-        Request(id=i, token_ids=prompt, params=SamplingParams(max_new_tokens=fewer(48, 24))) for i, prompt in enumerate(prompts)
+        Request(id=i, token_ids=prompt, params=SamplingParams(max_new_tokens=fewer(48, 24)))
+        for i, prompt in enumerate(prompts)
     ]
     config = JobConfig(
         model=model,

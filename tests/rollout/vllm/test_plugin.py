@@ -73,9 +73,7 @@ def test_what_is_accepted_is_kept_of_every_step(runner: str) -> None:
 
 @pytest.mark.parametrize("size", [plugin.SLICE, 2 * V])
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_measures_are_those_of_the_requests_own_rows(
-    runner: str, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measures_are_those_of_the_requests_own_rows(runner: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one slice, and two rows at a time."""
     monkeypatch.setattr(plugin, "SLICE", size)
     q, p = drafted(), target().softmax(-1)
