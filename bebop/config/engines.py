@@ -189,6 +189,6 @@ class VllmConfig(Settings):
     def _validate(self) -> None:
         self.require(self.transfer != "file" or bool(self.folder), "folder", "transfer=file needs a folder")
         steps = not self.async_scheduling or self.model_runner != "v1"
-        self.require(steps, "async_scheduling", "model_runner=v1 makes one step after another: give false, null or v2")
+        self.require(steps, "async_scheduling", "model_runner=v1 makes one step after another; give null")
         for name, value in self.extra.items():
             check(name not in VLLM_OWN, f"rollout.vllm.extra.{name}", value, VLLM_OWN.get(name, ""))

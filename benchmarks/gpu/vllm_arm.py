@@ -42,7 +42,7 @@ class Arm:
     drafts: int = 0  # K
     attention: str = "FLASH_ATTN"  # FlashAttention 3 on Hopper
     check: bool = False  # log-probs against transformers' instead of times
-    watched: bool = False  # the plugin of rollout=vllm measures one step in four
+    statistics: bool = False  # the plugin of rollout=vllm measures one step in four
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class Arm:
 
     @property
     def _more(self) -> list[str]:
-        return ["triton"] * (self.attention == "TRITON_ATTN") + ["watched"] * self.watched
+        return ["triton"] * (self.attention == "TRITON_ATTN") + ["stats"] * self.statistics
 
 
 def plan(device: str) -> list[Arm]:
@@ -62,13 +62,13 @@ def plan(device: str) -> list[Arm]:
     bebop1, greedy3 = {**bebop3, "drafts": 1}, {**bebop3, "system": "target_only"}
     if device == "cpu":
         tiny, second = partial(Arm, model="tiny", runner="v1"), partial(Arm, model="tiny")
-        first = [tiny(check=True), tiny(), tiny(**bebop3), tiny(**greedy3), tiny(**bebop3, watched=True)]
-        return [*first, second(), second(**bebop3, watched=True), second(**greedy3, watched=True)]
+        first = [tiny(check=True), tiny(), tiny(**bebop3), tiny(**greedy3), tiny(**bebop3, statistics=True)]
+        return [*first, second(), second(**bebop3, statistics=True), second(**greedy3, statistics=True)]
     return [
         smol(check=True), qwen(), qwen(**bebop3), smol(), smol(**bebop3), qwen(runner="v1"),
         qwen(runner="v1", **bebop3), qwen(**bebop1), qwen(**greedy3), smol(**bebop1), smol(runner="v1"),
         smol(runner="v1", **bebop3), qwen(attention="TRITON_ATTN"), qwen(attention="TRITON_ATTN", **bebop3),
-        smol(**greedy3), qwen(**bebop3, watched=True), qwen(**greedy3, watched=True),
+        smol(**greedy3), qwen(**bebop3, statistics=True), qwen(**greedy3, statistics=True),
         qwen(runner="v1", **bebop1), smol(runner="v1", **bebop1),
     ]  # fmt: skip
 
@@ -93,7 +93,7 @@ def run(arm: Arm, model: Path, context: Context) -> None:
     """Carry an arm out."""
     print(f"---- {arm.name}", flush=True)
     os.environ[plugin.RUNNER] = str(int(arm.runner == "v2"))
-    if arm.watched:
+    if arm.statistics:
         os.environ[plugin.EVERY] = "4"
         plugin.register()
     (check if arm.check else measure)(arm, model, context)
@@ -103,7 +103,7 @@ def measure(arm: Arm, model: Path, context: Context) -> None:
     """Keep a row for each batch: the cycle of the engine stage, and how it compares with plain decoding."""
     device = context.device.type
     about = {"model": arm.model, "system": arm.system, "K": arm.drafts, "runner": arm.runner}
-    about |= {"watched": arm.watched}
+    about |= {"statistics": arm.statistics}
     about["attention"] = arm.attention if device == "cuda" else "CPU_ATTN"
     began, arguments = time.perf_counter(), engine_arguments(arm, device, BATCHES[device])
     engine = start(model, arguments)
@@ -115,11 +115,11 @@ def measure(arm: Arm, model: Path, context: Context) -> None:
         decode(engine, arm, batch, cycles=4)  # Triton compiles in the first steps of a batch
         records: list[plugin.StepRecord] = []
         steps, _ = decode(engine, arm, batch, cycles=CYCLES, records=records)
-        found = {"batch": batch, **about, **cycle(steps, batch), **seen(records)}
+        found = {"batch": batch, **about, **cycle(steps, batch), **acceptance_check(records)}
         base = found["value"] if arm.drafts == 0 else plain(context.rows, found)
-        own = unwatched(context.rows, found) if arm.watched else None
+        own = without_statistics(context.rows, found) if arm.statistics else None
         of_own = own and found["value"] / own
-        context.keep("cycle", unit="ms", of_plain=base and found["value"] / base, of_unwatched=of_own, **found)
+        context.keep("cycle", unit="ms", of_plain=base and found["value"] / base, of_no_stats=of_own, **found)
 
 
 def plain(rows: Sequence[Row], row: Row) -> float | None:
@@ -129,14 +129,14 @@ def plain(rows: Sequence[Row], row: Row) -> float | None:
     return next((one["value"] for one in cycles if all(one[name] == row[name] for name in same)), None)
 
 
-def unwatched(rows: Sequence[Row], row: Row) -> float | None:
+def without_statistics(rows: Sequence[Row], row: Row) -> float | None:
     """Milliseconds of the same arm and batch where the plugin looks at nothing."""
     same = ("model", "batch", "runner", "attention", "system", "K")
-    cycles = [one for one in rows if one["what"] == "cycle" and not one["watched"]]
+    cycles = [one for one in rows if one["what"] == "cycle" and not one["statistics"]]
     return next((one["value"] for one in cycles if all(one[name] == row[name] for name in same)), None)
 
 
-def seen(records: Sequence[plugin.StepRecord]) -> dict[str, float]:
+def acceptance_check(records: Sequence[plugin.StepRecord]) -> dict[str, float]:
     """Return how often first drafts were accepted in the measured steps, and their mean overlap, which predicts it.
 
     Nothing where nothing was measured. For greedy drafts the overlap is p of the draft.

@@ -108,7 +108,7 @@ def main(arguments: list[str]) -> int:
     content |= {"seconds": options.seconds, "rows": context.rows}
     context.file.write_text(json.dumps(content, indent=1) + "\n")
     columns = ("model", "batch", "runner", "attention", "system", "K", "value", "of_plain", "tokens a row", "tokens/s",
-               "of_unwatched", "first accepted", "first overlap")  # fmt: skip
+               "of_no_stats", "first accepted", "first overlap")  # fmt: skip
     timed = [row for row in context.rows if row["what"] == "cycle"]
     sys.stdout.write(record.table([{name: row.get(name) for name in columns} for row in timed]))
     return int(any(outcome.startswith("failed") for outcome in outcomes.values()))

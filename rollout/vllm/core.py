@@ -194,7 +194,7 @@ class Core:
 
     def loaded(self, version: int, recompute: bool) -> None:
         """Take notice of a version's weights; ``recompute``: compute open requests' keys and values again."""
-        self._versions = [*self._versions[-7:], (STEPS.launched, version)]
+        self._versions = [*self._versions[-7:], (STEPS.launches, version)]
         self._salted()
         if recompute:
             self.engine.reset_prefix_cache(reset_running_requests=True)

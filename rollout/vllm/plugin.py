@@ -103,12 +103,12 @@ class Steps:
 
     every: int = 0
     count: int = 0  # steps that could be measured
-    launched: int = 0
+    launches: int = 0
     parts: list[Rows] = field(default_factory=list)  # of the step in progress
     done: list[StepRecord] = field(default_factory=list)  # whose tokens came out
     hooks: set[str] = field(default_factory=set)  # that are in place
 
-    def measured(self) -> bool:
+    def is_due(self) -> bool:
         """Return whether the step in progress is one of those that are measured."""
         if not self.every:
             return False
@@ -117,8 +117,8 @@ class Steps:
 
     def launch(self, names: Sequence[str]) -> StepRecord:
         """Close the step in progress, whose requests have these names."""
-        record = StepRecord(number=self.launched, names=tuple(names), parts=tuple(self.parts))
-        self.launched += 1
+        record = StepRecord(number=self.launches, names=tuple(names), parts=tuple(self.parts))
+        self.launches += 1
         self.parts = []
         return record
 

@@ -65,7 +65,7 @@ def rows(
         found["greedy"] = torch.zeros(len(counts), dtype=torch.bool)
     else:
         found["greedy"] = torch.ones_like(found["accepted"]) > 0 if metadata.all_greedy else metadata.temperature == 0
-    weight = steps.every if not metadata.all_greedy and steps.measured() else 0
+    weight = steps.every if not metadata.all_greedy and steps.is_due() else 0
 
     def pair(part: slice) -> tuple[Tensor, Tensor]:
         p = logits[part].softmax(-1, dtype=torch.float32)

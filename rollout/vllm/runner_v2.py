@@ -95,7 +95,7 @@ def rows(count: Tensor, given: Mapping[str, Any], steps: Steps) -> Rows:
         "accepted": count - 1,
         "greedy": temperature[given["idx_mapping"].long()] == 0,
     }
-    weight = steps.every if steps.measured() else 0
+    weight = steps.every if steps.is_due() else 0
     size = target.shape[-1] if q_logits is None else min(target.shape[-1], q_logits.shape[-1])
 
     def pair(part: slice) -> tuple[Tensor, Tensor]:

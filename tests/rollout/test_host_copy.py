@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from bebop.rollout.host_copy import HostCopy, LateEntries, to_device
@@ -14,6 +15,19 @@ def test_what_is_written_later_is_not_seen() -> None:
     found = copy.get()
     assert found["rows"].tolist() == [[0, 1, 2], [3, 4, 5]] and found["column"].tolist() == [1, 4]
     assert copy.get() is found
+
+
+@pytest.mark.gpu
+def test_copies_of_a_gpu_are_pinned_and_wait_for_it() -> None:
+    """The device is busy when the copy begins; what it writes afterwards is not seen."""
+    matrix = torch.randn(4096, 4096, device="cuda")
+    product = matrix @ matrix
+    copy = HostCopy(product=product, corner=product[::2, 1])
+    wanted = product.cpu()
+    product.zero_()
+    found = copy.get()
+    assert found["product"].is_pinned() and torch.equal(found["product"], wanted)
+    assert torch.equal(found["corner"], wanted[::2, 1])
 
 
 def test_entries_are_made_once_and_late() -> None:

@@ -120,7 +120,7 @@ def record(steps: Steps, *names: str) -> StepRecord:
 def test_a_step_is_that_whose_tokens_came_out_and_is_forgotten() -> None:
     steps = Steps(every=1)
     early, late = record(steps, "a", "b", "c"), record(steps, "d", "e", "f")
-    assert (early.number, late.number, steps.launched) == (0, 1, 2) and steps.take().verified() == {}
+    assert (early.number, late.number, steps.launches) == (0, 1, 2) and steps.take().verified() == {}
     steps.done.append(early)
     assert set(steps.take().verified()) == {"a", "c"} and steps.take().number == -1  # nothing was drafted for b
 

@@ -77,8 +77,8 @@ def test_a_version_is_that_of_the_launch(monkeypatch: pytest.MonkeyPatch) -> Non
     """An asynchronous engine's tokens come out after an update that they know nothing of."""
     core = Core({}, {}, drafts=3, head=True)
     core.engine = SimpleNamespace(reset_prefix_cache=lambda **named: None)
-    for launched, version in ((4, 7), (4, 8), (9, 9)):
-        monkeypatch.setattr(STEPS, "launched", launched)
+    for launches, version in ((4, 7), (4, 8), (9, 9)):
+        monkeypatch.setattr(STEPS, "launches", launches)
         core.loaded(version, recompute=False)
     versions = [core._version_of(StepRecord(number=number)) for number in (0, 3, 4, 8, 9, 20, -1)]
     assert versions == [0, 0, 8, 8, 9, 9, 9]  # the last: vLLM gave tokens of no step that was seen
