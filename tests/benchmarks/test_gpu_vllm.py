@@ -19,6 +19,7 @@ from bebop.bench.gpu.vllm_arm import (
     SHAPES,
     Arm,
     Step,
+    acceptance_check,
     capture_sizes,
     cycle,
     engine_arguments,
@@ -188,10 +189,8 @@ def test_what_the_plugin_costs_and_sees_is_in_the_row() -> None:
     ones = [Verified(drafted=2, accepted=n, sampled=True, weight=4, measured=measured) for n in (0, 1, 2, 2)]
     ones.append(Verified(drafted=2, accepted=0, sampled=True))  # of a step that was not measured
     record = StepRecord(_found={str(number): one for number, one in enumerate(ones)})
-    assert (
-        acceptance_check([StepRecord(), record]) == {"first accepted": 0.75, "first overlap": 0.5}
-        and acceptance_check([]) == {}
-    )
+    found = acceptance_check([StepRecord(), record])
+    assert found == {"first accepted": 0.75, "first overlap": 0.5} and acceptance_check([]) == {}
 
 
 def run(arm: Arm, model: Path, context: Context) -> None:
