@@ -76,8 +76,9 @@ environments: $(SUITES:%=.venv-%/.installed) ## all of these environments
 test-sglang: .venv-sglang/.installed ## real SGLang on the CPU, in .venv-sglang
 	$(QUIET) .venv-sglang/bin/python -m pytest tests/integration/sglang $(ARGS)
 
-test-vllm: .venv-vllm/.installed ## real vLLM on the CPU, in .venv-vllm
+test-vllm: .venv-vllm/.installed ## real vLLM on the CPU, in .venv-vllm, with each of its model runners
 	$(QUIET) .venv-vllm/bin/python -m pytest tests/integration/vllm $(ARGS)
+	$(QUIET) env BEBOP_VLLM_RUNNER=v2 .venv-vllm/bin/python -m pytest tests/integration/vllm $(ARGS) # Triton is interpreted there
 
 test-verl: .venv-verl/.installed ## real verl jobs on the CPU, in .venv-verl
 	$(QUIET) .venv-verl/bin/python -m pytest tests/integration/verl $(ARGS)

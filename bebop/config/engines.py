@@ -19,6 +19,7 @@ from bebop.config.fields import (
 )
 
 Pause = Literal["in_place", "retract", "abort"]
+ModelRunner = Literal["v1", "v2"]
 WeightTransfer = Literal["tensor", "distributed", "disk"]
 # Jobs on a laptop read all prompts in one pass of so many tokens. A mask of its attention has at most 8192 ** 2 entries
 # for each query head of a group: 400 MB in SmolLM2's shape and bfloat16, for one prompt of 8,192 tokens.
@@ -89,7 +90,7 @@ class SglangConfig(Settings):
     data_parallel: int = setting(1, "replicas behind one address; weights then travel by disk", POSITIVE)
     memory_fraction: float | None = setting(
         None,
-        "of the GPU, for weights and keys and values; null: SGLang decides",
+        "of the GPU, for weights and keys and values; null: SGLang decides, beside a trainer what that leaves",
         BETWEEN_0_AND_1,
     )
     cache_tokens: int | None = setting(
@@ -143,7 +144,7 @@ class SglangConfig(Settings):
 VLLM_OWN = {
     "speculative_config": "drafting is set by decoding.*",
     "logprobs_mode": "only those of what tokens are drawn from (processed_logprobs) can be trained on",
-    "async_scheduling": "versions of tokens are known between two steps alone",
+    "async_scheduling": "give rollout.vllm.async_scheduling",
     "tensor_parallel_size": "more ranks than 1 have not been tested",
     "pipeline_parallel_size": "more ranks than 1 have not been tested",
     "data_parallel_size": "give rollout.workers",
@@ -165,7 +166,7 @@ class VllmConfig(Settings):
     )
     memory_fraction: float | None = setting(
         None,
-        "of the GPU, for weights and keys and values; null: vLLM decides",
+        "of the GPU, for weights and keys and values; null: vLLM decides, beside a trainer what that leaves",
         BETWEEN_0_AND_1,
     )
     eager: bool | None = setting(None, "no compiled graphs; null: on a CPU alone")
@@ -173,6 +174,15 @@ class VllmConfig(Settings):
         None,
         "for drafts of whole blocks: the folder of the drafter, which python -m bebop.export wrote",
         NOT_EMPTY,
+    )
+    model_runner: ModelRunner | None = setting(
+        None,
+        "which of vLLM's two model runners; null: v1 on a CPU and for decoding=history, which v2 lacks; on a GPU v2 for "
+        "drafts of the MTP head and ngram",
+    )
+    async_scheduling: bool | None = setting(
+        None,
+        "launch a step before the tokens of the one before are read, which takes model_runner=v2; null: with v2",
     )
     transfer: Literal["memory", "file"] = setting("memory", "file: weights go through a folder, which keeps the newest")
     folder: str | None = setting(None, "for transfer=file", NOT_EMPTY)
@@ -184,5 +194,7 @@ class VllmConfig(Settings):
 
     def _validate(self) -> None:
         self.require(self.transfer != "file" or bool(self.folder), "folder", "transfer=file needs a folder")
+        steps = not self.async_scheduling or self.model_runner != "v1"
+        self.require(steps, "async_scheduling", "model_runner=v1 makes one step after another; give null")
         for name, value in self.extra.items():
             check(name not in VLLM_OWN, f"rollout.vllm.extra.{name}", value, VLLM_OWN.get(name, ""))

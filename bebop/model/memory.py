@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 
 from bebop.config.job import MAX_BATCH_TOKENS, JobConfig
+from bebop.errors import UserError
 
 MICRO_BATCH_SHARE = GRADIENT_SHARE = 1 / 8  # weights, optimizer, engine and its keys and values need the rest
 GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -22,6 +23,7 @@ ROWS = 8  # tables of float32 over the vocabulary that a cycle has at once: logi
 # Activations at the highest, over those that ``activation_bytes`` counts: the backward pass holds gradients and chunks
 # of logits beside them. Measured: 1.7 times as much for the built-in model, 1.55 times for SmolLM2.
 BACKWARD = 1.6
+UNSHARED = 0.05  # of a GPU that trainer and engines share: contexts of processes, and memory in pieces
 RAY = 10**9  # bytes of the driver and of Ray's servers
 ADAM = 16  # bytes a parameter in training: weight, gradient and two moments, all of float32
 
@@ -97,6 +99,48 @@ def memory_of(device: torch.device) -> int:
     return there
 
 
+def trainer_memory(
+    config: JobConfig, settings: Any, count: int, device: torch.device, adapter: int = 0
+) -> tuple[float, float, bool]:
+    """Return bytes of all ranks of a job's trainer: what stays, what an update takes beside it; and whether it
+    checkpoints layers. Arguments are those of ``job_memory``."""
+    trainer, rollout, dtype = config.trainer, config.rollout, getattr(torch, config.model.dtype)
+    weights = dtype.itemsize * count
+    again, most = trainer.checkpointing, trainer.max_tokens or MAX_BATCH_TOKENS
+    if again is None:
+        again = checkpoints_layers(settings, dtype, device, trainer.ranks, most)
+    tokens = trainer.max_tokens or micro_batch(settings, dtype, device, trainer.ranks, most, again)
+    # Beside Adam: a copy to send, those of older versions that completions are compared with, and the reference.
+    copies = 1 + rollout.staleness + (config.algorithm.kl_coefficient > 0)
+    fixed = ADAM * count + trainer.ranks * (copies * weights + PROCESS)
+    if adapter:  # the frozen weights are the reference, and older versions of the adapter are kept in float32
+        fixed = ADAM * adapter + weights + trainer.ranks * (weights + rollout.staleness * 4 * adapter + PROCESS)
+    batches = trainer.ranks * tokens * activation_bytes(settings, dtype, again) * BACKWARD
+    return fixed, batches, again
+
+
+def engine_fraction(config: JobConfig, settings: Any, count: int, device: torch.device, adapter: int = 0) -> float:
+    """Return the part of a GPU's memory for each engine that shares it with the trainer.
+
+    It is what the trainer leaves: all that an update needs, or what stays between updates where the engine gives its
+    memory back for them. Arguments are those of ``job_memory``. Raise ``UserError`` where that does not hold the
+    model and the keys and values of one completion.
+    """
+    rollout, dtype, there = config.rollout, getattr(torch, config.model.dtype), memory_of(device)
+    fixed, batches, _ = trainer_memory(config, settings, count, device, adapter)
+    turns = rollout.engine == "sglang" and rollout.sglang.colocated
+    needs = fixed if turns else fixed + batches
+    fraction = math.floor(round(100 * ((there - needs) / there - UNSHARED) / rollout.workers, 6)) / 100
+    least = dtype.itemsize * count + rollout.max_length * bytes_per_token(settings, dtype)
+    if fraction * there < least:
+        raise UserError(
+            f"rollout.{rollout.engine}.memory_fraction=null is not possible on a shared GPU: of {_gb(there)} GB the "
+            f"trainer needs about {_gb(needs)}, and each of {rollout.workers} engines {_gb(least)} or more; take a "
+            "smaller trainer.max_tokens or another GPU, or give the fraction"
+        )
+    return fraction
+
+
 def job_memory(
     config: JobConfig,
     settings: Any,
@@ -115,18 +159,9 @@ def job_memory(
     1.2); for SmolLM2 8.4 to 9.7 of 9.8 GB in the trainer and 4.8 of 4.0 in the rollout. ``embedded``: whether decoding
     is of this package; SGLang and vLLM say themselves what they take.
     """
-    trainer, rollout, dtype = config.trainer, config.rollout, getattr(torch, config.model.dtype)
+    rollout, dtype = config.rollout, getattr(torch, config.model.dtype)
     weights = dtype.itemsize * count
-    again, most = trainer.checkpointing, trainer.max_tokens or MAX_BATCH_TOKENS
-    if again is None:
-        again = checkpoints_layers(settings, dtype, device, trainer.ranks, most)
-    tokens = trainer.max_tokens or micro_batch(settings, dtype, device, trainer.ranks, most, again)
-    # Beside Adam: a copy to send, those of older versions that completions are compared with, and the reference.
-    copies = 1 + rollout.staleness + (config.algorithm.kl_coefficient > 0)
-    fixed = ADAM * count + trainer.ranks * (copies * weights + PROCESS)
-    if adapter:  # the frozen weights are the reference, and older versions of the adapter are kept in float32
-        fixed = ADAM * adapter + weights + trainer.ranks * (weights + rollout.staleness * 4 * adapter + PROCESS)
-    batches = trainer.ranks * tokens * activation_bytes(settings, dtype, again) * BACKWARD
+    fixed, batches, again = trainer_memory(config, settings, count, device, adapter)
     total = fixed + batches
     parts = [f"trainer {_gb(total)} (weights and Adam {_gb(fixed)}, activations {_gb(batches)})"]
     if embedded:

@@ -14,11 +14,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from ray.util.metrics import Gauge
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -40,6 +41,7 @@ from bebop.runtime.actors import RayTrainer, RayWorker
 from bebop.runtime.events import EventLog
 from bebop.runtime.preflight import check_evaluation
 from bebop.runtime.session import Dashboard, Session, SessionDied, ray_session
+from bebop.runtime.terminal import memory_beside_trainer
 from bebop.tasks.held_out import HeldOut
 from bebop.trainer import checkpoint
 from bebop.trajectory import Prompt
@@ -90,9 +92,11 @@ def run_job(
     ended: float | None = None  # when Ray's servers died
     for deaths in range(config.runtime.max_restarts + 1):
         with ray_session(config, events) as session:
-            ranks, places = (reserve(pool) for pool in pools(config, ray.cluster_resources().get("GPU", 0.0)))
+            gpus = ray.cluster_resources().get("GPU", 0.0)
+            serving = share_memory(config, gpus)
+            ranks, places = (reserve(pool) for pool in pools(config, gpus))
             trainer = RayTrainer(config, run_dir, ranks, events)
-            workers = [RayWorker(config, place, i, events) for i, place in enumerate(places)]
+            workers = [RayWorker(serving, place, i, events) for i, place in enumerate(places)]
             job = Job(config, run_dir, prompt, trainer, workers, stopping, held_out)
 
             def started(session: Session = session, deaths: int = deaths, ended: float | None = ended) -> None:
@@ -338,6 +342,36 @@ def pools(config: JobConfig, gpus: float) -> tuple[Pool, Pool]:
         Pool(name="trainer", count=trainer.ranks, cpus=trainer.threads, gpus=share, strategy="STRICT_PACK"),
         Pool(name="rollout", count=rollout.workers, cpus=rollout.threads, gpus=each, strategy="PACK"),
     )
+
+
+FRACTIONS = {"vllm": "gpu_memory_utilization", "sglang": "mem_fraction_static"}  # in ``extra``, under their own names
+
+
+def share_memory(config: JobConfig, gpus: float) -> JobConfig:
+    """Return the job as its workers get it: an engine beside the trainer takes the memory that the trainer leaves.
+
+    Engines would take nine tenths of a GPU by themselves. Raise ``UserError`` where a job has to say how much.
+    """
+    rollout, name = config.rollout, config.rollout.engine
+    each = engine_module(config).gpus(config)
+    apart = gpus - each * rollout.workers >= 1
+    if name not in FRACTIONS or each < 1 or apart or config.model.device == "cpu" or not gpus:
+        return config
+    own = rollout.vllm if name == "vllm" else rollout.sglang
+    if own.memory_fraction is not None or FRACTIONS[name] in own.extra:
+        return config
+    if gpus > 1 or not torch.cuda.is_available():
+        raise UserError(
+            f"rollout.{name}.memory_fraction=null is not possible: {rollout.workers} engines and "
+            f"{config.trainer.ranks} ranks of the trainer share {gpus:.0f} GPUs; give the part of one for each engine"
+        )
+    fraction, line = memory_beside_trainer(config)
+    log.warning("%s", line)
+    if name == "vllm":
+        rollout = replace(rollout, vllm=replace(rollout.vllm, memory_fraction=fraction))
+    else:
+        rollout = replace(rollout, sglang=replace(rollout.sglang, memory_fraction=fraction))
+    return replace(config, rollout=rollout)
 
 
 def reserve(pool: Pool) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from bebop.config.adapt import AdaptConfig
 from bebop.config.job import JobConfig, ModelConfig
 from bebop.model.checkpoint import draft_config, empty_model, find_device, mtp_layout, read_config, read_draft, resolve
 from bebop.model.lora import adapter_size
-from bebop.model.memory import job_memory, parameters
+from bebop.model.memory import engine_fraction, job_memory, parameters
 from bebop.report.verdict import Said, ended
 from bebop.rollout.engines import engine_module
 from bebop.run_dir.checkpoints import holds_adapter, newest_model
@@ -77,6 +77,17 @@ def expected_memory(config: JobConfig) -> str:
         draft = (read_draft(config.model), parameters(sorted(resolve(str(config.model.draft)).glob("*.safetensors"))))
     settings, device = read_config(config.model), find_device(config.model)
     return job_memory(config, settings, count, device, embedded, adapter, draft)
+
+
+def memory_beside_trainer(config: JobConfig) -> tuple[float, str]:
+    """Return the part of the GPU for an engine that shares it with the trainer, and the line that says so."""
+    count = parameters(sorted(resolve(config.model.path).glob("*.safetensors")))
+    settings, device = read_config(config.model), find_device(config.model)
+    fraction = engine_fraction(config, settings, count, device, _adapter(config))
+    return (
+        fraction,
+        f"rollout.{config.rollout.engine}.memory_fraction={fraction}: the trainer needs the rest of the GPU",
+    )
 
 
 def _adapter(config: JobConfig) -> int:

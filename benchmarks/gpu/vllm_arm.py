@@ -18,6 +18,7 @@ from bebop.bench.gpu.models import CYCLES, PROMPT, TINY, WARM, Shape, policy_of,
 from bebop.bench.gpu.stage import STEADY, Context, Row
 from bebop.config.job import DecodingConfig
 from bebop.model.checkpoint import save_policy
+from bebop.rollout.vllm import plugin
 from bebop.rollout.vllm.arguments import BLOCK, HOSTINGS
 from bebop.systems import SYSTEMS
 
@@ -41,12 +42,17 @@ class Arm:
     drafts: int = 0  # K
     attention: str = "FLASH_ATTN"  # FlashAttention 3 on Hopper
     check: bool = False  # log-probs against transformers' instead of times
+    statistics: bool = False  # the plugin of rollout=vllm measures one step in four
 
     @property
     def name(self) -> str:
         """Return the name that it is chosen by."""
         kind = "check" if self.check else f"{self.system}{self.drafts or ''}"
-        return "-".join([self.model, self.runner, kind, *(["triton"] if self.attention == "TRITON_ATTN" else [])])
+        return "-".join([self.model, self.runner, kind, *self._more])
+
+    @property
+    def _more(self) -> list[str]:
+        return ["triton"] * (self.attention == "TRITON_ATTN") + ["stats"] * self.statistics
 
 
 def plan(device: str) -> list[Arm]:
@@ -55,13 +61,15 @@ def plan(device: str) -> list[Arm]:
     bebop3: dict[str, Any] = {"system": "bebop", "drafts": 3}
     bebop1, greedy3 = {**bebop3, "drafts": 1}, {**bebop3, "system": "target_only"}
     if device == "cpu":
-        tiny = partial(Arm, model="tiny", runner="v1")
-        return [tiny(check=True), tiny(), tiny(**bebop3), tiny(**greedy3)]
+        tiny, second = partial(Arm, model="tiny", runner="v1"), partial(Arm, model="tiny")
+        first = [tiny(check=True), tiny(), tiny(**bebop3), tiny(**greedy3), tiny(**bebop3, statistics=True)]
+        return [*first, second(), second(**bebop3, statistics=True), second(**greedy3, statistics=True)]
     return [
         smol(check=True), qwen(), qwen(**bebop3), smol(), smol(**bebop3), qwen(runner="v1"),
         qwen(runner="v1", **bebop3), qwen(**bebop1), qwen(**greedy3), smol(**bebop1), smol(runner="v1"),
         smol(runner="v1", **bebop3), qwen(attention="TRITON_ATTN"), qwen(attention="TRITON_ATTN", **bebop3),
-        smol(**greedy3), qwen(runner="v1", **bebop1), smol(runner="v1", **bebop1),
+        smol(**greedy3), qwen(**bebop3, statistics=True), qwen(**greedy3, statistics=True),
+        qwen(runner="v1", **bebop1), smol(runner="v1", **bebop1),
     ]  # fmt: skip
 
 
@@ -84,7 +92,10 @@ def make_model(shape: Shape, folder: Path, context: Context) -> None:
 def run(arm: Arm, model: Path, context: Context) -> None:
     """Carry an arm out."""
     print(f"---- {arm.name}", flush=True)
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(arm.runner == "v2"))
+    os.environ[plugin.RUNNER] = str(int(arm.runner == "v2"))
+    if arm.statistics:
+        os.environ[plugin.EVERY] = "4"
+        plugin.register()
     (check if arm.check else measure)(arm, model, context)
 
 
@@ -92,6 +103,7 @@ def measure(arm: Arm, model: Path, context: Context) -> None:
     """Keep a row for each batch: the cycle of the engine stage, and how it compares with plain decoding."""
     device = context.device.type
     about = {"model": arm.model, "system": arm.system, "K": arm.drafts, "runner": arm.runner}
+    about |= {"statistics": arm.statistics}
     about["attention"] = arm.attention if device == "cuda" else "CPU_ATTN"
     began, arguments = time.perf_counter(), engine_arguments(arm, device, BATCHES[device])
     engine = start(model, arguments)
@@ -101,10 +113,13 @@ def measure(arm: Arm, model: Path, context: Context) -> None:
             context.keep("cycle", None, skipped="time is up", batch=batch, **about)
             continue
         decode(engine, arm, batch, cycles=4)  # Triton compiles in the first steps of a batch
-        steps, _ = decode(engine, arm, batch, cycles=CYCLES)
-        found = {"batch": batch, **about, **cycle(steps, batch)}
+        records: list[plugin.StepRecord] = []
+        steps, _ = decode(engine, arm, batch, cycles=CYCLES, records=records)
+        found = {"batch": batch, **about, **cycle(steps, batch), **acceptance_check(records)}
         base = found["value"] if arm.drafts == 0 else plain(context.rows, found)
-        context.keep("cycle", unit="ms", of_plain=base and found["value"] / base, **found)
+        own = without_statistics(context.rows, found) if arm.statistics else None
+        of_own = own and found["value"] / own
+        context.keep("cycle", unit="ms", of_plain=base and found["value"] / base, of_no_stats=of_own, **found)
 
 
 def plain(rows: Sequence[Row], row: Row) -> float | None:
@@ -112,6 +127,28 @@ def plain(rows: Sequence[Row], row: Row) -> float | None:
     same = ("model", "batch", "runner", "attention")
     cycles = [one for one in rows if one["what"] == "cycle" and one["K"] == 0]
     return next((one["value"] for one in cycles if all(one[name] == row[name] for name in same)), None)
+
+
+def without_statistics(rows: Sequence[Row], row: Row) -> float | None:
+    """Milliseconds of the same arm and batch where the plugin looks at nothing."""
+    same = ("model", "batch", "runner", "attention", "system", "K")
+    cycles = [one for one in rows if one["what"] == "cycle" and not one["statistics"]]
+    return next((one["value"] for one in cycles if all(one[name] == row[name] for name in same)), None)
+
+
+def acceptance_check(records: Sequence[plugin.StepRecord]) -> dict[str, float]:
+    """Return how often first drafts were accepted in the measured steps, and their mean overlap, which predicts it.
+
+    Nothing where nothing was measured. For greedy drafts the overlap is p of the draft.
+    """
+    found = [one for record in records for one in record.verified().values() if one.weight]
+    if not found:
+        return {}
+    overlaps = [one.measured["overlap"][0] for one in found]
+    return {
+        "first accepted": sum(one.accepted > 0 for one in found) / len(found),
+        "first overlap": sum(overlaps) / len(found),
+    }
 
 
 def engine_arguments(arm: Arm, device: str, batches: Sequence[int]) -> dict[str, Any]:
@@ -163,8 +200,17 @@ def start(model: Path, arguments: dict[str, Any]) -> Any:
     return LLMEngine.from_engine_args(EngineArgs(model=str(model), **arguments))
 
 
-def decode(engine: Any, arm: Arm, batch: int, cycles: int, **sampling: Any) -> tuple[list[Step], list[list[Any]]]:
+def decode(
+    engine: Any,
+    arm: Arm,
+    batch: int,
+    cycles: int,
+    records: list[plugin.StepRecord] | None = None,
+    **sampling: Any,
+) -> tuple[list[Step], list[list[Any]]]:
     """Decode a batch at temperature 1, all rows at once, which have tokens for so many cycles.
+
+    ``records`` gets what the plugin saw of each step.
 
     Returns:
         The steps, whose clock starts with the requests, and of each row vLLM's ``CompletionOutput``s, one a step.
@@ -184,7 +230,11 @@ def decode(engine: Any, arm: Arm, batch: int, cycles: int, **sampling: Any) -> t
     steps, begun = [], set()
     while engine.has_unfinished_requests():
         tokens = rows = 0
-        for given in engine.step():
+        outputs_of_step = engine.step()
+        record = plugin.STEPS.take()
+        if records is not None:
+            records.append(record)
+        for given in outputs_of_step:
             new = len(given.outputs[0].token_ids)
             tokens, rows, ended = tokens + new, rows + (new > 0), ended + given.finished
             begun |= {given.request_id} if new else set()

@@ -64,6 +64,12 @@ def main(arguments: list[str]) -> int:
     known = {arm.name: arm for arm in plan(device)}
     if strange := [name for name in options.arms or () if name not in known]:
         raise UserError(f"--arms {strange[0]} is not possible on {device}: choose from {', '.join(known)}")
+    # On a CPU the second runner's kernels are interpreted, so that its arms run only where they are named.
+    chosen = options.arms or [name for name, arm in known.items() if device == "cuda" or arm.runner == "v1"]
+    if device == "cpu" and any(known[name].runner == "v2" for name in chosen):
+        from bebop.rollout.vllm.cpu import interpret
+
+        interpret()
     version = import_all(device)
     out.mkdir(parents=True, exist_ok=True)
     context = Context(
@@ -83,7 +89,7 @@ def main(arguments: list[str]) -> int:
     outcomes: dict[Arm, str] = {}
     wrong = False
     with tempfile.TemporaryDirectory(dir=room()) as models:
-        for arm in [known[name] for name in options.arms or known]:
+        for arm in [known[name] for name in chosen]:
             if wrong and arm.attention == "FLASH_ATTN":
                 arm = replace(arm, attention="TRITON_ATTN")
             if arm in outcomes:
@@ -101,7 +107,8 @@ def main(arguments: list[str]) -> int:
     content = {"place": dict(context.origin), **content_of(context.file)}
     content |= {"seconds": options.seconds, "rows": context.rows}
     context.file.write_text(json.dumps(content, indent=1) + "\n")
-    columns = ("model", "batch", "runner", "attention", "system", "K", "value", "of_plain", "tokens a row", "tokens/s")
+    columns = ("model", "batch", "runner", "attention", "system", "K", "value", "of_plain", "tokens a row", "tokens/s",
+               "of_no_stats", "first accepted", "first overlap")  # fmt: skip
     timed = [row for row in context.rows if row["what"] == "cycle"]
     sys.stdout.write(record.table([{name: row.get(name) for name in columns} for row in timed]))
     return int(any(outcome.startswith("failed") for outcome in outcomes.values()))

@@ -8,13 +8,14 @@ in a completion, and a certificate for ``bebop_certify``.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bebop.kernels.stats import PairStats, pair_stats
+from bebop.rollout.host_copy import HostCopy, LateEntries
 from bebop.trajectory import MEASURED
 
 EVERY = "BEBOP_VERIFY_EVERY"
@@ -50,7 +51,7 @@ class Measure:
 
     An entry: ``accepted`` drafts, ``weight`` (the steps that it stands for), and per draft position ``overlap``,
     ``target_only``, ``draft_entropy`` and ``target_entropy``. Greedy requests have none of these distributions, and no
-    entry.
+    entry. Nothing waits for the device here: entries are read once the step is over.
     """
 
     def __init__(self, every: int, reports: Callable[[], bool] | None = None) -> None:
@@ -69,17 +70,23 @@ class Measure:
             logits.customized_info = {**(logits.customized_info or {}), "bebop_verify": entries}
         return result
 
-    def _entries(self, verify: Any, sampling: Any, logits: Tensor, lengths: Tensor) -> list[dict[str, Any]]:
-        """Return one entry a request. SGLang has put penalties and masks into the logits [B*(K+1), V] by now."""
+    def _entries(self, verify: Any, sampling: Any, logits: Tensor, lengths: Tensor) -> LateEntries:
+        """Return one entry a request, whose numbers SGLang's overlapped scheduler reads after the next launch.
+
+        SGLang has put penalties and masks into the logits [B*(K+1), V] by now.
+        """
         rows, width = len(lengths), verify.draft_token_num
         target = _distribution(logits, sampling, width).view(rows, width, -1)[:, :-1]
         drafted = verify.draft_token.view(rows, width)[:, 1:]
         stats = statistics(verify.draft_probs, target, drafted)
-        table = torch.stack([getattr(stats, name).view(rows, width - 1) for name in MEASURED], 1).tolist()
-        accepted = (lengths - 1).tolist()
+        table = torch.stack([getattr(stats, name).view(rows, width - 1) for name in MEASURED], 1)
+        return LateEntries(HostCopy(table=table, accepted=lengths - 1), rows, self._made)
+
+    def _made(self, found: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+        """Return the entries, from ``table`` [B, 4, K] of ``MEASURED`` and ``accepted`` [B] on the host."""
         return [
             {"accepted": count, "weight": self.every, **dict(zip(MEASURED, row, strict=True))}
-            for count, row in zip(accepted, table, strict=True)
+            for count, row in zip(found["accepted"].tolist(), found["table"].tolist(), strict=True)
         ]
 
 

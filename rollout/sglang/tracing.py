@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.rollout.decoding.verify_trace import PLAIN, condensed, unknown, unpacked
+from bebop.rollout.host_copy import HostCopy, LateEntries, to_device
 from bebop.trajectory import NONE, Trace, join_traces
 
 PREFIX = "bebop-trace-"
@@ -41,31 +42,36 @@ class Following:
         chosen = [i for i, request in enumerate(batch.reqs) if str(request.rid).startswith(PREFIX)]
         if not chosen or not self.reports():
             return original(verify, batch, logits, *args, **kwargs)
-        q = None if verify.draft_probs is None else verify.draft_probs[chosen].clone()  # as it was before verification
+        at = to_device(chosen, logits.next_token_logits.device)
+        q = None if verify.draft_probs is None else verify.draft_probs[at]  # a copy, as it was before verification
         result = original(verify, batch, logits, *args, **kwargs)
-        entries: list[dict[str, Any]] = [{} for _ in batch.reqs]
-        for i, table in zip(chosen, self._tables(chosen, q, verify, batch, logits, result), strict=True):
-            entries[i] = {"width": len(table), "bits": b64encode(table.tobytes()).decode()}
+        count = len(batch.reqs)
+        copy = HostCopy(tables=self._tables(at, q, verify, batch, logits, result))
+        entries = LateEntries(copy, count, lambda found: _entries(chosen, count, found["tables"].numpy()))
         logits.customized_info = {**(logits.customized_info or {}), ENTRY: entries}
         return result
 
-    def _tables(
-        self, chosen: Sequence[int], q: Tensor | None, verify: Any, batch: Any, logits: Any, result: Any
-    ) -> NDArray[np.int32]:
-        """Return, of each request, the tokens and their places [R, K + 1, 8 + 4M].
+    def _tables(self, at: Tensor, q: Tensor | None, verify: Any, batch: Any, logits: Any, result: Any) -> Tensor:
+        """Return, of each request ``at`` a row [R], the tokens and their places [R, K + 1, 8 + 4M], int32.
 
         SGLang has put penalties and masks into the logits [B*(K+1), V] by now.
         """
         predicted, lengths, index = result
         width, rows = verify.draft_token_num, len(batch.reqs)
-        at = torch.tensor(chosen, device=lengths.device)
         p = self.distribution(logits.next_token_logits, batch.sampling_info, width).view(rows, width, -1)[at]
         drafts, accepted = verify.draft_token.view(rows, width)[at, 1:].long(), (lengths[at] - 1).long()
         last = predicted.long()[index[at].long().gather(1, accepted[:, None])]
         tokens = torch.nn.functional.pad(drafts, (0, 1)).scatter(1, accepted[:, None], last)
         places = condensed(drafts, q, None, None, p, tokens, accepted, accepted + 1)
-        table: NDArray[np.int32] = torch.cat([tokens[..., None].int(), places], -1).cpu().numpy()
-        return table
+        return torch.cat([tokens[..., None].int(), places], -1)
+
+
+def _entries(chosen: Sequence[int], count: int, tables: NDArray[np.int32]) -> list[dict[str, Any]]:
+    """Return an entry for each of ``count`` requests, which is empty for those that are not ``chosen``."""
+    entries: list[dict[str, Any]] = [{} for _ in range(count)]
+    for i, table in zip(chosen, tables, strict=True):
+        entries[i] = {"width": len(table), "bits": b64encode(table.tobytes()).decode()}
+    return entries
 
 
 def parse_trace(meta: Mapping[str, Any], ids: NDArray[np.int64], drafter: str) -> Trace | None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
+from bebop.config.engines import ModelRunner
 from bebop.config.job import DecodingConfig, JobConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import read_draft, resolve
@@ -20,6 +21,7 @@ from bebop.model.skeleton import read_object
 from bebop.rollout.decoding.ngram import MAX_SUFFIX
 from bebop.rollout.served_weights import draft_folder
 from bebop.rollout.vllm import suffixes
+from bebop.rollout.vllm.plugin import CPU, EVERY, RUNNER
 from bebop.systems import SYSTEMS
 from bebop.systems.base import System
 from bebop.systems.block.dflash import read_settings, refuse_other_target
@@ -31,10 +33,9 @@ COLDEST = 0.01  # vLLM raises temperatures below it
 BLOCK = 32  # tokens of keys and values that vLLM's CPU kernels take at a time
 SPARE = 1.25  # of what all slots need: prompts of completions that ended stay for others of their group
 # Set before vLLM is imported: the engine in this process, on threads that Ray or the user gave it, without a word to
-# its makers; and the runner that the plugin looks into (a second one, for GPUs, has another sampler).
+# its makers.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -55,6 +56,7 @@ class Hosting:
     drafter: Callable[[JobConfig], Path] | None = None  # the folder of weights that draft and stay; None: it has none
     at_once: bool = False  # its drafter makes all drafts of a cycle in one pass
     part: str = ""  # the trained part that it drafts with; empty: none, or what is in the target's checkpoint
+    runners: tuple[ModelRunner, ...] = ("v2", "v1")  # that have it, the first by preference
 
 
 def head_arguments(decoding: DecodingConfig) -> dict[str, Any]:
@@ -119,18 +121,22 @@ def block_folder(config: JobConfig) -> Path:
 
 
 UNBOUNDED = (1 << 31) - 1  # requests, the most that it counts to
+FIRST_RUNNER: tuple[ModelRunner, ...] = ("v1", "v2")  # v2 has it too, but no test has run it there
 HOSTINGS = {  # by drafter
     "none": Hosting(arguments=lambda decoding: None),
     "mtp": Hosting(arguments=head_arguments, model=True),
-    "draft_model": Hosting(arguments=model_arguments, drafter=partial(draft_folder, engine="vLLM")),
-    "block": Hosting(arguments=block_arguments, drafter=block_folder, at_once=True),
-    "eagle3": Hosting(arguments=eagle3_arguments, model=True, part="eagle3"),
+    "draft_model": Hosting(
+        arguments=model_arguments, drafter=partial(draft_folder, engine="vLLM"), runners=FIRST_RUNNER
+    ),
+    "block": Hosting(arguments=block_arguments, drafter=block_folder, at_once=True, runners=FIRST_RUNNER),
+    "eagle3": Hosting(arguments=eagle3_arguments, model=True, part="eagle3", runners=FIRST_RUNNER),
     "ngram": Hosting(arguments=ngram_arguments, sampled=False),
     "history": Hosting(
         arguments=suffix_arguments,
         sampled=False,
         package="arctic_inference",
         past=lambda decoding: decoding.of(HistoryOptions).tokens,
+        runners=("v1",),
     ),
 }
 
@@ -154,9 +160,34 @@ HOSTED = [name for name, system in SYSTEMS.items() if missing(system) is None]
 # ---- its arguments
 
 
+def model_runner(config: JobConfig, device: str) -> ModelRunner:
+    """Return the model runner for a job on a ``device``; raise ``UserError`` for one that lacks what is asked."""
+    own, system = config.rollout.vllm, config.decoding.system
+    there = HOSTINGS[SYSTEMS[system].drafter_name].runners
+    # On a CPU the kernels of v2 run in Triton's interpreter, some hundred times slower than those of v1 are.
+    runner = own.model_runner or ("v1" if device == "cpu" else there[0])
+    if runner not in there:
+        raise UserError(
+            f"rollout.vllm.model_runner={runner} is not possible with decoding.system={system!r}: vLLM has that in "
+            f"{there[0]} alone; give {there[0]} or null"
+        )
+    if own.async_scheduling and runner == "v1":
+        raise UserError(
+            "rollout.vllm.async_scheduling=true is not possible here: the model runner is v1, which makes one step "
+            "after another; give false, or rollout.vllm.model_runner=v2"
+        )
+    return runner
+
+
+def environment(runner: ModelRunner, device: str, every: int) -> dict[str, str]:
+    """Return what is set for vLLM's process before it is imported; ``every``: as ``monitor_every``."""
+    return {**ENVIRONMENT, RUNNER: str(int(runner == "v2")), EVERY: str(every), CPU: str(int(device == "cpu"))}
+
+
 def engine_arguments(config: JobConfig, folder: Path, device: str, drafter: Path | None = None) -> dict[str, Any]:
     """Return the arguments of ``vllm.EngineArgs`` for a job; ``device`` is cpu or cuda, ``drafter`` a folder."""
     rollout, own, drafts = config.rollout, config.rollout.vllm, config.decoding.limit
+    runner = model_runner(config, device)
     length = rollout.max_length + 1 + drafts
     arguments: dict[str, Any] = {
         "model": str(folder),
@@ -167,7 +198,7 @@ def engine_arguments(config: JobConfig, folder: Path, device: str, drafter: Path
         "enforce_eager": device == "cpu" if own.eager is None else own.eager,
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
-        "async_scheduling": False,  # a token's version is that of the step it comes out of
+        "async_scheduling": runner == "v2" if own.async_scheduling is None else own.async_scheduling,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "skip_tokenizer_init": not rollout.sampling.stop,

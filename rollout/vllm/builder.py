@@ -22,16 +22,16 @@ from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import find_drafter, find_head, refuse_drafter, refuse_missing_head, update
 from bebop.rollout.vllm.arguments import (
-    ENVIRONMENT,
     HOSTINGS,
     engine_arguments,
+    environment,
+    model_runner,
     refuse_loop,
     refuse_sampling,
     refuse_system,
 )
 from bebop.rollout.vllm.core import Core
 from bebop.rollout.vllm.engine import VllmServer
-from bebop.rollout.vllm.plugin import CPU, EVERY
 from bebop.rollout.vllm.transfer import FileTransfer, MemoryTransfer
 from bebop.systems import SYSTEMS
 from bebop.trajectory import SamplingParams
@@ -46,14 +46,13 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     device, dtype = find_device(config.model).type, getattr(torch, config.model.dtype)
     layers, layout, head = find_head(folder)
     every = own.monitor_every if config.monitor.decode_stats else 0
-    environment = {**ENVIRONMENT, EVERY: str(every), CPU: str(int(device == "cpu"))}
     hosting = HOSTINGS[system.drafter_name]
     model, drafts = hosting.model, hosting.model or hosting.drafter is not None
     drafter = find_drafter(config, hosting.part)
     head = head if drafter is None else dict(drafter.weights)
     core = Core(
         engine_arguments(config, folder, device, None if drafter is None else drafter.folder),
-        environment,
+        environment(model_runner(config, device), device, every),
         drafts=config.decoding.limit if system.drafts else 0,
         head=drafts,
         passes=1 if hosting.at_once else None,
@@ -102,6 +101,7 @@ def check(config: JobConfig) -> None:
         raise UserError("rollout=vllm needs vLLM: pip install -e '.[vllm]', see recipes/vllm")
     refuse_loop(config)
     refuse_system(config.decoding)
+    model_runner(config, find_device(config.model).type)
     if (package := HOSTINGS[system.drafter_name].package) and find_spec(package) is None:
         name = package.replace("_", "-")
         raise UserError(

@@ -16,7 +16,7 @@ from bebop.rollout.engine import EngineDied
 from bebop.rollout.served_engine import OutputChunk
 from bebop.rollout.served_weights import Sums
 from bebop.rollout.vllm.arguments import refuse_version, sampling_arguments
-from bebop.rollout.vllm.plugin import STEPS, StepCounts, Verified, register
+from bebop.rollout.vllm.plugin import CPU, RUNNER, STEPS, StepCounts, StepRecord, register
 from bebop.rollout.vllm.suffixes import Suffixes, suffix_cache
 from bebop.trajectory import FinishReason, SamplingParams
 
@@ -31,10 +31,19 @@ class _Answer:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    # Tokens and record of each step, counted once the answer ends: until then nothing waits for their numbers. None:
+    # keys and values are computed again from here on.
+    steps: list[tuple[int, StepRecord] | None] = field(default_factory=list)
     greedy: bool
 
     def part(self, reason: FinishReason, why: object) -> OutputChunk:
         """Return the completion as far as it is."""
+        for step in self.steps:
+            if step is None:
+                self.counts.restarted()
+            else:
+                self.counts.add(step[0], step[1].verified().get(self.name))
+        self.steps.clear()
         logprobs = [0.0] * len(self.logprobs) if self.greedy else self.logprobs  # the greedy distribution has log p = 0
         return OutputChunk(
             token_ids=np.asarray(self.token_ids, dtype=np.int64),
@@ -73,7 +82,7 @@ class Core:
         self.limit, self.passes = past, passes
         self.past: Suffixes | None = None
         self.engine: Any = None
-        self.version = 0
+        self._versions = [(0, 0)]  # launches of steps from which on weights have a version
         self._open: dict[str, _Answer] = {}
         self._count = 0
         self._salt = ""  # keys and values are found again under this alone: never those of other weights
@@ -81,6 +90,10 @@ class Core:
     def start(self) -> None:
         """Load the model; raise ``UserError`` for what vLLM refuses."""
         os.environ.update(self.environment)
+        if self.environment.get(CPU) == "1" and self.environment.get(RUNNER) == "1":
+            from bebop.rollout.vllm.cpu import interpret
+
+            interpret()
         import vllm
         from vllm import EngineArgs, LLMEngine
 
@@ -125,29 +138,37 @@ class Core:
     def step(self) -> list[tuple[str, OutputChunk]]:
         """Make one step of vLLM; return the requests that ended."""
         finished = []
-        outputs, seen = self.outputs()
+        outputs, record = self.outputs()
         for output in outputs:
             answer, given = self._open[output.request_id], output.outputs[0]
-            self._take(answer, given, seen.get(answer.name))
+            self._take(answer, given, record)
             if output.finished:
                 self._ended(self._open.pop(output.request_id))
                 finished.append((output.request_id, answer.part(_reason(given.finish_reason), given)))
         return finished
 
-    def outputs(self) -> tuple[list[Any], dict[str, Verified]]:
-        """Make one step; return vLLM's own outputs, and what the plugin saw of it."""
+    def outputs(self) -> tuple[list[Any], StepRecord]:
+        """Make one step; return vLLM's own outputs, and what the plugin saw of the step that they come out of.
+
+        With asynchronous scheduling that is the step before, and the first has no outputs.
+        """
         try:
             outputs = self.engine.step()
         except Exception as error:  # it may have decoded half of a step: its state is unknown
             raise EngineDied(f"a step of vLLM failed: {type(error).__name__}: {one_line(error)}") from error
         return outputs, STEPS.take()
 
-    def _take(self, answer: _Answer, given: Any, verified: Verified | None) -> None:
+    def _take(self, answer: _Answer, given: Any, record: StepRecord) -> None:
         ids = list(given.token_ids)
         answer.token_ids += ids
         answer.logprobs += [row[id].logprob for row, id in zip(given.logprobs or [], ids, strict=True)]
-        answer.versions += [self.version] * len(ids)
-        answer.counts.add(len(ids), verified)
+        answer.versions += [self._version_of(record)] * len(ids)
+        answer.steps.append((len(ids), record))
+
+    def _version_of(self, record: StepRecord) -> int:
+        """Return the version of the weights that a step was launched with; its tokens may come out after an update."""
+        newest = self._versions[-1][1]
+        return next((version for launch, version in reversed(self._versions) if launch <= record.number), newest)
 
     def abort(self, key: str) -> OutputChunk | None:
         """End a request; return what there is of its completion (vLLM gives nothing back), or None if it had ended."""
@@ -175,15 +196,15 @@ class Core:
 
     def loaded(self, version: int, recompute: bool) -> None:
         """Take notice of a version's weights; ``recompute``: compute open requests' keys and values again."""
-        self.version = version
+        self._versions = [*self._versions[-7:], (STEPS.launches, version)]
         self._salted()
         if recompute:
             self.engine.reset_prefix_cache(reset_running_requests=True)
             for answer in self._open.values():
-                answer.counts.restarted()
+                answer.steps.append(None)
 
     def _salted(self) -> None:
-        self._salt = f"{id(self):x}-{self.version}-{self._count}"
+        self._salt = f"{id(self):x}-{self._versions[-1][1]}-{self._count}"
 
     def checksums(self) -> Sums:
         """Return checksums of both models' parameters; those that the draft shares are the target's."""
@@ -208,7 +229,7 @@ def checksums(worker: Any) -> dict[str, dict[str, str]]:
     """Return checksums by role and name; it runs in vLLM's worker."""
     target = dict(worker.model_runner.get_model().named_parameters())
     found = {"target": {name: fingerprint({name: tensor}) for name, tensor in target.items()}}
-    draft = worker.model_runner.get_draft_model() if hasattr(worker.model_runner, "drafter") else None
+    draft = worker.model_runner.get_draft_model()
     if draft is not None:
         shared = {tensor.data_ptr() for tensor in target.values()}
         own = {name: tensor for name, tensor in draft.named_parameters() if tensor.data_ptr() not in shared}

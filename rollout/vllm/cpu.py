@@ -1,23 +1,37 @@
 """What vLLM's CPU build needs so that drafts are verified right and weights can change; docs/upstream.md tells of each.
 
 Nothing is mended that is not broken: each mend asks the installed version first, with numbers that it cannot have by
-chance.
+chance. The second model runner consists of Triton kernels, which ``interpret`` lets run on a CPU: for tests, not for
+speed.
 """
 
+import dataclasses
+import functools
+import importlib
+import os
+import sys
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+
+from bebop.errors import UserError
 
 
 def mend() -> list[str]:
     """Mend broken functions and return their names. It is called before a model is loaded, and more than once."""
     from vllm.model_executor.layers import utils
+    from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.sample import rejection_sampler
+    from vllm.v1.sample.ops import topk_topp_sampler
 
     mended = []
+    topk_topp_sampler.HAS_TRITON = False  # a loop of its kernel counts in Python's numbers where it is interpreted
+    if not hasattr(CpuPlatform.check_and_update_config, "__wrapped__"):
+        CpuPlatform.check_and_update_config = classmethod(_scheduled_as_asked(CpuPlatform.check_and_update_config))
     if empties_weights(utils):
         utils.dispatch_cpu_unquantized_gemm = plain_gemm
         mended.append("linear layers")
@@ -27,6 +41,18 @@ def mend() -> list[str]:
     if not isinstance(rejection_sampler.expand_batch_to_tokens, Expansion):
         rejection_sampler.expand_batch_to_tokens = Expansion(rejection_sampler.expand_batch_to_tokens)
     return mended
+
+
+def _scheduled_as_asked(own: Any) -> Any:
+    """vLLM schedules one step after another on a CPU, whatever it was asked for; tests need what a GPU does."""
+
+    @functools.wraps(own.__func__)
+    def check_and_update_config(platform: Any, config: Any) -> None:
+        asked = config.scheduler_config.async_scheduling
+        own.__func__(platform, config)
+        config.scheduler_config.async_scheduling = asked and config.use_v2_model_runner
+
+    return check_and_update_config
 
 
 def empties_weights(utils: ModuleType) -> bool:
@@ -93,3 +119,93 @@ def expanded(x: Tensor, cu_num_tokens: Tensor, tokens: int, replace_from: int = 
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()
     values = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
     return values.repeat_interleave(counts, output_size=tokens)
+
+
+# ---- Triton's interpreter in the place of a compiler, for the second model runner
+
+
+def interpret() -> None:
+    """Let Triton kernels run on this process's CPU. It is called before vLLM is imported, and more than once.
+
+    Raise ``UserError`` where Triton or vLLM was imported without its interpreter, which cannot be made up for.
+    """
+    set_already = os.environ.get("TRITON_INTERPRET") == "1"
+    if not set_already and "triton" in sys.modules:
+        raise UserError(
+            "rollout.vllm.model_runner=v2 on a CPU runs in Triton's interpreter: set TRITON_INTERPRET=1 for the whole "
+            "process, or give v1"
+        )
+    os.environ["TRITON_INTERPRET"] = "1"
+    backends = importlib.import_module("triton.backends")
+    if "cpu" in backends.backends:
+        return
+    if "vllm.triton_utils" in sys.modules:
+        raise UserError("rollout.vllm.model_runner=v2 on a CPU must be the first engine of its process: give v1")
+    backends.backends["cpu"] = backends.Backend(compiler=backends.backends["nvidia"].compiler, driver=_driver())
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    _add_log1p(interpreter)
+    _take_any_mask(interpreter)
+    _save_time(interpreter)
+
+
+def _driver() -> type:
+    """Return a backend's driver for a CPU, whose kernels nobody compiles; vLLM asks whether there is one."""
+    base = importlib.import_module("triton.backends.driver").DriverBase
+    target = importlib.import_module("triton.backends.compiler").GPUTarget("cpu", 0, 32)
+    answers: dict[str, Any] = {
+        "map_python_to_cpp_type": lambda self, kind: "int",
+        "get_current_target": lambda self: target,
+        "get_active_torch_device": lambda self: torch.device("cpu"),
+        "get_benchmarker": lambda self: None,
+        "get_current_device": lambda self: 0,
+        "get_current_stream": lambda self, device=None: 0,
+    }
+    return type("CpuDriver", (base,), {"is_active": classmethod(lambda kind: True), **answers})
+
+
+def _add_log1p(interpreter: Any) -> None:
+    """Compute log(1 + x) by NumPy, with which residuals are drawn: the interpreter has none of CUDA's functions."""
+    language = importlib.import_module("triton.language")
+
+    def log1p(x: Any, _semantic: Any = None) -> Any:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return language.tensor(interpreter.TensorHandle(np.log1p(x.handle.data), x.handle.dtype), x.type)
+
+    libdevice: Any = importlib.import_module("triton.language.extra.libdevice")
+    libdevice.log1p = log1p
+
+
+def _take_any_mask(interpreter: Any) -> None:
+    """Make masks boolean: that of a vector and a scalar condition is not, in Triton 3.9's interpreter."""
+    builder, language = interpreter.InterpreterBuilder, importlib.import_module("triton.language")
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def boolean(mask: Any) -> Any:
+        if mask.data.dtype == np.bool_:
+            return mask
+        return interpreter.TensorHandle(np.asarray(mask.data).astype(np.bool_), language.int1)
+
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        return load(self, ptrs, boolean(mask), *rest, **named)
+
+    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        return store(self, ptrs, value, boolean(mask), *rest, **named)
+
+    builder.create_masked_load, builder.create_masked_store = create_masked_load, create_masked_store
+
+
+def _save_time(interpreter: Any) -> None:
+    """Leave Triton's language patched, as nothing is compiled here, and integers unchecked: half of the time."""
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    language = importlib.import_module("triton.language")
+    patch, patched = interpreter._patch_lang, set[tuple[int, ...]]()
+
+    def patch_lang(function: Any) -> Any:
+        used = {id(value) for value in function.__globals__.values() if value is language or value is language.core}
+        if (key := tuple(sorted(used))) not in patched:
+            patched.add(key)
+            patch(function)  # what it returns would restore the language
+        return interpreter._LangPatchScope()
+
+    interpreter._patch_lang = patch_lang

@@ -228,8 +228,8 @@ def _answers(core: Core) -> tuple[list[tuple[float, list[int], list[Row]]], list
         open_[core.add(PROMPT, params, fresh, logprobs=TOP)] = (temperature, list[int](), list[Row]())
     waiting = set(open_)
     while waiting:
-        outputs, steps = core.outputs()
-        seen += steps.values()
+        outputs, record = core.outputs()
+        seen += record.verified().values()
         for output in outputs:
             _, ids, rows = open_[output.request_id]
             ids += output.outputs[0].token_ids
@@ -257,9 +257,9 @@ def _greedy(core: Core) -> tuple[list[int], int]:
     fresh = min(core.drafts + 2, core.arguments["max_model_len"] - len(PROMPT) - 1)
     key, ids, accepted = core.add(PROMPT, SamplingParams(temperature=0, max_new_tokens=fresh), fresh), list[int](), 0
     while len(ids) < fresh:
-        outputs, steps = core.outputs()
+        outputs, record = core.outputs()
         ids += [token for output in outputs for token in output.outputs[0].token_ids]
-        accepted += sum(one.accepted for one in steps.values())
+        accepted += sum(one.accepted for one in record.verified().values())
     core.abort(key)  # it has ended: forget it
     return ids, accepted
 

@@ -5,26 +5,32 @@ of none). ``BEBOP_VLLM_CPU=1``: what is broken in the CPU build is mended, see `
 server of vLLM's own hands the statistics out, for programs that start one (verl). Without them it only makes the engine
 of weight transfers known. vLLM loads it into each of its processes, wherever bebop is installed beside it, unless
 ``VLLM_PLUGINS`` leaves it out: the engine's self-test looks for what it keeps.
+
+vLLM has two model runners, which ``runner_v1.py`` and ``runner_v2.py`` look into. Both leave a ``StepRecord`` for each
+step. Its numbers are copied to the host while the device computes on, and are read when somebody needs them.
 """
 
 import functools
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from bebop.kernels.stats import pair_stats
+from bebop.rollout.host_copy import HostCopy
 from bebop.trajectory import MEASURED, DecodeStats
 
 EVERY = "BEBOP_VERIFY_EVERY"
 CPU = "BEBOP_VLLM_CPU"
 DRAFTS = "BEBOP_VLLM_DRAFTS"
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"  # vLLM's own: 0, 1, or unset where vLLM decides
 TRANSFER_ENGINE = "bebop"
 FIELD = "bebop"  # of ``kv_transfer_params``, where the outputs of a server have their statistics
+SLICE = 1 << 26  # elements of one distribution that are measured at a time: 256 MB in fp32
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,23 +44,109 @@ class Verified:
     measured: dict[str, list[float]] = field(default_factory=dict)  # name of MEASURED -> [n]
 
 
+@dataclass(slots=True, kw_only=True)
+class Rows:
+    """Verified rows of a step, one for each of B requests, whose numbers may still be on their way.
+
+    ``copy`` has ``drafted`` [B], ``accepted`` [B] and ``greedy`` [B]. Where the step was measured it has ``table``
+    [4, N] too: the values of ``MEASURED`` at each draft, request after request.
+    """
+
+    copy: HostCopy
+    sampled: bool
+    weight: int = 0
+    gap: int = 0  # columns of the table behind each request's drafts that belong to no draft
+
+    def verified(self) -> list[Verified]:
+        """Wait for the numbers, and return what became of each request's drafts.
+
+        Greedy requests have no distributions, and no measures.
+        """
+        found = self.copy.get()
+        drafted, accepted, greedy = (found[name].tolist() for name in ("drafted", "accepted", "greedy"))
+        rows = [Verified(drafted=n, accepted=a, sampled=self.sampled) for n, a in zip(drafted, accepted, strict=True)]
+        if not self.weight:
+            return rows
+        table = dict(zip(MEASURED, found["table"].tolist(), strict=True))
+        at = 0
+        for one, skip in zip(rows, greedy, strict=True):
+            if not skip:
+                one.weight = self.weight
+                one.measured = {name: values[at : at + one.drafted] for name, values in table.items()}
+            at += one.drafted + self.gap
+        return rows
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRecord:
+    """What one step of vLLM did, kept from its launch until its requests have ended."""
+
+    number: int = -1  # of the launch, in this process
+    names: Sequence[str] = ()  # vLLM's own of its requests, by row
+    parts: Sequence[Rows] = ()  # rows that were verified, in the order of ``names``
+    _found: dict[str, Verified] | None = None
+
+    def verified(self) -> dict[str, Verified]:
+        """Return what became of the drafts of each request that had some; wait for it the first time."""
+        if self._found is None:
+            rows = [one for part in self.parts for one in part.verified()]
+            # Ranks that share the batch verify a part of it each: whose rows they are cannot be told here.
+            rows = rows if len(rows) == len(self.names) else []
+            self._found = {name: one for name, one in zip(self.names, rows, strict=False) if one.drafted}
+            self.parts = ()
+        return self._found
+
+
 @dataclass(slots=True)
 class Steps:
-    """What was verified since it was last taken, by vLLM's own names of requests."""
+    """The steps of vLLM in this process. A step is launched, and its tokens come out now or one step later."""
 
     every: int = 0
-    count: int = 0
-    on: bool = False  # the plugin is in place
-    kept: dict[str, Verified] = field(default_factory=dict)
-    step: list[Verified] = field(default_factory=list)  # of the step in progress, by row
+    count: int = 0  # steps that could be measured
+    launches: int = 0
+    parts: list[Rows] = field(default_factory=list)  # of the step in progress
+    done: list[StepRecord] = field(default_factory=list)  # whose tokens came out
+    hooks: set[str] = field(default_factory=set)  # that are in place
 
-    def take(self) -> dict[str, Verified]:
-        """Hand out the verified drafts, and forget them."""
-        kept, self.kept = self.kept, {}
-        return kept
+    def is_due(self) -> bool:
+        """Return whether the step in progress is one of those that are measured."""
+        if not self.every:
+            return False
+        self.count += 1
+        return (self.count - 1) % self.every == 0
+
+    def launch(self, names: Sequence[str]) -> StepRecord:
+        """Close the step in progress, whose requests have these names."""
+        record = StepRecord(number=self.launches, names=tuple(names), parts=tuple(self.parts))
+        self.launches += 1
+        self.parts = []
+        return record
+
+    def take(self) -> StepRecord:
+        """Return the step whose tokens came out last, and forget the others; one without requests if none did."""
+        done, self.done = self.done, []
+        return done[-1] if done else StepRecord()
 
 
 STEPS = Steps()  # of this process
+
+
+def table(count: int, vocabulary: int, pair: Callable[[slice], tuple[Tensor, Tensor]], *, from_logits: bool) -> Tensor:
+    """Return the values of ``MEASURED`` [4, N] of ``count`` drafts.
+
+    ``pair`` gives draft and target rows [n, V] of a slice. Slices bound the memory beside that which vLLM counts.
+    """
+    size = max(1, SLICE // vocabulary)
+    found = []
+    for begin in range(0, count, size):
+        stats = pair_stats(*pair(slice(begin, begin + size)), from_logits=from_logits)
+        found.append(torch.stack([getattr(stats, name) for name in MEASURED]))
+    return torch.cat(found, 1) if found else torch.zeros(len(MEASURED), 0)
+
+
+def one_hot(drafts: Tensor, target: Tensor) -> Tensor:
+    """Return the distributions [n, V] of drafts [n] that are no draws; one below 0 is none, and counts as token 0."""
+    return torch.zeros_like(target).scatter_(-1, drafts.long().clamp(0, target.shape[-1] - 1)[:, None], 1.0)
 
 
 class StepCounts:
@@ -83,7 +175,6 @@ class StepCounts:
             sums.prefilled += tokens
             self.prefill = False
             return
-        self.prefill = False
         sums.cycles += 1
         sums.target_forwards += 1
         sums.draft_forwards += self.passes
@@ -111,68 +202,35 @@ def register() -> None:
         mend()
     if os.environ.get(EVERY):
         STEPS.every = int(os.environ[EVERY])
-        if not STEPS.on:
-            _watch(STEPS)
-            STEPS.on = True
-            if os.environ.get(DRAFTS):
-                report(int(os.environ[DRAFTS]))
+        drafts = int(os.environ.get(DRAFTS) or 0)
+        for name, runner in runners().items():
+            if name not in STEPS.hooks:
+                runner.watch(STEPS)
+                STEPS.hooks.add(name)
+        if drafts and "report" not in STEPS.hooks:
+            report(drafts)
+            STEPS.hooks.add("report")
 
 
-def _watch(steps: Steps) -> None:
-    """Look into vLLM's rejection sampling, and learn from the runner whose rows it sees."""
-    from vllm.v1.sample import rejection_sampler
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+class Runner(Protocol):
+    """A look into one of vLLM's model runners: ``runner_v1.py`` or ``runner_v2.py``."""
 
-    reject, sample = rejection_sampler.rejection_sample, GPUModelRunner._sample
-    call = inspect.signature(reject)
+    def watch(self, steps: Steps) -> None:
+        """Leave a record in ``steps`` for each step from here on."""
 
-    @functools.wraps(reject)
-    def rejection_sample(*args: Any, **named: Any) -> Tensor:
-        out: Tensor = reject(*args, **named)
-        given = call.bind(*args, **named).arguments
-        q, logits = given["draft_probs"], given["target_logits"]
-        metadata = given["sampling_metadata"]
-        steps.step = verified(out, given["num_draft_tokens"], given["draft_token_ids"], q, logits, metadata, steps)
-        return out
-
-    def _sample(runner: Any, *args: Any, **kw: Any) -> Any:
-        steps.step = []
-        out = sample(runner, *args, **kw)
-        rows = zip(runner.input_batch.req_ids, steps.step, strict=False)
-        steps.kept |= {name: one for name, one in rows if one.drafted}
-        return out
-
-    rejection_sampler.rejection_sample = rejection_sample
-    GPUModelRunner._sample = _sample
+    def on_output(self, change: Callable[[Any], Any]) -> None:
+        """Pass each step's output through ``change`` before it leaves the worker."""
 
 
-def verified(
-    out: Tensor, counts: Sequence[int], drafts: Tensor, q: Tensor | None, logits: Tensor, metadata: Any, steps: Steps
-) -> list[Verified]:
-    """Return what became of each request's drafts. Greedy requests have no distributions, and no measures.
+def runners() -> dict[str, Runner]:
+    """Return the runners that vLLM may choose in this process."""
+    from vllm.triton_utils import HAS_TRITON
 
-    ``out`` [B, K + 1] are the tokens, -1 where there is none; ``counts`` [B] drafts of each, N in all; ``drafts`` [N];
-    ``q`` [N, V] what they were drawn from, None for one-hot ones; ``logits`` [N, V] those of the target, processed.
-    """
-    accepted = ((out >= 0).sum(-1) - 1).tolist()
-    found = [Verified(drafted=n, accepted=a, sampled=q is not None) for n, a in zip(counts, accepted, strict=True)]
-    if metadata.all_greedy or not steps.every:
-        return found
-    measured, steps.count = steps.count % steps.every == 0, steps.count + 1
-    if not measured:
-        return found
-    p = logits.softmax(-1, dtype=torch.float32)
-    if q is None:
-        q = torch.zeros_like(p).scatter_(-1, drafts.long()[:, None], 1.0)
-    stats = pair_stats(q.float(), p, from_logits=False)
-    table = {name: getattr(stats, name).tolist() for name in MEASURED}
-    greedy = [False] * len(found) if metadata.all_random else (metadata.temperature == 0).tolist()
-    at = 0
-    for one, skip in zip(found, greedy, strict=False):
-        if not skip:
-            one.weight = steps.every
-            one.measured = {name: values[at : at + one.drafted] for name, values in table.items()}
-        at += one.drafted
+    from bebop.rollout.vllm import runner_v1, runner_v2  # they import this module
+
+    found: dict[str, Runner] = {"v1": runner_v1}
+    if HAS_TRITON and os.environ.get(RUNNER) != "0":  # vLLM has no second one without Triton
+        found["v2"] = runner_v2
     return found
 
 
@@ -188,13 +246,8 @@ def report(drafts: int) -> None:
     """
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.output_processor import RequestState
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    sample, update, make = GPUModelRunner.sample_tokens, Scheduler.update_from_output, RequestState.make_request_output
-
-    @functools.wraps(sample)
-    def sample_tokens(runner: Any, *args: Any, **kw: Any) -> Any:
-        return with_steps(sample(runner, *args, **kw))
+    update, make = Scheduler.update_from_output, RequestState.make_request_output
 
     @functools.wraps(update)
     def update_from_output(scheduler: Any, scheduled: Any, output: Any) -> Any:
@@ -210,7 +263,8 @@ def report(drafts: int) -> None:
         given = dict(call.bind(*args, **named).arguments)
         return summed(make, given.pop("self"), drafts, given)
 
-    GPUModelRunner.sample_tokens = sample_tokens
+    for runner in runners().values():
+        runner.on_output(with_steps)
     Scheduler.update_from_output = update_from_output
     RequestState.make_request_output = make_request_output
 
@@ -218,7 +272,7 @@ def report(drafts: int) -> None:
 def with_steps(output: Any) -> Any:
     """Return a step's output with what the plugin saw of it; in the worker."""
     if output is not None:
-        output.bebop_steps = {name: asdict(one) for name, one in STEPS.take().items()}
+        output.bebop_steps = {name: asdict(one) for name, one in STEPS.take().verified().items()}
     return output
 
 

@@ -15,11 +15,24 @@ import pytest
 
 from bebop.bench.gpu import vllm_arm, vllm_bundle, vllm_run
 from bebop.bench.gpu.stage import Context
-from bebop.bench.gpu.vllm_arm import SHAPES, Arm, Step, capture_sizes, cycle, engine_arguments, make_model, plain, plan
+from bebop.bench.gpu.vllm_arm import (
+    SHAPES,
+    Arm,
+    Step,
+    acceptance_check,
+    capture_sizes,
+    cycle,
+    engine_arguments,
+    make_model,
+    plain,
+    plan,
+    without_statistics,
+)
 from bebop.bench.gpu.vllm_bundle import ELF, HEADER, MAGIC, SHT_NOBITS, fat_binaries, sections, slim
 from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
+from bebop.rollout.vllm.plugin import StepRecord, Verified
 
 PTX = 1
 
@@ -123,6 +136,7 @@ def test_an_arm_asks_vllm_for_what_its_name_says() -> None:
     assert greedy["speculative_config"] == {**drafts, "num_speculative_tokens": 1, "draft_sample_method": "greedy"}
     plainly = engine_arguments(Arm(model="tiny"), "cuda", (4,))
     assert plainly["speculative_config"] is None and plainly["async_scheduling"]
+    assert replace(arm, statistics=True).name == "tiny-v1-bebop3-triton-stats"
     assert capture_sizes((1, 32, 256), 3) == [1, 4, 32, 128, 256, 1024] and capture_sizes((1, 32), 0) == [1, 32]
 
 
@@ -163,6 +177,20 @@ def test_drafts_are_compared_with_their_own_plain_decoding() -> None:
     others = [{**about, name: "x", "value": 9.0} for name in ("model", "batch", "runner", "attention")]
     rows = [{"what": "arm", "value": None}, *others, {**about, "K": 3, "value": 9.0}, about]
     assert plain(rows, {**about, "K": 3}) == 2.0 and plain(others, about) is None
+
+
+def test_what_the_plugin_costs_and_sees_is_in_the_row() -> None:
+    about = {"model": "m", "batch": 1, "runner": "v2", "attention": "F", "system": "bebop", "K": 3}
+    row = {"what": "cycle", **about, "statistics": False, "value": 2.0}
+    others = [{**row, name: "x"} for name in about] + [{**row, "statistics": True, "value": 9.0}]
+    assert without_statistics([*others, row], {**about, "statistics": True}) == 2.0
+    assert without_statistics(others, about) is None
+    measured = {"overlap": [0.5, 0.1]}
+    ones = [Verified(drafted=2, accepted=n, sampled=True, weight=4, measured=measured) for n in (0, 1, 2, 2)]
+    ones.append(Verified(drafted=2, accepted=0, sampled=True))  # of a step that was not measured
+    record = StepRecord(_found={str(number): one for number, one in enumerate(ones)})
+    found = acceptance_check([StepRecord(), record])
+    assert found == {"first accepted": 0.75, "first overlap": 0.5} and acceptance_check([]) == {}
 
 
 def run(arm: Arm, model: Path, context: Context) -> None:

@@ -13,6 +13,7 @@ from bebop.model.checkpoint import resolve
 from bebop.model.memory import (
     activation_bytes,
     checkpoints_layers,
+    engine_fraction,
     job_memory,
     memory_of,
     micro_batch,
@@ -100,6 +101,25 @@ def test_a_draft_model_takes_its_weights_once_and_entries_beside_the_targets() -
         check_memory(model(), 10**9, 1000, torch.float32, CPU)
     with pytest.raises(UserError, match="take 6000000"):
         check_memory(model(), 10**9, 1000, torch.float32, CPU, draft=small)
+
+
+def test_an_engine_takes_what_the_trainer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same trainer of 50 GB on a GPU of 100 GB, of which 5 stay free; in turns it keeps 41 GB."""
+    monkeypatch.setattr(memory, "BACKWARD", 10.0)
+    monkeypatch.setattr(memory, "memory_of", lambda device: 100 * 10**9)
+    given = ["trainer.max_tokens=1000", "rollout.max_length=1000", "trainer.checkpointing=false"]
+
+    def fraction(*more: str) -> float:
+        return engine_fraction(job_config([*given, *more]), model(), 2 * 10**9, torch.device("cuda"))
+
+    assert fraction("rollout=vllm") == fraction("rollout=sglang") == 0.45
+    assert fraction("rollout=vllm", "rollout.workers=2") == 0.22
+    turns = fraction("rollout=sglang", "rollout.sglang.colocated=true", "rollout.staleness=0")
+    assert turns == 0.54
+    monkeypatch.setattr(memory, "memory_of", lambda device: 60 * 10**9)
+    with pytest.raises(UserError, match=r"vllm.memory_fraction=null .* of 60.0 GB .* about 50.0, .* 8.0 or") as caught:
+        fraction("rollout=vllm")
+    assert "\n" not in str(caught.value)
 
 
 def test_pages_take_what_they_hold() -> None:

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from bebop.config.engines import SglangConfig
+from bebop.config.engines import SglangConfig, VllmConfig
 from bebop.config.job import JobConfig, ModelConfig, RolloutConfig, TrainerConfig
 from bebop.errors import UserError
-from bebop.runtime.job import pools
+from bebop.runtime import job as placement
+from bebop.runtime.job import pools, share_memory
 
 
 def job(workers: int = 1, ranks: int = 1, engine: Any = "torch", device: str = "auto", **own: Any) -> JobConfig:
@@ -46,3 +47,37 @@ def test_shares(config: JobConfig, gpus: int, rank: float, worker: float) -> Non
 def test_engines_that_do_not_fit() -> None:
     with pytest.raises(UserError, match="tensor_parallel=4 is not possible"):
         pools(job(engine="sglang", workers=2, tensor_parallel=4), 8)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_beside_the_trainer_gets_a_part_of_the_gpu(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "memory_beside_trainer", lambda config: (0.4, "so much"))
+    monkeypatch.setattr(placement.torch.cuda, "is_available", lambda: True)
+
+    def given(config: JobConfig, gpus: float) -> float | None:
+        fraction: float | None = getattr(share_memory(config, gpus).rollout, engine).memory_fraction
+        return fraction
+
+    assert given(job(engine=engine), 1) == 0.4 and job(engine=engine).rollout.vllm.memory_fraction is None
+    assert given(job(engine=engine), 2) is None and given(job(engine=engine), 0) is None  # apart; no GPU
+    assert given(job(engine=engine, device="cpu"), 1) is None
+    own = {"vllm": VllmConfig(memory_fraction=0.3), "sglang": SglangConfig(memory_fraction=0.3)}
+    theirs = {
+        "vllm": VllmConfig(extra={"gpu_memory_utilization": 0.3}),
+        "sglang": SglangConfig(extra={"mem_fraction_static": 0.3}),
+    }
+    for settings, wanted in ((own, 0.3), (theirs, None)):
+        rollout = RolloutConfig(engine=engine, **{engine: settings[engine]})  # type: ignore[arg-type]
+        assert given(JobConfig(rollout=rollout), 1) == wanted
+    several = job(engine=engine, workers=2)
+    with pytest.raises(UserError, match=rf"rollout.{engine}.memory_fraction=null .* share 2 GPUs; give") as caught:
+        share_memory(several, 2)
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(placement.torch.cuda, "is_available", lambda: False)  # the GPU is elsewhere
+    with pytest.raises(UserError, match="memory_fraction=null"):
+        share_memory(job(engine=engine), 1)
+
+
+def test_servers_elsewhere_keep_their_memory() -> None:
+    assert share_memory(job(**SERVERS), 1) == job(**SERVERS)
+    assert share_memory(job(), 1) == job()

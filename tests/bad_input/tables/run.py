@@ -84,6 +84,11 @@ CASES = {
         ("rollout.torch.prefill_tokens=many", "rollout.torch.prefill_tokens='many'"),
         ("rollout.engine=tgi", "rollout.engine='tgi'"),
         ("rollout=sglang rollout.sglang.pause=later", "rollout.sglang.pause='later'"),
+        ("rollout=vllm rollout.vllm.model_runner=v3", "rollout.vllm.model_runner='v3'"),
+        (
+            "rollout=vllm rollout.vllm.model_runner=v1 rollout.vllm.async_scheduling=true",
+            "rollout.vllm.async_scheduling=True is not possible: model_runner=v1",
+        ),
         ("rollout=sglang rollout.sglang.urls=[ftp://a]", "ftp://a"),
         ("rollout=sglang rollout.sglang.urls=['http://']", "http://"),
         ("rollout=sglang rollout.sglang.adaptive_steps=no.json", "'no.json'"),

@@ -1,11 +1,16 @@
-"""Real vLLM on a small model."""
+"""Real vLLM on a small model, with the model runner that ``BEBOP_VLLM_RUNNER`` names: v1, or v2.
+
+They cannot be in one process: the second takes Triton's interpreter, which vLLM looks for as it is imported. Since its
+kernels are interpreted, it decodes some 40 tokens a second, and its tests take ``fewer`` of them.
+"""
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar
 
 from bebop.config.engines import VllmConfig
 from bebop.config.job import JobConfig
@@ -14,11 +19,18 @@ from bebop.rollout.vllm.builder import make
 from bebop.rollout.vllm.core import Core
 from bebop.rollout.vllm.engine import VllmServer
 
+Number = TypeVar("Number", int, float)
 SLOTS = 256
+RUNNER = os.environ.get("BEBOP_VLLM_RUNNER", "v1")
+
+
+def fewer(many: Number, few: Number) -> Number:
+    """Tokens, completions or rounds of a test with the first runner, and with the second."""
+    return many if RUNNER == "v1" else few
 
 
 def with_vllm(config: JobConfig, on_update: str = "keep", **own: Any) -> JobConfig:
-    settings = VllmConfig(**{"monitor_every": 1, **own})
+    settings = VllmConfig(**{"monitor_every": 1, "model_runner": RUNNER, **own})
     rollout = dataclasses.replace(
         config.rollout, engine="vllm", vllm=settings, slots=SLOTS, on_update=on_update
     )  # fmt: skip
@@ -67,3 +79,14 @@ def held(engine: ServedEngine, tokens: int) -> Iterator[None]:
         yield
     finally:
         one.step = step  # type: ignore[method-assign]
+
+
+def verification() -> Any:
+    """The module whose ``rejection_sample`` the runner calls."""
+    if RUNNER == "v2":
+        from vllm.v1.worker.gpu.spec_decode import rejection_sampler as second
+
+        return second
+    from vllm.v1.sample import rejection_sampler as first
+
+    return first

@@ -1,24 +1,38 @@
-"""Certificates of a real vLLM server: with the plugin's mends it passes, with a fault it does not."""
+"""Certificates of real vLLM: a server with the first model runner, and an engine in this process with the second.
 
+With the plugin's mends they pass, with a fault they do not.
+"""
+
+import inspect
 import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from bebop.certify.calls import Server
 from bebop.certify.certificate import Certificate
+from bebop.certify.function import FunctionEngine
 from bebop.certify.model_reference import ModelReference
 from bebop.certify.openai_server import OpenAIEngine
 from bebop.certify.run import Plan, Run, plan_settings
 from bebop.errors import UserError
-from bebop.trajectory import SamplingParams
+from bebop.rollout.engine import Request
+from bebop.rollout.served_engine import ServedEngine
+from bebop.trajectory import Completion, SamplingParams
+from tests.integration.vllm.builders import RUNNER, engine, verification
 from tests.integration.vllm.serving import serving
 from tests.served_models import VOCAB, job, reload
 from tests.tree import ROOT
 
 ALPHA, TOKENS = 1e-4, 12_000
+FEW = 1500  # tokens of the second runner, some 40 s; the fault below shows in 1,400
+first_runner = pytest.mark.skipif(RUNNER == "v2", reason="a server with the second runner takes a compiler")
+second_runner = pytest.mark.skipif(RUNNER == "v1", reason="the first is certified as a server")
 CLAIM = SamplingParams(temperature=0.7, max_new_tokens=32, stop_token_ids=(VOCAB - 1,))
 
 
@@ -64,17 +78,79 @@ def certified(folder: Path, place: Path, environment: Mapping[str, str], *, mend
             engine.close()
 
 
+@first_runner
 def test_a_mended_server_passes(folder: Path, tmp_path: Path) -> None:
     found = certified(folder, tmp_path, {})
     assert found.structure == () and found.log_e < math.log(1 / ALPHA)
     found.require_pass()
 
 
+@first_runner
 def test_a_residual_that_is_the_target_fails(folder: Path, tmp_path: Path) -> None:
     assert certified(folder, tmp_path, plant(tmp_path)).verdict == "fail"
 
 
+@first_runner
 def test_what_stock_vllm_says_on_a_cpu_is_no_number(folder: Path, tmp_path: Path) -> None:
     """vllm#55005: drafts are verified at temperatures that happened to lie in memory, log-probs are NaN."""
     with pytest.raises(UserError, match="Out of range float"):
         certified(folder, tmp_path, {}, mended=False)
+
+
+# ---- the second runner, whose kernels are Triton's
+
+
+def examined(vllm: ServedEngine, folder: Path, params: SamplingParams) -> Certificate:
+    """The certificate of an engine in this process, asked for ``FEW`` tokens."""
+
+    def ask(requests: list[Request]) -> list[Completion]:
+        for request in requests:
+            vllm.add(request)
+        done: dict[int, Completion] = {}
+        while vllm.unfinished:
+            done |= {one.id: one.completion for one in vllm.step()}
+        return [done[request.id] for request in requests]
+
+    settings, weight = plan_settings(params, 0.0, False)
+    plan = Plan(
+        settings=settings, white_box_weight=weight, vocabulary=VOCAB, tokens=FEW, cohort=64, alpha=ALPHA, limit_tv=0.5
+    )
+    return Run(FunctionEngine(ask), ModelReference(reload(folder)), prompt, plan).run()
+
+
+@second_runner
+@pytest.mark.parametrize(
+    ("system", "truncation"), [("bebop", {}), ("bebop", {"top_p": 0.8}), ("target_only", {}), ("ngram", {})]
+)
+def test_the_second_runner_passes(folder: Path, system: str, truncation: Mapping[str, float]) -> None:
+    """Sampled, greedy and looked-up drafts, in kernels that Triton interprets."""
+    params = SamplingParams(temperature=0.7, max_new_tokens=32, stop_token_ids=(VOCAB - 1,), **truncation)  # type: ignore[arg-type]
+    with engine(job(folder, system)) as vllm:
+        found = examined(vllm, folder, params)
+    assert found.structure == () and found.log_e < math.log(1 / ALPHA)
+    found.require_pass()
+
+
+def second_residual(own: Any, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """After a rejection the token is drawn from p itself."""
+    sampled, count = own(**given)
+    p, begins = given["target_logits"].softmax(-1), given["cu_num_logits"].tolist()
+    for row, (begin, tokens) in enumerate(zip(begins[:-1], count.tolist(), strict=True)):
+        if tokens < begins[row + 1] - begin:
+            sampled[row, tokens - 1] = torch.multinomial(p[begin + tokens - 1], 1)[0].to(sampled.dtype)
+    return sampled, count
+
+
+@second_runner
+def test_a_residual_that_is_the_target_fails_with_the_second_runner(
+    vllm: ServedEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = verification()
+    own = module.rejection_sample
+    names = inspect.signature(inspect.unwrap(own))
+
+    def faulty(*args: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        return second_residual(own, names.bind(*args, **named).arguments)
+
+    monkeypatch.setattr(module, "rejection_sample", faulty)
+    assert examined(vllm, folder, CLAIM).verdict == "fail"

@@ -13,9 +13,9 @@ from bebop.model.mtp import chain
 from bebop.rollout.engine import Request
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.vllm.core import _Answer
-from bebop.rollout.vllm.plugin import Verified
+from bebop.rollout.vllm.plugin import StepRecord, Verified
 from bebop.trajectory import Completion, DecodeStats, SamplingParams
-from tests.integration.vllm.builders import core, held
+from tests.integration.vllm.builders import RUNNER, core, fewer, held
 from tests.served_models import (
     DRAFTS,
     PROMPT,
@@ -29,7 +29,9 @@ from tests.served_models import (
     reload,
 )
 
-ANSWERS = 2048  # whose acceptance by place has standard errors of .002 and .004
+# Whose acceptance by place has standard errors of .002 and .004; with the second runner of .012 and .025.
+ANSWERS, TOKENS = fewer(2048, 64), fewer(40, 30)
+WIDER = fewer(1, 4)
 
 
 def stats(found: list[Completion]) -> DecodeStats:
@@ -68,14 +70,16 @@ def _one(request: Request, seed: int) -> SamplingParams:
 
 def test_acceptance_is_the_embedded_engines(vllm: ServedEngine, folder: Path) -> None:
     """By place, and its mean overlap says the same."""
-    ours = stats(answers(embedded(folder), ask(ANSWERS, 40)))
-    theirs = stats(answers(vllm, ask(ANSWERS, 40)))
+    ours = stats(answers(embedded(folder), ask(2048, TOKENS)))
+    theirs = stats(answers(vllm, ask(ANSWERS, TOKENS)))
     rates = [one.accepted / one.reached for one in (ours, theirs)]
-    assert np.abs(rates[0] - rates[1]).max() < 0.03
-    assert np.abs(theirs.overlap / theirs.reached - rates[1]).max() < 0.02
+    assert np.abs(rates[0] - rates[1]).max() < 0.03 * WIDER
+    assert np.abs(theirs.overlap / theirs.reached - rates[1]).max() < 0.02 * WIDER
     for name in ("draft_entropy", "target_entropy", "target_only"):
-        assert np.abs(getattr(ours, name) / ours.reached - getattr(theirs, name) / theirs.reached).max() < 0.06, name
-    assert theirs.tokens == ANSWERS * 40 and theirs.prefilled == ANSWERS
+        assert (
+            np.abs(getattr(ours, name) / ours.reached - getattr(theirs, name) / theirs.reached).max() < 0.06 * WIDER
+        ), name
+    assert theirs.tokens == ANSWERS * TOKENS and theirs.prefilled == ANSWERS
     assert theirs.draft_forwards == DRAFTS * theirs.cycles
     assert 0 <= theirs.cycles + theirs.accepted.sum() - theirs.emitted <= ANSWERS  # an answer's last cycle may be cut
 
@@ -85,10 +89,10 @@ def test_measures_are_those_of_the_request_and_its_cycle(vllm: ServedEngine, fol
     one, seen = core(vllm), list[tuple[_Answer, int, Verified]]()
     take = one._take
 
-    def recording(answer: _Answer, given: Any, verified: Verified | None) -> None:
-        if verified is not None:
+    def recording(answer: _Answer, given: Any, record: StepRecord) -> None:
+        if (verified := record.verified().get(answer.name)) is not None:
             seen.append((answer, len(answer.token_ids), verified))
-        take(answer, given, verified)
+        take(answer, given, record)
 
     params = [SamplingParams(max_new_tokens=20 + i, temperature=(1.0, 0.6)[i % 2]) for i in range(16)]
     requests = [Request(id=i, token_ids=(*PROMPT, *range(i % 4)), params=p) for i, p in enumerate(params)]
@@ -127,10 +131,13 @@ def cycle(own: Policy, request: Request, written: list[int]) -> dict[str, float]
 
 
 def test_an_end_cuts_off_what_was_accepted_behind_it(vllm: ServedEngine) -> None:
-    params = [SamplingParams(max_new_tokens=40, stop_token_ids=(2, 5), seed=i) for i in range(200)]
+    count = fewer(200, 48)
+    params = [SamplingParams(max_new_tokens=40, stop_token_ids=(2, 5), seed=i) for i in range(count)]
     found = answers(vllm, [Request(id=i, token_ids=PROMPT, params=p) for i, p in enumerate(params)])
     ended = [c for c in found if c.finish_reason == "stop"]
-    assert len(ended) > 150 and all(c.token_ids[-1] in (2, 5) and not set(c.token_ids[:-1]) & {2, 5} for c in ended)
+    assert len(ended) > 0.75 * count and all(
+        c.token_ids[-1] in (2, 5) and not set(c.token_ids[:-1]) & {2, 5} for c in ended
+    )
     whole = stats(found)
     assert whole.tokens == sum(len(c.token_ids) for c in found)
     cut = whole.cycles + whole.accepted.sum() - whole.emitted
@@ -152,3 +159,10 @@ def test_partial_answers_come_back_whole_and_go_on(vllm: ServedEngine, folder: P
         before = partial[i].token_ids
         assert len(found.token_ids) == 60 and np.array_equal(found.token_ids[: len(before)], before)
         np.testing.assert_allclose(found.logprobs, logprobs(folder, PROMPT, found.token_ids.tolist()), atol=1e-4)
+
+
+def test_steps_follow_one_another_without_a_wait(vllm: ServedEngine) -> None:
+    """The second runner launches a step before the tokens of the one before are out, and only a plain one waits."""
+    scheduled = core(vllm).engine.vllm_config.scheduler_config.async_scheduling
+    runner = type(core(vllm).engine.model_executor.driver_worker.worker.model_runner).__module__
+    assert scheduled is (RUNNER == "v2") and ("v1.worker.cpu.model_runner" in runner) is (RUNNER == "v2")

@@ -17,12 +17,13 @@ pytest.importorskip("vllm")  # where the file is named, its folder's conftest le
 pytestmark = pytest.mark.gpu
 
 
-def test_the_whole_of_it_on_a_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("runner", ["v2", "v1"])
+def test_the_whole_of_it_on_a_gpu(tmp_path: Path, runner: str) -> None:
     """Distributions, log-probs, acceptance, and weights in flight with keys and values computed again."""
     folder, other = checkpoint(tmp_path / "model"), checkpoint(tmp_path / "other", seed=1)
     model = ModelConfig(path=str(folder), device="cuda", dtype="float32")
     cool = SamplingParams(temperature=0.7, max_new_tokens=3)
-    with engine(dataclasses.replace(job(folder), model=model), memory_fraction=0.2) as vllm:
+    with engine(dataclasses.replace(job(folder), model=model), memory_fraction=0.2, model_runner=runner) as vllm:
         assert p_value(drawn(vllm, PROMPT, cool), exact(folder, PROMPT, cool)) > 1e-3
         found = answers(vllm, ask(64, 40))
         stats = DecodeStats.total(c.stats for c in found)

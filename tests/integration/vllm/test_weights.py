@@ -13,7 +13,7 @@ from bebop.model.checkpoint import load_policy, resolve
 from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.served_engine import ServedEngine
 from bebop.trajectory import DecodeStats, SamplingParams
-from tests.integration.vllm.builders import core, engine, held, with_update
+from tests.integration.vllm.builders import core, engine, fewer, held, with_update
 from tests.served_models import PROMPT, answers, ask, checkpoint, collect, logprobs, policy, reload
 
 WORDS = (4, 5, 6, 7) * 26  # four blocks of keys and values, the last of which a head's cache never shares
@@ -120,9 +120,10 @@ def test_a_noised_head_slows_decoding_alone_and_recovers() -> None:
     generator = torch.Generator().manual_seed(0)
     sound = {name: t for name, t in own.weights(mtp=True).items() if name.startswith("mtp.")}
     noised = {n: t + t.std() * torch.randn(t.shape, generator=generator) for n, t in sound.items() if t.dim() == 2}
-    prompts = [tuple(own.tokenizer(f"Calculate {i} + {7 * i % 10} - {i}.")["input_ids"]) for i in range(32)]
+    prompts = [tuple(own.tokenizer(f"Calculate {i} + {7 * i % 10} - {i}.")["input_ids"]) for i in range(fewer(32, 6))]
     requests = [
-        Request(id=i, token_ids=prompt, params=SamplingParams(max_new_tokens=48)) for i, prompt in enumerate(prompts)
+        Request(id=i, token_ids=prompt, params=SamplingParams(max_new_tokens=fewer(48, 24)))
+        for i, prompt in enumerate(prompts)
     ]
     config = JobConfig(
         model=model,
@@ -140,5 +141,5 @@ def test_a_noised_head_slows_decoding_alone_and_recovers() -> None:
                 wanted = logprobs(resolve("tiny"), prompt, one.token_ids.tolist())
                 np.testing.assert_allclose(one.logprobs, wanted, atol=1e-4)
                 assert set(one.versions.tolist()) == {version}
-    assert lengths[1] < 1.4 < 1.8 < min(lengths[0], lengths[2]), lengths
-    assert abs(lengths[0] - lengths[2]) < 0.25, lengths
+    assert lengths[1] < 1.4 < fewer(1.8, 1.5) < min(lengths[0], lengths[2]), lengths
+    assert abs(lengths[0] - lengths[2]) < fewer(0.25, 0.8), lengths

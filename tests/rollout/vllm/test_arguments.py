@@ -27,6 +27,8 @@ from bebop.rollout.vllm.arguments import (
     HOSTED,
     SPARE,
     engine_arguments,
+    environment,
+    model_runner,
     refuse_sampling,
     refuse_system,
     refuse_version,
@@ -82,7 +84,7 @@ def test_settings_reach_their_arguments() -> None:
     wanted = {
         "kv_cache_memory_bytes": 900, "gpu_memory_utilization": 0.5, "enforce_eager": True, "max_num_seqs": 7,
         "max_model_len": 304, "max_num_batched_tokens": 77, "logprobs_mode": "processed_logprobs",
-        "async_scheduling": False, "weight_transfer_config": {"backend": "bebop"}, "dtype": "float32",
+        "async_scheduling": True, "weight_transfer_config": {"backend": "bebop"}, "dtype": "float32",
         "skip_tokenizer_init": False,
     }  # fmt: skip
     assert {name: arguments[name] for name in wanted} == wanted
@@ -103,6 +105,23 @@ def test_a_cpu_has_room_for_all_slots() -> None:
     more = large["kv_cache_memory_bytes"] - small["kv_cache_memory_bytes"]
     assert more == token * 416 * 4 * SPARE and small["kv_cache_memory_bytes"] > more  # 404 tokens, in blocks of 32
     assert not engine_arguments(job(own=VllmConfig(eager=False)), TINY, "cpu")["enforce_eager"]
+
+
+def test_the_second_runner_is_taken_where_it_has_the_system() -> None:
+    second = {"autoregressive", "target_only", "bebop", "ngram"}
+    for system in HOSTED:
+        assert model_runner(job(system), "cuda") == ("v2" if system in second else "v1")
+        assert model_runner(job(system), "cpu") == "v1"  # it has kernels, the second runner an interpreter
+    assert model_runner(job(own=VllmConfig(model_runner="v2")), "cpu") == "v2"
+    for own, wanted in (({}, True), ({"async_scheduling": False}, False), ({"model_runner": "v1"}, False)):
+        assert engine_arguments(job(own=VllmConfig(**own)), TINY, "cuda")["async_scheduling"] is wanted
+    names = ("VLLM_USE_V2_MODEL_RUNNER", "BEBOP_VERIFY_EVERY", "BEBOP_VLLM_CPU")
+    assert [environment("v2", "cpu", 4)[name] for name in names] == ["1", "4", "1"]
+    assert [environment("v1", "cuda", 0)[name] for name in names] == ["0", "0", "0"]
+
+
+def runner(system: str, device: str, **own: Any) -> Callable[[], Any]:
+    return lambda: model_runner(job(system, VllmConfig(**own)), device)
 
 
 def system(**decoding: Any) -> Callable[[], None]:
@@ -136,6 +155,11 @@ def sampling(speculative: bool, **params: float) -> Callable[[], None]:
         ),
         (system(system="bebop_history"), "mixture of history and MTP head"),
         *((settings(extra={name: 1}), f"rollout.vllm.*{name}") for name in VLLM_OWN),
+        (settings(model_runner="v3"), "rollout.vllm.*model_runner"),
+        (settings(model_runner="v1", async_scheduling=True), "async_scheduling=True .*one step after"),
+        (runner("history", "cuda", model_runner="v2"), "model_runner=v2 .*'history'.* give v1 or null"),
+        (runner("history", "cuda", async_scheduling=True), "async_scheduling=true .* runner is v1"),
+        (runner("bebop", "cpu", async_scheduling=True), "async_scheduling=true .* give false, or .*=v2"),
         (settings(transfer="file"), "rollout.vllm.*folder"),
         (settings(transfer="pigeon"), "rollout.vllm.*transfer"),
         (settings(folder=""), "rollout.vllm.*folder"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bebop.rollout.vllm.plugin import FIELD, STEPS, Verified, hand_on, summed, with_steps
+from bebop.rollout.vllm.plugin import FIELD, STEPS, StepRecord, Verified, hand_on, summed, with_steps
 from bebop.trajectory import MEASURED
 
 DRAFTS = 2
@@ -30,7 +30,7 @@ def make(state: Any, new_token_ids: list[int], finish_reason: Any = None, kv_tra
 
 def step(seen: dict[str, Verified], tokens: dict[str, list[int]], **more: Any) -> list[Any]:
     """Worker and scheduler: what the front end gets."""
-    STEPS.kept |= seen
+    STEPS.done.append(StepRecord(_found=seen))
     output = pickle.loads(pickle.dumps(with_steps(SimpleNamespace())))
     requests = [SimpleNamespace(request_id=n, new_token_ids=ids, kv_transfer_params=None) for n, ids in tokens.items()]
     for one in requests:

@@ -9,7 +9,7 @@ import torch
 
 from bebop.errors import UserError
 from bebop.rollout.vllm.engine import PROMPT, TOP, self_test, slope
-from bebop.rollout.vllm.plugin import Verified
+from bebop.rollout.vllm.plugin import StepRecord, Verified
 from bebop.trajectory import SamplingParams
 
 V = 11
@@ -45,10 +45,10 @@ class Answers:
         self.open[key] = SimpleNamespace(request_id=key, outputs=[given], finished=True)
         return key
 
-    def outputs(self) -> tuple[list[Any], dict[str, Verified]]:
+    def outputs(self) -> tuple[list[Any], StepRecord]:
         found, self.open = [*self.open.values()], {}
         one = Verified(drafted=self.drafts, accepted=0, sampled=self.sampled)
-        return found, {"a": one} if self.seen else {}
+        return found, StepRecord(_found={"a": one} if self.seen else {})
 
     def abort(self, key: str) -> None: ...
 

@@ -1,8 +1,12 @@
 """From what was seen of single steps to the statistics of an answer."""
 
-import numpy as np
+from types import SimpleNamespace
 
-from bebop.rollout.vllm.plugin import StepCounts, Verified
+import numpy as np
+import pytest
+
+from bebop.rollout.vllm.core import Core, _Answer
+from bebop.rollout.vllm.plugin import STEPS, StepCounts, StepRecord, Verified
 from bebop.trajectory import MEASURED
 
 
@@ -67,3 +71,35 @@ def test_plain_decoding_has_cycles_alone() -> None:
     for _ in range(3):
         counts.add(1, None)
     assert (counts.sums.prefilled, counts.sums.cycles, counts.sums.accept_length) == (0, 3, 1.0)
+
+
+def test_a_version_is_that_of_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An asynchronous engine's tokens come out after an update that they know nothing of."""
+    core = Core({}, {}, drafts=3, head=True)
+    core.engine = SimpleNamespace(reset_prefix_cache=lambda **named: None)
+    for launches, version in ((4, 7), (4, 8), (9, 9)):
+        monkeypatch.setattr(STEPS, "launches", launches)
+        core.loaded(version, recompute=False)
+    versions = [core._version_of(StepRecord(number=number)) for number in (0, 3, 4, 8, 9, 20, -1)]
+    assert versions == [0, 0, 8, 8, 9, 9, 9]  # the last: vLLM gave tokens of no step that was seen
+
+
+def test_steps_are_counted_when_an_answer_ends() -> None:
+    """In their order, once, with keys and values that were computed again in between."""
+    answer = _Answer(name="a", prompt=(), counts=StepCounts(drafts=3, head=True), greedy=False)
+    drafted = StepRecord(_found={"a": step(3, 1), "b": step(3, 3)})
+    answer.steps += [(1, StepRecord()), (2, drafted), None, (1, StepRecord()), (2, drafted)]
+    assert answer.counts.sums.tokens == 0
+    for _ in range(2):
+        found = answer.part("length", None).stats
+        assert (found.tokens, found.prefilled, found.cycles) == (6, 2, 2)
+
+
+def test_a_step_in_flight_is_no_prefill() -> None:
+    """Its drafts were verified, whatever was asked for meanwhile."""
+    counts = StepCounts(drafts=3, head=True)
+    counts.add(1, None)
+    counts.restarted()
+    counts.add(2, step(3, 1))
+    counts.add(1, None)
+    assert (counts.sums.prefilled, counts.sums.cycles) == (2, 1)
