@@ -59,7 +59,8 @@ def check_job(config: JobConfig, items: Items | None = None) -> PromptSource | E
     ``items`` are its questions if they are open and were checked against the reward already.
     """
     here = config.runtime.address is None  # else the job runs on other machines
-    settings = check_model(config.model, here)
+    # Servers decode with attention of their own, and the trainer can run transformers'.
+    settings = check_model(config.model, here, any_backbone=not engine_module(config).EMBEDDED)
     check_positions(settings, config.rollout.max_length)
     if config.trainer.lora.rank:
         check_installed(config.trainer.lora)
