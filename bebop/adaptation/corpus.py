@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,8 @@ def _generate(
             for part in (group[start : start + data.slots] for start in range(0, len(group), data.slots)):
                 ids = torch.tensor([prompts[i].token_ids for i in part], device=policy.device)
                 with torch.random.fork_rng(devices=gpus):
-                    torch.manual_seed((seed << 40) + part[0])
+                    # PyTorch's generator on a CPU takes 32 bits of a seed.
+                    torch.manual_seed(random.Random(f"{seed}/{part[0]}").getrandbits(32))
                     out = policy.backbone.generate(  # type: ignore[operator]
                         ids, attention_mask=torch.ones_like(ids), generation_config=wanted
                     )
