@@ -184,7 +184,7 @@ def length_card(results: Results) -> Card:
         ", estimated on completions of held-out prompts" if results.estimated else " while decoding held-out prompts"
     )
     text = (
-        f"Tokens per verification pass{place}: accepted drafts plus the one token that a pass "
+        f"Tokens per verification pass{place} held-out prompts: accepted drafts plus the one token that a pass "
         f"always yields. With sampled drafts it changed by {rise}, with greedy drafts by "
         f"{results.change('target_only', 'accept_length')}. Bars are 95 % bootstrap intervals over completions; the "
         "changes are taken prompt by prompt."

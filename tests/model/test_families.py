@@ -1,11 +1,9 @@
 """MTP heads of the families' own layers, and backbones that only transformers' attention can run."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
