@@ -170,8 +170,8 @@ def test_two_ranks_adapt_as_one_does(model: Path, run: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow  # eight seconds a family
-@pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3"])
-def test_a_head_beside_a_backbone_that_the_engine_cannot_decode_is_trained(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_moe", "deepseek_v3", "glm4_moe", "llama"])
+def test_heads_of_families_are_trained_whether_the_engine_can_decode_them_or_not(name: str, tmp_path: Path) -> None:
     before = load_file(write_family(tmp_path / "in", name) / "model.safetensors")
     after = adapted(tmp_path / "in", tmp_path / "run", 24, "data.sequences=24", "head.lr=0.003")
     prefix = FAMILIES[name].prefix.format(L=2)
@@ -184,10 +184,12 @@ def test_a_head_beside_a_backbone_that_the_engine_cannot_decode_is_trained(name:
     assert sum(losses[-6:]) / 6 < sum(losses[:6]) / 6 - 0.02
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     found = results["systems"]["bebop"]
-    assert results["estimated"] is True and results["fresh"] is False
-    assert found["after"]["overlap/1"]["value"] > found["before"]["overlap/1"]["value"] + 0.02
-    assert steps[-1]["eval/accept_length"] == pytest.approx(found["after"]["accept_length"]["value"])
-    assert "without decoding, for 4 held-out prompts" in (tmp_path / "run" / "report.html").read_text()
+    estimated = name not in ("glm4_moe", "llama")
+    assert results["estimated"] is estimated and results["fresh"] is False
+    assert found["after"]["overlap/1"]["value"] > found["before"]["overlap/1"]["value"] + 0.01
+    shown = "Estimated at every place" in (tmp_path / "run" / "report.html").read_text()
+    same_number = steps[-1]["eval/accept_length"] == pytest.approx(found["after"]["accept_length"]["value"])
+    assert shown is same_number is estimated
     again = load_policy(ModelConfig(path=str(tmp_path / "run" / "model"), device="cpu"), True, any_backbone=True)
     save_policy(again, tmp_path / "again")
     assert same(load_file(tmp_path / "again" / "model.safetensors"), after)

@@ -77,7 +77,7 @@ def run_engine(
     return [done[i] for i in range(len(prompts))]
 
 
-def answer(
+def sampled_rows(
     policy: Policy,
     prompts: Sequence[Prompt],
     data: DataConfig,
@@ -122,9 +122,7 @@ def _generate(
                 with torch.random.fork_rng(devices=gpus):
                     # PyTorch's generator on a CPU takes 32 bits of a seed.
                     torch.manual_seed(random.Random(f"{seed}/{part[0]}").getrandbits(32))
-                    out = policy.backbone.generate(  # type: ignore[operator]
-                        ids, attention_mask=torch.ones_like(ids), generation_config=wanted
-                    )
+                    out = policy.backbone.generate(ids, attention_mask=torch.ones_like(ids), generation_config=wanted)
                 for i, row in zip(part, out[:, ids.shape[1] :].tolist(), strict=True):
                     end = next((place + 1 for place, token in enumerate(row) if token in ends), len(row))
                     done[i] = tuple(row[:end])
@@ -213,7 +211,7 @@ def sample_corpus(
     training, held_out = streams or question_streams(config, policy)
     if config.resume and path.is_file():
         return training, read_corpus(path), held_out
-    rows = answer(policy, training, config.data, decoding, config.seed, label, ranks)
+    rows = sampled_rows(policy, training, config.data, decoding, config.seed, label, ranks)
     if ranks.rank == 0:
         with writing(path):
             write_corpus(rows, path)

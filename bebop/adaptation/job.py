@@ -15,7 +15,6 @@ from tqdm import tqdm
 from bebop.adaptation.corpus import (
     CORPUS,
     MIN_HELD_OUT,
-    answer,
     backbone_states,
     drafting_config,
     from_file,
@@ -23,6 +22,7 @@ from bebop.adaptation.corpus import (
     run_engine,
     sample_corpus,
     sample_turns,
+    sampled_rows,
     size_of_states,
     split_rows,
 )
@@ -163,7 +163,7 @@ class Adaptation:
             drafting_config(self.policy, draft_tokens=self.config.evaluation.draft_tokens),
         )
         label = self._label("held out")
-        text = answer(self.policy, held_out, data, decoding, self.config.seed + 1, label, self.ranks)
+        text = sampled_rows(self.policy, held_out, data, decoding, self.config.seed + 1, label, self.ranks)
         self._clock("held out", began)
         return self._snapshot(held_out, text, "before"), text
 

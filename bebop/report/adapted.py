@@ -180,9 +180,7 @@ def length_card(results: Results) -> Card:
         return [(decoded if name == "all" else decoded.of(name)).interval("accept_length") for name in labels]
 
     rise = results.change("bebop", "accept_length")
-    place = (
-        ", estimated on completions of held-out prompts" if results.estimated else " while decoding held-out prompts"
-    )
+    place = ", estimated on completions of" if results.estimated else " while decoding"
     text = (
         f"Tokens per verification pass{place} held-out prompts: accepted drafts plus the one token that a pass "
         f"always yields. With sampled drafts it changed by {rise}, with greedy drafts by "

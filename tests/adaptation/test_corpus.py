@@ -16,7 +16,6 @@ from bebop.adaptation.corpus import (
     CORPUS,
     HELD_OUT_SEED,
     Answer,
-    answer,
     answers_of,
     drafting_config,
     from_file,
@@ -24,6 +23,7 @@ from bebop.adaptation.corpus import (
     question_streams,
     read_corpus,
     sample_turns,
+    sampled_rows,
     split_rows,
     write_corpus,
 )
@@ -284,7 +284,7 @@ def generated(prompts: list[tuple[int, ...]], seed: int = 0, **sampling: Any) ->
     given = [Prompt(index=i, task=f"t{i}", text="", token_ids=ids, item={}) for i, ids in enumerate(prompts)]
     chosen = from_dict(DataConfig, {"slots": 1000, "sampling": {"max_new_tokens": 4, **sampling}})
     with stock_attention(policy.backbone, "sdpa"):
-        return policy, answer(policy, given, chosen, drafting_config(policy), seed)
+        return policy, sampled_rows(policy, given, chosen, drafting_config(policy), seed)
 
 
 @pytest.mark.slow  # a thousand completions
