@@ -59,7 +59,7 @@ def update(
 
 def find_head(folder: Path) -> tuple[int, str | None, dict[str, Tensor]]:
     """Return the layers of a checkpoint's backbone, the layout of its MTP head (None: it has none), and the head."""
-    layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
+    layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config().num_hidden_layers)
     layout = mtp_layout(folder, layers)
     return layers, layout, {} if layout is None else stored_head(folder, layout, layers)
 
@@ -67,7 +67,7 @@ def find_head(folder: Path) -> tuple[int, str | None, dict[str, Tensor]]:
 def refuse_missing_head(config: JobConfig, engine: str) -> None:
     """Raise ``UserError`` where a system needs an MTP head and the checkpoint has none."""
     folder = resolve(config.model.path)
-    layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
+    layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config().num_hidden_layers)
     if SYSTEMS[config.decoding.system].head and mtp_layout(folder, layers) is None:
         raise UserError(
             f"model.path={config.model.path!r} has no MTP weights, and {engine} serves checkpoints as they are: train "

@@ -271,7 +271,7 @@ class Adaptation:
         """Write the checkpoint in the layout that it came in, its card, the numbers and the page."""
         out = written(self.folder, self.config)
         with writing(out):
-            save_policy(self.policy, out)
+            save_policy(self.policy, out, source=resolve(self.config.model.path))
             write_card(out, self.config, results)
         with writing(self.folder):
             (self.folder / "results.json").write_text(json.dumps(results.as_dict(), indent=2) + "\n")

@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -101,7 +102,11 @@ def _outline_backbone(config: ModelConfig, folder: Path) -> "PreTrainedModel | N
     """Return the backbone without memory, to be filled once it is split; None where it has to be loaded whole."""
     require_known(config)
     settings = read_config(config)
-    if config.init_mtp and mtp_layout(folder, settings.num_hidden_layers) is None and trained_head(folder) is None:
+    if (
+        config.init_mtp
+        and mtp_layout(folder, settings.get_text_config().num_hidden_layers) is None
+        and trained_head(folder) is None
+    ):
         return None  # a fresh head starts from the last layer's weights
     with readable(config):
         return outline(settings, folder, getattr(torch, config.dtype))
@@ -265,7 +270,7 @@ def require_known(config: ModelConfig, any_backbone: bool = False) -> None:
 def require_mtp(config: ModelConfig) -> None:
     """Raise ``UserError`` if the checkpoint has no MTP weights and no fresh head is asked for; reads no weights."""
     folder = resolve(config.path)
-    layers = read_config(config).num_hidden_layers
+    layers = read_config(config).get_text_config().num_hidden_layers
     if not config.init_mtp and mtp_layout(folder, layers) is None:
         raise UserError(
             f"model.path={config.path!r} has no MTP weights ({', '.join(LAYOUTS)} layouts are known); "
@@ -336,13 +341,13 @@ def _names(folder: Path) -> list[str]:
         raise UserError(f"the weights in {folder} cannot be read: {error}") from error
 
 
-def _tensors(folder: Path, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor in the folder's safetensors files whose name starts with ``prefix``."""
+def _tensors(folder: Path, prefix: str, skip: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in the folder's safetensors files whose names start with ``prefix``, but for those to skip."""
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # safe_open is no mapping: it cannot be iterated
-                    if name.startswith(prefix):
+                    if name.startswith(prefix) and name not in skip:
                         yield name, opened.get_tensor(name)
         except SafetensorError as error:
             raise UserError(f"{file} cannot be read: {error}") from error
@@ -389,6 +394,26 @@ def empty_model(folder: Path) -> "PreTrainedModel":
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
 
 
+def _rest(source: Path, policy: Policy, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of the folder ``source`` that are none of the policy's own.
+
+    Empty where the names on disk are not those of ``state``: what is there may be the policy's under another name.
+    """
+    prefix = LAYOUTS[policy.layout].prefix.format(L=policy.backbone.config.num_hidden_layers)
+    if any(name not in policy.stored and not name.startswith(prefix) for name in state):
+        return {}
+    return dict(_tensors(source, "", skip=state))
+
+
+def _around(source: Path, text: dict[str, Any]) -> dict[str, Any]:
+    """Return config.json of a model around a language model, with the head that ``text`` says; ``text`` without one."""
+    whole = read_object(source / "config.json")
+    if not isinstance(whole.get("text_config"), dict):
+        return text
+    head = {key: text[key] for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers") if key in text}
+    return {**whole, "text_config": {**whole["text_config"], **head}}
+
+
 def _copied_tables(policy: Policy, layers: int) -> dict[str, Tensor]:
     """Return embedding and language-model head under the names that the MTP layer of the policy's checkpoint has."""
     prefix = LAYOUTS[policy.layout].prefix.format(L=layers)
@@ -422,6 +447,7 @@ def save_policy(
     folder: Path,
     dtype: torch.dtype | None = None,
     weights: Mapping[str, Tensor] | None = None,
+    source: Path | None = None,
 ) -> None:
     """Write a Hugging Face folder like the one that the policy came from: names, pieces, types, layout of the head.
 
@@ -435,6 +461,7 @@ def save_policy(
             they are.
         weights: the backbone's, in place of the policy's own and named as ``Policy.weights`` names them: those of a
             policy that is split over processes.
+        source: the folder that the policy came from, whose further weights are kept as they are: a tower for images.
     """
     folder.mkdir(parents=True, exist_ok=True)
     backbone, layers = policy.backbone, policy.backbone.config.num_hidden_layers
@@ -446,7 +473,8 @@ def save_policy(
     for name, tensor in state.items():
         kind = policy.stored.get(name, dtype or tensor.dtype) if tensor.is_floating_point() else tensor.dtype
         state[name] = tensor.to(device="cpu", dtype=kind).contiguous()
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    rest = {} if source is None else _rest(source, policy, state)
+    save_file(state | rest, folder / "model.safetensors", metadata={"format": "pt"})
     config = backbone.config.to_dict()
     # Transformers leaves a head untied that a file has of its own, whatever its config.json says; others go by that.
     shared = [name for name, _ in backbone.named_parameters(remove_duplicate=False) if name not in own]
@@ -458,6 +486,12 @@ def save_policy(
         config["num_nextn_predict_layers"] = 1
         if policy.layout == "mimo" and config["model_type"] == "qwen2":
             config["architectures"] = ["MiMoForCausalLM"]  # what SGLang goes by; transformers goes by model_type
+        if config["model_type"].startswith("qwen3_5"):
+            config["mtp_num_hidden_layers"] = 1
+    if source is not None and rest:
+        config = _around(source, config)
+        for file in source.glob("*processor_config.json"):
+            shutil.copy(file, folder)
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
     if backbone.generation_config is not None:
         # Not save_pretrained, which refuses much that from_pretrained takes, a temperature without do_sample say.

@@ -113,7 +113,7 @@ def check_model(config: ModelConfig, here: bool = True, any_backbone: bool = Fal
         return settings
     with readable(config):
         skeleton = check_weights(settings, folder, name)
-        if (layout := mtp_layout(folder, settings.num_hidden_layers)) is not None:
+        if (layout := mtp_layout(folder, settings.get_text_config().num_hidden_layers)) is not None:
             check_head(skeleton, folder, layout)
     return settings
 

@@ -1,5 +1,7 @@
 """MTP heads of the families' own layers, and backbones that only transformers' attention can run."""
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,13 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from bebop.config.job import ModelConfig
 from bebop.model.attention import CausalContext, PackedContext
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy, save_policy
 from bebop.model.mtp import chain
+from bebop.runtime.preflight import check_model
 from bebop.trainer.packing import Row, pack
 from bebop.trainer.scorer import Scorer
 from tests.builders import letters
@@ -91,6 +94,43 @@ def test_a_folder_is_written_as_it_was_read(name: str, tmp_path: Path) -> None:
         assert after[key].dtype == tensor.dtype and torch.equal(after[key], tensor), key
 
 
+def put_into_a_model_with_images(folder: Path, out: Path) -> None:
+    """Write the language model of a Qwen3.5 folder as such models are published: below one that sees images."""
+    text = json.loads((folder / "config.json").read_text())
+    vision = {
+        "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64,
+        "num_position_embeddings": 16,
+    }  # fmt: skip
+    kind = text["model_type"].removesuffix("_text")
+    whole = AutoModelForImageTextToText.from_config(
+        AutoConfig.for_model(kind, text_config=text, vision_config=vision), attn_implementation="eager"
+    )
+    whole.save_pretrained(out)
+    tensors, language = load_file(out / "model.safetensors"), load_file(folder / "model.safetensors")
+    for name, tensor in language.items():
+        tensors[name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name] = tensor
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "preprocessor_config.json").write_text("{}")
+    for file in folder.glob("token*"):
+        shutil.copy(file, out)
+
+
+@pytest.mark.slow
+def test_the_language_model_of_one_that_sees_images_is_written_back_with_all_around_it(tmp_path: Path) -> None:
+    put_into_a_model_with_images(write_family(tmp_path / "text", "qwen3_5_moe"), tmp_path / "in")
+    config = ModelConfig(path=str(tmp_path / "in"), device="cpu")
+    check_model(config, any_backbone=True)
+    policy = loaded(tmp_path / "in")
+    assert policy.stock and policy.mtp is not None
+    save_policy(policy, tmp_path / "out", source=tmp_path / "in")
+    before, after = (load_file(tmp_path / place / "model.safetensors") for place in ("in", "out"))
+    assert any("visual" in name for name in before) and before.keys() == after.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    settings = [json.loads((tmp_path / place / "config.json").read_text()) for place in ("in", "out")]
+    assert settings[1].pop("text_config") == {**settings[0].pop("text_config"), "num_nextn_predict_layers": 1}
+    assert settings[0] == settings[1] and (tmp_path / "out" / "preprocessor_config.json").is_file()
+
+
 @pytest.mark.slow  # a family each
 @pytest.mark.parametrize("name", STOCK)
 def test_the_trainer_scores_rows_of_unequal_lengths_as_transformers_does(name: str, tmp_path: Path) -> None:
@@ -144,8 +184,6 @@ def test_a_fresh_head_of_a_hybrid_starts_from_its_last_full_layer_and_has_the_fa
 def test_windows_and_caps_run_on_transformers_attention_and_the_rest_is_one_line(
     kind: str, settings: dict[str, Any], word: str | None, tmp_path: Path
 ) -> None:
-    from transformers import AutoConfig  # configurations alone, no modeling code
-
     windows = {} if kind in ("mistral", "falcon_h1") else {"layer_types": ["full_attention", "sliding_attention"]}
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **{**SIZES, "sliding_window": 4, **windows, **settings})
