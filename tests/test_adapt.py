@@ -204,6 +204,26 @@ def test_a_stopped_run_beside_such_a_backbone_goes_on_as_if_it_had_not_been(tmp_
     assert same(load_file(tmp_path / "half" / "model" / "model.safetensors"), whole)
 
 
+@pytest.mark.slow  # two runs, one of them with two processes
+def test_two_ranks_train_the_head_of_a_hybrid_as_one_does(tmp_path: Path) -> None:
+    """On the same text: layers of experts and recurrent ones are split over the ranks."""
+    folder = write_family(tmp_path / "in", "qwen3_next")
+    rows = [{"prompt_ids": [3 + i, 5], "answer_ids": [7, 4 + i, 9, 6, 5, 4 + i, 8][: 4 + i % 4]} for i in range(20)]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["data.source=file", "data.sequences=0", f"data.path={tmp_path / 'text.jsonl'}"]
+    one = adapted(folder, tmp_path / "one", 3, *given)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    arguments = [f"model.path={folder}", f"dir={tmp_path / 'two'}", "train.steps=3", *SMALL, *given]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    ended = subprocess.run(
+        [*torchrun, "bebop.adapt", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    two, start = load_file(tmp_path / "two" / "model" / "model.safetensors"), load_file(folder / "model.safetensors")
+    moved = max(float((one[name] - start[name]).abs().max()) for name in start)
+    assert max(float((two[name] - one[name]).abs().max()) for name in one) < 1e-4 < 1e-3 < moved
+
+
 # ---- mistakes
 
 

@@ -39,6 +39,7 @@ from bebop.metrics.sinks import JsonlSink, Sink, TensorBoardSink
 from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
 from bebop.report.adapted import judge, write_card, write_page, written
 from bebop.report.verdict import ended
+from bebop.systems import SYSTEMS as ALL_SYSTEMS
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
@@ -176,7 +177,7 @@ class Adaptation:
         drafts = self.config.evaluation.draft_tokens
         if self.policy.stock:
             probed = probe(self.policy, text, drafts, self.sampling)
-            decoded = {system: estimated(probed, text, system == "target_only") for system in SYSTEMS}
+            decoded = {system: estimated(probed, text, greedy=not ALL_SYSTEMS[system].sampled) for system in SYSTEMS}
             self._clock(when, began)
             return Snapshot(decoded=decoded, probe=probed)
         decoded = {}
