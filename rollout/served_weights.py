@@ -18,7 +18,7 @@ from bebop.config.job import JobConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import mtp_layout, read_config, read_draft, resolve
 from bebop.model.fingerprint import fingerprint
-from bebop.model.layouts import LAYOUTS, from_layout, join_experts, split_experts, to_layout
+from bebop.model.layouts import LAYOUTS, TABLES, from_layout, join_experts, split_experts, to_layout
 from bebop.model.parts import find_part, part_settings, read_part
 from bebop.rollout.engine import EngineDied
 from bebop.systems import PARTS, SYSTEMS
@@ -28,6 +28,7 @@ Sums = Mapping[str, Mapping[str, str]]  # target, draft -> name -> checksum
 Rename = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 ToUpdate = Callable[[Mapping[str, Tensor], int], "WeightUpdate"]  # from ``Policy.weights`` and a version
 MIMO = "MiMoForCausalLM"
+UNSENT = (*TABLES, ".e_score_correction_bias")  # ends of names in an MTP layer whose values no update changes
 SAMPLE = 1 << 16  # elements of a tensor that tell whether it changed
 
 
@@ -129,7 +130,7 @@ def refuse_drafter(config: JobConfig, name: str, engine: str, whole: bool) -> No
 
 def find_head(folder: Path) -> tuple[int, str | None, dict[str, Tensor]]:
     """Return the layers of a checkpoint's backbone, the layout of its MTP head (None: it has none), and the head."""
-    layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
+    layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config().num_hidden_layers)
     layout = mtp_layout(folder, layers)
     return layers, layout, {} if layout is None else stored_head(folder, layout, layers)
 
@@ -137,7 +138,7 @@ def find_head(folder: Path) -> tuple[int, str | None, dict[str, Tensor]]:
 def refuse_missing_head(config: JobConfig, engine: str) -> None:
     """Raise ``UserError`` where a system needs an MTP head and the checkpoint has none."""
     folder = resolve(config.model.path)
-    layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
+    layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config().num_hidden_layers)
     if SYSTEMS[config.decoding.system].head and mtp_layout(folder, layers) is None:
         raise UserError(
             f"model.path={config.model.path!r} has no MTP weights, and {engine} serves checkpoints as they are: train "
@@ -160,13 +161,17 @@ def draft_folder(config: JobConfig, engine: str) -> Path:
 
 
 def stored_head(folder: Path, layout: str, layers: int) -> dict[str, Tensor]:
-    """Return the head in a checkpoint, under the names that ``MTPHead`` has."""
+    """Return the trained weights of the head in a checkpoint, under the names that ``MTPHead`` has.
+
+    Updates send no others: neither copies of the model's tables nor the biases by which routers choose experts.
+    """
     kind = LAYOUTS[layout]
     prefix = kind.prefix.format(L=layers)
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
-            tensors |= {name: opened.get_tensor(name) for name in opened.keys() if name.startswith(prefix)}
+            names = (name for name in opened.keys() if name.startswith(prefix) and not name.endswith(UNSENT))
+            tensors |= {name: opened.get_tensor(name) for name in names}
     tensors = join_experts(tensors)
     return from_layout(tensors, kind, layers, [_own_name(name.removeprefix(prefix), layout) for name in tensors])
 

@@ -205,8 +205,8 @@ class PolicyTrainer:
         Raises:
             UserError: Settings ask for routers that the model does not have.
         """
-        trainer = self.config.trainer
-        if check_routing(self.policy.backbone, trainer.routing_replay, trainer.router_aux_loss):
+        trainer, policy = self.config.trainer, self.policy
+        if check_routing(policy.backbone, trainer.routing_replay, trainer.router_aux_loss, policy.stock):
             for scorer in filter(None, (self.scorer, self.reference)):
                 scorer.watch_routing(trainer.routing_replay, trainer.router_aux_loss > 0)
 

@@ -35,8 +35,10 @@ class TrainerRank:
         ``file://...``)."""
         torch.set_num_threads(config.trainer.threads)
         torch.manual_seed(config.runtime.seed)  # the same on every rank: a fresh MTP head must be
+        sharded = world > 1 and not config.trainer.lora.rank
         needs = SYSTEMS[config.decoding.system].trained_beside
-        policy = load_policy(config.model, needs=needs, sharded=world > 1 and not config.trainer.lora.rank)
+        any_backbone = config.rollout.engine != "torch"
+        policy = load_policy(config.model, needs=needs, sharded=sharded, any_backbone=any_backbone)
         if world > 1:
             device = find_device(config.model)
             cuda = device.type == "cuda"

@@ -48,6 +48,9 @@ REACH = re.compile(
 NO_REACH = ("max_window_layers", "sliding_window_pattern", "_sliding_window_pattern", "chunk_size_feed_forward")
 
 
+STOCK_ADVICE = "bebop.adapt trains its MTP head, and rollout=sglang or rollout=vllm serve it"
+
+
 def refuse_call(module: nn.Module, mask: Tensor | None, settings: Mapping[str, Any]) -> None:
     """Raise ``UserError`` if a call of the attention function asks for anything but causal attention."""
     if mask is not None:
@@ -61,12 +64,23 @@ def refuse_call(module: nn.Module, mask: Tensor | None, settings: Mapping[str, A
             raise UserError(f"the model's attention asks for {name}{shown}, which bebop's does not have")
 
 
-def refuse_config(config: PreTrainedConfig, path: str) -> None:
-    """Raise ``UserError`` if a model's settings name what bebop's attention does not have; reads no weights."""
+def refuse_config(config: PreTrainedConfig, path: str, any_backbone: bool = False) -> None:
+    """Raise ``UserError`` if a model's settings name what bebop's attention does not have; reads no weights.
+
+    ``any_backbone``: transformers' own attention may run the backbone. Positions must then be possible all the same,
+    since the MTP head has them too.
+    """
     text = config.get_text_config()
-    refused = _layer_type(text) or _rope_type(text) or _reach(text)
-    if refused is not None:
+    if (refused := _rope_type(text)) is not None:
         raise UserError(f"model.path={path!r}, a {config.model_type} model: {refused}")
+    if not any_backbone and (refused := needs_stock(config)) is not None:
+        raise UserError(f"model.path={path!r}, a {config.model_type} model: {refused}; {STOCK_ADVICE}")
+
+
+def needs_stock(config: PreTrainedConfig) -> str | None:
+    """Return why a backbone runs on transformers' attention alone, not on bebop's; None where bebop's has all."""
+    text = config.get_text_config()
+    return _layer_type(text) or _reach(text)
 
 
 def _layer_type(config: PreTrainedConfig) -> str | None:
@@ -253,7 +267,7 @@ class ChainContext:
         return torch.cat(parts, 1)
 
     def _scored(self, query: Tensor, anchors: Tensor, first: int, scaling: float, steps: int | None = None) -> Tensor:
-        """Attend with some chains, of which ``first`` is the number of the first one: [B,H,A,D] -> [B,A,H,D].
+        """Attend with some chains, of which ``first`` is the number of the first one: [B,H,A,D] -> [B,A,H,Dv].
 
         ``anchors`` [B,A] or [1,A]; ``steps``: those so far, for a backward pass that comes when there are more.
         """
@@ -268,7 +282,9 @@ class ChainContext:
         out = weights[..., :length] @ self.values[0][:, :, None]
         for i, v in enumerate(self.values[1:steps]):
             out = out + weights[..., length + i : length + i + 1] * v[:, :, None, rows]
-        return out.reshape(batch, heads, width, size).transpose(1, 2)
+        return out.reshape(batch, heads, width, -1).transpose(
+            1, 2
+        )  # values of latent attention have a size of their own
 
 
 class BlockContext:

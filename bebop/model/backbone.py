@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from bebop.errors import UserError
 from bebop.kernels import few_rows
-from bebop.model.attention import AttentionContext
+from bebop.model.attention import AttentionContext, CausalContext, PackedContext
 from bebop.model.fingerprint import fingerprint
 from bebop.model.mtp import MTPHead
 
@@ -45,12 +45,33 @@ class Policy:
     stored: Mapping[str, torch.dtype] = field(default_factory=dict)  # types that a checkpoint of it has, by its names
     draft: "Policy | None" = None  # a smaller model that drafts for it, frozen; see ``checkpoint.load_draft``
     drafting: str = ""  # the part that stands in the place of the MTP head, see ``head``; empty: none
+    stock: bool = False  # the backbone runs on transformers' own attention, which knows whole texts alone
 
     def hidden(self, token_ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
         """Return final, normed hidden states [B,n,d] of token ids [B,n] at ``positions`` [B,n]."""
         decoder = self.backbone.get_decoder()
+        if self.stock:
+            return self._stock_hidden(token_ids, context)
         out = decoder(input_ids=token_ids, position_ids=positions, use_cache=False, context=context)
         return out.last_hidden_state
+
+    def _stock_hidden(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
+        """Return hidden states by transformers' own forward: of right-padded rows, or of rows laid end to end.
+
+        Nothing masks the padding: it comes last, so attention, windows, convolutions and recurrent states of real
+        tokens do not see it. Rows end to end are laid side by side for the pass.
+        """
+        decoder = self.backbone.get_decoder()
+        if isinstance(context, PackedContext):
+            rows = context.rows
+            return rows.packed(self._stock_hidden(rows.padded(token_ids), CausalContext()))
+        assert isinstance(context, CausalContext), "a backbone on transformers' attention has no cache of bebop's"
+        places = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)
+        # Autocast would choose experts in bfloat16, which servers do not; weights in float32 are a trainer's masters.
+        kind = token_ids.device.type
+        wanted = torch.is_autocast_enabled(kind) and self.backbone.dtype == torch.float32
+        with torch.autocast(kind, torch.bfloat16, enabled=wanted, cache_enabled=False):
+            return decoder(input_ids=token_ids, position_ids=places, use_cache=False).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the language-model head: [..., d] -> [..., V]."""

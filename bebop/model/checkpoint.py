@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -25,12 +26,12 @@ from transformers import logging as transformers_logging
 
 from bebop.config.job import ModelConfig
 from bebop.errors import UserError
-from bebop.model.attention import refuse_config
-from bebop.model.backbone import Policy, stop_token_ids
-from bebop.model.layouts import LAYOUTS, from_layout, split_experts, to_layout
+from bebop.model.attention import needs_stock, refuse_config
+from bebop.model.backbone import Policy, shared_tables, stop_token_ids
+from bebop.model.layouts import FRESH, LAYOUTS, TABLES, from_layout, split_experts, to_layout
 from bebop.model.lora import refuse_adapter
 from bebop.model.mtp import MTPHead, init_from_backbone
-from bebop.model.parity import check_parity
+from bebop.model.parity import check_parity, check_stock
 from bebop.model.parts import find_part, load_part
 from bebop.model.sharded import on_meta, outline
 from bebop.model.skeleton import (
@@ -63,6 +64,7 @@ def load_policy(
     needs: Sequence[str] = (),
     sharded: bool = False,
     need_draft: bool = False,
+    any_backbone: bool = False,
 ) -> Policy:
     """Load backbone, tokenizer and MTP head; ``need_head`` makes a missing head an error instead of None.
 
@@ -71,23 +73,30 @@ def load_policy(
 
     ``sharded``: leave the backbone on the meta device where ``bebop.model.sharded`` can fill it once it is split. It is
     not held against Hugging Face's forward then.
+
+    ``any_backbone``: load what bebop's attention does not have on transformers' own (``Policy.stock``).
     """
     folder = resolve(config.path)
     tokenizer = load_tokenizer(config)
-    backbone = _outline_backbone(config, folder) if sharded else None
+    stock = any_backbone and needs_stock(read_config(config)) is not None
+    backbone = _outline_backbone(config, folder) if sharded and not stock else None
     if backbone is None:
-        backbone = load_backbone(config).to(find_device(config))
+        backbone = load_backbone(config, stock).to(find_device(config))
     check_tokenizer(tokenizer, backbone.config.vocab_size, f"model.path={config.path!r}")
     backbone.eval()
     if need_head:
         require_mtp(config)
-    policy = Policy(backbone=backbone, tokenizer=tokenizer, mtp=None, layout="mimo")
-    if config.check and not on_meta(backbone) and (loaded := _identity(folder, config)) not in _checked:
+    policy = Policy(backbone=backbone, tokenizer=tokenizer, mtp=None, layout="mimo", stock=stock)
+    check = config.check and not on_meta(backbone) and (loaded := _identity(folder, config)) not in _checked
+    if check and not stock:
         check_parity(policy, config.path)
         _checked.add(loaded)
     policy.layout, policy.mtp = load_mtp(folder, backbone, fresh=config.init_mtp)
     if policy.mtp is not None:
         policy.mtp.to(find_device(config))
+    if check and stock:
+        check_stock(policy, config.path)
+        _checked.add(loaded)
     policy.stored = _types(folder, backbone)
     policy.parts = {name: load_part(name, find_part(config, name), policy) for name in needs}
     if need_draft:
@@ -139,7 +148,11 @@ def _outline_backbone(config: ModelConfig, folder: Path) -> "PreTrainedModel | N
     """Return the backbone without memory, to be filled once it is split; None where it has to be loaded whole."""
     require_known(config)
     settings = read_config(config)
-    if config.init_mtp and mtp_layout(folder, settings.num_hidden_layers) is None and trained_head(folder) is None:
+    if (
+        config.init_mtp
+        and mtp_layout(folder, settings.get_text_config().num_hidden_layers) is None
+        and trained_head(folder) is None
+    ):
         return None  # a fresh head starts from the last layer's weights
     with readable(config):
         return outline(settings, folder, getattr(torch, config.dtype))
@@ -164,20 +177,23 @@ def find_device(config: ModelConfig) -> torch.device:
     return torch.device(config.device)
 
 
-def load_backbone(config: ModelConfig) -> "PreTrainedModel":
+def load_backbone(config: ModelConfig, stock: bool = False) -> "PreTrainedModel":
     """Return the causal LM of a checkpoint on the CPU. Weights that are missing or do not fit are an error, never
     random.
 
-    So is what bebop's attention does not have, before any weights are read.
+    So is what bebop's attention does not have, before any weights are read. ``stock``: on transformers' own attention.
     """
     from bebop.model.attention import ATTENTION  # with transformers' modeling code: 4.2 s of processor time
 
-    require_known(config)
+    require_known(config, any_backbone=stock)
+    # PyTorch's attention, which transformers takes by itself, has no soft caps; they would be left out in silence.
+    capped = stock and getattr(read_config(config).get_text_config(), "attn_logit_softcapping", None)
+    own = "eager" if capped else None
     with readable(config):
         backbone, info = AutoModelForCausalLM.from_pretrained(
             resolve(config.path),
             dtype=getattr(torch, config.dtype),
-            attn_implementation=ATTENTION,
+            attn_implementation=own if stock else ATTENTION,
             local_files_only=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that they are listed below instead of raised as a table
@@ -287,17 +303,20 @@ def mtp_layout(folder: Path, layers: int) -> str | None:
     return None
 
 
-def require_known(config: ModelConfig) -> None:
-    """Raise ``UserError`` if the checkpoint's settings name what bebop's attention does not have; reads no weights."""
+def require_known(config: ModelConfig, any_backbone: bool = False) -> None:
+    """Raise ``UserError`` if the checkpoint's settings name what bebop's attention does not have; reads no weights.
+
+    ``any_backbone``: but for what transformers' attention has (``load_policy``).
+    """
     own = read_config(config)
     with readable(config):
-        refuse_config(own, config.path)
+        refuse_config(own, config.path, any_backbone)
 
 
 def require_mtp(config: ModelConfig) -> None:
     """Raise ``UserError`` if the checkpoint has no MTP weights and no fresh head is asked for; reads no weights."""
     folder = resolve(config.path)
-    layers = read_config(config).num_hidden_layers
+    layers = read_config(config).get_text_config().num_hidden_layers
     if not config.init_mtp and mtp_layout(folder, layers) is None:
         raise UserError(
             f"model.path={config.path!r} has no MTP weights ({', '.join(LAYOUTS)} layouts are known); "
@@ -328,6 +347,7 @@ def load_mtp(folder: Path, backbone: "PreTrainedModel", fresh: bool) -> tuple[st
     if name is not None:
         layout = LAYOUTS[name]
         tensors = dict(_tensors(folder, layout.prefix.format(L=layers)))
+        _refuse_own_tables(folder, layout.prefix.format(L=layers), backbone)
         head = MTPHead(backbone, zero_first=layout.zero_first)
         state = from_layout(tensors, layout, layers, list(head.state_dict()))
         for key, tensor in state.items():
@@ -344,10 +364,11 @@ def load_mtp(folder: Path, backbone: "PreTrainedModel", fresh: bool) -> tuple[st
     strange = next((name for name in _names(folder) if "mtp" in name.lower() or "nextn" in name.lower()), None)
     if strange is not None:
         raise UserError(f"{folder}: MTP weight {strange} is in no known layout ({', '.join(LAYOUTS)})")
-    head = MTPHead(backbone, zero_first=LAYOUTS["mimo"].zero_first)
+    layout_name = FRESH.get(backbone.config.get_text_config().model_type, "mimo")
+    head = MTPHead(backbone, zero_first=LAYOUTS[layout_name].zero_first)
     init_from_backbone(head, backbone)
     log.warning("a fresh MTP head was made from the last layer of %s; adapt it before relying on it", folder)
-    return "mimo", head.eval()
+    return layout_name, head.eval()
 
 
 def _filled(head: MTPHead, state: Mapping[str, Tensor]) -> MTPHead:
@@ -366,13 +387,13 @@ def _names(folder: Path) -> list[str]:
         raise UserError(f"the weights in {folder} cannot be read: {error}") from error
 
 
-def _tensors(folder: Path, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor in the folder's safetensors files whose name starts with ``prefix``."""
+def _tensors(folder: Path, prefix: str, skip: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in the folder's safetensors files whose names start with ``prefix``, but for those to skip."""
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # safe_open is no mapping: it cannot be iterated
-                    if name.startswith(prefix):
+                    if name.startswith(prefix) and name not in skip:
                         yield name, opened.get_tensor(name)
         except SafetensorError as error:
             raise UserError(f"{file} cannot be read: {error}") from error
@@ -419,6 +440,47 @@ def empty_model(folder: Path) -> "PreTrainedModel":
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
 
 
+def _rest(source: Path, policy: Policy, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of the folder ``source`` that are none of the policy's own.
+
+    Empty where the names on disk are not those of ``state``: what is there may be the policy's under another name.
+    """
+    prefix = LAYOUTS[policy.layout].prefix.format(L=policy.backbone.config.num_hidden_layers)
+    if any(name not in policy.stored and not name.startswith(prefix) for name in state):
+        return {}
+    return dict(_tensors(source, "", skip=state))
+
+
+def _around(source: Path, text: dict[str, Any]) -> dict[str, Any]:
+    """Return config.json of a model around a language model, with the head that ``text`` says; ``text`` without one."""
+    whole = read_object(source / "config.json")
+    if not isinstance(whole.get("text_config"), dict):
+        return text
+    head = {key: text[key] for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers") if key in text}
+    return {**whole, "text_config": {**whole["text_config"], **head}}
+
+
+def _copied_tables(policy: Policy, layers: int) -> dict[str, Tensor]:
+    """Return embedding and language-model head under the names that the MTP layer of the policy's checkpoint has."""
+    prefix = LAYOUTS[policy.layout].prefix.format(L=layers)
+    pair = zip(TABLES, shared_tables(policy), strict=True)
+    return {prefix + name: table.clone() for name, table in pair if prefix + name in policy.stored}
+
+
+def _refuse_own_tables(folder: Path, prefix: str, backbone: "PreTrainedModel") -> None:
+    """Raise ``UserError`` where the MTP layer of a checkpoint has another embedding or head than the backbone.
+
+    Engines take the backbone's, and so does the training of a head.
+    """
+    if on_meta(backbone):
+        return
+    modules = (backbone.get_input_embeddings(), backbone.get_output_embeddings())
+    for name, module in zip(TABLES, modules, strict=True):
+        for key, tensor in _tensors(folder, prefix + name):
+            if not torch.equal(tensor.to(module.weight), module.weight):
+                raise UserError(f"{folder}: {key} is another table than the model's own, which MTP heads share")
+
+
 def _reverted(backbone: "PreTrainedModel", state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     from transformers.core_model_loading import revert_weight_conversion  # with modeling code, 4.2 s of processor time
 
@@ -431,6 +493,7 @@ def save_policy(
     folder: Path,
     dtype: torch.dtype | None = None,
     weights: Mapping[str, Tensor] | None = None,
+    source: Path | None = None,
 ) -> None:
     """Write a Hugging Face folder like the one that the policy came from: names, pieces, types, layout of the head.
 
@@ -444,6 +507,7 @@ def save_policy(
             they are.
         weights: the backbone's, in place of the policy's own and named as ``Policy.weights`` names them: those of a
             policy that is split over processes.
+        source: the folder that the policy came from, whose further weights are kept as they are: a tower for images.
     """
     folder.mkdir(parents=True, exist_ok=True)
     backbone, layers = policy.backbone, policy.backbone.config.num_hidden_layers
@@ -451,10 +515,12 @@ def save_policy(
     state = _named_as_stored(backbone, own)
     if policy.mtp is not None:
         state |= to_layout(policy.mtp.state_dict(), LAYOUTS[policy.layout], layers, stored=policy.stored)
+        state |= _copied_tables(policy, layers)
     for name, tensor in state.items():
         kind = policy.stored.get(name, dtype or tensor.dtype) if tensor.is_floating_point() else tensor.dtype
         state[name] = tensor.to(device="cpu", dtype=kind).contiguous()
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    rest = {} if source is None else _rest(source, policy, state)
+    save_file(state | rest, folder / "model.safetensors", metadata={"format": "pt"})
     config = backbone.config.to_dict()
     # Transformers leaves a head untied that a file has of its own, whatever its config.json says; others go by that.
     shared = [name for name, _ in backbone.named_parameters(remove_duplicate=False) if name not in own]
@@ -466,6 +532,12 @@ def save_policy(
         config["num_nextn_predict_layers"] = 1
         if policy.layout == "mimo" and config["model_type"] == "qwen2":
             config["architectures"] = ["MiMoForCausalLM"]  # what SGLang goes by; transformers goes by model_type
+        if config["model_type"].startswith("qwen3_5"):
+            config["mtp_num_hidden_layers"] = 1
+    if source is not None and rest:
+        config = _around(source, config)
+        for file in source.glob("*processor_config.json"):
+            shutil.copy(file, folder)
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
     if backbone.generation_config is not None:
         # Not save_pretrained, which refuses much that from_pretrained takes, a temperature without do_sample say.

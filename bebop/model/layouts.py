@@ -71,6 +71,14 @@ LAYOUTS: dict[str, Layout] = {
     ),
 }
 
+# The layout of a fresh head by the kind of model: the one in which servers look for the family's head. Others: mimo.
+FRESH = {
+    "qwen3_next": "qwen3_next", "qwen3_5_text": "qwen3_next", "qwen3_5_moe_text": "qwen3_next",
+    "deepseek_v3": "deepseek", "glm4_moe": "deepseek",
+}  # fmt: skip
+# Copies of the backbone's embedding and language-model head, which DeepSeek's MTP layers hold.
+TABLES = ("embed_tokens.weight", "shared_head.head.weight")
+
 
 def to_layout(head: dict[str, Tensor], layout: Layout, layers: int, stored: Collection[str] = ()) -> dict[str, Tensor]:
     """Return the weights of an ``MTPHead`` under the names (and in the column order) of a layout.

@@ -1,22 +1,26 @@
 """The multi-token-prediction head (SPEC 0.5): from a hidden state and the next token to a distribution for the token
 after it.
 
-Two norms, a projection 2d -> d, one decoder layer of the backbone's own kind, a final norm; embedding and
-language-model head are the backbone's, shared and frozen. Steps beyond the first feed the head its own output
-(recursion).
+Two norms, a projection 2d -> d, one decoder layer of the backbone's own class (with full attention, and with experts
+where the family's MTP layer has them), a final norm; embedding and language-model head are the backbone's, shared and
+frozen. Steps beyond the first feed the head its own output (recursion).
 """
 
 import copy
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from inspect import signature
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from bebop.errors import UserError
 from bebop.model.attention import AttentionContext, ChainContext
 
 if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
     from transformers import PreTrainedModel
+
+FULL = "full_attention"  # transformers' name of the kind of layer that a head has
 
 
 class MTPHead(nn.Module):
@@ -26,13 +30,11 @@ class MTPHead(nn.Module):
         """``zero_first``: position 0 gets a zero embedding, as MiMo and DeepSeek layers are served."""
         super().__init__()
         decoder = backbone.get_decoder()
-        config = copy.deepcopy(backbone.config)
+        config = _layer_config(backbone)
         size = config.hidden_size
         norm, layer = type(decoder.norm), type(decoder.layers[0])
         self.layer_index = config.num_hidden_layers
         self.zero_first = zero_first
-        if getattr(config, "layer_types", None):
-            config.layer_types = [*config.layer_types, "full_attention"]
         self.token_norm = norm(size, eps=config.rms_norm_eps)
         self.hidden_norm = norm(size, eps=config.rms_norm_eps)
         self.project = nn.Linear(2 * size, size, bias=False)
@@ -40,30 +42,67 @@ class MTPHead(nn.Module):
         self.final_norm = norm(size, eps=config.rms_norm_eps)
         # Called through a tuple so that the rotary module is not registered (and saved) twice.
         self._rotary = (decoder.rotary_emb,)
+        typed = "layer_type" in signature(decoder.rotary_emb.forward).parameters  # frequencies by the kind of layer
+        self._rotary_settings = {"layer_type": FULL} if typed else {}
         self.to(dtype=decoder.embed_tokens.weight.dtype, device=decoder.embed_tokens.weight.device)
+        # Biases that choose experts stay in float32, as checkpoints hold them and transformers keeps them.
+        for module in self.layer.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.float())
 
     @property
     def rotary(self) -> nn.Module:
         """Return the backbone's rotary embeddings."""
         return self._rotary[0]
 
-    def forward(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+    def forward(
+        self, embeddings: Tensor, hidden: Tensor, positions: Tensor, context: AttentionContext, causal: bool = False
+    ) -> Tensor:
         """Take one step for n anchors: embeddings of tokens t+1 and hidden states of t, both [B,n,d] -> hidden [B,n,d].
 
         ``positions`` [B,n] is t for step 1 and grows by one with each recursive step. The result is normed: the
         language-model head takes it as it is, and so does the next recursive step.
+
+        ``causal``: hand the layer a causal mask, for transformers' own attention, which knows no context.
         """
+        mask = None
+        if causal:
+            width = positions.shape[1]
+            mask = torch.full((width, width), torch.finfo(hidden.dtype).min, device=hidden.device).triu(1)
+            mask = mask.to(hidden.dtype)[None, None]
         if self.zero_first:
             embeddings = embeddings.masked_fill((positions == 0)[..., None], 0)
         x = self.project(torch.cat([self.token_norm(embeddings), self.hidden_norm(hidden)], -1))
         x = self.layer(
             x,
-            attention_mask=None,
+            attention_mask=mask,
             position_ids=positions,
-            position_embeddings=self.rotary(x, positions),
+            position_embeddings=self.rotary(x, positions, **self._rotary_settings),
             context=context,
         )
         return self.final_norm(x)
+
+
+def _layer_config(backbone: "PreTrainedModel") -> Any:
+    """Return the configuration that the head's layer is made with: of one more layer, which sees the whole text.
+
+    Published MTP layers of hybrids have full attention. Of families with windows or soft caps none is published: their
+    fresh heads do without.
+    """
+    from bebop.model.attention import ATTENTION  # registers it with transformers, which is imported by now
+
+    config = copy.deepcopy(backbone.config.get_text_config())
+    try:
+        if getattr(config, "layer_types", None):
+            config.layer_types = [*config.layer_types, FULL]
+        elif getattr(config, "sliding_window", None):
+            config.sliding_window = None
+    except AttributeError:  # computed from other settings, which have no layer with full attention
+        raise UserError(f"a {config.model_type} model has no layer of full attention, which an MTP head is") from None
+    if getattr(config, "attn_logit_softcapping", None):
+        config.attn_logit_softcapping = None
+    config._attn_implementation = ATTENTION
+    return config
 
 
 def chain(
@@ -102,12 +141,26 @@ def gather_rows(values: Tensor, positions: Tensor) -> Tensor:
 def init_from_backbone(head: MTPHead, backbone: "PreTrainedModel") -> None:
     """Start from the backbone's last layer, and from a projection that passes the hidden state through.
 
-    The head then begins as a good next-token predictor one token late, a far better start than noise.
+    The head then begins as a good next-token predictor one token late, a far better start than noise. Of a hybrid it is
+    the last layer with full attention.
     """
     decoder = backbone.get_decoder()
-    head.layer.load_state_dict(decoder.layers[-1].state_dict())
+    head.layer.load_state_dict(_last_of_a_kind(head.layer, decoder.layers).state_dict())
     head.final_norm.load_state_dict(decoder.norm.state_dict())
     size = head.project.out_features
     head.project.weight.zero_()
     head.project.weight[:, size:] = 0.5 * torch.eye(size)
     head.project.weight[:, :size] = 0.5 * torch.eye(size)
+
+
+def _last_of_a_kind(layer: nn.Module, layers: Iterable[nn.Module]) -> nn.Module:
+    """Return the last layer of a backbone with the weights of ``layer``; raise ``UserError`` if there is none."""
+    wanted = _shapes(layer)
+    found = next((one for one in reversed(list(layers)) if _shapes(one) == wanted), None)
+    if found is None:
+        raise UserError("no layer of the model has the shape of an MTP layer, so a fresh head cannot start from one")
+    return found
+
+
+def _shapes(layer: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in layer.state_dict().items()}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bebop.errors import UserError
 from bebop.model.attention import AttentionContext, CausalContext, PackedContext, SlotContext
 from bebop.model.backbone import Policy
+from bebop.model.mtp import chain
 
 log = logging.getLogger(__name__)
 ROWS, WIDTH = 3, 24  # near texts, from position 0 on
@@ -61,6 +62,52 @@ def check_parity(policy: Policy, path: str) -> None:
         problem = f"it does not run on bebop's attention: {type(error).__name__}: {reason}"
         raise UserError(f"model.path={path!r}, a {kind} model: {problem}") from error
     raise UserError(f"model.path={path!r}, a {kind} model: {problem}; model.check=false skips this check")
+
+
+@torch.no_grad()
+def check_stock(policy: Policy, path: str) -> None:
+    """Raise ``UserError`` where a backbone on transformers' attention, or its head on bebop's, gets what it must not.
+
+    Padded rows have to get the logits of rows alone, and the head's layer what transformers' eager attention gives it.
+    Some passes over a few dozen tokens.
+    """
+    kind = policy.backbone.config.model_type
+    try:
+        for seed in range(TRIES):
+            problem = _stock_difference(policy, seed)
+            if problem is None:
+                return
+    except UserError as error:
+        raise UserError(f"model.path={path!r}, a {kind} model: its MTP head cannot run: {error}") from error
+    except Exception as error:  # other people's model code, called in a way it may not know: anything may come
+        reason = " ".join(str(error).split())[:150]
+        problem = f"it does not run as adaptation calls it: {type(error).__name__}: {reason}"
+        raise UserError(f"model.path={path!r}, a {kind} model: {problem}") from error
+    raise UserError(f"model.path={path!r}, a {kind} model: {problem}; model.check=false skips this check")
+
+
+def _stock_difference(policy: Policy, seed: int) -> str | None:
+    """Say what differs for random text, and by how much; None where rounding explains it."""
+    ids, _, _ = _texts(policy, seed)
+    hidden = policy.hidden(ids, _from(ids, 0), CausalContext())
+    eps = torch.finfo(policy.backbone.dtype).eps
+    limit = SLACK * max(_error([_perturbed(policy, ids)], [_stock(policy, ids)]), eps)
+    if not (error := _error([policy.logits(hidden)], [_stock(policy, ids)])) <= limit:
+        return f"its language-model head is not all of its logits, by {error:.2g} of their norm: losses know no caps"
+    alone = [_stock(policy, row[None, :n])[0] for row, n in zip(ids, PACKED, strict=True)]
+    rows = [policy.logits(row[:n]) for row, n in zip(hidden, PACKED, strict=True)]
+    if not (error := _error(rows, alone)) <= limit:
+        return f"padded rows get other logits than rows alone, by {error:.2g} of their norm (rounding: {limit:.2g})"
+    if policy.mtp is None:
+        return None
+    embeddings = policy.embed(ids)
+    first, _ = chain(policy.mtp, embeddings, hidden, 2)
+    with stock_attention(policy.mtp):
+        wanted = policy.mtp(embeddings[:, 1:], hidden[:, :-1], _from(ids[:, 1:], 0), CausalContext(), causal=True)
+    limit = SLACK * max(limit, 64 * eps)  # one layer; rounding in it was not measured
+    if not (error := _error([first], [wanted])) <= limit:
+        return f"the MTP head's layer differs from transformers' by {error:.2g} of its norm (rounding: {limit:.2g})"
+    return None
 
 
 def _difference(policy: Policy, seed: int) -> str | None:

@@ -89,19 +89,24 @@ def find_routers(backbone: Any) -> Routers:
     return Routers(layers=places, experts=experts, chosen=chosen, balancing=balancing)
 
 
-def check_routing(backbone: Any, replays: bool, balance: float) -> bool:
+def check_routing(backbone: Any, replays: bool, balance: float, stock: bool) -> bool:
     """Return whether a trainer watches the routers of a backbone: always where they are known.
 
     Args:
         backbone: of which no weights are read.
         replays: ``trainer.routing_replay``.
         balance: ``trainer.router_aux_loss``.
+        stock: whether it runs on transformers' own attention, whose layers see no context.
 
     Raises:
         UserError: One of the two is asked for, and the model does not have it.
     """
     asked = {"trainer.routing_replay": replays, "trainer.router_aux_loss": balance}
     name = next((f"{name}={value!r} is not possible" for name, value in asked.items() if value), "")
+    if stock and name:
+        raise UserError(f"{name}: layers of {backbone.config.model_type} models run as transformers has them; give none")
+    if stock:
+        return False
     try:
         routers = find_routers(backbone)
     except UserError as error:

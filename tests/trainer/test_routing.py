@@ -259,6 +259,8 @@ def test_every_family_that_is_named_records_and_replays(kind: str) -> None:
 def test_models_without_such_routers_are_refused_in_one_line() -> None:
     dense = refused(lambda: PolicyTrainer(bare_policy(), config()))
     assert dense.startswith("trainer.routing_replay=True is not possible: a qwen2 model without experts has no routing")
+    stock = refused(lambda: PolicyTrainer(dataclasses.replace(mixture(), stock=True), config()))
+    assert stock.endswith("layers of qwen3_moe models run as transformers has them; give none")
     balanced = refused(lambda: PolicyTrainer(bare_policy(), config(routing_replay=False, router_aux_loss=0.5)))
     assert balanced.startswith("trainer.router_aux_loss=0.5 is not possible: a qwen2 model without experts")
     mixer = mixture(kind="phimoe")
