@@ -14,7 +14,7 @@ from bebop.config.job import JobConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import mtp_layout, resolve
 from bebop.model.fingerprint import fingerprint
-from bebop.model.layouts import LAYOUTS, from_layout, join_experts, split_experts, to_layout
+from bebop.model.layouts import LAYOUTS, TABLES, from_layout, join_experts, split_experts, to_layout
 from bebop.rollout.engine import EngineDied
 from bebop.systems import SYSTEMS
 
@@ -22,6 +22,7 @@ Selector = Literal["target", "draft", "all"]
 Sums = Mapping[str, Mapping[str, str]]  # target, draft -> name -> checksum
 Rename = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 ToUpdate = Callable[[Mapping[str, Tensor], int], "WeightUpdate"]  # from ``Policy.weights`` and a version
+UNSENT = (*TABLES, ".e_score_correction_bias")  # ends of names in an MTP layer whose values no update changes
 SAMPLE = 1 << 16  # elements of a tensor that tell whether it changed
 
 
@@ -75,13 +76,17 @@ def refuse_missing_head(config: JobConfig, engine: str) -> None:
 
 
 def stored_head(folder: Path, layout: str, layers: int) -> dict[str, Tensor]:
-    """Return the head in a checkpoint, under the names that ``MTPHead`` has."""
+    """Return the trained weights of the head in a checkpoint, under the names that ``MTPHead`` has.
+
+    Updates send no others: neither copies of the model's tables nor the biases by which routers choose experts.
+    """
     kind = LAYOUTS[layout]
     prefix = kind.prefix.format(L=layers)
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
-            tensors |= {name: opened.get_tensor(name) for name in opened.keys() if name.startswith(prefix)}
+            names = (name for name in opened.keys() if name.startswith(prefix) and not name.endswith(UNSENT))
+            tensors |= {name: opened.get_tensor(name) for name in names}
     tensors = join_experts(tensors)
     return from_layout(tensors, kind, layers, [_own_name(name.removeprefix(prefix), layout) for name in tensors])
 

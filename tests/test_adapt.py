@@ -25,6 +25,7 @@ from bebop.trainer.heads import HeadTrainer
 from tests.adaptation.builders import random_policy
 from tests.builders import letters
 from tests.cases import slow_but
+from tests.tiny_families import FAMILIES, write_family
 
 ROOT = Path(__file__).parents[1]
 SMALL = [
@@ -168,6 +169,41 @@ def test_two_ranks_adapt_as_one_does(model: Path, run: Path, tmp_path: Path) -> 
     assert (tmp_path / "corpus.jsonl").read_text() == (run / "corpus.jsonl").read_text()
 
 
+@pytest.mark.slow  # eight seconds a family
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_moe", "deepseek_v3", "glm4_moe", "llama"])
+def test_heads_of_families_are_trained_whether_the_engine_can_decode_them_or_not(name: str, tmp_path: Path) -> None:
+    before = load_file(write_family(tmp_path / "in", name) / "model.safetensors")
+    after = adapted(tmp_path / "in", tmp_path / "run", 24, "data.sequences=24", "head.lr=0.003")
+    prefix = FAMILIES[name].prefix.format(L=2)
+    copies = {f"{prefix}embed_tokens.weight", f"{prefix}shared_head.head.weight"}
+    frozen = {key for key in before if not key.startswith(prefix) or key in copies or "correction_bias" in key}
+    assert before.keys() == after.keys()
+    assert {key for key in before if torch.equal(before[key], after[key])} == frozen
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [step["head/loss"] for step in steps[1:]]  # the first one is the warm-up's
+    assert sum(losses[-6:]) / 6 < sum(losses[:6]) / 6 - 0.02
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    found = results["systems"]["bebop"]
+    estimated = name not in ("glm4_moe", "llama")
+    assert results["estimated"] is estimated and results["fresh"] is False
+    assert found["after"]["overlap/1"]["value"] > found["before"]["overlap/1"]["value"] + 0.01
+    shown = "Estimated at every place" in (tmp_path / "run" / "report.html").read_text()
+    same_number = steps[-1]["eval/accept_length"] == pytest.approx(found["after"]["accept_length"]["value"])
+    assert shown is same_number is estimated
+    again = load_policy(ModelConfig(path=str(tmp_path / "run" / "model"), device="cpu"), True, any_backbone=True)
+    save_policy(again, tmp_path / "again")
+    assert same(load_file(tmp_path / "again" / "model.safetensors"), after)
+
+
+@pytest.mark.slow  # a run and its resume
+def test_a_stopped_run_beside_such_a_backbone_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    write_family(tmp_path / "in", "qwen3_5")
+    whole = adapted(tmp_path / "in", tmp_path / "whole", 4)
+    adapted(tmp_path / "in", tmp_path / "half", 2)
+    assert adapt.main([f"dir={tmp_path / 'half'}", "resume=true", "train.steps=4"]) == 0
+    assert same(load_file(tmp_path / "half" / "model" / "model.safetensors"), whole)
+
+
 # ---- mistakes
 
 
@@ -241,6 +277,25 @@ DAMAGES = [
     ("unknown layout", "is in no known layout (mimo, qwen3_next, deepseek)"),
     ("other vocabulary", "they do not belong together"),
 ]
+
+
+@pytest.mark.slow  # a family's import
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["part=block"], "linear_attention is not possible: full_attention is; bebop.adapt trains its MTP head, and"),
+        (["task=environment"], "linear_attention is not possible"),
+        (["data.sampling.stop=[x]"], "data.sampling.stop=['x'] is not possible for a qwen3_next model"),
+    ],
+)
+def test_what_needs_the_engine_is_refused_for_a_backbone_that_it_cannot_decode(
+    given: list[str], message: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder = write_family(tmp_path / "in", "qwen3_next")
+    arguments = [f"model.path={folder}", f"dir={tmp_path / 'run'}", *SMALL, *given]
+    assert message in call(arguments, monkeypatch, capsys)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("how", "message"), slow_but(DAMAGES[:1], DAMAGES, several=True))

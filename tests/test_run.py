@@ -7,14 +7,18 @@ import json
 import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from bebop import run
 from bebop.config import compose
+from bebop.rollout.engines import ENGINES
 from tests.cases import slow_but
 from tests.commands import HANGING, error_of
+from tests.tiny_families import write_family
 
 
 def only_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -120,3 +124,28 @@ def test_an_interrupt_within_code_given_as_text_ends_with_130(planted: str, ends
     )
     done = subprocess.run([sys.executable, "-m", "job"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (ends, "interrupted\n")
+
+
+@pytest.mark.slow  # a family's import
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ("torch", "layer_types linear_attention is not possible: full_attention is; bebop.adapt trains its MTP head, "),
+        ("sglang", "rollout=sglang needs SGLang"),
+        ("vllm", "rollout=vllm needs vLLM"),
+    ],
+)
+def test_a_hybrid_is_refused_by_the_embedded_engine_and_by_no_server(
+    engine: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes next is the engine's own check: that it is installed."""
+    for module in (builder_of("sglang"), builder_of("vllm")):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    folder = write_family(tmp_path / "in", "qwen3_next")
+    given = [f"rollout={engine}", f"model.path={folder}", "model.device=cpu", f"runtime.dir={tmp_path / 'run'}"]
+    given += ["rollout.max_length=256", "rollout.sampling.max_new_tokens=64"]
+    assert message in only_line(given, capsys)
+
+
+def builder_of(engine: str) -> ModuleType:
+    return import_module(ENGINES[engine])

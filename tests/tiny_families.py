@@ -142,25 +142,24 @@ def write_family(
     backbone = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     layers = config.num_hidden_layers
     prefix = family.prefix.format(L=layers)
-    mtp = _mtp_modules(backbone, config)
+    mtp = mtp_modules(backbone)
     with torch.no_grad():
         for module in (backbone, *mtp.values()):
             _randomize(module, config.initializer_range)
         # Random logits are flat: sharper ones make distributions that differ from token to token.
         backbone.lm_head.weight.normal_(0, 6 / config.hidden_size**0.5)
-    backbone.to(dtype)
+    _cast(backbone, dtype)
     backbone.save_pretrained(folder)  # under published names, experts one by one
     tensors = load_file(folder / "model.safetensors")
-    part_names = dict(zip(("token_norm", "hidden_norm", "project", "final_norm"), family.parts, strict=True))
     for part, module in mtp.items():
-        place = prefix + (family.layer if part == "layer" else f"{part_names[part]}.")
-        for key, tensor in module.to(dtype).state_dict().items():
+        place = prefix + (family.layer if part == "layer" else f"{_part_name(family, part)}.")
+        for key, tensor in _cast(module, dtype).state_dict().items():
             tensors |= {place + published: value for published, value in _published(key, tensor.clone()).items()}
     if family.own_tables:
         tensors[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
         tensors[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     if family.hidden_first:
-        place = f"{prefix}{part_names['project']}.weight"
+        place = f"{prefix}{_part_name(family, 'project')}.weight"
         tensors[place] = torch.cat(tensors[place].chunk(2, 1)[::-1], 1).contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     stored = json.loads((folder / "config.json").read_text()) | family.config
@@ -169,11 +168,15 @@ def write_family(
     return folder
 
 
-def _mtp_modules(backbone: nn.Module, config: Any) -> dict[str, nn.Module]:
-    """Return the modules of the MTP layer: the family's own norms and decoder layer, a full-attention one."""
-    decoder: Any = backbone.get_decoder()  # type: ignore[operator]
+def mtp_modules(backbone: Any) -> dict[str, nn.Module]:
+    """Return the modules of the MTP layer, not filled: the family's own norms and decoder layer, with full attention.
+
+    They run on transformers' eager attention.
+    """
+    decoder = backbone.get_decoder()
     norm, layer = type(decoder.norm), type(decoder.layers[0])
-    config = copy.deepcopy(config)
+    config = copy.deepcopy(backbone.config)
+    config._attn_implementation = "eager"
     if getattr(config, "layer_types", None):
         config.layer_types = [*config.layer_types, "full_attention"]
     size, eps = config.hidden_size, config.rms_norm_eps
@@ -184,6 +187,41 @@ def _mtp_modules(backbone: nn.Module, config: Any) -> dict[str, nn.Module]:
         "layer": layer(config, config.num_hidden_layers),
         "final_norm": norm(size, eps=eps),
     }
+
+
+def read_mtp(folder: Path, name: str, backbone: Any) -> dict[str, nn.Module]:
+    """Return the modules of the MTP layer with the weights that a folder publishes; the projection as it is stored."""
+    family, tensors = FAMILIES[name], load_file(folder / "model.safetensors")
+    prefix = family.prefix.format(L=backbone.config.num_hidden_layers)
+    modules = mtp_modules(backbone)
+    for part, module in modules.items():
+        place = prefix + (family.layer if part == "layer" else f"{_part_name(family, part)}.")
+        state = {key: _joined(place + key, tensors) for key in module.state_dict()}
+        module.load_state_dict(state)
+        module.eval()
+    return modules
+
+
+def _part_name(family: Family, part: str) -> str:
+    return dict(zip(("token_norm", "hidden_norm", "project", "final_norm"), family.parts, strict=True))[part]
+
+
+def _joined(key: str, tensors: dict[str, Tensor]) -> Tensor:
+    """Return a weight of a decoder layer from its published pieces."""
+    parsed = re.fullmatch(r"(.*experts)\.(gate_up_proj|down_proj)", key)
+    if parsed is None:
+        return tensors[key]
+    place, kind = parsed.groups()
+    count = len({name for name in tensors if re.fullmatch(re.escape(place) + r"\.\d+\.up_proj\.weight", name)})
+    names = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+    return torch.stack([torch.cat([tensors[f"{place}.{i}.{one}.weight"] for one in names]) for i in range(count)])
+
+
+def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast the parameters; biases of routers stay in float32, as published."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return module
 
 
 def _randomize(module: nn.Module, spread: float) -> None:

@@ -34,7 +34,8 @@ class TrainerRank:
         ``file://...``)."""
         torch.set_num_threads(config.trainer.threads)
         torch.manual_seed(config.runtime.seed)  # the same on every rank: a fresh MTP head must be
-        policy = load_policy(config.model, sharded=world > 1 and not config.trainer.lora.rank)
+        sharded = world > 1 and not config.trainer.lora.rank
+        policy = load_policy(config.model, sharded=sharded, any_backbone=config.rollout.engine != "torch")
         if world > 1:
             device = find_device(config.model)
             cuda = device.type == "cuda"

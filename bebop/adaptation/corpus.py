@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from tqdm import tqdm
+from transformers import GenerationConfig
 
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
@@ -29,6 +31,7 @@ from bebop.tasks.source import EnvironmentSource, PromptSource, chat_encoder, in
 from bebop.trainer.chains import TokenRow, chain_rows
 from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory
 
+STOCK_TOKENS = 1 << 15  # of a pass on transformers' attention
 CORPUS = "corpus.jsonl"  # of a run folder
 HELD_OUT_SEED = 7_919  # added to the task's seed: another stream of questions
 MAX_TRIES = 20  # candidates for a held-out place that are trained on, or held out, before it stays empty
@@ -72,6 +75,61 @@ def run_engine(
             bar.update(len(ended))
     done = ranks.union(done)
     return [done[i] for i in range(len(prompts))]
+
+
+def sampled_rows(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    data: DataConfig,
+    decoding: DecodingConfig,
+    seed: int = 0,
+    label: str | None = None,
+    ranks: Ranks = ALONE,
+) -> list[TokenRow]:
+    """Return each prompt with a completion of the model: by the engine, or by transformers where that cannot decode."""
+    if not policy.stock:
+        return token_rows(prompts, run_engine(policy, prompts, data, decoding, seed, label, ranks))
+    mine = range(ranks.rank, len(prompts), ranks.world)
+    with tqdm(total=len(mine), desc=label, unit="completion", disable=label is None or ranks.rank > 0) as bar:
+        done = ranks.union(_generate(policy, prompts, mine, data, seed, bar))
+    return [TokenRow(prompt=p.token_ids, answer=done[i], task=p.task) for i, p in enumerate(prompts)]
+
+
+@torch.no_grad()
+def _generate(
+    policy: Policy, prompts: Sequence[Prompt], chosen: Sequence[int], data: DataConfig, seed: int, bar: tqdm
+) -> dict[int, tuple[int, ...]]:
+    """Return completions by transformers' ``generate``, by the prompt's number.
+
+    Prompts of one length run side by side: recurrent layers would read padding, which stands at the left there.
+    """
+    ends, sampling = policy.eos_token_ids, data.sampling
+    pad = ends[0] if ends else 0
+    # All that changes the distribution is named; what is not comes from the model's own settings, which are set aside.
+    wanted = GenerationConfig(
+        do_sample=True, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
+        max_new_tokens=sampling.max_new_tokens, eos_token_id=list(ends) or None, pad_token_id=pad, use_cache=True,
+    )  # fmt: skip
+    done: dict[int, tuple[int, ...]] = {}
+    by_length = sorted(chosen, key=lambda i: len(prompts[i].token_ids))
+    own, policy.backbone.generation_config = policy.backbone.generation_config, GenerationConfig()
+    gpus = [policy.device] if policy.device.type == "cuda" else []
+    try:
+        for _, alike in itertools.groupby(by_length, key=lambda i: len(prompts[i].token_ids)):
+            group = [*alike]
+            for part in (group[start : start + data.slots] for start in range(0, len(group), data.slots)):
+                ids = torch.tensor([prompts[i].token_ids for i in part], device=policy.device)
+                with torch.random.fork_rng(devices=gpus):
+                    # PyTorch's generator on a CPU takes 32 bits of a seed.
+                    torch.manual_seed(random.Random(f"{seed}/{part[0]}").getrandbits(32))
+                    out = policy.backbone.generate(ids, attention_mask=torch.ones_like(ids), generation_config=wanted)
+                for i, row in zip(part, out[:, ids.shape[1] :].tolist(), strict=True):
+                    end = next((place + 1 for place, token in enumerate(row) if token in ends), len(row))
+                    done[i] = tuple(row[:end])
+                bar.update(len(part))
+    finally:
+        policy.backbone.generation_config = own
+    return done
 
 
 def drafting_config(policy: Policy, system: str = "bebop", draft_tokens: int = 3) -> DecodingConfig:
@@ -153,7 +211,7 @@ def sample_corpus(
     training, held_out = streams or question_streams(config, policy)
     if config.resume and path.is_file():
         return training, read_corpus(path), held_out
-    rows = token_rows(training, run_engine(policy, training, config.data, decoding, config.seed, label, ranks))
+    rows = sampled_rows(policy, training, config.data, decoding, config.seed, label, ranks)
     if ranks.rank == 0:
         with writing(path):
             write_corpus(rows, path)
@@ -312,6 +370,8 @@ def backbone_states(policy: Policy, rows: Sequence[TokenRow], batch: int = 32) -
     """Return final, normed hidden states [L, d] of each row; rows of like length are computed together."""
     states: dict[int, Tensor] = {}
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
+    if policy.stock and rows:  # layers of experts and recurrent ones hold more for each token than attention
+        batch = max(1, min(batch, STOCK_TOKENS // len(rows[order[-1]].token_ids)))
     for start in range(0, len(order), batch):
         part = order[start : start + batch]
         ids = chain_rows([rows[i] for i in part], 1, policy.device).token_ids

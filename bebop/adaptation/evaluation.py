@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.adaptation.corpus import run_engine
+from bebop.adaptation.probe import Probe
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.config.adapt import DataConfig
 from bebop.config.job import DecodingConfig
 from bebop.metrics.intervals import Interval, ratio, ratio_difference
 from bebop.model.backbone import Policy
+from bebop.trainer.chains import TokenRow
 from bebop.trajectory import DRAFT_STATS, MEASURED, Completion, Prompt
 
 Array = NDArray[np.float64]
@@ -92,4 +94,33 @@ def measured(tasks: Sequence[str], answers: Sequence[Completion], drafts: int) -
     cycles = np.array([a.stats.cycles for a in answers], float)
     return Measured(
         tasks=tuple(tasks), cycles=cycles, tokens=np.array([a.stats.emitted for a in answers], float), **sums
+    )
+
+
+def estimated(probe: Probe, rows: Sequence[TokenRow], greedy: bool) -> Measured:
+    """Return what decoding would give, estimated on completions of the model: a cycle begins at each of its places.
+
+    A step counts with the probability that the drafts before it are accepted; that of a completion that the model
+    sampled is unbiased (SPEC 0.6). ``greedy``: drafts are the head's most likely tokens.
+    """
+    reached = probe.reached_greedy if greedy else probe.reached
+    numbers = {name: np.nan_to_num(probe.numbers[name]) for name in MEASURED}
+    accepted = reached * numbers["target_only" if greedy else "overlap"]
+
+    def summed(values: Array) -> Array:
+        out = np.zeros((len(rows), *values.shape[1:]))
+        np.add.at(out, probe.row, values)
+        return out
+
+    sums: dict[str, Any] = {name: summed(reached * values) for name, values in numbers.items()}
+    if greedy:
+        # A greedy draft's distribution has all its mass at one token.
+        sums |= {"overlap": summed(accepted), "draft_entropy": np.zeros_like(sums["draft_entropy"])}
+    return Measured(
+        tasks=tuple(row.task for row in rows),
+        cycles=summed(np.ones(len(probe.row))),
+        tokens=summed(1 + accepted.sum(1)),
+        reached=summed(reached),
+        accepted=summed(accepted),
+        **sums,
     )

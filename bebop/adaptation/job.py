@@ -22,11 +22,11 @@ from bebop.adaptation.corpus import (
     run_engine,
     sample_corpus,
     sample_turns,
+    sampled_rows,
     size_of_states,
     split_rows,
-    token_rows,
 )
-from bebop.adaptation.evaluation import measured
+from bebop.adaptation.evaluation import estimated, measured
 from bebop.adaptation.part_job import read, store, write
 from bebop.adaptation.probe import probe
 from bebop.adaptation.ranks import ALONE, Ranks
@@ -60,11 +60,11 @@ class Adaptation:
         torch.set_num_threads(config.train.threads)
         torch.manual_seed(config.seed)  # a fresh head must be the same on every rank
         model = dataclasses.replace(config.model, init_mtp=True)
-        self.policy = load_policy(model)
+        self.policy = load_policy(model, any_backbone=True)
         self.fresh = mtp_layout(resolve(model.path), self.policy.backbone.config.num_hidden_layers) is None
         data = config.data.sampling
         self.sampling = Sampling(temperature=data.temperature, target_top_p=data.top_p, target_top_k=data.top_k)
-        backbone = self.policy.backbone if ranks.world == 1 else load_policy(model).backbone
+        backbone = self.policy.backbone if ranks.world == 1 else load_policy(model, any_backbone=True).backbone
         trained = dataclasses.replace(self.policy, backbone=backbone, mtp=copy.deepcopy(self.policy.mtp))
         self.trainer = HeadTrainer(FSDPBackend(trained, self.sampling, ranks.rank, ranks.world), config.head)
         self.seconds: dict[str, float] = {}
@@ -106,6 +106,7 @@ class Adaptation:
             repeated=sum(prompt.token_ids in known for prompt in held_out),
             steps=self.trainer.version,
             fresh=self.fresh,
+            estimated=self.policy.stock,
             seconds=self.seconds,
         )
         if self.ranks.rank == 0:
@@ -162,15 +163,22 @@ class Adaptation:
             drafting_config(self.policy, draft_tokens=self.config.evaluation.draft_tokens),
         )
         label = self._label("held out")
-        answers = run_engine(self.policy, held_out, data, decoding, self.config.seed + 1, label, self.ranks)
-        text = token_rows(held_out, answers)
+        text = sampled_rows(self.policy, held_out, data, decoding, self.config.seed + 1, label, self.ranks)
         self._clock("held out", began)
         return self._snapshot(held_out, text, "before"), text
 
     def _snapshot(self, held_out: Sequence[Prompt], text: Sequence[TokenRow], when: str) -> Snapshot:
-        """Decode the held-out prompts with every system and probe the text."""
+        """Decode the held-out prompts with every system and probe the text.
+
+        What the engine cannot decode is estimated on the text, which the model wrote itself.
+        """
         began = time.perf_counter()
         drafts = self.config.evaluation.draft_tokens
+        if self.policy.stock:
+            probed = probe(self.policy, text, drafts, self.sampling)
+            decoded = {system: estimated(probed, text, system == "target_only") for system in SYSTEMS}
+            self._clock(when, began)
+            return Snapshot(decoded=decoded, probe=probed)
         decoded = {}
         for system in SYSTEMS:
             decoding, label = drafting_config(self.policy, system, drafts), self._label(f"{when}: {system}")

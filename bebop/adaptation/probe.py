@@ -5,7 +5,7 @@ for greedy drafts (target-only) a draft is accepted where the text holds the hea
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -36,6 +36,9 @@ class Probe:
     numbers: dict[str, Array]  # each [n, K]; see NUMBERS
     accept: Array  # [n] unbiased estimate of accepted drafts + 1, sampled drafts
     accept_greedy: Array  # [n] the same for greedy drafts
+    # [n, K] unbiased estimates of the probability that a step is verified, 0 where there is none; empty: not computed
+    reached: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    reached_greedy: Array = field(default_factory=lambda: np.zeros((0, 0)))
 
     def accept_length(self, greedy: bool = False) -> Interval:
         """Return the mean over anchors, bootstrapped over texts: close to decoding's, whose cycles start elsewhere."""
@@ -67,12 +70,13 @@ def probe(
     parts = []
     for each in unrolled(policy, rows, depth, sampling, batch, states, every):
         parts.append((each.row, each.place, *_numbers(each.steps, depth, each.chosen)))
-    row, place, numbers, sampled, greedy = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
+    row, place, numbers, *estimates = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
+    sampled, greedy, reached, reached_greedy = (one.numpy().astype(float) for one in estimates)
     tasks = np.array([r.task for r in rows])
     table = {name: numbers[..., i].numpy().astype(float) for i, name in enumerate(NUMBERS)}
     return Probe(
         row=row.numpy(), place=place.numpy(), task=tasks[row.numpy()], numbers=table,
-        accept=sampled.numpy().astype(float), accept_greedy=greedy.numpy().astype(float),
+        accept=sampled, accept_greedy=greedy, reached=reached, reached_greedy=reached_greedy,
     )  # fmt: skip
 
 
@@ -117,8 +121,9 @@ def unrolled(
         yield Unrolled(row=row[chosen], place=place, steps=steps, chosen=chosen)
 
 
-def _numbers(steps: Steps, depth: int, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return of the anchors with a step NUMBERS [n, depth, len] and both estimates of the accept length [n]."""
+def _numbers(steps: Steps, depth: int, chosen: Tensor) -> tuple[Tensor, ...]:
+    """Return of the anchors with a step NUMBERS [n, depth, len], both estimates of the accept length [n], and both of
+    the probability that a step is reached [n, depth]."""
     mask, tokens = steps.mask[chosen], steps.tokens[chosen]  # [n, K]
     stats, log_ratio, hit = _pairs(steps.draft[chosen][mask], steps.target[chosen][mask], tokens[mask], steps)
     shape = (*mask.shape[:1], depth)
@@ -128,9 +133,11 @@ def _numbers(steps: Steps, depth: int, chosen: Tensor) -> tuple[Tensor, Tensor, 
         return torch.full(shape, float(blank), device=values.device).masked_scatter(where, values.float())
 
     ratio_y, overlap, greedy = spread(log_ratio.clamp_max(0).exp(), 0), spread(stats["overlap"], 0), spread(hit, 0)
-    before = torch.cat([torch.ones_like(ratio_y[:, :1]), ratio_y[:, :-1]], 1).cumprod(1)
+    before, before_greedy = (
+        torch.cat([torch.ones_like(ok[:, :1]), ok[:, :-1]], 1).cumprod(1) * where for ok in (ratio_y, greedy)
+    )
     table = torch.stack([spread(stats[name], float("nan")) for name in NUMBERS], -1)
-    return table, 1 + (before * overlap).sum(1), 1 + greedy.cumprod(1).sum(1)
+    return table, 1 + (before * overlap).sum(1), 1 + greedy.cumprod(1).sum(1), before, before_greedy
 
 
 def _pairs(draft: Tensor, target: Tensor, tokens: Tensor, steps: Steps) -> tuple[dict[str, Tensor], Tensor, Tensor]:

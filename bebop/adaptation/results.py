@@ -28,6 +28,7 @@ class Results:
     repeated: int  # prompts measured on that training has as well: how all trajectories of an environment may begin
     steps: int
     fresh: bool  # whether the head began anew instead of coming with the checkpoint
+    estimated: bool = False  # whether acceptance was computed on completions, not measured by decoding
     seconds: dict[str, float]  # phase -> duration
 
     def as_dict(self) -> dict[str, Any]:
@@ -53,6 +54,7 @@ class Results:
             "accept_length_by_task": tasks,
             "sampled_beats_greedy": boundary,
             **sizes,
+            "estimated": self.estimated,
             "seconds": self.seconds,
         }
 

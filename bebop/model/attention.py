@@ -280,7 +280,9 @@ class ChainContext:
         out = weights[..., :length] @ self.values[0][:, :, None]
         for i, v in enumerate(self.values[1:steps]):
             out = out + weights[..., length + i : length + i + 1] * v[:, :, None, rows]
-        return out.reshape(batch, heads, width, -1).transpose(1, 2)  # values of latent attention have a size of their own
+        return out.reshape(batch, heads, width, -1).transpose(
+            1, 2
+        )  # values of latent attention have a size of their own
 
 
 class BlockContext:

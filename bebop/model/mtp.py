@@ -8,6 +8,7 @@ frozen. Steps beyond the first feed the head its own output (recursion).
 
 import copy
 from collections.abc import Iterable, Iterator
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,8 @@ from bebop.model.attention import AttentionContext, ChainContext
 
 if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
     from transformers import PreTrainedModel
+
+FULL = "full_attention"  # transformers' name of the kind of layer that a head has
 
 
 class MTPHead(nn.Module):
@@ -39,6 +42,8 @@ class MTPHead(nn.Module):
         self.final_norm = norm(size, eps=config.rms_norm_eps)
         # Called through a tuple so that the rotary module is not registered (and saved) twice.
         self._rotary = (decoder.rotary_emb,)
+        typed = "layer_type" in signature(decoder.rotary_emb.forward).parameters  # frequencies by the kind of layer
+        self._rotary_settings = {"layer_type": FULL} if typed else {}
         self.to(dtype=decoder.embed_tokens.weight.dtype, device=decoder.embed_tokens.weight.device)
         # Biases that choose experts stay in float32, as checkpoints hold them and transformers keeps them.
         for module in self.layer.modules():
@@ -72,7 +77,7 @@ class MTPHead(nn.Module):
             x,
             attention_mask=mask,
             position_ids=positions,
-            position_embeddings=self.rotary(x, positions),
+            position_embeddings=self.rotary(x, positions, **self._rotary_settings),
             context=context,
         )
         return self.final_norm(x)
@@ -81,15 +86,21 @@ class MTPHead(nn.Module):
 def _layer_config(backbone: "PreTrainedModel") -> Any:
     """Return the configuration that the head's layer is made with: of one more layer, which sees the whole text.
 
-    Published MTP layers of hybrids have full attention; no family has one with a window.
+    Published MTP layers of hybrids have full attention. Of families with windows or soft caps none is published: their
+    fresh heads do without.
     """
     from bebop.model.attention import ATTENTION  # registers it with transformers, which is imported by now
 
     config = copy.deepcopy(backbone.config.get_text_config())
-    if getattr(config, "layer_types", None):
-        config.layer_types = [*config.layer_types, "full_attention"]
-    elif getattr(config, "sliding_window", None):
-        config.sliding_window = None
+    try:
+        if getattr(config, "layer_types", None):
+            config.layer_types = [*config.layer_types, FULL]
+        elif getattr(config, "sliding_window", None):
+            config.sliding_window = None
+    except AttributeError:  # computed from other settings, which have no layer with full attention
+        raise UserError(f"a {config.model_type} model has no layer of full attention, which an MTP head is") from None
+    if getattr(config, "attn_logit_softcapping", None):
+        config.attn_logit_softcapping = None
     config._attn_implementation = ATTENTION
     return config
 

@@ -120,7 +120,9 @@ def judge(folder: Path, config: AdaptConfig, results: Results) -> Said:
         return Said(verdict=verdict, advice="Keep the head that the model came with; try a lower head.lr.")
     verdict = f"The accept length rose by {change} to {after} {where}."
     tasks = [one for one in origin(folder)["given"] or () if one.startswith("task")]
-    command = shown_command("run", f"model.path={shown_path(written(folder, config))}", *tasks)
+    # What was not decoded here needs an engine of its own.
+    engine = ["rollout=sglang"] if results.estimated else []
+    command = shown_command("run", f"model.path={shown_path(written(folder, config))}", *engine, *tasks)
     return Said(verdict=verdict, advice="Train the policy with this head.", command=command)
 
 
@@ -154,12 +156,19 @@ def _summary(config: AdaptConfig, results: Results) -> Card:
     minutes = sum(results.seconds.values()) / 60
     text = (
         f"{results.steps} steps of {config.head.objective} over {config.head.depth} recursive steps on "
-        f"{data_text(config, results)}; {minutes:.1f} minutes in all. Measured by decoding "
+        f"{data_text(config, results)}; {minutes:.1f} minutes in all. {_how(results)} "
         f"{results.held_out()} with {drafts(results)} drafts a cycle; in "
         "brackets 95 % bootstrap intervals over completions, those of the change prompt by prompt. Overlap estimates "
         "the same acceptance as the counts above it, with less noise."
     )
     return Card(title="Before and after", text=text, table=table(HEADS, lines), wide=True)
+
+
+def _how(results: Results) -> str:
+    """Return how acceptance was found: the words before the prompts."""
+    if results.estimated:
+        return "Estimated at every place of the model's completions, without decoding, for"
+    return "Measured by decoding"
 
 
 def length_card(results: Results) -> Card:
@@ -171,8 +180,9 @@ def length_card(results: Results) -> Card:
         return [(decoded if name == "all" else decoded.of(name)).interval("accept_length") for name in labels]
 
     rise = results.change("bebop", "accept_length")
+    place = ", estimated on completions of" if results.estimated else " while decoding"
     text = (
-        "Tokens per verification pass while decoding held-out prompts: accepted drafts plus the one token that a pass "
+        f"Tokens per verification pass{place} held-out prompts: accepted drafts plus the one token that a pass "
         f"always yields. With sampled drafts it changed by {rise}, with greedy drafts by "
         f"{results.change('target_only', 'accept_length')}. Bars are 95 % bootstrap intervals over completions; the "
         "changes are taken prompt by prompt."

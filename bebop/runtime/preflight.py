@@ -21,6 +21,7 @@ from bebop.command import check_writable
 from bebop.config.adapt import AdaptConfig
 from bebop.config.job import JobConfig, ModelConfig, MonitorConfig, RuntimeConfig, TaskConfig
 from bebop.errors import UserError
+from bebop.model.attention import needs_stock
 from bebop.model.checkpoint import (
     empty_model,
     find_device,
@@ -58,7 +59,8 @@ def check_job(config: JobConfig, items: Items | None = None) -> PromptSource | E
     ``items`` are its questions if they are open and were checked against the reward already.
     """
     here = config.runtime.address is None  # else the job runs on other machines
-    settings = check_model(config.model, here)
+    # Servers decode with attention of their own, and the trainer can run transformers'.
+    settings = check_model(config.model, here, any_backbone=not engine_module(config).EMBEDDED)
     check_positions(settings, config.rollout.max_length)
     if config.trainer.lora.rank:
         check_installed(config.trainer.lora)
@@ -84,10 +86,10 @@ def check_trackers(config: MonitorConfig) -> None:
             raise UserError(f"monitor.{name}=True is not possible: pip install -e '.[{name}]' first")
 
 
-def check_model(config: ModelConfig, here: bool = True) -> Any:
+def check_model(config: ModelConfig, here: bool = True, any_backbone: bool = False) -> Any:
     """Check that a model's files are there and whole, by their headers, and return its Hugging Face configuration.
 
-    With ``here`` the device must be one of this machine's.
+    With ``here`` the device must be one of this machine's. ``any_backbone``: transformers' attention may run it.
     """
     if here:
         find_device(config)
@@ -106,7 +108,7 @@ def check_model(config: ModelConfig, here: bool = True) -> Any:
         except (SafetensorError, OSError) as error:
             raise UserError(f"{name} cannot be loaded: {file.name}: {error}; give a whole file") from error
     check_tokenizer(load_tokenizer(config), settings.get_text_config().vocab_size, name)
-    require_known(config)
+    require_known(config, any_backbone)
     if config.path == "tiny":  # the package's own: not worth 4.2 s for importing transformers' modeling code
         return settings
     with readable(config):
@@ -139,10 +141,18 @@ def check_evaluation(config: JobConfig) -> HeldOut | None:
 
 def check_adaptation(config: AdaptConfig) -> None:
     """Check an adaptation: the model, the length and number of its completions, the questions."""
-    settings, data = check_model(config.model), config.data
+    # Only the head's training leaves the engine out, and only where no environment asks for turns.
+    any_backbone = config.part == "head" and not (config.data.source == "sample" and config.task.turns)
+    settings, data = check_model(config.model, any_backbone=any_backbone), config.data
     check_positions(settings, data.max_length, "data.max_length")
     dtype, device = getattr(torch, config.model.dtype), find_device(config.model)
-    check_memory(settings, data.slots, data.max_length, dtype, device, "data")
+    if needs_stock(settings) is None:
+        check_memory(settings, data.slots, data.max_length, dtype, device, "data")
+    elif data.sampling.stop:
+        raise UserError(
+            f"data.sampling.stop={list(data.sampling.stop)!r} is not possible for a {settings.model_type} model, whose "
+            "completions transformers generates: leave it out, or give them as a file (data.source=file)"
+        )
     if data.source == "sample" and config.task.turns:
         first = EnvironmentSource(config.task).prompt(0)
         check_environment(config.model, config.task, data.max_length, first, "data.max_length")

@@ -23,6 +23,7 @@ from bebop.adaptation.corpus import (
     question_streams,
     read_corpus,
     sample_turns,
+    sampled_rows,
     split_rows,
     write_corpus,
 )
@@ -30,12 +31,16 @@ from bebop.config.adapt import AdaptConfig, DataConfig
 from bebop.config.fields import from_dict
 from bebop.config.job import ModelConfig
 from bebop.errors import UserError
+from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_tokenizer
+from bebop.model.parity import stock_attention
+from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.trainer.chains import TokenRow
 from bebop.trajectory import Completion, Prompt, Trajectory, Turn
 from tests.adaptation.builders import config
 from tests.builders import bare_policy
+from tests.goodness_of_fit import p_value
 
 
 def data(path: Path, *rows: Any, **changes: Any) -> DataConfig:
@@ -267,3 +272,53 @@ def test_seeds_of_requests_fit(seed: int, tmp_path: Path) -> None:
     )  # fmt: skip
     _, rows, held_out = sample_turns(chosen, policy(), tmp_path / CORPUS, drafting_config(policy()), None)
     assert (len(rows), len(held_out)) == (2, 2)
+
+
+# ---- completions by transformers, of backbones that the engine cannot decode
+
+
+def generated(prompts: list[tuple[int, ...]], seed: int = 0, **sampling: Any) -> tuple[Policy, list[TokenRow]]:
+    policy = dataclasses.replace(bare_policy(), stock=True)
+    # Settings that checkpoints come with, and that would change the distribution.
+    policy.backbone.generation_config = GenerationConfig(eos_token_id=11, repetition_penalty=9.0, min_p=0.5, top_k=2)
+    given = [Prompt(index=i, task=f"t{i}", text="", token_ids=ids, item={}) for i, ids in enumerate(prompts)]
+    chosen = from_dict(DataConfig, {"slots": 1000, "sampling": {"max_new_tokens": 4, **sampling}})
+    with stock_attention(policy.backbone, "sdpa"):
+        return policy, sampled_rows(policy, given, chosen, drafting_config(policy), seed)
+
+
+@pytest.mark.slow  # a thousand completions
+@torch.no_grad()
+def test_transformers_samples_the_jobs_distribution_and_nothing_else() -> None:
+    prompt = (0, 3, 1)
+    policy, rows = generated([prompt] * 2000, temperature=0.7, top_p=0.9, top_k=6, max_new_tokens=12)
+    ids = torch.tensor([prompt])
+    logits = policy.logits(dataclasses.replace(policy, stock=False).hidden(ids, torch.arange(3)[None], CausalContext()))
+    one = torch.ones(1)
+    probs = BatchSampling(temperature=0.7 * one, top_p=0.9 * one, top_k=6 * one.long()).probs(logits[:, -1:])[0, 0]
+    counts = np.bincount([row.answer[0] for row in rows], minlength=12)
+    assert p_value(counts, probs.double().numpy()) > 1e-3
+    assert all(row.answer.count(11) == (row.answer[-1] == 11) for row in rows), "a stop token ends a completion"
+    assert {len(row.answer) for row in rows if row.answer[-1] != 11} == {12}
+    assert min(len(row.answer) for row in rows) < 12
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_prompts_of_other_lengths_beside_it_do_not_change_a_completion() -> None:
+    prompts = [(0, 3, 1), (4, 5), (2, 2, 2, 7, 1), (6, 1), (3,)]
+    policy, rows = generated(prompts, top_k=1)
+    own = dataclasses.replace(policy, stock=False)
+    for prompt, row in zip(prompts, rows, strict=True):
+        assert row.prompt == prompt
+        for place, token in enumerate(row.answer):
+            ids = torch.tensor([[*prompt, *row.answer[:place]]])
+            hidden = own.hidden(ids, torch.arange(ids.shape[1])[None], CausalContext())
+            assert token == int(own.logits(hidden)[0, -1].argmax())
+
+
+@pytest.mark.slow
+def test_transformers_draws_others_with_another_seed_and_the_same_with_the_same() -> None:
+    prompts = [(0, 3, 1), (4, 5)]
+    first, again, other = (generated(prompts, seed)[1] for seed in (1, 1, 2))
+    assert first == again != other

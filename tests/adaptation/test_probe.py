@@ -1,6 +1,7 @@
 """The probe's accept lengths are unbiased: averaged over all texts of a distribution they are what decoding gives,
 exactly."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.adaptation.evaluation import change, measured
+from bebop.adaptation.evaluation import change, estimated, measured
 from bebop.adaptation.probe import Array, Probe, probe
 from bebop.config.job import DecodingConfig
 from bebop.model.attention import CausalContext
@@ -95,6 +96,24 @@ def test_accept_lengths_are_unbiased(sampling: Sampling, seed: int) -> None:
     assert probed(policy, sampling, lambda f: f.accept_greedy) == pytest.approx(
         decoded(policy, sampling, True), abs=1e-5
     )
+
+
+@pytest.mark.slow  # the same passes once more
+@pytest.mark.parametrize("sampling", DISTRIBUTIONS)
+def test_steps_are_reached_as_often_as_in_decoding(sampling: Sampling) -> None:
+    policy = bare_policy(VOCAB, seed=1)
+
+    def length(found: Probe, greedy: bool) -> Array:
+        """Accept lengths of all places, by what ``estimated`` makes of one text each."""
+        own = np.arange(len(found.row))
+        texts = [TokenRow(prompt=PROMPT, answer=(0,))] * len(own)
+        sums = estimated(dataclasses.replace(found, row=own), texts, greedy)
+        assert (sums.cycles == 1).all() and sums.reached[:, 0].all()
+        return np.asarray(sums.tokens)
+
+    for greedy in (False, True):
+        found = probed(policy, sampling, partial(length, greedy=greedy))
+        assert found == pytest.approx(decoded(policy, sampling, greedy), abs=1e-5)
 
 
 def test_a_product_of_overlaps_is_caught() -> None:

@@ -18,6 +18,7 @@ from bebop.rollout.served_weights import WeightWatch, stored_head, update
 from bebop.rollout.sglang.outputs import by_role
 from bebop.rollout.sglang.transfer import DiskTransfer, parts
 from tests.builders import tiny_policy
+from tests.tiny_families import write_family
 
 EXPERTS = {
     "vocab_size": 12, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -70,6 +71,17 @@ def test_the_stored_head_is_the_policys(tmp_path: Path, layout: str) -> None:
 
 def test_the_built_in_head() -> None:
     assert "final_norm.weight" in stored_head(resolve("tiny"), "mimo", 12)
+
+
+@pytest.mark.slow  # a family's import
+@pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_next"])
+def test_the_stored_head_of_a_family_is_what_updates_send(name: str, tmp_path: Path) -> None:
+    """Not its copies of tables, nor the biases of its router: an unchanged head must have one mark."""
+    config = ModelConfig(path=str(write_family(tmp_path, name)), device="cpu")
+    policy = load_policy(config, need_head=True, any_backbone=True)
+    assert policy.mtp is not None
+    sent, found = dict(policy.mtp.named_parameters()), stored_head(tmp_path, policy.layout, 2)
+    assert sent.keys() == found.keys() and all(torch.equal(sent[key], found[key]) for key in sent)
 
 
 def test_the_last_part_brings_version_and_flush() -> None:
