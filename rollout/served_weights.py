@@ -22,7 +22,8 @@ Selector = Literal["target", "draft", "all"]
 Sums = Mapping[str, Mapping[str, str]]  # target, draft -> name -> checksum
 Rename = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 ToUpdate = Callable[[Mapping[str, Tensor], int], "WeightUpdate"]  # from ``Policy.weights`` and a version
-UNSENT = (*TABLES, ".e_score_correction_bias")  # ends of names in an MTP layer whose values no update changes
+CONSTANT = ".e_score_correction_bias"  # end of the names of biases by which routers choose experts: never trained
+UNSENT = (*TABLES, CONSTANT)  # ends of names in an MTP layer whose values no update changes
 SAMPLE = 1 << 16  # elements of a tensor that tell whether it changed
 
 
@@ -43,18 +44,47 @@ class WeightUpdate:
 
 
 def update(
-    weights: Mapping[str, Tensor], version: int, layout: str, layers: int, rename: Rename = split_experts
+    weights: Mapping[str, Tensor],
+    version: int,
+    layout: str,
+    layers: int,
+    rename: Rename = split_experts,
+    constants: Mapping[str, Tensor] | None = None,
 ) -> WeightUpdate:
     """Return ``Policy.weights`` under checkpoint names; the head's go under the names of its layout.
 
-    ``rename`` gives the target's weights the names and pieces that the server reads, see
-    ``bebop.model.checkpoint.named_as_served``.
+    Args:
+        weights: as ``Policy.weights`` names them.
+        version: of the weights.
+        layout: of the head, in ``LAYOUTS``.
+        layers: of the backbone.
+        rename: gives the target's weights the names and pieces that the server reads, see
+            ``bebop.model.checkpoint.named_as_served``.
+        constants: see ``constants``; they go with the model that they belong to.
     """
     backbone, head = "backbone.", "mtp."
     target = {name.removeprefix(backbone): t for name, t in weights.items() if name.startswith(backbone)}
     own = {name.removeprefix(head): t for name, t in weights.items() if name.startswith(head)}
     assert len(target) + len(own) == len(weights), f"unknown weights among {list(weights)[:3]}, ..."
-    return WeightUpdate(target=rename(target), draft=to_layout(own, LAYOUTS[layout], layers), version=version)
+    target, draft = rename(target), to_layout(own, LAYOUTS[layout], layers)
+    prefix = LAYOUTS[layout].prefix.format(L=layers)
+    for name, tensor in (constants or {}).items():
+        model = draft if name.startswith(prefix) else target
+        if model:  # else it takes no part in this update
+            model.setdefault(name, tensor)
+    return WeightUpdate(target=target, draft=draft, version=version)
+
+
+def constants(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint that are no parameters: no trainer sends them, and vLLM takes whole layers.
+
+    They are the biases by which routers choose experts (DeepSeek-V3, GLM-4.5, MiniMax-M2, dots1), of [E] float32 each.
+    """
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            found |= {name: opened.get_tensor(name) for name in opened.keys() if name.endswith(CONSTANT)}
+    return found
 
 
 def find_head(folder: Path) -> tuple[int, str | None, dict[str, Tensor]]:

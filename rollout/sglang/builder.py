@@ -23,7 +23,7 @@ from bebop.model.checkpoint import (
 )
 from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
-from bebop.rollout.served_weights import find_head, refuse_missing_head, update
+from bebop.rollout.served_weights import constants, find_head, refuse_missing_head, update
 from bebop.rollout.sglang.arguments import (
     HOSTINGS,
     pause_mode,
@@ -68,7 +68,9 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         own,
         drafts=config.decoding.limit if SYSTEMS[config.decoding.system].drafts else 0,
         drafter=SYSTEMS[config.decoding.system].drafter_name,
-        to_update=partial(update, layout=layout or "mimo", layers=layers, rename=rename),
+        to_update=partial(
+            update, layout=layout or "mimo", layers=layers, rename=rename, constants=constants(folder)
+        ),
         dtype=dtype,
         rescored=config.algorithm.rescore,
     )

@@ -4,10 +4,15 @@ Each engine's own loader reads the same folders in a process of its own (``tests
 own MTP class runs on the same tokens and hidden states.
 """
 
+import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +23,11 @@ from torch import Tensor
 from bebop.config.job import ModelConfig
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.model.checkpoint import load_policy
+from bebop.model.checkpoint import load_policy, named_as_served
 from bebop.model.layouts import LAYOUTS
+from bebop.rollout.served_weights import constants, update
 from tests.tiny_families import FAMILIES, write_family
+from tests.tree import ROOT
 
 TOKENS = 9
 # Both sides compute in float32 and round differently. States are normed, so their entries are about 1; between two
@@ -39,11 +46,11 @@ class Head:
     faults: Mapping[str, Path]
     states: Tensor
     logits: Tensor
-    first_zero: bool
 
     @property
-    def folders(self) -> list[Path]:
-        return [self.folder, *self.faults.values()]
+    def arguments(self) -> list[str]:
+        """What the engine's process is told: the folders, the first with the one whose weights it gets later."""
+        return [f"{self.folder}:{self.other}", *map(str, self.faults.values())]
 
 
 def _swapped_halves(weights: Weights, place: Callable[[str], str]) -> Weights:
@@ -81,18 +88,37 @@ SETTINGS: dict[str, dict[str, Any]] = {"deepseek_v3": {"rope_parameters": YARN}}
 def write(root: Path, name: str, zero_first: bool | None = None) -> Head:
     """Write a family's checkpoints below ``root``. ``zero_first``: as the engine has it, if it is not as ours."""
     settings = SETTINGS.get(name, {})
-    folder, other = write_family(root / name, name, **settings), write_family(root / f"{name}_b", name, seed=1, **settings)
-    inputs = make_inputs(root, name)
-    policy = load_policy(ModelConfig(path=str(folder), device="cpu"), need_head=True, any_backbone=True)
+    folder = write_family(root / name, name, **settings)
+    other = write_family(root / f"{name}_b", name, seed=1, **settings)
+    inputs = make_inputs(root)
+    policy = _policy(folder)
     faults = {fault: _planted(folder, policy, fault) for fault in FAULTS if fault != "experts" or _has_experts(policy)}
+    write_update(folder, other)
     states, logits = ours(policy, inputs, zero_first)
-    assert policy.mtp is not None
-    return Head(
-        folder=folder, other=other, faults=faults, states=states, logits=logits, first_zero=policy.mtp.zero_first
-    )
+    return Head(folder=folder, other=other, faults=faults, states=states, logits=logits)
 
 
-def make_inputs(root: Path, name: str) -> Mapping[str, Tensor]:
+def write_update(folder: Path, other: Path) -> None:
+    """Write what an engine that serves ``folder`` gets when the policy becomes that of ``other``.
+
+    What no trainer changes is made the same in both.
+    """
+    stored, fixed = load_file(other / "model.safetensors"), constants(folder)
+    save_file(stored | fixed, other / "model.safetensors", metadata={"format": "pt"})
+    policy = _policy(other)
+    layers = policy.backbone.config.num_hidden_layers
+    rename = partial(named_as_served, folder)
+    load = update(policy.weights(mtp=True), 1, policy.layout, layers, rename, fixed)
+    for role in ("target", "draft"):
+        tensors = {key: tensor.detach().clone().contiguous() for key, tensor in getattr(load, role).items()}
+        save_file(tensors, other.with_name(f"{other.name}_{role}.safetensors"))
+
+
+def _policy(folder: Path) -> Policy:
+    return load_policy(ModelConfig(path=str(folder), device="cpu", check=False), need_head=True, any_backbone=True)
+
+
+def make_inputs(root: Path) -> Mapping[str, Tensor]:
     """Return tokens [n] and hidden states [n, d], and write them where the engine's process finds them."""
     torch.manual_seed(5)
     inputs = {"tokens": torch.randint(3, 30, (TOKENS,)), "hidden": torch.randn(TOKENS, 64)}
@@ -128,8 +154,18 @@ def _planted(folder: Path, policy: Policy, fault: str) -> Path:
     return other
 
 
-def check(head: Head, found: Mapping[str, Any]) -> None:
-    """Hold an engine's states and logits, by folder, against Bebop's, and see that it notices every fault."""
+def run(module: str, root: Path, heads: Mapping[str, Head], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return what an engine's process says of every folder."""
+    arguments = [argument for head in heads.values() for argument in head.arguments]
+    command = [sys.executable, "-m", module, str(root / "inputs.safetensors"), *arguments]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    return {line["folder"]: line for line in lines}
+
+
+def check_forward(head: Head, found: Mapping[str, Any]) -> None:
+    """Hold an engine's states and logits against Bebop's, and see that the comparison notices every fault."""
     right = found[head.folder.name]
     assert float((torch.tensor(right["states"]) - head.states).abs().max()) < STATES
     assert float((torch.tensor(right["logits"]) - head.logits).abs().max()) < LOGITS
@@ -138,4 +174,26 @@ def check(head: Head, found: Mapping[str, Any]) -> None:
         assert float(moved.max()) > FAULT, fault
 
 
-NAMES = tuple(FAMILIES)
+def check_update(head: Head, found: Mapping[str, Any]) -> None:
+    """New weights leave the engine's models as if they had been loaded from the other checkpoint."""
+    for role in ("target", "draft"):
+        result = found[head.folder.name][role]
+        assert result["wrong"] == [] and len(result["changed"]) > 5, (role, result)
+
+
+def compare(before: Mapping[str, Tensor], now: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return which of a model's tensors an update changed, and which are not as they should be; in its process."""
+    return {
+        "wrong": [name for name in wanted if not torch.equal(now[name], wanted[name])],
+        "changed": [name for name in wanted if not torch.equal(now[name], before[name])],
+    }
+
+
+def held(model: torch.nn.Module, draft: bool) -> dict[str, Tensor]:
+    """Return copies of a model's parameters; a draft's tables are the target's in a running engine."""
+    named = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    return {name: tensor for name, tensor in named.items() if not (draft and any(table in name for table in SHARED))}
+
+
+SHARED = ("embed_tokens", "lm_head", "shared_head.head")
+SERVED = tuple(name for name in FAMILIES if name != "llama")  # neither engine has an MTP class for Llama

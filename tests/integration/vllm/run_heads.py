@@ -1,6 +1,7 @@
 """A process of its own: vLLM's MTP classes on checkpoint folders, without a running engine.
 
-``python -m tests.integration.vllm.run_heads INPUTS FOLDER...`` writes ``RESULT {json}`` for each folder. vLLM's own:
+``python -m tests.integration.vllm.run_heads INPUTS FOLDER[:OTHER]...`` writes ``RESULT {json}`` for each
+folder: states and logits of its head, and what the weights of another folder do to target and draft. vLLM's own:
 the configuration of the draft, its loader, the class with all of its layers and experts, its logits. Replaced:
 attention, which is softmax over all keys here instead of a kernel over a cache.
 """
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from bebop.rollout.vllm.arguments import ENVIRONMENT
 from bebop.rollout.vllm.plugin import CPU, register
+from tests.integration.heads import compare, held
 
 
 def attend(layer: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **more: Any) -> Tensor:
@@ -56,25 +58,55 @@ def configuration(folder: Path) -> Any:
 
 
 @torch.no_grad()
-def report(folder: Path, inputs: dict[str, Tensor], other: Path | None) -> dict[str, Any]:
+def report(folder: Path, inputs: dict[str, Tensor]) -> dict[str, Any]:
     from vllm.config import set_current_vllm_config
     from vllm.forward_context import set_forward_context
+
+    config, count = configuration(folder), len(inputs["tokens"])
+    with set_current_vllm_config(config):
+        model = make(config, draft=True)
+        with set_forward_context(None, config, num_tokens=count):
+            out = model(inputs["tokens"], torch.arange(count), inputs["hidden"].clone())
+            before = out[0] if isinstance(out, tuple) else out
+            logits = model.compute_logits(before)
+            # Those of DeepSeek and GLM norm what they return once more, as they compute logits.
+            layers = getattr(model.model, "layers", None)
+            last = next(iter(layers.values())) if isinstance(layers, torch.nn.ModuleDict) else None
+            states = last.shared_head(before) if hasattr(last, "shared_head") else before
+    return {"class": type(model).__name__, "states": states.tolist(), "logits": logits.tolist()}
+
+
+def make(config: Any, draft: bool) -> Any:
+    """Return the target or the draft of a configuration, loaded by vLLM."""
     from vllm.model_executor.model_loader import get_model
 
-    config = configuration(folder)
-    draft_config = config.speculative_config.draft_model_config
+    meet()
+    own = config.speculative_config.draft_model_config if draft else config.model_config
+    return get_model(vllm_config=config, model_config=own)
+
+
+@torch.no_grad()
+def updated(folder: Path, other: Path, draft: bool) -> dict[str, Any]:
+    """Return what an update does to a model that was loaded from ``folder``: see ``tests.integration.heads.compare``."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    role = "draft" if draft else "target"
+    weights = load_file(other.with_name(f"{other.name}_{role}.safetensors"))
+    states = []
+    for place in (other, folder):
+        config = configuration(place)
+        with set_current_vllm_config(config):
+            model = make(config, draft)
+        states.append(held(model, draft))
+    initialize_layerwise_reload(model)
+    with disable_mtp_completeness_check():
+        model.load_weights(iter(weights.items()))
     with set_current_vllm_config(config):
-        meet()
-        model = get_model(vllm_config=config, model_config=draft_config)
-        with set_forward_context(None, config, num_tokens=len(inputs["tokens"])):
-            out = model(inputs["tokens"], torch.arange(len(inputs["tokens"])), inputs["hidden"].clone())
-            # DeepSeek's returns what its head norms beside what it has normed.
-            before, after = out if isinstance(out, tuple) else (out, out)
-            logits = model.compute_logits(before)
-            if hasattr(model, "model") and isinstance(getattr(model.model, "layers", None), torch.nn.ModuleDict):
-                layer = next(iter(model.model.layers.values()))
-                after = layer.shared_head(before) if hasattr(layer, "shared_head") else after
-    return {"class": type(model).__name__, "states": after.tolist(), "logits": logits.tolist()}
+        finalize_layerwise_reload(model, config.model_config)
+    wanted, before = states
+    return compare(before, held(model, draft), wanted)
 
 
 def meet() -> None:
@@ -97,13 +129,13 @@ def main(inputs_path: str, *folders: str) -> None:
     torch.accelerator.empty_cache = lambda: None  # as vLLM's worker on a CPU has it: there is no accelerator
     Attention.forward, MLAAttention.forward = attend, attend_latent  # type: ignore[method-assign]
     inputs = load_file(inputs_path)
-    for folder in folders:
-        try:
-            found = report(Path(folder), inputs, None)
-        except Exception as error:
-            if os.environ.get("RAISE"): raise
-            found = {"error": f"{type(error).__name__}: {error}"}
-        sys.stdout.write("RESULT " + json.dumps({"folder": Path(folder).name, **found}) + "\n")
+    for argument in folders:
+        folder, _, other = argument.partition(":")
+        found = {"folder": Path(folder).name, **report(Path(folder), inputs)}
+        if other:
+            pair = Path(folder), Path(other)
+            found |= {"target": updated(*pair, draft=False), "draft": updated(*pair, draft=True)}
+        sys.stdout.write("RESULT " + json.dumps(found) + "\n")
         sys.stdout.flush()
 
 
