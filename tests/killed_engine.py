@@ -121,6 +121,5 @@ def adapter_test(folder: Path, *overrides: str) -> None:
     assert [row["version"] for row in found] == [1, 2, 3]
     # Without staleness each batch has the newest weights: were they not merged, or not sent, log-probs would differ.
     assert all(row["rollout/logprob_diff"] < 1e-4 and row["train/ratio_error_max"] < 1e-3 for row in found)
-    assert all(row["grad_norm"] > 0 for row in found) if "grad_norm" in found[0] else True
     assert all(1 < row["rollout/accept_length"] <= 3 for row in found)
     assert (folder / "run" / "model" / "adapter_model.safetensors").is_file()

@@ -68,9 +68,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         own,
         drafts=config.decoding.limit if SYSTEMS[config.decoding.system].drafts else 0,
         drafter=SYSTEMS[config.decoding.system].drafter_name,
-        to_update=partial(
-            update, layout=layout or "mimo", layers=layers, rename=rename, constants=constants(folder)
-        ),
+        to_update=partial(update, layout=layout or "mimo", layers=layers, rename=rename, constants=constants(folder)),
         dtype=dtype,
         rescored=config.algorithm.rescore,
     )

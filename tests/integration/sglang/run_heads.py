@@ -37,7 +37,7 @@ def report(folder: Path, inputs: dict[str, Tensor]) -> dict[str, Any]:
 
 @torch.no_grad()
 def updated(folder: Path, other: Path, draft: bool) -> dict[str, Any]:
-    """Return what an update does to a model that was loaded from ``folder``: see ``tests.integration.heads.compare``."""
+    """Return what an update does to a model that was loaded from ``folder``, see ``compare``."""
     role = "draft" if draft else "target"
     states = []
     for place in (other, folder):

@@ -28,4 +28,6 @@ def test_a_job_whose_engine_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_job_that_trains_an_adapter(tmp_path: Path) -> None:
-    killed_engine.adapter_test(tmp_path, "rollout=sglang", "rollout.sglang.cache_tokens=4096", "rollout.sglang.monitor_every=1")
+    killed_engine.adapter_test(
+        tmp_path, "rollout=sglang", "rollout.sglang.cache_tokens=4096", "rollout.sglang.monitor_every=1"
+    )

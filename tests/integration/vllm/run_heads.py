@@ -25,8 +25,10 @@ from tests.integration.heads import compare, held
 def attend(layer: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **more: Any) -> Tensor:
     """Attend causally: [n, H * D] and twice [n, Hkv * D] -> [n, H * D], in the place of ``Attention.forward``."""
     count = len(query)
-    q, k, v = query.view(count, layer.num_heads, -1), key.view(count, layer.num_kv_heads, -1), value.view(
-        count, layer.num_kv_heads, -1
+    q, k, v = (
+        query.view(count, layer.num_heads, -1),
+        key.view(count, layer.num_kv_heads, -1),
+        value.view(count, layer.num_kv_heads, -1),
     )
     share = layer.num_heads // layer.num_kv_heads
     return softmax_over_keys(q, k.repeat_interleave(share, 1), v.repeat_interleave(share, 1), layer.impl.scale)
@@ -87,7 +89,7 @@ def make(config: Any, draft: bool) -> Any:
 
 @torch.no_grad()
 def updated(folder: Path, other: Path, draft: bool) -> dict[str, Any]:
-    """Return what an update does to a model that was loaded from ``folder``: see ``tests.integration.heads.compare``."""
+    """Return what an update does to a model that was loaded from ``folder``, see ``compare``."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
