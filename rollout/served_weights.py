@@ -28,7 +28,8 @@ Sums = Mapping[str, Mapping[str, str]]  # target, draft -> name -> checksum
 Rename = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 ToUpdate = Callable[[Mapping[str, Tensor], int], "WeightUpdate"]  # from ``Policy.weights`` and a version
 MIMO = "MiMoForCausalLM"
-UNSENT = (*TABLES, ".e_score_correction_bias")  # ends of names in an MTP layer whose values no update changes
+CONSTANT = ".e_score_correction_bias"  # end of the names of biases by which routers choose experts: never trained
+UNSENT = (*TABLES, CONSTANT)  # ends of names in an MTP layer whose values no update changes
 SAMPLE = 1 << 16  # elements of a tensor that tell whether it changed
 
 
@@ -56,19 +57,46 @@ def update(
     rename: Rename = split_experts,
     drafts: bool = True,
     drafter: "ServedDrafter | None" = None,
+    constants: Mapping[str, Tensor] | None = None,
 ) -> WeightUpdate:
     """Return ``Policy.weights`` under checkpoint names; the head's go under the names of its layout.
 
-    ``rename`` gives the target's weights the names and pieces that the server reads, see
-    ``bebop.model.checkpoint.named_as_served``. ``drafts``: whether the head drafts there, or a model that stays.
-    ``drafter``: what drafts in the place of the MTP head.
+    Args:
+        weights: as ``Policy.weights`` names them.
+        version: of the weights.
+        layout: of the head, in ``LAYOUTS``.
+        layers: of the backbone.
+        rename: gives the target's weights the names and pieces that the server reads, see
+            ``bebop.model.checkpoint.named_as_served``.
+        drafts: whether the head drafts there, or a model that stays.
+        drafter: what drafts in the place of the MTP head.
+        constants: see ``constants``; they go with the model that they belong to.
     """
     backbone, head = "backbone.", "mtp."
     target = {name.removeprefix(backbone): t for name, t in weights.items() if name.startswith(backbone)}
     own = {name.removeprefix(head): t for name, t in weights.items() if name.startswith(head)}
     assert len(target) + len(own) == len(weights), f"unknown weights among {list(weights)[:3]}, ..."
+    target = rename(target)
     draft = {} if not drafts else drafter.whole(own) if drafter else to_layout(own, LAYOUTS[layout], layers)
-    return WeightUpdate(target=rename(target), draft=draft, version=version)
+    prefix = LAYOUTS[layout].prefix.format(L=layers)
+    for name, tensor in (constants or {}).items():
+        of_head = name.startswith(prefix)
+        model = draft if of_head else target
+        if model and not (of_head and drafter):  # else it takes no part in this update
+            model.setdefault(name, tensor)
+    return WeightUpdate(target=target, draft=draft, version=version)
+
+
+def constants(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint that are no parameters: no trainer sends them, and vLLM takes whole layers.
+
+    They are the biases by which routers choose experts (DeepSeek-V3, GLM-4.5, MiniMax-M2, dots1), of [E] float32 each.
+    """
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            found |= {name: opened.get_tensor(name) for name in opened.keys() if name.endswith(CONSTANT)}
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

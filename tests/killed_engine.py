@@ -109,3 +109,17 @@ def check(folder: Path) -> None:
     assert not [line for line in seen if line.get("health")], seen
     told = (folder / "run" / "controller.jsonl").read_text()
     assert "checksum of the head" not in told and "weight version" not in told
+
+
+def adapter_test(folder: Path, *overrides: str) -> None:
+    """A LoRA job on a served engine: the engine gets merged weights of every version, and decodes with them."""
+    (folder / "killed").touch()  # no reward waits
+    extra = ("trainer.lora.rank=4", "trainer.steps=3", "rollout.staleness=0", "trainer.lr=5e-2")
+    done = subprocess.run(command(folder, *overrides, *extra), capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = rows(folder)
+    assert [row["version"] for row in found] == [1, 2, 3]
+    # Without staleness each batch has the newest weights: were they not merged, or not sent, log-probs would differ.
+    assert all(row["rollout/logprob_diff"] < 1e-4 and row["train/ratio_error_max"] < 1e-3 for row in found)
+    assert all(1 < row["rollout/accept_length"] <= 3 for row in found)
+    assert (folder / "run" / "model" / "adapter_model.safetensors").is_file()

@@ -26,6 +26,7 @@ from bebop.model.routing import find_routers
 from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import (
+    constants,
     draft_folder,
     find_drafter,
     find_head,
@@ -87,6 +88,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
             rename=rename,
             drafts=not system.separate,
             drafter=drafter,
+            constants=constants(folder),
         ),
         dtype=dtype,
         rescored=config.algorithm.rescore,

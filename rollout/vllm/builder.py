@@ -16,11 +16,18 @@ from bebop.model.checkpoint import (
     resolve,
     stop_tokens,
 )
-from bebop.model.layouts import LAYOUTS
+from bebop.model.layouts import LAYOUTS, TABLES
 from bebop.model.skeleton import header
 from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
-from bebop.rollout.served_weights import find_drafter, find_head, refuse_drafter, refuse_missing_head, update
+from bebop.rollout.served_weights import (
+    constants,
+    find_drafter,
+    find_head,
+    refuse_drafter,
+    refuse_missing_head,
+    update,
+)
 from bebop.rollout.vllm.arguments import (
     HOSTINGS,
     engine_arguments,
@@ -75,6 +82,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
             rename=partial(named_as_served, folder),
             drafts=not system.separate,
             drafter=drafter,
+            constants=constants(folder),
         ),
         dtype=dtype,
         threads=config.rollout.threads,
@@ -124,7 +132,11 @@ def gpus(config: JobConfig) -> float:
 
 
 def weight_names(folder: Path, layout: str | None, layers: int) -> dict[str, set[str]]:
-    """Return the names of all weights of a checkpoint, by role."""
+    """Return the names of the weights of a checkpoint that updates hold, by role.
+
+    Copies of the model's tables in an MTP layer are left out: vLLM's draft has the target's.
+    """
     names = {name for name, _ in header(folder)}
-    head = set() if layout is None else {n for n in names if n.startswith(LAYOUTS[layout].prefix.format(L=layers))}
-    return {"target": names - head, "draft": head}
+    prefix = None if layout is None else LAYOUTS[layout].prefix.format(L=layers)
+    head = set() if prefix is None else {name for name in names if name.startswith(prefix)}
+    return {"target": names - head, "draft": head - {f"{prefix}{table}" for table in TABLES}}

@@ -8,8 +8,8 @@ from pathlib import Path
 collect_ignore_glob = [] if find_spec("sglang") else ["test_*.py"]
 
 # SGLang imports two packages that have no build for this torch; its processes, and Ray's, look for them as well.
-STUBS = str(Path(__file__).with_name("stubs"))
+STUBS = [str(place / "stubs") for place in (Path(__file__).parent, Path(__file__).parents[1])]
 if find_spec("sglang"):
-    sys.path.append(STUBS)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), STUBS]))
+    sys.path += STUBS
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *STUBS]))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

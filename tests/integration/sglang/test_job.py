@@ -24,3 +24,10 @@ def test_a_job_whose_engine_is_killed(tmp_path: Path) -> None:
     errors = killed_engine.run(arguments, tmp_path, scheduler)
     assert re.search(r"died \(.*ended\); [1-9]\d* prompts start again", errors), errors
     killed_engine.check(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_job_that_trains_an_adapter(tmp_path: Path) -> None:
+    killed_engine.adapter_test(
+        tmp_path, "rollout=sglang", "rollout.sglang.cache_tokens=4096", "rollout.sglang.monitor_every=1"
+    )

@@ -14,3 +14,8 @@ def test_a_job_whose_engine_is_killed(tmp_path: Path) -> None:
     errors = killed_engine.run(arguments, tmp_path, lambda worker: worker)  # the engine is in the worker
     assert re.search(r"died \(.*\); [1-9]\d* prompts start again", errors), errors
     killed_engine.check(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_job_that_trains_an_adapter(tmp_path: Path) -> None:
+    killed_engine.adapter_test(tmp_path, "rollout=vllm", "rollout.vllm.monitor_every=1")

@@ -14,7 +14,7 @@ from bebop.config.job import ModelConfig
 from bebop.model.checkpoint import load_policy, named_as_served, resolve, save_policy
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.engine import EngineDied
-from bebop.rollout.served_weights import WeightWatch, stored_head, update
+from bebop.rollout.served_weights import WeightWatch, constants, stored_head, update
 from bebop.rollout.sglang.outputs import by_role
 from bebop.rollout.sglang.transfer import DiskTransfer, parts
 from tests.builders import tiny_policy
@@ -46,11 +46,21 @@ def test_experts_have_the_names_of_their_family(tmp_path: Path, kind: str) -> No
     backbone = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **EXPERTS))
     backbone.save_pretrained(tmp_path)
     weights = {f"backbone.{name}": tensor for name, tensor in backbone.named_parameters()}
-    sent = update(weights, 3, "mimo", 1, partial(named_as_served, tmp_path)).target
+    buffers = constants(tmp_path)
+    sent = update(weights, 3, "mimo", 1, partial(named_as_served, tmp_path), buffers).target
     stored = load_file(tmp_path / "model.safetensors")
-    buffers = {name for name in stored if name.endswith("e_score_correction_bias")}
-    assert sent.keys() == stored.keys() - (buffers if kind == "minimax_m2" else set())
+    assert sent.keys() == stored.keys() and bool(buffers) == (kind in ("minimax_m2", "ernie4_5_moe"))
     assert all(torch.equal(tensor, stored[name]) for name, tensor in sent.items())
+
+
+def test_constants_go_with_their_model() -> None:
+    """What no trainer sends goes with the model that it belongs to, and with no update that leaves that model out."""
+    bias = {f"model.layers.{i}.mlp.gate.e_score_correction_bias": torch.full((2,), float(i)) for i in (1, 2)}
+    target, draft = {"backbone.model.norm.weight": torch.ones(2)}, {"mtp.final_norm.weight": torch.ones(2)}
+    both = update(target | draft, 3, "deepseek", 2, constants=bias)
+    assert [*both.target][1:] == [*bias][:1] and [*both.draft][1:] == [*bias][1:]
+    assert not update(target, 3, "deepseek", 2, constants=bias).draft
+    assert not update(draft, 3, "deepseek", 2, constants=bias).target
 
 
 def test_unknown_names_are_a_mistake() -> None:

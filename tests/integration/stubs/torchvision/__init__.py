@@ -1,4 +1,4 @@
-"""Stands in for torchvision, whose wheel needs another build of torch; SGLang uses it for images only."""
+"""Stands in for torchvision, whose wheel needs another build of torch; SGLang and vLLM use it for images only."""
 
 import sys
 from unittest.mock import MagicMock

@@ -1,0 +1,61 @@
+"""MTP heads of families in vLLM's own classes: the same numbers as Bebop's, new weights in every layer, real drafts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration import heads
+from tests.integration.vllm.builders import engine
+from tests.served_models import answers, ask, job, reload, stock
+from tests.tiny_families import write_family
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, heads.Head]:
+    root = tmp_path_factory.mktemp("families")
+    return {name: heads.write(root, name) for name in heads.SERVED}
+
+
+@pytest.fixture(scope="module")
+def found(written: dict[str, heads.Head]) -> dict[str, Any]:
+    root = next(iter(written.values())).folder.parent
+    return heads.run("tests.integration.vllm.run_heads", root, written, {})
+
+
+@pytest.mark.parametrize("family", heads.SERVED)
+def test_the_forward_is_that_of_bebop(written: dict[str, heads.Head], found: dict[str, Any], family: str) -> None:
+    heads.check_forward(written[family], found)
+
+
+@pytest.mark.parametrize("family", heads.SERVED)
+def test_new_weights_reach_every_layer(written: dict[str, heads.Head], found: dict[str, Any], family: str) -> None:
+    heads.check_update(written[family], found)
+
+
+@torch.no_grad()
+def greedy(folder: Path, prompt: tuple[int, ...], count: int) -> list[int]:
+    """Return a completion by transformers."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(int(stock(folder)(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def test_glm_drafts_and_takes_new_weights(tmp_path: Path) -> None:
+    """The whole of GLM-4.5 runs on a CPU: its head drafts, and a new version decodes as transformers does with it."""
+    folder, other = write_family(tmp_path / "a", "glm4_moe"), write_family(tmp_path / "b", "glm4_moe", seed=1)
+    heads.write_update(folder, other)  # what no trainer changes is the same in both
+    prompt = (3, 1, 4, 1, 5)
+    with engine(job(folder)) as vllm:
+        for version, place in enumerate((folder, other)):
+            if version:
+                vllm.load_weights(reload(place).weights(mtp=True), version)
+            (plain,) = answers(vllm, ask(1, 16, temperature=0.0, prompt=prompt))
+            assert plain.token_ids.tolist() == greedy(place, prompt, 16)
+            sampled = answers(vllm, ask(8, 24, prompt=prompt))
+            assert sum(int(one.stats.accepted.sum()) for one in sampled) > 0
+            assert {version} == set(plain.versions.tolist())
