@@ -110,15 +110,20 @@ class RolloutWorker:
         They are checked, and brought to the engine's device, while it decodes on. Raise ``DamagedWeights`` if they are
         not what was sent; the engine goes on with what it has.
         """
-        release: Callable[[], None] | None = None
-        if isinstance(weights, SharedWeights):
-            weights, release = self._shared.open(weights)
-        elif isinstance(weights, CheckedWeights):
-            weights = verify_weights(weights)
-        loaded = self.thread.load(self.engine.stage(weights), version)
+        checked, release = self.received(weights)
+        loaded = self.thread.load(self.engine.stage(checked), version)
         loaded.add_done_callback(self._succeeded)
-        if release is not None:
-            loaded.add_done_callback(lambda _: release())
+        loaded.add_done_callback(lambda _: release())
+
+    def received(
+        self, weights: Mapping[str, Tensor] | CheckedWeights | SharedWeights
+    ) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+        """Return checked weights, and what is to be called once they have been read; raise ``DamagedWeights``."""
+        if isinstance(weights, SharedWeights):
+            return self._shared.open(weights)
+        if isinstance(weights, CheckedWeights):
+            weights = verify_weights(weights)
+        return weights, lambda: None
 
     def configure(self, decoding: DecodingConfig) -> None:
         """Queue a change of how to decode, between two cycles; completions in progress go on with it."""
