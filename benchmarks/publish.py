@@ -2,8 +2,8 @@
 stops for them.
 
 Copies are counted where they happen: by a dispatch mode of PyTorch, which sees moves to shared memory as well, and by
-what is pickled for the object store. SGLang's half is its own deserialisation and ``copy_``, as its loaders call it, in this process;
-what its processes do beside that (messages, checksums) is not in the seconds.
+what is pickled for the object store. SGLang's half is its own deserialisation and ``copy_``, as its loaders call it, in
+this process. What its processes do beside that (messages, checksums) is not in the seconds.
 """
 
 import asyncio
@@ -218,7 +218,9 @@ def run(rounds: int, shape: Shape = SHAPES["SmolLM2-135M"]) -> list[dict[str, An
         for turn in range(2 * rounds):
             shared = bool((turn + turn // 2) % 2)  # neither arm always goes first
             seconds[shared].append(way(shared))
-            noted({"engine": engine, "arm": _name(shared), "s": seconds[shared][-1][0], "pause s": seconds[shared][-1][1]})
+            noted(
+                {"engine": engine, "arm": _name(shared), "s": seconds[shared][-1][0], "pause s": seconds[shared][-1][1]}
+            )
         for place, what in enumerate(("s", "pause s")):
             middle = {shared: statistics.median(one[place] for one in found) for shared, found in seconds.items()}
             row |= {f"{what}, {_name(shared)}": middle[shared] for shared in (False, True)}

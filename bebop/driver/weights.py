@@ -146,8 +146,8 @@ class SharedBuffer:
         """
         self.descriptor, self.size = descriptor, size
         # A storage that PyTorch knows as shared goes on to another process (SGLang's) without a copy.
-        storage = torch.UntypedStorage._new_shared_fd_cpu(descriptor, size)
-        self.bytes = torch.empty(0, dtype=torch.uint8).set_(storage)
+        storage: Any = torch.UntypedStorage
+        self.bytes = torch.empty(0, dtype=torch.uint8).set_(storage._new_shared_fd_cpu(descriptor, size))
         self.inode = os.fstat(descriptor).st_ino
         weakref.finalize(self, os.close, descriptor).atexit = False
         if pinned and int(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), size, 0)) == 0:

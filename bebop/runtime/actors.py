@@ -108,7 +108,10 @@ class RayTrainer:
         events: EventLog | None = None,
         workers: Sequence[RayWorker] = (),
     ) -> None:
-        """Describe a trainer with Ray's ``options`` of each rank; ``restart`` starts it. ``workers`` get its weights."""
+        """Describe a trainer with Ray's ``options`` of each rank; ``restart`` starts it.
+
+        ``workers`` get its weights.
+        """
         self.config, self.run_dir, self.workers = config, run_dir, workers
         self.group = ActorGroup("trainer", TrainerDied, options, config.runtime.hang_after, events or EventLog(None))
         self._meeting: Path | None = None  # the folder of the file by which ranks meet
@@ -170,8 +173,8 @@ class RayTrainer:
         shared = len(nodes) == 1 if self.config.trainer.publish is None else self.config.trainer.publish == "shared"
         if shared and len(nodes) > 1:
             raise UserError(
-                f"trainer.publish='shared' is not possible: the job's processes lie on {len(nodes)} machines; give store, "
-                "or null"
+                f"trainer.publish='shared' is not possible: the job's processes lie on {len(nodes)} machines; give "
+                "store or null"
             )
         references = [actor.call.remote("weights", head, shared) for actor in self.group.actors]
         # Ranks serve one call after another: once this call returns, the weights are there, or the trainer is dead.
