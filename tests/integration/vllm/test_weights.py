@@ -154,7 +154,8 @@ def test_copies_of_a_load(fresh: ServedEngine, other: Path) -> None:
     assert isinstance(server, VllmServer)
     named = reload(other).weights()
     layout = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in named.items()}
-    weights, release = SharedReader().open(WeightBuffers().write(iter(named.items()), layout))
+    buffers = WeightBuffers()
+    weights, release = SharedReader().open(buffers.write(iter(named.items()), layout))
     load = server._to_update(weights, 1)
 
     def loaded() -> int:
