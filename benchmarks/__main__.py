@@ -1,7 +1,7 @@
 """Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``engines``, ``loop``, ``kernels``,
 ``bound``, ``monitor``, ``trace``, ``history``, ``told``, ``certify``, ``draft_temperature``,
 ``draft_temperature_cost``, ``agents``, ``balance``, ``pages``, ``admission``, ``precision``, ``simulate``,
-``simulate_cost`` and ``update_memory``."""
+``simulate_cost``, ``update_memory`` and ``publish``."""
 
 import argparse
 import time
@@ -27,6 +27,7 @@ from bebop.bench import (
     monitor,
     pages,
     precision,
+    publish,
     record,
     rollout,
     roofline,
@@ -245,6 +246,7 @@ KINDS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "simulate_cost": _simulate_cost,
     "sglang": _sglang,
     "update_memory": lambda options: (update_memory.run(options.tokens), []),
+    "publish": lambda options: (publish.run(options.rounds), []),
 }
 
 
@@ -393,6 +395,8 @@ def _add_simulations(kinds: "argparse._SubParsersAction[Parser]") -> None:
     kinds.add_parser("balance", help="prompts to who has room against a fixed order, in virtual time")
     training = kinds.add_parser("update_memory", help="what an update keeps for its backward pass, and peaks of 0.1 B")
     training.add_argument("--tokens", type=whole(64, 1 << 16), default=1024, help="of a micro-batch (default: 1024)")
+    publishing = kinds.add_parser("publish", help="weights from trainer to engine: copies, seconds, pauses (135 M)")
+    publishing.add_argument("--rounds", type=whole(1), default=7, help="turns of each arm; medians (default: 7)")
     own = kinds.add_parser("simulate_cost", help="what the loop itself costs, by workers and trajectories")
     most = "the most trajectories of a job (default: 1000000)"
     own.add_argument("--most", type=whole(10_000, MAX_INT), default=1_000_000, help=most)

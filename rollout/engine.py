@@ -63,6 +63,12 @@ class Engine(Protocol):
     def abort(self, ids: Sequence[int] | None = None) -> list[Finished]:
         """End requests (all, if None) now; their partial completions can be resumed through ``Request.partial``."""
 
+    def stage(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Prepare weights so that loading them holds up decoding as little as it can, and return them.
+
+        Any thread may call it, while the engine decodes.
+        """
+
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Replace weights in flight. Names as in ``Policy.weights``; those that are not sent stay."""
 

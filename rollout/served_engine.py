@@ -170,6 +170,10 @@ class ServedEngine:
         self._aborted.clear()
         return finished
 
+    def stage(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the weights: a server decodes on while ``load_weights`` prepares them."""
+        return weights
+
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Replace weights in flight. After a failure they are unknown."""
         self.run(self.server.load(weights, version))

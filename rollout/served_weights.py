@@ -230,8 +230,17 @@ class WeightWatch:
         if draft:
             self.sent["draft"] = self._mark(draft)
 
-    def verify(self, now: Sums, load: WeightUpdate) -> None:
-        """Raise ``EngineDied`` if the current checksums do not follow from the earlier ones and the weights sent."""
+    def marks(self, load: WeightUpdate) -> dict[str, str]:
+        """Return a mark of the weights sent, by role: to be made before decoding stops for them."""
+        shares = {"target": load.target, "draft": load.draft}
+        return {role: self._mark(tensors) for role, tensors in shares.items() if tensors}
+
+    def verify(self, now: Sums, load: WeightUpdate, marks: Mapping[str, str] | None = None) -> None:
+        """Raise ``EngineDied`` if the current checksums do not follow from the earlier ones and the weights sent.
+
+        ``marks``: of ``load``; None: they are made now.
+        """
+        marks = self.marks(load) if marks is None else marks
         for role, tensors in (("target", load.target), ("draft", load.draft)):
             before, after = self.sums.get(role, {}), now.get(role, {})
             changed = sorted(name for name in after if before and before.get(name) != after[name])
@@ -239,10 +248,9 @@ class WeightWatch:
                 raise EngineDied(f"version {load.version} was not for the {role}, but its {changed[0]} changed")
             if not tensors:
                 continue
-            mark = self._mark(tensors)
-            if before and not changed and self.sent.get(role, mark) != mark:
+            if before and not changed and self.sent.get(role, marks[role]) != marks[role]:
                 raise EngineDied(f"version {load.version} of the {role} was sent and did not arrive")
-            self.sent[role] = mark
+            self.sent[role] = marks[role]
         self.sums = now
 
     def check_draft(self, now: Sums) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from bebop.config.engines import PREFILL_TOKENS
 from bebop.config.job import PARKED_BYTES, DecodingConfig
 from bebop.errors import UserError
-from bebop.model.backbone import Policy
+from bebop.model.backbone import Policy, staged
 from bebop.rollout.capacity import bytes_of_graphs, check_memory, check_parked, check_pool, check_positions
 from bebop.rollout.decoding.base import Decoder
 from bebop.rollout.decoding.draft_verify import DraftVerify
@@ -111,6 +111,8 @@ class TorchEngine:
             self._record(Graphs(recorder, slots, self.slots.capacity if batch_invariant else None))
         self.overlap = overlap
         self.flight: Flight | None = None
+        # One for all loads: memory that was allocated on a stream is used again on that stream alone.
+        self.staging = torch.cuda.Stream(policy.device) if policy.device.type == "cuda" else None
         self.side = torch.cuda.Stream(policy.device) if overlap and policy.device.type == "cuda" else None
         self._logged: set[str] = set()  # reasons
         if isinstance(self.decoder, DraftVerify):
@@ -241,6 +243,10 @@ class TorchEngine:
             self.waiting.remove(request)
             finished.append(Finished(id=request.id, completion=request.partial or nothing()))
         return ended + finished
+
+    def stage(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Copy weights to a GPU beside those in use, where its memory has room for twice that."""
+        return staged(weights, self.staging)
 
     @torch.inference_mode()
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:

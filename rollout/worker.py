@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -20,7 +20,7 @@ from torch import Tensor
 from bebop.config.job import DecodingConfig, JobConfig
 from bebop.driver.protocols import LINGER_SECONDS, Assignment, Pace, WorkerReport
 from bebop.driver.report_queue import OpenAssignment, ReportQueue
-from bebop.driver.weights import CheckedWeights, verify_weights
+from bebop.driver.weights import CheckedWeights, SharedReader, SharedWeights, verify_weights
 from bebop.errors import UserError
 from bebop.rollout.agent_loop import AgentLoop, Played
 from bebop.rollout.agent_setup import make_agent_loop
@@ -72,6 +72,7 @@ class RolloutWorker:
         self._calls = 1  # calls of a function, one after another, that it may consist of
         self._slowest_reward = 0.0  # seconds
         self._timeouts = 0  # rewards that hung, one after another
+        self._shared = SharedReader(pinned=config.model.device != "cpu" and torch.cuda.is_available())
         self._changed = threading.Condition()  # guards what follows
         self._queue = ReportQueue(
             pulls=config.rollout.dealing == "pull", group_size=config.trainer.group_size, slots=config.rollout.slots
@@ -103,13 +104,26 @@ class RolloutWorker:
         for (part, member), future in zip(members, self.thread.submit(requests), strict=True):
             future.add_done_callback(partial(self._take_decoded, part, member))
 
-    def set_weights(self, weights: Mapping[str, Tensor] | CheckedWeights, version: int) -> None:
+    def set_weights(self, weights: Mapping[str, Tensor] | CheckedWeights | SharedWeights, version: int) -> None:
         """Queue new weights; they take effect in flight, before any prompt that is submitted later.
 
-        Raise ``DamagedWeights`` if they are not what was sent; the engine goes on with what it has.
+        They are checked, and brought to the engine's device, while it decodes on. Raise ``DamagedWeights`` if they are
+        not what was sent; the engine goes on with what it has.
         """
-        weights = verify_weights(weights) if isinstance(weights, CheckedWeights) else weights
-        self.thread.load(weights, version).add_done_callback(self._succeeded)
+        checked, release = self.received(weights)
+        loaded = self.thread.load(self.engine.stage(checked), version)
+        loaded.add_done_callback(self._succeeded)
+        loaded.add_done_callback(lambda _: release())
+
+    def received(
+        self, weights: Mapping[str, Tensor] | CheckedWeights | SharedWeights
+    ) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+        """Return checked weights, and what is to be called once they have been read; raise ``DamagedWeights``."""
+        if isinstance(weights, SharedWeights):
+            return self._shared.open(weights)
+        if isinstance(weights, CheckedWeights):
+            weights = verify_weights(weights)
+        return weights, lambda: None
 
     def configure(self, decoding: DecodingConfig) -> None:
         """Queue a change of how to decode, between two cycles; completions in progress go on with it."""

@@ -53,7 +53,7 @@ def test_weights_cut_short_are_refused_sent_again_and_at_last_the_worker_is_repl
     budget.write_text("x " * 5)
     (tmp_path / "sitecustomize.py").write_text(CUT_SHORT.replace("BUDGET", repr(str(budget))))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    code, errors = finish(start(folder, "trainer.steps=3"))
+    code, errors = finish(start(folder, "trainer.steps=3", "trainer.publish=store"))
     assert code == 0, errors
     assert not budget.read_text() and "Traceback" not in errors
     refusals = [line for line in errors.splitlines() if "refuses weights of version 0, " in line]

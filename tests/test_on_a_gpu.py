@@ -22,7 +22,7 @@ from torch.nn.functional import cosine_similarity
 
 from bebop.bench import precision
 from bebop.certify.precision import SAMPLER
-from bebop.driver.weights import verify_weights, with_manifest
+from bebop.driver.weights import SharedReader, WeightBuffers, verify_weights, with_manifest
 from bebop.metrics.metrics import values
 from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
@@ -194,14 +194,21 @@ def test_packed_rows_attend_as_on_a_cpu_in_fp32(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_published_weights_arrive_in_an_engine_to_the_bit(device: str, dtype: str) -> None:
-    """Trainer, manifest, pickle, check, engine; what it decodes then has the log-probs of the new weights."""
+@pytest.mark.parametrize("way", ["store", "shared"])
+def test_published_weights_arrive_in_an_engine_to_the_bit(device: str, dtype: str, way: str) -> None:
+    """Trainer, manifest, pickle or shared memory, check, engine; what it decodes then has the log-probs of the new
+    weights."""
     trainer, _, _ = updated(device, dtype)
-    sent = verify_weights(pickle.loads(pickle.dumps(with_manifest(trainer.weights(mtp=True)))))
+    if way == "shared":
+        buffers, reader = WeightBuffers(), SharedReader(pinned=device == "cuda")
+        sent, _ = reader.open(buffers.write(trainer.full_weights(mtp=True), trainer.layout(mtp=True)))
+        assert device == "cpu" or all(tensor.is_pinned() for tensor in sent.values())
+    else:
+        sent = verify_weights(pickle.loads(pickle.dumps(with_manifest(trainer.weights(mtp=True)))))
     own = moved(policy(dtype=getattr(torch, dtype)), device)
     decoding = engine(own, slots=2)
     assert isinstance(decoding, TorchEngine)
-    decoding.load_weights(sent, trainer.version)
+    decoding.load_weights(decoding.stage(sent), trainer.version)
     arrived = weights_of(own)
     assert arrived.keys() == sent.keys()
     assert all(x.device.type == device and torch.equal(x.cpu(), sent[name]) for name, x in arrived.items())

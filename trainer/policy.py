@@ -15,7 +15,7 @@ same to the bit with and without it.
 import copy
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -33,7 +33,7 @@ from bebop.metrics.metrics import Mean, Metrics, Sum, merge
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import find_device, resolve
 from bebop.model.fingerprint import fingerprint
-from bebop.model.lora import Adapter
+from bebop.model.lora import Adapter, plain_name
 from bebop.model.memory import checkpoints_layers, micro_batch, sums_once
 from bebop.model.routing import Replay, check_routing
 from bebop.model.sharded import fill, on_meta
@@ -61,7 +61,6 @@ from bebop.trainer.optim import (
     optimizer_state,
     random_state,
     set_random_state,
-    whole_copies,
 )
 from bebop.trainer.packing import PackedRows, Row, pack
 from bebop.trainer.probe_set import ProbeReader
@@ -263,12 +262,25 @@ class PolicyTrainer:
     def weights(self, mtp: bool = False) -> dict[str, Tensor]:
         """Return full weights on the CPU, in the model's dtype, named as in ``Policy.weights()``; empty on ranks above
         0."""
-        dtype, named = torch.bfloat16 if self.mixed else None, self.policy.weights(mtp)
-        if self.adapter is None:
-            return whole_copies(named, dtype, keep=self.rank == 0)
-        with torch.no_grad():
-            full = self.adapter.merged(named, whole)
-            return {name: t.to("cpu", dtype or t.dtype, copy=True) for name, t in full if self.rank == 0}
+        types = {name: dtype for name, (_, dtype) in self.layout(mtp).items()}
+        full = self.full_weights(mtp)
+        return {name: t.to("cpu", types[name], copy=True) for name, t in full if self.rank == 0}
+
+    def layout(self, mtp: bool = False) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Return shape and dtype of each weight that engines are sent, by the names of ``full_weights``."""
+        dtype = torch.bfloat16 if self.mixed else None
+        named = {plain_name(name): tensor for name, tensor in self.policy.weights(mtp).items()}
+        return {name: (tuple(t.shape), dtype or t.dtype) for name, t in named.items() if name is not None}
+
+    @torch.no_grad()
+    def full_weights(self, mtp: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Yield full weights one after another, where and as the trainer has them; all ranks take part."""
+        named = self.policy.weights(mtp)
+        if self.adapter is not None:
+            yield from self.adapter.merged(named, whole)
+            return
+        for name, tensor in named.items():
+            yield name, whole(tensor.detach())
 
     def state_dict(self) -> State:
         """Return all that an exact resume needs, by parameter name, unsharded: any number of ranks can load it.

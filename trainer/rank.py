@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bebop.command import writing
 from bebop.config.job import DecodingConfig, JobConfig
-from bebop.driver.weights import CheckedWeights, with_manifest
+from bebop.driver.weights import CheckedWeights, SharedWeights, WeightBuffers, with_manifest
 from bebop.metrics.metrics import Metrics
 from bebop.model.checkpoint import find_device, load_policy
 from bebop.monitor.certified import Certified
@@ -45,7 +45,7 @@ class TrainerRank:
             if cuda:
                 torch.cuda.set_device(device)
             dist.init_process_group("nccl" if cuda else "gloo", init_method, rank=rank, world_size=world)
-        self.rank = rank
+        self.rank, self.buffers = rank, WeightBuffers()
         self.trainer = PolicyTrainer(policy, config, rank, world)
         config = replace(config, trainer=replace(config.trainer, max_tokens=self.trainer.max_tokens))
         self.certifier = Certifier(self.trainer.scorer, self.trainer.old_policies, config, rank, world)
@@ -76,12 +76,21 @@ class TrainerRank:
         """Return the number of updates finished so far."""
         return self.trainer.version
 
-    def weights(self, mtp: bool = False) -> CheckedWeights:
+    def weights(self, mtp: bool = False, shared: bool = False) -> CheckedWeights | SharedWeights:
         """Return full weights for the engines, on rank 0; the other ranks take part in gathering and send none.
 
         The head's are among them if asked for, and always once it has been trained: a replaced engine needs them too.
+        ``shared``: they are written to memory of this machine, from which all engines read.
         """
-        return with_manifest(self.trainer.weights(mtp or self.trainer.head_changed))
+        mtp = mtp or self.trainer.head_changed
+        if not shared:
+            return with_manifest(self.trainer.weights(mtp))
+        full, layout = self.trainer.full_weights(mtp), self.trainer.layout(mtp)
+        if self.rank == 0:
+            return self.buffers.write(full, layout)
+        for _ in full:
+            pass
+        return with_manifest({})
 
     def head_fingerprint(self) -> str:
         """Return the fingerprint of the head that engines should have by now; empty without a head."""

@@ -380,6 +380,11 @@ class TrainerConfig(Settings):
     routing_replay: bool = setting(False, "R3: a mixture of experts is trained on the experts that the engine chose")
     save_every: int = setting(20, "steps between checkpoints; 0 saves only at the end", NOT_NEGATIVE)
     keep: int = setting(3, "checkpoints kept; older ones are removed", POSITIVE)
+    publish: Literal["shared", "store"] | None = setting(
+        None,
+        "how weights get to engines: in memory that the processes of a machine share, or in Ray's object store, which "
+        "reaches other machines too; null: shared where all processes lie on one machine",
+    )
     lora: LoraConfig = section(LoraConfig)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to imp
 
 ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 LARGE = 2**20  # multiplications from which oneDNN is the faster one, whatever the shape ...
+ROOM = 2  # times the bytes of new weights that have to be free on a GPU for them to be put there before they are loaded
 LARGE_MATRIX = 2**19  # ... and weights, even where each is used once: then reading them is what takes time
 
 
@@ -126,11 +127,34 @@ class Policy:
         if unknown:
             raise UserError(f"weights do not fit the model: {unknown[0]} and {len(unknown) - 1} more are not known")
         for name, tensor in weights.items():
-            own[name].data.copy_(tensor)
+            own[name].data.copy_(tensor, non_blocking=True)
+        if self.device.type == "cuda":  # whoever lent the weights may write to them afterwards
+            torch.cuda.current_stream(self.device).synchronize()
 
     def head_fingerprint(self) -> str:
         """Return the fingerprint of ``head``; empty where there is none."""
         return "" if self.head is None else fingerprint(dict(self.head.named_parameters()))
+
+
+def staged(weights: Mapping[str, Tensor], stream: "torch.cuda.Stream | None") -> Mapping[str, Tensor]:
+    """Return weights on the GPU of ``stream``, copied beside the work in progress there.
+
+    They are returned as they are where its memory has no room for twice that, or without a GPU: a CPU reads them where
+    they lie.
+    """
+    if stream is None:
+        return weights
+    size, device = sum(tensor.numel() * tensor.element_size() for tensor in weights.values()), stream.device
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # the last weights' among it
+    if torch.cuda.mem_get_info(device)[0] + idle < ROOM * size:
+        return weights
+    try:
+        with torch.cuda.stream(stream):
+            there = {name: tensor.to(device, non_blocking=True) for name, tensor in weights.items()}
+    except torch.OutOfMemoryError:
+        there = dict(weights)
+    stream.synchronize()
+    return there
 
 
 def head_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

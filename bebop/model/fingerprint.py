@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-PIECE = 1 << 22  # elements that are widened to 64 bits at a time
 PERIOD = 8191  # weights of the positions repeat after this many elements
+PIECE = 512 * PERIOD  # elements that are widened to 64 bits at a time
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -26,11 +26,15 @@ def fingerprint(weights: Mapping[str, Tensor], dtype: torch.dtype | None = None)
 
 
 def _sum(tensor: Tensor) -> int:
-    """Sum of the elements' bits, each times a number of its position, modulo 2^64."""
+    """Sum of the elements' bits, each times a number of its position, modulo 2^64.
+
+    Elements with the same number are added first, since decoding waits for this: one pass, and one product a number.
+    """
     bits = tensor.contiguous().view(-1).view(BITS[tensor.element_size()])
-    total = 0
+    sums = torch.zeros(PERIOD, dtype=torch.int64, device=bits.device)
     for start in range(0, len(bits), PIECE):
-        piece = bits[start : start + PIECE].long()
-        place = torch.arange(start, start + len(piece), device=piece.device) % PERIOD + 1
-        total += int((piece * place).sum())
-    return total % (1 << 64)
+        piece = bits[start : start + PIECE]
+        rows = len(piece) // PERIOD
+        sums += piece[: rows * PERIOD].view(rows, PERIOD).sum(0, dtype=torch.int64)
+        sums[: len(piece) - rows * PERIOD] += piece[rows * PERIOD :]
+    return int((sums * torch.arange(1, PERIOD + 1, device=sums.device)).sum()) % (1 << 64)

@@ -107,6 +107,11 @@ def refuse_adapter(folder: Path, name: str) -> None:
         )
 
 
+def plain_name(name: str) -> str | None:
+    """Return what a weight is called in the model without an adapter; None for a weight of the adapter itself."""
+    return None if name.endswith((A, B)) else name.replace(BASE, ".")
+
+
 class Adapter:
     """A LoRA adapter in a backbone. All weights but its own are frozen."""
 
@@ -166,13 +171,13 @@ class Adapter:
             whole: returns the full tensor behind a shard; all ranks take part.
         """
         for name, tensor in weights.items():
-            if name.endswith((A, B)):
+            if (plain := plain_name(name)) is None:
                 continue
             full, layer = whole(tensor.detach()), name.removesuffix(f"{BASE}weight")
             if layer != name:
                 a, b = (whole(weights[layer + end].detach()) for end in (A, B))
                 full = merged(full, a, b, self.scale)
-            yield name.replace(BASE, "."), full
+            yield plain, full
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

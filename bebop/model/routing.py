@@ -104,7 +104,9 @@ def check_routing(backbone: Any, replays: bool, balance: float, stock: bool) -> 
     asked = {"trainer.routing_replay": replays, "trainer.router_aux_loss": balance}
     name = next((f"{name}={value!r} is not possible" for name, value in asked.items() if value), "")
     if stock and name:
-        raise UserError(f"{name}: layers of {backbone.config.model_type} models run as transformers has them; give none")
+        raise UserError(
+            f"{name}: layers of {backbone.config.model_type} models run as transformers has them; give none"
+        )
     if stock:
         return False
     try:

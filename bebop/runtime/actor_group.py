@@ -131,6 +131,7 @@ class ActorGroup:
         """
         self.name, self.death, self.options, self.floor, self.events = name, death, options, floor, events
         self.actors: list[Any] = []
+        self.nodes: list[str] = []  # Ray's ids of the machines of the actors, as they were started last
         self.watchdog = Watchdog([], floor)
         self.ray_lives = True  # else Ray is not asked for anything: it would not answer for a long while
         self._mark = ""
@@ -162,6 +163,7 @@ class ActorGroup:
         try:
             here = ray.get_runtime_context().get_node_id()
             replies = await self._gather("start", [actor.handshake.remote() for actor in actors])
+            self.nodes = [node for _, node, _ in replies]
             for process, (pid, node, descriptor) in zip(processes, replies, strict=True):
                 process.pid, process.local, process.descriptor = pid, node == here, descriptor
             await self._gather("start", await make(actors))

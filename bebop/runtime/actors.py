@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from bebop.config.job import DecodingConfig, JobConfig
 from bebop.driver.protocols import Assignment, TrainerDied, WorkerDied, WorkerReport
+from bebop.errors import UserError
 from bebop.metrics.metrics import Metrics
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
@@ -100,10 +101,18 @@ class RayTrainer:
     """All ranks of the trainer behind Ray."""
 
     def __init__(
-        self, config: JobConfig, run_dir: Path, options: Sequence[Options], events: EventLog | None = None
+        self,
+        config: JobConfig,
+        run_dir: Path,
+        options: Sequence[Options],
+        events: EventLog | None = None,
+        workers: Sequence[RayWorker] = (),
     ) -> None:
-        """Describe a trainer with Ray's ``options`` of each rank; ``restart`` starts it."""
-        self.config, self.run_dir = config, run_dir
+        """Describe a trainer with Ray's ``options`` of each rank; ``restart`` starts it.
+
+        ``workers`` get its weights.
+        """
+        self.config, self.run_dir, self.workers = config, run_dir, workers
         self.group = ActorGroup("trainer", TrainerDied, options, config.runtime.hang_after, events or EventLog(None))
         self._meeting: Path | None = None  # the folder of the file by which ranks meet
 
@@ -159,8 +168,15 @@ class RayTrainer:
         return mark
 
     async def weights(self, head: bool) -> Any:
-        """Return a Ray reference to rank 0's weights, which do not pass through this process."""
-        references = [actor.call.remote("weights", head) for actor in self.group.actors]
+        """Return a Ray reference to rank 0's weights, or to where they lie; they do not pass through this process."""
+        nodes = {*self.group.nodes, *(node for worker in self.workers for node in worker.group.nodes)}
+        shared = len(nodes) == 1 if self.config.trainer.publish is None else self.config.trainer.publish == "shared"
+        if shared and len(nodes) > 1:
+            raise UserError(
+                f"trainer.publish='shared' is not possible: the job's processes lie on {len(nodes)} machines; give "
+                "store or null"
+            )
+        references = [actor.call.remote("weights", head, shared) for actor in self.group.actors]
         # Ranks serve one call after another: once this call returns, the weights are there, or the trainer is dead.
         await self.group.ask_all("weights", "version")
         return references[0]

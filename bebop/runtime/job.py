@@ -88,6 +88,8 @@ def run_job(
     held_out = held_out or check_evaluation(config)
     if config.runtime.resume and newest is None:
         raise UserError(f"runtime.resume=true: {run_dir} holds no finished checkpoint")
+    if config.runtime.address is None:
+        pools(config, torch.cuda.device_count())  # refuses before Ray starts what it would refuse afterwards
     stopping = False
     ended: float | None = None  # when Ray's servers died
     for deaths in range(config.runtime.max_restarts + 1):
@@ -95,8 +97,8 @@ def run_job(
             gpus = ray.cluster_resources().get("GPU", 0.0)
             serving = share_memory(config, gpus)
             ranks, places = (reserve(pool) for pool in pools(config, gpus))
-            trainer = RayTrainer(config, run_dir, ranks, events)
             workers = [RayWorker(serving, place, i, events) for i, place in enumerate(places)]
+            trainer = RayTrainer(config, run_dir, ranks, events, workers)
             job = Job(config, run_dir, prompt, trainer, workers, stopping, held_out)
 
             def started(session: Session = session, deaths: int = deaths, ended: float | None = ended) -> None:
@@ -322,7 +324,8 @@ class Pool:
 def pools(config: JobConfig, gpus: float) -> tuple[Pool, Pool]:
     """Return the pools of trainer and rollout for a cluster with that many GPUs.
 
-    Engines that span several GPUs share them with nobody.
+    Engines that span several GPUs share them with nobody. Each of several ranks has a GPU to itself, since NCCL refuses
+    two of its ranks on one; workers share what is left.
     """
     rollout, trainer = config.rollout, config.trainer
     each, left = engine_module(config).gpus(config), gpus
@@ -336,8 +339,17 @@ def pools(config: JobConfig, gpus: float) -> tuple[Pool, Pool]:
         raise UserError(f"rollout.sglang.tensor_parallel={each:.0f} is not possible: {wanted:.0f} of {gpus:.0f} GPUs")
     elif each:
         each = share = _share(gpus, trainer.ranks + rollout.workers)
+        left = gpus - 1
+        if share < 1 < trainer.ranks <= left:
+            share, each = 1.0, _share(gpus - trainer.ranks, rollout.workers)
     else:
         share = _share(gpus, trainer.ranks)
+    if 0 < share < 1 < trainer.ranks:
+        raise UserError(
+            f"trainer.ranks={trainer.ranks} is not possible: each of several ranks needs a GPU to itself, and "
+            f"{left:.0f} of {gpus:.0f} are there for them beside rollout.workers={rollout.workers}; give "
+            f"{'1 rank' if left < 2 else f'1 to {left:.0f} ranks'}, or fewer workers"
+        )
     return (
         Pool(name="trainer", count=trainer.ranks, cpus=trainer.threads, gpus=share, strategy="STRICT_PACK"),
         Pool(name="rollout", count=rollout.workers, cpus=rollout.threads, gpus=each, strategy="PACK"),

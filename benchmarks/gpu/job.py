@@ -27,7 +27,7 @@ from bebop.config.fields import from_dict
 from bebop.config.job import JobConfig
 from bebop.driver.loop import Loop
 from bebop.driver.protocols import Assignment, WorkerReport
-from bebop.driver.weights import CheckedWeights
+from bebop.driver.weights import CheckedWeights, SharedWeights
 from bebop.metrics.metrics import Metrics
 from bebop.model.checkpoint import load_tokenizer, save_policy
 from bebop.monitor.certified import Certified
@@ -69,7 +69,7 @@ class InProcess:
         """Give the worker prompts to answer."""
         self.worker.submit(assignments)
 
-    async def set_weights(self, weights: CheckedWeights, version: int) -> None:
+    async def set_weights(self, weights: CheckedWeights | SharedWeights, version: int) -> None:
         """Let the worker decode with these weights from now on."""
         self.worker.set_weights(weights, version)
 
@@ -110,7 +110,7 @@ class InProcess:
         """Compare completions with the trainer's distributions."""
         return self.trainer.certify(groups, since)
 
-    async def weights(self, head: bool) -> CheckedWeights:
+    async def weights(self, head: bool) -> CheckedWeights | SharedWeights:
         """Return the weights that are published."""
         return self.trainer.weights(head)
 

@@ -23,6 +23,7 @@ from bebop.bench.gpu.models import SHAPES, TINY, TRAINED, Decoding, Shape, polic
 from bebop.bench.gpu.sampling_cycle import cases as sampling_cycles
 from bebop.bench.gpu.stage import Context, Row, Stage, warmed
 from bebop.bench.precision import TYPES, deviations_of, random_policy, random_shape
+from bebop.bench.publish import Publishing
 from bebop.kernels.block_verify import block_verify
 from bebop.kernels.linear_losses import linear_draft_loss
 from bebop.kernels.losses import tv_loss
@@ -445,7 +446,7 @@ def precise(context: Context) -> None:
 
 def trainer(context: Context) -> None:
     """An update of so many tokens: seconds, the share of log-probs, the memory at its highest and as predicted; with
-    and without checkpointing."""
+    and without checkpointing. Then what publishing the weights takes."""
     for name, shape in ({"tiny": TINY} if context.dry else TRAINED).items():
         arms = list(product((64,) if context.dry else (4096, 8192), (False, True), (0,)))
         if find_spec("peft"):  # it may have to be carried there
@@ -459,6 +460,28 @@ def trainer(context: Context) -> None:
                 context.keep("update", None, **about, **update(shape, context.device, tokens, again, rank))
             if context.device.type == "cuda":
                 torch.cuda.empty_cache()
+        _published(context, name, shape)
+
+
+def _published(context: Context, name: str, shape: Shape) -> None:
+    """Seconds from trainer to embedded engine, and of the pause: by the object store's copies and by shared memory."""
+    about: dict[str, object] = {"model": name}
+    if context.left < 0:
+        context.keep("publish", None, skipped="time is up", **about)
+        return
+    with context.tried("publish", **about):
+        both = Publishing(shape, context.device)
+        found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+        for turn in range(3 if context.dry else 5):
+            for shared in (False, True) if turn % 2 else (True, False):
+                found[shared].append(both.embedded(shared))
+        for shared, turns in found.items():
+            whole, pause = (statistics.median(one[place] for one in turns[1:]) for place in (0, 1))
+            way = "shared" if shared else "store"
+            context.keep("publish", whole, unit="s", pause=pause, way=way, GB=both.bytes / 1e9, **about)
+        context.keep("arrived", float(both.arrived()), **about)
+    if context.device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 # ---- by itself: a job

@@ -199,6 +199,14 @@ def _trainer(rows: list[Row]) -> list[str]:
                 f"- {row['model']}, {row['tokens']} tokens{again}{_adapter(row)}: {row['s']:.3g} s, "
                 f"log-probs {share:.0f} % of it{peak}, {row['tokens/s']:.4g} tokens/s"
             )
+        elif row["what"] == "publish" and row["value"] is not None:
+            by = {"shared": "shared memory", "store": "the object store's copies"}[row["way"]]
+            lines.append(
+                f"- {row['model']}, publishing {row['GB']:.3g} GB by {by}: {row['value']:.3g} s, decoding stops for "
+                f"{row['pause']:.3g} s"
+            )
+        elif row["what"] == "arrived" and not row["value"]:
+            lines.append(f"- {row['model']}: **published weights are not the trainer's**")
     return lines
 
 

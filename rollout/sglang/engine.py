@@ -136,9 +136,11 @@ class SglangServer:
         if not self._awake:
             await self._wake()
         load = self._to_update(weights, version)
+        marks = self._watch.marks(load)
+        send = await self.transfer.prepare(self.backend, load, flush=self.recomputes)
         await self.backend.control("pause_generation", {"mode": self.own.pause})
-        await self.transfer.send(self.backend, load, flush=self.recomputes)
-        self._watch.verify(await self._checksums(), load)
+        await send()
+        self._watch.verify(await self._checksums(), load, marks)
         self._cache = uuid4().hex  # before completions go on: those that were cut are asked again
         await self.backend.control("continue_generation", {"torch_empty_cache": torch.cuda.is_available()})
 

@@ -1,10 +1,14 @@
-"""Ways for weights to travel to SGLang: handles of shared memory, a process group, a folder."""
+"""Ways for weights to travel to SGLang: handles of shared memory, a process group, a folder.
+
+Each has two halves. ``prepare`` copies and flattens while SGLang decodes; ``send`` has SGLang take what was prepared,
+while it is paused.
+"""
 
 import asyncio
 import os
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,11 +25,17 @@ KEPT = 2  # folders of weights that stay on disk
 GROUP = "bebop_weights"
 
 
+Send = Callable[[], Coroutine[Any, Any, None]]
+
+
 class WeightTransfer(Protocol):
     """A way for weights to travel."""
 
-    async def send(self, backend: Backend, load: WeightUpdate, flush: bool) -> None:
-        """Put weights into a paused engine; ``flush`` drops the keys and values that old weights produced."""
+    async def prepare(self, backend: Backend, load: WeightUpdate, flush: bool) -> Send:
+        """Do all that needs no pause, and return a function that puts the weights into the paused engine.
+
+        ``flush`` drops the keys and values that old weights produced.
+        """
 
 
 def parts(load: WeightUpdate, flush: bool) -> list[tuple[dict[str, Tensor], dict[str, Any]]]:
@@ -54,24 +64,50 @@ class TensorTransfer:
         """``ranks`` of tensor parallelism; ``text``: base64, for HTTP."""
         self.ranks, self.text = ranks, text
 
-    async def send(self, backend: Backend, load: WeightUpdate, flush: bool) -> None:
-        """Send handles of one flat tensor for each model."""
-        await backend.control("begin_weight_update", {"selector": load.selector})
-        for tensors, words in parts(load, flush):
-            payload = {"serialized_named_tensors": self._serialize(tensors), **words}
-            await backend.control("update_weights_from_tensor", payload)
-        await backend.control("end_weight_update", {})
+    async def prepare(self, backend: Backend, load: WeightUpdate, flush: bool) -> Send:
+        """Make handles of one flat tensor for each model, or of where its weights lie flat already."""
+        payloads = [
+            {"serialized_named_tensors": self._serialize(flat), **words}
+            for tensors, words in parts(load, flush)
+            for flat in [flattened(tensors, in_place=not self.text)]
+        ]
 
-    def _serialize(self, tensors: Mapping[str, Tensor]) -> list[Any]:
-        """Return one flat tensor, so that one handle does for thousands; a copy for each rank, which gives it back."""
+        async def send() -> None:
+            await backend.control("begin_weight_update", {"selector": load.selector})
+            for payload in payloads:
+                await backend.control("update_weights_from_tensor", payload)
+            await backend.control("end_weight_update", {})
+
+        return send
+
+    def _serialize(self, flat: Mapping[str, Any]) -> list[Any]:
+        """Return one handle, which does for thousands of tensors, for each rank, which gives it back."""
         from sglang.srt.utils import MultiprocessingSerializer
-        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
 
         if self.text:  # servers do not descend from this process and cannot take over its file descriptors
             torch.multiprocessing.set_sharing_strategy("file_system")
-        bucket = FlattenedTensorBucket(named_tensors=_plain(tensors))
-        flat = {"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()}
         return [MultiprocessingSerializer.serialize(flat, output_str=self.text) for _ in range(self.ranks)]
+
+
+def flattened(tensors: Mapping[str, Tensor], in_place: bool) -> dict[str, Any]:
+    """Return tensors as a flat bucket of SGLang's.
+
+    ``in_place``: without a copy, if all are views of one shared memory, as the trainer writes them. What is shared by
+    name must not be: PyTorch would move that memory.
+    """
+    from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket, FlattenedTensorMetadata
+
+    plain = _plain(tensors)
+    storages = {storage.data_ptr(): storage for _, t in plain if t.numel() for storage in [t.untyped_storage()]}
+    shared = [storage for storage in storages.values() if storage.is_shared()]
+    if not in_place or not shared or len(storages) > 1:
+        bucket = FlattenedTensorBucket(named_tensors=plain)
+        return {"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()}
+    metadata = []
+    for name, t in plain:
+        start, size = t.storage_offset() * t.element_size(), t.numel() * t.element_size()
+        metadata.append(FlattenedTensorMetadata(name, t.shape, t.dtype, start, start + size, size))
+    return {"flattened_tensor": torch.empty(0, dtype=torch.uint8).set_(shared[0]), "metadata": metadata}
 
 
 class DistributedTransfer:
@@ -82,11 +118,11 @@ class DistributedTransfer:
         self.ranks, self.address, self.device = ranks, address, device
         self.group: Any = None
 
-    async def send(self, backend: Backend, load: WeightUpdate, flush: bool) -> None:
-        """Broadcast one flat tensor for each model."""
+    async def prepare(self, backend: Backend, load: WeightUpdate, flush: bool) -> Send:
+        """Put one flat tensor for each model on the device that sends."""
         if self.group is None:
             self.group = await self._meet(backend)
-        await backend.control("begin_weight_update", {"selector": load.selector})
+        sends: list[tuple[dict[str, Any], Tensor]] = []
         for tensors, words in parts(load, flush):
             plain = _plain(tensors)
             payload = {
@@ -96,10 +132,16 @@ class DistributedTransfer:
                 "group_name": GROUP,
                 **words,
             }
-            flat = torch.cat([t.flatten().view(torch.uint8) for _, t in plain]).to(self.device)
-            sending = asyncio.to_thread(dist.broadcast, flat, src=0, group=self.group)
-            await asyncio.gather(backend.control("update_weights_from_distributed", payload), sending)
-        await backend.control("end_weight_update", {})
+            sends.append((payload, torch.cat([t.flatten().view(torch.uint8) for _, t in plain]).to(self.device)))
+
+        async def send() -> None:
+            await backend.control("begin_weight_update", {"selector": load.selector})
+            for payload, flat in sends:
+                sending = asyncio.to_thread(dist.broadcast, flat, src=0, group=self.group)
+                await asyncio.gather(backend.control("update_weights_from_distributed", payload), sending)
+            await backend.control("end_weight_update", {})
+
+        return send
 
     async def _meet(self, backend: Backend) -> Any:
         from sglang.srt.utils import init_custom_process_group
@@ -135,8 +177,8 @@ class DiskTransfer:
         """``checkpoint``: whose configuration, tokenizer, and weights that are never sent the folders get."""
         self.folder, self.checkpoint, self.last = folder, checkpoint, checkpoint
 
-    async def send(self, backend: Backend, load: WeightUpdate, flush: bool) -> None:
-        """Write a complete checkpoint and have it loaded."""
+    async def prepare(self, backend: Backend, load: WeightUpdate, flush: bool) -> Send:
+        """Write a complete checkpoint."""
         place = self.folder / f"version_{load.version}_{os.getpid()}"
         place.mkdir(parents=True, exist_ok=True)
         for file in self.checkpoint.iterdir():
@@ -146,12 +188,16 @@ class DiskTransfer:
         tensors = {name: t.detach().cpu().contiguous() for name, t in {**load.target, **load.draft}.items()}
         tensors |= unsent(self.last, tensors)
         save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
-        payload = {"model_path": str(place), "weight_version": str(load.version), "flush_cache": flush}
-        await backend.control("update_weights_from_disk", payload)
-        self.last = place
-        own = sorted(self.folder.glob(f"version_*_{os.getpid()}"), key=lambda path: path.stat().st_mtime)
-        for old in own[:-KEPT]:
-            shutil.rmtree(old)
+
+        async def send() -> None:
+            payload = {"model_path": str(place), "weight_version": str(load.version), "flush_cache": flush}
+            await backend.control("update_weights_from_disk", payload)
+            self.last = place
+            own = sorted(self.folder.glob(f"version_*_{os.getpid()}"), key=lambda path: path.stat().st_mtime)
+            for old in own[:-KEPT]:
+                shutil.rmtree(old)
+
+        return send
 
 
 def unsent(folder: Path, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -129,10 +129,11 @@ class VllmServer:
         """Replace weights between two steps. All of a load is one call, so that no step sees a half of it."""
         load = self._to_update(weights, version)
         self.transfer.refuse(load)
+        marks = self._watch.marks(load)
 
         def replace() -> None:
             self.transfer.send(self.core, load)
-            self._watch.verify(self.core.checksums(), load)
+            self._watch.verify(self.core.checksums(), load, marks)
             self.core.loaded(version, self.recompute)
 
         await self._run("load", replace)

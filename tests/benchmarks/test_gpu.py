@@ -65,8 +65,12 @@ def test_every_stage_runs_without_what_the_machine_lacks(tmp_path: Path) -> None
     assert [row["paged"] for row in rows if row["what"] == "cache"] == [True, False]
     assert "- tiny, B = 2: with keys and values in pages a cycle takes" in page
     updates = json.loads((tmp_path / "out" / "6_trainer.json").read_text())["rows"]
+    published = [row for row in updates if row["what"] != "update"]
+    updates = [row for row in updates if row["what"] == "update"]
     assert [row["checkpointing"] for row in updates if not row["lora"]] == [False, True]
     assert updates[1]["predicted GB"] < updates[0]["predicted GB"]
+    assert [row.get("way") for row in published] == ["store", "shared", None] and published[2]["value"] == 1
+    assert all(0 < row["pause"] < row["value"] for row in published[:2]) and "- tiny, publishing" in page
 
 
 def test_a_cycle_from_logits_is_that_from_probabilities_and_moves_a_tenth() -> None:

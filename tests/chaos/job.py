@@ -21,6 +21,7 @@ from bebop.command import run_main
 from bebop.config.job import JobConfig
 from bebop.driver.pool import WorkerPool
 from bebop.driver.protocols import DamagedWeights, WorkerReport
+from bebop.driver.weights import CheckedWeights, SharedReader, SharedWeights
 from bebop.metrics.metrics import Metrics
 from bebop.rollout.worker import RolloutWorker, make_worker
 from bebop.runtime import actors
@@ -82,6 +83,10 @@ class Worker(actors.RayWorker):
         for how in DAMAGES:
             if control.take(f"weights-{how}"):
                 sent = await weights
+                if isinstance(sent, SharedWeights):  # the damage is on the way: the memory itself stays as it is
+                    there, release = SharedReader().open(sent)
+                    sent = CheckedWeights(weights={n: t.clone() for n, t in there.items()}, manifest=sent.manifest)
+                    release()
                 try:
                     await super().set_weights(ray.put(replace(sent, weights=DAMAGES[how](sent.weights))), version)
                 except DamagedWeights:

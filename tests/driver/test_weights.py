@@ -3,6 +3,9 @@
 import asyncio
 import dataclasses
 import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +16,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bebop.driver.protocols import DamagedWeights
-from bebop.driver.weights import BLOCK, CheckedWeights, checksum, verify_weights, with_manifest
+from bebop.driver.weights import (
+    BLOCK,
+    CheckedWeights,
+    SharedReader,
+    SharedWeights,
+    WeightBuffers,
+    checksum,
+    verify_weights,
+    with_manifest,
+)
 from bebop.errors import UserError
 from tests.fakes import FakeWorker, go, in_order, job, make
 from tests.rollout.test_worker import exact, worker
@@ -166,3 +178,130 @@ def test_of_two_sets_of_weights_the_later_one_stays() -> None:
     one.turn()
     assert one.engine.version == 2
     assert all(torch.equal(w.detach(), sent[2][n]) for n, w in policy.weights().items())
+
+
+# ---- memory that processes share
+
+
+def written(buffers: WeightBuffers, named: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> SharedWeights:
+    """What a worker is given."""
+    layout = {name: (tuple(tensor.shape), dtype or tensor.dtype) for name, tensor in named.items()}
+    sent: SharedWeights = pickle.loads(pickle.dumps(buffers.write(iter(named.items()), layout)))
+    return sent
+
+
+def test_shared_weights_arrive_to_the_bit_and_uncopied() -> None:
+    buffers, reader = WeightBuffers(), SharedReader()
+    named = {**weights(), "turned": torch.arange(60).reshape(3, 4, 5).transpose(0, 2), "bits": torch.ones(3).bool()}
+    sent = written(buffers, named)
+    assert len(pickle.dumps(sent)) < 4000
+    got, _ = reader.open(sent)
+    assert got.keys() == named.keys()
+    assert all(torch.equal(got[name], tensor) and got[name].dtype == tensor.dtype for name, tensor in named.items())
+    buffers._buffers[0].bytes[sent.starts["a"]] ^= 1
+    assert not torch.equal(got["a"], named["a"]), "a copy would not have changed"
+    half, _ = reader.open(written(buffers, {"a": named["a"]}, torch.bfloat16))
+    assert torch.equal(half["a"], named["a"].bfloat16())
+    assert reader.open(written(buffers, {}))[0] == {}
+
+
+def test_publications_take_turns_in_two_buffers() -> None:
+    """The newest one stays readable while the next is written, for a worker that is replaced meanwhile."""
+    buffers, reader = WeightBuffers(), SharedReader()
+    sent = [written(buffers, {"a": torch.full((7,), float(version))}) for version in range(3)]
+    assert sent[0].inode == sent[2].inode != sent[1].inode
+    assert [float(reader.open(one)[0]["a"][0]) for one in sent[1:]] == [1.0, 2.0]
+    with pytest.raises(DamagedWeights, match="a: contents differ"):
+        reader.open(sent[0])
+
+
+def test_a_buffer_that_is_read_is_never_written_to() -> None:
+    buffers, reader = WeightBuffers(), SharedReader()
+    first = written(buffers, {"a": torch.zeros(7)})
+    (got, release), (_, again) = reader.open(first), reader.open(first)
+    release()
+    for version in (1.0, 2.0, 3.0):
+        written(buffers, {"a": torch.full((7,), version)})
+        assert not got["a"].any()
+    again()
+    one, two = buffers._buffers
+    assert one.lock(writing=True)
+    oldest = dataclasses.replace(first, descriptor=one.descriptor, inode=one.inode)
+    with pytest.raises(DamagedWeights, match="newer ones are being written in their place"):
+        reader.open(oldest)
+    one.unlock()
+    assert written(buffers, {"a": torch.zeros(7)}).inode == one.inode != two.inode
+
+
+@pytest.mark.parametrize("name", ["a", "b", "one"])
+def test_damage_in_shared_memory_is_noticed_and_named(name: str) -> None:
+    buffers, reader = WeightBuffers(), SharedReader()
+    sent = written(buffers, weights())
+    buffers._buffers[0].bytes[sent.starts[name] + 3] ^= 16
+    with pytest.raises(DamagedWeights, match=f"{name}: contents differ"):
+        reader.open(sent)
+    buffers._buffers[0].bytes[sent.starts[name] + 3] ^= 16
+    got, release = reader.open(sent)
+    assert torch.equal(got[name], weights()[name])
+    release()
+    assert buffers._buffers[0].lock(writing=True), "the refused reading gave its lock back"
+
+
+def test_memory_that_is_not_there_is_refused() -> None:
+    buffers, reader = WeightBuffers(), SharedReader()
+    sent = written(buffers, weights())
+    for change, why in (
+        ({"machine": "another"}, "another machine"),
+        ({"descriptor": 10**6}, "cannot be opened: No such file"),
+        ({"process": 2**22}, "cannot be opened: No such file"),
+        ({"inode": sent.inode + 1}, "newer ones lie in their place"),
+    ):
+        with pytest.raises(DamagedWeights, match=why):
+            reader.open(dataclasses.replace(sent, **change))  # type: ignore[arg-type]
+
+
+def test_a_worker_reads_shared_memory_until_it_has_loaded() -> None:
+    one, other, buffers = worker(), exact(seed=5), WeightBuffers()
+    named = {name: tensor.detach() for name, tensor in other.weights().items()}
+    one.set_weights(written(buffers, named), 3)
+    assert not buffers._buffers[0].lock(writing=True)
+    one.turn()
+    assert buffers._buffers[0].lock(writing=True)
+    found = one.engine.policy.weights()  # type: ignore[attr-defined]
+    assert one.engine.version == 3 and all(torch.equal(found[name], tensor) for name, tensor in named.items())
+
+
+@pytest.mark.slow
+def test_the_lock_of_a_reader_that_is_killed_ends_with_it() -> None:
+    """It maps the memory of this process as a worker does."""
+    buffers, named = WeightBuffers(), {"a": torch.arange(9.0)}
+    sent = written(buffers, named)
+    code = (
+        "import pickle, sys, time\n"
+        "from bebop.driver.weights import SharedReader\n"
+        "got, _ = SharedReader().open(pickle.load(sys.stdin.buffer))\n"
+        "print(got['a'].tolist(), flush=True)\n"
+        "time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    pickle.dump(sent, process.stdin)
+    process.stdin.close()
+    try:
+        assert process.stdout.readline().decode().strip() == str(named["a"].tolist())
+        assert not buffers._buffers[0].lock(writing=True)
+    finally:
+        process.kill()
+        process.wait()
+    assert buffers._buffers[0].lock(writing=True)
+
+
+@pytest.mark.slow
+def test_copies_on_the_way_to_the_embedded_engine() -> None:
+    """Into shared memory and out of it; with the object store one more."""
+    from bebop.bench.gpu.models import TINY  # with modeling code, 4.2 s of processor time
+    from bebop.bench.publish import Publishing
+
+    both = Publishing(TINY)
+    assert both.copies(both.embedded, shared=False) == 3 and both.arrived()
+    assert both.copies(both.embedded, shared=True) == 2 and both.arrived()

@@ -29,7 +29,13 @@ CASES = [  # job, GPUs, of a rank, of a worker
     (job(engine="sglang"), 1, 1 / 2, 1 / 2),
     (job(engine="sglang"), 2, 1, 1),
     (job(engine="sglang", workers=2, ranks=4, tensor_parallel=2), 8, 1, 2),
-    (job(engine="sglang", workers=3, ranks=4, tensor_parallel=2), 8, 1 / 2, 2),
+    (job(engine="sglang", workers=3, ranks=2, tensor_parallel=2), 8, 1, 2),
+    (job(workers=2, ranks=6), 8, 1, 1),
+    (job(workers=8, ranks=4), 8, 1, 1 / 2),  # equal shares would put two ranks on one GPU
+    (job(workers=8, ranks=7), 8, 1, 1 / 8),
+    (job(engine="vllm", workers=4, ranks=4), 8, 1, 1),
+    (job(workers=8, ranks=8, device="cpu"), 8, 0, 0),
+    (job(workers=8, ranks=8), 0, 0, 0),
     (job(ranks=4, **SERVERS), 4, 1, 0),
     (job(ranks=3, **SERVERS | {"transfer": "distributed"}), 4, 1, 1),
 ]
@@ -81,3 +87,20 @@ def test_an_engine_beside_the_trainer_gets_a_part_of_the_gpu(engine: str, monkey
 def test_servers_elsewhere_keep_their_memory() -> None:
     assert share_memory(job(**SERVERS), 1) == job(**SERVERS)
     assert share_memory(job(), 1) == job()
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "allowed"),
+    [
+        (job(workers=8, ranks=8), 8, "1 to 7 ranks"),
+        (job(ranks=2), 2, "1 rank,"),
+        (job(ranks=2), 1, "1 rank,"),
+        (job(engine="sglang", workers=3, ranks=4, tensor_parallel=2), 8, "1 to 2 ranks"),
+        (job(engine="vllm", workers=4, ranks=6), 8, "1 to 4 ranks"),
+        (job(ranks=5, **SERVERS), 4, "1 to 4 ranks"),
+    ],
+)
+def test_two_ranks_on_one_gpu_are_refused(config: JobConfig, gpus: int, allowed: str) -> None:
+    """NCCL refuses them, minutes later."""
+    with pytest.raises(UserError, match=rf"trainer.ranks=\d is not possible: .* give {allowed}"):
+        pools(config, gpus)

@@ -38,6 +38,7 @@ CASES = {
         ("trainer.lora.rank=1 trainer.lora.target_modules=[1]", "trainer.lora.target_modules=1"),
         ("rollout=sglang rollout.sglang.urls=[1]", "rollout.sglang.urls"), ("model=5", "model=5"),
         ("task.size=all", "task.size='all'"), ("trainer.routing_replay=maybe", "trainer.routing_replay='maybe'"),
+        ("trainer.publish=nccl", "trainer.publish='nccl' is not possible: choose one of shared, store"),
     ],
     "numbers": [
         ("trainer.steps=" + "9" * 30, "trainer.steps"), ("trainer.steps=" + "9" * 5000, "trainer.steps"),

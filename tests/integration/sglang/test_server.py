@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bebop.bench.gpu.models import TINY
+from bebop.bench.publish import Publishing
 from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from tests.integration.sglang.builders import engine
@@ -56,3 +58,10 @@ def test_a_server_that_decodes_otherwise(url: str, folder: Path, key: None, monk
     monkeypatch.setenv("SGLANG_API_KEY", "wrong")
     with pytest.raises(UserError, match="api_key_env"), engine(job(folder), urls=(url,)):
         pass
+
+
+def test_copies_on_the_way_to_sglang() -> None:
+    """Into shared memory, and out of it by SGLang's scheduler; before, flat and in shared memory of its own too."""
+    both = Publishing(TINY)
+    assert both.copies(both.sglang, shared=False) == 5 and both.arrived()
+    assert both.copies(both.sglang, shared=True) == 2 and both.arrived()

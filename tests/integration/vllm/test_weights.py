@@ -7,16 +7,20 @@ import numpy as np
 import pytest
 import torch
 
+from bebop.bench.publish import Copies
 from bebop.config.job import DecodingConfig, JobConfig, ModelConfig, MonitorConfig, RolloutConfig, SamplingConfig
+from bebop.driver.weights import SharedReader, WeightBuffers
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, resolve
 from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.served_engine import ServedEngine
+from bebop.rollout.vllm.engine import VllmServer
 from bebop.trajectory import DecodeStats, SamplingParams
 from tests.integration.vllm.builders import core, engine, fewer, held, with_update
 from tests.served_models import PROMPT, answers, ask, checkpoint, collect, logprobs, policy, reload
 
 WORDS = (4, 5, 6, 7) * 26  # four blocks of keys and values, the last of which a head's cache never shares
+COPIES = 2  # of the weights, within vLLM
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +147,24 @@ def test_a_noised_head_slows_decoding_alone_and_recovers() -> None:
                 assert set(one.versions.tolist()) == {version}
     assert lengths[1] < 1.4 < fewer(1.8, 1.5) < min(lengths[0], lengths[2]), lengths
     assert abs(lengths[0] - lengths[2]) < fewer(0.25, 0.8), lengths
+
+
+def test_copies_of_a_load(fresh: ServedEngine, other: Path) -> None:
+    """Once to memory that the trainer shares, and what vLLM copies: its loaders, then into what graphs read."""
+    server = fresh.server
+    assert isinstance(server, VllmServer)
+    named = reload(other).weights()
+    layout = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in named.items()}
+    buffers = WeightBuffers()
+    weights, release = SharedReader().open(buffers.write(iter(named.items()), layout))
+    load = server._to_update(weights, 1)
+
+    def loaded() -> int:
+        counter = Copies(torch.float32)
+        with counter:
+            server.transfer.send(server.core, load)
+        return counter.bytes
+
+    found = fresh.run(server._run("load", loaded))
+    release()
+    assert found / sum(t.numel() * t.element_size() for t in load.target.values()) == pytest.approx(COPIES, abs=0.2)

@@ -89,6 +89,10 @@ class Hand:
     def __init__(self, lose: bool = False, zero: bool = False) -> None:
         self.lose, self.zero = lose, zero
 
+    async def prepare(self, backend: Any, load: WeightUpdate, flush: bool) -> Any:
+        backend.calls.append("prepare")
+        return partial(self.send, backend, load, flush)
+
     async def send(self, backend: Any, load: WeightUpdate, flush: bool) -> None:
         backend.calls.append(f"send {load.selector} {'flush' if flush else 'keep'}")
         backend.version = str(load.version)
@@ -152,7 +156,7 @@ def test_weights_change_between_pause_and_continue(counting: Counting, pause: st
     counting.calls.clear()
     engine.load_weights(WEIGHTS, 7)
     kept = "keep" if pause == "in_place" else "flush"
-    order = ["pause_generation", f"send target {kept}", "weights_checker", "continue_generation"]
+    order = ["prepare", "pause_generation", f"send target {kept}", "weights_checker", "continue_generation"]
     assert counting.calls == order
     assert engine.version == 7
     found = drain(engine)[1]
@@ -219,7 +223,7 @@ def test_memory_changes_hands_between_rollout_and_update(counting: Counting) -> 
         engine.add(request(3))
     counting.calls.clear()
     engine.load_weights(WEIGHTS, 1)
-    assert counting.calls[:3] == ["resume_memory_occupation", "weights_checker", "pause_generation"]
+    assert counting.calls[:3] == ["resume_memory_occupation", "weights_checker", "prepare"]
     engine.add(request(3))
     assert len(drain(engine)) == 1
     engine.load_weights(WEIGHTS, 2)
@@ -275,6 +279,9 @@ class FleetHand(Hand):
     def __init__(self, members: list[Counting]) -> None:
         super().__init__()
         self.members = members
+
+    async def prepare(self, backend: Any, load: WeightUpdate, flush: bool) -> Any:
+        return partial(self.send, backend, load, flush)
 
     async def send(self, backend: Any, load: WeightUpdate, flush: bool) -> None:
         for member in self.members:

@@ -14,7 +14,7 @@ from bebop.config.job import ModelConfig
 from bebop.model.checkpoint import load_policy, named_as_served, resolve, save_policy
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.engine import EngineDied
-from bebop.rollout.served_weights import WeightWatch, constants, stored_head, update
+from bebop.rollout.served_weights import WeightUpdate, WeightWatch, constants, stored_head, update
 from bebop.rollout.sglang.outputs import by_role
 from bebop.rollout.sglang.transfer import DiskTransfer, parts
 from tests.builders import tiny_policy
@@ -194,10 +194,12 @@ def test_a_folder_of_weights_is_a_whole_checkpoint(tmp_path: Path) -> None:
             asked.append(payload)
             return {"success": True}
 
+    async def sent(load: WeightUpdate) -> None:
+        await (await transfer.prepare(Backend(), load, flush=True))()  # type: ignore[arg-type]
+
     transfer, heads = DiskTransfer(tmp_path / "weights", tmp_path / "model"), []
     for version, weights in enumerate((other.weights(), other.weights(mtp=True), policy.weights())):
-        load = update(weights, version, "mimo", 2)
-        asyncio.run(transfer.send(Backend(), load, flush=True))  # type: ignore[arg-type]
+        asyncio.run(sent(update(weights, version, "mimo", 2)))
         loaded = load_policy(ModelConfig(path=asked[-1]["model_path"], device="cpu"), need_head=True)
         assert fingerprint(loaded.weights()) == fingerprint((policy if version == 2 else other).weights())
         heads.append(loaded)

@@ -1,0 +1,233 @@
+"""Publishing weights from trainer to engine: copies of the model, seconds in all, and the seconds for which decoding
+stops for them.
+
+Copies are counted where they happen: by a dispatch mode of PyTorch, which sees moves to shared memory as well, and by
+what is pickled for the object store. SGLang's half is its own deserialisation and ``copy_``, as its loaders call it, in
+this process. What its processes do beside that (messages, checksums) is not in the seconds.
+"""
+
+import asyncio
+import gc
+import mmap
+import pickle
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bebop.bench.gpu.models import SHAPES, Shape, policy_of
+from bebop.bench.record import noted
+from bebop.config.engines import SglangConfig
+from bebop.config.job import DecodingConfig, JobConfig, ModelConfig
+from bebop.driver.weights import CheckedWeights, SharedWeights, WeightBuffers, with_manifest
+from bebop.model.layouts import split_experts
+from bebop.rollout.served_weights import update
+from bebop.rollout.torch_engine import TorchEngine
+from bebop.rollout.worker import RolloutWorker
+from bebop.trainer.policy import PolicyTrainer
+
+ops: Any = torch.ops.aten
+WRITES = {ops.copy_: 0, ops._to_copy: None, ops.clone: None, ops.cat: None}  # None: the result is written
+CPU = torch.device("cpu")
+
+
+class Copies(TorchDispatchMode):
+    """Counts the bytes that copies write, as the dtype of weights or as plain bytes.
+
+    Checksums and fingerprints read weights as integers and copy nothing that is counted.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtypes, self.bytes = {dtype, torch.uint8}, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket in WRITES:
+            place = WRITES[func.overloadpacket]
+            self.add(out if place is None else args[place])
+        return out
+
+    def add(self, tensor: Tensor) -> None:
+        """Count a tensor that was written."""
+        if tensor.dtype in self.dtypes:
+            self.bytes += tensor.numel() * tensor.element_size()
+
+
+class ObjectStore:
+    """What Ray's object store does with weights: it copies what is pickled into shared memory once, and readers map
+    it."""
+
+    def __init__(self) -> None:
+        self.memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self.bytes = 0  # copied last
+
+    def passed(self, sent: CheckedWeights) -> CheckedWeights:
+        """Return the weights as a reader has them."""
+        buffers: list[pickle.PickleBuffer] = []
+        stream = pickle.dumps(sent, protocol=5, buffer_callback=buffers.append)
+        raw = [buffer.raw() for buffer in buffers]
+        self.bytes = sum(one.nbytes for one in raw)
+        if len(self.memory) < self.bytes:
+            self.memory = mmap.mmap(-1, self.bytes)
+        views, start, whole = list[memoryview](), 0, memoryview(self.memory)
+        for one in raw:
+            whole[start : start + one.nbytes] = one
+            views.append(whole[start : start + one.nbytes].toreadonly())
+            start += one.nbytes
+        read: CheckedWeights = pickle.loads(stream, buffers=views)
+        return read
+
+
+@dataclass(slots=True, kw_only=True)
+class Scheduler:
+    """SGLang's end: a backend that loads what it is sent into a model, and notes for how long it was paused."""
+
+    model: Mapping[str, Tensor]  # under the names of checkpoints
+    pauses: list[float] = field(default_factory=list)
+    since: float = 0.0
+
+    async def start(self) -> None:
+        """Do nothing: it is there."""
+
+    async def generate(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Fail: nothing is decoded."""
+        raise AssertionError("it only loads")
+
+    def dead(self) -> str | None:
+        """Return that it is not."""
+        return None
+
+    async def close(self) -> None:
+        """Do nothing: nothing was started."""
+
+    async def control(self, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Do what SGLang does at this call."""
+        if name == "pause_generation":
+            self.since = time.perf_counter()
+        elif name == "continue_generation":
+            self.pauses.append(time.perf_counter() - self.since)
+        elif name == "update_weights_from_tensor":
+            tools = import_module("sglang.srt.utils").MultiprocessingSerializer
+            flat = tools.deserialize(payload["serialized_named_tensors"][0])
+            bucket = import_module("sglang.srt.weight_sync.tensor_bucket").FlattenedTensorBucket(**flat)
+            for weight, tensor in bucket.reconstruct_tensors():
+                self.model[weight].copy_(tensor)
+        return {"success": True}
+
+
+class Publishing:
+    """A trainer and an engine with random weights of one shape, and the ways between them."""
+
+    def __init__(self, shape: Shape, device: torch.device = CPU) -> None:
+        self.device = device
+        config = JobConfig(model=ModelConfig(dtype="bfloat16", device=device.type), decoding=DecodingConfig())
+        self.trainer, policy = PolicyTrainer(policy_of(shape, device), config), policy_of(shape, device)
+        for parameter in policy.weights().values():  # else they would be the trainer's before they arrive
+            parameter.data.zero_()
+        engine = TorchEngine(policy, config.decoding, slots=1, max_length=8)
+        self.worker = RolloutWorker(engine, lambda text, prompt: 0.0, config, (0,))
+        self.policy, self.buffers, self.store, self.version = policy, WeightBuffers(), ObjectStore(), 0
+        layout = self.trainer.layout().values()
+        self.bytes = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in layout)
+
+    def sent(self, shared: bool) -> CheckedWeights | SharedWeights:
+        """Return the trainer's weights as a worker is given them."""
+        if shared:
+            found = self.buffers.write(self.trainer.full_weights(), self.trainer.layout())
+            return pickle.loads(pickle.dumps(found))
+        return self.store.passed(with_manifest(self.trainer.weights()))
+
+    def embedded(self, shared: bool) -> tuple[float, float]:
+        """Publish to the embedded engine; seconds in all, and of the pause."""
+        began, self.version = time.perf_counter(), self.version + 1
+        self.worker.set_weights(self.sent(shared), self.version)
+        self.worker.turn()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began, self.worker.thread.progress().swap
+
+    def sglang(self, shared: bool) -> tuple[float, float]:
+        """Publish to SGLang; seconds in all, and of the pause. Before there was shared memory it was flattened in the
+        pause."""
+        from bebop.rollout.sglang.engine import SglangServer  # its HTTP client is not everywhere
+        from bebop.rollout.sglang.transfer import TensorTransfer
+
+        class InPause(TensorTransfer):
+            """The way of before: the pause begins with the copies."""
+
+            async def prepare(self, *args: Any, **more: Any) -> Any:
+                async def send() -> None:
+                    await (await TensorTransfer.prepare(self, *args, **more))()
+
+                return send
+
+        names = {name.removeprefix("backbone."): p.data for name, p in self.policy.weights().items()}
+        scheduler = Scheduler(model=split_experts(names))
+        server = SglangServer(
+            scheduler,
+            (TensorTransfer if shared else InPause)(1, False),
+            {},
+            SglangConfig(pause="in_place"),
+            drafts=0,
+            drafter="none",
+            to_update=lambda weights, version: update(weights, version, "mimo", 1),
+            dtype=torch.bfloat16,
+            rescored=False,
+        )
+        began, sent = time.perf_counter(), self.sent(shared)
+        weights, release = self.worker.received(sent)
+        asyncio.run(server.load(weights, 1))
+        release()
+        return time.perf_counter() - began, scheduler.pauses[0]
+
+    def copies(self, way: Callable[[bool], object], shared: bool) -> float:
+        """Return the bytes that a way copies for each byte of weights. The first time settles what is reused."""
+        way(shared)
+        counter = Copies(torch.bfloat16)
+        with counter:
+            way(shared)
+        return (counter.bytes + (0 if shared else self.store.bytes)) / self.bytes
+
+    def arrived(self) -> bool:
+        """Return whether the engine has the trainer's weights to the bit."""
+        own = self.policy.weights()
+        return all(torch.equal(own[name].cpu(), tensor) for name, tensor in self.trainer.weights().items())
+
+
+def run(rounds: int, shape: Shape = SHAPES["SmolLM2-135M"]) -> list[dict[str, Any]]:
+    """Return a row for each engine: copies and medians of seconds by the object store and by shared memory, whose turns
+    alternate, and the ratios of the latter to the former."""
+    both, rows = Publishing(shape), list[dict[str, Any]]()
+    ways: dict[str, Callable[[bool], tuple[float, float]]] = {"embedded": both.embedded}
+    if find_spec("sglang"):
+        ways["SGLang"] = both.sglang
+    for engine, way in ways.items():
+        row: dict[str, Any] = {"engine": engine, "GB": both.bytes / 1e9}
+        for shared in (False, True):
+            row[f"copies, {_name(shared)}"] = both.copies(way, shared)
+        seconds: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+        gc.collect()
+        for turn in range(2 * rounds):
+            shared = bool((turn + turn // 2) % 2)  # neither arm always goes first
+            seconds[shared].append(way(shared))
+            noted(
+                {"engine": engine, "arm": _name(shared), "s": seconds[shared][-1][0], "pause s": seconds[shared][-1][1]}
+            )
+        for place, what in enumerate(("s", "pause s")):
+            middle = {shared: statistics.median(one[place] for one in found) for shared, found in seconds.items()}
+            row |= {f"{what}, {_name(shared)}": middle[shared] for shared in (False, True)}
+            row[f"{what}, ratio"] = middle[True] / middle[False]
+        rows.append(row)
+    return rows
+
+
+def _name(shared: bool) -> str:
+    return "shared" if shared else "store"
