@@ -55,6 +55,7 @@ def update(
     layout: str,
     layers: int,
     rename: Rename = split_experts,
+    *,
     drafts: bool = True,
     drafter: "ServedDrafter | None" = None,
     constants: Mapping[str, Tensor] | None = None,

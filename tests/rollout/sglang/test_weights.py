@@ -47,7 +47,7 @@ def test_experts_have_the_names_of_their_family(tmp_path: Path, kind: str) -> No
     backbone.save_pretrained(tmp_path)
     weights = {f"backbone.{name}": tensor for name, tensor in backbone.named_parameters()}
     buffers = constants(tmp_path)
-    sent = update(weights, 3, "mimo", 1, partial(named_as_served, tmp_path), buffers).target
+    sent = update(weights, 3, "mimo", 1, partial(named_as_served, tmp_path), constants=buffers).target
     stored = load_file(tmp_path / "model.safetensors")
     assert sent.keys() == stored.keys() and bool(buffers) == (kind in ("minimax_m2", "ernie4_5_moe"))
     assert all(torch.equal(tensor, stored[name]) for name, tensor in sent.items())
