@@ -23,8 +23,7 @@ CASES = {
         ("out=rows.txt", "/rows.txt'"), ("dir=''", "dir=''"), ("out=''", "out=''"), ("dir={here}/used", "/used'"),
         ("model.device=cuda:99", "'cuda:99'"), ("dir={here}/no resume=true", "/no"),
         ("data.source=file data.path=rows.jsonl", "rows.jsonl"), ("out={tiny}", "out="),
-    ],
-    "backbones": [  # that only transformers' attention can run
+        # backbones that only transformers' attention can run
         ("part=block model.path={model:sliding}", "layer_types sliding_attention is not possible"),
         ("task=environment model.path={model:sliding}", "layer_types sliding_attention is not possible"),
         ("model.path={model:sliding} data.sampling.stop=[x]", "data.sampling.stop=['x']"),
