@@ -472,10 +472,10 @@ def _refuse_own_tables(folder: Path, prefix: str, backbone: "PreTrainedModel") -
 
     Engines take the backbone's, and so does the training of a head.
     """
-    if on_meta(backbone):
-        return
     modules = (backbone.get_input_embeddings(), backbone.get_output_embeddings())
     for name, module in zip(TABLES, modules, strict=True):
+        if on_meta(backbone) or type(module.weight) is not torch.nn.Parameter:
+            continue  # not filled yet, or split over processes
         for key, tensor in _tensors(folder, prefix + name):
             if not torch.equal(tensor.to(module.weight), module.weight):
                 raise UserError(f"{folder}: {key} is another table than the model's own, which MTP heads share")

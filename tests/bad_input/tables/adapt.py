@@ -26,8 +26,7 @@ CASES = {
         ("part=eagle3 options.draft_vocab=1", "options.draft_vocab=1 is not possible: give 2 or more, or null"),
         ("part=eagle3 options.draft_vocab=513", "options.draft_vocab=513 is not possible: the model has 512 tokens"),
         ("part=eagle3 options.depth=0", "options.depth=0"), ("part=eagle3 options.taps=2", "options.taps"),
-    ],
-    "backbones": [  # that only transformers' attention can run
+        # backbones that only transformers' attention can run
         ("part=block model.path={model:sliding}", "layer_types sliding_attention is not possible"),
         ("task=environment model.path={model:sliding}", "layer_types sliding_attention is not possible"),
         ("model.path={model:sliding} data.sampling.stop=[x]", "data.sampling.stop=['x']"),
