@@ -84,11 +84,12 @@ def write(whole: dict[str, torch.Tensor], config: ModelConfig, out: Path, dtype:
 
     policy = load_policy(config)
     assert policy.mtp is not None
+    joined, wanted = join_experts(whole), policy.weights(mtp=True)
+    for part, module in (("backbone", policy.backbone), ("mtp", policy.mtp)):
+        biases = {f"{part}.{name}": buffer for name, buffer in module.named_buffers()}  # of routers, among others
+        wanted |= {name: buffer for name, buffer in biases.items() if name in joined}
     with torch.no_grad():
-        biases = {f"{part}.{name}": x for part, module in zip(("backbone", "mtp"), policy.modules(), strict=True)
-                  for name, x in module.named_buffers()}  # fmt: skip
-        joined = join_experts(whole)
-        for name, tensor in (policy.weights(mtp=True) | {n: x for n, x in biases.items() if n in joined}).items():
+        for name, tensor in wanted.items():
             tensor.copy_(joined[name])
     save_policy(policy, out, dtype)
 

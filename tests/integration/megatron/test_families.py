@@ -69,9 +69,9 @@ def make(family: str) -> Any:
 
 
 def fill(module: Any) -> Any:
-    """Draw experts, which begin as what the memory held, and biases of routers, which begin at 0."""
+    """Draw experts, which begin as what the memory held, and routers, which a head begins at 0."""
     for name, tensor in module.state_dict().items():
-        if "experts." in name or name.endswith("e_score_correction_bias"):
+        if "experts." in name or "mlp.gate." in name:
             tensor.normal_(0, 0.2)
     return module
 
