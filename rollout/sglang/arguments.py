@@ -251,6 +251,11 @@ def refuse_loop(config: JobConfig) -> None:
     own, rollout = config.rollout.sglang, config.rollout
     if config.monitor.actions:
         raise UserError("monitor.actions=true is not possible with SGLang: it decodes as it was started")
+    if config.trainer.routing_replay and SYSTEMS[config.decoding.system].drafts:
+        raise UserError(
+            "trainer.routing_replay=True is not possible with SGLang's drafts: whether its record leaves rejected ones "
+            "out is not tested; choose decoding=autoregressive, or rollout=torch"
+        )
     if own.urls and rollout.workers > 1:
         raise UserError(f"rollout.workers={rollout.workers} is not possible with rollout.sglang.urls: one serves all")
     if own.colocated and (rollout.staleness or own.urls):

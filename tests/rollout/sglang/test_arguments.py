@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bebop.config.engines import SglangConfig
-from bebop.config.job import AlgorithmConfig, DecodingConfig, JobConfig, MonitorConfig, RolloutConfig
+from bebop.config.job import AlgorithmConfig, DecodingConfig, JobConfig, MonitorConfig, RolloutConfig, TrainerConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import resolve
 from bebop.rollout.sglang import builder
@@ -221,6 +221,7 @@ SERVERS = ("http://a:1", "http://b:1")
     ("changes", "word"),
     [
         ({"monitor": MonitorConfig(actions=True)}, "monitor.actions"),
+        ({"trainer": TrainerConfig(routing_replay=True)}, "trainer.routing_replay=True is not possible with SGLang's"),
         ({"rollout": RolloutConfig(workers=2, sglang=SglangConfig(urls=SERVERS, transfer="disk", folder="x"))}, "one"),
         ({"rollout": RolloutConfig(sglang=SglangConfig(colocated=True))}, "staleness=0"),
         ({"rollout": RolloutConfig(staleness=0, sglang=SglangConfig(urls=SERVERS, colocated=True))}, "worker's own"),

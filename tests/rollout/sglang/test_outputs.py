@@ -1,12 +1,16 @@
 """SGLang's outputs as parts of answers."""
 
+from base64 import b64encode
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from bebop.errors import UserError
+from bebop.model.routing import Routers
 from bebop.rollout.engine import nothing
 from bebop.rollout.served_engine import appended
-from bebop.rollout.sglang.outputs import output_chunk, refused
+from bebop.rollout.sglang.outputs import output_chunk, parse_routing, refused
 from bebop.trajectory import SamplingParams
 
 PARAMS = SamplingParams()
@@ -38,6 +42,31 @@ def test_tokens_logprobs_and_version() -> None:
     assert found.versions.tolist() == [3, 3, 3, 3]
     assert found.reason == "length"
     assert (found.token_ids.dtype, found.logprobs.dtype, found.versions.dtype) == (np.int64, np.float32, np.int64)
+
+
+def test_routing_is_read_for_the_layers_with_experts() -> None:
+    """SGLang gives all tokens but the last one, in all layers; those without experts have zeros."""
+    routers = Routers(layers=(1, 2), experts=8, chosen=2, balancing=None)
+    given = np.arange(6 * 3 * 2, dtype=np.int32).reshape(6, 3, 2) % 8
+    encoded = b64encode(given.tobytes()).decode()
+    meta = output(routed_experts=encoded, prompt_tokens=3)["meta_info"]
+    found = parse_routing(meta, output_chunk(output(), PARAMS, 3), routers)
+    assert found is not None and found.shape == (7, 2, 2) and found.dtype == np.int8
+    assert np.array_equal(found[:6], given[:, 1:]) and (found[6] == -1).all()
+    assert parse_routing(output()["meta_info"], output_chunk(output(reason="abort"), PARAMS, 3), routers) is None
+    with pytest.raises(UserError, match="--enable-return-routed-experts"):
+        parse_routing(output()["meta_info"], output_chunk(output(), PARAMS, 3), routers)
+
+
+def test_a_completion_that_was_cut_keeps_the_routing_that_it_had() -> None:
+    before = appended(nothing(), output_chunk(output(reason="abort"), PARAMS, 3), PARAMS, text, False)
+    held = np.full((7, 2, 2), 1, dtype=np.int8)
+    held[6] = -1
+    later = replace(output_chunk(output(), PARAMS, 3), routing=np.full((11, 2, 2), 2, dtype=np.int8))
+    joined = appended(replace(before, routing=held), later, PARAMS, text, False).routing
+    assert joined is not None and joined[:, 0, 0].tolist() == [1] * 6 + [2] * 5
+    nothing_new = appended(replace(before, routing=held), replace(later, routing=None), PARAMS, text, False).routing
+    assert nothing_new is not None and nothing_new[:, 0, 0].tolist() == [1] * 6 + [-1] * 5
 
 
 def test_versions_come_in_spans() -> None:
