@@ -13,6 +13,7 @@ step. Its numbers are copied to the host while the device computes on, and are r
 import functools
 import inspect
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -105,11 +106,12 @@ class Steps:
     count: int = 0  # steps that could be measured
     launches: int = 0
     parts: list[Rows] = field(default_factory=list)  # of the step in progress
-    done: list[StepRecord] = field(default_factory=list)  # whose tokens came out
+    # The step whose tokens came out. A server that hands nothing out never takes it, so that it must not add up.
+    done: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=1))
     hooks: set[str] = field(default_factory=set)  # that are in place
 
     def is_due(self) -> bool:
-        """Return whether the step in progress is one of those that are measured."""
+        """Count the step in progress; return whether it is one of those that are measured."""
         if not self.every:
             return False
         self.count += 1
@@ -123,9 +125,8 @@ class Steps:
         return record
 
     def take(self) -> StepRecord:
-        """Return the step whose tokens came out last, and forget the others; one without requests if none did."""
-        done, self.done = self.done, []
-        return done[-1] if done else StepRecord()
+        """Return the step whose tokens came out last, and forget it; one without requests if none did."""
+        return self.done.pop() if self.done else StepRecord()
 
 
 STEPS = Steps()  # of this process

@@ -31,6 +31,7 @@ def watch(steps: Steps) -> None:
 
     @functools.wraps(sample)
     def _sample(runner: Any, *args: Any, **kw: Any) -> Any:
+        steps.parts = []
         out = sample(runner, *args, **kw)
         steps.done.append(steps.launch(runner.input_batch.req_ids))
         return out
