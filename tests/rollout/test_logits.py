@@ -43,7 +43,7 @@ from tests.trainer.builders import TEMPERATURE, plain, plain_logprobs
 
 pytestmark = pytest.mark.slow  # quick tests of their seams are elsewhere, and the quick suite has a budget
 
-SYSTEMS = ("autoregressive", "target_only", "bebop", "bebop_adaptive")
+SYSTEMS = ("autoregressive", "target_only", "bebop", "bebop_adaptive", "eagle3")
 
 
 def by_logits(one: TorchEngine) -> None:
@@ -61,7 +61,7 @@ def agree(found: Sequence[Completion], wanted: Sequence[Completion], close: floa
 
 
 def completions(system: str, logits: bool, params: dict[str, Any], count: int = 5, **settings: Any) -> list[Completion]:
-    one = engine(tiny_policy(seed=9, with_parts=False), system, drafts=2, **settings)
+    one = engine(tiny_policy(seed=9, with_parts=system == "eagle3"), system, drafts=2, **settings)
     decoder_of(one).logits = logits
     done = finished(started(one, requests(PROMPTS[:count], **params)))
     return [done[number] for number in range(count)]
