@@ -103,7 +103,7 @@ def load_policy(
         policy.draft = load_draft(config, policy.tokenizer)
     policy.drafting = next((name for name in needs if PARTS[name].backend is not None), "")
     if policy.head is not None and policy.drafting:  # in one type everywhere, so that fingerprints agree
-        policy.head.to(getattr(torch, config.dtype))
+        policy.head.to(device=find_device(config), dtype=getattr(torch, config.dtype))
     return policy
 
 

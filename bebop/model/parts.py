@@ -109,18 +109,21 @@ def make_module(name: str, settings: Mapping[str, Any]) -> nn.Module:
 
 def load_part(name: str, path: Path, policy: Policy) -> nn.Module:
     """Return a part, ready to be used on the policy's device; ``UserError`` if it is another part or another
-    backbone's."""
-    folder = PARTS[name].folder
+    backbone's.
+
+    Beside a backbone without memory (``bebop.model.sharded``) it stays on the CPU, and whose it is cannot be told.
+    """
+    folder, device = PARTS[name].folder, policy.device if policy.device.type != "meta" else torch.device("cpu")
     if path.is_dir() and folder is not None:
         found: nn.Module = folder().load(path, policy)
-        return found.to(policy.device).eval().requires_grad_(False)
+        return found.to(device).eval().requires_grad_(False)
     card = read_card(path, name)
-    if card.backbone != backbone_fingerprint(policy):
+    if device == policy.device and card.backbone != backbone_fingerprint(policy):
         raise UserError(
             f"model.parts.{name}={str(path)!r} is not possible: it was made for another model; make one with "
             f"python -m bebop.adapt part={name} model.path=..."
         )
-    return read_part(name, path).to(policy.device).eval().requires_grad_(False)
+    return read_part(name, path).to(device).eval().requires_grad_(False)
 
 
 def read_part(name: str, path: Path) -> nn.Module:

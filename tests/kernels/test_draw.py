@@ -293,7 +293,7 @@ def test_full_vocabularies_on_the_device(batch: int, vocabulary: int, dtype: tor
 # ---- cycles of an engine, in the interpreter
 
 
-@pytest.mark.parametrize("system", slow_but(["bebop"], ["autoregressive", "target_only", "bebop"]))
+@pytest.mark.parametrize("system", slow_but(["bebop"], ["autoregressive", "target_only", "bebop", "eagle3"]))
 def test_an_engine_decodes_as_from_probabilities(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params = {"max_new_tokens": 4, "temperature": 0.7}
     wanted = completions(system, False, params, count=2)

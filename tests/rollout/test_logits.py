@@ -43,7 +43,7 @@ from tests.trainer.builders import TEMPERATURE, plain, plain_logprobs
 
 pytestmark = pytest.mark.slow  # quick tests of their seams are elsewhere, and the quick suite has a budget
 
-SYSTEMS = ("autoregressive", "target_only", "bebop", "bebop_adaptive", "draft_model")
+SYSTEMS = ("autoregressive", "target_only", "bebop", "bebop_adaptive", "draft_model", "eagle3")
 
 
 def by_logits(one: TorchEngine) -> None:
