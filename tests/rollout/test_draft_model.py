@@ -88,7 +88,8 @@ def parked(engine: TorchEngine) -> None:
 
 
 def parking(prompts: list[list[int]]) -> list[Request]:
-    return [replace(request, park=True) for request in requests(prompts, max_new_tokens=9)]
+    """Return requests that are parked, whose last cycle ends with a token after drafts that were all accepted."""
+    return [replace(request, park=True) for request in requests(prompts, max_new_tokens=8)]
 
 
 def after_another(engine: TorchEngine) -> None:

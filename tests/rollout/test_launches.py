@@ -141,7 +141,8 @@ def cycle(
     Raises:
         HostWait: The host would wait for the device.
     """
-    for module in (*policy.modules(), *policy.parts.values()):
+    draft = [] if policy.draft is None else policy.draft.modules()
+    for module in (*policy.modules(), *policy.parts.values(), *draft):
         module.to(DEVICE)
     sizes = SlotSizes(
         slots=batch, length=64, drafts=max(config.limit for config in configs), vocab=policy.vocab_size,

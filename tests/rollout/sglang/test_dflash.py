@@ -18,7 +18,7 @@ from bebop.rollout.sglang import builder
 from bebop.rollout.sglang.arguments import HOSTED, refuse_server, refuse_system, server_arguments
 from bebop.rollout.sglang.dflash import mask_of, refuse_drafter, with_mask
 from bebop.systems.block.dflash import export
-from tests.builders import letters, tiny_block, tiny_policy
+from tests.builders import letters, tiny_block, tiny_draft, tiny_policy
 
 DECODING = DecodingConfig(system="block_target_only", draft_tokens=3)
 
@@ -73,6 +73,31 @@ def test_what_it_lacks(root: Path, system: str, own: dict[str, bool], device: st
     with pytest.raises(UserError, match=word) as raised:
         refuse_system(DecodingConfig(system=system), settings(root, **own), device)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_separate_model_drafts_greedily(root: Path, tmp_path: Path) -> None:
+    """STANDALONE, verified without distributions of drafts; sampled drafts are refused."""
+    save_policy(tiny_draft(12, rows=16), tmp_path)
+    model = ModelConfig(path=str(root / "target"), device="cpu", draft=str(tmp_path))
+    decoding = DecodingConfig(system="draft_model", draft_tokens=3, draft_temperature=0.0)
+    arguments = server_arguments(JobConfig(model=model, decoding=decoding), SglangConfig(), root / "target", "cuda")
+    assert {name: value for name, value in arguments.items() if name.startswith("speculative")} == {
+        "speculative_algorithm": "STANDALONE",
+        "speculative_draft_model_path": str(tmp_path),
+        "speculative_num_steps": 3,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": 4,
+        "speculative_use_rejection_sampling": False,
+        "speculative_accept_threshold_single": 1.0,
+        "speculative_accept_threshold_acc": 1.0,
+    }
+    refuse_server(arguments | {"version": "0.5.23"}, decoding, "http://a")
+    with pytest.raises(UserError, match=r"runs with speculative_num_steps=3; .*needs 2"):
+        other = dataclasses.replace(decoding, draft_tokens=2)
+        refuse_server(arguments | {"version": "0.5.23"}, other, "http://a")
+    with pytest.raises(UserError, match=r"draft_temperature=null is .* its STANDALONE drafts what is like"):
+        refuse_system(dataclasses.replace(decoding, draft_temperature=None), SglangConfig(), "cuda")
 
 
 def test_what_it_has(root: Path) -> None:

@@ -21,7 +21,7 @@ from bebop.config.job import (
     TrainerConfig,
 )
 from bebop.errors import UserError
-from bebop.model.checkpoint import resolve
+from bebop.model.checkpoint import resolve, save_policy
 from bebop.rollout.vllm import builder
 from bebop.rollout.vllm.arguments import (
     HOSTED,
@@ -35,7 +35,9 @@ from bebop.rollout.vllm.arguments import (
     sampling_arguments,
 )
 from bebop.rollout.vllm.builder import check, weight_names
+from bebop.systems.block.dflash import export
 from bebop.trajectory import SamplingParams
+from tests.builders import letters, tiny_block, tiny_draft, tiny_policy
 
 TINY = resolve("tiny")
 
@@ -181,15 +183,50 @@ def test_what_vllm_cannot_do_is_refused(refused: Callable[[], Any], word: str) -
 
 
 def test_systems_that_it_has() -> None:
-    eagle3 = {"eagle3", "eagle3_target_only"}
-    assert (
-        set(HOSTED)
-        == {"autoregressive", "target_only", "bebop", "ngram", "history", "draft_model", "block", "block_target_only"}
-        | eagle3
-    )
+    of_their_own = {"draft_model", "block", "block_target_only", "eagle3", "eagle3_target_only"}  # weights
+    assert set(HOSTED) == {"autoregressive", "target_only", "bebop", "ngram", "history"} | of_their_own
     for system in HOSTED:
         refuse_system(DecodingConfig(system=system, draft_temperature=0.0 if system == "history" else None))
     refuse_system(DecodingConfig(system="target_only", draft_temperature=0.0))
+
+
+@pytest.mark.slow
+def test_drafters_with_weights_of_their_own(tmp_path: Path) -> None:
+    """A draft model with as many rows as the target; a drafter of this target, with blocks that are long enough."""
+    policy = tiny_policy(16, layers=4)
+    policy.tokenizer = letters(12)
+    save_policy(policy, tmp_path / "target")
+    export(policy, tiny_block(2), tmp_path / "drafter")
+    for rows in (16, 17):
+        save_policy(tiny_draft(12, rows=rows), tmp_path / f"draft{rows}")
+    model, block = str(tmp_path / "draft16"), str(tmp_path / "drafter")
+
+    def asked(system: str, drafts: int = 3, model: str | None = None, block: str | None = None) -> dict[str, Any]:
+        config = JobConfig(
+            model=ModelConfig(path=str(tmp_path / "target"), device="cpu", draft=model),
+            decoding=DecodingConfig(system=system, draft_tokens=drafts),
+            rollout=RolloutConfig(engine="vllm", vllm=VllmConfig(draft=block)),
+        )
+        return engine_arguments(config, tmp_path / "target", "cpu")
+
+    common = {"num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}
+    found, plain = asked("draft_model", model=model), asked("autoregressive")
+    assert found["speculative_config"] == {"method": "draft_model", "model": model} | common
+    # Keys and values of the target's four layers, one more as for a head, and the layer of the draft model.
+    assert found["kv_cache_memory_bytes"] > 1.15 * plain["kv_cache_memory_bytes"]
+    assert asked("block", block=block)["speculative_config"] == {"method": "dflash", "model": block} | common
+    greedy = {"draft_sample_method": "greedy"}
+    assert asked("block_target_only", block=block)["speculative_config"] == (
+        {"method": "dflash", "model": block} | common | greedy
+    )
+    for refused, word in (
+        (partial(asked, "draft_model", model=str(tmp_path / "draft17")), "its vocabulary has 17 rows, that of model"),
+        (partial(asked, "block"), r"decoding.system=block needs rollout.vllm.draft with vLLM"),
+        (partial(asked, "block", block=model), "is not a drafter that python -m bebop.export wrote"),
+        (partial(asked, "block", drafts=4, block=block), "blocks have 4 slots, so give 1 to 3"),
+    ):
+        with pytest.raises(UserError, match=word):
+            refused()
 
 
 def test_versions_and_distributions_that_it_takes() -> None:
