@@ -89,7 +89,7 @@ def parked(engine: TorchEngine) -> None:
 
 def parking(prompts: list[list[int]]) -> list[Request]:
     """Return requests that are parked, whose last cycle ends with a token after drafts that were all accepted."""
-    return [replace(request, park=True) for request in requests(prompts, max_new_tokens=8)]
+    return [replace(request, park=True) for request in requests(prompts, max_new_tokens=12)]
 
 
 def after_another(engine: TorchEngine) -> None:
