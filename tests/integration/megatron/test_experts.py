@@ -85,7 +85,7 @@ def test_two_processes_train_as_one(two: list[dict[str, Any]], one: dict[str, An
 def test_experts_of_another_rank_and_a_lost_bias_are_caught(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
     assert len(two[0]["broken"]) == 2
     for fault, found in two[0]["broken"].items():
-        assert abs(found["loss"][0] - one["glm4_moe"]["loss"][0]) > 1e-4, fault
+        assert abs(found["loss"][0] - one["glm4_moe"]["loss"][0]) > 2e-5, fault  # sound ranks: within 1e-6
 
 
 @pytest.mark.slow
