@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from itertools import count
 
 import numpy as np
@@ -111,8 +112,6 @@ class TorchEngine:
             self._record(Graphs(recorder, slots, self.slots.capacity if batch_invariant else None))
         self.overlap = overlap
         self.flight: Flight | None = None
-        # One for all loads: memory that was allocated on a stream is used again on that stream alone.
-        self.staging = torch.cuda.Stream(policy.device) if policy.device.type == "cuda" else None
         self.side = torch.cuda.Stream(policy.device) if overlap and policy.device.type == "cuda" else None
         self._logged: set[str] = set()  # reasons
         if isinstance(self.decoder, DraftVerify):
@@ -243,6 +242,11 @@ class TorchEngine:
             self.waiting.remove(request)
             finished.append(Finished(id=request.id, completion=request.partial or nothing()))
         return ended + finished
+
+    @cached_property
+    def staging(self) -> "torch.cuda.Stream | None":
+        """Return the stream of all loads: memory that was allocated on one is used again there alone."""
+        return torch.cuda.Stream(self.policy.device) if self.policy.device.type == "cuda" else None
 
     def stage(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Copy weights to a GPU beside those in use, where its memory has room for twice that."""

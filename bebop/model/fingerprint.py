@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 PERIOD = 8191  # weights of the positions repeat after this many elements
-PIECE = 512 * PERIOD  # elements that are widened to 64 bits at a time
+PERIODS = 512  # so many of them are widened to 64 bits at a time
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -32,8 +32,7 @@ def _sum(tensor: Tensor) -> int:
     """
     bits = tensor.contiguous().view(-1).view(BITS[tensor.element_size()])
     sums = torch.zeros(PERIOD, dtype=torch.int64, device=bits.device)
-    for start in range(0, len(bits), PIECE):
-        piece = bits[start : start + PIECE]
+    for piece in bits.split(PERIODS * PERIOD):
         rows = len(piece) // PERIOD
         sums += piece[: rows * PERIOD].view(rows, PERIOD).sum(0, dtype=torch.int64)
         sums[: len(piece) - rows * PERIOD] += piece[rows * PERIOD :]

@@ -58,7 +58,7 @@ BAD: list[tuple[str, Any]] = [
     ("trainer.lr_warmup_steps", -1), ("trainer.lr_schedule", "step"), ("trainer.betas", [0.9, 1.0]),
     ("trainer.betas", [-0.1, 0.9]), ("trainer.weight_decay", -0.1), ("trainer.max_grad_norm", 0.0),
     ("trainer.max_tokens", 0), ("trainer.checkpointing", "some"), ("trainer.gradient_sync", "never"),
-    ("trainer.router_aux_loss", -0.1), ("trainer.save_every", -1), ("trainer.keep", 0),
+    ("trainer.router_aux_loss", -0.1), ("trainer.publish", "nccl"), ("trainer.save_every", -1), ("trainer.keep", 0),
     ("trainer.lora.rank", -1), ("trainer.lora.rank", 4097), ("trainer.lora.alpha", 0.0), ("trainer.lora.alpha", 16.0),
     ("trainer.lora.target_modules", []), ("trainer.lora.target_modules", [""]), ("trainer.lora.target_modules", ["x"]),
     ("runtime.max_restarts", -1), ("runtime.hang_after", 0.0), ("runtime.port", 65536), ("runtime.dashboard_port", -1),

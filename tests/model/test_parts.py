@@ -128,7 +128,12 @@ def test_every_change_is_noticed(dtype: torch.dtype) -> None:
     assert len(set(marks)) == len(marks)
 
 
-def test_pieces_do_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = fingerprint(weights())
-    monkeypatch.setattr(module, "PIECE", 4)
-    assert fingerprint(weights()) == whole
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pieces_do_not_change_it(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Each element's bits count times its place, from 1, which begins again after each period."""
+    long = torch.randn(3 * module.PERIOD + 7, generator=torch.Generator().manual_seed(0)).to(dtype)
+    whole, bits = fingerprint({"a": long}), long.view(module.BITS[long.element_size()]).tolist()
+    wanted = sum(bit * (place % module.PERIOD + 1) for place, bit in enumerate(bits)) % (1 << 64)
+    for periods in (1, 2, 512):
+        monkeypatch.setattr(module, "PERIODS", periods)
+        assert module._sum(long) == wanted and fingerprint({"a": long}) == whole
