@@ -31,7 +31,7 @@ def report(folder: Path, inputs: dict[str, Tensor]) -> dict[str, Any]:
     states: list[Tensor] = []
     model.logits_processor.forward = lambda ids, hidden, *more, **named: states.append(hidden)
     model(tokens, torch.arange(count), places)
-    logits = states[0] @ model.lm_head.weight.T
+    logits = states[0] @ model.lm_head.weight[: model.config.vocab_size].T  # rows beyond are padding
     return {"class": type(model).__name__, "states": states[0].tolist(), "logits": logits.tolist()}
 
 
