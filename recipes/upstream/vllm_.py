@@ -51,7 +51,7 @@ def checksums_leave_the_draft_out() -> bool:
 
 
 def experts_are_packed_once() -> bool:
-    """Return whether experts are packed for the CPU's kernel the first time alone: by the source, without running it."""
+    """Return whether the source packs experts for the CPU's kernel the first time alone."""
     from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as module
 
     path = inspect.getsourcefile(module)
