@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.models.deepseek_v2 import AttnForwardMethod, DeepseekV2AttentionMLA
 from torch import Tensor
 
 from tests.integration.heads import compare, held
@@ -24,7 +25,11 @@ from tests.integration.sglang.draft_dflash import Attention, batch, load, prepar
 @torch.no_grad()
 def report(folder: Path, inputs: dict[str, Tensor]) -> dict[str, Any]:
     model, _ = load(prepare(str(folder)), str(folder), draft=True)
-    model.load_weights(iter(load_file(folder / "model.safetensors").items()))
+    weights = load_file(folder / "model.safetensors")
+    model.load_weights(iter(weights.items()))
+    # A running engine gives the draft the target's tables, whose rows beyond the vocabulary are padding.
+    for module, name in ((model.model.embed_tokens, "model.embed_tokens"), (model.lm_head, "lm_head")):
+        module.weight[: model.config.vocab_size] = weights[f"{name}.weight"]
     tokens, count = inputs["tokens"], len(inputs["tokens"])
     places = batch(tokens, torch.arange(count))
     places.spec_info = SimpleNamespace(hidden_states=inputs["hidden"].clone())
@@ -49,9 +54,17 @@ def updated(folder: Path, other: Path, draft: bool) -> dict[str, Any]:
     return compare(before, held(model, draft), wanted)
 
 
-def main(inputs_path: str, *folders: str) -> None:
+def replace_attention() -> None:
+    """Put softmax over all keys in the place of kernels; of latent attention it is what SGLang calls MHA."""
     attention = Attention()
     RadixAttention.forward = lambda layer, *a, **k: attention(layer, *a, **k)  # type: ignore[method-assign]
+    latent: Any = DeepseekV2AttentionMLA
+    latent.dispatch_attn_forward_method = lambda layer, batch: AttnForwardMethod.MHA
+    latent._set_mla_kv_buffer = lambda *args: None  # there is no cache
+
+
+def main(inputs_path: str, *folders: str) -> None:
+    replace_attention()
     inputs = load_file(inputs_path)
     for argument in folders:
         folder, _, other = argument.partition(":")
