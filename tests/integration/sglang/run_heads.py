@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from sglang.srt.layers.radix_attention import RadixAttention
-from sglang.srt.models.deepseek_v2 import AttnForwardMethod, DeepseekV2AttentionMLA
+from sglang.srt.models.deepseek_nextn import DeepseekV3ForCausalLMNextN
 from torch import Tensor
 
 from tests.integration.heads import compare, held
@@ -30,6 +30,9 @@ def report(folder: Path, inputs: dict[str, Tensor]) -> dict[str, Any]:
     # A running engine gives the draft the target's tables, whose rows beyond the vocabulary are padding.
     for module, name in ((model.model.embed_tokens, "model.embed_tokens"), (model.lm_head, "lm_head")):
         module.weight[: model.config.vocab_size] = weights[f"{name}.weight"]
+    if isinstance(model, DeepseekV3ForCausalLMNextN):
+        # Its attention asks the backend of a running engine what to do (``get_attn_backend`` in deepseek_v2.py).
+        return {"class": type(model).__name__}
     tokens, count = inputs["tokens"], len(inputs["tokens"])
     places = batch(tokens, torch.arange(count))
     places.spec_info = SimpleNamespace(hidden_states=inputs["hidden"].clone())
@@ -55,12 +58,9 @@ def updated(folder: Path, other: Path, draft: bool) -> dict[str, Any]:
 
 
 def replace_attention() -> None:
-    """Put softmax over all keys in the place of kernels; of latent attention it is what SGLang calls MHA."""
+    """Put softmax over all keys in the place of kernels."""
     attention = Attention()
     RadixAttention.forward = lambda layer, *a, **k: attention(layer, *a, **k)  # type: ignore[method-assign]
-    latent: Any = DeepseekV2AttentionMLA
-    latent.dispatch_attn_forward_method = lambda layer, batch: AttnForwardMethod.MHA
-    latent._set_mla_kv_buffer = lambda *args: None  # there is no cache
 
 
 def main(inputs_path: str, *folders: str) -> None:
