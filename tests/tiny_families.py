@@ -93,7 +93,12 @@ FAMILIES: dict[str, Family] = {
         layer="",
         parts=DEEPSEEK,
         own_tables=True,
-        config=NEXTN | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},  # vLLM and SGLang go by the first
+        config=NEXTN
+        | {
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+            "moe_layer_freq": 1,
+        },  # vLLM and SGLang go by the first
         drop=("head_dim",),
     ),
     "glm4_moe": Family(

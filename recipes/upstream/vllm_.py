@@ -1,6 +1,8 @@
 """vLLM, as it is built for CPUs."""
 
+import inspect
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,6 +48,19 @@ def checksums_leave_the_draft_out() -> bool:
     (digests,) = llm.collective_rpc("compute_weight_checksums")
     (drafted,) = llm.collective_rpc(_names_of_the_draft)
     return bool(drafted) and not any(name.endswith(own) for own in drafted for name in digests)
+
+
+def experts_are_packed_once() -> bool:
+    """Return whether the source packs experts for the CPU's kernel the first time alone."""
+    from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as module
+
+    path = inspect.getsourcefile(module)
+    assert path is not None
+    _, _, setup = Path(path).read_text().partition("def _setup_kernel(")
+    setup = setup.partition("\n    def ")[0]
+    first = setup.partition("if not is_weight_update:")[2]
+    lines = [line for line in first.splitlines() if "process_weights_after_loading(" in line]
+    return bool(lines) and all(line.startswith(" " * 12) for line in lines)
 
 
 def seeds_do_not_replay_drafts() -> bool:
@@ -99,6 +114,7 @@ DEFECTS = (
     Defect(name="vllm-expand", program="vllm", version="0.32.0", there=expand_is_thrown_away),
     Defect(name="vllm-top-k", program="vllm", version="0.32.0", there=top_k_of_nothing),
     Defect(name="vllm-linear", program="vllm", version="0.32.0", there=linear_layers_lose_their_weights),
+    Defect(name="vllm-experts", program="vllm", version="0.32.0", there=experts_are_packed_once),
     Defect(name="vllm-checksums", program="vllm", version="0.32.0", there=checksums_leave_the_draft_out),
     Defect(name="vllm-seeds", program="vllm", version="0.32.0", there=seeds_do_not_replay_drafts),
 )

@@ -24,6 +24,7 @@ from bebop.errors import UserError
 def mend() -> list[str]:
     """Mend broken functions and return their names. It is called before a model is loaded, and more than once."""
     from vllm.model_executor.layers import utils
+    from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.sample.ops import topk_topp_sampler
@@ -38,6 +39,9 @@ def mend() -> list[str]:
     if fails_on_nothing(rejection_sampler):
         rejection_sampler.apply_top_k_top_p = _unless_nothing(rejection_sampler.apply_top_k_top_p)
         mended.append("top-k of nothing")
+    method = unquantized_fused_moe_method.UnquantizedFusedMoEMethod
+    if not hasattr(method._setup_kernel, "packs_again"):
+        method._setup_kernel = _packing_again(method._setup_kernel)
     if not isinstance(rejection_sampler.expand_batch_to_tokens, Expansion):
         rejection_sampler.expand_batch_to_tokens = Expansion(rejection_sampler.expand_batch_to_tokens)
     return mended
@@ -81,6 +85,30 @@ def _unless_nothing(own: Any) -> Any:
         return own(logits, k, p) if len(logits) else logits
 
     return apply_top_k_top_p
+
+
+def _packing_again(own: Any) -> Any:
+    """Return ``_setup_kernel`` that packs experts on every update; vLLM's own does so when it first loads them alone.
+
+    An update would otherwise copy plain weights to where the kernel reads packed ones.
+    """
+
+    def _setup_kernel(method: Any, layer: Any, w13: Tensor, w2: Tensor) -> None:
+        if method.moe_kernel is None:  # the first time
+            own(method, layer=layer, w13=w13, w2=w2)
+            return
+        experts, packed = method.moe_kernel.fused_experts, list[Any]()
+        pack = experts.process_weights_after_loading
+        experts.process_weights_after_loading = lambda layer: packed.append(pack(layer))
+        try:
+            own(method, layer=layer, w13=w13, w2=w2)
+        finally:
+            del experts.process_weights_after_loading
+        if not packed:  # a version that does it itself is left alone
+            pack(layer)
+
+    _setup_kernel.packs_again = True  # type: ignore[attr-defined]
+    return _setup_kernel
 
 
 class Expansion:

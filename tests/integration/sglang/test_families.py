@@ -25,7 +25,8 @@ def found(written: dict[str, heads.Head]) -> dict[str, Any]:
     return heads.run("tests.integration.sglang.run_heads", root, written, INTERPRETER)
 
 
-@pytest.mark.parametrize("family", heads.SERVED)
+# DeepSeek-V3's latent attention needs a running engine; that its weights find their places is seen below.
+@pytest.mark.parametrize("family", [name for name in heads.SERVED if name != "deepseek_v3"])
 def test_the_forward_is_that_of_bebop(written: dict[str, heads.Head], found: dict[str, Any], family: str) -> None:
     heads.check_forward(written[family], found)
 

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from bebop.rollout.vllm.cpu import Expansion, empties_weights, expanded, fails_on_nothing, plain_gemm
+from bebop.rollout.vllm.cpu import (
+    Expansion,
+    _packing_again,
+    empties_weights,
+    expanded,
+    fails_on_nothing,
+    plain_gemm,
+)
 
 
 def stock(x: torch.Tensor, cu: torch.Tensor, tokens: int, replace_from: int = 0, replace_to: int = 0) -> torch.Tensor:
@@ -57,3 +64,23 @@ def test_the_largest_of_nothing() -> None:
 
     assert fails_on_nothing(SimpleNamespace(apply_top_k_top_p=largest))  # type: ignore[arg-type]
     assert not fails_on_nothing(SimpleNamespace(apply_top_k_top_p=lambda x, k, p: x))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_experts_are_packed_with_every_update(packs: bool) -> None:
+    """Once for each call, whether vLLM's own packs on updates or the first time alone."""
+    calls: list[object] = []
+
+    class Experts:
+        def process_weights_after_loading(self, layer: object) -> None:
+            calls.append(layer)
+
+    def own(method: Any, layer: object, w13: object, w2: object) -> None:
+        first, method.moe_kernel = method.moe_kernel is None, SimpleNamespace(fused_experts=experts)
+        if first or packs:
+            experts.process_weights_after_loading(layer)
+
+    experts, method, setup = Experts(), SimpleNamespace(moe_kernel=None), _packing_again(own)
+    for layer in ("first", "second", "third"):
+        setup(method, layer, None, None)
+    assert calls == ["first", "second", "third"]
