@@ -37,8 +37,7 @@ class TrainerRank:
         torch.manual_seed(config.runtime.seed)  # the same on every rank: a fresh MTP head must be
         sharded = world > 1 and not config.trainer.lora.rank
         needs = SYSTEMS[config.decoding.system].trained_beside
-        any_backbone = config.rollout.engine != "torch"
-        policy = load_policy(config.model, needs=needs, sharded=sharded, any_backbone=any_backbone)
+        policy = load_policy(config.model, needs=needs, sharded=sharded, any_backbone=True)  # or the job was refused
         if world > 1:
             device = find_device(config.model)
             cuda = device.type == "cuda"

@@ -35,13 +35,15 @@ from bebop.config.fields import (
     setting,
     within,
 )
+from bebop.config.task import EnvironmentConfig as EnvironmentConfig
+from bebop.config.task import RewardSignature as RewardSignature
+from bebop.config.task import TaskConfig as TaskConfig
 from bebop.run_dir.safe_parse import main_type
 from bebop.systems import PARTS, SYSTEMS
 
 # The names of the registries, which live on higher floors; tests hold both against each other.
 ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
 PARKED_BYTES = 2**30
-QUESTIONS = within(1, 1 << 20)  # their order is kept in memory
 DEVICE = Limit(
     lambda name: re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None, "give auto, cpu, cuda or cuda:NUMBER"
 )
@@ -54,14 +56,11 @@ MODEL = Limit(
     lambda path: path in BUILT_IN or os.path.isdir(path),
     "give tiny, smollm2 or a folder with a Hugging Face checkpoint",
 )
-RewardSignature = Literal["auto", "text", "trl", "trl_messages", "verl"]  # see bebop/tasks/signatures.py
 TraceMode = Literal["sample", "all", "off"]  # of how many completions, see bebop/trajectory.py
 SEED = Limit(lambda seed: 0 <= seed < MAX_SEED, f"give a number from 0 to {MAX_SEED - 1}")
 PORT = within(0, 65535, "give a port from 0 to 65535")
 # Why a resume must not change a setting.
 OTHER_QUESTIONS = "questions are known by their numbers, and each number would become another question"
-OTHER_REWARD = "finished completions or labels were rewarded by the other one"
-OTHER_BOUND = "finished trajectories in the checkpoint were ended by the other bound"
 OTHER_EVALUATION = "its evaluations could not be compared with those before"
 # Added to task.seed for questions that are held out. The items of the two streams then lie 15 million places apart in
 # reasoning-gym's numbering, for the first 200 million questions of both (``bebop.tasks.procedural.stream_seed``).
@@ -110,86 +109,6 @@ class ModelConfig(Settings):
         known = [name for name, part in PARTS.items() if part.network]
         for name, path in self.parts.items():
             check(name in known, f"model.parts.{name}", path, f"there are {', '.join(known) or 'none'}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentConfig(Settings):
-    """How long a trajectory may become, and what its environment may take.
-
-    A turn has ``rollout.sampling.max_new_tokens`` at most, a trajectory ``rollout.max_length`` with all that was read.
-    """
-
-    SECTION = "task.environment."
-    max_turns: int = setting(16, "completions in one trajectory", within(1, 10_000), fixed=OTHER_BOUND)
-    max_seconds: float = setting(
-        3600.0,
-        "of a trajectory; no turn begins after them",
-        above(0, unit="seconds", finite=False),
-        fixed=OTHER_BOUND,
-    )
-    reset_seconds: float = setting(60.0, "that an environment may take to begin; else it is lost", above(0))
-    step_seconds: float = setting(30.0, "that one step of it may take; else it is lost", above(0))
-    max_restarts: int = setting(2, "times that a trajectory begins again with another one", at_least(0, "never"))
-    processes: int = setting(
-        8, "of one worker for environments that block: as many are open at a time, others wait", within(1, 1024)
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskConfig(Settings):
-    """Where prompts come from and how completions are rewarded."""
-
-    SECTION = "task."
-    source: Literal["reasoning_gym", "file", "environment"] = setting("reasoning_gym", "where prompts come from")
-    name: str = setting(
-        "chain_sum", "reasoning-gym data set, a label for a file, an environment or path/to/file.py:Class", NOT_EMPTY
-    )
-    args: dict[str, Any] = setting(dict, "arguments of the reasoning-gym data set or the environment")
-    path: str | None = setting(None, "an existing .jsonl or .parquet file", only="file", fixed="")
-    prompt_key: str = setting("question", "a text or messages; dots go into nested rows", NOT_EMPTY, only="file")
-    answer_key: str = setting("answer", "in verl's files: reward_model.ground_truth", NOT_EMPTY, only="file")
-    reward: str | tuple[str, ...] = setting(
-        "auto",
-        "auto, math_verify, package.module.function or path/to/file.py:function; or a list of them: docs/rewards.md",
-        Limit(lambda given: bool(given), "give a function, or a list of at least one"),
-        fixed=OTHER_REWARD,
-    )
-    reward_weights: tuple[float, ...] | None = setting(
-        None, "one for each function in the list of task.reward; null: 1 each", fixed=OTHER_REWARD
-    )
-    reward_signature: RewardSignature = setting(
-        "auto",
-        "of functions of yours: text is (text, item), the others those of TRL and verl; auto: by parameter names",
-        fixed=OTHER_REWARD,
-    )
-    reward_batch: int = setting(
-        16, "completions that an async function, or one with TRL's signature, is given at once", POSITIVE, fixed=""
-    )
-    reward_timeout: float = setting(30.0, "for one call of a function of yours", above(0, unit="seconds"), fixed="")
-    system: str | None = setting("auto", "system message; null: none; auto: how to answer, for models not trained to")
-    seed: int = setting(0, "of the questions", within(0, MAX_INT))
-    size: int | None = setting(
-        None, "questions, all asked once an epoch in a new order; null: all rows of a file, else endless", QUESTIONS
-    )
-    environment: EnvironmentConfig = section(EnvironmentConfig, only="environment", fixed="")
-
-    @property
-    def rewards(self) -> tuple[str, ...]:
-        """Return the names of the reward functions: at least one."""
-        return (self.reward,) if isinstance(self.reward, str) else self.reward
-
-    @property
-    def turns(self) -> bool:
-        """Return whether completions are trajectories of several turns, with an environment."""
-        return self.source == "environment"
-
-    def _validate(self) -> None:
-        readable_rows("task.path", self.path, needed=self.source == "file")
-        names, weights = self.rewards, self.reward_weights
-        self.require(all(names), "reward", "give a function, or a list of functions without an empty name")
-        self.require(len({*names}) == len(names), "reward", "give each function once")
-        fits = weights is None or (len(weights) == len(names) and all(map(math.isfinite, weights)))
-        self.require(fits, "reward_weights", f"give a finite number for each of task.reward, here {len(names)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

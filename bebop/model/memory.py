@@ -128,7 +128,7 @@ def engine_fraction(config: JobConfig, settings: Any, count: int, device: torch.
     """
     rollout, dtype, there = config.rollout, getattr(torch, config.model.dtype), memory_of(device)
     fixed, batches, _ = trainer_memory(config, settings, count, device, adapter)
-    turns = rollout.engine == "sglang" and rollout.sglang.colocated
+    turns = getattr(getattr(rollout, rollout.engine), "colocated", False)
     needs = fixed if turns else fixed + batches
     fraction = math.floor(round(100 * ((there - needs) / there - UNSHARED) / rollout.workers, 6)) / 100
     least = dtype.itemsize * count + rollout.max_length * bytes_per_token(settings, dtype)

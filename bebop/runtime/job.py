@@ -369,7 +369,7 @@ def share_memory(config: JobConfig, gpus: float) -> JobConfig:
     apart = gpus - each * rollout.workers >= 1
     if name not in FRACTIONS or each < 1 or apart or config.model.device == "cpu" or not gpus:
         return config
-    own = rollout.vllm if name == "vllm" else rollout.sglang
+    own = getattr(rollout, name)
     if own.memory_fraction is not None or FRACTIONS[name] in own.extra:
         return config
     if gpus > 1 or not torch.cuda.is_available():
@@ -379,11 +379,8 @@ def share_memory(config: JobConfig, gpus: float) -> JobConfig:
         )
     fraction, line = memory_beside_trainer(config)
     log.warning("%s", line)
-    if name == "vllm":
-        rollout = replace(rollout, vllm=replace(rollout.vllm, memory_fraction=fraction))
-    else:
-        rollout = replace(rollout, sglang=replace(rollout.sglang, memory_fraction=fraction))
-    return replace(config, rollout=rollout)
+    shared: dict[str, Any] = {name: replace(own, memory_fraction=fraction)}
+    return replace(config, rollout=replace(rollout, **shared))
 
 
 def reserve(pool: Pool) -> list[dict[str, Any]]:

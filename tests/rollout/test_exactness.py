@@ -1,13 +1,11 @@
 """Every decoding system emits the distribution that it has to, and the same test rejects broken variants of it.
 
-An engine answers two prompts some thousand times. The first three tokens are counted and held against their joint
-distribution by chi-square: for an exact system the target's, enumerated; for pad and pipo the one worked out from
-passes over whole texts (``LAWS``).
+An engine answers two prompts some thousand times. Chi-square holds the first three tokens against their joint
+distribution: the target's, enumerated; for pad and pipo one worked out from passes over whole texts (``LAWS``).
 
 - ``FEW`` draws, in ``make test``: one system for each acceptance rule, and a broken variant of each that they catch.
 - ``MANY`` draws, slow: every system of the registry, other settings and temperatures, and every broken variant.
-- Seeds are fixed, so a p-value is the same in every run. It is corrected for the number of tests (Bonferroni).
-- Temperature 0 has no distribution: ``test_conformance.py`` compares greedy completions.
+- Seeds are fixed. A p-value is corrected for the number of tests. ``test_conformance.py`` covers temperature 0.
 """
 
 import itertools
