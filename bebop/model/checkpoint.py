@@ -526,6 +526,7 @@ def save_policy(
     shared = [name for name, _ in backbone.named_parameters(remove_duplicate=False) if name not in own]
     config["tie_word_embeddings"] = bool(shared)
     config["dtype"] = str(max(state.values(), key=torch.numel).dtype).removeprefix("torch.")
+    config["architectures"] = config.get("architectures") or [type(backbone).__name__]  # none where made in memory
     for private in ("_attn_implementation", "_name_or_path"):  # the latter is where it was loaded from: a local path
         config.pop(private, None)
     if policy.mtp is not None:

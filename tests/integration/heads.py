@@ -108,7 +108,7 @@ def write_update(folder: Path, other: Path) -> None:
     policy = _policy(other)
     layers = policy.backbone.config.num_hidden_layers
     rename = partial(named_as_served, folder)
-    load = update(policy.weights(mtp=True), 1, policy.layout, layers, rename, fixed)
+    load = update(policy.weights(mtp=True), 1, policy.layout, layers, rename, constants=fixed)
     for role in ("target", "draft"):
         tensors = {key: tensor.detach().clone().contiguous() for key, tensor in getattr(load, role).items()}
         save_file(tensors, other.with_name(f"{other.name}_{role}.safetensors"))
