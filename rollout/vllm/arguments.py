@@ -235,8 +235,8 @@ def refuse_loop(config: JobConfig) -> None:
         raise UserError("monitor.actions=true is not possible with vLLM: it decodes as it was started")
     if config.trainer.routing_replay:
         raise UserError(
-            "trainer.routing_replay=True is not possible with vLLM: it records routing in its second model runner "
-            "alone, and drafts are read in the first; choose rollout=torch or rollout=sglang"
+            "trainer.routing_replay=True is not possible with vLLM: its second model runner records routing, "
+            "and Bebop does not read that yet; choose rollout=torch or rollout=sglang"
         )
 
 
