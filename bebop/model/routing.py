@@ -18,7 +18,9 @@ from functools import partial
 from inspect import getmodule
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.return_types import topk as TopK
@@ -64,6 +66,21 @@ class Routers:
     def dtype(self) -> torch.dtype:
         """Return the smallest type that holds the number of every expert, and ``UNKNOWN``."""
         return torch.int8 if self.experts <= 128 else torch.int16
+
+    @property
+    def numpy_dtype(self) -> type[np.int8] | type[np.int16]:
+        """Return ``dtype`` as NumPy names it."""
+        return np.int8 if self.experts <= 128 else np.int16
+
+
+def of_server(experts: NDArray[np.integer[Any]], routers: Routers) -> NDArray[np.int8 | np.int16]:
+    """Return the experts [N, R, k] of a completion as ``Completion.routing`` has them, unknown of its last token.
+
+    A server gives [N - 1, layers, k], with rows that mean nothing for layers without experts.
+    """
+    whole = np.full((len(experts) + 1, routers.count, routers.chosen), UNKNOWN, dtype=routers.numpy_dtype)
+    whole[:-1] = experts[:, routers.layers]
+    return whole
 
 
 def find_routers(backbone: Any) -> Routers:

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.errors import UserError
-from bebop.model.routing import Routers
+from bebop.model.routing import Routers, of_server
 from bebop.monitor.adapters import sglang_stats
 from bebop.rollout.served_engine import OutputChunk
-from bebop.trajectory import NONE, DecodeStats, FinishReason, SamplingParams
+from bebop.trajectory import DecodeStats, FinishReason, SamplingParams
 
 SHARED = ("embed_tokens", "lm_head")  # the draft uses the target's
 
@@ -102,10 +102,7 @@ def parse_routing(meta: Mapping[str, Any], chunk: OutputChunk, routers: Routers)
             return None
         raise UserError("SGLang records no routing: start its servers with --enable-return-routed-experts")
     known = int(meta["prompt_tokens"]) + len(chunk.token_ids) - 1
-    experts = np.frombuffer(b64decode(given), dtype=np.int32).reshape(known, -1, routers.chosen)[:, routers.layers]
-    whole = np.full((known + 1, *experts.shape[1:]), NONE, dtype=np.int8 if routers.experts <= 128 else np.int16)
-    whole[:-1] = experts
-    return whole
+    return of_server(np.frombuffer(b64decode(given), dtype=np.int32).reshape(known, -1, routers.chosen), routers)
 
 
 def by_role(reply: Mapping[str, Any]) -> dict[str, dict[str, str]]:

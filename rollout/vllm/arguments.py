@@ -165,11 +165,16 @@ def model_runner(config: JobConfig, device: str) -> ModelRunner:
     own, system = config.rollout.vllm, config.decoding.system
     there = HOSTINGS[SYSTEMS[system].drafter_name].runners
     # On a CPU the kernels of v2 run in Triton's interpreter, some hundred times slower than those of v1 are.
-    runner = own.model_runner or ("v1" if device == "cpu" else there[0])
+    runner = own.model_runner or ("v1" if device == "cpu" and not config.trainer.routing_replay else there[0])
     if runner not in there:
         raise UserError(
             f"rollout.vllm.model_runner={runner} is not possible with decoding.system={system!r}: vLLM has that in "
             f"{there[0]} alone; give {there[0]} or null"
+        )
+    if config.trainer.routing_replay and runner == "v1":
+        raise UserError(
+            "trainer.routing_replay=True is not possible with vLLM's first model runner, which records no routing: "
+            "give rollout.vllm.model_runner=v2, and a decoding system that has it"
         )
     if own.async_scheduling and runner == "v1":
         raise UserError(
@@ -211,6 +216,8 @@ def engine_arguments(config: JobConfig, folder: Path, device: str, drafter: Path
             arguments["kv_cache_memory_bytes"] = _room(config, folder, length)
     if own.memory_fraction is not None:
         arguments["gpu_memory_utilization"] = own.memory_fraction
+    if config.trainer.routing_replay:
+        arguments["enable_return_routed_experts"] = True
     hosting = HOSTINGS[SYSTEMS[config.decoding.system].drafter_name]
     if (speculation := hosting.arguments(config.decoding)) is not None:
         chosen = drafter if hosting.drafter is None else hosting.drafter(config)
@@ -233,11 +240,6 @@ def refuse_loop(config: JobConfig) -> None:
     """Raise ``UserError`` for a loop that cannot drive vLLM."""
     if config.monitor.actions:
         raise UserError("monitor.actions=true is not possible with vLLM: it decodes as it was started")
-    if config.trainer.routing_replay:
-        raise UserError(
-            "trainer.routing_replay=True is not possible with vLLM: its second model runner records routing, "
-            "and Bebop does not read that yet; choose rollout=torch or rollout=sglang"
-        )
 
 
 def refuse_system(decoding: DecodingConfig) -> None:

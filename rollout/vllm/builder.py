@@ -9,6 +9,7 @@ import torch
 from bebop.config.job import JobConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import (
+    empty_model,
     find_device,
     load_tokenizer,
     named_as_served,
@@ -17,6 +18,7 @@ from bebop.model.checkpoint import (
     stop_tokens,
 )
 from bebop.model.layouts import LAYOUTS, TABLES
+from bebop.model.routing import find_routers
 from bebop.model.skeleton import header
 from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
@@ -64,6 +66,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         head=drafts,
         passes=1 if hosting.at_once else None,
         past=None if hosting.past is None else hosting.past(config.decoding),
+        routers=find_routers(empty_model(folder)) if config.trainer.routing_replay else None,
     )
     names = weight_names(folder, layout, layers)
     if drafter is not None:

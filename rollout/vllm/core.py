@@ -12,6 +12,7 @@ import torch
 
 from bebop.errors import UserError, one_line
 from bebop.model.fingerprint import fingerprint
+from bebop.model.routing import Routers, of_server
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.served_engine import OutputChunk
 from bebop.rollout.served_weights import Sums
@@ -35,6 +36,8 @@ class _Answer:
     # keys and values are computed again from here on.
     steps: list[tuple[int, StepRecord] | None] = field(default_factory=list)
     greedy: bool
+    routers: Routers | None = None  # whose choices vLLM records
+    experts: Any = None  # [N - 1, layers, k] of a completion that ended
 
     def part(self, reason: FinishReason, why: object) -> OutputChunk:
         """Return the completion as far as it is."""
@@ -52,6 +55,7 @@ class _Answer:
             reason=reason,
             stats=self.counts.sums,
             why=why,
+            routing=None if self.routers is None or self.experts is None else of_server(self.experts, self.routers),
         )
 
 
@@ -67,6 +71,7 @@ class Core:
         head: bool,
         past: int | None = None,
         passes: int | None = None,
+        routers: Routers | None = None,
     ) -> None:
         """Keep the arguments for starting the engine.
 
@@ -77,9 +82,10 @@ class Core:
             head: whether a model drafts.
             past: tokens of other completions that are drafted from; None: none are.
             passes: of the drafter in a cycle; None: one for each draft.
+            routers: of the model, if vLLM records their choices.
         """
         self.arguments, self.environment, self.drafts, self.head = dict(arguments), dict(environment), drafts, head
-        self.limit, self.passes = past, passes
+        self.limit, self.passes, self.routers = past, passes, routers
         self.past: Suffixes | None = None
         self.engine: Any = None
         self._versions = [(0, 0)]  # launches of steps from which on weights have a version
@@ -132,7 +138,8 @@ class Core:
         except ValueError as error:
             raise UserError(f"vLLM refuses a request: {one_line(error)}") from error
         counts = StepCounts(drafts=self.drafts, head=self.head, passes=self.passes)
-        self._open[key] = _Answer(name=name, prompt=tuple(token_ids), counts=counts, greedy=params.temperature == 0)
+        greedy, routers = params.temperature == 0, self.routers
+        self._open[key] = _Answer(name=name, prompt=tuple(token_ids), counts=counts, greedy=greedy, routers=routers)
         return key
 
     def step(self) -> list[tuple[str, OutputChunk]]:
@@ -164,6 +171,7 @@ class Core:
         answer.logprobs += [row[id].logprob for row, id in zip(given.logprobs or [], ids, strict=True)]
         answer.versions += [self._version_of(record)] * len(ids)
         answer.steps.append((len(ids), record))
+        answer.experts = given.routed_experts  # with the last output of a request alone
 
     def _version_of(self, record: StepRecord) -> int:
         """Return the version of the weights that a step was launched with; its tokens may come out after an update."""

@@ -16,6 +16,7 @@ from tests.tree import ROOT, SKIPPED
 LOADED = re.compile(r"""<(?:script|link|img|iframe)[^>]*(?:src|href)=["']?(?:https?:)?//""")
 WANTED = ("index", "tutorial", "faq", "glossary", "settings", "metrics", "api", "decoding", "guides/models")
 WANTED += ("recipes/sglang/index", "bebop/systems/block/index", "ARCHITECTURE")
+pytestmark = pytest.mark.slow  # building the site takes seconds
 
 
 def build(target: Path, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -80,7 +81,6 @@ FAULTS = (  # a file, what is added to it, and what the build says of it
 MISSING = (("docs/api.md", "::: bebop.kernels.verify.none", "bebop.kernels.verify.none could not be found"),)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("faults", [FAULTS, MISSING])
 def test_planted_faults_end_the_build(tmp_path: Path, faults: Sequence[tuple[str, str, str]]) -> None:
     root = tmp_path / "checkout"
@@ -93,7 +93,6 @@ def test_planted_faults_end_the_build(tmp_path: Path, faults: Sequence[tuple[str
     assert [said for _, _, said in faults if said not in done.stdout + done.stderr] == []
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 def test_search_works_from_files_without_a_network(site: Path) -> None:
     from playwright.sync_api import sync_playwright

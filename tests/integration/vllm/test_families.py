@@ -1,13 +1,18 @@
 """MTP heads of families in vLLM's own classes: the same numbers as Bebop's, new weights in every layer, real drafts."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from bebop.config.job import ModelConfig, TrainerConfig
+from bebop.model.checkpoint import load_policy
 from tests.integration import heads
-from tests.integration.vllm.builders import engine
+from tests.integration.vllm.builders import RUNNER, engine
+from tests.model.families import experts_of
 from tests.served_models import answers, ask, job, reload, stock
 from tests.tiny_families import write_family
 
@@ -59,3 +64,18 @@ def test_glm_drafts_and_takes_new_weights(tmp_path: Path) -> None:
             sampled = answers(vllm, ask(8, 24, prompt=prompt))
             assert sum(int(one.stats.accepted.sum()) for one in sampled) > 0
             assert {version} == set(plain.versions.tolist())
+
+
+@pytest.mark.skipif(RUNNER == "v1", reason="vLLM's first model runner records no routing")
+def test_routing_is_that_of_the_target_whatever_is_drafted(tmp_path: Path) -> None:
+    """Its head routes too, and so do drafts that are rejected: neither is what a token was computed with."""
+    folder = write_family(tmp_path, "glm4_moe")
+    config = dataclasses.replace(job(folder), trainer=TrainerConfig(routing_replay=True))
+    policy, requests = load_policy(ModelConfig(path=str(folder), device="cpu")), ask(24, 24, prompt=(3, 1, 4, 1, 5))
+    with engine(config) as vllm:
+        done = answers(vllm, requests)
+    assert sum(int(one.stats.accepted.sum()) for one in done) > 0
+    for request, one in zip(requests, done, strict=True):
+        text, routing = [*request.token_ids, *one.token_ids.tolist()], one.routing
+        assert routing is not None and (routing[-1] == -1).all()
+        assert np.array_equal(np.sort(routing[:-1], -1), experts_of(policy, text)[:-1])

@@ -260,8 +260,9 @@ def test_a_job_is_checked_before_anything_starts(installed: None) -> None:
     check(job())
     with pytest.raises(UserError, match=r"monitor\.actions"):
         check(dataclasses.replace(job(), monitor=MonitorConfig(actions=True)))
-    with pytest.raises(UserError, match=r"trainer\.routing_replay=True is not possible with vLLM"):
-        check(dataclasses.replace(job(), trainer=TrainerConfig(routing_replay=True)))
+    replayed = dataclasses.replace(job(own=VllmConfig(model_runner="v1")), trainer=TrainerConfig(routing_replay=True))
+    with pytest.raises(UserError, match=r"trainer\.routing_replay=True is not possible with vLLM's first model runner"):
+        check(replayed)
     with pytest.raises(UserError, match=r"temperature=0\.005"):
         check(job(sampling=SamplingConfig(temperature=0.005)))
     with pytest.raises(UserError, match="one number of drafts"):
