@@ -214,10 +214,9 @@ def test_inference_mode_and_autocast_run_what_was_compiled_outside() -> None:
 # ---- with the compiler
 
 
+@pytest.mark.slow  # a compiler's seconds
 @compiler
-@pytest.mark.parametrize(
-    ("kind", "dtype"), [("tv", torch.bfloat16), pytest.param("hybrid", torch.float32, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("kind", "dtype"), [("tv", torch.bfloat16), ("hybrid", torch.float32)])
 def test_the_compiled_core(kind: str, dtype: torch.dtype) -> None:
     """Rows that start at odd addresses, a last chunk that is smaller, and rows that are parts of wider ones."""
     draft, target = logits(132, 5001, dtype)

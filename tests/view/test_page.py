@@ -219,6 +219,7 @@ def test_two_answers_are_compared_from_the_first_token_that_differs(page: Page, 
     expect(page.locator("main")).to_contain_text("The two are equal in all of their")
 
 
+@pytest.mark.slow
 def test_three_clicks_lead_from_an_alarm_to_the_tokens_that_explain_it(page: Page, address: str) -> None:
     page.goto(address)
     page.locator("a.alarm").first.click()
