@@ -78,7 +78,7 @@ test-sglang: .venv-sglang/.installed ## real SGLang on the CPU, in .venv-sglang
 
 test-vllm: .venv-vllm/.installed ## real vLLM on the CPU, in .venv-vllm, with each of its model runners
 	$(QUIET) .venv-vllm/bin/python -m pytest tests/integration/vllm $(ARGS)
-	$(QUIET) env BEBOP_VLLM_RUNNER=v2 .venv-vllm/bin/python -m pytest tests/integration/vllm $(ARGS) # Triton is interpreted there
+	$(QUIET) BEBOP_VLLM_RUNNER=v2 .venv-vllm/bin/python -m pytest tests/integration/vllm $(ARGS) # Triton is interpreted there
 
 test-verl: .venv-verl/.installed ## real verl jobs on the CPU, in .venv-verl
 	$(QUIET) .venv-verl/bin/python -m pytest tests/integration/verl $(ARGS)

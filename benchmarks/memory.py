@@ -1,5 +1,6 @@
 """What a call holds of a CPU's memory, by the record of every allocation: whatever the system does with its pages."""
 
+import gc
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
@@ -20,6 +21,7 @@ def left_bytes(call: Callable[[], object]) -> int:
 
 def _sums(call: Callable[[], object]) -> list[int]:
     """Return the bytes held after each allocation and release of ``call``, whose result lives until the end."""
+    gc.collect()  # garbage of what ran before would be released within ``call``, and lower its sums
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         result = call()
     assert profile.profiler is not None and profile.profiler.kineto_results is not None

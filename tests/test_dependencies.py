@@ -37,7 +37,7 @@ EXTRAS = {
     "tests.integration.agents": ("agents",),
     "tests.integration.sglang": ("sglang",),
     "tests.integration.vllm": ("vllm",),
-    "tests.integration.verl": ("verl",),
+    "tests.integration.verl": ("verl", "vllm"),
     "tests.integration.megatron": ("megatron", "verl"),
 }
 # Distributions of what is not installed beside everything else: packages_distributions knows the others.

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     checkpoint = ROOT / "bebop/model/tiny"
     for name in ("RUN", "HEAD"):
         (tmp_path / name).mkdir()
-    for name in ("DIR", "RUN/model", "HEAD/model"):
+    for name in ("DIR", "SMALLER", "RUN/model", "HEAD/model"):
         (tmp_path / name).symlink_to(checkpoint)
     for name in ("train.jsonl", "test.jsonl", "questions.jsonl", "text.jsonl"):
         (tmp_path / name).write_text('{"question": "1 + 1 =", "answer": "2", "prompt": "1 + 1 ="}\n')

@@ -3,11 +3,11 @@
 import shlex
 import typing
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typing_extensions
 from omegaconf import OmegaConf
 from vllm.config import SpeculativeConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -21,20 +21,18 @@ Composed = Callable[..., dict[str, Any]]
 @pytest.fixture
 def skyrl(monkeypatch: pytest.MonkeyPatch) -> Composed:
     """What SkyRL makes of overrides: the configuration of drafts that it starts vLLM with."""
-    import skyrl
-
+    skyrl = import_module("skyrl")
     # SkyRL's package holds skyrl_gym in a folder of its own.
     monkeypatch.syspath_prepend(str(Path(next(iter(skyrl.__path__))).parent / "skyrl-gym"))
     # Pydantic wants the TypedDict of typing_extensions before Python 3.12, and SkyRL takes that of typing.
-    monkeypatch.setattr(typing, "TypedDict", typing_extensions.TypedDict)
-    from skyrl.train.config import SkyRLTrainConfig
-    from skyrl.train.utils.utils import _apply_mtp_config
+    monkeypatch.setattr(typing, "TypedDict", import_module("typing_extensions").TypedDict)
+    config, utils = import_module("skyrl.train.config"), import_module("skyrl.train.utils.utils")
 
     def composed(*overrides: str) -> dict[str, Any]:
-        chosen = SkyRLTrainConfig.from_cli_overrides(
+        chosen = config.SkyRLTrainConfig.from_cli_overrides(
             ["trainer.strategy=megatron", "trainer.mtp.enabled=true", *overrides]
         )
-        _apply_mtp_config(chosen)
+        utils._apply_mtp_config(chosen)
         return dict(chosen.generator.inference_engine.speculative_config)
 
     return composed
@@ -50,15 +48,15 @@ def test_skyrl_composes_sampled_drafts(skyrl: Composed) -> None:
 
 def test_trl_hands_sampled_drafts_to_vllm() -> None:
     from transformers import HfArgumentParser
-    from trl.scripts.vllm_serve import ScriptArguments, build_command
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     (line,) = lines_of("recipes/adopt/README.md", "TRL")
+    serve = import_module("trl.scripts.vllm_serve")  # SkyRL and TRL are in this environment alone, for these tests
     program, command, *arguments = shlex.split(line)
     assert (program, command) == ("trl", "vllm-serve")
-    (parsed,) = HfArgumentParser(ScriptArguments).parse_args_into_dataclasses(arguments)
-    built = build_command(parsed)
+    (parsed,) = HfArgumentParser(serve.ScriptArguments).parse_args_into_dataclasses(arguments)
+    built = serve.build_command(parsed)
     drafts = built[built.index("--speculative-config") :][:2]
     options = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "DIR", *drafts])
     assert options.speculative_config == SAMPLED
