@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from bebop.adaptation.corpus import run_engine
+from bebop.adaptation.evaluation import measured
 from bebop.adaptation.ranks import Ranks
 from bebop.command import shown_command, shown_path, stoppable, writing
 from bebop.config.adapt import AdaptConfig
 from bebop.config.fields import check
-from bebop.config.job import TrainerConfig
+from bebop.config.job import DecodingConfig, TrainerConfig
 from bebop.errors import UserError
 from bebop.metrics.sinks import JsonlSink
 from bebop.model.backbone import Policy
@@ -26,6 +28,7 @@ from bebop.run_dir.checkpoints import HEADS, Store, seal, verify
 from bebop.run_dir.folder import OVERRIDES
 from bebop.systems import SYSTEMS
 from bebop.trainer.optim import GuardedAdamW, load_optimizer_state, optimizer_state
+from bebop.trajectory import Prompt
 
 STATE = "head"  # of head.json and head.safetensors
 PLACES = ("dir=", "out=", "resume=")  # settings that say nothing of what is made
@@ -105,6 +108,28 @@ class StepJob(PartJob):
             return
         load_optimizer_state(self.optimizer, state, self.what)
         self.version = state["version"]
+
+    def first_look(self, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what ``measure`` says of the network before its first step, which is kept for a resume."""
+        path = self.folder / "before.json"
+        if not (self.config.resume and path.is_file()):
+            found = measure()
+            with writing(path):
+                path.write_text(json.dumps(found) + "\n")
+        read_again: dict[str, Any] = json.loads(path.read_text())
+        return read_again
+
+    def lengths_by_temperature(self, decoding: DecodingConfig, held_out: Sequence[Prompt], when: str) -> dict[str, Any]:
+        """Return accept lengths of decoding, at the temperature of the data and greedy: intervals by name."""
+        data, found = self.config.data, {}
+        for name, temperature in (("sampled", data.sampling.temperature), ("greedy", 0.0)):
+            sampling, label = dataclasses.replace(data.sampling, temperature=temperature), f"{when}: {name}"
+            answers = run_engine(
+                self.policy, held_out, data, decoding, self.config.seed + 1, self.label(label), sampling=sampling
+            )
+            interval = measured([p.task for p in held_out], answers, decoding.limit).interval("accept_length")
+            found[f"accept_length/{name}/{when}"] = dataclasses.asdict(interval)
+        return found
 
     def learn(self, last: int, update: Callable[[], Mapping[str, float]]) -> None:
         """Take the steps that are left of ``last``: ``update`` takes one, counts it and returns its metrics."""

@@ -6,7 +6,7 @@ too: by the same pass with every layer's output off by one unit in its last plac
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -49,19 +49,7 @@ def check_parity(policy: Policy, path: str) -> None:
 
     Some ten passes over a few dozen tokens. Draws no numbers from the global generators and leaves the model as it was.
     """
-    kind = policy.backbone.config.model_type
-    try:
-        for seed in range(TRIES):
-            problem = _difference(policy, seed)
-            if problem is None:
-                return
-    except UserError as error:  # refused by a context or by ``bebop.model.attention``
-        raise UserError(f"model.path={path!r}, a {kind} model: {error}") from error
-    except Exception as error:  # other people's model code, called in a way it may not know: anything may come
-        reason = " ".join(str(error).split())[:150]
-        problem = f"it does not run on bebop's attention: {type(error).__name__}: {reason}"
-        raise UserError(f"model.path={path!r}, a {kind} model: {problem}") from error
-    raise UserError(f"model.path={path!r}, a {kind} model: {problem}; model.check=false skips this check")
+    _refuse(policy, path, _difference, refused="", fails="it does not run on bebop's attention")
 
 
 @torch.no_grad()
@@ -71,19 +59,30 @@ def check_stock(policy: Policy, path: str) -> None:
     Padded rows have to get the logits of rows alone, and the head's layer what transformers' eager attention gives it.
     Some passes over a few dozen tokens.
     """
-    kind = policy.backbone.config.model_type
+    refused, fails = "its MTP head cannot run: ", "it does not run as adaptation calls it"
+    _refuse(policy, path, _stock_difference, refused=refused, fails=fails)
+
+
+def _refuse(
+    policy: Policy, path: str, difference: Callable[[Policy, int], str | None], *, refused: str, fails: str
+) -> None:
+    """Raise ``UserError`` where ``difference`` says something for each of several seeds, or where it cannot be asked.
+
+    ``refused``: what precedes a refusal by a context or by ``bebop.model.attention``; ``fails``: what any other error
+    means.
+    """
+    name = f"model.path={path!r}, a {policy.backbone.config.model_type} model: "
     try:
         for seed in range(TRIES):
-            problem = _stock_difference(policy, seed)
+            problem = difference(policy, seed)
             if problem is None:
                 return
     except UserError as error:
-        raise UserError(f"model.path={path!r}, a {kind} model: its MTP head cannot run: {error}") from error
+        raise UserError(f"{name}{refused}{error}") from error
     except Exception as error:  # other people's model code, called in a way it may not know: anything may come
         reason = " ".join(str(error).split())[:150]
-        problem = f"it does not run as adaptation calls it: {type(error).__name__}: {reason}"
-        raise UserError(f"model.path={path!r}, a {kind} model: {problem}") from error
-    raise UserError(f"model.path={path!r}, a {kind} model: {problem}; model.check=false skips this check")
+        raise UserError(f"{name}{fails}: {type(error).__name__}: {reason}") from error
+    raise UserError(f"{name}{problem}; model.check=false skips this check")
 
 
 def _stock_difference(policy: Policy, seed: int) -> str | None:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from bebop.adaptation.corpus import drafting_config, question_streams, run_engine, sample_corpus
-from bebop.adaptation.evaluation import measured
 from bebop.adaptation.part_job import PartJob, StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
@@ -45,8 +44,6 @@ from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.optim import learning_rate
 from bebop.trajectory import Completion, Prompt
 
-GREEDY = 0.0
-
 
 class BlockTrainer(StepJob):
     """Completions, accept length before, training, accept length after, and the part."""
@@ -66,7 +63,7 @@ class BlockTrainer(StepJob):
         """Run all phases that are left; return what is to be said at the end."""
         decoding, label = drafting_config(self.policy), self.label("sample")
         _, rows, held_out = sample_corpus(self.config, self.policy, self.folder, decoding, label)
-        before = self._first_look(held_out)
+        before = self.first_look(lambda: self._accept_lengths(held_out, "before"))
         self._train(rows)
         results = {**before, **self._accept_lengths(held_out, "after")}
         self.save(copy.deepcopy(self.network).bfloat16(), self.settings, results)
@@ -75,29 +72,11 @@ class BlockTrainer(StepJob):
 
     # ---- measuring
 
-    def _first_look(self, held_out: Sequence[Prompt]) -> dict[str, Any]:
-        """Return accept lengths of the network before its first step, which are kept for a resume."""
-        path = self.folder / "before.json"
-        if not (self.config.resume and path.is_file()):
-            found = self._accept_lengths(held_out, "before")
-            with writing(path):
-                path.write_text(json.dumps(found) + "\n")
-        read_again: dict[str, Any] = json.loads(path.read_text())
-        return read_again
-
     def _accept_lengths(self, held_out: Sequence[Prompt], when: str) -> dict[str, Any]:
-        """Return decoding with whole blocks, at the temperature of the data and at 0: intervals by name."""
-        drafts, data = self.options.block - 1, self.config.data
-        decoding, tasks = DecodingConfig(system="block", draft_tokens=drafts), [p.task for p in held_out]
-        found = {}
+        """Return accept lengths of decoding with whole blocks, see ``lengths_by_temperature``."""
         self.network.eval()
-        for name, temperature in (("sampled", data.sampling.temperature), ("greedy", GREEDY)):
-            sampling, label = dataclasses.replace(data.sampling, temperature=temperature), f"{when}: {name}"
-            answers = run_engine(
-                self.policy, held_out, data, decoding, self.config.seed + 1, self.label(label), sampling=sampling
-            )
-            interval = measured(tasks, answers, drafts).interval("accept_length")
-            found[f"accept_length/{name}/{when}"] = dataclasses.asdict(interval)
+        decoding = DecodingConfig(system="block", draft_tokens=self.options.block - 1)
+        found = self.lengths_by_temperature(decoding, held_out, when)
         self.network.train()
         return found
 

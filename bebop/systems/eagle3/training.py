@@ -6,8 +6,6 @@ head (``trainer/objectives.py``), by default the end-to-end total variation.
 """
 
 import copy
-import dataclasses
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bebop.adaptation.corpus import backbone_states, drafting_config, run_engine, sample_corpus
-from bebop.adaptation.evaluation import measured
+from bebop.adaptation.corpus import backbone_states, drafting_config, sample_corpus
 from bebop.adaptation.part_job import StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
-from bebop.command import writing
 from bebop.config.adapt import AdaptConfig
 from bebop.config.fields import check
 from bebop.config.job import DecodingConfig
@@ -37,8 +33,6 @@ from bebop.trainer.head_backend import HeadLoss, WholeBackend
 from bebop.trainer.objectives import Sampling, Steps, make_objective
 from bebop.trainer.optim import learning_rate
 from bebop.trajectory import Prompt
-
-GREEDY = 0.0
 
 
 def unroll_drafter(
@@ -131,38 +125,19 @@ class Eagle3Trainer(StepJob):
         self.network.choose(torch.tensor(tokens, device=self.policy.device))
         if self.version == 0:  # else the weights are those of the checkpoint
             begin(self.network, self.policy)
-        before = self._first_look(held_out)
+        before = self.first_look(lambda: self._accept_lengths(held_out, "before"))
         self._train(rows)
         results = {**before, **self._accept_lengths(held_out, "after"), "coverage": coverage(rows, tokens)}
         self.save(copy.deepcopy(self.network).bfloat16(), self.settings, results)
         lines = [f"{name:40}{_shown(found):.3f}" for name, found in results.items()]
         return "\n".join([*lines, ""])
 
-    def _first_look(self, held_out: Sequence[Prompt]) -> dict[str, Any]:
-        """Return accept lengths of the network before its first step, which are kept for a resume."""
-        path = self.folder / "before.json"
-        if not (self.config.resume and path.is_file()):
-            found = self._accept_lengths(held_out, "before")
-            with writing(path):
-                path.write_text(json.dumps(found) + "\n")
-        read_again: dict[str, Any] = json.loads(path.read_text())
-        return read_again
-
     def _accept_lengths(self, held_out: Sequence[Prompt], when: str) -> dict[str, Any]:
-        """Return accept lengths of decoding with the drafter, sampled and greedy: intervals by name."""
-        drafts, data = self.config.evaluation.draft_tokens, self.config.data
-        decoding, tasks = DecodingConfig(system="eagle3", draft_tokens=drafts), [p.task for p in held_out]
-        found = {}
+        """Return accept lengths of decoding with the drafter, see ``lengths_by_temperature``."""
         # A copy: the engine converts it to the model's type, and training goes on in fp32.
         self.policy.parts["eagle3"] = copy.deepcopy(self.network).eval()
-        for name, temperature in (("sampled", data.sampling.temperature), ("greedy", GREEDY)):
-            sampling, label = dataclasses.replace(data.sampling, temperature=temperature), f"{when}: {name}"
-            answers = run_engine(
-                self.policy, held_out, data, decoding, self.config.seed + 1, self.label(label), sampling=sampling
-            )
-            interval = measured(tasks, answers, drafts).interval("accept_length")
-            found[f"accept_length/{name}/{when}"] = dataclasses.asdict(interval)
-        return found
+        decoding = DecodingConfig(system="eagle3", draft_tokens=self.config.evaluation.draft_tokens)
+        return self.lengths_by_temperature(decoding, held_out, when)
 
     def _train(self, rows: Sequence[TokenRow]) -> None:
         """Take every step to the last, from the newest checkpoint on."""
