@@ -60,6 +60,7 @@ def test_chunks_do_not_change_the_numbers() -> None:
     agree(row_losses(draft, target, kind="tv"), reference(draft.double(), target.double(), kind="tv"))
 
 
+@pytest.mark.slow
 def test_memory_is_the_gradient_and_a_little_more() -> None:
     draft, target = logits(256, 4096)
     draft.requires_grad_()

@@ -23,6 +23,7 @@ from bebop.model.mtp import MTPHead
 from bebop.model.parity import stock_attention
 from bebop.model.skeleton import header
 from tests.builders import bare_policy, letters
+from tests.cases import slow_but
 from tests.model.families import EXPERTS, FULL, made, slow
 
 DECODER = [
@@ -375,13 +376,17 @@ def test_what_generate_would_refuse_is_written_all_the_same(sound: Path, tmp_pat
 
 @pytest.mark.parametrize(
     ("stored", "given", "held"),
-    [
-        ("float32", "auto", "float32"),
-        ("bfloat16", "auto", "bfloat16"),
-        ("float16", "auto", "float32"),
-        ("float32", "bfloat16", "bfloat16"),
-        ("bfloat16", "float32", "float32"),
-    ],
+    slow_but(
+        [("bfloat16", "auto", "bfloat16"), ("float32", "bfloat16", "bfloat16")],
+        [
+            ("float32", "auto", "float32"),
+            ("bfloat16", "auto", "bfloat16"),
+            ("float16", "auto", "float32"),
+            ("float32", "bfloat16", "bfloat16"),
+            ("bfloat16", "float32", "float32"),
+        ],
+        several=True,
+    ),
 )
 def test_a_folder_keeps_its_type_unless_another_is_asked_for(
     stored: str, given: str, held: str, sound: Path, tmp_path: Path

@@ -581,12 +581,9 @@ BROKEN: dict[str, tuple[Case, type]] = {
 CAUGHT_BY_FEW = (
     "bonus",
     "stale-row",
-    "stale-table",
     "temperature-not-told",
     "target_only-residual",
     "block-rule-last-that-passes",
-    "tree-row-of-the-parent",
-    "mixture-head-reported",
     "pad-state",
     "pipo-token-before",
 )

@@ -20,6 +20,7 @@ from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied, Finished, Request, nothing
 from bebop.rollout.served_engine import OutputChunk, ServedEngine, appended
 from bebop.trajectory import Completion, DecodeStats, SamplingParams
+from tests.cases import slow_but
 
 PARAMS = SamplingParams(max_new_tokens=40)
 WEIGHTS = {"mtp.norm.weight": torch.full((4,), 2.0)}
@@ -120,8 +121,10 @@ def test_past_completions_are_told_before_what_comes_after_them(engines: list[Se
     assert server.told == [((1, 2), [[3, 4], [5]])]
 
 
-@pytest.mark.parametrize("recomputes", [False, True])
-@pytest.mark.parametrize("cuts", [False, True])
+@pytest.mark.parametrize(
+    ("cuts", "recomputes"),
+    slow_but([(True, True)], [(c, r) for c in (True, False) for r in (True, False)], several=True),
+)
 def test_every_token_has_the_version_that_produced_it(
     engines: list[ServedEngine], recomputes: bool, cuts: bool
 ) -> None:

@@ -40,7 +40,7 @@ def narrow(**settings: object) -> Question:
 @pytest.mark.parametrize(
     ("checkpointing", "sharded", "weights"),
     slow_but(
-        [(True, True, 0.0)],
+        [],
         [(True, True, 0.0), (False, False, 2.0), (False, True, 0.0), (True, False, 0.0)],
         several=True,
     ),

@@ -178,6 +178,7 @@ def test_a_stopped_run_goes_on_and_comes_out_the_same(study: Study, tmp_path: Pa
         assert all(torch.equal(one[key], two[key]) for key in one)
 
 
+@pytest.mark.slow
 def test_a_flat_curve_lowers_the_rate_and_then_ends_the_run(study: Study, tmp_path: Path) -> None:
     model, text, _ = study
     training = Training(head_run(most_steps=40), tmp_path, model, text)

@@ -18,6 +18,7 @@ from bebop.rollout.served_weights import WeightUpdate, update
 from bebop.rollout.sglang.backend import Fleet
 from bebop.rollout.sglang.engine import SglangServer
 from bebop.trajectory import SamplingParams
+from tests.cases import slow_but
 
 HEAD = {"final_norm.weight": torch.ones(4)}
 WEIGHTS = {"backbone.model.norm.weight": torch.full((4,), 2.0)}
@@ -147,7 +148,7 @@ def test_aborted_answers_go_on_where_they_were(counting: Counting) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("pause", ["in_place", "retract", "abort"])
+@pytest.mark.parametrize("pause", slow_but(["retract"], ["in_place", "retract", "abort"]))
 def test_weights_change_between_pause_and_continue(counting: Counting, pause: str) -> None:
     engine = make(counting, pause=pause)
     engine.add(request(1, 40))
