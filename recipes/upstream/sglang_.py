@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from recipes.upstream.defect import Defect
 
 
@@ -45,6 +47,22 @@ def corpora_have_one_budget() -> bool:
     return found == [True, True, True, False]
 
 
+def tensors_of_the_cpu_are_not_handed_over() -> bool:
+    """SGLang's reduction of tensors reads a device's number where tensors of the CPU have no argument."""
+    from sglang.srt.utils import patch_torch
+    from torch.multiprocessing import reductions
+
+    # For this call alone: the rest of the process hands tensors over as torch does.
+    reductions._reduce_tensor_original = reductions.reduce_tensor
+    try:
+        patch_torch._reduce_tensor_modified(torch.zeros(2))
+    except IndexError:
+        return True
+    finally:
+        del reductions._reduce_tensor_original
+    return False
+
+
 def _corpus(nodes: int, **more: int) -> Any:
     from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
 
@@ -76,4 +94,5 @@ DEFECTS = (
     Defect(name="sglang-corpora", program="sglang", version="0.5.23", there=corpora_have_one_budget),
     Defect(name="sglang-fields", program="sglang", version="0.5.23", there=the_engine_passes_fewer_fields_on),
     Defect(name="sglang-plugins", program="sglang", version="0.5.23", there=errors_of_plugins_are_swallowed),
+    Defect(name="sglang-cpu-tensors", program="sglang", version="0.5.23", there=tensors_of_the_cpu_are_not_handed_over),
 )

@@ -12,6 +12,7 @@ def test_a_defect_is_still_there(defect: Defect) -> None:
     assert verdict(defect) == "there"
 
 
-def test_the_patch_of_padding_mends_it() -> None:
-    (defect,) = (one for one in DEFECTS if one.name == "sglang-ngram-pads")
+@pytest.mark.parametrize("name", ["sglang-ngram-pads", "sglang-cpu-tensors"])
+def test_a_patch_mends_its_defect(name: str) -> None:
+    (defect,) = (one for one in DEFECTS if one.name == name)
     assert verdict(defect, patched=True) == "gone"
