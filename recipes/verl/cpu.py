@@ -4,10 +4,12 @@
 """
 
 import contextlib
+import importlib
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.multiprocessing import reductions
 from verl.plugin.platform.platform_base import PlatformBase
 
 from bebop.verl_job.hooks import wrap
@@ -131,3 +133,18 @@ def one_backend(distributed: ModuleType) -> None:
         return original(timeout_second, backend or "cpu:gloo")
 
     wrap(distributed, "initialize_global_process_group_ray", around)
+
+
+def share_by_name(_sglang_rollout: ModuleType) -> None:
+    """Let verl's SGLang adapter hand over tensors of the CPU.
+
+    SGLang's own reduction writes a device's UUID into the seventh argument of every tensor, and a tensor of the CPU has
+    three. The server does not descend from the worker, so memory is shared by name and not by file descriptor.
+    """
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    patch_torch = importlib.import_module("sglang.srt.utils.patch_torch")
+
+    def around(original: Any, tensor: Any) -> Any:
+        return reductions._reduce_tensor_original(tensor) if tensor.device.type == "cpu" else original(tensor)
+
+    wrap(patch_torch, "_reduce_tensor_modified", around)

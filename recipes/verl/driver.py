@@ -12,6 +12,7 @@ from packaging.version import Version
 from bebop.config.fields import check
 from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
+from bebop.rollout.sglang.backend import INTERPRETER, WHOLE_ANSWERS
 from bebop.rollout.vllm.plugin import CPU, DRAFTS, EVERY
 from bebop.systems import SYSTEMS
 from bebop.verl_job.hooks import wrap
@@ -51,7 +52,7 @@ def hand_over(constants: ModuleType) -> None:
         environment["env_vars"][SELECTOR] = "all" if sends_head(config, wanted) else "target"
         if wanted.metrics and wanted.verify_every:
             environment["env_vars"][EVERY] = str(wanted.verify_every)
-        environment["env_vars"] |= for_vllm(config, wanted)
+        environment["env_vars"] |= for_vllm(config, wanted) | for_sglang(config, wanted)
         return environment
 
     wrap(constants, "get_ppo_ray_runtime_env", around)
@@ -66,6 +67,15 @@ def for_vllm(config: Any, wanted: VerlConfig) -> dict[str, str]:
     if wanted.metrics and mtp.enable and mtp.enable_rollout:
         variables |= {EVERY: str(wanted.verify_every), DRAFTS: str(mtp.num_speculative_tokens), FIRST_RUNNER: "0"}
     return variables
+
+
+def for_sglang(config: Any, wanted: VerlConfig) -> dict[str, str]:
+    """Return the variables for SGLang's processes: whole entries of verification steps, and a CPU's kernels."""
+    if config.actor_rollout_ref.rollout.name != "sglang":
+        return {}
+    # Where SGLang reports on a completion halfway, the entries after the first report are cut off.
+    variables = dict(WHOLE_ANSWERS) if wanted.metrics and wanted.verify_every else {}
+    return variables | (INTERPRETER if on_cpu(os.environ) else {})
 
 
 def _external(config: Any) -> str:

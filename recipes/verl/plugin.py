@@ -23,6 +23,7 @@ CPU = (
     Hook(module="verl.plugin.platform.platform_manager", function="cpu.register_platform"),
     Hook(module="verl.workers.engine.fsdp.transformer_impl", function="cpu.register_engine"),
     Hook(module="verl.utils.distributed", function="cpu.one_backend"),
+    Hook(module="verl.workers.rollout.sglang_rollout.sglang_rollout", function="cpu.share_by_name"),
 )
 CHECKED = (
     Hook(module="verl.trainer.ppo.v1.trainer_base", function="selftest.check_trainer"),

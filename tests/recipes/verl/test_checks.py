@@ -194,6 +194,19 @@ def test_vllms_processes_are_told_what_to_look_at(platform: str, monkeypatch: py
     assert told({f"{MODEL}.mtp.enable_rollout": False})[1:] == [None, None, cpu]
 
 
+@pytest.mark.parametrize("platform", ["cpu", ""])
+def test_sglangs_processes_report_whole_completions(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", platform)
+    module = constants()
+    hand_over(module)
+    for verify_every, interval in ((4, str(1 << 30)), (0, None)):
+        config = job({"bebop": {"metrics": True, "verify_every": verify_every}})
+        found = module.get_ppo_ray_runtime_env(config)["env_vars"]
+        assert found.get("SGLANG_FORCE_STREAM_INTERVAL") == interval
+        wanted = ["1", "1"] if platform else [None, None]
+        assert [found.get(name) for name in ("TRITON_INTERPRET", "BEBOP_SGLANG_CPU")] == wanted
+
+
 def test_without_a_block_nothing_is_handed_over() -> None:
     module = constants()
     hand_over(module)
