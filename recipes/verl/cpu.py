@@ -143,8 +143,9 @@ def share_by_name(_sglang_rollout: ModuleType) -> None:
     """
     torch.multiprocessing.set_sharing_strategy("file_system")
     patch_torch = importlib.import_module("sglang.srt.utils.patch_torch")
+    torch_own: Any = reductions  # SGLang keeps torch's function in torch's module
 
     def around(original: Any, tensor: Any) -> Any:
-        return reductions._reduce_tensor_original(tensor) if tensor.device.type == "cpu" else original(tensor)
+        return torch_own._reduce_tensor_original(tensor) if tensor.device.type == "cpu" else original(tensor)
 
     wrap(patch_torch, "_reduce_tensor_modified", around)
