@@ -28,6 +28,7 @@ from bebop.driver.protocols import DamagedWeights
 from bebop.driver.weights import CheckedWeights, SharedReader, SharedWeights, WeightBuffers
 
 LOOPBACK = "127.0.0.1"
+TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
 Backend = Literal["nccl", "gloo"]
 NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
@@ -54,7 +55,7 @@ class Member:
         """``device``: of this process; NCCL sends from its memory, gloo from that of the host."""
         self.device = device
         self._meeting: Meeting | None = None
-        self._store: dist.TCPStore | None = None  # of rank 0 alone
+        self._store: Any = None  # of rank 0 alone
         self._group: Any = None
         self._bucket: Tensor | None = None  # on the GPU, for NCCL
         self._stream: Any = None  # copies wait for nothing that the process computes meanwhile
@@ -66,7 +67,7 @@ class Member:
             self._close()
             listener = socket.create_server((host, 0), backlog=128)
             port = int(listener.getsockname()[1])
-            self._store = dist.TCPStore(
+            self._store = TCPStore(
                 host, port, None, True, timedelta(seconds=timeout), False, master_listen_fd=listener.detach()
             )
             return port
@@ -99,7 +100,7 @@ class Member:
         timeout = timedelta(seconds=meeting.timeout)
         if rank:
             self._close()
-            store = dist.TCPStore(meeting.host, meeting.port, None, False, timeout, False)
+            store = TCPStore(meeting.host, meeting.port, None, False, timeout, False)
         else:
             assert self._store is not None, "rank 0 opens the store"
             store = self._store
@@ -112,7 +113,7 @@ class Member:
             self._group = self._nccl(store, rank, meeting)
         self._meeting = meeting
 
-    def _nccl(self, store: dist.TCPStore, rank: int, meeting: Meeting) -> Any:
+    def _nccl(self, store: Any, rank: int, meeting: Meeting) -> Any:
         """Return a group of NCCL, whose failures do not end this process.
 
         PyTorch would end it by default, since it cannot tell that somebody waits for the failure (``_pass``).

@@ -123,7 +123,9 @@ class RayTrainer:
         self.config, self.run_dir, self.workers = config, run_dir, workers
         self.group = ActorGroup("trainer", TrainerDied, options, config.runtime.hang_after, events or EventLog(None))
         self._meeting: Path | None = None  # the folder of the file by which ranks meet
-        gpus = [one.get("num_gpus", 0.0) for group in (self.group, *(w.group for w in workers)) for one in group.options]
+        gpus = [
+            one.get("num_gpus", 0.0) for group in (self.group, *(w.group for w in workers)) for one in group.options
+        ]
         self.broadcast = WeightBroadcast(
             config,
             self.group,

@@ -119,9 +119,9 @@ class WeightBroadcast:
         if not receivers:
             return {}
         members = (self.trainer.incarnation, *(worker.incarnation for worker in receivers.values()))
-        if self._meeting is None or members != self._members:
-            self._meeting, self._members = await self._meet(len(members), apart), members
-        meeting = self._meeting
+        meeting: Meeting | str | None = self._meeting
+        if meeting is None or members != self._members:
+            meeting = await self._meet(len(members), apart)
         if isinstance(meeting, str):
             failed = [meeting]
             found: dict[str, SharedWeights] = {}
@@ -133,6 +133,8 @@ class WeightBroadcast:
             found = {key: one for key, one in zip(receivers, answers, strict=True) if isinstance(one, SharedWeights)}
             failed = [one for one in (failure, *answers) if one and isinstance(one, str)]
         if not failed:
+            assert isinstance(meeting, Meeting)
+            self._meeting, self._members = meeting, members
             self.failures, self.reached = 0, self.reached + 1
             return found
         self._meeting = None
