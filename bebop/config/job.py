@@ -314,8 +314,8 @@ class TrainerConfig(Settings):
     keep: int = setting(3, "checkpoints kept; older ones are removed", POSITIVE)
     publish: Literal["shared", "broadcast", "store"] | None = setting(
         None,
-        "how weights get to engines: in memory that the processes of a machine share, by a collective broadcast to each "
-        "machine, or in Ray's object store; null: shared where all processes lie on one machine, else broadcast",
+        "how weights get to engines: in memory that processes of a machine share, by a broadcast to each machine, or "
+        "in Ray's object store; null: shared where all processes lie on one machine, else broadcast",
     )
     broadcast: BroadcastConfig = section(BroadcastConfig)
     lora: LoraConfig = section(LoraConfig)
