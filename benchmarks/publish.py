@@ -135,6 +135,7 @@ class Loopback:
     def __init__(self, bucket: int) -> None:
         self.sender, self.receiver, self.bytes = WeightSender(CPU), WeightReceiver(CPU), 0  # passed on last
         port = self.sender.member.open(LOOPBACK, TIMEOUT)
+        assert isinstance(port, int), port
         self.meeting = Meeting(
             host=LOOPBACK, port=port, members=2, backend="gloo", timeout=TIMEOUT, bucket=bucket << 20
         )

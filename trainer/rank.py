@@ -93,9 +93,11 @@ class TrainerRank:
             pass
         return with_manifest({})
 
-    def open_meeting(self, host: str, timeout: float) -> int:
-        """Open a meeting of receivers at ``host``, and return its port; may be called beside other calls, as the next
-        two."""
+    def open_meeting(self, host: str, timeout: float) -> int | str:
+        """Open a meeting of receivers at ``host``, and return its port or why there is none.
+
+        This and the next two methods may be called beside the others.
+        """
         return self.sender.member.open(host, timeout)
 
     def send_weights(self, meeting: Meeting, sent: SharedWeights) -> str:

@@ -61,15 +61,21 @@ class Member:
         self._stream: Any = None  # copies wait for nothing that the process computes meanwhile
         self._busy = threading.Lock()
 
-    def open(self, host: str, timeout: float) -> int:
-        """Open the store of the next meeting on this machine and return its port; only ``host`` is listened on."""
+    def open(self, host: str, timeout: float) -> int | str:
+        """Open the store of the next meeting on this machine and return its port, or why that failed.
+
+        Only the address ``host`` is listened on.
+        """
         with self._busy:
             self._close()
-            listener = socket.create_server((host, 0), backlog=128)
-            port = int(listener.getsockname()[1])
-            self._store = TCPStore(
-                host, port, None, True, timedelta(seconds=timeout), False, master_listen_fd=listener.detach()
-            )
+            try:
+                listener = socket.create_server((host, 0), backlog=128)
+                port = int(listener.getsockname()[1])
+                self._store = TCPStore(
+                    host, port, None, True, timedelta(seconds=timeout), False, master_listen_fd=listener.detach()
+                )
+            except (RuntimeError, OSError) as error:
+                return f"nothing can listen on {host}: {error}"
             return port
 
     def broadcast(self, meeting: Meeting, rank: int, memory: Tensor) -> str:

@@ -51,10 +51,13 @@ class Publication:
         """Return what a worker is given: where weights lie on its machine, or a reference to the object store.
 
         A worker that asks again could not read what it was told first: the process that received it may have ended.
+        ``TrainerDied`` if the trainer was closed meanwhile.
         """
         again = worker.incarnation in self.asked
         self.asked.add(worker.incarnation)
         await asyncio.wait([self.arrival])  # a worker that is cancelled here must not end the others' broadcast
+        if self.arrival.cancelled() or not self.trainer.actors:
+            raise TrainerDied("it was closed")
         here = self.arrival.result().get(self.place(worker))
         if here is not None and not again:
             return here

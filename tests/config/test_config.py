@@ -98,7 +98,7 @@ def message(values: dict[str, Any]) -> str:
     with pytest.raises(UserError) as caught:
         from_dict(JobConfig, values)
     text = str(caught.value)
-    assert "\n" not in text and len(text) < 300
+    assert "\n" not in text and len(text) < 320
     return text
 
 

@@ -21,6 +21,7 @@ CPU = torch.device("cpu")
 
 def meet(sender: WeightSender, receivers: int, bucket: int = 1 << 20, timeout: float = 20.0) -> Meeting:
     port = sender.member.open(LOOPBACK, timeout)
+    assert isinstance(port, int), port
     return Meeting(host=LOOPBACK, port=port, members=1 + receivers, backend="gloo", timeout=timeout, bucket=bucket)
 
 
@@ -77,11 +78,11 @@ def test_what_was_overtaken_is_not_sent_and_nobody_waits_for_it() -> None:
     sent = written(buffers, weights())
     meeting = meet(sender, 1)
     assert isinstance(*passed(sender, [receiver], meeting, sent), SharedWeights)
-    overtaken = dataclasses.replace(sent, inode=sent.inode + 1)
+    overtaken, began = dataclasses.replace(sent, inode=sent.inode + 1), time.monotonic()
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(receiver.receive, meeting, 1, sent)
         assert sender.send(meeting, overtaken) == "newer ones lie in their place"
-        assert isinstance(waiting.result(), str), "it hears that the sender has left"
+        assert isinstance(waiting.result(), str) and time.monotonic() - began < meeting.timeout / 2, "it hears of it"
     assert isinstance(*passed(sender, [receiver], meet(sender, 1), sent), SharedWeights), "they meet anew"
 
 
@@ -102,6 +103,12 @@ print("ready", flush=True)
 meeting, sent, end = pickle.load(sys.stdin.buffer)
 WeightReceiver(torch.device("cpu")).receive(meeting, 2, sent)
 """
+
+
+@pytest.mark.slow
+def test_an_address_that_is_not_this_machine_s_is_a_reason_and_no_error() -> None:
+    found = WeightSender(CPU).member.open("203.0.113.1", 5.0)
+    assert isinstance(found, str) and found.startswith("nothing can listen on 203.0.113.1: ")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from bebop.config.fields import from_dict
 from bebop.config.job import JobConfig
-from bebop.driver.protocols import DamagedWeights, WorkerDied
+from bebop.driver.protocols import DamagedWeights, TrainerDied, WorkerDied
 from bebop.driver.weights import SharedWeights
 from bebop.errors import UserError
-from bebop.runtime.actor_group import Options
+from bebop.runtime.actor_group import ActorGroup, Options
 from bebop.runtime.actors import RayTrainer, RayWorker
-from bebop.runtime.broadcast import MAX_FAILURES, Publication, choose_backend
+from bebop.runtime.broadcast import MAX_FAILURES, Publication, _machine, _process, choose_backend
+from bebop.runtime.events import EventLog
 
 SECONDS = 60.0  # for an engine to come to a call, on a busy machine
 
@@ -138,6 +140,35 @@ def test_machines_get_weights_once_each_whoever_dies_meanwhile(nodes: list[Optio
         for worker in workers:
             worker.close()
         trainer.close()
+
+
+def test_who_could_not_read_what_it_was_told_gets_the_same_from_elsewhere() -> None:
+    """On its own machine; a worker beside the trainer reads the trainer's memory, and so does one of a broken group."""
+    sent = SharedWeights(machine="m", process=1, descriptor=2, inode=3, size=64, starts={}, manifest={})
+    trainer, beside, apart = (ActorGroup(name, WorkerDied, [{}], 10.0, EventLog(None)) for name in ("t", "b", "a"))
+    trainer.actors, trainer.nodes, beside.nodes, apart.nodes = ["rank 0"], ["one"], ["one"], ["two"]
+    trainer._mark, beside._mark, apart._mark = "t", "b", "a"
+
+    async def run() -> None:
+        async def arrive() -> dict[str, SharedWeights]:
+            await asyncio.sleep(0)
+            return {"two": replace(sent, process=2), "b": replace(sent, process=3)}
+
+        made = {
+            place: Publication(
+                sent=sent, trainer=trainer, arrival=asyncio.create_task(arrive()), place=place, stored="reference"
+            )
+            for place in (_machine, _process)
+        }
+        given = [await made[_machine].handle(group) for group in (apart, apart, beside, beside)]
+        assert given == [replace(sent, process=2), "reference", sent, sent]
+        given = [await made[_process].handle(group) for group in (beside, beside, apart)]
+        assert given == [replace(sent, process=3), sent, "reference"]
+        trainer.actors = []
+        with pytest.raises(TrainerDied):
+            await made[_machine].handle(apart)
+
+    asyncio.run(run())
 
 
 def test_nccl_is_chosen_where_every_member_has_a_gpu_and_never_for_two_on_one() -> None:
