@@ -1,9 +1,11 @@
 """Publishing weights from trainer to engine: copies of the model, seconds in all, and the seconds for which decoding
 stops for them.
 
-Copies are counted where they happen: by a dispatch mode of PyTorch, which sees moves to shared memory as well, and by
-what is pickled for the object store. SGLang's half is its own deserialisation and ``copy_``, as its loaders call it, in
-this process. What its processes do beside that (messages, checksums) is not in the seconds.
+Copies are counted where they happen: by a dispatch mode of PyTorch, which sees moves to shared memory as well, by what
+is pickled for the object store, and by what a broadcast passes on. The broadcast goes by gloo over loopback between
+threads of this process, as it would between machines. The object store is counted within one machine, where readers map
+it. SGLang's half is its own deserialisation and ``copy_``, as its loaders call it, in this process. What its processes
+do beside that (messages, checksums) is not in the seconds.
 """
 
 import asyncio
@@ -13,6 +15,7 @@ import pickle
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,6 +29,7 @@ from bebop.bench.gpu.models import SHAPES, Shape, policy_of
 from bebop.bench.record import noted
 from bebop.config.engines import SglangConfig
 from bebop.config.job import DecodingConfig, JobConfig, ModelConfig
+from bebop.driver.broadcast import LOOPBACK, Meeting, WeightReceiver, WeightSender
 from bebop.driver.weights import CheckedWeights, SharedWeights, WeightBuffers, with_manifest
 from bebop.model.layouts import split_experts
 from bebop.rollout.served_weights import update
@@ -36,6 +40,8 @@ from bebop.trainer.policy import PolicyTrainer
 ops: Any = torch.ops.aten
 WRITES = {ops.copy_: 0, ops._to_copy: None, ops.clone: None, ops.cat: None}  # None: the result is written
 CPU = torch.device("cpu")
+WAYS = ("store", "shared", "broadcast")
+TIMEOUT = 60.0  # seconds, for a bucket over loopback
 
 
 class Copies(TorchDispatchMode):
@@ -123,6 +129,31 @@ class Scheduler:
         return {"success": True}
 
 
+class Loopback:
+    """A broadcast by gloo to one receiver, which might lie on another machine."""
+
+    def __init__(self, bucket: int) -> None:
+        self.sender, self.receiver, self.bytes = WeightSender(CPU), WeightReceiver(CPU), 0  # passed on last
+        port = self.sender.member.open(LOOPBACK, TIMEOUT)
+        assert isinstance(port, int), port
+        self.meeting = Meeting(
+            host=LOOPBACK, port=port, members=2, backend="gloo", timeout=TIMEOUT, bucket=bucket << 20
+        )
+        self.threads = ThreadPoolExecutor(1)
+
+    def passed(self, sent: SharedWeights) -> SharedWeights:
+        """Return where the receiver has the weights."""
+        sending = self.threads.submit(self.sender.send, self.meeting, sent)
+        found = self.receiver.receive(self.meeting, 1, sent)
+        failure = sending.result()
+        assert isinstance(found, SharedWeights) and not failure, f"{failure} {found}"
+        self.bytes = sum(
+            torch.Size(one.shape).numel() * getattr(torch, one.dtype.removeprefix("torch.")).itemsize
+            for one in sent.manifest.values()
+        )
+        return found
+
+
 class Publishing:
     """A trainer and an engine with random weights of one shape, and the ways between them."""
 
@@ -130,33 +161,35 @@ class Publishing:
         self.device = device
         config = JobConfig(model=ModelConfig(dtype="bfloat16", device=device.type), decoding=DecodingConfig())
         self.trainer, policy = PolicyTrainer(policy_of(shape, device), config), policy_of(shape, device)
-        for parameter in policy.weights().values():  # else they would be the trainer's before they arrive
-            parameter.data.zero_()
         engine = TorchEngine(policy, config.decoding, slots=1, max_length=8)
         self.worker = RolloutWorker(engine, lambda text, prompt: 0.0, config, (0,))
         self.policy, self.buffers, self.store, self.version = policy, WeightBuffers(), ObjectStore(), 0
+        self.loopback = Loopback(config.trainer.broadcast.bucket)
+        self.forget()
         layout = self.trainer.layout().values()
         self.bytes = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in layout)
 
-    def sent(self, shared: bool) -> CheckedWeights | SharedWeights:
+    def sent(self, way: str) -> CheckedWeights | SharedWeights:
         """Return the trainer's weights as a worker is given them."""
-        if shared:
-            found = self.buffers.write(self.trainer.full_weights(), self.trainer.layout())
-            return pickle.loads(pickle.dumps(found))
-        return self.store.passed(with_manifest(self.trainer.weights()))
+        if way == "store":
+            return self.store.passed(with_manifest(self.trainer.weights()))
+        found: SharedWeights = pickle.loads(
+            pickle.dumps(self.buffers.write(self.trainer.full_weights(), self.trainer.layout()))
+        )
+        return found if way == "shared" else self.loopback.passed(found)
 
-    def embedded(self, shared: bool) -> tuple[float, float]:
+    def embedded(self, way: str) -> tuple[float, float]:
         """Publish to the embedded engine; seconds in all, and of the pause."""
         began, self.version = time.perf_counter(), self.version + 1
-        self.worker.set_weights(self.sent(shared), self.version)
+        self.worker.set_weights(self.sent(way), self.version)
         self.worker.turn()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - began, self.worker.thread.progress().swap
 
-    def sglang(self, shared: bool) -> tuple[float, float]:
+    def sglang(self, way: str) -> tuple[float, float]:
         """Publish to SGLang; seconds in all, and of the pause. Before there was shared memory it was flattened in the
-        pause."""
+        pause, which stays the arm of the object store."""
         from bebop.rollout.sglang.engine import SglangServer  # its HTTP client is not everywhere
         from bebop.rollout.sglang.transfer import TensorTransfer
 
@@ -173,7 +206,7 @@ class Publishing:
         scheduler = Scheduler(model=split_experts(names))
         server = SglangServer(
             scheduler,
-            (TensorTransfer if shared else InPause)(1, False),
+            (InPause if way == "store" else TensorTransfer)(1, False),
             {},
             SglangConfig(pause="in_place"),
             drafts=0,
@@ -182,19 +215,26 @@ class Publishing:
             dtype=torch.bfloat16,
             rescored=False,
         )
-        began, sent = time.perf_counter(), self.sent(shared)
+        began, sent = time.perf_counter(), self.sent(way)
         weights, release = self.worker.received(sent)
         asyncio.run(server.load(weights, 1))
         release()
         return time.perf_counter() - began, scheduler.pauses[0]
 
-    def copies(self, way: Callable[[bool], object], shared: bool) -> float:
+    def copies(self, engine: Callable[[str], object], way: str) -> float:
         """Return the bytes that a way copies for each byte of weights. The first time settles what is reused."""
-        way(shared)
+        self.forget()
+        engine(way)
         counter = Copies(torch.bfloat16)
         with counter:
-            way(shared)
-        return (counter.bytes + (0 if shared else self.store.bytes)) / self.bytes
+            engine(way)
+        passed = {"store": self.store.bytes, "shared": 0, "broadcast": self.loopback.bytes}
+        return (counter.bytes + passed[way]) / self.bytes
+
+    def forget(self) -> None:
+        """Clear the engine's weights: they would be the trainer's before they arrive."""
+        for parameter in self.policy.weights().values():
+            parameter.data.zero_()
 
     def arrived(self) -> bool:
         """Return whether the engine has the trainer's weights to the bit."""
@@ -203,31 +243,26 @@ class Publishing:
 
 
 def run(rounds: int, shape: Shape = SHAPES["SmolLM2-135M"]) -> list[dict[str, Any]]:
-    """Return a row for each engine: copies and medians of seconds by the object store and by shared memory, whose turns
-    alternate, and the ratios of the latter to the former."""
+    """Return a row for each engine: copies and medians of seconds by the object store, by shared memory and by a
+    broadcast, whose turns alternate, and the ratios of the latter two to the first."""
     both, rows = Publishing(shape), list[dict[str, Any]]()
-    ways: dict[str, Callable[[bool], tuple[float, float]]] = {"embedded": both.embedded}
+    engines: dict[str, Callable[[str], tuple[float, float]]] = {"embedded": both.embedded}
     if find_spec("sglang"):
-        ways["SGLang"] = both.sglang
-    for engine, way in ways.items():
+        engines["SGLang"] = both.sglang
+    for engine, publish in engines.items():
         row: dict[str, Any] = {"engine": engine, "GB": both.bytes / 1e9}
-        for shared in (False, True):
-            row[f"copies, {_name(shared)}"] = both.copies(way, shared)
-        seconds: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+        for way in WAYS:
+            row[f"copies, {way}"] = both.copies(publish, way)
+        seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
         gc.collect()
-        for turn in range(2 * rounds):
-            shared = bool((turn + turn // 2) % 2)  # neither arm always goes first
-            seconds[shared].append(way(shared))
-            noted(
-                {"engine": engine, "arm": _name(shared), "s": seconds[shared][-1][0], "pause s": seconds[shared][-1][1]}
-            )
+        for turn in range(rounds):
+            for way in WAYS[turn % len(WAYS) :] + WAYS[: turn % len(WAYS)]:  # no arm always goes first
+                seconds[way].append(publish(way))
+                noted({"engine": engine, "arm": way, "s": seconds[way][-1][0], "pause s": seconds[way][-1][1]})
         for place, what in enumerate(("s", "pause s")):
-            middle = {shared: statistics.median(one[place] for one in found) for shared, found in seconds.items()}
-            row |= {f"{what}, {_name(shared)}": middle[shared] for shared in (False, True)}
-            row[f"{what}, ratio"] = middle[True] / middle[False]
+            middle = {way: statistics.median(one[place] for one in found) for way, found in seconds.items()}
+            row |= {f"{what}, {way}": middle[way] for way in WAYS}
+            row[f"{what}, ratio"] = middle["shared"] / middle["store"]
+            row[f"{what}, ratio of broadcast"] = middle["broadcast"] / middle["store"]
         rows.append(row)
     return rows
-
-
-def _name(shared: bool) -> str:
-    return "shared" if shared else "store"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bebop.config.job import DecodingConfig, JobConfig
+from bebop.driver.broadcast import Meeting, WeightReceiver
 from bebop.driver.protocols import LINGER_SECONDS, Assignment, Pace, WorkerReport
 from bebop.driver.report_queue import OpenAssignment, ReportQueue
 from bebop.driver.weights import CheckedWeights, SharedReader, SharedWeights, verify_weights
@@ -72,7 +73,9 @@ class RolloutWorker:
         self._calls = 1  # calls of a function, one after another, that it may consist of
         self._slowest_reward = 0.0  # seconds
         self._timeouts = 0  # rewards that hung, one after another
-        self._shared = SharedReader(pinned=config.model.device != "cpu" and torch.cuda.is_available())
+        cuda = config.model.device != "cpu" and torch.cuda.is_available()
+        self._shared = SharedReader(pinned=cuda)
+        self._receiver = WeightReceiver(torch.device("cuda" if cuda else "cpu"))
         self._changed = threading.Condition()  # guards what follows
         self._queue = ReportQueue(
             pulls=config.rollout.dealing == "pull", group_size=config.trainer.group_size, slots=config.rollout.slots
@@ -124,6 +127,10 @@ class RolloutWorker:
         if isinstance(weights, CheckedWeights):
             weights = verify_weights(weights)
         return weights, lambda: None
+
+    def receive_weights(self, meeting: Meeting, rank: int, sent: SharedWeights) -> SharedWeights | str:
+        """Receive a broadcast, while the engine decodes on; return where it lies in memory, or why that failed."""
+        return self._receiver.receive(meeting, rank, sent)
 
     def configure(self, decoding: DecodingConfig) -> None:
         """Queue a change of how to decode, between two cycles; completions in progress go on with it."""

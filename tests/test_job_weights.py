@@ -1,11 +1,13 @@
-"""The real job on Ray with weights that are cut short on their way to a worker: refused, sent again, or replaced."""
+"""The real job on Ray with weights that are cut short on their way to a worker: refused, sent again, or replaced; and
+with a broadcast that loses a receiver."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.test_job import counted, finish, rows, start
+from tests.test_job import counted, finish, pids, rows, start, wait_for_step
 
 pytestmark = pytest.mark.slow
 
@@ -62,3 +64,14 @@ def test_weights_cut_short_are_refused_sent_again_and_at_last_the_worker_is_repl
     assert errors.count("arrived 3 times damaged") == 1 and "prompts start again" in errors
     assert rows(folder)[-1]["rollout/restarts"] == 1
     assert counted(folder) == dict.fromkeys(range(1, 4), (16, 4)), "every prompt was trained on once"
+
+
+def test_a_job_that_broadcasts_goes_on_without_a_worker_that_is_killed(tmp_path: Path) -> None:
+    """Each of two workers receives for itself; the replacement of one gets what it missed, and then receives too."""
+    process = start(tmp_path, "trainer.steps=4", "trainer.publish=broadcast", "rollout.workers=2")
+    wait_for_step(tmp_path, 1, process)
+    os.kill(pids(tmp_path, "rollout")[1], signal.SIGKILL)
+    code, errors = finish(process)
+    assert code == 0 and "Traceback" not in errors, errors
+    assert rows(tmp_path)[-1]["rollout/restarts"] == 1 and "broadcast any more" not in errors
+    assert counted(tmp_path) == dict.fromkeys(range(1, 5), (16, 4)), "every prompt was trained on once"

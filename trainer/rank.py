@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from bebop.command import writing
 from bebop.config.job import DecodingConfig, JobConfig
+from bebop.driver.broadcast import Meeting, WeightSender
 from bebop.driver.weights import CheckedWeights, SharedWeights, WeightBuffers, with_manifest
 from bebop.metrics.metrics import Metrics
 from bebop.model.checkpoint import find_device, load_policy
@@ -45,6 +46,7 @@ class TrainerRank:
                 torch.cuda.set_device(device)
             dist.init_process_group("nccl" if cuda else "gloo", init_method, rank=rank, world_size=world)
         self.rank, self.buffers = rank, WeightBuffers()
+        self.sender = WeightSender(find_device(config.model))
         self.trainer = PolicyTrainer(policy, config, rank, world)
         config = replace(config, trainer=replace(config.trainer, max_tokens=self.trainer.max_tokens))
         self.certifier = Certifier(self.trainer.scorer, self.trainer.old_policies, config, rank, world)
@@ -91,6 +93,21 @@ class TrainerRank:
             pass
         return with_manifest({})
 
+    def open_meeting(self, host: str, timeout: float) -> int | str:
+        """Open a meeting of receivers at ``host``, and return its port or why there is none.
+
+        This and the next two methods may be called beside the others.
+        """
+        return self.sender.member.open(host, timeout)
+
+    def send_weights(self, meeting: Meeting, sent: SharedWeights) -> str:
+        """Broadcast what ``weights`` has written to memory; return why that failed, or nothing."""
+        return self.sender.send(meeting, sent)
+
+    def stored_weights(self, sent: SharedWeights) -> CheckedWeights:
+        """Return what ``weights`` has written to memory, for a machine that no broadcast has reached."""
+        return self.sender.stored(sent)
+
     def head_fingerprint(self) -> str:
         """Return the fingerprint of the head that engines should have by now; empty without a head."""
         return self.trainer.head_fingerprint()
@@ -112,6 +129,7 @@ class TrainerRank:
         return saved.loop
 
     def close(self) -> None:
-        """Leave the process group."""
+        """Leave the process groups."""
+        self.sender.member.close()
         if dist.is_initialized():
             dist.destroy_process_group()

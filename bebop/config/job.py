@@ -251,6 +251,19 @@ class LoraConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BroadcastConfig(Settings):
+    """How weights are broadcast to the machines of a job (docs/guides/multi_gpu.md)."""
+
+    SECTION = "trainer.broadcast."
+    backend: Literal["nccl", "gloo"] | None = setting(
+        None,
+        "nccl between GPUs, or gloo between hosts; null: nccl where the trainer's rank 0 and every worker have a GPU "
+        "to themselves",
+    )
+    bucket: int = setting(256, "MiB that are sent at once, and with NCCL held on each GPU", within(1, 1 << 14))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig(Settings):
     """The trainer: its ranks, optimizer and batch."""
 
@@ -299,11 +312,12 @@ class TrainerConfig(Settings):
     routing_replay: bool = setting(False, "R3: a mixture of experts is trained on the experts that the engine chose")
     save_every: int = setting(20, "steps between checkpoints; 0 saves only at the end", NOT_NEGATIVE)
     keep: int = setting(3, "checkpoints kept; older ones are removed", POSITIVE)
-    publish: Literal["shared", "store"] | None = setting(
+    publish: Literal["shared", "broadcast", "store"] | None = setting(
         None,
-        "how weights get to engines: in memory that the processes of a machine share, or in Ray's object store, which "
-        "reaches other machines too; null: shared where all processes lie on one machine",
+        "how weights get to engines: in memory that processes of a machine share, by a broadcast to each machine, or "
+        "in Ray's object store; null: shared where all processes lie on one machine, else broadcast",
     )
+    broadcast: BroadcastConfig = section(BroadcastConfig)
     lora: LoraConfig = section(LoraConfig)
 
 
@@ -525,5 +539,10 @@ class JobConfig(Settings):
         )
         if self.evaluation.every:
             _ = self.held_out_task  # raises what is wrong with it
+        self.require(
+            self.trainer.broadcast.backend != "nccl" or self.model.device != "cpu",
+            "trainer.broadcast.backend",
+            "it takes GPUs, and model.device is cpu: give gloo or null",
+        )
         divides = self.trainer.groups_per_step % algorithm.minibatches == 0
         self.require(divides, "algorithm.minibatches", "it must divide trainer.groups_per_step")

@@ -1,7 +1,8 @@
 """Weights with a manifest, by which a worker notices that they were cut short or changed in transit.
 
 They travel in one of two ways. ``CheckedWeights`` hold the tensors, which Ray's object store takes to any machine.
-``SharedWeights`` say where in memory of this machine the trainer has put them, so that nothing is sent but that.
+``SharedWeights`` say where in memory of this machine the trainer has put them, so that nothing is sent but that; or a
+receiver, where ``bebop.driver.broadcast`` has brought them from another machine.
 
 The sender writes down the name, shape, dtype and a checksum of the bytes of each tensor. The receiver compares them
 with what arrived before an engine sees it. The checksum reads memory once at full speed (26 GB/s with one thread, where
@@ -125,7 +126,7 @@ class SharedWeights:
     """Where weights lie in memory of this machine, with their manifest."""
 
     machine: str  # as ``BOOT`` names it
-    process: int  # that wrote them, and has the buffer open
+    process: int  # that wrote or received them, and has the buffer open
     descriptor: int  # of the buffer in that process
     inode: int  # of the buffer: another one may have the descriptor by now
     size: int  # bytes of the buffer
@@ -178,9 +179,21 @@ class SharedBuffer:
         end = start + torch.Size(shape).numel() * dtype.itemsize
         return self.bytes[start:end].view(dtype).view(shape)
 
+    def describe(self, starts: Mapping[str, int], manifest: Mapping[str, Entry]) -> SharedWeights:
+        """Return what readers are told of weights that this process has put here."""
+        return SharedWeights(
+            machine=BOOT.read_text().strip(),
+            process=os.getpid(),
+            descriptor=self.descriptor,
+            inode=self.inode,
+            size=self.size,
+            starts=starts,
+            manifest=manifest,
+        )
+
 
 class WeightBuffers:
-    """The trainer's side: it writes each publication into the buffer that the one before is not in.
+    """The writer's side: it puts each publication into the buffer that the one before is not in.
 
     A buffer that somebody still reads is left to its readers, and a new one takes its place: the trainer never waits.
     """
@@ -199,26 +212,18 @@ class WeightBuffers:
         buffer, manifest, cuda = None, {}, False
         for name, tensor in named:
             cuda = cuda or tensor.is_cuda
-            buffer = buffer or self._locked(size, cuda)
+            buffer = buffer or self.locked(size, cuda)
             shape, dtype = layout[name]
             buffer.tensor(starts[name], shape, dtype).copy_(tensor, non_blocking=True)
-        buffer = buffer or self._locked(size, pinned=False)
+        buffer = buffer or self.locked(size, pinned=False)
         if cuda:
             torch.cuda.synchronize()
         for name, (shape, dtype) in layout.items():
             manifest[name] = _entry(buffer.tensor(starts[name], shape, dtype))
         buffer.unlock()
-        return SharedWeights(
-            machine=BOOT.read_text().strip(),
-            process=os.getpid(),
-            descriptor=buffer.descriptor,
-            inode=buffer.inode,
-            size=size,
-            starts=starts,
-            manifest=manifest,
-        )
+        return buffer.describe(starts, manifest)
 
-    def _locked(self, size: int, pinned: bool) -> SharedBuffer:
+    def locked(self, size: int, pinned: bool) -> SharedBuffer:
         """Return the buffer to write to, locked: the older one if it has that size and nobody reads it, else a new
         one."""
         oldest = self._buffers.pop(0) if len(self._buffers) == BUFFERS else None
@@ -244,11 +249,7 @@ class SharedReader:
 
         ``DamagedWeights`` if they are not what was written, or were overtaken by newer ones.
         """
-        with self._changed:
-            buffer = self._mapped(sent)
-            if not self._readers.get(buffer) and not buffer.lock(writing=False):
-                raise DamagedWeights("newer ones are being written in their place")
-            self._readers[buffer] = self._readers.get(buffer, 0) + 1
+        buffer, release = self.lock(sent)
         try:
             weights = {
                 name: buffer.tensor(sent.starts[name], entry.shape, getattr(torch, entry.dtype.removeprefix("torch.")))
@@ -256,9 +257,18 @@ class SharedReader:
             }
             verify_weights(CheckedWeights(weights=weights, manifest=sent.manifest))
         except BaseException:
-            self._release(buffer)
+            release()
             raise
-        return weights, lambda: self._release(buffer)
+        return weights, release
+
+    def lock(self, sent: SharedWeights) -> tuple[SharedBuffer, Callable[[], None]]:
+        """Return the buffer of weights that are not checked, and what is to be called once nobody reads it."""
+        with self._changed:
+            buffer = self._mapped(sent)
+            if not self._readers.get(buffer) and not buffer.lock(writing=False):
+                raise DamagedWeights("newer ones are being written in their place")
+            self._readers[buffer] = self._readers.get(buffer, 0) + 1
+        return buffer, lambda: self._release(buffer)
 
     def _release(self, buffer: SharedBuffer) -> None:
         with self._changed:

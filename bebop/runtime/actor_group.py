@@ -43,6 +43,12 @@ def _watchdog_call(method: F) -> F:
     return separate
 
 
+def _transfer_call(method: F) -> F:
+    """Have another thread answer this method, one call after another."""
+    separate: F = ray.method(concurrency_group="transfer")(method)
+    return separate
+
+
 class _Process:
     """A Ray actor that holds one part of a job, whose methods are called by name.
 
@@ -70,6 +76,11 @@ class _Process:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the part."""
+        return getattr(self.part, method)(*arguments)
+
+    @_transfer_call
+    def transfer(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the part that sends or receives weights, whatever the other calls are busy with."""
         return getattr(self.part, method)(*arguments)
 
     @_watchdog_call
@@ -145,6 +156,11 @@ class ActorGroup:
         """Return the process ids of all actors."""
         return [process.pid for process in self.watchdog.processes]
 
+    @property
+    def incarnation(self) -> str:
+        """Return what tells the processes of this start from those of others; empty if none run."""
+        return self._mark
+
     async def start(self, make: Callable[[Sequence[Any]], Awaitable[Sequence[Awaitable[Any]]]]) -> None:
         """Start the processes, or start them again.
 
@@ -153,7 +169,7 @@ class ActorGroup:
         self.close()
         self._mark = f"BEBOP_PART={uuid4().hex}"
         kind, labels = actor_names(self.name, len(self.options))
-        remote = ray.remote(concurrency_groups={"watch": 1})(type(kind, (_Process,), {}))
+        remote = ray.remote(concurrency_groups={"watch": 1, "transfer": 1})(type(kind, (_Process,), {}))
         made = zip(self.options, labels, strict=True)
         actors = self.actors = [remote.options(**options).remote(label, self._mark) for options, label in made]
         processes = [ProcessHealth(f"rank {i}" if len(actors) > 1 else "") for i in range(len(actors))]
@@ -181,16 +197,19 @@ class ActorGroup:
     async def ask(self, i: int, kind: str, result: Awaitable[T], allowed: float = 0.0) -> T:
         """Await a call to process ``i``, which may wait ``allowed`` seconds on purpose."""
         assert self._watching is not None, "not started"
+        watching = self._watching
         process, answer = self.watchdog.processes[i], asyncio.ensure_future(_call(self.death, result))
         try:
             with self.watchdog.calling(process, kind, allowed):
-                await asyncio.wait([answer, self._watching], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([answer, watching], return_when=asyncio.FIRST_COMPLETED)
                 if answer.done():
                     return answer.result()
-                raise self.death(self._watching.result())
+                raise self.death("it was closed" if watching.cancelled() else watching.result())
         except UserError:
             raise
         except Exception as error:
+            if watching is not self._watching:  # whoever closed the group knows why; it may have new processes by now
+                raise self.death("it was closed") from error
             if self._hang:  # whatever became of the call, the hang is the reason
                 raise self.death(self._hang) from error
             if not isinstance(error, self.death):

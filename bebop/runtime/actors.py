@@ -19,6 +19,7 @@ from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.run_dir.checkpoints import link_model
 from bebop.runtime.actor_group import ActorGroup, Options
+from bebop.runtime.broadcast import Publication, WeightBroadcast, choose_backend
 from bebop.runtime.events import EventLog
 from bebop.trainer import checkpoint
 from bebop.trajectory import Batch, Group
@@ -60,6 +61,11 @@ class RayWorker:
         """Return its process id."""
         return self.group.pids[0]
 
+    @property
+    def ready(self) -> bool:
+        """Return whether it can serve, as far as is known."""
+        return self._ready
+
     async def restart(self) -> None:
         """Start the worker, or start it again after a death; what its engine started ends with its process."""
         self._ready = False
@@ -80,7 +86,9 @@ class RayWorker:
         return report
 
     async def set_weights(self, weights: Any, version: int) -> None:
-        """Send a Ray reference, which the worker resolves on its side."""
+        """Send a Ray reference, which the worker resolves on its side, or what a broadcast has brought there."""
+        if isinstance(weights, Publication):
+            weights = await weights.handle(self.group)
         await self._ask("set_weights", weights, version)
 
     async def configure(self, decoding: DecodingConfig) -> None:
@@ -115,6 +123,15 @@ class RayTrainer:
         self.config, self.run_dir, self.workers = config, run_dir, workers
         self.group = ActorGroup("trainer", TrainerDied, options, config.runtime.hang_after, events or EventLog(None))
         self._meeting: Path | None = None  # the folder of the file by which ranks meet
+        gpus = [
+            one.get("num_gpus", 0.0) for group in (self.group, *(w.group for w in workers)) for one in group.options
+        ]
+        self.broadcast = WeightBroadcast(
+            config,
+            self.group,
+            lambda: [worker.group for worker in self.workers if worker.ready],
+            choose_backend(config, gpus),
+        )
 
     @property
     def pids(self) -> list[int]:
@@ -123,6 +140,7 @@ class RayTrainer:
 
     def close(self) -> None:
         """End the processes of all ranks and everything that they started."""
+        self.broadcast.close()
         self.group.close()
         if self._meeting is not None:
             shutil.rmtree(self._meeting, ignore_errors=True)
@@ -168,18 +186,30 @@ class RayTrainer:
         return mark
 
     async def weights(self, head: bool) -> Any:
-        """Return a Ray reference to rank 0's weights, or to where they lie; they do not pass through this process."""
-        nodes = {*self.group.nodes, *(node for worker in self.workers for node in worker.group.nodes)}
-        shared = len(nodes) == 1 if self.config.trainer.publish is None else self.config.trainer.publish == "shared"
-        if shared and len(nodes) > 1:
-            raise UserError(
-                f"trainer.publish='shared' is not possible: the job's processes lie on {len(nodes)} machines; give "
-                "store or null"
-            )
-        references = [actor.call.remote("weights", head, shared) for actor in self.group.actors]
+        """Return a Ray reference to rank 0's weights, or to where they lie, or a publication that is broadcast; they do
+        not pass through this process."""
+        way = self._way()
+        if way == "broadcast":
+            await self.broadcast.settled()
+        references = [actor.call.remote("weights", head, way != "store") for actor in self.group.actors]
         # Ranks serve one call after another: once this call returns, the weights are there, or the trainer is dead.
         await self.group.ask_all("weights", "version")
-        return references[0]
+        if way != "broadcast":
+            return references[0]
+        return self.broadcast.publish(await self.group.ask(0, "weights", references[0]))
+
+    def _way(self) -> str:
+        """Return how weights get to the workers: shared, broadcast or store."""
+        nodes = {*self.group.nodes, *(node for worker in self.workers for node in worker.group.nodes)}
+        way = self.config.trainer.publish or ("broadcast" if len(nodes) > 1 else "shared")
+        if way == "shared" and len(nodes) > 1:
+            raise UserError(
+                f"trainer.publish='shared' is not possible: the job's processes lie on {len(nodes)} machines; give "
+                "broadcast, store or null"
+            )
+        if way == "broadcast" and self.broadcast.given_up:
+            return "store" if len(nodes) > 1 else "shared"
+        return way
 
     async def save(self, step: int, loop_state: dict[str, Any], best: int | None = None) -> None:
         """Write a checkpoint, then remove the oldest ones beyond ``trainer.keep``, but not that of step ``best``."""

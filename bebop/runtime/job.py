@@ -38,6 +38,7 @@ from bebop.monitor.watch import JobMonitor, Monitor, NullMonitor, can_monitor
 from bebop.rollout.engines import engine_module
 from bebop.run_dir.checkpoints import link_model
 from bebop.runtime.actors import RayTrainer, RayWorker
+from bebop.runtime.broadcast import choose_backend
 from bebop.runtime.events import EventLog
 from bebop.runtime.preflight import check_evaluation
 from bebop.runtime.session import Dashboard, Session, SessionDied, ray_session
@@ -350,6 +351,7 @@ def pools(config: JobConfig, gpus: float) -> tuple[Pool, Pool]:
             f"{left:.0f} of {gpus:.0f} are there for them beside rollout.workers={rollout.workers}; give "
             f"{'1 rank' if left < 2 else f'1 to {left:.0f} ranks'}, or fewer workers"
         )
+    choose_backend(config, [share, each])
     return (
         Pool(name="trainer", count=trainer.ranks, cpus=trainer.threads, gpus=share, strategy="STRICT_PACK"),
         Pool(name="rollout", count=rollout.workers, cpus=rollout.threads, gpus=each, strategy="PACK"),

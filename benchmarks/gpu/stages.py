@@ -23,7 +23,7 @@ from bebop.bench.gpu.models import SHAPES, TINY, TRAINED, Decoding, Shape, polic
 from bebop.bench.gpu.sampling_cycle import cases as sampling_cycles
 from bebop.bench.gpu.stage import Context, Row, Stage, warmed
 from bebop.bench.precision import TYPES, deviations_of, random_policy, random_shape
-from bebop.bench.publish import Publishing
+from bebop.bench.publish import WAYS, Publishing
 from bebop.kernels.block_verify import block_verify
 from bebop.kernels.linear_losses import linear_draft_loss
 from bebop.kernels.losses import tv_loss
@@ -464,20 +464,20 @@ def trainer(context: Context) -> None:
 
 
 def _published(context: Context, name: str, shape: Shape) -> None:
-    """Seconds from trainer to embedded engine, and of the pause: by the object store's copies and by shared memory."""
+    """Seconds from trainer to embedded engine, and of the pause: by the object store's copies, by shared memory, and by
+    gloo's broadcast over loopback."""
     about: dict[str, object] = {"model": name}
     if context.left < 0:
         context.keep("publish", None, skipped="time is up", **about)
         return
     with context.tried("publish", **about):
         both = Publishing(shape, context.device)
-        found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+        found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
         for turn in range(3 if context.dry else 5):
-            for shared in (False, True) if turn % 2 else (True, False):
-                found[shared].append(both.embedded(shared))
-        for shared, turns in found.items():
+            for way in WAYS if turn % 2 else reversed(WAYS):
+                found[way].append(both.embedded(way))
+        for way, turns in found.items():
             whole, pause = (statistics.median(one[place] for one in turns[1:]) for place in (0, 1))
-            way = "shared" if shared else "store"
             context.keep("publish", whole, unit="s", pause=pause, way=way, GB=both.bytes / 1e9, **about)
         context.keep("arrived", float(both.arrived()), **about)
     if context.device.type == "cuda":

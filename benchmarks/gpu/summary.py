@@ -200,7 +200,11 @@ def _trainer(rows: list[Row]) -> list[str]:
                 f"log-probs {share:.0f} % of it{peak}, {row['tokens/s']:.4g} tokens/s"
             )
         elif row["what"] == "publish" and row["value"] is not None:
-            by = {"shared": "shared memory", "store": "the object store's copies"}[row["way"]]
+            by = {
+                "shared": "shared memory",
+                "store": "the object store's copies",
+                "broadcast": "a broadcast over loopback",
+            }[row["way"]]
             lines.append(
                 f"- {row['model']}, publishing {row['GB']:.3g} GB by {by}: {row['value']:.3g} s, decoding stops for "
                 f"{row['pause']:.3g} s"

@@ -69,8 +69,9 @@ def test_every_stage_runs_without_what_the_machine_lacks(tmp_path: Path) -> None
     updates = [row for row in updates if row["what"] == "update"]
     assert [row["checkpointing"] for row in updates if not row["lora"]] == [False, True]
     assert updates[1]["predicted GB"] < updates[0]["predicted GB"]
-    assert [row.get("way") for row in published] == ["store", "shared", None] and published[2]["value"] == 1
-    assert all(0 < row["pause"] < row["value"] for row in published[:2]) and "- tiny, publishing" in page
+    assert [row.get("way") for row in published] == ["store", "shared", "broadcast", None]
+    assert published[3]["value"] == 1
+    assert all(0 < row["pause"] < row["value"] for row in published[:3]) and "- tiny, publishing" in page
 
 
 def test_a_cycle_from_logits_is_that_from_probabilities_and_moves_a_tenth() -> None:

@@ -298,10 +298,10 @@ def test_the_lock_of_a_reader_that_is_killed_ends_with_it() -> None:
 
 @pytest.mark.slow
 def test_copies_on_the_way_to_the_embedded_engine() -> None:
-    """Into shared memory and out of it; with the object store one more."""
+    """Into shared memory and out of it; with the object store, and with a broadcast between machines, one more."""
     from bebop.bench.gpu.models import TINY  # with modeling code, 4.2 s of processor time
     from bebop.bench.publish import Publishing
 
     both = Publishing(TINY)
-    assert both.copies(both.embedded, shared=False) == 3 and both.arrived()
-    assert both.copies(both.embedded, shared=True) == 2 and both.arrived()
+    for way, copies in (("store", 3), ("shared", 2), ("broadcast", 3)):
+        assert both.copies(both.embedded, way) == copies and both.arrived()

@@ -38,7 +38,9 @@ CASES = {
         ("trainer.lora.rank=1 trainer.lora.target_modules=[1]", "trainer.lora.target_modules=1"),
         ("rollout=sglang rollout.sglang.urls=[1]", "rollout.sglang.urls"), ("model=5", "model=5"),
         ("task.size=all", "task.size='all'"), ("trainer.routing_replay=maybe", "trainer.routing_replay='maybe'"),
-        ("trainer.publish=nccl", "trainer.publish='nccl' is not possible: choose one of shared, store"),
+        ("trainer.publish=nccl", "trainer.publish='nccl' is not possible: choose one of shared, broadcast, s"),
+        ("trainer.broadcast.backend=mpi", "trainer.broadcast.backend='mpi' is not possible: choose one of nccl, gloo"),
+        ("trainer.broadcast.backend=nccl model.device=cpu", "trainer.broadcast.backend='nccl' is not possible: it tak"),
     ],
     "numbers": [
         ("trainer.steps=" + "9" * 30, "trainer.steps"), ("trainer.steps=" + "9" * 5000, "trainer.steps"),
@@ -61,6 +63,7 @@ CASES = {
         ("trainer.lora.rank=1 trainer.lora.target_modules=[]", "trainer.lora.target_modules=[] is not possible: give"),
         ("trainer.router_aux_loss=-0.1", "trainer.router_aux_loss=-0.1 is not possible: give 0 or more"),
         ("trainer.router_aux_loss=inf", "trainer.router_aux_loss=inf"),
+        ("trainer.broadcast.bucket=0", "trainer.broadcast.bucket=0 is not possible: give a number from 1 to 16384"),
         ("rollout.slots=1000000", "rollout.slots=1000000"), ("trainer.groups_per_step=100000000", "groups_per_step"),
         ("rollout.max_length=1000000", "rollout.max_length=1000000"),
         ("runtime.sample_every=-1", "runtime.sample_every=-1 is not possible: give 0 (none) or more"),

@@ -63,5 +63,5 @@ def test_a_server_that_decodes_otherwise(url: str, folder: Path, key: None, monk
 def test_copies_on_the_way_to_sglang() -> None:
     """Into shared memory, and out of it by SGLang's scheduler; before, flat and in shared memory of its own too."""
     both = Publishing(TINY)
-    assert both.copies(both.sglang, shared=False) == 5 and both.arrived()
-    assert both.copies(both.sglang, shared=True) == 2 and both.arrived()
+    for way, copies in (("store", 5), ("shared", 2), ("broadcast", 3)):
+        assert both.copies(both.sglang, way) == copies and both.arrived()

@@ -1,0 +1,205 @@
+"""Brings publications from the trainer's machine to the others by a collective broadcast (``bebop.driver.broadcast``).
+
+Who takes part: rank 0 of the trainer, and of each other machine the first rollout worker that serves. The other workers
+of that machine map what it has received, and those of the trainer's machine what the trainer has written. Where all
+processes lie on one machine, each worker receives for itself: that is for tests and measurements.
+
+Invariants:
+
+- There is one broadcast at a time. The trainer writes its next publication once the one before is everywhere, or given
+  up.
+- Members of a group are processes. Once one of them has ended or a broadcast has failed, the next one meets anew, with
+  the workers that serve by then.
+- Who was not reached (a worker that was replaced, or that a failure left out) gets the same publication from the object
+  store, or from the trainer's memory.
+- After ``MAX_FAILURES`` broadcasts in a row that failed, nothing is broadcast any more: machines may be unable to
+  connect to each other.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from bebop.config.job import JobConfig
+from bebop.driver.broadcast import LOOPBACK, Backend, Meeting
+from bebop.driver.protocols import TrainerDied, WorkerDied
+from bebop.driver.weights import SharedWeights
+from bebop.errors import UserError
+from bebop.runtime.actor_group import ActorGroup
+
+log = logging.getLogger(__name__)
+MAX_FAILURES = 3  # broadcasts in a row
+MIB = 1 << 20
+
+
+@dataclass(slots=True, kw_only=True)
+class Publication:
+    """Weights of one version, which a broadcast brings to the machines of a job."""
+
+    sent: SharedWeights  # where the trainer has them
+    trainer: ActorGroup
+    arrival: "asyncio.Task[Mapping[str, SharedWeights]]"  # by place, see ``WeightBroadcast.place``
+    place: Callable[[ActorGroup], str]
+    asked: set[str] = field(default_factory=set)  # incarnations of workers that have asked before
+    stored: Any = None  # Ray's reference to the weights, once somebody needs it
+
+    async def handle(self, worker: ActorGroup) -> Any:
+        """Return what a worker is given: where weights lie on its machine, or a reference to the object store.
+
+        A worker that asks again could not read what it was told first: the process that received it may have ended.
+        ``TrainerDied`` if the trainer was closed meanwhile.
+        """
+        again = worker.incarnation in self.asked
+        self.asked.add(worker.incarnation)
+        await asyncio.wait([self.arrival])  # a worker that is cancelled here must not end the others' broadcast
+        if self.arrival.cancelled() or not self.trainer.actors:
+            raise TrainerDied("it was closed")
+        here = self.arrival.result().get(self.place(worker))
+        if here is not None and not again:
+            return here
+        if worker.nodes[0] == self.trainer.nodes[0]:
+            return self.sent
+        if self.stored is None:
+            self.stored = self.trainer.actors[0].transfer.remote("stored_weights", self.sent)
+        return self.stored
+
+
+class WeightBroadcast:
+    """The broadcasts of a job, as its driver sees them."""
+
+    def __init__(
+        self, config: JobConfig, trainer: ActorGroup, serving: Callable[[], Sequence[ActorGroup]], backend: Backend
+    ) -> None:
+        """``serving`` returns the rollout workers that serve at the moment."""
+        self.config, self.trainer, self.serving, self.backend = config, trainer, serving, backend
+        self.failures = 0  # in a row
+        self.reached = 0  # publications that arrived at every member
+        self._members: tuple[str, ...] = ()  # incarnations of the group that is open
+        self._meeting: Meeting | None = None
+        self._arrival: asyncio.Task[Mapping[str, SharedWeights]] | None = None
+
+    @property
+    def given_up(self) -> bool:
+        """Return whether nothing is broadcast any more."""
+        return self.failures >= MAX_FAILURES
+
+    async def settled(self) -> None:
+        """Wait until no broadcast is in progress."""
+        if self._arrival is not None:
+            await asyncio.wait([self._arrival])
+
+    def publish(self, sent: SharedWeights) -> Publication:
+        """Begin to broadcast what rank 0 has written."""
+        workers = list(self.serving())
+        apart = len({self.trainer.nodes[0], *(worker.nodes[0] for worker in workers)}) > 1
+        self._arrival = asyncio.create_task(self._broadcast(sent, workers, apart))
+        return Publication(
+            sent=sent,
+            trainer=self.trainer,
+            arrival=self._arrival,
+            place=_machine if apart else _process,
+        )
+
+    def close(self) -> None:
+        """Forget the group: its processes end."""
+        if self._arrival is not None:
+            self._arrival.cancel()
+        self._arrival, self._meeting, self._members = None, None, ()
+
+    async def _broadcast(
+        self, sent: SharedWeights, workers: Sequence[ActorGroup], apart: bool
+    ) -> Mapping[str, SharedWeights]:
+        """Return where a publication has arrived, by place; a place that is missing has to be served otherwise."""
+        place = _machine if apart else _process
+        receivers: dict[str, ActorGroup] = {}
+        for worker in workers:
+            if not apart or worker.nodes[0] != self.trainer.nodes[0]:
+                receivers.setdefault(place(worker), worker)
+        if not receivers:
+            return {}
+        members = (self.trainer.incarnation, *(worker.incarnation for worker in receivers.values()))
+        meeting: Meeting | str | None = self._meeting
+        if meeting is None or members != self._members:
+            meeting = await self._meet(len(members), apart)
+        if isinstance(meeting, str):
+            failed = [meeting]
+            found: dict[str, SharedWeights] = {}
+        else:
+            asked = [self._ask(self.trainer, "send_weights", meeting, sent)]
+            for rank, worker in enumerate(receivers.values(), 1):
+                asked.append(self._ask(worker, "receive_weights", meeting, rank, sent))
+            failure, *answers = await asyncio.gather(*asked)
+            found = {key: one for key, one in zip(receivers, answers, strict=True) if isinstance(one, SharedWeights)}
+            failed = [one for one in (failure, *answers) if one and isinstance(one, str)]
+        if not failed:
+            assert isinstance(meeting, Meeting)
+            self._meeting, self._members = meeting, members
+            self.failures, self.reached = 0, self.reached + 1
+            return found
+        self._meeting = None
+        self.failures += 1
+        log.warning(
+            "weights did not reach %d of %d receivers by broadcast (%s): they are sent otherwise%s",
+            len(receivers) - len(found), len(receivers), failed[0],
+            "; nothing is broadcast any more" if self.given_up else "",
+        )  # fmt: skip
+        return found
+
+    async def _meet(self, members: int, apart: bool) -> Meeting | str:
+        """Open a store at the trainer, by which so many members find each other; a text says why there is none."""
+        host, timeout = _address(self.trainer.nodes[0]) if apart else LOOPBACK, self.config.runtime.hang_after
+        port = await self._ask(self.trainer, "open_meeting", host, timeout)
+        if isinstance(port, str):
+            return port
+        return Meeting(
+            host=host,
+            port=port,
+            members=members,
+            backend=self.backend,
+            timeout=timeout,
+            bucket=self.config.trainer.broadcast.bucket * MIB,
+        )
+
+    async def _ask(self, group: ActorGroup, method: str, *arguments: Any) -> Any:
+        """Call a method of the first process; return why there is no answer if it has ended."""
+        if not group.actors:
+            return f"{group.name} is being replaced"
+        # Of its own accord a member waits for the others: while they meet, and for a bucket that does not come.
+        allowed = 3 * self.config.runtime.hang_after
+        try:
+            return await group.ask(0, method, group.actors[0].transfer.remote(method, *arguments), allowed)
+        except (TrainerDied, WorkerDied) as death:
+            return f"{group.name} died: {death}"
+
+
+def choose_backend(config: JobConfig, gpus: Sequence[float]) -> Backend:
+    """Return how members talk, for processes with such shares of a GPU, that of the trainer's rank 0 first.
+
+    Raises:
+        UserError: NCCL is asked for, and a process has no GPU to itself: it refuses two of its ranks on one.
+    """
+    asked, alone = config.trainer.broadcast.backend, bool(gpus) and min(gpus) >= 1
+    if asked == "nccl" and not alone:
+        raise UserError(
+            f"trainer.broadcast.backend='nccl' is not possible: each member needs a GPU to itself, and one has "
+            f"{min(gpus, default=0):.2g} of one; give gloo or null"
+        )
+    return asked or ("nccl" if alone else "gloo")
+
+
+def _address(node: str) -> str:
+    """Return the network address of one of Ray's machines."""
+    found: str = next(one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == node)
+    return found
+
+
+def _machine(worker: ActorGroup) -> str:
+    return worker.nodes[0]
+
+
+def _process(worker: ActorGroup) -> str:
+    return worker.incarnation
