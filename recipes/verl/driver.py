@@ -8,7 +8,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from omegaconf import OmegaConf
 from packaging.version import Version
 
 from bebop.config.engines import ModelRunner
@@ -75,7 +74,7 @@ def choose_runner(config: Any, wanted: VerlConfig) -> VerlConfig:
         return wanted
     runner = model_runner(wanted)
     if runner == "v1":
-        OmegaConf.update(rollout, "engine_kwargs.vllm.async_scheduling", False, force_add=True)
+        rollout.engine_kwargs.vllm.async_scheduling = False  # it is there and false or null, see ``_check_vllm``
     return dataclasses.replace(wanted, model_runner=runner)
 
 
@@ -198,9 +197,11 @@ def _check_vllm(config: Any, wanted: VerlConfig, head_sent: bool) -> None:
     mode = rollout.logprobs_mode
     why = "what is trained on are log-probs of what was drawn from; give processed_logprobs"
     check(mode == "processed_logprobs", "rollout.logprobs_mode", mode, why)
-    ahead = wanted.metrics and model_runner(wanted) == "v1" and bool(options.get("async_scheduling"))
-    why = "bebop.metrics reads the first model runner step by step; give null, or bebop.model_runner=v2"
-    check(not ahead, "rollout.engine_kwargs.vllm.async_scheduling", options.get("async_scheduling"), why)
+    stepwise = wanted.metrics and model_runner(wanted) == "v1"
+    name = "async_scheduling"
+    why = "bebop.metrics reads the first model runner step by step; give false or null, or bebop.model_runner=v2"
+    check(not stepwise or (name in options and not options[name]), f"rollout.engine_kwargs.vllm.{name}",
+          options.get(name), why)  # fmt: skip
     installed = _installed("vllm", "vLLM")
     new = Version(installed) >= Version(OLDEST_VLLM)
     check(

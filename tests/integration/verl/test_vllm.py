@@ -60,9 +60,7 @@ def test_the_second_model_runner(tmp_path: Path, example: Path) -> None:
     interpreter = os.pathsep.join((str(HERE / "interpreter"), os.environ.get("PYTHONPATH", "")))
     few = ("data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=4",
            "data.max_response_length=24", "bebop.model_runner=v2", "trainer.total_training_steps=3")  # fmt: skip
-    job = run_job(
-        tmp_path, example, [*SMALL, *few], {"PYTHONPATH": interpreter, "TRITON_INTERPRET": "1"}, seconds=900
-    )
+    job = run_job(tmp_path, example, [*SMALL, *few], {"PYTHONPATH": interpreter, "TRITON_INTERPRET": "1"}, seconds=900)
     assert job.code == 0, job.output[-4000:]
     assert "AsyncScheduler" in job.output or "Asynchronous scheduling is enabled" in job.output
     assert len(job.rows) == 3 and max(job.column("training/rollout_probs_diff_max")) < 1e-3

@@ -6,6 +6,7 @@ kernels are interpreted, it decodes some 40 tokens a second, and its tests take 
 
 import dataclasses
 import inspect
+import itertools
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,7 +154,7 @@ def _drafts_of_v1(given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
 def _drafts_of_v2(given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """The last of each request's K + 1 rows has no draft; the draft of a row is the token of the next row."""
     begins, slots = given["cu_num_logits"].tolist(), given["expanded_idx_mapping"].long()
-    rows = torch.tensor([row for a, b in zip(begins, begins[1:], strict=False) for row in range(a, b - 1)]).long()
+    rows = torch.tensor([row for a, b in itertools.pairwise(begins) for row in range(a, b - 1)]).long()
     slots, heat = slots[rows], given["temperature"][slots[rows]].float()
     q = given["draft_logits"][slots, given["expanded_local_pos"][rows].long()].float() / heat[:, None]
     return given["draft_sampled"][rows + 1].clone(), q.softmax(-1)

@@ -1,4 +1,4 @@
-"""Drafters with weights of their own: a separate model of another shape, a block drafter in the files of DFlash, EAGLE-3.
+"""Drafters with weights of their own: a separate model of another shape, a block drafter (DFlash's files), EAGLE-3.
 
 Tokens follow the target, before and after new weights of it. Greedy completions take as many cycles as in the embedded
 engine, so the drafts are the same. What is measured of sampled drafts is what the embedded engine measures in the same

@@ -86,7 +86,11 @@ def test_what_goes_together_passes(changes: dict[str, Any]) -> None:
         ({**VLLM, f"{MODEL}.mtp.enable": False}, "the rollout engine uses no head"),
         ({**VLLM, f"{MODEL}.mtp.method": "eagle"}, "mtp.method='eagle' .* give mtp"),
         ({**VLLM, f"{ROLLOUT}.logprobs_mode": "raw_logprobs"}, "'raw_logprobs' .* give processed_logprobs"),
-        ({**VLLM, f"{ROLLOUT}.engine_kwargs.vllm.async_scheduling": True}, "async_scheduling=True .* give null"),
+        (
+            {**VLLM, f"{ROLLOUT}.engine_kwargs.vllm.async_scheduling": True},
+            "async_scheduling=True .* give false or null",
+        ),
+        ({**VLLM, f"{ROLLOUT}.engine_kwargs.vllm": None}, "async_scheduling=None .* give false or null"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(
@@ -147,7 +151,7 @@ def test_the_second_runner_is_refused_where_it_cannot_run(monkeypatch: pytest.Mo
         check_job(job(VLLM), second)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     check_job(job(VLLM), second)
-    with pytest.raises(UserError, match="model_runner.*v3"):
+    with pytest.raises(UserError, match=r"model_runner.*v3"):
         parse({"model_runner": "v3"})
 
 
@@ -209,7 +213,9 @@ def test_vllms_processes_are_told_what_to_look_at(platform: str, monkeypatch: py
         config = job({**VLLM, **changes, "bebop": {"metrics": True, "verify_every": 0} | block})
         found = module.get_ppo_ray_runtime_env(config)["env_vars"]
         scheduled = config.actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling
-        assert scheduled is (False if found.get("VLLM_USE_V2_MODEL_RUNNER") == "0" and block.get("metrics", True) else None)
+        assert scheduled is (
+            False if found.get("VLLM_USE_V2_MODEL_RUNNER") == "0" and block.get("metrics", True) else None
+        )
         return [found.get(name) for name in names]
 
     cpu, runner = ("1", "0") if platform else (None, "1")
