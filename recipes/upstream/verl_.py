@@ -40,7 +40,7 @@ def sglang_updates_without_a_session() -> bool:
 def the_head_is_sought_on_the_first_runner() -> bool:
     """``model_runner.drafter``, which vLLM's second runner has not: verl then updates the target alone."""
     source = _source(WORKER)
-    return '"drafter", None' in source and "get_draft_model" not in source and "speculator" not in source
+    return '"drafter", None' in source and "get_draft_model()" not in source and "speculator" not in source
 
 
 def a_log_line_that_fails() -> bool:
