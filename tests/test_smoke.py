@@ -26,7 +26,7 @@ SUITES = {
     "megatron": (*SHOWN, "gradients"),
     "sglang": SHOWN,
     "verl": (*SHOWN, "documents"),
-    "vllm": SHOWN,
+    "vllm": (*SHOWN, "second runner"),
 }
 
 

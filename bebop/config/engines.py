@@ -177,8 +177,7 @@ class VllmConfig(Settings):
     )
     model_runner: ModelRunner | None = setting(
         None,
-        "which of vLLM's two model runners; null: v1 on a CPU and for decoding=history, which v2 lacks; on a GPU v2 "
-        "for drafts of the MTP head and ngram",
+        "which of vLLM's two model runners; null: v1 on a CPU and for decoding=history, which v2 lacks; else v2",
     )
     async_scheduling: bool | None = setting(
         None,

@@ -8,6 +8,7 @@ from pathlib import Path
 from recipes.upstream.defect import Defect
 
 VLLM = "workers/rollout/vllm_rollout/vllm_async_server.py"
+WORKER = "workers/rollout/vllm_rollout/utils.py"
 SGLANG = "workers/rollout/sglang_rollout/async_sglang_server.py"
 CLIENT = "workers/rollout/llm_server.py"
 SEPARATE = "trainer/ppo/v1"
@@ -34,6 +35,12 @@ def pieces_lose_their_counts() -> bool:
 def sglang_updates_without_a_session() -> bool:
     """SGLang 0.5.23: weights "must run between begin_weight_update() and end_weight_update()"."""
     return not any("begin_weight_update" in path.read_text() for path in _root().rglob("*.py"))
+
+
+def the_head_is_sought_on_the_first_runner() -> bool:
+    """``model_runner.drafter``, which vLLM's second runner has not: verl then updates the target alone."""
+    source = _source(WORKER)
+    return '"drafter", None' in source and "get_draft_model()" not in source and "speculator" not in source
 
 
 def a_log_line_that_fails() -> bool:
@@ -70,5 +77,6 @@ DEFECTS = (
     Defect(name="verl-sglang-counts", program="verl", version="0.9.1", there=sglang_counts_by_names_that_are_gone),
     Defect(name="verl-async-counts", program="verl", version="0.9.1", there=pieces_lose_their_counts),
     Defect(name="verl-sglang-sessions", program="verl", version="0.9.1", there=sglang_updates_without_a_session),
+    Defect(name="verl-second-runner", program="verl", version="0.9.1", there=the_head_is_sought_on_the_first_runner),
     Defect(name="verl-flush", program="verl", version="0.9.1", there=a_log_line_that_fails),
 )

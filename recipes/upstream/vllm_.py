@@ -42,6 +42,15 @@ def linear_layers_lose_their_weights() -> bool:
     return layer.weight.numel() == 0
 
 
+def keys_are_normed_by_the_first_weight() -> bool:
+    """A norm of two layers at once, whose weights are 1 and 2."""
+    from vllm import _custom_ops
+
+    out, weights = torch.empty(2, 1, 8), torch.stack([torch.ones(8), torch.full((8,), 2.0)])
+    _custom_ops.rms_norm(out, torch.ones(2, 1, 8), weights, 1e-6)
+    return torch.equal(out[0], out[1])
+
+
 def checksums_leave_the_draft_out() -> bool:
     """Digests of all weights, with a draft of its own loaded beside the target."""
     llm = _with_drafts()
@@ -115,6 +124,7 @@ DEFECTS = (
     Defect(name="vllm-top-k", program="vllm", version="0.32.0", there=top_k_of_nothing),
     Defect(name="vllm-linear", program="vllm", version="0.32.0", there=linear_layers_lose_their_weights),
     Defect(name="vllm-experts", program="vllm", version="0.32.0", there=experts_are_packed_once),
+    Defect(name="vllm-dflash-keys", program="vllm", version="0.32.0", there=keys_are_normed_by_the_first_weight),
     Defect(name="vllm-checksums", program="vllm", version="0.32.0", there=checksums_leave_the_draft_out),
     Defect(name="vllm-seeds", program="vllm", version="0.32.0", there=seeds_do_not_replay_drafts),
 )

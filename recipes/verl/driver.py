@@ -1,5 +1,6 @@
 """The driver checks the ``bebop`` block before Ray starts, and hands it to the job's processes."""
 
+import dataclasses
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -9,11 +10,12 @@ from typing import Any
 
 from packaging.version import Version
 
+from bebop.config.engines import ModelRunner
 from bebop.config.fields import check
 from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout.sglang.backend import INTERPRETER, WHOLE_ANSWERS
-from bebop.rollout.vllm.plugin import CPU, DRAFTS, EVERY
+from bebop.rollout.vllm.plugin import CPU, DRAFTS, EVERY, RUNNER
 from bebop.systems import SYSTEMS
 from bebop.verl_job.hooks import wrap
 from bebop.verl_job.plugin import on_cpu
@@ -30,8 +32,6 @@ from bebop.verl_job.settings import (
     to_variable,
 )
 
-FIRST_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"  # 0: the first model runner, which the vLLM plug-in hooks
-
 
 def hand_over(constants: ModuleType) -> None:
     """Hook the function that makes the environment of verl's processes; verl calls it just before it starts Ray."""
@@ -44,6 +44,7 @@ def hand_over(constants: ModuleType) -> None:
         try:
             wanted = parse(block)
             check_job(config, wanted)
+            wanted = choose_runner(config, wanted)
         except UserError as error:
             sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
             raise SystemExit(2) from None
@@ -58,14 +59,41 @@ def hand_over(constants: ModuleType) -> None:
     wrap(constants, "get_ppo_ray_runtime_env", around)
 
 
+def drafts(config: Any) -> bool:
+    """Return whether SGLang or vLLM drafts with an MTP head in a verl job."""
+    mtp = config.actor_rollout_ref.model.mtp
+    return bool(mtp.enable and mtp.enable_rollout)
+
+
+def choose_runner(config: Any, wanted: VerlConfig) -> VerlConfig:
+    """Return the block with vLLM's model runner, and give the first one the scheduling that it has.
+
+    Without drafts that are measured vLLM chooses the runner itself, unless the block names one.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name != "vllm" or not (wanted.metrics and drafts(config)):
+        return wanted
+    runner = model_runner(wanted)
+    if runner == "v1":
+        rollout.engine_kwargs.vllm.async_scheduling = False  # it is there and false or null, see ``_check_vllm``
+    return dataclasses.replace(wanted, model_runner=runner)
+
+
+def model_runner(wanted: VerlConfig) -> ModelRunner:
+    """Return the model runner of vLLM; on a CPU that of compiled kernels, unless the other is asked for."""
+    return wanted.model_runner or ("v1" if on_cpu(os.environ) else "v2")
+
+
 def for_vllm(config: Any, wanted: VerlConfig) -> dict[str, str]:
     """Return the variables for vLLM's processes: our vLLM plug-in reads nothing else."""
     if config.actor_rollout_ref.rollout.name != "vllm":
         return {}
     variables = {CPU: "1"} if on_cpu(os.environ) else {}
-    mtp = config.actor_rollout_ref.model.mtp
-    if wanted.metrics and mtp.enable and mtp.enable_rollout:
-        variables |= {EVERY: str(wanted.verify_every), DRAFTS: str(mtp.num_speculative_tokens), FIRST_RUNNER: "0"}
+    if wanted.metrics and drafts(config):
+        drafted = config.actor_rollout_ref.model.mtp.num_speculative_tokens
+        variables |= {EVERY: str(wanted.verify_every), DRAFTS: str(drafted)}
+    if wanted.model_runner is not None:
+        variables[RUNNER] = str(int(wanted.model_runner == "v2"))
     return variables
 
 
@@ -108,6 +136,8 @@ def check_job(config: Any, wanted: VerlConfig) -> None:
         _check_embedded(rollout)
     if rollout.name == "sglang":
         _check_sglang(config, sends_head(config, wanted))
+    named = wanted.model_runner is not None
+    check(not named or rollout.name == "vllm", "bebop.model_runner", wanted.model_runner, "it is vLLM's; give null")
     if rollout.name == "vllm":
         _check_vllm(config, wanted, sends_head(config, wanted))
     if wanted.train_head:
@@ -166,7 +196,10 @@ def _check_sglang(config: Any, head_sent: bool) -> None:
 def _check_vllm(config: Any, wanted: VerlConfig, head_sent: bool) -> None:
     """Check that log-probs belong to the distribution that is sampled, and that statistics of drafts can be read."""
     rollout, mtp = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model.mtp
-    if not (mtp.enable and mtp.enable_rollout):
+    interpreted = on_cpu(os.environ) and os.environ.get("TRITON_INTERPRET") != "1"
+    why = "on a CPU its kernels run in Triton's interpreter, for tests: set TRITON_INTERPRET=1, or give v1"
+    check(wanted.model_runner != "v2" or not interpreted, "bebop.model_runner", wanted.model_runner, why)
+    if not drafts(config):
         return
     options = rollout.engine_kwargs.get("vllm") or {}
     check(mtp.method == "mtp", "model.mtp.method", mtp.method, "give mtp: the head in the checkpoint")
@@ -174,10 +207,11 @@ def _check_vllm(config: Any, wanted: VerlConfig, head_sent: bool) -> None:
     mode = rollout.logprobs_mode
     why = "what is trained on are log-probs of what was drawn from; give processed_logprobs"
     check(mode == "processed_logprobs", "rollout.logprobs_mode", mode, why)
-    stepwise = not wanted.metrics or options.get("async_scheduling") is False
-    why = "bebop.metrics reads statistics of drafts step by step; give false"
-    name = "rollout.engine_kwargs.vllm.async_scheduling"
-    check(stepwise, name, options.get("async_scheduling"), why)
+    stepwise = wanted.metrics and model_runner(wanted) == "v1"
+    name = "async_scheduling"
+    why = "bebop.metrics reads the first model runner step by step; give false or null, or bebop.model_runner=v2"
+    check(not stepwise or (name in options and not options[name]), f"rollout.engine_kwargs.vllm.{name}",
+          options.get(name), why)  # fmt: skip
     installed = _installed("vllm", "vLLM")
     new = Version(installed) >= Version(OLDEST_VLLM)
     check(

@@ -29,6 +29,7 @@ CHECKED = (
     Hook(module="verl.trainer.ppo.v1.trainer_base", function="selftest.check_trainer"),
     Hook(module="verl.workers.engine_workers", function="selftest.answer_worker"),
 )
+SECOND_RUNNER = (Hook(module="verl.workers.rollout.vllm_rollout.utils", function="vllm_worker.find_draft"),)
 PARTS = {
     "metrics": (
         Hook(module="verl.workers.rollout.llm_server", function="stats.note_answers"),
@@ -55,6 +56,8 @@ def wanted(environment: Mapping[str, str]) -> list[Hook]:
     unset = config is None and MODULE in environment.get(EXTERNAL, "")
     if unset or (config is not None and config.parts):
         hooks += CHECKED
+    if config is not None and config.model_runner == "v2":
+        hooks += SECOND_RUNNER
     for part in () if config is None else config.parts:
         hooks += PARTS.get(part, ())
     return hooks

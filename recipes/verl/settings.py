@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bebop.config.engines import ModelRunner
 from bebop.config.fields import check, from_dict
 from bebop.config.job import HeadConfig
 from bebop.systems import SYSTEMS
@@ -31,6 +32,7 @@ class VerlConfig:
     monitor: bool = False  # why it moved (drift/*); needs metrics
     prometheus: bool = False  # the same numbers as gauges that Ray exports
     verify_every: int = 8  # SGLang: verification steps of which one is measured (overlap, entropies); 0: counts alone
+    model_runner: ModelRunner | None = None  # vLLM's, where it drafts: v1, v2; null: v1 on a CPU, v2 elsewhere
     sessions: bool = False  # SGLang: weight updates in sessions, which newer versions demand; a frozen draft left alone
     train_head: bool = False  # train the MTP head beside the policy (FSDP2)
     init_head: bool = False  # start from a fresh head where the checkpoint has none
@@ -44,6 +46,8 @@ class VerlConfig:
             self.prometheus,
             "it takes bebop.metrics=true",
         )
+        known = self.model_runner in (None, "v1", "v2")
+        check(known, "bebop.model_runner", self.model_runner, "choose v1, v2 or null")
         check(self.verify_every >= 0, "bebop.verify_every", self.verify_every, "give 0 (never) or more")
 
     @property

@@ -121,22 +121,19 @@ def block_folder(config: JobConfig) -> Path:
 
 
 UNBOUNDED = (1 << 31) - 1  # requests, the most that it counts to
-FIRST_RUNNER: tuple[ModelRunner, ...] = ("v1", "v2")  # v2 has it too, but no test has run it there
 HOSTINGS = {  # by drafter
     "none": Hosting(arguments=lambda decoding: None),
     "mtp": Hosting(arguments=head_arguments, model=True),
-    "draft_model": Hosting(
-        arguments=model_arguments, drafter=partial(draft_folder, engine="vLLM"), runners=FIRST_RUNNER
-    ),
-    "block": Hosting(arguments=block_arguments, drafter=block_folder, at_once=True, runners=FIRST_RUNNER),
-    "eagle3": Hosting(arguments=eagle3_arguments, model=True, part="eagle3", runners=FIRST_RUNNER),
+    "draft_model": Hosting(arguments=model_arguments, drafter=partial(draft_folder, engine="vLLM")),
+    "block": Hosting(arguments=block_arguments, drafter=block_folder, at_once=True),
+    "eagle3": Hosting(arguments=eagle3_arguments, model=True, part="eagle3"),
     "ngram": Hosting(arguments=ngram_arguments, sampled=False),
     "history": Hosting(
         arguments=suffix_arguments,
         sampled=False,
         package="arctic_inference",
         past=lambda decoding: decoding.of(HistoryOptions).tokens,
-        runners=("v1",),
+        runners=("v1",),  # init_speculator of v2 raises NotImplementedError for the method suffix
     ),
 }
 

@@ -42,6 +42,11 @@ def mend() -> list[str]:
     method = unquantized_fused_moe_method.UnquantizedFusedMoEMethod
     if not hasattr(method._setup_kernel, "packs_again"):
         method._setup_kernel = _packing_again(method._setup_kernel)
+    if norms_by_the_first_weight():
+        from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model
+
+        DFlashQwen3Model._normalize_context_k = norm_layer_by_layer
+        mended.append("keys of block drafters")
     if not isinstance(rejection_sampler.expand_batch_to_tokens, Expansion):
         rejection_sampler.expand_batch_to_tokens = Expansion(rejection_sampler.expand_batch_to_tokens)
     return mended
@@ -85,6 +90,29 @@ def _unless_nothing(own: Any) -> Any:
         return own(logits, k, p) if len(logits) else logits
 
     return apply_top_k_top_p
+
+
+def norms_by_the_first_weight() -> bool:
+    """Return whether a norm of several layers at once takes the weight of the first for all of them."""
+    from vllm import _custom_ops
+
+    rows, weights = torch.ones(2, 1, 8), torch.stack([torch.ones(8), torch.full((8,), 2.0)])
+    out = torch.empty_like(rows)
+    try:
+        _custom_ops.rms_norm(out, rows, weights, 1e-6)
+    except RuntimeError:  # it takes one weight alone
+        return True
+    return torch.equal(out[1], out[0])
+
+
+def norm_layer_by_layer(model: Any, keys: Tensor) -> Tensor:
+    """Norm keys [L, N, heads, D] of a DFlash drafter's context, each layer by its own weight."""
+    from vllm import _custom_ops
+
+    out = torch.empty_like(keys)
+    for layer, weight in enumerate(model._k_norm_weights):
+        _custom_ops.rms_norm(out[layer], keys[layer], weight, model._rms_norm_eps)
+    return out
 
 
 def _packing_again(own: Any) -> Any:

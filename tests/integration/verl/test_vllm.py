@@ -55,6 +55,21 @@ def test_asynchronous(tmp_path: Path, example: Path) -> None:
     assert max(job.column("training/off_policy/trajectory_staleness_worst/max")) >= 1
 
 
+def test_the_second_model_runner(tmp_path: Path, example: Path) -> None:
+    """Steps are launched ahead, in Triton's interpreter: few tokens, so that rates are not compared."""
+    interpreter = os.pathsep.join((str(HERE / "interpreter"), os.environ.get("PYTHONPATH", "")))
+    few = ("data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=4",
+           "data.max_response_length=24", "bebop.model_runner=v2", "trainer.total_training_steps=3")  # fmt: skip
+    job = run_job(tmp_path, example, [*SMALL, *few], {"PYTHONPATH": interpreter, "TRITON_INTERPRET": "1"}, seconds=900)
+    assert job.code == 0, job.output[-4000:]
+    assert "AsyncScheduler" in job.output or "Asynchronous scheduling is enabled" in job.output
+    assert len(job.rows) == 3 and max(job.column("training/rollout_probs_diff_max")) < 1e-3
+    assert all(1 < length < DRAFTS + 1 for length in job.column("rollout/accept_length"))
+    assert all(value > 0 for name in ("rollout/target_entropy", "draft/entropy") for value in job.column(name))
+    overlap, argmax = (np.array(job.column(f"rollout/{name}/1")) for name in ("overlap", "target_only"))
+    assert overlap.mean() > argmax.mean()  # sampled drafts, not the likeliest ones
+
+
 def test_greedy_drafts_are_another_choice(tmp_path: Path, example: Path) -> None:
     """Broken on purpose: with vLLM's default the overlap is that of one-hot drafts."""
     greedy = "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.draft_sample_method=greedy"

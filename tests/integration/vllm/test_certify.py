@@ -6,7 +6,7 @@ With the plugin's mends they pass, with a fault they do not.
 import inspect
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +16,21 @@ from torch import Tensor
 
 from bebop.certify.calls import Server
 from bebop.certify.certificate import Certificate
-from bebop.certify.function import FunctionEngine
 from bebop.certify.model_reference import ModelReference
 from bebop.certify.openai_server import OpenAIEngine
 from bebop.certify.run import Plan, Run, plan_settings
 from bebop.errors import UserError
-from bebop.rollout.engine import Request
 from bebop.rollout.served_engine import ServedEngine
-from bebop.trajectory import Completion, SamplingParams
-from tests.integration.vllm.builders import RUNNER, engine, verification
+from bebop.trajectory import SamplingParams
+from tests.integration.vllm.builders import ALPHA, RUNNER, certified_prompt, engine, examined, verification
 from tests.integration.vllm.serving import serving
 from tests.served_models import VOCAB, job, reload
 from tests.tree import ROOT
 
-ALPHA, TOKENS = 1e-4, 12_000
-FEW = 1500  # tokens of the second runner, some 40 s; the fault below shows in 1,400
+TOKENS = 12_000
 first_runner = pytest.mark.skipif(RUNNER == "v2", reason="a server with the second runner takes a compiler")
 second_runner = pytest.mark.skipif(RUNNER == "v1", reason="the first is certified as a server")
 CLAIM = SamplingParams(temperature=0.7, max_new_tokens=32, stop_token_ids=(VOCAB - 1,))
-
-
-def prompt(index: int) -> Sequence[int]:
-    return 3, 1, 4, 1 + index % 9
 
 
 FAULTY = """
@@ -73,7 +66,7 @@ def certified(folder: Path, place: Path, environment: Mapping[str, str], *, mend
                 settings=settings, white_box_weight=weight, vocabulary=VOCAB, tokens=TOKENS, cohort=64, alpha=ALPHA,
                 limit_tv=0.5,
             )  # fmt: skip
-            return Run(engine, ModelReference(reload(folder)), prompt, plan).run()
+            return Run(engine, ModelReference(reload(folder)), certified_prompt, plan).run()
         finally:
             engine.close()
 
@@ -100,24 +93,6 @@ def test_what_stock_vllm_says_on_a_cpu_is_no_number(folder: Path, tmp_path: Path
 # ---- the second runner, whose kernels are Triton's
 
 
-def examined(vllm: ServedEngine, folder: Path, params: SamplingParams) -> Certificate:
-    """The certificate of an engine in this process, asked for ``FEW`` tokens."""
-
-    def ask(requests: list[Request]) -> list[Completion]:
-        for request in requests:
-            vllm.add(request)
-        done: dict[int, Completion] = {}
-        while vllm.unfinished:
-            done |= {one.id: one.completion for one in vllm.step()}
-        return [done[request.id] for request in requests]
-
-    settings, weight = plan_settings(params, 0.0, False)
-    plan = Plan(
-        settings=settings, white_box_weight=weight, vocabulary=VOCAB, tokens=FEW, cohort=64, alpha=ALPHA, limit_tv=0.5
-    )
-    return Run(FunctionEngine(ask), ModelReference(reload(folder)), prompt, plan).run()
-
-
 @second_runner
 @pytest.mark.parametrize(
     ("system", "truncation"), [("bebop", {}), ("bebop", {"top_p": 0.8}), ("target_only", {}), ("ngram", {})]
@@ -126,7 +101,7 @@ def test_the_second_runner_passes(folder: Path, system: str, truncation: Mapping
     """Sampled, greedy and looked-up drafts, in kernels that Triton interprets."""
     params = SamplingParams(temperature=0.7, max_new_tokens=32, stop_token_ids=(VOCAB - 1,), **truncation)  # type: ignore[arg-type]
     with engine(job(folder, system)) as vllm:
-        found = examined(vllm, folder, params)
+        found = examined(vllm, reload(folder), params)
     assert found.structure == () and found.log_e < math.log(1 / ALPHA)
     found.require_pass()
 
@@ -153,4 +128,4 @@ def test_a_residual_that_is_the_target_fails_with_the_second_runner(
         return second_residual(own, names.bind(*args, **named).arguments)
 
     monkeypatch.setattr(module, "rejection_sample", faulty)
-    assert examined(vllm, folder, CLAIM).verdict == "fail"
+    assert examined(vllm, reload(folder), CLAIM).verdict == "fail"

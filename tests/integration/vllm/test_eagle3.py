@@ -22,7 +22,7 @@ from bebop.trainer.chains import ChainRows
 from bebop.trainer.objectives import Sampling
 from bebop.trajectory import DecodeStats
 from tests.eagle3_models import DRAFTED, drafter, eagle3_job, folders, target
-from tests.integration.vllm.builders import core, engine
+from tests.integration.vllm.builders import RUNNER, core, engine
 from tests.served_models import PROMPT, VOCAB, answers, ask, tokens_distribution_test
 
 ANSWERS = 2048
@@ -94,6 +94,7 @@ def stats(found: list[Any]) -> DecodeStats:
     return DecodeStats.total(c.stats for c in found)
 
 
+@pytest.mark.skipif(RUNNER == "v2", reason="too many tokens for Triton's interpreter; test_drafters asks for fewer")
 def test_completions_have_the_targets_distribution_and_our_acceptance(
     vllm: ServedEngine, models: tuple[Path, Path]
 ) -> None:

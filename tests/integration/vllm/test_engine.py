@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,10 +11,8 @@ from bebop.model.backbone import Policy
 from bebop.model.mtp import chain
 from bebop.rollout.engine import Request
 from bebop.rollout.served_engine import ServedEngine
-from bebop.rollout.vllm.core import _Answer
-from bebop.rollout.vllm.plugin import StepRecord, Verified
 from bebop.trajectory import Completion, DecodeStats, SamplingParams
-from tests.integration.vllm.builders import RUNNER, core, fewer, held
+from tests.integration.vllm.builders import RUNNER, core, fewer, held, verified_cycles
 from tests.served_models import (
     DRAFTS,
     PROMPT,
@@ -86,27 +83,12 @@ def test_acceptance_is_the_embedded_engines(vllm: ServedEngine, folder: Path) ->
 
 def test_measures_are_those_of_the_request_and_its_cycle(vllm: ServedEngine, folder: Path) -> None:
     """Recomputed from the text: requests of other temperatures and lengths beside one another."""
-    one, seen = core(vllm), list[tuple[_Answer, int, Verified]]()
-    take = one._take
-
-    def recording(answer: _Answer, given: Any, record: StepRecord) -> None:
-        if (verified := record.verified().get(answer.name)) is not None:
-            seen.append((answer, len(answer.token_ids), verified))
-        take(answer, given, record)
-
     params = [SamplingParams(max_new_tokens=20 + i, temperature=(1.0, 0.6)[i % 2]) for i in range(16)]
     requests = [Request(id=i, token_ids=(*PROMPT, *range(i % 4)), params=p) for i, p in enumerate(params)]
-    one._take = recording  # type: ignore[method-assign]
-    try:
-        found = answers(vllm, requests)
-    finally:
-        one._take = take  # type: ignore[method-assign]
-    by_text = {tuple(c.token_ids.tolist()): request for c, request in zip(found, requests, strict=True)}
-    assert len(seen) > 100 and len(by_text) == len(found)
-    own = reload(folder)
-    for answer, before, verified in seen:
-        request = by_text[tuple(answer.token_ids)]
-        measured = cycle(own, request, answer.token_ids[:before])
+    seen, own = verified_cycles(vllm, requests), reload(folder)
+    assert len(seen) > 100
+    for request, written, verified in seen:
+        measured = cycle(own, request, written)
         assert verified.weight == 1 and abs(verified.measured["overlap"][0] - measured["overlap"]) < 1e-4
         for name, value in measured.items():
             assert abs(verified.measured[name][0] - value) < 1e-3, name

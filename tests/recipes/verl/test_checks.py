@@ -36,7 +36,7 @@ actor_rollout_ref:
     data_parallel_size: 1
     pipeline_model_parallel_size: 1
     checkpoint_engine: {{backend: naive}}
-    engine_kwargs: {{sglang: {{speculative_use_rejection_sampling: true}}, vllm: {{async_scheduling: false}}}}
+    engine_kwargs: {{sglang: {{speculative_use_rejection_sampling: true}}, vllm: {{async_scheduling: null}}}}
 """
 ROLLOUT, MODEL, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "actor_rollout_ref.actor"
 VLLM = {f"{ROLLOUT}.name": "vllm"}
@@ -86,10 +86,17 @@ def test_what_goes_together_passes(changes: dict[str, Any]) -> None:
         ({**VLLM, f"{MODEL}.mtp.enable": False}, "the rollout engine uses no head"),
         ({**VLLM, f"{MODEL}.mtp.method": "eagle"}, "mtp.method='eagle' .* give mtp"),
         ({**VLLM, f"{ROLLOUT}.logprobs_mode": "raw_logprobs"}, "'raw_logprobs' .* give processed_logprobs"),
-        ({**VLLM, f"{ROLLOUT}.engine_kwargs.vllm.async_scheduling": None}, "async_scheduling=None .* give false"),
+        (
+            {**VLLM, f"{ROLLOUT}.engine_kwargs.vllm.async_scheduling": True},
+            "async_scheduling=True .* give false or null",
+        ),
+        ({**VLLM, f"{ROLLOUT}.engine_kwargs.vllm": None}, "async_scheduling=None .* give false or null"),
     ],
 )
-def test_what_does_not_go_together_is_one_line(changes: dict[str, Any], message: str) -> None:
+def test_what_does_not_go_together_is_one_line(
+    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")  # where vLLM's first model runner is taken
     with pytest.raises(UserError, match=message) as caught:
         check_job(job(changes), VerlConfig(metrics=True, train_head=True))
     assert "\n" not in str(caught.value)
@@ -124,8 +131,28 @@ def test_a_vllm_that_is_too_old_or_not_there_is_refused(monkeypatch: pytest.Monk
         check_job(job(VLLM), VerlConfig())
 
 
-def test_vllm_may_look_ahead_where_nobody_reads_its_drafts() -> None:
-    check_job(job({**VLLM, f"{ROLLOUT}.engine_kwargs.vllm.async_scheduling": True}), VerlConfig(metrics=False))
+def test_vllm_may_look_ahead_on_its_second_runner_and_where_nobody_reads_its_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ahead = job({**VLLM, f"{ROLLOUT}.engine_kwargs.vllm.async_scheduling": True})
+    check_job(ahead, VerlConfig(metrics=True))
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    check_job(ahead, VerlConfig(metrics=False))
+
+
+def test_the_second_runner_is_refused_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = VerlConfig(metrics=True, model_runner="v2")
+    check_job(job(VLLM), second)
+    with pytest.raises(UserError, match=r"bebop.model_runner='v2' .* it is vLLM's; give null"):
+        check_job(job(), second)
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UserError, match=r"bebop.model_runner='v2' .* Triton's interpreter, .* or give v1"):
+        check_job(job(VLLM), second)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    check_job(job(VLLM), second)
+    with pytest.raises(UserError, match=r"model_runner.*v3"):
+        parse({"model_runner": "v3"})
 
 
 def test_a_checkpoint_without_a_head_is_seen_before_the_start(tmp_path: Path) -> None:
@@ -185,12 +212,18 @@ def test_vllms_processes_are_told_what_to_look_at(platform: str, monkeypatch: py
     def told(changes: dict[str, Any], **block: Any) -> list[str | None]:
         config = job({**VLLM, **changes, "bebop": {"metrics": True, "verify_every": 0} | block})
         found = module.get_ppo_ray_runtime_env(config)["env_vars"]
+        scheduled = config.actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling
+        assert scheduled is (
+            False if found.get("VLLM_USE_V2_MODEL_RUNNER") == "0" and block.get("metrics", True) else None
+        )
         return [found.get(name) for name in names]
 
-    cpu = "1" if platform else None
-    assert told({}) == ["0", "3", "0", cpu]
-    assert told({f"{MODEL}.mtp.num_speculative_tokens": 2}, verify_every=4) == ["4", "2", "0", cpu]
+    cpu, runner = ("1", "0") if platform else (None, "1")
+    assert told({}) == ["0", "3", runner, cpu]
+    assert told({}, model_runner="v1") == ["0", "3", "0", cpu]
+    assert told({f"{MODEL}.mtp.num_speculative_tokens": 2}, verify_every=4) == ["4", "2", runner, cpu]
     assert told({}, metrics=False) == [None, None, None, cpu]
+    assert told({}, metrics=False, model_runner="v1") == [None, None, "0", cpu]
     assert told({f"{MODEL}.mtp.enable_rollout": False})[1:] == [None, None, cpu]
 
 

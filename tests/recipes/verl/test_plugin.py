@@ -1,11 +1,14 @@
 """Which hooks a process gets, and vLLM's distribution for CPUs under the name that verl asks for."""
 
 from importlib import metadata
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bebop.verl_job.plugin import PARTS, alias_vllm_cpu, wanted
 from bebop.verl_job.settings import EXTERNAL, MODULE, VARIABLE, VerlConfig, to_variable
+from bebop.verl_job.vllm_worker import find_draft
 
 
 def functions(**environment: str) -> set[str]:
@@ -24,6 +27,17 @@ def test_every_part_alone_brings_its_own_hooks_and_the_self_test() -> None:
     for part, hooks in PARTS.items():
         found = functions(**{VARIABLE: to_variable(VerlConfig(**{part: True}))})
         assert found - STOCK == {hook.function for hook in hooks} | {"selftest.check_trainer", "selftest.answer_worker"}
+
+
+def test_the_second_model_runner_has_its_head_found() -> None:
+    found = functions(**{VARIABLE: to_variable(VerlConfig(model_runner="v2"))})
+    assert found - STOCK == {"vllm_worker.find_draft"}
+    assert functions(**{VARIABLE: to_variable(VerlConfig(model_runner="v1"))}) == STOCK
+    extension = type("Extension", (), {"_get_drafter_model": lambda self: None})
+    find_draft(SimpleNamespace(vLLMColocateWorkerExtension=extension))  # type: ignore[arg-type]
+    worker: Any = extension()
+    worker.model_runner = SimpleNamespace(get_draft_model=lambda: "the head")
+    assert worker._get_drafter_model() == "the head"
 
 
 def test_a_process_that_was_told_nothing_checks_itself() -> None:

@@ -1,6 +1,7 @@
 """What is asked of vLLM's CPU build before it is mended, and the mends themselves."""
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from bebop.rollout.vllm.cpu import (
     empties_weights,
     expanded,
     fails_on_nothing,
+    norm_layer_by_layer,
+    norms_by_the_first_weight,
     plain_gemm,
 )
 
@@ -47,6 +50,28 @@ def test_layers_that_lose_their_weights() -> None:
 
     assert empties_weights(SimpleNamespace(dispatch_cpu_unquantized_gemm=emptied))  # type: ignore[arg-type]
     assert not empties_weights(SimpleNamespace(dispatch_cpu_unquantized_gemm=plain_gemm))  # type: ignore[arg-type]
+
+
+def first_weight(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> None:
+    """As the CPU build's ``rms_norm`` takes weights of several layers."""
+    whole_norm(out, x, weight[0] if weight.dim() == 2 else weight, epsilon)
+
+
+def whole_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> None:
+    scale = weight[:, None] if weight.dim() == 2 else weight
+    out.copy_(x * (x.pow(2).mean(-1, keepdim=True) + epsilon).rsqrt() * scale)
+
+
+def test_keys_of_a_block_drafter_are_normed_by_the_weights_of_their_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm: Any = ModuleType("vllm")
+    vllm._custom_ops = SimpleNamespace(rms_norm=whole_norm)
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    assert not norms_by_the_first_weight()
+    model = SimpleNamespace(_k_norm_weights=torch.tensor([[1.0, 1, 1, 1], [2, 2, 2, 3]]), _rms_norm_eps=1e-6)
+    keys, wanted = torch.arange(16.0).view(2, 2, 4) + 1, torch.empty(2, 2, 4)
+    whole_norm(wanted, keys, model._k_norm_weights, 1e-6)
+    vllm._custom_ops.rms_norm = first_weight
+    assert norms_by_the_first_weight() and torch.allclose(norm_layer_by_layer(model, keys), wanted)
 
 
 def test_the_mended_layer_multiplies_with_what_it_holds() -> None:
