@@ -151,4 +151,5 @@ def _serve(config: JobConfig, gpu: int | None, pipe: Connection) -> None:
     except (EOFError, OSError):  # nobody asks any more
         pass
     finally:
-        engine.close()
+        if hasattr(engine, "close"):  # the embedded engine has nothing but memory
+            engine.close()
