@@ -298,6 +298,7 @@ def test_what_a_stopped_process_kept_is_read_again_but_for_a_torn_line(tmp_path:
     assert Parts(tmp_path / CORPUS, resume=False).read(ALONE) == {}, "a new run begins anew"
 
 
+@pytest.mark.slow
 def test_a_stopped_corpus_goes_on_and_ends_as_if_it_had_not_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
