@@ -16,18 +16,17 @@ from tqdm import tqdm
 from transformers import GenerationConfig
 
 from bebop.adaptation.ranks import ALONE, Ranks
+from bebop.adaptation.served import ServedEngines, engine_errors
 from bebop.command import writing
 from bebop.config.adapt import SERVED, AdaptConfig, DataConfig
 from bebop.config.fields import MAX_SEED
 from bebop.config.job import DecodingConfig, SamplingConfig, TaskConfig
-from bebop.errors import UserError, one_line
+from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy, tapped
-from bebop.model.checkpoint import find_device
 from bebop.model.parity import stock_attention
 from bebop.rollout.agent_setup import make_agent_loop
-from bebop.rollout.engine import Engine, EngineDied, Finished, Request
-from bebop.rollout.engine_process import EngineProcess
+from bebop.rollout.engine import Engine, Finished, Request
 from bebop.rollout.engine_thread import EngineThread
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.run_dir.safe_parse import parse_json
@@ -39,7 +38,6 @@ from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory
 STOCK_TOKENS = 1 << 15  # of a pass on transformers' attention
 CORPUS = "corpus.jsonl"  # of a run folder
 HELD_OUT = "held_out.jsonl"  # completions of the prompts that are held out
-SPARE_MEMORY = 0.1  # of a GPU's free memory, which an engine beside the model leaves
 HELD_OUT_SEED = 7_919  # added to the task's seed: another stream of questions
 MAX_TRIES = 20  # candidates for a held-out place that are trained on, or held out, before it stays empty
 MIN_HELD_OUT = 2  # prompts that are held out: intervals need two
@@ -100,39 +98,6 @@ def decoded(engine: Engine, asked: Sequence[Request], bar: tqdm) -> Iterator[Fin
 def progress(count: int, label: str | None, ranks: Ranks, unit: str = "completion") -> tqdm:
     """Return the progress bar of rank 0; ``label`` None shows none."""
     return tqdm(total=count, desc=label, unit=unit, disable=label is None or ranks.rank > 0)
-
-
-class ServedEngines:
-    """SGLang or vLLM as ``data.engine`` asks, started when it is first wanted, in a process of its own."""
-
-    def __init__(self, config: AdaptConfig, ranks: Ranks = ALONE) -> None:
-        self.config, self.ranks = config, ranks
-        self._engine: EngineProcess | None = None
-
-    def engine(self, drawn: int = 0) -> EngineProcess:
-        """Return the engine. One that starts after ``drawn`` completions draws others than the one before it."""
-        if self._engine is None:
-            config, rank = self.config, self.ranks.rank
-            seed = random.Random(f"{config.seed}/{rank}/{drawn}").randrange(MAX_SEED)
-            alone = self.ranks.world == 1 or find_device(config.model).type == "cpu"
-            gpu = None if alone else torch.cuda.current_device()
-            self._engine = EngineProcess(config.engine_job(seed, **self._memory()), gpu)
-        return self._engine
-
-    def close(self) -> None:
-        """End the engine, so that its memory is free."""
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
-
-    def _memory(self) -> dict[str, float]:
-        """Return the share of the GPU for vLLM, which counts from all of it, where the model has its part already."""
-        own, device = self.config.data.served, find_device(self.config.model)
-        asked = own is None or own.memory_fraction is not None or "gpu_memory_utilization" in own.extra
-        if self.config.data.engine != "vllm" or asked or device.type == "cpu":
-            return {}
-        free, total = torch.cuda.mem_get_info(device)
-        return {"memory_fraction": round((1 - SPARE_MEMORY) * free / total, 3)}
 
 
 def engine_name(data: DataConfig, policy: Policy) -> str:
@@ -206,23 +171,6 @@ def _sampled(
             engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length)
         for finished in decoded(engine, asked, bar):
             yield finished.id, tuple(finished.completion.token_ids.tolist())
-
-
-@contextmanager
-def engine_errors(data: DataConfig) -> Iterator[None]:
-    """Let errors of SGLang or vLLM within this block name the settings of an adaptation, and say how to go on."""
-    if data.engine not in SERVED:
-        yield
-        return
-    try:
-        yield
-    except UserError as error:
-        text = str(error).replace(f"rollout.{data.engine}.", "data.engine_options.")
-        raise UserError(text.replace("rollout=", "data.engine=").replace("rollout.", "data.")) from error
-    except EngineDied as error:
-        raise UserError(
-            f"data.engine={data.engine!r} ended: {one_line(error)}; what it sampled is kept, go on with resume=true"
-        ) from error
 
 
 @torch.no_grad()
@@ -542,7 +490,7 @@ def play_turns(
     thread.start()
     agents.start()
     try:
-        with tqdm(total=wanted, desc=label, unit="turn", disable=label is None or ranks.rank > 0) as bar:
+        with engine_errors(data), progress(wanted, label, ranks, "turn") as bar:
             begun = 0
             while len(answers) < wanted:
                 numbers = range(begun, begun + data.slots * ranks.world)

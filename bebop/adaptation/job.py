@@ -16,7 +16,6 @@ from bebop.adaptation.corpus import (
     CORPUS,
     HELD_OUT,
     MIN_HELD_OUT,
-    ServedEngines,
     backbone_states,
     begun,
     drafting_config,
@@ -34,6 +33,7 @@ from bebop.adaptation.part_job import read, store, write
 from bebop.adaptation.probe import probe
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.adaptation.results import Results, Snapshot
+from bebop.adaptation.served import ServedEngines
 from bebop.command import stoppable, writing
 from bebop.config.adapt import AdaptConfig
 from bebop.errors import UserError

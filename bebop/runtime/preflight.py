@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM
 
+from bebop.adaptation.served import engine_errors
 from bebop.command import check_writable
 from bebop.config.adapt import SERVED, AdaptConfig
 from bebop.config.job import JobConfig, ModelConfig, MonitorConfig, RuntimeConfig, TaskConfig
@@ -189,8 +190,6 @@ def check_adaptation(config: AdaptConfig) -> None:
 
 def check_served(config: AdaptConfig) -> None:
     """Check that SGLang or vLLM is there and can sample the completions of an adaptation."""
-    from bebop.adaptation.corpus import engine_errors  # with the embedded engine, which a job's driver does without
-
     job, world = config.engine_job(), int(os.environ.get("WORLD_SIZE", "1"))
     with engine_errors(config.data):
         engine_module(job).check(job)

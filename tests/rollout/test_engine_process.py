@@ -29,7 +29,7 @@ def test_completions_errors_and_the_end(tmp_path: Path) -> None:
         engine.step()
         assert len(engine.abort()) == 3 and engine.unfinished == 0
         os.kill(process.pid or 0, signal.SIGKILL)
-        with pytest.raises(EngineDied, match="torch (is gone|ended with code -9)"):
+        with pytest.raises(EngineDied, match=r"torch (is gone|ended with code -9)"):
             answers(engine, ask(1, 4))
     assert not process.is_alive()
 
