@@ -138,9 +138,9 @@ def _serve(config: JobConfig, gpu: int | None, pipe: Connection) -> None:
     except (UserError, EngineDied) as error:
         pipe.send((None, error))
         return
-    pipe.send((None, None))
     raised: Exception | None
     try:
+        pipe.send((None, None))
         while True:
             name, arguments = pipe.recv()
             try:
