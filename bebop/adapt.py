@@ -120,9 +120,11 @@ def begin(config: AdaptConfig, overrides: Sequence[str], folder: RunFolder, rank
 
 def run_folder(config: AdaptConfig, ranks: "Ranks") -> RunFolder:
     """Return the run folder, at which nothing has been looked yet."""
+    from bebop.adaptation.corpus import begun  # imports torch
+
     names = ranks.union({ranks.rank: f"runs/adapt-{time.strftime('%Y%m%d-%H%M%S')}"})  # clocks differ: rank 0's counts
     path = Path(config.dir or names[0]).resolve()
-    return RunFolder(path, "dir", config.resume, Store(path, HEADS), "an adaptation")
+    return RunFolder(path, "dir", config.resume, Store(path, HEADS), "an adaptation", begun)
 
 
 def check_folder(folder: RunFolder, config: AdaptConfig, ranks: "Ranks") -> None:

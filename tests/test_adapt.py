@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bebop import adapt, command
+from bebop.adaptation import corpus
 from bebop.config.job import ModelConfig
 from bebop.model.checkpoint import load_policy, mtp_layout, save_policy
 from bebop.model.layouts import LAYOUTS
@@ -108,6 +109,30 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     assert "accept length" in capsys.readouterr().out
     assert same(load_file(tmp_path / "model" / "model.safetensors"), whole)
     assert (tmp_path / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+
+
+@pytest.mark.slow  # a run and its resume
+def test_a_run_that_was_stopped_while_it_sampled_goes_on(
+    model: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decoded = corpus.decoded
+
+    def stopped(engine: Any, requests: Any, bar: Any) -> Any:
+        for count, finished in enumerate(decoded(engine, requests, bar)):
+            yield finished
+            if count == 6:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(corpus, "decoded", stopped)
+        adapted(model, tmp_path, 4)
+    assert [file.name for file in tmp_path.glob("*.jsonl")] == ["corpus.part0.jsonl"]
+    assert call([f"dir={tmp_path}"], monkeypatch, capsys).endswith(
+        "set resume=true to go on with it, or choose another"
+    )
+    assert adapt.main([f"dir={tmp_path}", "resume=true"]) == 0
+    assert (tmp_path / "corpus.jsonl").read_text() == (run / "corpus.jsonl").read_text()
+    assert same(load_file(tmp_path / "model" / "model.safetensors"), load_file(run / "model" / "model.safetensors"))
 
 
 @pytest.mark.slow  # two runs

@@ -5,7 +5,8 @@ import itertools
 import json
 import os
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,20 @@ from tqdm import tqdm
 from transformers import GenerationConfig
 
 from bebop.adaptation.ranks import ALONE, Ranks
+from bebop.adaptation.served import ServedEngines, engine_errors
 from bebop.command import writing
-from bebop.config.adapt import AdaptConfig, DataConfig
+from bebop.config.adapt import SERVED, AdaptConfig, DataConfig
 from bebop.config.fields import MAX_SEED
 from bebop.config.job import DecodingConfig, SamplingConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy, tapped
+from bebop.model.parity import stock_attention
 from bebop.rollout.agent_setup import make_agent_loop
-from bebop.rollout.engine import Request
+from bebop.rollout.engine import Engine, Finished, Request
 from bebop.rollout.engine_thread import EngineThread
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.run_dir.safe_parse import parse_json
 from bebop.tasks.files import check_row, lookup, read_rows
 from bebop.tasks.source import EnvironmentSource, PromptSource, chat_encoder, instruction
 from bebop.trainer.chains import TokenRow, chain_rows
@@ -33,6 +37,7 @@ from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory
 
 STOCK_TOKENS = 1 << 15  # of a pass on transformers' attention
 CORPUS = "corpus.jsonl"  # of a run folder
+HELD_OUT = "held_out.jsonl"  # completions of the prompts that are held out
 HELD_OUT_SEED = 7_919  # added to the task's seed: another stream of questions
 MAX_TRIES = 20  # candidates for a held-out place that are trained on, or held out, before it stays empty
 MIN_HELD_OUT = 2  # prompts that are held out: intervals need two
@@ -64,17 +69,40 @@ def run_engine(
     """
     engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length, keep_state=keep_state)
     mine = range(ranks.rank, len(prompts), ranks.world)
-    for i in mine:
-        own = sampling_params(policy, sampling or data.sampling, (seed << 40) + i)
-        engine.add(Request(id=i, token_ids=prompts[i].token_ids, params=own))
-    done: dict[int, Completion] = {}
-    with tqdm(total=len(mine), desc=label, unit="completion", disable=label is None or ranks.rank > 0) as bar:
-        while engine.unfinished:
-            ended = engine.step()
-            done |= {f.id: f.completion for f in ended}
-            bar.update(len(ended))
-    done = ranks.union(done)
+    asked = requests(policy, prompts, mine, sampling or data.sampling, seed)
+    with progress(len(mine), label, ranks) as bar:
+        done = ranks.union({f.id: f.completion for f in decoded(engine, asked, bar)})
     return [done[i] for i in range(len(prompts))]
+
+
+def requests(
+    policy: Policy, prompts: Sequence[Prompt], chosen: Iterable[int], sampling: SamplingConfig, seed: int
+) -> list[Request]:
+    """Return requests for the chosen prompts, each with a seed by its number."""
+    return [
+        Request(id=i, token_ids=prompts[i].token_ids, params=sampling_params(policy, sampling, (seed << 40) + i))
+        for i in chosen
+    ]
+
+
+def decoded(engine: Engine, asked: Sequence[Request], bar: tqdm) -> Iterator[Finished]:
+    """Yield the completions of requests as they end."""
+    for request in asked:
+        engine.add(request)
+    while engine.unfinished:
+        for finished in engine.step():
+            bar.update()
+            yield finished
+
+
+def progress(count: int, label: str | None, ranks: Ranks, unit: str = "completion") -> tqdm:
+    """Return the progress bar of rank 0; ``label`` None shows none."""
+    return tqdm(total=count, desc=label, unit=unit, disable=label is None or ranks.rank > 0)
+
+
+def engine_name(data: DataConfig, policy: Policy) -> str:
+    """Return what samples completions, in the words of ``data.engine``."""
+    return data.engine or ("transformers" if policy.stock else "torch")
 
 
 def sampled_rows(
@@ -85,21 +113,71 @@ def sampled_rows(
     seed: int = 0,
     label: str | None = None,
     ranks: Ranks = ALONE,
+    served: ServedEngines | None = None,
+    parts: "Parts | None" = None,
 ) -> list[TokenRow]:
-    """Return each prompt with a completion of the model: by the engine, or by transformers where that cannot decode."""
-    if not policy.stock:
-        return token_rows(prompts, run_engine(policy, prompts, data, decoding, seed, label, ranks))
-    mine = range(ranks.rank, len(prompts), ranks.world)
-    with tqdm(total=len(mine), desc=label, unit="completion", disable=label is None or ranks.rank > 0) as bar:
-        done = ranks.union(_generate(policy, prompts, mine, data, seed, bar))
+    """Return each prompt with a completion of the model, by the engine that ``data.engine`` names.
+
+    Args:
+        policy: the model.
+        prompts: what is asked; each rank samples its share.
+        data: engine, sampling distribution and sizes.
+        decoding: how the embedded engine drafts; the others sample without drafts.
+        seed: of the draws.
+        label: of the progress bar; None: there is none.
+        ranks: the processes of the adaptation.
+        served: engines to sample with where ``data.engine`` is SGLang or vLLM.
+        parts: keep completions as they end; those that are kept are not sampled again.
+
+    Raises:
+        UserError: SGLang or vLLM refuses the model, or ends.
+    """
+    known = parts.read(ranks) if parts is not None else {}
+    mine = [i for i in range(len(prompts)) if i not in known][ranks.rank :: ranks.world]
+    done = {}
+    with progress(len(mine), label, ranks) as bar, parts.writer(ranks) if parts else nullcontext(None) as keep:
+        for i, ids in _sampled(policy, prompts, mine, data, decoding, seed, bar, served, len(known)):
+            done[i] = ids
+            if keep is not None:
+                keep(i, ids)
+    done = known | ranks.union(done)
     return [TokenRow(prompt=p.token_ids, answer=done[i], task=p.task) for i, p in enumerate(prompts)]
+
+
+def _sampled(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    chosen: Sequence[int],
+    data: DataConfig,
+    decoding: DecodingConfig,
+    seed: int,
+    bar: tqdm,
+    served: ServedEngines | None,
+    drawn: int,
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield completions of the chosen prompts as they end, with the prompt's number; ``drawn``: those before them."""
+    name = engine_name(data, policy)
+    if name == "transformers":
+        yield from _generate(policy, prompts, chosen, data, seed, bar)
+        return
+    if not chosen:
+        return  # no engine is started for nothing
+    asked = requests(policy, prompts, chosen, data.sampling, seed)
+    with engine_errors(data):
+        if name in SERVED:
+            assert served is not None
+            engine: Engine = served.engine(drawn)
+        else:
+            engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length)
+        for finished in decoded(engine, asked, bar):
+            yield finished.id, tuple(finished.completion.token_ids.tolist())
 
 
 @torch.no_grad()
 def _generate(
     policy: Policy, prompts: Sequence[Prompt], chosen: Sequence[int], data: DataConfig, seed: int, bar: tqdm
-) -> dict[int, tuple[int, ...]]:
-    """Return completions by transformers' ``generate``, by the prompt's number.
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield completions by transformers' ``generate`` with the prompt's number.
 
     Prompts of one length run side by side: recurrent layers would read padding, which stands at the left there.
     """
@@ -110,7 +188,6 @@ def _generate(
         do_sample=True, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
         max_new_tokens=sampling.max_new_tokens, eos_token_id=list(ends) or None, pad_token_id=pad, use_cache=True,
     )  # fmt: skip
-    done: dict[int, tuple[int, ...]] = {}
     by_length = sorted(chosen, key=lambda i: len(prompts[i].token_ids))
     own, policy.backbone.generation_config = policy.backbone.generation_config, GenerationConfig()
     gpus = [policy.device] if policy.device.type == "cuda" else []
@@ -119,17 +196,16 @@ def _generate(
             group = [*alike]
             for part in (group[start : start + data.slots] for start in range(0, len(group), data.slots)):
                 ids = torch.tensor([prompts[i].token_ids for i in part], device=policy.device)
-                with torch.random.fork_rng(devices=gpus):
+                with torch.random.fork_rng(devices=gpus), stock_attention(policy.backbone, "sdpa"):
                     # PyTorch's generator on a CPU takes 32 bits of a seed.
                     torch.manual_seed(random.Random(f"{seed}/{part[0]}").getrandbits(32))
                     out = policy.backbone.generate(ids, attention_mask=torch.ones_like(ids), generation_config=wanted)
                 for i, row in zip(part, out[:, ids.shape[1] :].tolist(), strict=True):
                     end = next((place + 1 for place, token in enumerate(row) if token in ends), len(row))
-                    done[i] = tuple(row[:end])
-                bar.update(len(part))
+                    bar.update()
+                    yield i, tuple(row[:end])
     finally:
         policy.backbone.generation_config = own
-    return done
 
 
 def drafting_config(policy: Policy, system: str = "bebop", draft_tokens: int = 3) -> DecodingConfig:
@@ -203,19 +279,96 @@ def sample_corpus(
     label: str | None,
     ranks: Ranks = ALONE,
     streams: tuple[list[Prompt], list[Prompt]] | None = None,
+    served: ServedEngines | None = None,
 ) -> tuple[list[Prompt], list[TokenRow], list[Prompt]]:
     """Return the prompts to train on, the model's completions, and held-out prompts. Completions are kept in the run
-    folder, for a resume and for others; rank 0 writes. ``streams``: what ``question_streams`` gave, if that is
-    known."""
-    path = folder / CORPUS
+    folder, for a resume and for others. ``streams``: what ``question_streams`` gave, if that is known. ``served``: as
+    of ``sampled_rows``; None: an engine is ended here."""
     training, held_out = streams or question_streams(config, policy)
+    rows = kept_rows(config, policy, training, folder / CORPUS, decoding, config.seed, label, ranks, served)
+    return training, rows, held_out
+
+
+def kept_rows(
+    config: AdaptConfig,
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    path: Path,
+    decoding: DecodingConfig,
+    seed: int,
+    label: str | None,
+    ranks: Ranks = ALONE,
+    served: ServedEngines | None = None,
+) -> list[TokenRow]:
+    """Return the rows in a file of the run folder. Those that are not there are sampled and written; rank 0 writes."""
     if config.resume and path.is_file():
-        return training, read_corpus(path), held_out
-    rows = sampled_rows(policy, training, config.data, decoding, config.seed, label, ranks)
+        return read_corpus(path)
+    parts = Parts(path, config.resume)
+    with closing(ServedEngines(config, ranks)) if served is None else nullcontext(served) as engines:
+        rows = sampled_rows(policy, prompts, config.data, decoding, seed, label, ranks, engines, parts)
     if ranks.rank == 0:
         with writing(path):
             write_corpus(rows, path)
-    return training, rows, held_out
+            parts.remove()
+    return rows
+
+
+class Parts:
+    """Completions of a corpus that is being sampled, in files beside it: one of each rank, a line for a completion.
+
+    A run that was stopped goes on with them. Only ranks that see the run folder keep theirs.
+    """
+
+    def __init__(self, path: Path, resume: bool) -> None:
+        """``path``: of the whole corpus; ``resume``: use what an earlier process has kept."""
+        self.path, self.resume = path, resume
+
+    def files(self) -> list[Path]:
+        """Return the files that there are."""
+        return sorted(self.path.parent.glob(f"{self.path.stem}.part*.jsonl"))
+
+    def read(self, ranks: Ranks) -> dict[int, tuple[int, ...]]:
+        """Return what was kept, by the prompt's number, on every rank; rank 0 writes it into one file."""
+        known: dict[int, tuple[int, ...]] = {}
+        if ranks.rank == 0:
+            for file in self.files() if self.resume else []:
+                for line in file.read_bytes().splitlines():
+                    with suppress(ValueError, KeyError, TypeError):  # the process ended while it wrote this one
+                        row = parse_json(line)
+                        known[int(row["number"])] = tuple(map(int, row["answer_ids"]))
+            with writing(self.path):
+                self.remove()
+                scratch = self._file(0).with_suffix(".new")
+                scratch.write_text("".join(_line(i, ids) for i, ids in known.items()), encoding="utf-8")
+                scratch.replace(self._file(0))
+        return ranks.union({0: known} if ranks.rank == 0 else {})[0]
+
+    @contextmanager
+    def writer(self, ranks: Ranks) -> Iterator[Callable[[int, tuple[int, ...]], None] | None]:
+        """Yield what keeps one more completion of this rank; None where the run folder is not seen."""
+        if not self.path.parent.is_dir():
+            yield None
+            return
+        with writing(self.path), self._file(ranks.rank).open("a", encoding="utf-8", buffering=1) as file:
+            yield lambda number, ids: print(_line(number, ids), end="", file=file)
+
+    def remove(self) -> None:
+        """Remove the files."""
+        for file in self.files():
+            file.unlink()
+
+    def _file(self, rank: int) -> Path:
+        return self.path.with_name(f"{self.path.stem}.part{rank}.jsonl")
+
+
+def _line(number: int, ids: tuple[int, ...]) -> str:
+    return json.dumps({"number": number, "answer_ids": ids}) + "\n"
+
+
+def begun(folder: Path) -> bool:
+    """Return whether a run folder holds completions, whole or in part, from which a run without a checkpoint goes
+    on."""
+    return any(one.is_file() or Parts(one, True).files() for one in (folder / CORPUS, folder / HELD_OUT))
 
 
 def from_file(data: DataConfig, policy: Policy) -> list[TokenRow]:
@@ -285,16 +438,18 @@ def sample_turns(
     decoding: DecodingConfig,
     label: str | None,
     ranks: Ranks = ALONE,
+    served: ServedEngines | None = None,
 ) -> tuple[list[Prompt], list[TokenRow], list[Prompt]]:
     """Return the prompts to train on, the model's turns after them, and held-out prompts; as ``sample_corpus``."""
     other = dataclasses.replace(config.task, seed=config.task.seed + HELD_OUT_SEED, size=None)
     # Draws go by seed and tokens: with the seeds of the training games, a held-out one would begin as one of them.
     seed = (config.seed + HELD_OUT_SEED) % MAX_SEED
-    held_out = [p for p, _ in play_turns(config, other, config.evaluation.prompts, policy, decoding, None, ranks, seed)]
+    wanted = config.evaluation.prompts
+    held_out = [p for p, _ in play_turns(config, other, wanted, policy, decoding, None, ranks, seed, served)]
     if config.resume and path.is_file():
         rows = read_corpus(path)
         return [_prompt(i, row.prompt, row.task) for i, row in enumerate(rows)], rows, held_out
-    answers = play_turns(config, config.task, config.data.sequences, policy, decoding, label, ranks)
+    answers = play_turns(config, config.task, config.data.sequences, policy, decoding, label, ranks, None, served)
     training = [p for p, _ in answers]
     rows = token_rows(training, [completion for _, completion in answers])
     if ranks.rank == 0:
@@ -312,20 +467,30 @@ def play_turns(
     label: str | None,
     ranks: Ranks = ALONE,
     seed: int | None = None,
+    served: ServedEngines | None = None,
 ) -> list[Answer]:
     """Return the first ``wanted`` turns of trajectories 0, 1, ..., of which each rank plays its share.
 
-    ``seed``: of the draws, other than that of the configuration; ``UserError`` if all are lost.
+    ``seed``: of the draws, other than that of the configuration; ``served``: as of ``sampled_rows``.
+
+    Raises:
+        UserError: All trajectories are lost, or SGLang or vLLM refuses the model or ends.
     """
     data, source = config.data, EnvironmentSource(task)
     drawn = config.seed if seed is None else seed
-    thread = EngineThread(TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length))
+    if data.engine in SERVED:
+        assert served is not None
+        with engine_errors(data):
+            engine: Engine = served.engine()
+    else:
+        engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length)
+    thread = EngineThread(engine)
     agents = make_agent_loop(config.model, task, data.max_length, thread, policy.eos_token_ids)
     answers: list[Answer] = []
     thread.start()
     agents.start()
     try:
-        with tqdm(total=wanted, desc=label, unit="turn", disable=label is None or ranks.rank > 0) as bar:
+        with engine_errors(data), progress(wanted, label, ranks, "turn") as bar:
             begun = 0
             while len(answers) < wanted:
                 numbers = range(begun, begun + data.slots * ranks.world)

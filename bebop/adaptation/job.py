@@ -5,7 +5,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import torch
@@ -14,15 +14,17 @@ from tqdm import tqdm
 
 from bebop.adaptation.corpus import (
     CORPUS,
+    HELD_OUT,
     MIN_HELD_OUT,
     backbone_states,
+    begun,
     drafting_config,
     from_file,
+    kept_rows,
     question_streams,
     run_engine,
     sample_corpus,
     sample_turns,
-    sampled_rows,
     size_of_states,
     split_rows,
 )
@@ -31,6 +33,7 @@ from bebop.adaptation.part_job import read, store, write
 from bebop.adaptation.probe import probe
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.adaptation.results import Results, Snapshot
+from bebop.adaptation.served import ServedEngines
 from bebop.command import stoppable, writing
 from bebop.config.adapt import AdaptConfig
 from bebop.errors import UserError
@@ -84,8 +87,10 @@ class Adaptation:
         """Go on from the newest checkpoint if ``resume`` is set; writes nothing."""
         if not self.config.resume:
             return
-        newest = {self.ranks.rank: store(self.folder).newest_sound()} if self.ranks.rank == 0 else {}
-        path = self.ranks.union(newest)[0]
+        newest = {0: (store(self.folder).newest_sound(), begun(self.folder))} if self.ranks.rank == 0 else {}
+        path, sampled = self.ranks.union(newest)[0]
+        if path is None and sampled:
+            return  # it was stopped before its first checkpoint
         if path is None:
             raise UserError(f"resume=true: {self.folder} holds no finished checkpoint")
         self.found = path
@@ -94,9 +99,11 @@ class Adaptation:
     def run(self) -> Results:
         """Run all phases that are left."""
         began = time.perf_counter()
-        rows, held_out = self._sequences()
-        self._clock("sequences", began)
-        before, text = self._first_look(held_out)
+        with closing(ServedEngines(self.config, self.ranks)) as served:
+            rows, held_out = self._sequences(served)
+            self._clock("sequences", began)
+            text = self._held_out_text(held_out, served)
+        before = self._snapshot(held_out, text, "before")
         self._train(rows, text)
         after, known = self._snapshot(held_out, text, "after"), {row.prompt for row in rows}
         results = Results(
@@ -122,7 +129,7 @@ class Adaptation:
 
     # ---- sequences
 
-    def _sequences(self) -> tuple[list[TokenRow], list[Prompt]]:
+    def _sequences(self, served: ServedEngines) -> tuple[list[TokenRow], list[Prompt]]:
         """Return the text to train on, and the prompts that are held out. Sampled text is kept, for a resume and for
         others."""
         if self.config.data.source == "file":
@@ -130,10 +137,10 @@ class Adaptation:
         label, decoding = self._label("sample"), drafting_config(self.policy)
         if self.config.task.turns:
             path = self.folder / CORPUS
-            _, rows, held_out = sample_turns(self.config, self.policy, path, decoding, label, self.ranks)
+            _, rows, held_out = sample_turns(self.config, self.policy, path, decoding, label, self.ranks, served)
         else:
             _, rows, held_out = sample_corpus(
-                self.config, self.policy, self.folder, decoding, label, self.ranks, self.streams
+                self.config, self.policy, self.folder, decoding, label, self.ranks, self.streams, served
             )
         return rows, held_out
 
@@ -153,20 +160,14 @@ class Adaptation:
 
     # ---- measuring
 
-    def _first_look(self, held_out: Sequence[Prompt]) -> tuple[Snapshot, list[TokenRow]]:
-        """Measure the head as it came; return that and the completions of the held-out prompts.
-
-        Every head is probed on these completions.
-        """
-        began = time.perf_counter()
-        data, decoding = (
-            self.config.data,
-            drafting_config(self.policy, draft_tokens=self.config.evaluation.draft_tokens),
-        )
-        label = self._label("held out")
-        text = sampled_rows(self.policy, held_out, data, decoding, self.config.seed + 1, label, self.ranks)
+    def _held_out_text(self, held_out: Sequence[Prompt], served: ServedEngines) -> list[TokenRow]:
+        """Return completions of the held-out prompts. Every head is probed on them."""
+        began, config = time.perf_counter(), self.config
+        decoding = drafting_config(self.policy, draft_tokens=config.evaluation.draft_tokens)
+        path, label, seed = self.folder / HELD_OUT, self._label("held out"), config.seed + 1
+        text = kept_rows(config, self.policy, held_out, path, decoding, seed, label, self.ranks, served)
         self._clock("held out", began)
-        return self._snapshot(held_out, text, "before"), text
+        return text
 
     def _snapshot(self, held_out: Sequence[Prompt], text: Sequence[TokenRow], when: str) -> Snapshot:
         """Decode the held-out prompts with every system and probe the text.

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from bebop.adaptation.corpus import run_engine
+from bebop.adaptation.corpus import begun, run_engine
 from bebop.adaptation.evaluation import measured
 from bebop.adaptation.ranks import Ranks
 from bebop.command import shown_command, shown_path, stoppable, writing
@@ -64,10 +64,16 @@ class PartJob:
         return ended(Said(verdict="", advice="", command=command), paths)
 
     def resumed(self) -> dict[str, Any] | None:
-        """Return the newest checkpoint's state if ``resume`` is set; ``UserError`` if there is none. Writes nothing."""
+        """Return the newest checkpoint's state if ``resume`` is set, None before the first one; writes nothing.
+
+        Raises:
+            UserError: There is neither a checkpoint nor a corpus.
+        """
         if not self.config.resume:
             return None
         self.found = store(self.folder).newest_sound()
+        if self.found is None and begun(self.folder):
+            return None  # it was stopped before its first checkpoint
         if self.found is None:
             raise UserError(f"resume=true: {self.folder} holds no finished checkpoint")
         return read(self.found)

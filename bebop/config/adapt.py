@@ -1,9 +1,11 @@
 """Define the settings of an adaptation: the dataclasses behind ``conf/adapt.yaml``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from bebop.config.decoding import DecodingConfig
+from bebop.config.engines import SglangConfig, VllmConfig
 from bebop.config.fields import (
     MAX_PROCESSES,
     NOT_EMPTY,
@@ -24,9 +26,14 @@ from bebop.config.job import (
     OTHER_ALGORITHM,
     OTHER_QUESTIONS,
     SEED,
+    AlgorithmConfig,
     HeadConfig,
+    JobConfig,
     ModelConfig,
+    MonitorConfig,
     ObjectiveName,
+    RolloutConfig,
+    RuntimeConfig,
     SamplingConfig,
     TaskConfig,
 )
@@ -35,6 +42,11 @@ from bebop.systems import PARTS
 T = TypeVar("T")
 # Why a resume must not change a setting.
 OTHER_TEXT = "the text that the head was trained on so far would be another"
+SERVED: dict[str, type[SglangConfig | VllmConfig]] = {"sglang": SglangConfig, "vllm": VllmConfig}
+UNUSED = (  # settings of these engines that concern drafts, new weights, or servers whose weights nobody knows
+    "urls", "api_key_env", "data_parallel", "block_verification", "adaptive_steps", "draft", "pause", "transfer",
+    "folder", "address", "colocated", "monitor_every",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +61,22 @@ class DataConfig(Settings):
     answer_key: str = setting("answer", "the text that follows it", NOT_EMPTY)
     slots: int = setting(64, "requests decoded side by side", POSITIVE, fixed="")
     max_length: int = setting(512, "prompt + completion, tokens; more than data.sampling.max_new_tokens")
+    engine: Literal["torch", "transformers", "sglang", "vllm"] | None = setting(
+        None,
+        "what samples completions: the embedded engine, transformers' generate, SGLang or vLLM; null: the embedded "
+        "engine, or transformers for a model that it cannot decode",
+    )
+    engine_options: dict[str, Any] = setting(
+        dict, "NAME=VALUE: of SGLang or vLLM, named as in rollout.sglang and rollout.vllm", fixed=""
+    )
     sampling: SamplingConfig = section(SamplingConfig)
 
     def _validate(self) -> None:
+        for name, value in self.engine_options.items():
+            check(
+                name not in UNUSED, f"data.engine_options.{name}", value, "a corpus is sampled without it: leave it out"
+            )
+        _ = self.served  # raises what is wrong with the options
         readable_rows("data.path", self.path, needed=self.source == "file")
         self.require(self.source == "file" or self.sequences > 0, "sequences", "give 1 or more")
         fits = self.sampling.max_new_tokens < self.max_length
@@ -60,6 +85,17 @@ class DataConfig(Settings):
         both = {name: getattr(self.sampling, name) for name in ("min_p", "repetition_penalty")}
         check(plain, "data.sampling", both, "the losses know temperature, top_p and top_k; leave these at 0 and 1")
         self.require(self.sampling.temperature > 0, "sampling.temperature", "adaptation learns from samples: > 0")
+
+    @property
+    def served(self) -> SglangConfig | VllmConfig | None:
+        """Return the settings of SGLang or vLLM, where one of them samples; ``UserError`` for wrong ones."""
+        options: SglangConfig | VllmConfig | None = parse_options(
+            SERVED.get(self.engine or ""),
+            self.engine_options,
+            "data.engine_options.",
+            f"data.engine={self.engine or 'null'}",
+        )
+        return options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +184,29 @@ class AdaptConfig(Settings):
         word = "only the MTP head is trained on turns: leave task.source as it is, or train part=head"
         self.require(not self.task.turns or self.part == "head", "task.source", word)
         parse_options(PARTS[self.part].options, self.options, "options.", f"part={self.part}")
+
+    def engine_job(self, seed: int = 0, **own: Any) -> JobConfig:
+        """Return the job whose rollout engine samples completions, for ``data.engine=sglang|vllm``: without drafts.
+
+        ``seed``: of the engine's own generator; ``own``: settings of the engine in place of those that were given.
+        """
+        data, served = self.data, self.data.served
+        assert served is not None and data.engine in SERVED
+        engines: dict[str, Any] = {"engine": data.engine, data.engine: replace(served, **own)}
+        return JobConfig(
+            model=replace(self.model, draft=None, init_mtp=False),
+            rollout=RolloutConfig(
+                slots=data.slots,
+                max_length=data.max_length,
+                threads=self.train.threads,
+                sampling=data.sampling,
+                **engines,
+            ),
+            decoding=DecodingConfig(system="autoregressive", draft_tokens=0),
+            algorithm=AlgorithmConfig(rescore=True),  # nobody reads the log-probs of a corpus
+            monitor=MonitorConfig(decode_stats=False),
+            runtime=RuntimeConfig(seed=seed),
+        )
 
     def of(self, cls: type[T]) -> T:
         """Return the part's own options, as the dataclass that its row names."""

@@ -37,7 +37,11 @@ ROOTS: Mapping[str, type] = {  # file in conf/ -> what it describes
     "config": JobConfig, "adapt": AdaptConfig, "certify": CertifyConfig, "simulate": SimulateConfig,
 }  # fmt: skip
 ALONE = {"algorithm": "grpo", "monitor": "default", "runtime": "default", "trainer": "default"}  # groups of one choice
-OPENED = ("options.", "evaluation.task.")  # names below these are checked by a dataclass, not by Hydra
+OPENED = (
+    "options.",
+    "evaluation.task.",
+    "data.engine_options.",
+)  # names below these are checked by a dataclass, not by Hydra
 GIVEN = "model.path"  # by every choice of its group: Hydra would not take a ??? for a value that is there
 
 

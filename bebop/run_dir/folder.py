@@ -19,7 +19,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +44,27 @@ class RunFolder:
     ``check`` writes nothing; ``open`` makes the folder and takes its lock.
     """
 
-    def __init__(self, path: Path, setting: str, resume: bool, store: Store, what: str = "a run") -> None:
-        """Name the folder; ``setting`` is how the user chose it (``runtime.dir``), ``what`` is what it may hold."""
+    def __init__(
+        self,
+        path: Path,
+        setting: str,
+        resume: bool,
+        store: Store,
+        what: str = "a run",
+        begun: Callable[[Path], bool] | None = None,
+    ) -> None:
+        """Name the folder.
+
+        Args:
+            path: of the folder.
+            setting: how the user chose it (``runtime.dir``).
+            resume: whether its run goes on.
+            store: its checkpoints.
+            what: it may hold.
+            begun: whether a run without a checkpoint can go on with what the folder holds; None: it cannot.
+        """
         self.path, self.setting, self.resume, self.store, self.what = path, setting, resume, store, what
+        self._begun = begun
         self._lock: int | None = None
         self._identity: dict[str, str] = {}
 
@@ -118,10 +136,11 @@ class RunFolder:
 
     def _check_contents(self) -> None:
         resume = self.setting.removesuffix("dir") + "resume=true"
+        begun = self._begun is not None and self._begun(self.path)
         if not self.resume:
-            if (self.path / "metrics.jsonl").exists() or self.store.all():
+            if (self.path / "metrics.jsonl").exists() or self.store.all() or begun:
                 raise UserError(f"{self._name} holds {self.what}: set {resume} to go on with it, or choose another")
-        elif not self.store.all():
+        elif not self.store.all() and not begun:
             raise UserError(f"{resume}: {self.path} holds no finished checkpoint")
 
     def _take(self) -> None:

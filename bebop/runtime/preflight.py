@@ -17,8 +17,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM
 
+from bebop.adaptation.served import engine_errors
 from bebop.command import check_writable
-from bebop.config.adapt import AdaptConfig
+from bebop.config.adapt import SERVED, AdaptConfig
 from bebop.config.job import JobConfig, ModelConfig, MonitorConfig, RuntimeConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.model.attention import needs_stock
@@ -160,23 +161,44 @@ def check_evaluation(config: JobConfig) -> HeldOut | None:
 
 def check_adaptation(config: AdaptConfig) -> None:
     """Check an adaptation: the model, the length and number of its completions, the questions."""
-    # Only the head's training leaves the engine out, and only where no environment asks for turns.
-    any_backbone = config.part == "head" and not (config.data.source == "sample" and config.task.turns)
-    settings, data = check_model(config.model, any_backbone=any_backbone), config.data
+    data, served = config.data, config.data.engine in SERVED
+    # Only the head's training leaves the embedded engine out, and only where no environment asks it for turns.
+    turns = data.source == "sample" and config.task.turns
+    settings = check_model(config.model, any_backbone=config.part == "head" and (served or not turns))
     check_positions(settings, data.max_length, "data.max_length")
     dtype, device = getattr(torch, config.model.dtype), find_device(config.model)
-    if needs_stock(settings) is None:
+    stock = needs_stock(settings)
+    if stock is None:
         check_memory(settings, data.slots, data.max_length, dtype, device, "data")
-    elif data.sampling.stop:
+    elif data.engine == "torch":
+        raise UserError(f"data.engine='torch' is not possible for a {settings.model_type} model: {stock}; give null")
+    if data.sampling.stop and (data.engine == "transformers" or (stock and data.engine is None)):
         raise UserError(
             f"data.sampling.stop={list(data.sampling.stop)!r} is not possible for a {settings.model_type} model, whose "
-            "completions transformers generates: leave it out, or give them as a file (data.source=file)"
+            "completions transformers generates: leave it out, or give data.engine=sglang or vllm"
         )
+    if turns and data.engine == "transformers":
+        raise UserError("data.engine='transformers' is not possible with an environment: give null, sglang or vllm")
+    if served:
+        check_served(config)
     if data.source == "sample" and config.task.turns:
         first = EnvironmentSource(config.task).prompt(0)
         check_environment(config.model, config.task, data.max_length, first, "data.max_length")
     elif data.source == "sample":
         prompts(config.model, config.task, data.max_length - data.sampling.max_new_tokens).prompt(0)
+
+
+def check_served(config: AdaptConfig) -> None:
+    """Check that SGLang or vLLM is there and can sample the completions of an adaptation."""
+    job, world = config.engine_job(), int(os.environ.get("WORLD_SIZE", "1"))
+    with engine_errors(config.data):
+        engine_module(job).check(job)
+    parallel = config.data.engine_options.get("tensor_parallel", 1)
+    if world > 1 and parallel > 1:
+        raise UserError(
+            f"data.engine_options.tensor_parallel={parallel} is not possible in {world} processes, each of which has "
+            "an engine on its own GPU: give 1, or start it without torchrun"
+        )
 
 
 def prompts(model: ModelConfig, task: TaskConfig, room: int, items: Items | None = None) -> PromptSource:

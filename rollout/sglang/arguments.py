@@ -265,6 +265,20 @@ def refuse_loop(config: JobConfig) -> None:
         )
 
 
+def refuse_length(config: JobConfig, settings: Any) -> None:
+    """Raise ``UserError`` unless a model (its Hugging Face configuration) has positions for what SGLang looks ahead.
+
+    SGLang cuts completions one token before its context ends, and puts drafts behind them.
+    """
+    length, ahead = config.rollout.max_length, 1 + config.decoding.limit
+    positions = getattr(settings.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and length + ahead > positions and not config.rollout.sglang.urls:
+        raise UserError(
+            f"rollout.max_length={length} is not possible with SGLang: the model has {positions} positions, of which "
+            f"it takes {ahead} for itself; give {positions - ahead} or less"
+        )
+
+
 def refuse_vocabulary(folder: Path) -> None:
     """Raise ``UserError`` if a checkpoint's heads draft from fewer tokens than the model has."""
     settings = json.loads((folder / "config.json").read_text())

@@ -18,6 +18,7 @@ from bebop.model.checkpoint import (
     find_device,
     load_tokenizer,
     named_as_served,
+    read_config,
     refuse_own_head,
     resolve,
     stop_tokens,
@@ -37,6 +38,7 @@ from bebop.rollout.served_weights import (
 from bebop.rollout.sglang.arguments import (
     HOSTINGS,
     pause_mode,
+    refuse_length,
     refuse_loop,
     refuse_sampling,
     refuse_system,
@@ -120,6 +122,7 @@ def check(config: JobConfig) -> None:
     refuse_drafter(config, hosting.part, "SGLang", whole=SYSTEMS[config.decoding.system].sampled)
     if SYSTEMS[config.decoding.system].separate:
         draft_folder(config, "SGLang")  # refuses one that does not fit
+    refuse_length(config, read_config(config.model))
     speculative = SYSTEMS[config.decoding.system].drafts
     params = SamplingParams(
         top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, repetition_penalty=sampling.repetition_penalty

@@ -190,7 +190,9 @@ def engine_arguments(config: JobConfig, folder: Path, device: str, drafter: Path
     """Return the arguments of ``vllm.EngineArgs`` for a job; ``device`` is cpu or cuda, ``drafter`` a folder."""
     rollout, own, drafts = config.rollout, config.rollout.vllm, config.decoding.limit
     runner = model_runner(config, device)
-    length = rollout.max_length + 1 + drafts
+    length = rollout.max_length + 1 + drafts  # of the last cycle's drafts; they end where the model's positions do
+    settings = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+    length = min(length, max(rollout.max_length, getattr(settings, "max_position_embeddings", None) or length))
     arguments: dict[str, Any] = {
         "model": str(folder),
         "dtype": config.model.dtype,

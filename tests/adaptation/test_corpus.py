@@ -12,13 +12,16 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from bebop.adaptation import corpus
 from bebop.adaptation.corpus import (
     CORPUS,
     HELD_OUT_SEED,
     Answer,
+    Parts,
     answers_of,
     drafting_config,
     from_file,
+    kept_rows,
     play_turns,
     question_streams,
     read_corpus,
@@ -27,6 +30,7 @@ from bebop.adaptation.corpus import (
     split_rows,
     write_corpus,
 )
+from bebop.adaptation.ranks import ALONE
 from bebop.config.adapt import AdaptConfig, DataConfig
 from bebop.config.fields import from_dict
 from bebop.config.job import ModelConfig
@@ -274,6 +278,53 @@ def test_seeds_of_requests_fit(seed: int, tmp_path: Path) -> None:
     assert (len(rows), len(held_out)) == (2, 2)
 
 
+# ---- a corpus that was not finished
+
+
+def test_what_a_stopped_process_kept_is_read_again_but_for_a_torn_line(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / CORPUS, resume=True)
+    with parts.writer(ALONE) as keep:
+        assert keep is not None
+        keep(3, (1, 2))
+        keep(0, ())
+    with (tmp_path / "corpus.part1.jsonl").open("w") as file:  # of a second rank
+        file.write('{"number": 5, "answer_ids": [7]}\n{"number": 6, "answer_ids": [8')
+    assert parts.read(ALONE) == {3: (1, 2), 0: (), 5: (7,)}
+    assert [one.name for one in parts.files()] == ["corpus.part0.jsonl"], "one process holds all of them now"
+    with parts.writer(ALONE) as keep:
+        assert keep is not None
+        keep(6, (9,))
+    assert parts.read(ALONE) == {3: (1, 2), 0: (), 5: (7,), 6: (9,)}
+    assert Parts(tmp_path / CORPUS, resume=False).read(ALONE) == {}, "a new run begins anew"
+
+
+@pytest.mark.slow
+def test_a_stopped_corpus_goes_on_and_ends_as_if_it_had_not_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, given = bare_policy(), [Prompt(index=i, task="t", text="", token_ids=(i % 5,), item={}) for i in range(6)]
+    settings = config(data={"sampling": {"max_new_tokens": 4}, "slots": 2})
+    plain = drafting_config(policy)
+    whole = kept_rows(settings, policy, given, tmp_path / "whole.jsonl", plain, 1, None)
+    decoded, asked = corpus.decoded, list[int]()
+
+    def stopped(engine: Any, requests: Any, bar: Any) -> Any:
+        asked.append(len(requests))
+        for count, finished in enumerate(decoded(engine, requests, bar)):
+            yield finished
+            if count == 2 and len(asked) == 1:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(corpus, "decoded", stopped)
+    path = tmp_path / "half.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        kept_rows(settings, policy, given, path, plain, 1, None)
+    assert not path.exists()
+    again = kept_rows(dataclasses.replace(settings, dir="x", resume=True), policy, given, path, plain, 1, None)
+    assert again == whole == read_corpus(path) and asked == [6, 3]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["half.jsonl", "whole.jsonl"]
+
+
 # ---- completions by transformers, of backbones that the engine cannot decode
 
 
@@ -315,6 +366,20 @@ def test_prompts_of_other_lengths_beside_it_do_not_change_a_completion() -> None
             ids = torch.tensor([[*prompt, *row.answer[:place]]])
             hidden = own.hidden(ids, torch.arange(ids.shape[1])[None], CausalContext())
             assert token == int(own.logits(hidden)[0, -1].argmax())
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_transformers_samples_what_the_embedded_engine_could_where_it_is_asked_to() -> None:
+    """The model was loaded with bebop's attention, which it has again afterwards."""
+    policy, given = bare_policy(), [Prompt(index=0, task="t", text="", token_ids=(0, 3, 1), item={})]
+    settings = {"sampling": {"max_new_tokens": 8, "top_k": 1}}
+    wanted, found = (
+        sampled_rows(policy, given, from_dict(DataConfig, {"engine": name, **settings}), drafting_config(policy))
+        for name in ("torch", "transformers")
+    )
+    assert found == wanted and len(found[0].answer) > 1
+    assert policy.backbone.config._attn_implementation == "bebop"
 
 
 @pytest.mark.slow

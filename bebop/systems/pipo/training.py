@@ -19,6 +19,7 @@ from bebop.adaptation.part_job import StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
 from bebop.config.adapt import AdaptConfig
+from bebop.config.fields import check
 from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.metrics.intervals import ratio
@@ -45,6 +46,8 @@ class PairTrainer(StepJob):
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
         """Load the model, and make a network for it or load the one to go on with."""
         super().__init__(config, folder, ranks)
+        embedded = config.data.engine in (None, "torch")
+        check(embedded, "data.engine", config.data.engine, "part=pipo samples with the embedded engine: leave it out")
         self.options = options = config.of(PipoTraining)
         self.policy = load_policy(config.model)
         self.policy.backbone.requires_grad_(False)

@@ -1,12 +1,17 @@
-"""A checkpoint that bebop.adapt wrote is served as it is, and drafts there as well as in the embedded engine."""
+"""A checkpoint that bebop.adapt wrote is served as it is, and drafts there as well as in the embedded engine.
+
+SGLang samples the corpus of another, and drafts with the head that was trained on it.
+"""
 
 import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from bebop.adapt import main
 from bebop.trajectory import DecodeStats
+from tests.integration.adapting import corpus_test
 from tests.integration.sglang.builders import engine
 from tests.served_models import DRAFTS, PROMPT, answers, ask, checkpoint, embedded, job
 
@@ -45,3 +50,9 @@ def test_an_adapted_head_is_served(tmp_path: Path) -> None:
         assert abs(rates[0] - rates[1]) < 4 * error, (k, rates)
     gained = theirs.accept_length - first.accept_length
     assert gained > 0.1, "the served head is the adapted one"
+
+
+@pytest.mark.slow
+def test_a_corpus_of_sglang_trains_a_head_that_drafts_there(tmp_path: Path) -> None:
+    room = "data.engine_options.cache_tokens=8192"
+    corpus_test("sglang", "mimo", tmp_path, lambda folder: engine(job(folder)), room)

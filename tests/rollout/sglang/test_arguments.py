@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Qwen2Config
 
 from bebop.config.engines import SglangConfig
 from bebop.config.job import AlgorithmConfig, DecodingConfig, JobConfig, MonitorConfig, RolloutConfig, TrainerConfig
@@ -16,6 +17,7 @@ from bebop.model.checkpoint import resolve
 from bebop.rollout.sglang import builder
 from bebop.rollout.sglang.arguments import (
     pause_mode,
+    refuse_length,
     refuse_sampling,
     refuse_server,
     refuse_system,
@@ -75,6 +77,17 @@ def test_settings_reach_their_arguments() -> None:
     }  # fmt: skip
     assert {name: arguments[name] for name in wanted} == wanted
     assert "device" not in arguments
+
+
+def test_completions_leave_sglang_the_positions_that_it_looks_ahead() -> None:
+    settings = Qwen2Config(max_position_embeddings=300)
+    for length in (296, 300):
+        config = dataclasses.replace(job(), rollout=RolloutConfig(max_length=length, slots=7))
+        if length + 1 + config.decoding.limit <= 300:
+            refuse_length(config, settings)
+            continue
+        with pytest.raises(UserError, match=r"rollout.max_length=300 is not possible .* give 296 or less"):
+            refuse_length(config, settings)
 
 
 def test_a_cpu_takes_what_it_can_run() -> None:

@@ -1,6 +1,7 @@
 """What vLLM is started with, and what is refused before it starts."""
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -91,6 +92,12 @@ def test_settings_reach_their_arguments() -> None:
     }  # fmt: skip
     assert {name: arguments[name] for name in wanted} == wanted
     assert "block_size" not in arguments
+
+
+def test_drafts_end_where_the_positions_of_the_model_do(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "max_position_embeddings": 300}))
+    found = [engine_arguments(job(slots=7, max_length=n), tmp_path, "cuda")["max_model_len"] for n in (290, 298, 300)]
+    assert found == [294, 300, 300]
 
 
 def test_a_gpu_keeps_vllms_own_room_and_graphs() -> None:
