@@ -224,13 +224,14 @@ CONTAMINATION: Mapping[str, Callable[[Rows], Direction | None]] = {
     "stop": lambda rows: Points(rows.p, rows.stops()) if rows.part.stops else None,
     "no_stop": lambda rows: Within(rows.p, rows.without(rows.stops())) if rows.part.stops else None,
     "repeat": lambda rows: Points(rows.p, rows.column(rows.part.last[:, None])),
+    "no_repeat": lambda rows: Within(rows.p, rows.without(rows.column(rows.part.last[:, None]))),
     "seen": lambda rows: _seen(rows, False),
     "unseen": lambda rows: _seen(rows, True),
     "unprocessed": lambda rows: _given(rows.part.raw),
     "copies": lambda rows: _copies(rows),
 }
 # Faults of speculative cycles differ by the place in the cycle: a row of the wrong place, a cache not rolled back.
-BY_PLACE = ("row_before", "bigram", "hotter", "colder", "seen", "unseen", "argmax", "stop", "no_stop")
+BY_PLACE = ("row_before", "bigram", "hotter", "colder", "seen", "unseen", "argmax", "stop", "no_stop", "no_repeat")
 """Of these, one bet a place (``PLACES``)."""
 
 
@@ -273,6 +274,8 @@ def draft_directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
     more = torch.where(q > 0, MORE * p / q.clamp_min(1e-300), 1.0).clamp_max(1)
     yield "accept_more", Table(verified(p, q, more, residual))
     yield "accept_less", Table(verified(p, q, accept**LESS, residual))
+    # A draft also stands if a draw of the target comes out the same, beside the test with p / q.
+    yield "accept_or_match", Table(verified(p, q, 1 - (1 - accept) * (1 - p), residual))
 
 
 def _unnormalised(rows: Rows, residual: Tensor) -> Tensor:
@@ -286,7 +289,7 @@ MORE, LESS = 1.25, 0.8  # acceptance times, and to the power of
 DRAFT = (
     *("draft", "overlap", "residual", "draft_top", "no_draft_top", "residual_is_target", "residual_unnormalised"),
     *("residual_high_ids", "residual_low_ids", "draft_hotter", "draft_colder", "draft_greedy", "draft_no_stop"),
-    *("accept_more", "accept_less"),
+    *("accept_more", "accept_less", "accept_or_match"),
 )
 
 

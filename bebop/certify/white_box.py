@@ -188,7 +188,7 @@ class WhiteBox:
     ) -> None:
         rows, drafts = torch.arange(len(p), device=p.device), tokens.shape[1]
         if drafts == 0:
-            self._bonus(p[:, 0], p[:, 0], p[:, 0], following)
+            self._bonus(p[:, 0], p[:, 0], p[:, 0], following, torch.full_like(following[:, None], -1))
             return
         steps = torch.arange(drafts, device=p.device)
         q = torch.zeros_like(p[:, 1:]).scatter_(-1, tokens[..., None], 1.0) if sampled is None or one_hot else None
@@ -222,6 +222,7 @@ class WhiteBox:
             torch.where(some, p[full, last], bonus),
             torch.where(some, q[full, last], bonus),
             following[full],
+            torch.where(some, tokens[full, last, None], -1),
         )
 
     def _drafts(self, q: Tensor, p: Tensor, y: Tensor, stops: Sequence[int]) -> None:
@@ -251,6 +252,7 @@ class WhiteBox:
             "power_lenient": a ** (1 - size),
             "power_strict": a ** (1 + size),
             "always": size + (1 - size) * a,
+            "or_matched": a + (1 - a) * p[:, None] * size / SIZES[-1],  # also stands if a draw of p comes out the same
             "likely_taken": torch.where(p[:, None] > 0.5, size + (1 - size) * a, a),
             "unlikely_dropped": torch.where(q[:, None] < 0.1, (1 - size) * a, a),
         }
@@ -299,9 +301,13 @@ class WhiteBox:
         }
         self._draws("shared_noise", left, others, x)
 
-    def _bonus(self, p: Tensor, before: Tensor, q: Tensor, x: Tensor) -> None:
-        """Bet on tokens x [n] after all drafts of a row; ``before`` and ``q`` [n, V] are p and q of the last draft."""
+    def _bonus(self, p: Tensor, before: Tensor, q: Tensor, x: Tensor, y: Tensor) -> None:
+        """Bet on tokens x [n] after all drafts of a row; ``before`` and ``q`` [n, V] are p and q of the last draft.
+
+        That draft is y [n, 1], -1 where there was none.
+        """
         others = {
+            "no_repeat": torch.where(y < 0, p, _unit(p.scatter(1, y.clamp(min=0), 0.0), p)),
             "row_before": before,
             "draft": q,
             "uniform": torch.full_like(p, 1 / p.shape[-1]),

@@ -7,7 +7,8 @@ verifies them. No vLLM is installed, and no GPU is needed. The model is two rand
 last token, one for the target and one for drafts: where drafts are often rejected, draws after a rejection count most.
 
 vLLM #47386: 0.28.0 draws the token after a rejection with the Gumbel noise of the rejected draft. 0.29.0 gives drafts a
-stream of their own (#54282). The rule, written before the run: with 20,480 tokens, seed 0 and alpha = 1e-4, 0.28.0 fails and the cause is ``shared_noise``; 0.29.0 and 0.32.0 pass. ``vllm_kernels.json`` holds what came.
+stream of their own (#54282). The rule, written before the run: with 20,480 tokens, seed 0 and alpha = 1e-4, 0.28.0
+fails and the cause is ``shared_noise``; 0.29.0 and 0.32.0 pass. ``vllm_kernels.json`` holds what came.
 """
 
 import argparse

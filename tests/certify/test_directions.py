@@ -132,6 +132,7 @@ def test_directions_are_what_they_are_called() -> None:
         "stop": [0, 0, 0, 1],
         "no_stop": [4 / 9, 3 / 9, 2 / 9, 0],
         "repeat": [0, 0, 1, 0],
+        "no_repeat": [0.5, 0.375, 0, 0.125],
         "seen": [0.8, 0, 0, 0.2],
         "unseen": [0, 0.6, 0.4, 0],
         "copies": [0, 1, 0, 0],
@@ -144,6 +145,8 @@ def test_directions_are_what_they_are_called() -> None:
         "draft_greedy": [0.5, 0.5, 0, 0],  # accepted with .3 / .6
         "draft_no_stop": [0.1 / 0.9 + 0.3 / 0.9, 0.3 / 0.9, 0.2 / 0.9, 0],
         "accept_more": [0.1 + 0.225, 0.375, 0.2, 0.1],
+        # 1 with 1 - .5 * .7, the others always; .6 * .35 = .21 are rejected, and the residual has token 0 alone.
+        "accept_or_match": [0.1 + 0.21, 0.6 * 0.65, 0.2, 0.1],
         "draft": q[0],
     }
     for name, r in by_hand.items():

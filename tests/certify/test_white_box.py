@@ -104,6 +104,11 @@ def cycles(box: WhiteBox, fault: str, count: int, batch: int = 256, seed: int = 
             coins[:, :DRAFTS] /= 1.2
         if fault == "unlikely dropped":
             coins[:, :DRAFTS][at_q < 0.1] = 1 - 1e-12
+        if fault == "or matched":
+            same = sample(p[:, :DRAFTS], random(batch, DRAFTS)) == tokens
+            coins[:, :DRAFTS][same] = 0
+        if fault == "last draft struck out":
+            p_bonus = p[:, DRAFTS].scatter(1, tokens[:, -1:], 0.0)
         if fault == "tested by its own u":
             coins[:, :DRAFTS] = noise
         accepted, following = chain_verify(tokens, q, p, coins)
@@ -115,6 +120,8 @@ def cycles(box: WhiteBox, fault: str, count: int, batch: int = 256, seed: int = 
             following = torch.where(rejected, sample(left, u[rows, place]), following)
         if fault == "u of the draft":
             following = torch.where(rejected, sample(left, noise[rows, place]), following)
+        if fault == "last draft struck out":
+            following = torch.where(rejected, following, sample(p_bonus, random(batch)))
         if fault == "noise reused":
             following = torch.where(rejected, (left.log() + gumbel[rows, place]).argmax(-1), following)
         if fault == "row before":
@@ -141,6 +148,8 @@ FAULTS = [
     ("row before", "bonus", {"row_before"}),
     ("greedy drafts", "draft_draw", {"argmax"}),
     ("unlikely dropped", "acceptance", {"unlikely_dropped"}),
+    ("or matched", "acceptance", {"or_matched"}),
+    ("last draft struck out", "bonus", {"no_repeat"}),
     ("noise reused", "shared_noise", {"residual_draft_gumbel"}),
     ("u of the draft", "shared_noise", {"residual_draft_uniform"}),
     ("tested by its own u", "shared_noise", {"accept_draft_uniform"}),
