@@ -2,11 +2,11 @@
 
     python -m recipes.certify.vllm_kernels 0.28.0 0.29.0 0.32.0      # downloads each wheel; or folders, or wheels
 
-``gumbel_sample`` draws two drafts and ``rejection_sample`` verifies them, as in a version's engine. It takes no vLLM and
-no GPU. The model is two random tables of logits [128, 128] by the last token, for the target and for drafts: drafts are
-often rejected. vLLM #47386: 0.28.0 draws the token after a rejection with the Gumbel noise of the rejected draft, and
-0.29.0 gives drafts a stream of their own (#54282). The rule, written before the run: with 20,480 tokens, seed 0 and
-alpha = 1e-4, 0.28.0 fails and the cause is ``shared_noise``; 0.29.0 and 0.32.0 pass. ``vllm_kernels.json`` holds it.
+``gumbel_sample`` draws two drafts and ``rejection_sample`` verifies them, as in an engine. The model is two random
+tables of logits [128, 128] by the last token, for the target and for drafts: drafts are often rejected. vLLM #47386:
+0.28.0 draws the token after a rejection with the Gumbel noise of the rejected draft; 0.29.0 does not (#54282). The rule,
+written before the run: with 20,480 tokens, seed 0 and alpha = 1e-4, 0.28.0 fails and the cause is ``shared_noise``;
+0.29.0 and 0.32.0 pass. ``vllm_kernels.json`` holds what came.
 """
 
 import argparse
@@ -45,7 +45,6 @@ GUMBEL, REJECTION = "vllm.v1.worker.gpu.sample.gumbel", "vllm.v1.worker.gpu.spec
 EMPTY = ("vllm", "vllm.v1", "vllm.v1.worker", "vllm.v1.worker.gpu", "vllm.v1.worker.gpu.sample",
          "vllm.v1.worker.gpu.spec_decode", "vllm.v1.watermarking", "vllm.v1.watermarking.prfs")  # fmt: skip
 PARTS = ("vllm/v1/worker/gpu/s", "vllm/v1/watermarking/")  # of a wheel
-HERE = Path(__file__).parent
 
 
 def unpacked(source: str) -> tuple[str, Path]:
@@ -182,7 +181,11 @@ def main() -> None:
     parser.add_argument("--block", action="store_true", help="vLLM's block verification")
     parser.add_argument("--out", type=Path, help="a JSON file for the rows")
     asked = parser.parse_args()
-    if min(asked.tokens, asked.temperature) <= 0 or asked.seed < 0 or not (asked.out or HERE).parent.is_dir():
+    if (
+        min(asked.tokens, asked.temperature) <= 0
+        or asked.seed < 0
+        or not (asked.out or Path()).absolute().parent.is_dir()
+    ):
         raise UserError("--tokens and --temperature are above 0, --seed is not below, and --out lies in a folder")
     torch.set_num_threads(1)
     origin = record.begin()

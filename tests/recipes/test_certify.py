@@ -37,7 +37,7 @@ def test_what_is_no_wheel(tmp_path: Path) -> None:
 
 
 def test_the_rows_that_are_stored_are_those_of_the_rule() -> None:
-    rows = json.loads((vllm_kernels.HERE / "vllm_kernels.json").read_text())
+    rows = json.loads(Path(vllm_kernels.__file__).with_suffix(".json").read_text())
     assert {row["vllm"] for row in rows} <= set(vllm_kernels.RULE)
     for row in rows:
         said = vllm_kernels.RULE[row["vllm"]] == (row["verdict"], row["cause"])
