@@ -242,7 +242,8 @@ def _save_time(interpreter: Any) -> None:
 
 def _draw_by_numpy(interpreter: Any) -> None:
     """Run the rounds of Philox, to the bit, as six arrays each instead of a hundred: over half of a draw's time."""
-    language, random = importlib.import_module("triton.language"), importlib.import_module("triton.language.random")
+    language = importlib.import_module("triton.language")
+    random: Any = importlib.import_module("triton.language.random")
     own, word = random.philox_impl, np.uint64(0xFFFFFFFF)
 
     def philox_impl(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any, n_rounds: Any = 10) -> Any:
