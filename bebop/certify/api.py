@@ -33,7 +33,7 @@ Score = Callable[[Sequence[int], Sequence[int]], Tensor | NDArray[Any]]
 # (prompt [P], seed, completion [T]) -> the cycles that wrote the completion, in their order.
 Drafts = Callable[[Sequence[int], int, Sequence[int]], Sequence[Cycle]]
 # How drafts are judged. one_hot: as if they were not sampled, or by whether a draw of the target comes out the same.
-Rule = Literal["rejection", "one_hot", "block"]
+Rule = Literal["rejection", "one_hot", "whole"]
 MASS = 1e-3  # that q may lack or have too much: rounding of half precision, and not logits
 
 
@@ -62,7 +62,7 @@ def certify(
         draft: (prompt, seed, completion) -> its decoding cycles; asked once for each completion after ``sample`` has
             given a cohort. None: nobody looks inside.
         rule: how drafts are judged: one by one with min(1, p / q), as if they were ``one_hot``, or a cycle as a whole
-            (``block``), of which only the draws and the bonus token can be tested.
+            (``whole``, as block verification does), of which only the draws and the bonus token can be tested.
         params: the claim: temperature, truncation, ``max_new_tokens``, ``stop_token_ids``; None: the defaults.
         tokens: of completions, at which it ends.
         options: further fields of ``Plan``: ``alpha``, ``limit_tv``, ``logprobs``, ``dtype``, ``cohort``, ``seed``,
@@ -169,7 +169,7 @@ class Inside:
         sampled = any(one.q is not None for one in cycles)
         self.box.update(
             tokens, q if sampled else None, probs[rows], accepted, following, lengths, self.stops,
-            stepwise=self.rule != "block", one_hot=self.rule == "one_hot", reached_only=True,
+            stepwise=self.rule != "whole", one_hot=self.rule == "one_hot", reached_only=True,
         )  # fmt: skip
         return tuple(emitted), drawn
 

@@ -143,7 +143,7 @@ class Kernels:
             [[1, i] for i in range(VOCABULARY)],
             vocabulary=VOCABULARY,
             draft=lambda prompt, seed, ids: self.cycles.pop(seed),
-            rule="block" if self.block else "rejection",
+            rule="whole" if self.block else "rejection",
             params=SamplingParams(temperature=self.temperature, max_new_tokens=LENGTH),
             tokens=tokens,
             cohort=SEATS,

@@ -189,7 +189,7 @@ def test_draws_inside_a_function_are_tested_and_noise_used_twice_is_named() -> N
     tested = {one.name for one in intact.settings[0].evidence}
     assert {"residual_draft_gumbel@0", "draft", "hotter@2"} <= tested  # cycles tell the black box q, and places
     assert faulty.verdict == "fail" and faulty.cause is not None and faulty.cause.name == "shared_noise"
-    whole = Speculating().certificate(500, rule="block")
+    whole = Speculating().certificate(500, rule="whole")
     assert {one.group for one in whole.white_box} == {"draft_draw", "bonus"} and "as a whole" in str(whole.not_tested)
 
 
@@ -261,7 +261,7 @@ def test_what_draft_and_rule_need() -> None:
     def never(*_: Any) -> Any:
         raise AssertionError("nothing is asked")
 
-    with pytest.raises(UserError, match="rule='typical' is unknown: give one of rejection, one_hot, block"):
+    with pytest.raises(UserError, match="rule='typical' is unknown: give one of rejection, one_hot, whole"):
         certify(never, never, [[1]], vocabulary=4, draft=never, rule="typical")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="draft needs score"):
         certify(never, None, [[1]], vocabulary=4, draft=never)
