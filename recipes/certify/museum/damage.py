@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bebop.certify.noise import same_gumbel
 from recipes.certify.museum import planted
 from recipes.certify.museum.planted import one_hot, unit
 
@@ -211,31 +212,9 @@ def target_draw(at: Place) -> Parts:
 
 
 def shared_noise(at: Place) -> Parts:
-    """Return the residual drawn with the exponential variables of the draft's own race.
-
-    Given the draft, whose race ended at w ~ Exp(1), a token's variable exceeds q w by a fresh Exp(1). So in the
-    residual's race with rates r it starts at w q / r, and P(x) = int r [t r > q] / (1 + sum (r t - q)+)^2 dt.
-    """
-    p, q = at.p, at.q
-    r = (p - q).clamp_min(0)
-    r = torch.where(r > 1e-15, r, 0.0)
-    start = torch.where(r > 0, q / r.clamp_min(FLOOR), torch.inf)
-    order = start.argsort(-1)
-    begin, rate, less = (one.gather(-1, order) for one in (start, r, q))
-    runs = torch.isfinite(begin)
-    a, b = (rate * runs).cumsum(-1), (less * runs).cumsum(-1)
-    follow = torch.cat([begin[:, 1:], torch.full_like(begin[:, :1], torch.inf)], -1)
-
-    def alone(t: Tensor) -> Tensor:
-        return 1 / (1 - b + a * torch.where(torch.isfinite(t), t, 0.0))
-
-    piece = torch.where(runs, alone(begin) - torch.where(torch.isfinite(follow), alone(follow), 0.0), 0.0)
-    piece = piece / a.clamp_min(FLOOR)
-    later = piece.flip(-1).cumsum(-1).flip(-1)  # a token is in the race from its own start on
-    won = torch.zeros_like(p).scatter(-1, order, rate * later)
-    total = won.sum(-1, keepdim=True)
-    left = torch.where(total > 1e-12, won / total.clamp_min(FLOOR), p)
-    return Parts(drawn=q, accept=ratio(p, q), left=left)
+    """Return the residual drawn with the Gumbel noise of the draft that was rejected."""
+    left = residual(at.p, at.q)
+    return Parts(drawn=at.q, accept=ratio(at.p, at.q), left=same_gumbel(at.q, left))
 
 
 def same_bonus(p: Tensor, last: Tensor, temperature: float) -> Tensor:

@@ -79,7 +79,7 @@ EXHIBITS = (
     Exhibit(
         name="ascend-7807",
         source="vllm-project/vllm-ascend #7807",
-        wrong="Block verification holds products of p / q against products of uniforms, and keeps the residual of a token.",
+        wrong="Block verification holds products of p / q against products of uniforms, with the residual of one token.",
         fault=fault(planted.block_by_token),
         law=damage.block_by_token,
         first_alone=True,
@@ -89,7 +89,7 @@ EXHIBITS = (
     Exhibit(
         name="ascend-7839",
         source="vllm-project/vllm-ascend #7839",
-        wrong="Block verification takes drafts without probabilities for drafts of probability 1, and multiplies p alone.",
+        wrong="Block verification takes drafts without probabilities for certain ones, and multiplies p alone.",
         fault=fault(planted.block_one_hot, planted.greedy),
         law=damage.block_one_hot,
         first_alone=True,
@@ -144,7 +144,7 @@ EXHIBITS = (
         black=DRAFT,
         white=("acceptance",),
         sampling={"top_p": 0.9},
-        remedy="A unit test of the kernel with a uniform of 0 and p = 0; a single such token is a proof, whenever it comes.",
+        remedy="A unit test of the kernel with a uniform of 0 and p = 0. A single such token is a proof.",
     ),
     Exhibit(
         name="sglang-ngram",
