@@ -67,7 +67,7 @@ class Plan:
     clean_runs: int = CLEAN_RUNS
     clean_tokens: int = CLEAN_TOKENS
     look_alike_tokens: int = LOOK_ALIKE_TOKENS
-    rows: int = 2_000  # tokens of an intact run that damages are computed from
+    rows: int = 1_000  # tokens of an intact run that damages are computed from
     first: int = FIRST
 
 
@@ -114,7 +114,7 @@ def faults(plan: Plan, moved: dict[str, dict[float, Damage]]) -> list[Job]:
             elif by_heat is not None and not within_reach(by_heat[heat], plan.budget):
                 runs = seeds[:1]
             jobs += [Job(exhibit=exhibit, temperature=heat, seed=seed, budget=budget) for seed in runs]
-    return jobs
+    return sorted(jobs, key=lambda job: job.budget != plan.budget)  # what decides comes first
 
 
 def look_alikes(plan: Plan) -> list[Job]:
