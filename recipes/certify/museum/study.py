@@ -114,7 +114,13 @@ def faults(plan: Plan, moved: dict[str, dict[float, Damage]]) -> list[Job]:
             elif by_heat is not None and not within_reach(by_heat[heat], plan.budget):
                 runs = seeds[:1]
             jobs += [Job(exhibit=exhibit, temperature=heat, seed=seed, budget=budget) for seed in runs]
-    return sorted(jobs, key=lambda job: job.budget != plan.budget)  # what decides comes first
+
+
+    def need(job: Job) -> float:
+        by_heat = moved.get(job.exhibit.name)
+        return math.inf if by_heat is None else by_heat[job.temperature].tokens(ALPHA)
+
+    return sorted(jobs, key=need)  # short ones first, so that a study that is stopped has most of its exhibits
 
 
 def look_alikes(plan: Plan) -> list[Job]:
