@@ -319,9 +319,7 @@ class Run:
         again = self.engine.sample(self.requests(one.setting, 0, 0)[:2], lambda _: None)
         return repeated([one.contexts[0], one.contexts[1]], again)
 
-    def _ranked(
-        self, settings: Sequence[SettingResult], seen: Sequence[Evidence]
-    ) -> tuple[tuple[str, float], ...]:
+    def _ranked(self, settings: Sequence[SettingResult], seen: Sequence[Evidence]) -> tuple[tuple[str, float], ...]:
         """Return causes by likelihood, of whatever has the strongest evidence: a setting, or the look inside."""
         at = max(range(len(settings)), key=lambda i: settings[i].log_e + math.log(settings[i].weight))
         box = self.engine.white_box

@@ -15,7 +15,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from bebop.certify.answers import Answer
 from bebop.certify.certificate import cause
 from bebop.certify.embedded import EmbeddedEngine
-from bebop.certify.evidence import Evidence
 from bebop.certify.ledger import Ledger
 from bebop.certify.model_reference import ModelReference
 from bebop.certify.white_box import WhiteBox
@@ -127,6 +126,8 @@ class BoxResult:
     highest: float
     cause: str
     evidence: tuple[tuple[str, str, float, float], ...]  # group, direction, ln e, weight
+    odds: float | None = None  # mean of claimed over reported probability where they differ
+    share: float | None = None  # bound of the share of log-probs that are wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +139,15 @@ class RunResult:
     acceptance: float
 
 
-def _result(found: int | None, tokens: int, log_e: float, highest: float, evidence: list[Evidence]) -> BoxResult:
-    kept = tuple((one.group, one.name, round(one.log_e, 3), one.weight) for one in evidence)
+def _white(box: WhiteBox) -> BoxResult:
+    kept = tuple((one.group, one.name, round(one.log_e, 3), one.weight) for one in box.evidence())
     return BoxResult(
-        found=found, tokens=tokens, log_e=log_e, highest=highest, cause=cause(evidence).name, evidence=kept
+        found=box.found,
+        tokens=box.tokens,
+        log_e=box.log_e,
+        highest=box.highest,
+        cause=cause(box.evidence()).name,
+        evidence=kept,
     )
 
 
@@ -164,7 +170,7 @@ def examine(exhibit: Exhibit, temperature: float, budget: int, seed: int, *, who
         for params, answers in cohorts(live, exhibit, temperature, seed):
             counts += np.sum([answer.accepted or (0, 0) for answer in answers], 0)
             if white is None and box.found is not None:
-                white = _result(box.found, box.tokens, box.log_e, box.highest, box.evidence())
+                white = _white(box)
             if black is None:
                 block = reference.block(answers, params)
                 ledger.update(dataclasses.replace(block, declared=block.logprobs))
@@ -174,13 +180,22 @@ def examine(exhibit: Exhibit, temperature: float, budget: int, seed: int, *, who
             if spent or (black is not None and white is not None and not whole):
                 break
     black = black or _black(ledger)
-    white = white or _result(box.found, box.tokens, box.log_e, box.highest, box.evidence())
+    white = white or _white(box)
     return RunResult(black=black, white=white, acceptance=float(counts[0] / max(1, counts[1])))
 
 
 def _black(ledger: Ledger) -> BoxResult:
-    found = ledger.tokens if ledger.log_e >= math.log(1 / ALPHA) else None
-    return _result(found, ledger.tokens, ledger.log_e, ledger.highest, ledger.evidence())
+    evidence = ledger.evidence()
+    return BoxResult(
+        found=ledger.tokens if ledger.log_e >= math.log(1 / ALPHA) else None,
+        tokens=ledger.tokens,
+        log_e=ledger.log_e,
+        highest=ledger.highest,
+        cause=cause(evidence, odds=ledger.reported_odds).name,
+        evidence=tuple((one.group, one.name, round(one.log_e, 3), one.weight) for one in evidence),
+        odds=ledger.reported_odds,
+        share=next((one.share for one in evidence if one.name == "reported"), None),
+    )
 
 
 # ---- rows of an intact run

@@ -1,4 +1,4 @@
-"""The exhibits: where each fault was reported, what was wrong, how it is planted, and by which names it is named rightly.
+"""The exhibits: where each fault was reported, what was wrong, how it is planted, and which causes name it rightly.
 
 ``EXHIBITS`` are faults, ``LOOK_ALIKES`` are rules that people reported as faults and that are exact: these must pass.
 ``ATTACKS`` are faults that nobody reported; an attack on the certificate's names of causes found them misnamed.
@@ -15,7 +15,7 @@ from recipes.certify.museum.planted import Fault, fault
 Verification = Literal["rejection", "target_draw"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Exhibit:
     """Exhibit(name="vllm-55005", source="vllm-project/vllm #55005", wrong="Drafts are judged at ...", ...)."""
 
@@ -79,7 +79,7 @@ EXHIBITS = (
     Exhibit(
         name="ascend-7807",
         source="vllm-project/vllm-ascend #7807",
-        wrong="Block verification holds products of p / q against products of uniforms, with the residual of one token.",
+        wrong="Block verification holds products of p / q against products of uniforms, and keeps a token's residual.",
         fault=fault(planted.block_by_token),
         law=damage.block_by_token,
         first_alone=True,

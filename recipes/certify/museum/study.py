@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,7 +31,7 @@ SEEDS, NEEDED = 5, 4  # runs of an exhibit at a temperature, and how many of the
 BUDGET, OTHER = 50_000, 10_000  # tokens of a run: see above
 NAMED = 0.8  # of the runs that found a fault, to be named rightly
 CLEAN_RUNS, CLEAN_TOKENS = 250, 3_000  # of intact engines, half at each temperature
-LOOK_ALIKE_TOKENS = 10_000
+LOOK_ALIKE_TOKENS = 3_000
 FIRST = 20_000  # of the seeds, and with them of the prompts
 VERSION = 1  # of how runs are made; another one makes them anew
 VERSIONS: dict[str, int] = {}  # of single exhibits, which a new direction bears on
@@ -115,12 +115,12 @@ def faults(plan: Plan, moved: dict[str, dict[float, Damage]]) -> list[Job]:
                 runs = seeds[:1]
             jobs += [Job(exhibit=exhibit, temperature=heat, seed=seed, budget=budget) for seed in runs]
 
-
-    def need(job: Job) -> float:
+    def order(job: Job) -> tuple[bool, float]:
         by_heat = moved.get(job.exhibit.name)
-        return math.inf if by_heat is None else by_heat[job.temperature].tokens(ALPHA)
+        need = math.inf if by_heat is None else by_heat[job.temperature].tokens(ALPHA)
+        return job.budget != plan.budget, need
 
-    return sorted(jobs, key=need)  # short ones first, so that a study that is stopped has most of its exhibits
+    return sorted(jobs, key=order)  # what decides comes first, and short runs before long ones
 
 
 def look_alikes(plan: Plan) -> list[Job]:
@@ -207,10 +207,3 @@ def judge(runs: dict[float, list[RunResult]], moved: dict[float, Damage], plan: 
     if not any(within_reach(one, plan.budget) for one in moved.values()):
         return Verdict(seen="no test can", temperature=None)
     return Verdict(seen="missed", temperature=None)
-
-
-def named_rightly(exhibit: Exhibit, result: RunResult) -> Iterator[tuple[str, str, bool]]:
-    """Yield box, cause and whether it is a right one, of each box that found the fault."""
-    for box, one, right in (("black", result.black, exhibit.black), ("white", result.white, exhibit.white)):
-        if one.found is not None:
-            yield box, one.cause, one.cause in right
