@@ -169,6 +169,7 @@ PLAIN = Damage(tv=0.1, kl=0.1, kl_inside=0.1, forbidden=0.0)
     [
         ([900] * 4 + [None], PLAIN, "yes"),
         ([900] * 3 + [None] * 2, PLAIN, "missed"),
+        ([900] * 3, PLAIN, "not finished"),
         ([None] * 5, FAINT, "no test can"),
         ([], PLAIN, "not run"),
     ],

@@ -136,6 +136,7 @@ def gather(folder: Path, moved: Moved, plan: Plan) -> tuple[list[Row], list[Row]
         "no test can": seen["no test can"],
         "missed": seen["missed"],
         "not run": seen["not run"],
+        "not finished": seen["not finished"],
         "look-alikes": len(LOOK_ALIKES),
         "look-alikes that pass": seen["passes"],
         "runs of look-alikes": len(alike),
@@ -167,6 +168,7 @@ def page(rows: Sequence[Row], causes: Sequence[Row], sums: Row, place: Mapping[s
         f"{sums['seen']} of {sums['exhibits']} public faults are proved within the budget",
         f"{sums['no test can']} cannot be by any test",
         f"{sums['missed']} are missed",
+        f"{sums['not finished']} lack runs that decide",
         f"{sums['not run']} have not been run.",
     ]
     beside = [

@@ -188,7 +188,7 @@ def run_jobs(folder: Path, jobs: Sequence[Job], say: str) -> None:
 class Verdict:
     """What an exhibit came to."""
 
-    seen: str  # yes, no test can, missed, not run
+    seen: str  # yes, no test can, missed, not finished, not run
     temperature: float | None  # at which it was seen
 
 
@@ -196,7 +196,7 @@ def judge(runs: dict[float, list[RunResult]], moved: dict[float, Damage], plan: 
     """Return whether an exhibit was seen: by either box in four of five seeds at one temperature, in its budget.
 
     ``no test can``: at no temperature does the exact likelihood ratio find it in four of five runs of the budget.
-    ``missed``: one could, and the certificate did not.
+    ``missed``: one could, and the certificate did not. ``not finished``: runs that decide are still to be made.
     """
     for heat, all_runs in runs.items():
         found = sum(run.black.found is not None or run.white.found is not None for run in all_runs)
@@ -206,4 +206,5 @@ def judge(runs: dict[float, list[RunResult]], moved: dict[float, Damage], plan: 
         return Verdict(seen="not run", temperature=None)
     if not any(within_reach(one, plan.budget) for one in moved.values()):
         return Verdict(seen="no test can", temperature=None)
-    return Verdict(seen="missed", temperature=None)
+    finished = all(len(runs[heat]) >= plan.seeds for heat, one in moved.items() if within_reach(one, plan.budget))
+    return Verdict(seen="missed" if finished else "not finished", temperature=None)
