@@ -202,9 +202,9 @@ def judge(runs: dict[float, list[RunResult]], moved: dict[float, Damage], plan: 
         found = sum(run.black.found is not None or run.white.found is not None for run in all_runs)
         if len(all_runs) >= plan.seeds and found >= math.ceil(plan.seeds * NEEDED / SEEDS):
             return Verdict(seen="yes", temperature=heat)
-    if not any(runs.values()):
-        return Verdict(seen="not run", temperature=None)
     if not any(within_reach(one, plan.budget) for one in moved.values()):
         return Verdict(seen="no test can", temperature=None)
+    if not any(runs.values()):
+        return Verdict(seen="not run", temperature=None)
     finished = all(len(runs[heat]) >= plan.seeds for heat, one in moved.items() if within_reach(one, plan.budget))
     return Verdict(seen="missed" if finished else "not finished", temperature=None)
