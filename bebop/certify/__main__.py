@@ -4,6 +4,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from bebop.command import check_writable, run_main, writing
@@ -20,6 +21,7 @@ Without arguments: the embedded engine with the built-in model, some minutes on 
   --help        this text
   --help GROUP  the settings of a group: default, meaning, what is allowed (also docs/settings.md)
   --cfg         print the configuration and stop
+  --museum      certify planted public faults of engines instead, from a checkout: --museum --help
 
 Choose from a group with GROUP=CHOICE, set a value with GROUP.NAME=VALUE:
 {groups}  reference, logprobs, tokens, stress, limit_tv, alpha, dir, seed, ...: --help NAME
@@ -36,6 +38,8 @@ Writes certificate.json and report.html to dir. Exit code: 0 pass, 1 fail, 3 inc
 
 def main(arguments: list[str]) -> int:
     """Make a certificate from command-line arguments and return the exit code."""
+    if "--museum" in arguments:
+        return _museum([a for a in arguments if a != "--museum"])
     if (group := asked(arguments)) is not None:
         text = HELP.format(groups=overview(CertifyConfig))
         sys.stdout.write(about(CertifyConfig, group) if group else text)
@@ -49,6 +53,16 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write(as_yaml(config))
         return 0
     return _certified(config, overrides)
+
+
+def _museum(arguments: list[str]) -> int:
+    try:
+        museum = import_module("recipes.certify.museum.__main__")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("recipes"):
+            raise
+        raise UserError("--museum needs a checkout of the repository: its faults are no part of the package") from None
+    return int(museum.main(arguments))
 
 
 def _certified(config: CertifyConfig, overrides: Sequence[str]) -> int:

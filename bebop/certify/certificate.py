@@ -82,6 +82,7 @@ class Certificate:
     white_box: tuple[Evidence, ...] = ()
     white_box_weight: float = 0.0
     cause: Cause | None = None
+    ranked: tuple[tuple[str, float], ...] = ()  # causes with ln of their likelihood, the likeliest first
     structure: tuple[str, ...] = ()  # what no sampler may do: a sentence each
     logprobs: dict[str, Any] = field(default_factory=dict)  # reported ones: mode, tolerance, largest distance
     seeds: dict[str, Any] = field(default_factory=dict)
@@ -170,6 +171,8 @@ CAUSES: Mapping[str, str] = {
     "uniforms, its rows of p and q, and at thresholds.",
     "recovered": "Tokens after a rejection do not follow the residual max(0, p - q): look at how it is made, from "
     "which rows, whether it is normalised, and at its uniform.",
+    "verification": "The acceptance test and the residual are both off: verification is given another p or q than the "
+    "recorded ones: look at their temperature, rows, slots and cycle.",
     "bonus": "Tokens after a fully accepted draft do not follow the target's last row: look at the row's index.",
     "unknown": "Tokens do not follow the claimed distribution, but in no direction with a name: look at the positions "
     "that told most.",
@@ -203,28 +206,51 @@ OWN_WORD = math.log(20)  # of a sampled direction, weight included: it explains 
 VAGUE = ("tail", "uniform", "second", "much_hotter", "pit", "learned_tilt")  # tokens of whatever other distribution
 FEW = 0.04  # of tokens: a wrong log-prob is an exception
 FAR = 0.1  # of the evidence of log-probs that are off at all, for some that are far off
+FOLLOWED = 2.0  # mean of claimed over reported probability that tokens drawn from what is reported do not exceed
+PRIOR = 20.0  # a priori odds of one fault against two at once, and of a direction with a name against a vague one
 LEAN, LEAN_OF_FEW = 0.05, 0.5  # difference of evidence for log-probs too high and too low, over its sum
 
 
-def cause(evidence: Sequence[Evidence], *, structure: bool = False) -> Cause:
-    """Return what is likely wrong, given that something is; ``structure``: a rule was broken that no sampler may break.
+def rank_causes(
+    evidence: Sequence[Evidence], *, structure: bool = False, odds: float | None = None
+) -> tuple[tuple[str, float], ...]:
+    """Return causes with ln of their likelihood over the claim's, the likeliest first.
 
-    The strongest direction names it. Where tokens say only that they are off, and not how, reported log-probs may.
+    A cause is as likely as the best of its directions, each a mixture over shares. Weights of the family play no part:
+    they decide which direction is the first to prove a fault, and not which one is true. Draws inside verification are
+    apart, so that a cause of two has the likelihoods of both, and is a priori less likely than either.
+
+    Args:
+        evidence: of every direction, of the tokens or of the draws inside.
+        structure: a rule was broken that no sampler may break.
+        odds: mean of claimed over reported probability where these differ, see ``Reported.odds``.
     """
     if structure:
-        return _named("structure")
-    if not evidence:
-        return _named("unknown")
-    strongest = sorted(evidence, key=lambda one: -one.merged)
-    sampled = [one for one in strongest if one.group != "reported"]
-    reported = [one for one in strongest if one.group == "reported"]
-    clear = sampled and sampled[0].merged >= OWN_WORD
-    if reported and reported[0].merged >= OWN_WORD and (not clear or _base(sampled[0]) in VAGUE):
-        return _named(_of_reports(reported))
-    return _named(_of_direction((sampled or reported)[0], strongest))
+        return (("structure", math.inf),)
+    sampled = [one for one in evidence if one.group != "reported"]
+    reported = [one for one in evidence if one.group == "reported"]
+    found: dict[str, float] = {}
+    for one in sampled:
+        likely = one.log_e - (math.log(PRIOR) if _base(one) in VAGUE else 0.0)
+        name = _of_direction(one, sampled)
+        found[name] = max(found.get(name, -math.inf), likely)
+    if min(found.get("acceptance", 0.0), found.get("recovered", 0.0)) >= OWN_WORD:
+        found["verification"] = found["acceptance"] + found["recovered"] - math.log(PRIOR)
+    top = max(sampled, key=lambda one: one.merged, default=None)
+    clear = top is not None and top.merged >= OWN_WORD and _base(top) not in VAGUE
+    best = max(reported, key=lambda one: one.merged, default=None)
+    if best is not None and best.merged >= OWN_WORD and not clear:
+        found[_of_reports(reported, odds)] = max([best.log_e, *found.values()])
+    return tuple(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def _named(name: str) -> Cause:
+def cause(evidence: Sequence[Evidence], *, structure: bool = False, odds: float | None = None) -> Cause:
+    """Return what is likely wrong, given that something is: the first of ``rank_causes``.
+
+    Where tokens say only that they are off, and not how, reported log-probs may name it.
+    """
+    ranked = rank_causes(evidence, structure=structure, odds=odds)
+    name = ranked[0][0] if ranked else "unknown"
     return Cause(name, CAUSES[name])
 
 
@@ -243,12 +269,13 @@ def _of_direction(one: Evidence, all_of_them: Sequence[Evidence]) -> str:
     )  # a temperature not applied
 
 
-def _of_reports(evidence: Sequence[Evidence]) -> str:
+def _of_reports(evidence: Sequence[Evidence], odds: float | None) -> str:
     """Return the cause that wrong log-probs point to.
 
     Tokens drawn from what is reported have it too high, tokens drawn from p too low; small errors come from weights.
 
-    A distribution that was truncated in secret is higher at all that is left of it.
+    A distribution that was truncated in secret is higher at all that is left of it. Of tokens that are drawn from what
+    is reported, claimed over reported probability is 1 in the mean: more says that they are not.
     """
     log_e = {one.name: max(one.log_e, 0.0) for one in evidence}
     high, low = log_e["reported_high"], log_e["reported_low"]
@@ -258,6 +285,8 @@ def _of_reports(evidence: Sequence[Evidence]) -> str:
         return "truncation"
     if log_e["reported_far"] < FAR * log_e["reported"]:
         return "weights"
+    if odds is not None and odds > FOLLOWED:
+        return "reported_logprobs"
     lean, share = (high - low) / max(high + low, 1.0), {one.name: one.share or 1.0 for one in evidence}["reported"]
     return "context" if lean > (LEAN_OF_FEW if share < FEW else LEAN) else "reported_logprobs"
 

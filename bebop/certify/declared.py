@@ -1,13 +1,17 @@
-"""Reported log-probs against what they are declared to be: of the raw softmax, at the temperature, or fully processed.
+"""What an engine declares: of what its reported log-probs are, and by which rule it verifies drafts.
 
 Engines differ in what they report: SGLang the softmax at the temperature without truncation, vLLM the raw softmax by
 default, the embedded engine the distribution that the token was drawn from. Which one it is can be declared, or found
 on a first cohort; whether it holds is then a matter of every token.
+
+Two rules of verification are exact. Rejection sampling accepts a draft y with min(1, p(y) / q(y)). An engine may also
+draw from the target and accept the draft if it is that token, or ignore q and take p without y for the residual. Seen
+from outside both accept y with p(y), and else write a token of p without y, whatever drafts were drawn from.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,6 +22,7 @@ from bebop.certify.structure import Finding
 from bebop.errors import UserError
 
 Mode = Literal["raw", "temperature", "processed", "none"]
+Verification = Literal["rejection", "target_draw"]
 TAIL = 6  # standard deviations of a log-prob that one token in 500 may exceed: rounding has heavy tails
 ORDER: tuple[Mode, ...] = ("processed", "temperature", "raw")  # which name goes to a claim under which they agree
 
@@ -63,6 +68,16 @@ class Found:
     mode: Mode
     distances: dict[str, float]  # mode -> median over tokens of |reported - it|, nats
     same: tuple[str, ...] = ()  # modes that are one and the same at these sampling parameters
+
+
+def judged_by(q: Tensor | None, verification: Verification) -> Tensor | None:
+    """Return the q [B, K, V] that a rule judges drafts by; None: 1 at the draft, as of drafts that are not sampled.
+
+    Raise ``UserError`` for a rule that is not known.
+    """
+    if verification not in (known := get_args(Verification)):
+        raise UserError(f"verification={verification!r}: choose one of {', '.join(known)}")
+    return q if verification == "rejection" else None
 
 
 def candidates(block: Block, temperature: float) -> dict[Mode, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bebop import __version__
 from bebop.certify.answers import Answer
+from bebop.certify.declared import Verification, judged_by
 from bebop.certify.reference import Progress
 from bebop.certify.white_box import WhiteBox
 from bebop.config.certify import CertifyConfig
@@ -48,14 +49,19 @@ class EmbeddedEngine:
 
     name = "embedded"
 
-    def __init__(self, engine: TorchEngine, *, white_box: WhiteBox | None = None) -> None:
-        """``white_box``: sees every cycle's verification; left out where a system has a cycle of its own."""
+    def __init__(
+        self, engine: TorchEngine, *, white_box: WhiteBox | None = None, verification: Verification = "rejection"
+    ) -> None:
+        """``white_box``: sees every cycle's verification; left out where a system has a cycle of its own.
+
+        ``verification``: the rule that the engine declares, which its draws are held to.
+        """
         self.engine = engine
         self.white_box: WhiteBox | None = None
         decoder = engine.decoder
         if white_box is not None and isinstance(decoder, DraftVerify):
             self.white_box = white_box
-            decoder.rule = WatchedRule(decoder.rule, white_box)
+            decoder.rule = WatchedRule(decoder.rule, white_box, verification)
 
     @property
     def places_known(self) -> bool:
@@ -146,8 +152,8 @@ class EmbeddedEngine:
 class WatchedRule:
     """An acceptance rule that shows a white box what it was given and what it decided."""
 
-    def __init__(self, inner: AcceptanceRule, box: WhiteBox) -> None:
-        self.inner, self.box = inner, box
+    def __init__(self, inner: AcceptanceRule, box: WhiteBox, verification: Verification = "rejection") -> None:
+        self.inner, self.box, self.verification = inner, box, verification
         self.exact, self.stepwise, self.layers, self.counts = inner.exact, inner.stepwise, inner.layers, inner.counts
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
@@ -160,7 +166,7 @@ class WatchedRule:
         else:
             self.box.update(
                 draft.tokens,
-                draft.probs,
+                judged_by(draft.probs, self.verification),
                 out.probs,
                 accepted.lengths,
                 accepted.tokens.gather(1, accepted.lengths[:, None])[:, 0],

@@ -321,6 +321,11 @@ class Ledger:
             return self._ids.bound()
         return (self._reported.share(name), None) if name in EVENT_NAMES else (None, None)
 
+    @property
+    def reported_odds(self) -> float | None:
+        """Return the mean of claimed over reported probability where these differ, see ``Reported.odds``."""
+        return self._reported.odds
+
     def visible(self) -> list[Visible]:
         """Return, for every direction, the smallest share that so many tokens show with 90 %."""
         found = []

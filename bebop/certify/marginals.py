@@ -165,6 +165,7 @@ EVENTS = {"reported": 1.0, "reported_far": 1.0, "reported_high": 0.5, "reported_
           "reported_cold": 0.5}  # fmt: skip
 """Chance of each that an intact engine may have, of the chance to be off by more than the tolerance at all."""
 FAR = 20  # tolerances
+LARGEST_ODDS = 3.0  # ln of claimed over reported probability: no single token may decide
 SHARE_WRONG = (0.002, 0.01, 0.05, 0.2, 0.5, 0.9)
 
 
@@ -182,6 +183,7 @@ class Reported:
         self._shares = np.maximum(np.asarray(SHARE_WRONG), self._null)  # [EVENTS, shares]; what is allowed: no bet
         self._logs = np.zeros((len(EVENTS), len(SHARE_WRONG)))
         self.largest = 0.0  # distance, nats
+        self._odds = np.zeros(2)  # sum of claimed over reported probability where they differ, and how often they do
 
     def add(self, block: Block, tolerance: Array) -> Array:
         """Bet on a cohort with ``reported`` and ``declared``; return each position's gain in ln e of ``reported``."""
@@ -196,11 +198,20 @@ class Reported:
         events = np.stack([wrong, far, wrong & (apart > 0), wrong & (apart < 0), wrong & (apart * lean < 0),
                            wrong & (apart * lean > 0)])  # fmt: skip
         self.largest = max(self.largest, float(np.abs(apart[known]).max(initial=0.0)))
+        self._odds += [np.exp(np.minimum(-apart[wrong], LARGEST_ODDS)).sum(), wrong.sum()]
         hit, miss = np.log(self._shares / self._null), np.log((1 - self._shares) / (1 - self._null))
         self._logs += events.sum(-1)[:, None] * hit + (known & ~events).sum(-1)[:, None] * miss
         best = int(self._logs[0].argmax())
         gains: Array = np.where(wrong, hit[0, best], miss[0, best] * known)
         return gains + np.where(wrong, np.minimum(np.abs(apart), 100.0) * 1e-3, 0.0)  # the furthest first
+
+    @property
+    def odds(self) -> float | None:
+        """Return the mean of claimed over reported probability where these differ; None: they nowhere do.
+
+        It is 1 in expectation if tokens are drawn from what is reported, for then it is the sum of the claim.
+        """
+        return float(self._odds[0] / self._odds[1]) if self._odds[1] else None
 
     def log_es(self) -> dict[str, float]:
         """Return ln e of each event."""
@@ -213,8 +224,9 @@ class Reported:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        return {"logs": self._logs.copy(), "largest": self.largest}
+        return {"logs": self._logs.copy(), "largest": self.largest, "odds": self._odds.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a checkpoint was written."""
         self._logs, self.largest = np.array(state["logs"]), float(state["largest"])
+        self._odds = np.array(state.get("odds", np.zeros(2)))

@@ -40,6 +40,9 @@ def render(certificate: Certificate) -> str:
 
 def _verdict(certificate: Certificate) -> Card:
     notes = [certificate.advice, *(f"Warning: {line}." for line in certificate.warnings)]
+    if len(certificate.ranked) > 1:
+        (first, best), (second, next_best) = certificate.ranked[:2]
+        notes.append(f"Likeliest cause: {first}. Next is {second}, less likely by e^{best - next_best:.1f}.")
     notes += [f"Broken rule: {line}." for line in certificate.structure[:SHOWN]]
     return Card(title=certificate.verdict.capitalize(), text=certificate.sentence, notes=notes, wide=True)
 

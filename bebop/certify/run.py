@@ -22,13 +22,14 @@ from transformers import AutoConfig
 from bebop.certify import embedded, function, model_reference, openai_server, served_reference, sglang_server
 from bebop.certify.answers import Answer, Block
 from bebop.certify.certificate import (
+    CAUSES,
     Cause,
     Certificate,
     Place,
     SettingResult,
-    cause,
     decide,
     merged,
+    rank_causes,
     warnings_of,
     words,
 )
@@ -261,7 +262,8 @@ class Run:
         bounds = [one.bound for one in settings] if len(settings) == len(plan.settings) else [None]
         verdict = decide(log_e, plan.alpha, plan.limit_tv, self.structure, bounds)
         seen: tuple[Evidence, ...] = tuple(box.evidence()) if box is not None else ()
-        why = self._cause(settings, seen) if verdict == "fail" else None
+        ranked = self._ranked(settings, seen) if verdict == "fail" else ()
+        why = Cause(ranked[0][0], CAUSES[ranked[0][0]]) if ranked else None
         known = [bound for bound in bounds if bound is not None]
         sentence, advice = words(
             verdict,
@@ -288,6 +290,7 @@ class Run:
             white_box=seen,
             white_box_weight=plan.white_box_weight,
             cause=why,
+            ranked=ranked,
             structure=tuple(self.structure),
             logprobs={
                 "of": ", ".join(sorted(self.modes)),
@@ -316,12 +319,14 @@ class Run:
         again = self.engine.sample(self.requests(one.setting, 0, 0)[:2], lambda _: None)
         return repeated([one.contexts[0], one.contexts[1]], again)
 
-    def _cause(self, settings: Sequence[SettingResult], seen: Sequence[Evidence]) -> Cause:
-        """Return the cause that the strongest evidence names: a rule that was broken, a setting, or the look inside."""
-        strongest = max(settings, key=lambda one: one.log_e + math.log(one.weight))
+    def _ranked(self, settings: Sequence[SettingResult], seen: Sequence[Evidence]) -> tuple[tuple[str, float], ...]:
+        """Return causes by likelihood, of whatever has the strongest evidence: a setting, or the look inside."""
+        at = max(range(len(settings)), key=lambda i: settings[i].log_e + math.log(settings[i].weight))
         box = self.engine.white_box
-        inside = box is not None and self.plan.white_box_weight > 0 and box.log_e > strongest.log_e
-        return cause(seen if inside else strongest.evidence, structure=bool(self.structure))
+        inside = box is not None and self.plan.white_box_weight > 0 and box.log_e > settings[at].log_e
+        evidence = seen if inside else settings[at].evidence
+        odds = self.done[at].ledger.reported_odds
+        return rank_causes(evidence, structure=bool(self.structure), odds=odds) or (("unknown", 0.0),)
 
     def _result(self, one: Examination) -> SettingResult:
         return SettingResult(

@@ -20,6 +20,7 @@ from bebop.certify.certificate import (
     cause,
     decide,
     merged,
+    rank_causes,
     share,
     warnings_of,
     words,
@@ -184,6 +185,26 @@ def test_a_setting_that_was_not_applied_is_told_from_a_temperature() -> None:
 
 def one(name: str, group: str = "contamination", log_e: float = 20.0) -> Evidence:
     return Evidence(name=name, group=group, log_e=log_e, weight=0.01, share=None, tv=None)
+
+
+def test_causes_are_ranked_by_likelihood_and_not_by_weight() -> None:
+    heavy = replace(one("learned_tilt", log_e=18), weight=0.1)  # it crosses first, and explains less
+    assert [name for name, _ in rank_causes([heavy, one("draft", "draft", 19)])] == ["draft_leak", "context"]
+    assert rank_causes([one("hotter", log_e=9), one("colder", log_e=12)]) == (("sharpness", 12.0),)
+    assert rank_causes([]) == ()
+
+
+def test_two_draws_that_are_off_have_one_cause() -> None:
+    both = [one("lenient", "acceptance", 12), one("target", "recovered", 30)]
+    ranked = dict(rank_causes(both))
+    assert cause(both).name == "verification" and ranked["verification"] == 42 - math.log(20)
+    assert cause([one("lenient", "acceptance", 1), one("target", "recovered", 30)]).name == "recovered"
+
+
+def test_reports_that_no_token_follows_are_wrong_reports() -> None:
+    strengths = {"": 50, "_far": 40, "_high": 40, "_low": 20, "_hot": 5, "_cold": 5}
+    told = [one(f"reported{name}", "reported", log_e) for name, log_e in strengths.items()]
+    assert cause(told, odds=1.1).name == "context" and cause(told, odds=5.0).name == "reported_logprobs"
 
 
 def test_every_direction_has_a_cause_with_a_sentence() -> None:

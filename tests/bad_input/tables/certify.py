@@ -21,6 +21,8 @@ CASES = {
         ("max_length=100", "max_length=100"), ("first_prompt=-1", "first_prompt=-1"), ("decoding=pad", "'pad'"),
         ("decoding=draft_model", "model.draft is missing: give the folder of a smaller model"),
         ("decoding=bebop decoding.draft_tokens=0", "draft_tokens=0"), ("model.path=missing", "model.path='missing'"),
+        ("--museum --fast", "--fast"), ("--museum --clean-runs -1", "-1"), ("--museum --clean-runs few", "'few'"),
+        ("--museum --out {here}/rows.txt/inside", "rows.txt/inside"),
         ("task=file task.path=missing.jsonl", "missing.jsonl"), ("dir={here}/rows.txt/inside", "rows.txt/inside"),
     ],
 }  # fmt: skip

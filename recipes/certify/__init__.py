@@ -1,0 +1,1 @@
+"""Certificates of other projects' engines, and the museum of public exactness faults."""

@@ -1,0 +1,1 @@
+"""The museum: public exactness faults of engines, planted in the embedded engine, under the certificate."""
