@@ -4,6 +4,7 @@
 shown. ``Tilt`` learns a direction of its own from earlier cohorts, and ``Bigram`` which token follows which.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from bebop.certify.evidence import SHARES, Array, log_mean_exp, share_bound, vis
 
 SAMPLE = 64  # of so many positions one is enumerated, to learn how fast a fault would show
 WORST = 16  # positions that are kept of each direction
+DOUBLINGS = 20  # of the tokens of a run, beyond which nobody asks for more
 
 
 class Bets:
@@ -86,6 +88,19 @@ class Bets:
         growth, square = self._growth[:, at] / max(self._sampled[at], 1)
         share = visible_share(tokens, growth, square, weight, alpha)
         return share, share * float(self._moved[at]) / max(tokens, 1)
+
+    def needed(self, name: str, tokens: int, weight: float, alpha: float, tv: float) -> int | None:
+        """Return about how many tokens show a fault of total variation ``tv`` with 90 %; None: it never moves so much.
+
+        To a factor of 2, and from ``tokens`` on.
+        """
+        at = self._at[name]
+        share = tv * tokens / self._moved[at] if self._moved[at] > 0 else math.inf
+        if share > 1:
+            return None
+        growth, square = self._growth[:, at] / max(self._sampled[at], 1)
+        many = (tokens << k for k in range(DOUBLINGS))
+        return next((n for n in many if visible_share(n, growth, square, weight, alpha) <= share), tokens << DOUBLINGS)
 
     def worst(self, name: str) -> list[tuple[int, int, float]]:
         """Return request, position and the token's gain in ln e at the likeliest share, the largest first."""

@@ -310,13 +310,18 @@ class Ledger:
             return self._ids.bound()
         return (self._reported.share(name), None) if name in EVENT_NAMES else (None, None)
 
-    def visible(self) -> list[Visible]:
-        """Return, for every direction, the smallest share that so many tokens show with 90 %."""
+    def visible(self, limit_tv: float | None = None) -> list[Visible]:
+        """Return, for every direction, the smallest share that so many tokens show with 90 %.
+
+        ``limit_tv``: total variation a token; ``Visible.needs`` says how many tokens show so much.
+        """
         found = []
         for name in self._bets.names:
             if self._bets.enumerated(name):
-                share, tv = self._bets.visible(name, self.tokens, FAMILY[name][1], self.alpha)
-                found.append(Visible(name=name, share=share, tv=tv))
+                asked = (name, self.tokens, FAMILY[name][1], self.alpha)
+                share, tv = self._bets.visible(*asked)
+                needs = None if limit_tv is None else self._bets.needed(*asked, limit_tv)
+                found.append(Visible(name=name, share=share, tv=tv, needs=needs))
         return found
 
     @property
