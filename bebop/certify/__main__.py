@@ -44,7 +44,9 @@ def main(arguments: list[str]) -> int:
     overrides = ["quick=true" if a == "--quick" else a for a in arguments if a != "--cfg"]
     unknown = [a for a in overrides if a.startswith("--")]
     if unknown:
-        raise UserError(f"{unknown[0]} is no option: there are --help, --cfg and --quick; settings are given as NAME=VALUE")
+        raise UserError(
+            f"{unknown[0]} is no option: there are --help, --cfg and --quick; settings are given as NAME=VALUE"
+        )
     config = certify_config(overrides)
     if "--cfg" in arguments:
         sys.stdout.write(as_yaml(config))

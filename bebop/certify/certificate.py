@@ -352,14 +352,14 @@ def scope(settings: Sequence[SettingResult], limit_tv: float) -> tuple[str, ...]
         line = f"{one.name}: {one.tokens:,} tokens would show nothing nine times in ten"
         if hardest is not None:
             line = (
-                f"{one.name}: {one.tokens:,} tokens show nine times in ten a fault in any of {len(seen)} directions that "
-                f"moves {share(hardest.tv)} of a token's probability; {hardest.name} is the hardest"
+                f"{one.name}: {one.tokens:,} tokens show nine times in ten a fault in any of {len(seen)} directions "
+                f"that moves {share(hardest.tv)} of a token's probability; {hardest.name} is the hardest"
             )
         late = sorted((each.needs, each.name) for each in one.visible if (each.needs or 0) > one.tokens)
         if late:
             line += (
-                f". To show {share(limit_tv)} takes a longer run in {len(late)} directions, up to {late[-1][0]:,} tokens "
-                f"({', '.join(name for _, name in late[: -LATE - 1 : -1])})"
+                f". To show {share(limit_tv)} takes a longer run in {len(late)} directions, up to {late[-1][0]:,} "
+                f"tokens ({', '.join(name for _, name in late[: -LATE - 1 : -1])})"
             )
         found.append(f"{line}.")
     return tuple(found)

@@ -132,7 +132,7 @@ class Examination:
         return max((one.tv for one in self.ledger.evidence() if one.tv is not None), default=None)
 
     def bounded(self, bound: float | None, limit: float) -> bool:
-        """Return whether it may end: the bound is below the limit, and what is learned from a cohort had one to bet on."""
+        """Return whether it may end: the bound is below the limit, and what is learned had a cohort to bet on."""
         return bound is not None and bound < limit and len(self.ledger.history) >= COHORTS
 
     @property
@@ -406,14 +406,18 @@ REFERENCES: Mapping[str, Callable[[CertifyConfig, LiveEngine], Reference]] = {
 }
 
 
-def make_run(config: CertifyConfig, stack: contextlib.ExitStack) -> Run:
-    """Return the run of a configuration; what it starts is given back when ``stack`` is left."""
+def make_run(config: CertifyConfig, stack: contextlib.ExitStack, engine: LiveEngine | None = None) -> Run:
+    """Return the run of a configuration; what it starts is given back when ``stack`` is left.
+
+    ``engine``: one that is there already; None: the one that the configuration names.
+    """
     torch.set_num_threads(config.threads)
     check_model(config.model)
     source = prompts(config.model, config.task, config.max_length - config.sampling.max_new_tokens)
     source.prompt(config.first_prompt)
-    engine = ENGINES[config.engine.name](config)
-    stack.callback(engine.close)
+    if engine is None:
+        engine = ENGINES[config.engine.name](config)
+        stack.callback(engine.close)
     reference = REFERENCES[config.reference](config, engine) if config.reference in REFERENCES else None
     other = _without_drafts(config, stack) if reference is None else None
     tokenizer = load_tokenizer(config.model)

@@ -70,7 +70,9 @@ class CertifyConfig(Settings):
         "speculative path alone; none: completions against those of an engine without drafts, which is weak",
     )
     logprobs: LogprobMode = setting("auto", "what the engine's log-probs are declared to be; none: it reports none")
-    quick: bool = setting(False, f"some {QUICK_TOKENS * 2:,} tokens in all, in a minute; it says what that many can see")
+    quick: bool = setting(
+        False, f"some {QUICK_TOKENS * 2:,} tokens in all, in a minute; it says what that many can see"
+    )
     tokens: int | None = setting(
         None, f"completion tokens at each setting; null: {TOKENS:,}, or with quick {QUICK_TOKENS:,}", POSITIVE
     )
@@ -82,7 +84,9 @@ class CertifyConfig(Settings):
         1e-4, "chance of a false alarm", Limit(lambda a: 0 < a <= 0.05, "give a number above 0 and at most 0.05")
     )
     limit_tv: float | None = setting(
-        None, f"largest total variation a token that passes; null: {LIMIT}, or with quick {QUICK_LIMIT}", BETWEEN_0_AND_1
+        None,
+        f"largest total variation a token that passes; null: {LIMIT}, or with quick {QUICK_LIMIT}",
+        BETWEEN_0_AND_1,
     )
     stop_when_found: bool = setting(True, "end as soon as a fault is proved")
     stop_when_bounded: bool = setting(True, "end a setting as soon as limit_tv is excluded; false: go on to tokens")

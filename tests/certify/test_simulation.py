@@ -146,7 +146,7 @@ def test_bounds_hold_in_95_of_100_runs() -> None:
 
 
 def unguarded(logs: Array) -> float:
-    """The bound of one look: shares that a likelihood ratio test at 5 % does not reject. It may not be looked at twice."""
+    """The bound of one look: shares that a likelihood ratio test at 5 % does not reject; no good for two looks."""
     alive = np.flatnonzero(max(0.0, logs.max()) - logs < 1.35)
     return SHARES[alive[-1]] if len(alive) else 0.0
 
@@ -154,7 +154,7 @@ def unguarded(logs: Array) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize(("bound", "holds"), [(share_bound, True), (unguarded, False)])
 def test_a_bound_holds_at_whichever_cohort_one_stops(bound: Callable[[Array], float], holds: bool) -> None:
-    """A run that ends as soon as its bound lies below the true share is wrong; with the true share 2 %, a fifth is TV."""
+    """A run that ends as soon as its bound lies below the true share is wrong; the true one is 2 %."""
     rng, share, runs = np.random.default_rng(0), 0.02, 400
     p = rng.dirichlet(np.ones(M))
     r = np.roll(p, 1)

@@ -6,7 +6,7 @@ With the plugin's mends they pass, with a fault they do not.
 import inspect
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from bebop.certify.model_reference import ModelReference
 from bebop.certify.openai_server import OpenAIEngine
 from bebop.certify.run import Plan, Run, plan_settings
 from bebop.errors import UserError
+from bebop.model.checkpoint import resolve
 from bebop.rollout.engine import Request
 from bebop.rollout.served_engine import ServedEngine
 from bebop.trajectory import Completion, SamplingParams
@@ -29,6 +30,7 @@ from tests.integration.vllm.serving import serving
 from tests.served_models import VOCAB, job, reload
 from tests.tree import ROOT
 
+pytest_plugins = ["bebop.pytest_plugin"]
 ALPHA, TOKENS = 1e-4, 12_000
 FEW = 1500  # tokens of the second runner, some 40 s; the fault below shows in 1,400
 first_runner = pytest.mark.skipif(RUNNER == "v2", reason="a server with the second runner takes a compiler")
@@ -154,3 +156,26 @@ def test_a_residual_that_is_the_target_fails_with_the_second_runner(
 
     monkeypatch.setattr(module, "rejection_sample", faulty)
     assert examined(vllm, folder, CLAIM).verdict == "fail"
+
+
+@first_runner
+def test_the_fixture_certifies_vllm_of_this_process(
+    certify_engine: Callable[..., Certificate], monkeypatch: Any
+) -> None:
+    """By vLLM's own ``LLM``, drafts looked up in the text; with a temperature that is not the claimed one it fails."""
+    import vllm
+
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    model = resolve("tiny")
+    llm = vllm.LLM(str(model), speculative_config=drafts, dtype="float32", max_model_len=256, enforce_eager=True)
+    own = ("model.dtype=float32", "stress=0", "quick=true", "cohort=32", "sampling.max_new_tokens=64")
+    certify_engine(llm, model, *own).require_pass()
+    honest = llm.generate
+
+    def hot(prompts: Any, params: Any, **named: Any) -> Any:
+        for one in params:
+            one.temperature *= 1.3
+        return honest(prompts, params, **named)
+
+    monkeypatch.setattr(llm, "generate", hot)
+    assert certify_engine(llm, model, *own).verdict == "fail"
