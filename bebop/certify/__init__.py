@@ -8,11 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bebop.certify.api import Cycle as Cycle
     from bebop.certify.api import certify as certify
     from bebop.certify.certificate import Certificate as Certificate
     from bebop.certify.certificate import NotCertified as NotCertified
 
-_HOMES = {"certify": "api", "Certificate": "certificate", "NotCertified": "certificate"}
+_HOMES = {"certify": "api", "Cycle": "api", "Certificate": "certificate", "NotCertified": "certificate"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,8 @@
 """A certificate in a call: for the tests of other projects, whatever their engine is."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -12,11 +13,28 @@ from bebop.certify.answers import Answer, Block, make_block, seen
 from bebop.certify.certificate import Certificate
 from bebop.certify.function import FunctionEngine, Sample
 from bebop.certify.model_reference import processed
-from bebop.certify.run import Plan, Run, Setting
+from bebop.certify.run import Plan, Run, plan_settings
+from bebop.certify.white_box import WhiteBox
+from bebop.errors import UserError
 from bebop.trajectory import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cycle:
+    """One decoding cycle of a completion: ``Cycle(tokens=[4, 7, 1], accepted=1, q=q)`` emits token 4 and one more."""
+
+    tokens: Sequence[int]  # [K] drafts, in their order; K may be 0
+    accepted: int  # how many of them stand, before a stop token or the limit cuts the completion
+    q: Tensor | NDArray[Any] | None = None  # [K, V] what each was drawn from, fully processed; None: not sampled
+
 
 # (prompt [P], completion [T]) -> logits [T, V] that each token of the completion was drawn under, teacher-forced.
 Score = Callable[[Sequence[int], Sequence[int]], Tensor | NDArray[Any]]
+# (prompt [P], seed, completion [T]) -> the cycles that wrote the completion, in their order.
+Drafts = Callable[[Sequence[int], int, Sequence[int]], Sequence[Cycle]]
+# How drafts are judged. one_hot: as if they were not sampled, or by whether a draw of the target comes out the same.
+Rule = Literal["rejection", "one_hot", "block"]
+MASS = 1e-3  # that q may lack or have too much: rounding of half precision, and not logits
 
 
 def certify(
@@ -25,11 +43,15 @@ def certify(
     prompts: Sequence[Sequence[int]],
     *,
     vocabulary: int,
+    draft: Drafts | None = None,
+    rule: Rule = "rejection",
     params: SamplingParams | None = None,
     tokens: int = 20_000,
     **options: Any,
 ) -> Certificate:
     """Certify that ``sample`` draws from the distribution that ``score`` gives at these sampling parameters.
+
+    With ``draft`` it also bets on the draws inside verification. p is that of ``score``, and q that of the engine.
 
     Args:
         sample: (prompts, seeds, max_new_tokens) -> a completion each, (token ids, log-probs or None); a stop token is
@@ -37,6 +59,10 @@ def certify(
         score: (prompt, completion) -> logits [T, V] before temperature and truncation; None: no reference, so no pass.
         prompts: token ids; asked again, with other seeds, when there are no more.
         vocabulary: V.
+        draft: (prompt, seed, completion) -> its decoding cycles; asked once for each completion after ``sample`` has
+            given a cohort. None: nobody looks inside.
+        rule: how drafts are judged: one by one with min(1, p / q), as if they were ``one_hot``, or a cycle as a whole
+            (``block``), of which only the draws and the bonus token can be tested.
         params: the claim: temperature, truncation, ``max_new_tokens``, ``stop_token_ids``; None: the defaults.
         tokens: of completions, at which it ends.
         options: further fields of ``Plan``: ``alpha``, ``limit_tv``, ``logprobs``, ``dtype``, ``cohort``, ``seed``,
@@ -44,14 +70,21 @@ def certify(
 
     Raises:
         ValueError: ``prompts`` is empty, or ``score`` gives other shapes.
-        UserError: ``sample`` gives no completions.
+        UserError: ``sample`` gives no completions, ``draft`` no cycles that write them, or ``rule`` is unknown.
     """
     if not prompts:
         raise ValueError("prompts is empty: give at least one")
-    setting = Setting(name="as asked", params=params or SamplingParams(), weight=1.0)
-    plan = Plan(settings=(setting,), white_box_weight=0.0, vocabulary=vocabulary, tokens=tokens, **options)
-    reference = None if score is None else ScoreReference(score)
-    return Run(FunctionEngine(sample), reference, lambda i: prompts[i % len(prompts)], plan).run()
+    if rule not in get_args(Rule):
+        raise UserError(f"rule={rule!r} is unknown: give one of {', '.join(get_args(Rule))}")
+    if draft is not None and score is None:
+        raise UserError("draft needs score: draws inside verification are held against its distributions")
+    params = params or SamplingParams()
+    settings, weight = plan_settings(params, 0.0, draft is not None)
+    plan = Plan(settings=settings, white_box_weight=weight, vocabulary=vocabulary, tokens=tokens, **options)
+    inside = None if draft is None else Inside(draft, rule, WhiteBox(plan.alpha), params.stop_token_ids)
+    reference = None if score is None else ScoreReference(score, inside)
+    engine = FunctionEngine(sample, white_box=None if inside is None else inside.box)
+    return Run(engine, reference, lambda i: prompts[i % len(prompts)], plan).run()
 
 
 class ScoreReference:
@@ -59,8 +92,9 @@ class ScoreReference:
 
     name = "function"
 
-    def __init__(self, score: Score) -> None:
-        self.score = score
+    def __init__(self, score: Score, inside: "Inside | None" = None) -> None:
+        """``inside`` is shown every completion with its distributions."""
+        self.score, self.inside = score, inside
 
     def describe(self) -> dict[str, Any]:
         """Return the function's name."""
@@ -70,6 +104,10 @@ class ScoreReference:
         """Return the distributions at every position of a cohort."""
         answers = [answer for answer in answers if len(answer.token_ids)]
         parts = [self._rows(answer, params) for answer in answers]
+        if self.inside is not None:
+            looks = [self.inside.look(answer, part["probs"]) for answer, part in zip(answers, parts, strict=True)]
+            answers = [replace(answer, cycles=emitted) for answer, (emitted, _) in zip(answers, looks, strict=True)]
+            parts = [part | {"draft": q} for part, (_, q) in zip(parts, looks, strict=True)]
         return make_block(answers, parts, parts[0]["probs"].shape[1] if parts else 1)
 
     def _rows(self, answer: Answer, params: SamplingParams) -> dict[str, Tensor]:
@@ -91,3 +129,84 @@ class ScoreReference:
         if rows.ndim != 2 or len(rows) != len(ids):
             raise ValueError(f"score gave {tuple(rows.shape)} for a completion of {len(ids)} tokens: [T, V] is wanted")
         return rows
+
+
+class Inside:
+    """Shows a white box the cycles of completions, with p of a reference.
+
+    Only what a completion holds is tested: p is not known of drafts behind a rejection, nor behind a token that ends
+    the completion. Whether a draw is tested depends on draws before it alone, so that bets on it are fair.
+    """
+
+    def __init__(self, draft: Drafts, rule: Rule, box: WhiteBox, stops: Sequence[int]) -> None:
+        self.draft, self.rule, self.box, self.stops = draft, rule, box, stops
+
+    def look(self, answer: Answer, probs: Tensor) -> tuple[tuple[int, ...], Tensor]:
+        """Test the draws of a completion, whose distributions are ``probs`` [T, V].
+
+        Returns the tokens that each cycle emitted, and for every token what its draft was drawn from [T, V], which is
+        ``probs`` where it had no draft.
+        """
+        cycles, ids = self._cycles(answer), torch.from_numpy(answer.token_ids)
+        widest = max(len(one.tokens) for one in cycles)
+        tokens = torch.zeros(len(cycles), widest, dtype=torch.long)
+        q = torch.zeros(len(cycles), widest, probs.shape[1], dtype=torch.float64)
+        emitted, outcomes, drawn, start = [], [], probs.clone(), 0
+        for i, one in enumerate(cycles):
+            drafts, there = len(one.tokens), len(ids) - start
+            tokens[i, :drafts] = torch.as_tensor(list(one.tokens), dtype=torch.long)
+            q[i, :drafts] = self._drawn(one, tokens[i, :drafts], probs.shape[1])
+            emitted.append(min(one.accepted + 1, there))
+            own = min(drafts, emitted[-1])
+            drawn[start : start + own] = q[i, :own]
+            if there <= one.accepted:  # the last token is a draft, and of the rest of the cycle nothing is known
+                outcomes.append((start, there, there, -1))
+            else:
+                outcomes.append((start, one.accepted, drafts, int(ids[start + one.accepted])))
+            start += emitted[-1]
+        starts, accepted, lengths, following = torch.tensor(outcomes).unbind(1)
+        rows = (starts[:, None] + torch.arange(widest + 1)).clamp_max(len(ids) - 1)
+        sampled = any(one.q is not None for one in cycles)
+        self.box.update(
+            tokens, q if sampled else None, probs[rows], accepted, following, lengths, self.stops,
+            stepwise=self.rule != "block", one_hot=self.rule == "one_hot", reached_only=True,
+        )  # fmt: skip
+        return tuple(emitted), drawn
+
+    def _cycles(self, answer: Answer) -> list[Cycle]:
+        """Return the cycles of a completion; raise ``UserError`` if they do not write it."""
+        ids = answer.token_ids.tolist()
+        cycles, start = list(self.draft(answer.prompt, answer.seed or 0, ids)), 0
+        for i, one in enumerate(cycles):
+            stands = [int(token) for token in one.tokens[: one.accepted]][: len(ids) - start]
+            if (
+                not 0 <= one.accepted <= len(one.tokens)
+                or start >= len(ids)
+                or ids[start : start + len(stands)] != stands
+            ):
+                raise UserError(
+                    f"draft gave cycle {i} with {one.accepted} of the drafts {list(one.tokens)} accepted, which does "
+                    f"not write token {start} of {len(ids)} and those that follow: {ids[start : start + 8]}"
+                )
+            start += one.accepted + 1
+        if start < len(ids):
+            raise UserError(f"draft gave cycles of {start} tokens for a completion of {len(ids)}: give all of them")
+        if len({one.q is None for one in cycles if len(one.tokens)}) == 2:
+            raise UserError("draft gave q for some cycles of a completion and none for others: give all or none")
+        return cycles
+
+    def _drawn(self, one: Cycle, tokens: Tensor, vocabulary: int) -> Tensor:
+        """Return q [K, V] of a cycle, one-hot where drafts are not sampled; raise ``UserError`` if it is none."""
+        if bool(((tokens < 0) | (tokens >= vocabulary)).any()):
+            raise UserError(f"draft gave the drafts {tokens.tolist()}: token ids go from 0 to {vocabulary - 1}")
+        if one.q is None:
+            return torch.nn.functional.one_hot(tokens, vocabulary).double()
+        q = torch.as_tensor(np.asarray(one.q)).double()
+        if q.shape != (len(tokens), vocabulary):
+            raise UserError(
+                f"draft gave q of shape {tuple(q.shape)}: give [{len(tokens)}, {vocabulary}], a row a draft"
+            )
+        total = q.sum(-1, keepdim=True)
+        if not bool((q >= 0).all() and ((total - 1).abs() < MASS).all()):
+            raise UserError(f"draft gave q with rows of sum {total.flatten().tolist()}: give distributions, not logits")
+        return q / total

@@ -163,6 +163,8 @@ CAUSES: Mapping[str, str] = {
     "loaded (version, precision, quantisation, an update that did not arrive) and at kernels of low precision.",
     "draws": "Drafts, or tokens after them, are not drawn from what verification takes them to be drawn from: look at "
     "the uniforms that verification uses twice, and at the order of draws.",
+    "shared_noise": "A draft, its acceptance test and the token after a rejection share their random numbers: look at "
+    "the seeds, positions and streams that key the noise of each, and give every draw a stream of its own.",
     "draft_draw": "Drafts are not drawn from the q that is recorded with them: look at temperature and filters of the "
     "draft's sampler, and at its precision.",
     "acceptance": "Drafts are accepted with another probability than min(1, p / q): look at the acceptance test, its "
@@ -190,7 +192,13 @@ NAMED: Mapping[str, str] = {
     "reported_hot": "sharpness",
     "reported_cold": "sharpness",
 }
-WHITE_BOX = ("draft_draw", "acceptance", "recovered", "bonus")  # groups of what was seen inside verification
+WHITE_BOX = (
+    "draft_draw",
+    "acceptance",
+    "recovered",
+    "bonus",
+    "shared_noise",
+)  # groups of what was seen inside verification
 OWN_WORD = math.log(20)  # of a sampled direction, weight included: it explains wrong log-probs, and not the reverse
 VAGUE = ("tail", "uniform", "second", "much_hotter", "pit", "learned_tilt")  # tokens of whatever other distribution
 FEW = 0.04  # of tokens: a wrong log-prob is an exception

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bebop.certify.answers import Block
+from bebop.certify.noise import accepted_by_own_uniform, same_gumbel, same_uniform_rejected
 
 FLOOR = 1e-12  # of p(x): a token that the claim excludes counts as one of this probability, and e stays finite
 EMPTY = 1e-9  # less mass than this is none
@@ -152,9 +153,14 @@ def middle(part: Block, r: Tensor) -> Tensor:
     """Return F(x-) + F(x) of r [n, M] in the order of ids: 0 to 2; the column for all others is the last."""
     if part.ids is None:
         return 2 * r.cumsum(-1) - r
-    order = torch.where(part.ids < 0, torch.iinfo(torch.int64).max, part.ids).argsort(-1)
+    order = by_id(part.ids)
     ranked = r.gather(1, order)
     return torch.empty_like(r).scatter_(1, order, 2 * ranked.cumsum(-1) - ranked)
+
+
+def by_id(ids: Tensor) -> Tensor:
+    """Return columns [n, M] in the order of their ids; the one for all others is the last."""
+    return torch.where(ids < 0, torch.iinfo(torch.int64).max, ids).argsort(-1)
 
 
 def power(rows: Rows, base: Tensor, exponent: float) -> Tensor:
@@ -284,6 +290,27 @@ DRAFT = (
 )
 
 
+def noise_directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
+    """Yield what verification of one draft from ``Block.draft`` samples where two of its draws share their noise."""
+    order = None if rows.part.ids is None else by_id(rows.part.ids)
+    p, q = rows.p, rows.part.draft
+    assert q is not None
+    if order is not None:  # a uniform is looked up in the order of ids
+        p, q = p.gather(1, order), q.gather(1, order)
+    residual = unit((p - q).clamp_min(0), p)
+    accept = torch.where(q > 0, p / q.clamp_min(1e-300), 1.0).clamp_max(1)
+    before = q.cumsum(-1) - q
+    for name, r in (
+        ("residual_draft_gumbel", verified(p, q, accept, same_gumbel(q, residual))),
+        ("residual_draft_uniform", verified(p, q, accept, same_uniform_rejected(q, residual, (q - p).clamp_min(0)))),
+        ("accept_draft_uniform", verified(p, q, accepted_by_own_uniform(p, q, before), residual)),
+    ):
+        yield name, Table(r if order is None else torch.empty_like(r).scatter_(1, order, r))
+
+
+SHARED_NOISE = ("residual_draft_gumbel", "residual_draft_uniform", "accept_draft_uniform")
+
+
 def directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
     """Yield every direction that these rows allow, one at a time: at most a few tables [n, M] are alive."""
     for name, make in CONTAMINATION.items():
@@ -291,3 +318,4 @@ def directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
             yield name, found
     if rows.part.draft is not None:
         yield from draft_directions(rows)
+        yield from noise_directions(rows)

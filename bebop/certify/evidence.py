@@ -31,7 +31,7 @@ class Evidence:
     """The evidence of one direction: ``Evidence(name="row_before", group="contamination", log_e=14.2, ...)``."""
 
     name: str  # row_before, hotter, ids, pit, ...; row_before@2: at place 2 of a decoding cycle
-    group: str  # contamination, by_cycle, draft, ids, learned_tilt, pit, copies, reported
+    group: str  # contamination, by_cycle, draft, shared_noise, ids, learned_tilt, pit, copies, reported
     log_e: float  # ln of its e-value, without its weight
     weight: float  # fixed share of the merged e-value
     share: float | None  # upper 95 % bound of the share of tokens drawn so; None: not bounded

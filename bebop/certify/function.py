@@ -20,6 +20,7 @@ import numpy as np
 from bebop.certify.answers import Answer
 from bebop.certify.calls import fields, unanswered
 from bebop.certify.reference import Progress
+from bebop.certify.white_box import WhiteBox
 from bebop.config.certify import CertifyConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import Request
@@ -40,9 +41,10 @@ class FunctionEngine:
     """A ``LiveEngine`` over a function. Interrupted, it gives nothing: all of its completions are missing."""
 
     name = "function"
-    white_box = None
 
-    def __init__(self, function: Sample | Answering) -> None:
+    def __init__(self, function: Sample | Answering, white_box: WhiteBox | None = None) -> None:
+        """``white_box``: of whoever is told what the function does inside (``certify``)."""
+        self.white_box = white_box
         self.function: Callable[..., Any] = function
         self.label = f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', repr(function))}"
         self.simple = takes(function, self.label) == 3

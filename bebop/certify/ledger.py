@@ -21,7 +21,17 @@ from torch import Tensor
 from bebop.certify.answers import Block
 from bebop.certify.bets import SAMPLE, WORST, Bets, Bigram, Tilt
 from bebop.certify.declared import tolerated
-from bebop.certify.directions import BY_PLACE, CONTAMINATION, DRAFT, FLOOR, PLACES, Rows, Table, directions
+from bebop.certify.directions import (
+    BY_PLACE,
+    CONTAMINATION,
+    DRAFT,
+    FLOOR,
+    PLACES,
+    SHARED_NOISE,
+    Rows,
+    Table,
+    directions,
+)
 from bebop.certify.evidence import Array, Evidence, Visible, log_sum_exp
 from bebop.certify.marginals import BINS, EVENTS, Ids, Pit, Reported, likelier, overlap
 
@@ -36,13 +46,14 @@ BETS: Mapping[str, tuple[str, ...]] = {
     "contamination": tuple(name for name in CONTAMINATION if name != "copies"),
     "by_cycle": tuple(f"{name}@{place}" for name in BY_PLACE for place in range(PLACES)),
     "draft": (*DRAFT, *(f"{name}@0" for name in DRAFT)),
+    "shared_noise": (*SHARED_NOISE, *(f"{name}@0" for name in SHARED_NOISE)),
     "copies": COPIES,
 }
 PIT_NAMES, EVENT_NAMES = tuple(BINS), tuple(EVENTS)
 OTHERS = {"ids": ("ids",), "learned_tilt": ("learned_tilt",), "pit": PIT_NAMES, "reported": EVENT_NAMES}
 OTHER_NAMES = tuple(name for names in OTHERS.values() for name in names)
-GROUPS = {"contamination": 0.32, "by_cycle": 0.14, "draft": 0.16, "ids": 0.05, "learned_tilt": 0.10, "pit": 0.06,
-          "copies": 0.09, "reported": 0.08}  # fmt: skip
+GROUPS = {"contamination": 0.304, "by_cycle": 0.133, "draft": 0.152, "shared_noise": 0.05, "ids": 0.0475,
+          "learned_tilt": 0.095, "pit": 0.057, "copies": 0.0855, "reported": 0.076}  # fmt: skip
 FAMILY: Mapping[str, tuple[str, float]] = {
     name: (group, GROUPS[group] / len(names)) for group, names in {**BETS, **OTHERS}.items() for name in names
 }
@@ -51,7 +62,7 @@ assert sum(weight for _, weight in FAMILY.values()) <= 1 + 1e-9
 
 CYCLES, DRAFTS = "places in the decoding cycle are not known", "the draft's distribution is not known"
 WHY: Mapping[str, str] = {
-    **dict.fromkeys(DRAFT, DRAFTS),
+    **dict.fromkeys((*DRAFT, *SHARED_NOISE), DRAFTS),
     **dict.fromkeys(EVENT_NAMES, "no log-probs are reported, or it is not known what they should be"),
     **dict.fromkeys(("stop", "no_stop"), "no token ends a completion"),
     **dict.fromkeys(("seen", "unseen"), "the prompts are not known"),
@@ -67,7 +78,7 @@ WHY: Mapping[str, str] = {
 
 def split(name: str, masks: Array) -> tuple[list[str], Array]:
     """Return a direction with those of its places in the cycle: names and masks [names, n]."""
-    places = PLACES if name in BY_PLACE else 1 if name in DRAFT else 0
+    places = PLACES if name in BY_PLACE else 1 if name in DRAFT + SHARED_NOISE else 0
     return [name, *(f"{name}@{place}" for place in range(places))], masks[: 1 + places]
 
 

@@ -376,6 +376,8 @@ class Run:
         ]
         if self.engine.white_box is None:
             gaps.append("the draws inside verification: the engine lets nobody look inside")
+        else:
+            gaps += [f"inside verification: {what} ({why})" for what, why in self.engine.white_box.untested.items()]
         if self.reference is None:
             gaps.append("the distribution itself: there is no reference, only completions against completions")
         gaps += [f"{setting.name}: not begun" for setting in self.plan.settings[len(settings) :]]

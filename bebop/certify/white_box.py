@@ -3,7 +3,8 @@
 Rejection sampling is exact if (1) every draft y is drawn from the q that is recorded for it, (2) it is accepted with
 probability min(1, p(y) / q(y)), and (3) the token that follows is drawn from norm(max(0, p - q)) after a rejection, and
 from the row behind the last draft where all were accepted. Whoever sees drafts, q, p and the outcome of a cycle can bet
-against each of these; a fault that hardly moves the completions may stand out in one of them.
+against each of these; a fault that hardly moves the completions may stand out in one of them. A fourth group of bets is
+on (4) independence: given the draft, its test and the token after it know nothing of the noise that drew it.
 
 All bets are made before what they are on is drawn, with e = r/p of an alternative r against what should hold, so the
 merged evidence is an e-process: it reaches 1/alpha with probability alpha at most, whenever one looks (Ville).
@@ -20,9 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.certify.evidence import BOUND_ALPHA, Evidence, log_mean_exp, log_sum_exp
+from bebop.certify.noise import accepted_by_own_uniform, same_gumbel, same_uniform
 
 # Weights of the draws. Faults of acceptance are the faintest: one coin tells less than one token.
-GROUPS = {"draft_draw": 0.2, "acceptance": 0.4, "recovered": 0.2, "bonus": 0.2}
+GROUPS = {"draft_draw": 0.19, "acceptance": 0.38, "recovered": 0.19, "bonus": 0.19, "shared_noise": 0.05}
 SHARES = np.array([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9])  # of draws that come from the alternative
 SIZES = np.array([0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4])  # of what acceptance is off by
 FLOOR = 1e-12  # probabilities count as no less: an e-value only becomes smaller by it
@@ -64,6 +66,8 @@ class WhiteBox:
         lengths: Tensor | None = None,
         stops: Sequence[int] = (),
         stepwise: bool = True,
+        one_hot: bool = False,
+        reached_only: bool = False,
     ) -> None:
         """Take in one cycle of B rows with chains of drafts.
 
@@ -72,11 +76,16 @@ class WhiteBox:
             q: [B, K, V] what each is said to be drawn from. None: they were not sampled (one-hot).
             p: [B, K + 1, V] the target's processed distribution after the first j drafts.
             accepted: [B] drafts that stand.
-            following: [B] the recovered or bonus token.
+            following: [B] the recovered or bonus token; -1: the completion ended with an accepted draft.
             lengths: [B] drafts that count; None: all K.
             stops: tokens that end a completion.
             stepwise: whether drafts are judged one by one. Where they are not (block verification), only their draws
                 and the bonus token can be tested.
+            one_hot: whether sampled drafts are judged as if they had not been sampled: accepted with p(y), and after a
+                rejection a token of p other than y. That is exact, too, and so is a draft that stands if a draw of the
+                target comes out the same.
+            reached_only: test only drafts that verification reached as draws. For engines that key noise by position:
+                there a draft behind a rejection and one of the next cycle have the same noise.
         """
         if not stepwise:
             self.untested["acceptance, recovered"] = "the rule judges the drafts of a cycle as a whole"
@@ -94,9 +103,11 @@ class WhiteBox:
                 torch.full_like(accepted[part], tokens.shape[1]) if lengths is None else lengths[part],
                 stops,
                 stepwise,
+                one_hot,
+                reached_only,
             )
         self.cycles += len(p)
-        self.tokens += int(accepted.sum()) + len(p)
+        self.tokens += int(accepted.sum() + (following >= 0).sum())
         self.highest = max(self.highest, value := self.log_e)
         if self.found is None and value >= math.log(1 / self.alpha):
             self.found = self.tokens
@@ -172,27 +183,36 @@ class WhiteBox:
         lengths: Tensor,
         stops: Sequence[int],
         stepwise: bool,
+        one_hot: bool,
+        reached_only: bool,
     ) -> None:
         rows, drafts = torch.arange(len(p), device=p.device), tokens.shape[1]
         if drafts == 0:
             self._bonus(p[:, 0], p[:, 0], p[:, 0], following)
             return
         steps = torch.arange(drafts, device=p.device)
-        q = torch.zeros_like(p[:, 1:]).scatter_(-1, tokens[..., None], 1.0) if sampled is None else sampled.double()
+        q = torch.zeros_like(p[:, 1:]).scatter_(-1, tokens[..., None], 1.0) if sampled is None or one_hot else None
+        drawn = q if sampled is None else sampled.double()
+        q = drawn if q is None else q  # what drafts are judged by
+        assert drawn is not None and q is not None
+        tested = (steps <= accepted[:, None]) & (steps < lengths[:, None])
         if sampled is not None:  # whether a draft is made does not depend on its token: all that count are draws from q
-            made = steps < lengths[:, None]
+            made = tested if reached_only else steps < lengths[:, None]
             self.drafts += int(made.sum())
-            self._drafts(q[made], p[:, :drafts][made], tokens[made], stops)
+            self._drafts(drawn[made], p[:, :drafts][made], tokens[made], stops)
         rejected = accepted < lengths
         if stepwise:
-            tested = (steps <= accepted[:, None]) & (steps < lengths[:, None])
             stands = (steps < accepted[:, None])[tested]
             self._coins(_at(p[:, :drafts], tokens)[tested], _at(q, tokens)[tested], stands)
             at = accepted.clamp(max=drafts - 1)
             before = torch.where((at > 0)[:, None], q[rows, (at - 1).clamp(min=0)], q[rows, at])
             own = [p[rows, at], q[rows, at], before, tokens[rows, at], following]
             self._recovered(*(part[rejected] for part in own))
-        full = rows[~rejected]
+            if sampled is not None:
+                self._own_uniform(p[:, :drafts][tested], drawn[tested], q[tested], tokens[tested], stands)
+                noise = [p[rows, at], drawn[rows, at], q[rows, at], tokens[rows, at], following]
+                self._same_noise(*(part[rejected] for part in noise))
+        full = rows[~rejected & (following >= 0)]
         end = lengths[full]
         some = (end > 0)[:, None]
         last = (end - 1).clamp(min=0)
@@ -259,6 +279,25 @@ class WhiteBox:
             "hotter": _unit(left**0.8, left),
         }
         self._draws("recovered", left, others, x)
+
+    def _own_uniform(self, p: Tensor, drawn: Tensor, q: Tensor, y: Tensor, stands: Tensor) -> None:
+        """Bet that tests [n] of drafts y have the uniform that drew y from ``drawn`` [n, V]."""
+        own, shares = _at(drawn, y), torch.as_tensor(SHARES, device=p.device)
+        ratio, before = _at(p, y) / _at(q, y).clamp_min(FLOOR), _at(drawn.cumsum(-1), y) - own
+        a, b = ratio.clamp(max=1), accepted_by_own_uniform(ratio * own, own, before)
+        e = torch.where(stands, b / a.clamp_min(FLOOR), (1 - b) / (1 - a).clamp_min(1e-9))
+        log_e = torch.log1p((e - 1)[:, None] * shares).sum(0)
+        self._add("shared_noise", "accept_draft_uniform", log_e, (b - a).abs().sum() * shares)
+
+    def _same_noise(self, p: Tensor, drawn: Tensor, q: Tensor, y: Tensor, x: Tensor) -> None:
+        """Bet that tokens x [n] after a rejection of y [n] have the noise that drew y from ``drawn`` [n, V]."""
+        real = (p - q).clamp_min(0).sum(-1) > MASS
+        drawn, y, x, left = drawn[real], y[real], x[real], _unit((p[real] - q[real]).clamp_min(0), p[real])
+        others = {
+            "residual_draft_gumbel": same_gumbel(drawn, left),
+            "residual_draft_uniform": same_uniform(drawn, left, y),
+        }
+        self._draws("shared_noise", left, others, x)
 
     def _bonus(self, p: Tensor, before: Tensor, q: Tensor, x: Tensor) -> None:
         """Bet on tokens x [n] after all drafts of a row; ``before`` and ``q`` [n, V] are p and q of the last draft."""

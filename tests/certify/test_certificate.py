@@ -24,12 +24,13 @@ from bebop.certify.certificate import (
     warnings_of,
     words,
 )
-from bebop.certify.directions import verified
+from bebop.certify.directions import SHARED_NOISE, verified
 from bebop.certify.evidence import Evidence
 from bebop.certify.ledger import EVENT_NAMES, FAMILY, Ledger
 from bebop.certify.report import render
+from bebop.kernels.verify import sample
 from tests.cases import slow_but
-from tests.certify.blocks import Fault, block
+from tests.certify.blocks import Fault, block, rows
 
 M = 32
 
@@ -94,6 +95,36 @@ def test_shared_seeds_are_found_and_named() -> None:
     for i in range(3):
         ledger.update(shared_seeds(i))
     assert ledger.log_e > 9.22 and cause(ledger.evidence()).name == "shared_randomness"
+
+
+def shared_noise(kind: str, seed: int) -> Block:
+    """Tokens after one draft each, where two of the three draws use the same noise."""
+    given, g = block(1000, M, seed=seed, first=50 * seed), torch.Generator().manual_seed(1000 + seed)
+    u, fresh, coin = torch.rand(3, 1000, generator=g, dtype=torch.float64)
+    noise = -torch.rand(1000, M, generator=g, dtype=torch.float64).log().neg().log()
+    p, q = given.probs, rows(1000, M, g)
+    left, trick = (p - q).clamp_min(0), kind == "residual_draft_gumbel"
+    y = (q.log() + noise).argmax(-1) if trick else sample(q, u)
+    x = (left.log() + noise).argmax(-1) if trick else sample(left, u if kind == "residual_draft_uniform" else fresh)
+    coin = u if kind == "accept_draft_uniform" else coin
+    stands = coin * q.gather(1, y[:, None])[:, 0] < p.gather(1, y[:, None])[:, 0]
+    cells = torch.where(stands, y, x)
+    chosen = p.gather(1, cells[:, None])[:, 0].log()
+    return replace(
+        given, tokens=cells, cells=cells, draft=q, logprobs=chosen, reported=chosen, declared=chosen, twin=None
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SHARED_NOISE)
+def test_noise_that_two_draws_share_is_found_and_named(kind: str) -> None:
+    ledger, clean, cohorts = Ledger(M, enumerate_rows=False), Ledger(M, enumerate_rows=False), 0
+    while ledger.log_e <= 9.22 and cohorts < 8:
+        ledger.update(shared_noise(kind, cohorts))
+        clean.update(shared_noise("none", cohorts))
+        cohorts += 1
+    assert ledger.log_e > 9.22 and cause(ledger.evidence()).name == "shared_noise"
+    assert ledger.evidence()[0].name == kind and clean.highest < math.log(20)
 
 
 def test_copies_of_a_twin_are_found_and_named() -> None:

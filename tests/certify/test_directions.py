@@ -10,7 +10,8 @@ from torch import Tensor
 
 from bebop.certify.answers import Block
 from bebop.certify.bets import Bigram
-from bebop.certify.directions import CONTAMINATION, DRAFT, FLOOR, Rows, Table, directions
+from bebop.certify.directions import CONTAMINATION, DRAFT, FLOOR, SHARED_NOISE, Rows, Table, directions
+from bebop.certify.noise import accepted_by_own_uniform, same_gumbel, same_uniform, same_uniform_rejected
 from tests.certify.blocks import block, coarse
 
 V, M, N = 30, 11, 40
@@ -98,8 +99,8 @@ def test_a_direction_that_peeks_at_the_token_is_not_fair() -> None:
 
 
 def test_all_names_are_there() -> None:
-    assert [name for name, _ in directions(plain(block(N, M)))] == [*CONTAMINATION, *DRAFT]
-    left_out = {*CONTAMINATION, *DRAFT} - {name for name, _ in directions(few())}
+    assert [name for name, _ in directions(plain(block(N, M)))] == [*CONTAMINATION, *DRAFT, *SHARED_NOISE]
+    left_out = {*CONTAMINATION, *DRAFT, *SHARED_NOISE} - {name for name, _ in directions(few())}
     assert left_out == {"neighbour"}
 
 
@@ -147,3 +148,53 @@ def test_directions_are_what_they_are_called() -> None:
     }
     for name, r in by_hand.items():
         assert found[name].tolist() == pytest.approx(torch.as_tensor(r).tolist(), abs=1e-7), name
+
+
+# ---- noise that two draws share
+
+
+def gumbel(*shape: int, seed: int) -> Tensor:
+    return -torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).log().neg().log()
+
+
+def table(*row: float) -> Tensor:
+    return torch.tensor([row], dtype=torch.float64)
+
+
+def shares(tokens: Tensor, size: int) -> list[float]:
+    return (torch.bincount(tokens, minlength=size) / len(tokens)).tolist()
+
+
+def test_gumbel_noise_used_twice_by_hand_and_drawn() -> None:
+    p, q, r = table(0.2, 0.4, 0.4), table(0.6, 0.3, 0.1), table(0, 0.25, 0.75)
+    # Token 1 starts at 1.2, token 2 at .1333; from 1.2 on S = t - .4, so that token 1 has .25 / (1 + 1.2 - .4).
+    assert same_gumbel(q, r)[0].tolist() == pytest.approx([0, 0.25 / 1.8, 1 - 0.25 / 1.8])
+    g = gumbel(200_000, 3, seed=0)
+    first, second, again = ((one.log() + g).argmax(-1) for one in (q, r, p))
+    refused = torch.rand(len(g), generator=torch.Generator().manual_seed(1)) >= (p / q)[0, first]
+    assert shares(second[refused], 3) == pytest.approx(same_gumbel(q, r)[0].tolist(), abs=4e-3)
+    for y in range(3):  # given the first token, which may win again
+        law = same_gumbel(q, p, torch.tensor([y]))[0]
+        assert shares(again[first == y], 3) == pytest.approx(law.tolist(), abs=8e-3)
+    assert same_gumbel(q, q, torch.tensor([1]))[0].tolist() == pytest.approx([0, 1, 0])
+    hot = table(1, 0, 0)  # a token that is certain says nothing of the noise
+    assert same_gumbel(hot, r)[0].tolist() == pytest.approx(r[0].tolist())
+
+
+def test_a_uniform_used_twice_by_enumeration() -> None:
+    """Tenths: every u between two multiples of a tenth does the same, so that ten of them are all."""
+    p, q = table(0.2, 0.5, 0.3), table(0.4, 0.2, 0.4)
+    residual, other = table(0, 1, 0), table(0.3, 0.3, 0.4)
+    u = torch.arange(0.05, 1, 0.1).double()
+    first = (q.cumsum(-1) < u[:, None]).sum(-1)
+    second = (other.cumsum(-1) < u[:, None]).sum(-1)
+    for y in range(3):
+        law = same_uniform(q, other, torch.tensor([y]))[0]
+        assert shares(second[first == y], 3) == pytest.approx(law.tolist())
+    refused = ((q - p) / q).clamp_min(0)[0, first]
+    mean = torch.zeros(3).double().index_add(0, second, refused / refused.sum())
+    assert same_uniform_rejected(q, other, (q - p).clamp_min(0))[0].tolist() == pytest.approx(mean.tolist())
+    assert same_uniform_rejected(q, residual, (q - p).clamp_min(0))[0].tolist() == pytest.approx([0, 1, 0])
+    # Token 0 has u up to .4 and p / q = .5: always accepted. Token 2 has u from .6 on and p / q = .75.
+    chances = accepted_by_own_uniform(p, q, q.cumsum(-1) - q)[0]
+    assert chances.tolist() == pytest.approx([1, 1, 0.15 / 0.4])

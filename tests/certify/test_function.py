@@ -1,20 +1,26 @@
-"""Functions as engines: both signatures, and what is no answer."""
+"""Functions as engines: both signatures, what is no answer, and cycles that somebody tells of."""
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from bebop.certify import Certificate, Cycle, certify
 from bebop.certify.answers import Answer
+from bebop.certify.api import Inside
 from bebop.certify.function import FunctionEngine, find
 from bebop.certify.structure import check_structure
+from bebop.certify.white_box import WhiteBox
 from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
+from bebop.kernels.verify import chain_verify
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
-from bebop.trajectory import Completion
+from bebop.trajectory import Completion, SamplingParams
 from tests.builders import requests, tiny_policy
 
 STOP = 11
@@ -114,3 +120,148 @@ def test_an_interrupted_function_gives_nothing() -> None:
     found = FunctionEngine(interrupted).sample(asked(), lambda tokens: None)
     assert [answer.finish_reason for answer in found] == ["abort"] * 3 and [a.request for a in found] == [0, 1, 2]
     assert FunctionEngine(interrupted).sample([], lambda tokens: None) == []
+
+
+# ---- cycles
+
+
+V, K, END, LONGEST = 24, 3, 0, 24
+CLAIM = SamplingParams(temperature=1.0, max_new_tokens=LONGEST, stop_token_ids=(END,))
+
+
+def tables(size: int, *seeds: int) -> list[torch.Tensor]:
+    """Distributions [V, V] by the last token."""
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    return [(1.2 * torch.randn(size, size, generator=g, dtype=torch.float64)).softmax(-1) for g in generators]
+
+
+class Speculating:
+    """A sampler with three drafts a cycle over two tables, which keeps its cycles; ``fault``: noise is used twice."""
+
+    def __init__(self, fault: str = "none") -> None:
+        self.p, self.q = tables(V, 5, 6)
+        self.fault = fault
+        self.cycles: dict[int, list[Cycle]] = {}
+
+    def sample(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], most: int) -> list[tuple[list[int], None]]:
+        return [(self._completion(prompt[-1], seed, most), None) for prompt, seed in zip(prompts, seeds, strict=True)]
+
+    def _completion(self, last: int, seed: int, most: int) -> list[int]:
+        numbers, ids, cycles = torch.Generator().manual_seed(seed), [last], list[Cycle]()
+        while len(ids) <= most and (ids[-1] != END or len(ids) == 1):
+            drafts, rows, noise = [ids[-1]], [], []
+            for _ in range(K):
+                g = -torch.rand(V, generator=numbers, dtype=torch.float64).log().neg().log()
+                noise.append(g)
+                rows.append(self.q[drafts[-1]])
+                drafts.append(int((rows[-1].log() + g).argmax()))
+            q, p = torch.stack(rows), self.p[drafts]
+            u = torch.rand(1, K + 2, generator=numbers, dtype=torch.float64)
+            accepted, following = chain_verify(torch.tensor([drafts[1:]]), q[None], p[None], u)
+            stands, token = int(accepted), int(following)
+            if self.fault == "noise" and stands < K:
+                token = int(((p[stands] - q[stands]).clamp_min(0).log() + noise[stands]).argmax())
+            cycles.append(Cycle(tokens=drafts[1:], accepted=stands, q=q.float()))
+            written = [*drafts[1 : stands + 1], token]
+            end = written.index(END) + 1 if END in written else len(written)
+            ids += written[:end]
+        self.cycles[seed] = cycles
+        return ids[1 : most + 1]
+
+    def score(self, prompt: Sequence[int], ids: Sequence[int]) -> torch.Tensor:
+        return self.p[[prompt[-1], *ids[:-1]]].log()
+
+    def draft(self, prompt: Sequence[int], seed: int, ids: Sequence[int]) -> list[Cycle]:
+        return self.cycles[seed]
+
+    def certificate(self, tokens: int, **options: Any) -> Certificate:
+        prompts = [[i] for i in range(1, V)]
+        return certify(self.sample, self.score, prompts, vocabulary=V, draft=self.draft, params=CLAIM, tokens=tokens,
+                       logprobs="none", **options)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_draws_inside_a_function_are_tested_and_noise_used_twice_is_named() -> None:
+    intact, faulty = Speculating().certificate(4000), Speculating("noise").certificate(4000)
+    assert intact.verdict != "fail" and intact.log_e < math.log(20)
+    assert {one.group for one in intact.white_box} == {"draft_draw", "acceptance", "recovered", "bonus", "shared_noise"}
+    assert intact.white_box_weight == pytest.approx(1 / 3) and "nobody look" not in str(intact.not_tested)
+    tested = {one.name for one in intact.settings[0].evidence}
+    assert {"residual_draft_gumbel@0", "draft", "hotter@2"} <= tested  # cycles tell the black box q, and places
+    assert faulty.verdict == "fail" and faulty.cause is not None and faulty.cause.name == "shared_noise"
+    whole = Speculating().certificate(500, rule="block")
+    assert {one.group for one in whole.white_box} == {"draft_draw", "bonus"} and "as a whole" in str(whole.not_tested)
+
+
+def outcomes(p: torch.Tensor, q: torch.Tensor, ids: list[int], limit: int, stops: tuple[int, ...]) -> Iterator[Any]:
+    """Every way in which exact verification of two drafts a cycle writes a completion: chance, ids and cycles."""
+    if len(ids) > limit or (len(ids) > 1 and ids[-1] in stops):
+        yield 1.0, ids[1 : limit + 1], []
+        return
+    for drafts in itertools.product(range(len(p)), repeat=2):
+        chain = [ids[-1], *drafts]
+        made = math.prod(float(q[a, b]) for a, b in itertools.pairwise(chain))
+        rows = q[chain[:-1]]
+        for accepted in range(3):
+            ratios = [min(1.0, float(p[a, b] / q[a, b])) for a, b in itertools.pairwise(chain)]
+            chance = made * math.prod(ratios[:accepted]) * (1 - ratios[accepted] if accepted < 2 else 1)
+            law = p[chain[accepted]]
+            if accepted < 2:
+                law = (law - rows[accepted]).clamp_min(0)
+                law = law / law.sum().clamp_min(1e-300)
+            for x in range(len(p)):
+                written = [*drafts[:accepted], x]
+                end = next((i + 1 for i, token in enumerate(written) if token in stops), len(written))
+                if chance * float(law[x]) > 0:
+                    cycle = Cycle(tokens=drafts, accepted=accepted, q=rows)
+                    for rest, done, cycles in outcomes(p, q, ids + written[:end], limit, stops):
+                        yield chance * float(law[x]) * rest, done, [cycle, *cycles]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stops", [(), (1,)])
+def test_bets_on_cycles_that_a_stop_or_the_limit_cuts_are_fair(stops: tuple[int, ...]) -> None:
+    p, q = tables(2, 1, 2)
+    total: dict[tuple[str, str], Any] = {}
+    mass = 0.0
+    for chance, ids, cycles in outcomes(p, q, [0], 3, stops):
+        box = WhiteBox()
+        answer = Answer(request=0, prompt=(0,), token_ids=np.array(ids), seed=0)
+        emitted, drawn = Inside(lambda *_, told=cycles: told, "rejection", box, stops).look(answer, p[[0, *ids[:-1]]])
+        assert sum(emitted) == len(ids) and drawn.shape == (len(ids), 2)
+        mass += chance
+        for key, bets in box.bets.items():
+            total[key] = total.get(key, 0.0) + chance * (np.exp(bets.log_e) - 1)
+    assert mass == pytest.approx(1)
+    for (group, name), gained in total.items():
+        assert gained.max() < 1e-9, (group, name)
+        if group in ("shared_noise", "bonus", "draft_draw"):
+            assert gained.min() > -1e-9, (group, name)
+
+
+@pytest.mark.parametrize(
+    ("cycle", "message"),
+    [
+        (Cycle(tokens=[2], accepted=2, q=None), r"cycle 0 with 2 of the drafts \[2\] accepted"),
+        (Cycle(tokens=[3], accepted=1, q=None), r"not write token 0 of 2 .*: \[2, 1\]"),
+        (Cycle(tokens=[2], accepted=0, q=None), "draft gave cycles of 1 tokens for a completion of 2"),
+        (Cycle(tokens=[2], accepted=1, q=torch.zeros(2, 4)), r"q of shape \(2, 4\): give \[1, 4\]"),
+        (Cycle(tokens=[2], accepted=1, q=torch.ones(1, 4)), r"rows of sum \[4.0\]: give distributions, not logits"),
+        (Cycle(tokens=[2, 9], accepted=1, q=None), r"the drafts \[2, 9\]: token ids go from 0 to 3"),
+    ],
+)
+def test_what_is_no_cycle(cycle: Cycle, message: str) -> None:
+    answer = Answer(request=0, prompt=(0,), token_ids=np.array([2, 1]), seed=0)
+    inside = Inside(lambda *_: [cycle], "rejection", WhiteBox(), ())
+    with pytest.raises(UserError, match=message):
+        inside.look(answer, torch.full((2, 4), 0.25, dtype=torch.float64))
+
+
+def test_what_draft_and_rule_need() -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError("nothing is asked")
+
+    with pytest.raises(UserError, match="rule='typical' is unknown: give one of rejection, one_hot, block"):
+        certify(never, never, [[1]], vocabulary=4, draft=never, rule="typical")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="draft needs score"):
+        certify(never, None, [[1]], vocabulary=4, draft=never)

@@ -58,7 +58,8 @@ def test_every_bet_is_worth_one_in_the_mean_over_all_outcomes(sampled: bool, len
                 for key, bets in box.bets.items():
                     total[key] = total.get(key, 0.0) + chance * (np.exp(bets.log_e) - 1)
     assert mass == pytest.approx(1)
-    assert {group for group, _ in total} == {*(GROUPS if sampled else list(GROUPS)[1:])}
+    of_drawn = {"draft_draw", "shared_noise"}  # what is not drawn has no noise
+    assert {group for group, _ in total} == {*GROUPS} - (set() if sampled else of_drawn)
     # Less than one only where the alternative may bring what cannot come at all: a token without mass, a rejection at
     # p >= q.
     beyond = {
@@ -89,7 +90,11 @@ def cycles(box: WhiteBox, fault: str, count: int, batch: int = 256, seed: int = 
         drawn = q**0.85 if fault == "hot drafts" else q
         if fault == "no stops drafted":
             drawn = q * (torch.arange(VOCABULARY) != STOP)
-        tokens = sample(drawn, random(batch, DRAFTS))
+        noise = random(batch, DRAFTS)
+        tokens = sample(drawn, noise)
+        gumbel = -random(batch, DRAFTS, VOCABULARY).log().neg().log() if fault == "noise reused" else q
+        if fault == "noise reused":
+            tokens = (q.log() + gumbel).argmax(-1)
         if fault == "greedy drafts":
             tokens = torch.where(random(batch, 1) < 0.2, q.argmax(-1), tokens)
         u = random(batch, DRAFTS + 2)
@@ -99,13 +104,19 @@ def cycles(box: WhiteBox, fault: str, count: int, batch: int = 256, seed: int = 
             coins[:, :DRAFTS] /= 1.2
         if fault == "unlikely dropped":
             coins[:, :DRAFTS][at_q < 0.1] = 1 - 1e-12
+        if fault == "tested by its own u":
+            coins[:, :DRAFTS] = noise
         accepted, following = chain_verify(tokens, q, p, coins)
         rows, rejected, place = torch.arange(batch), accepted < DRAFTS, accepted.clamp(max=DRAFTS - 1)
         if fault == "residual is p":
             following = torch.where(rejected, sample(p[rows, accepted], random(batch)), following)
+        left = (p[rows, accepted] - q[rows, place]).clamp_min(0)
         if fault == "u reused":
-            left = (p[rows, accepted] - q[rows, place]).clamp_min(0)
             following = torch.where(rejected, sample(left, u[rows, place]), following)
+        if fault == "u of the draft":
+            following = torch.where(rejected, sample(left, noise[rows, place]), following)
+        if fault == "noise reused":
+            following = torch.where(rejected, (left.log() + gumbel[rows, place]).argmax(-1), following)
         if fault == "row before":
             following = torch.where(rejected, following, sample(p[:, DRAFTS - 1], random(batch)))
         box.update(tokens, q, p, accepted, following, stops=(STOP,))
@@ -130,6 +141,9 @@ FAULTS = [
     ("row before", "bonus", {"row_before"}),
     ("greedy drafts", "draft_draw", {"argmax"}),
     ("unlikely dropped", "acceptance", {"unlikely_dropped"}),
+    ("noise reused", "shared_noise", {"residual_draft_gumbel"}),
+    ("u of the draft", "shared_noise", {"residual_draft_uniform"}),
+    ("tested by its own u", "shared_noise", {"accept_draft_uniform"}),
 ]
 
 
@@ -141,6 +155,45 @@ def test_a_fault_is_found_in_its_own_draw(fault: str, group: str, names: set[str
     assert box.found is not None and best.group == group and best.name in names, (box.found, best)
     others = [e.log_e for e in box.evidence() if e.group != group]
     assert max(others) < math.log(1e4), "the draws beside it are sound"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["q ignored", "matched"])
+def test_rules_that_ignore_q_are_exact_if_they_say_so(rule: str) -> None:
+    """Drafts judged as if they were one-hot, and drafts that stand if a draw of the target comes out the same."""
+    numbers, told, silent = torch.Generator().manual_seed(0), WhiteBox(), WhiteBox()
+    for step in range(12):
+        p, q = distributions(256, 2, VOCABULARY, seed=step), distributions(256, 1, VOCABULARY, seed=-1 - step)
+        u = torch.rand(256, 4, generator=numbers, dtype=torch.float64)
+        tokens = sample(q, u[:, :1])
+        if rule == "matched":
+            drawn = sample(p[:, 0], u[:, 1])
+            accepted = (drawn == tokens[:, 0]).long()
+        else:
+            accepted = (u[:, 1] < p[:, 0].gather(1, tokens)[:, 0]).long()
+            drawn = sample(p[:, 0].scatter(1, tokens, 0.0), u[:, 2])
+        following = torch.where(accepted == 1, sample(p[:, 1], u[:, 3]), drawn)
+        told.update(tokens, q, p, accepted, following, one_hot=True)
+        silent.update(tokens, q, p, accepted, following)
+    assert told.highest < math.log(20) and silent.found is not None
+    assert {group for group, _ in told.bets} == set(GROUPS)
+
+
+def test_drafts_that_were_not_reached_and_completions_that_end_with_a_draft() -> None:
+    """The last draft of every row is token 0, which q says is rare; verification never comes to it."""
+    p, q = distributions(64, 3, 5, seed=3), distributions(64, 2, 5, seed=4)
+    q[:, 1] = torch.tensor([1e-6, 0.25, 0.25, 0.25, 0.249999], dtype=torch.float64)
+    tokens, none = (
+        torch.stack([sample(q[:, 0], torch.arange(64).double() / 64), torch.zeros(64).long()], 1),
+        torch.zeros(64),
+    )
+    following = torch.full((64,), -1)
+    all_of_them, reached = WhiteBox(), WhiteBox()
+    for box, only in ((all_of_them, False), (reached, True)):
+        box.update(tokens, q, p, none.long(), p[:, 0].argmax(-1), reached_only=only)
+    assert all_of_them.found is not None and all_of_them.drafts == 128 and reached.drafts == 64
+    reached.update(tokens, q, p, none.long() + 1, following, none.long() + 1)  # ended by the first draft
+    assert reached.tokens == 128 and np.all(reached.bets["bonus", "draft"].log_e == 0)
 
 
 # ---- what goes in, and out
