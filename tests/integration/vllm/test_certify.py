@@ -24,6 +24,7 @@ from bebop.errors import UserError
 from bebop.model.checkpoint import resolve
 from bebop.rollout.engine import Request
 from bebop.rollout.served_engine import ServedEngine
+from bebop.rollout.vllm.arguments import ENVIRONMENT
 from bebop.trajectory import Completion, SamplingParams
 from tests.integration.vllm.builders import RUNNER, engine, verification
 from tests.integration.vllm.serving import serving
@@ -163,6 +164,8 @@ def test_the_fixture_certifies_vllm_of_this_process(
     certify_engine: Callable[..., Certificate], monkeypatch: Any
 ) -> None:
     """By vLLM's own ``LLM``, drafts looked up in the text; with a temperature that is not the claimed one it fails."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
     import vllm
 
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
