@@ -170,7 +170,14 @@ def test_the_fixture_certifies_vllm_of_this_process(
 
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
     model = resolve("tiny")
-    llm = vllm.LLM(str(model), speculative_config=drafts, dtype="float32", max_model_len=256, enforce_eager=True)
+    llm = vllm.LLM(
+        str(model),
+        speculative_config=drafts,
+        dtype="float32",
+        max_model_len=256,
+        enforce_eager=True,
+        gpu_memory_utilization=0.1,
+    )
     own = ("model.dtype=float32", "stress=0", "quick=true", "cohort=32", "sampling.max_new_tokens=64")
     certify_engine(llm, model, *own).require_pass()
     honest = llm.generate
