@@ -1,8 +1,7 @@
 """Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``engines``, ``loop``, ``kernels``,
 ``bound``, ``monitor``, ``trace``, ``history``, ``told``, ``certify``, ``certify_speed``, ``certify_difr``,
 ``draft_temperature``, ``draft_temperature_cost``, ``agents``, ``balance``, ``pages``, ``admission``, ``precision``,
-``simulate``,
-``simulate_cost``, ``update_memory`` and ``publish``."""
+``simulate``, ``simulate_cost``, ``update_memory`` and ``publish``."""
 
 import argparse
 import time
