@@ -5,7 +5,7 @@ noisy copy of it. ``against`` names a checkout of an earlier commit, on which th
 
 ``difr`` plants faults in a sampler of a table and asks two judges. Token-DiFR (Karvonen et al. 2025, arXiv 2511.20621)
 knows the seed: it draws the Gumbel noise g of every token again, and scores a token by how far it falls behind the
-winner, max(z + g) - (z + g)[token], cut off at ``CUT``. The certificate knows no seed. DiFR's score is a
+winner, max(z + g) - (z + g)[token], cut off at ``CUT``. The certificate knows no seed; one has the engine's log-probs. DiFR's
 mean; it counts as found where it lies 3.7 standard errors above that of an intact engine with the same rounding, which
 is a chance of 1e-4 at a look that was fixed beforehand. The certificate has that chance for all looks together.
 
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,8 @@ def _verified(p: Tensor, q: Tensor, y: Tensor, numbers: torch.Generator) -> tupl
 CUT = 3.0  # nats of a score, so that no single token decides
 Z = 3.719  # standard errors that an intact engine exceeds with probability 1e-4
 ROUNDING = 0.01  # nats, standard deviation of an intact engine's logits around the reference's
-LOOKS = 200  # tokens between two looks of DiFR
+TOLERANCE = 6 * ROUNDING  # nats that a reported log-prob may be off
+COHORT, LOOKS = 200, 50  # tokens of a cohort, and between two looks of DiFR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,14 +236,15 @@ PLANTED: Mapping[str, Planted] = {
     "none, drafts that match the target's draw": Planted(logits=_same, exact=True),
     "none, another seed": Planted(logits=_same, exact=True, other_seed=True),
     "none, drafts verified by rejection": Planted(logits=_same, exact=True, seeded=False, draw=_rejection),
+    "temperature 10 % too high": Planted(logits=lambda z, numbers: z / 1.1),
     "temperature 3 % too high": Planted(logits=lambda z, numbers: z / 1.03),
     "hidden top-p .95": Planted(logits=_hidden_top_p),
     "row before, 3 % of tokens": Planted(logits=_sometimes(0.03, lambda z, numbers: z.roll(1, 0))),
     "one token forced, 1 %": Planted(
         logits=_sometimes(0.01, lambda z, numbers: z + 50 * (torch.arange(z.shape[1]) == 7))
     ),
+    "weights off by .03 nats": Planted(logits=lambda z, numbers: z + 0.03 * torch.randn(z.shape, generator=numbers)),
     "weights off by .1 nats": Planted(logits=lambda z, numbers: z + 0.1 * torch.randn(z.shape, generator=numbers)),
-    "weights off by .3 nats": Planted(logits=lambda z, numbers: z + 0.3 * torch.randn(z.shape, generator=numbers)),
     "residual is p, drafts verified by rejection": Planted(logits=_same, seeded=False, draw=_no_residual),
 }
 
@@ -256,12 +258,14 @@ def run_difr(bench: DifrBench) -> Rows:
         rows.append({
             "fault": name,
             "exact": planted.exact,
-            "certificate, tokens": _median([run["certificate"] for run in runs]),
-            "certificate, runs": sum(run["certificate"] is not None for run in runs),
+            "tokens alone": _median([run["tokens"] for run in runs]),
+            "runs": sum(run["tokens"] is not None for run in runs),
+            "with log-probs": _median([run["log-probs"] for run in runs]),
+            "runs with log-probs": sum(run["log-probs"] is not None for run in runs),
             "DiFR, tokens": _median([run["difr"] for run in runs]) if planted.seeded else None,
             "DiFR, runs": sum(run["difr"] is not None for run in runs) if planted.seeded else None,
             "of runs": bench.runs,
-            "certificate, ms/token": sum(run["certificate ms"] for run in runs) / bench.runs,
+            "certificate, ms/token": sum(run["tokens ms"] for run in runs) / bench.runs,
             "DiFR, ms/token": sum(run["difr ms"] for run in runs) / bench.runs,
         })  # fmt: skip
     return rows
@@ -285,55 +289,65 @@ def _scores(z: Tensor, noise: Tensor, tokens: Tensor) -> Tensor:
     return (noised.amax(-1) - noised.gather(1, tokens[:, None])[:, 0]).clamp_max(CUT)
 
 
-def _drawn(planted: Planted, z: Tensor, q: Tensor, noise: Tensor, seed: int) -> Tensor:
+def _drawn(planted: Planted, z: Tensor, q: Tensor, noise: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Return tokens [N] and the log-probs [N] that the engine reports."""
     numbers = torch.Generator().manual_seed(seed + 1)
     rounded = z + ROUNDING * torch.randn(z.shape, generator=numbers, dtype=torch.float64)
     if planted.draw is not None:
-        return planted.draw(rounded.softmax(-1), q, numbers)
-    own = _gumbel(tuple(z.shape), seed + 2) if planted.other_seed else noise
-    return (planted.logits(rounded, numbers) + own).argmax(-1)
+        own, tokens = rounded, planted.draw(rounded.softmax(-1), q, numbers)
+    else:
+        own = planted.logits(rounded, numbers)
+        tokens = (own + (_gumbel(tuple(z.shape), seed + 2) if planted.other_seed else noise)).argmax(-1)
+    return tokens, own.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
 
 def _cohort(bench: DifrBench, seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
     numbers = torch.Generator().manual_seed(seed)
-    p = _softened(numbers, 800, bench.vocabulary)
+    p = _softened(numbers, COHORT, bench.vocabulary)
     return p.log(), _beside(p, numbers), numbers
 
 
 def _intact_scores(bench: DifrBench) -> tuple[float, float]:
     """Return mean and standard deviation of the scores of an intact engine."""
     parts = []
-    for i in range(max(4, bench.tokens // 400)):
+    for i in range(max(4, bench.tokens // 100)):
         z, q, _ = _cohort(bench, 10_000 + 10 * i)
         noise = _gumbel(tuple(z.shape), 10_003 + 10 * i)
-        parts.append(_scores(z, noise, _drawn(PLANTED["none"], z, q, noise, 10_004 + 10 * i)))
+        parts.append(_scores(z, noise, _drawn(PLANTED["none"], z, q, noise, 10_004 + 10 * i)[0]))
     scores = torch.cat(parts)
     return float(scores.mean()), float(scores.std())
 
 
 def _judged(bench: DifrBench, planted: Planted, run: int, mean: float, spread: float) -> dict[str, Any]:
     """Return tokens at which each judge found something, None: never, and what it took."""
-    ledger, scores = Ledger(bench.vocabulary, enumerate_rows=False), torch.zeros(0, dtype=torch.float64)
-    found: dict[str, Any] = {"certificate": None, "difr": None}
-    spent = {"certificate": 0.0, "difr": 0.0}
+    ledgers = {
+        name: Ledger(bench.vocabulary, enumerate_rows=False, tolerance=TOLERANCE) for name in ("tokens", "log-probs")
+    }
+    scores = torch.zeros(0, dtype=torch.float64)
+    judges = [*ledgers, *(["difr"] if planted.seeded else [])]
+    found: dict[str, Any] = dict.fromkeys((*ledgers, "difr"))
+    spent = dict.fromkeys(found, 0.0)
     cohort = 0
-    while ledger.tokens < bench.tokens and (found["certificate"] is None or (planted.seeded and found["difr"] is None)):
+    while cohort * COHORT < bench.tokens and any(found[judge] is None for judge in judges):
         seed = 1_000_000 * (run + 1) + 10 * cohort
         z, q, numbers = _cohort(bench, seed)
         noise = _gumbel(tuple(z.shape), seed + 3)
-        tokens = _drawn(planted, z, q, noise, seed + 4)
+        tokens, reported = _drawn(planted, z, q, noise, seed + 4)
+        block = _with_tokens(z.softmax(-1), tokens, q, numbers, 1000 * cohort)
+        for name, ledger in ledgers.items():
+            own = replace(block, reported=reported, declared=block.logprobs) if name == "log-probs" else block
+            started = time.process_time()
+            ledger.update(own)
+            spent[name] += time.process_time() - started
+            if found[name] is None and ledger.log_e >= math.log(1 / ledger.alpha):
+                found[name] = ledger.tokens
         started = time.process_time()
-        ledger.update(_with_tokens(z.softmax(-1), tokens, q, numbers, 1000 * cohort))
-        noted = time.process_time()
         scores = torch.cat([scores, _scores(z, _gumbel(tuple(z.shape), seed + 3), tokens)])
-        spent["certificate"] += noted - started
-        spent["difr"] += time.process_time() - noted
-        if found["certificate"] is None and ledger.log_e >= math.log(1 / ledger.alpha):
-            found["certificate"] = ledger.tokens
+        spent["difr"] += time.process_time() - started
         if found["difr"] is None and planted.seeded:
             found["difr"] = _first(scores, mean, spread)
         cohort += 1
-    return found | {f"{name} ms": 1000 * seconds / ledger.tokens for name, seconds in spent.items()}
+    return found | {f"{name} ms": 1000 * seconds / (cohort * COHORT) for name, seconds in spent.items()}
 
 
 def _first(scores: Tensor, mean: float, spread: float) -> int | None:
