@@ -5,9 +5,10 @@ noisy copy of it. ``against`` names a checkout of an earlier commit, on which th
 
 ``difr`` plants faults in a sampler of a table and asks two judges. Token-DiFR (Karvonen et al. 2025, arXiv 2511.20621)
 knows the seed: it draws the Gumbel noise g of every token again, and scores a token by how far it falls behind the
-winner, max(z + g) - (z + g)[token], cut off at ``CUT``. The certificate knows no seed; one has the engine's log-probs. DiFR's
-mean; it counts as found where it lies 3.7 standard errors above that of an intact engine with the same rounding, which
-is a chance of 1e-4 at a look that was fixed beforehand. The certificate has that chance for all looks together.
+winner, max(z + g) - (z + g)[token], cut off at ``CUT``. The certificate knows no seed; it is asked with and without the
+log-probs that the engine reports. DiFR's score is a mean; it counts as found where it lies 3.7 standard errors above
+that of an intact engine with the same rounding, which is a chance of 1e-4 at a look that was fixed beforehand. The
+certificate has that chance for all looks together.
 
 Only ``bebop.certify.answers``, ``ledger`` and ``white_box`` are used by ``timed``, so that earlier commits have them.
 """
@@ -18,7 +19,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -249,11 +250,12 @@ PLANTED: Mapping[str, Planted] = {
 }
 
 
-def run_difr(bench: DifrBench) -> Rows:
-    """Return a row for each fault: tokens to detection by either judge, and ms a token that they take."""
+def run_difr(bench: DifrBench, names: Sequence[str] = tuple(PLANTED)) -> Rows:
+    """Return a row for each fault that is named: tokens to detection by either judge, and ms a token that they take."""
     mean, spread = _intact_scores(bench)
     rows = []
-    for name, planted in PLANTED.items():
+    for name in names:
+        planted = PLANTED[name]
         runs = [_judged(bench, planted, seed, mean, spread) for seed in range(bench.runs)]
         rows.append({
             "fault": name,
