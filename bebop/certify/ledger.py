@@ -117,9 +117,9 @@ class Cohort:
         part = replace(self.block, **cut)
         neighbour = None
         if part.ids is None:
-            own = torch.arange(len(self.rows), device=part.probs.device)
-            partner = torch.from_numpy(self.rows).to(own.device)
-            neighbour = self.block.probs[torch.where(partner >= 0, partner, own)[index]]
+            itself = torch.arange(len(self.rows), device=part.probs.device)
+            partner = torch.from_numpy(self.rows).to(itself.device)
+            neighbour = self.block.probs[torch.where(partner >= 0, partner, itself)[index]]
         return Rows(part=part, vocabulary=vocabulary, neighbour=neighbour, bigram=bigram.table(part))
 
     def fill(self, rows: Rows, cells: Tensor, start: int) -> Tensor:
