@@ -214,7 +214,7 @@ def _upper_part(p: Tensor) -> Tensor:
     The leading bits of a double are its order of magnitude: one pass counts the mass of each, and no row is sorted
     whole.
     """
-    size = p.view(torch.int64) >> LEADING
+    size = (p.view(torch.int64) >> LEADING).clamp_min_(0)  # below 0: minus zero
     above = torch.bincount(size, weights=p).flip(0).cumsum(0).flip(0)  # [sizes] mass of columns of a size or a larger
     reached = torch.nonzero(above >= NUCLEUS)
     smallest = int(reached[-1]) if len(reached) else 0
