@@ -47,7 +47,8 @@ TRAINING = (
 )
 # One thread: two of them gain nothing on matrices of this size, and spin where other programs hold a core.
 SHOWN = ("task=chain_sum", "threads=1")  # the questions of the job
-CERTIFICATE = (f"tokens={TOKENS}", f"alpha={ALPHA}", "stress=0", "limit_tv=0.05", "threads=1")
+CERTIFICATE = (f"tokens={TOKENS}", f"alpha={ALPHA}", "stress=0", "limit_tv=0.05", "threads=1",
+               "stop_when_bounded=false")  # fmt: skip
 MAX_SHOWN = 120  # tokens of the completion
 
 # ---- the planted fault

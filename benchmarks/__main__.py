@@ -1,7 +1,7 @@
 """Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``engines``, ``loop``, ``kernels``,
-``bound``, ``monitor``, ``trace``, ``history``, ``told``, ``certify``, ``draft_temperature``,
-``draft_temperature_cost``, ``agents``, ``balance``, ``pages``, ``admission``, ``precision``, ``simulate``,
-``simulate_cost``, ``update_memory`` and ``publish``."""
+``bound``, ``monitor``, ``trace``, ``history``, ``told``, ``certify``, ``certify_speed``, ``certify_difr``,
+``draft_temperature``, ``draft_temperature_cost``, ``agents``, ``balance``, ``pages``, ``admission``, ``precision``,
+``simulate``, ``simulate_cost``, ``update_memory`` and ``publish``."""
 
 import argparse
 import time
@@ -15,6 +15,7 @@ import torch
 from bebop.bench import (
     agents,
     certify,
+    certify_arms,
     dispatch,
     draft_temperature,
     engines,
@@ -183,6 +184,16 @@ def _precision(options: argparse.Namespace) -> Measured:
     return rows, [(options.kind, rows, "model", "dtype", "mean")]
 
 
+def _certify_speed(options: argparse.Namespace) -> Measured:
+    given = {name: getattr(options, name) for name in ("vocabulary", "tokens", "against")}
+    return certify_arms.run_speed(certify_arms.SpeedBench(**given)), []
+
+
+def _certify_difr(options: argparse.Namespace) -> Measured:
+    torch.set_num_threads(1)
+    return certify_arms.run_difr(certify_arms.DifrBench(tokens=options.tokens, runs=options.runs)), []
+
+
 def _simulate_cost(options: argparse.Namespace) -> Measured:
     rows = simulation.own_cost(options.most)
     return rows, [(options.kind, rows, "workers", "what", "us a trajectory")]
@@ -237,6 +248,8 @@ KINDS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "bound": _bound,
     "monitor": _watched(monitor.run, "rollout"),
     "certify": _watched(certify.run, "trainer"),
+    "certify_speed": _certify_speed,
+    "certify_difr": _certify_difr,
     "agents": _agents,
     "pages": _pages,
     "draft_temperature": lambda options: (draft_temperature.run(options.heads, options.seeds), []),
@@ -375,6 +388,13 @@ def _add_watching(kinds: "argparse._SubParsersAction[Parser]") -> None:
     holding = kinds.add_parser("certify", help="what holding a job's answers against the trainer's distributions costs")
     holding.add_argument("--rounds", type=whole(2), default=20, help="turns with and without readings (default: 20)")
     holding.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
+    boxes = kinds.add_parser("certify_speed", help="what the statistics of a certificate cost at a large vocabulary")
+    boxes.add_argument("--vocabulary", type=whole(64, MAX_INT), default=152_000, help="V (default: 152000)")
+    boxes.add_argument("--tokens", type=whole(16), default=48, help="for each box (default: 48)")
+    boxes.add_argument("--against", help="root of a checkout of an earlier commit, timed on the same rows")
+    judging = kinds.add_parser("certify_difr", help="what a certificate sees beside Token-DiFR, which needs seeds")
+    judging.add_argument("--tokens", type=whole(800), default=8000, help="of a run at most (default: 8000)")
+    judging.add_argument("--runs", type=whole(1), default=3, help="of each fault (default: 3)")
 
 
 def _add_simulations(kinds: "argparse._SubParsersAction[Parser]") -> None:

@@ -33,6 +33,9 @@ EXTRAS = {
     "bebop.metrics.sinks": ("wandb", "trackio"),
     "recipes.reproduce.figures": ("reproduce",),
     "recipes.history.results": ("reproduce",),
+    "bebop.pytest_plugin": ("dev",),  # which pytest alone loads
+    "recipes.certify.test_sglang": ("dev", "sglang"),
+    "recipes.certify.test_vllm": ("dev", "vllm"),
     "tests": ("dev",),
     "tests.integration.agents": ("agents",),
     "tests.integration.sglang": ("sglang",),

@@ -12,7 +12,7 @@ from torch import Tensor
 from bebop.certify.answers import Answer, Block, make_block, seen
 from bebop.certify.certificate import Certificate
 from bebop.certify.function import FunctionEngine, Sample
-from bebop.certify.model_reference import processed
+from bebop.certify.model_reference import COLUMNS, narrowed, processed
 from bebop.certify.run import Plan, Run, plan_settings
 from bebop.certify.white_box import WhiteBox
 from bebop.errors import UserError
@@ -108,7 +108,9 @@ class ScoreReference:
             looks = [self.inside.look(answer, part["probs"]) for answer, part in zip(answers, parts, strict=True)]
             answers = [replace(answer, cycles=emitted) for answer, (emitted, _) in zip(answers, looks, strict=True)]
             parts = [part | {"draft": q} for part, (_, q) in zip(parts, looks, strict=True)]
-        return make_block(answers, parts, parts[0]["probs"].shape[1] if parts else 1)
+        vocabulary = parts[0]["probs"].shape[1] if parts else 1
+        fields = [narrowed(part, part["cells"], COLUMNS) for part in parts]
+        return make_block(answers, fields, vocabulary)
 
     def _rows(self, answer: Answer, params: SamplingParams) -> dict[str, Tensor]:
         logits, tokens = self._logits(answer), torch.from_numpy(answer.token_ids)

@@ -4,7 +4,8 @@
 shown. ``Tilt`` learns a direction of its own from earlier cohorts, and ``Bigram`` which token follows which.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from bebop.certify.evidence import SHARES, Array, log_mean_exp, share_bound, vis
 
 SAMPLE = 64  # of so many positions one is enumerated, to learn how fast a fault would show
 WORST = 16  # positions that are kept of each direction
+DOUBLINGS = 20  # of the tokens of a run, beyond which nobody asks for more
 
 
 class Bets:
@@ -52,14 +54,13 @@ class Bets:
         """Learn how fast a fault towards this direction shows, by enumeration of rows p [n, M]; masks [names, n]."""
         cells = torch.arange(p.shape[1], device=p.device).expand(len(p), -1)
         excess = direction.at(cells) / p.clamp_min(FLOOR) - 1
-        shares = torch.tensor(SHARES, dtype=p.dtype, device=p.device)[:, None, None]
         own = [self._at[name] for name in names]
-        grown = shares * excess  # [shares, n, M]
-        logs = torch.log1p(grown)
-        grown.add_(1).mul_(p).mul_(logs)
-        for moment in (0, 1):
-            self._growth[moment, own] += masks @ grown.sum(-1).T.cpu().numpy()
-            grown.mul_(logs)
+        for e, share in enumerate(SHARES):  # one at a time: all together leave the cache
+            logs = torch.log1p(excess * share)
+            grown = (excess * share).add_(1).mul_(p).mul_(logs)
+            for moment in (0, 1):
+                self._growth[moment, own, e] += masks @ grown.sum(-1).cpu().numpy()
+                grown.mul_(logs)
         self._sampled[own] += len(p)
 
     def _keep(self, name: str, ratio: Array, places: NDArray[np.int64]) -> None:
@@ -86,6 +87,19 @@ class Bets:
         growth, square = self._growth[:, at] / max(self._sampled[at], 1)
         share = visible_share(tokens, growth, square, weight, alpha)
         return share, share * float(self._moved[at]) / max(tokens, 1)
+
+    def needed(self, name: str, tokens: int, weight: float, alpha: float, tv: float) -> int | None:
+        """Return about how many tokens show a fault of total variation ``tv`` with 90 %; None: it never moves so much.
+
+        To a factor of 2, and from ``tokens`` on.
+        """
+        at = self._at[name]
+        share = tv * tokens / self._moved[at] if self._moved[at] > 0 else math.inf
+        if share > 1:
+            return None
+        growth, square = self._growth[:, at] / max(self._sampled[at], 1)
+        many = (tokens << k for k in range(DOUBLINGS))
+        return next((n for n in many if visible_share(n, growth, square, weight, alpha) <= share), tokens << DOUBLINGS)
 
     def worst(self, name: str) -> list[tuple[int, int, float]]:
         """Return request, position and the token's gain in ln e at the likeliest share, the largest first."""
@@ -121,6 +135,7 @@ RIDGE = 100.0  # about as many tokens
 MAX_WEIGHT = 1.0
 STEPS = (0.25, 0.5, 1.0)  # of w, mixed with equal weights; each twice the one before
 CLAMP = 6.0  # of features, so that no rare token decides
+LEAST = math.log(1e-9)  # of ln of a probability, for the same reason
 
 
 class Tilt:
@@ -152,17 +167,20 @@ class Tilt:
     def add(self, rows: Rows, cells: Tensor) -> Array:
         """Bet on tokens with columns ``cells`` [n]; return what each gave, [n]."""
         p, w = rows.p, torch.from_numpy(self.weights()).to(rows.p.device)
-        apart = [None if f is None else f - (p * f).sum(-1, keepdim=True) for f in features(rows)]
-        absent = torch.zeros(len(p), dtype=torch.float64, device=p.device)
-        own = torch.stack([absent if one is None else one.gather(1, cells[:, None])[:, 0] for one in apart], -1)
+        own = torch.zeros(len(p), len(FEATURES), dtype=torch.float64, device=p.device)
+        mean = torch.zeros_like(own)
+        lean = torch.zeros_like(p) if bool(w.any()) else None
+        for i, one in enumerate(features(rows)):
+            if one is None:
+                continue
+            mean[:, i] = (p * one).sum(-1)
+            own[:, i] = one.gather(1, cells[:, None])[:, 0] - mean[:, i]
+            if lean is not None:
+                lean.add_(one, alpha=float(w[i]))
         self._new.append(own.cpu().numpy())
-        if not bool(w.any()):
+        if lean is None:
             return np.zeros(len(p))
-        lean = torch.zeros_like(p)
-        for weight, one in zip(w.tolist(), apart, strict=True):
-            if one is not None:
-                lean.add_(one, alpha=weight)
-        gains = _gains(p, lean, own @ w)
+        gains = _gains(p, lean.sub_((mean @ w)[:, None]), own @ w)
         self._logs += gains.sum(0)
         return gains[:, int(self._logs.argmax())]
 
@@ -189,29 +207,27 @@ def _gains(p: Tensor, lean: Tensor, taken: Tensor) -> Array:
     found = []
     for step in STEPS:
         found.append(step * taken - (p * grown).sum(-1).log())
-        grown = grown * grown
+        grown.square_()
     gains: Array = torch.stack(found, -1).cpu().numpy()
     return gains
 
 
-def features(rows: Rows) -> list[Tensor | None]:
-    """Return functions of the columns [n, M] that are known before the token; None where one is not there."""
+def features(rows: Rows) -> Iterator[Tensor | None]:
+    """Yield functions of the columns [n, M] that are known before the token; None where one is not there."""
     p, part = rows.p, rows.part
-    log_p = p.clamp_min(1e-9).log()
+    log_p = rows.log("p", p).clamp_min(LEAST)
 
-    def against(other: Tensor | None) -> Tensor | None:
-        return None if other is None else (other.clamp_min(1e-9).log() - log_p).clamp_(-CLAMP, CLAMP)
+    def against(name: str, other: Tensor | None) -> Tensor | None:
+        return None if other is None else rows.log(name, other).clamp_min(LEAST).sub_(log_p).clamp_(-CLAMP, CLAMP)
 
-    return [
-        log_p.clamp(-CLAMP, CLAMP),
-        against(part.before),
-        against(rows.bigram),
-        against(part.draft),
-        None if part.seen is None else part.seen.double(),
-        (~rows.without(rows.column(part.last[:, None]))).double(),
-        (~rows.without(rows.stops())).double() if part.stops else None,
-        rows.middle(),
-    ]
+    yield log_p.clamp(-CLAMP, CLAMP)
+    yield against("before", part.before)
+    yield against("bigram", rows.bigram)
+    yield against("draft", part.draft)
+    yield None if part.seen is None else part.seen.double()
+    yield (~rows.without(rows.column(part.last[:, None]))).double()
+    yield (~rows.without(rows.stops())).double() if part.stops else None
+    yield rows.middle()
 
 
 # ---- pairs of tokens

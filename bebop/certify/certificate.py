@@ -86,6 +86,7 @@ class Certificate:
     structure: tuple[str, ...] = ()  # what no sampler may do: a sentence each
     logprobs: dict[str, Any] = field(default_factory=dict)  # reported ones: mode, tolerance, largest distance
     seeds: dict[str, Any] = field(default_factory=dict)
+    scope: tuple[str, ...] = ()  # what so many tokens can see and what not: a sentence each
     not_tested: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     made: dict[str, Any] = field(default_factory=dict)  # versions of what made it
@@ -293,6 +294,7 @@ def _of_reports(evidence: Sequence[Evidence], odds: float | None) -> str:
 
 # ---- the verdict
 
+LATE = 4  # directions that are named, of those that need more tokens
 LOW_ACCEPTANCE = 0.2  # of tested drafts; below, drafting costs more than it gives
 
 
@@ -375,6 +377,30 @@ def _failed(engine: str, tokens: int, log_e: float, cause: Cause | None, structu
 def share(value: float) -> str:
     """Return a probability in per cent, with two digits that mean something."""
     return f"{100 * value:.0f} %" if value >= 0.0995 else f"{100 * value:.2g} %"
+
+
+def scope(settings: Sequence[SettingResult], limit_tv: float) -> tuple[str, ...]:
+    """Return what so many tokens can see and what not, of each setting: the smallest fault, and what needs more."""
+    found = []
+    for one in settings:
+        if not one.visible:
+            continue
+        seen = [each for each in one.visible if each.share < 1]
+        hardest = max(seen, key=lambda each: each.tv, default=None)
+        line = f"{one.name}: {one.tokens:,} tokens would show nothing nine times in ten"
+        if hardest is not None:
+            line = (
+                f"{one.name}: {one.tokens:,} tokens show nine times in ten a fault in any of {len(seen)} directions "
+                f"that moves {share(hardest.tv)} of a token's probability; {hardest.name} is the hardest"
+            )
+        late = sorted((each.needs, each.name) for each in one.visible if (each.needs or 0) > one.tokens)
+        if late:
+            line += (
+                f". To show {share(limit_tv)} takes a longer run in {len(late)} directions, up to {late[-1][0]:,} "
+                f"tokens ({', '.join(name for _, name in late[: -LATE - 1 : -1])})"
+            )
+        found.append(f"{line}.")
+    return tuple(found)
 
 
 def warnings_of(settings: Sequence[SettingResult]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ Every one is a distribution over the columns of its row that depends on the past
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -18,6 +19,7 @@ FLOOR = 1e-12  # of p(x): a token that the claim excludes counts as one of this 
 EMPTY = 1e-9  # less mass than this is none
 PLACES = 4  # of a decoding cycle that are told apart: 0, 1, 2, and all from 3 on
 NUCLEUS = 0.95
+LEADING = 48  # bits of a double behind its sign, its exponent and four more of them
 HOT, HOTTER, COLD, COLDER = 0.8, 0.5, 1.25, 2.0  # powers of p
 
 
@@ -46,22 +48,26 @@ class Table:
         return (self.r - p).abs_().sum(-1) / 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Within:
     """p, limited to some columns."""
 
     p: Tensor  # [n, M]
     kept: Tensor  # [n, M] bool
 
+    @cached_property
+    def mass(self) -> Tensor:
+        """Return what p has in these columns, [n, 1]."""
+        return (self.p * self.kept).sum(-1, keepdim=True)
+
     def at(self, cells: Tensor) -> Tensor:
         """Return r of columns [n, R]."""
-        mass = (self.p * self.kept).sum(-1, keepdim=True)
         own = self.p.gather(1, cells)
-        return torch.where(mass > EMPTY, own * self.kept.gather(1, cells) / mass.clamp_min(EMPTY), own)
+        return torch.where(self.mass > EMPTY, own * self.kept.gather(1, cells) / self.mass.clamp_min(EMPTY), own)
 
     def tv(self, p: Tensor) -> Tensor:
         """Return the total variation from p, [n]."""
-        mass = (self.p * self.kept).sum(-1)
+        mass = self.mass[:, 0]
         return torch.where(mass > EMPTY, 1 - mass, 0.0).clamp_min(0)
 
 
@@ -119,6 +125,10 @@ class Rows:
         stops = torch.tensor(self.part.stops, device=self.p.device).expand(len(self.p), -1)
         return self.once("stops", lambda: self.column(stops))
 
+    def log(self, name: str, table: Tensor) -> Tensor:
+        """Return ln of a table [n, M], computed once for each name."""
+        return self.once(f"log {name}", table.log)
+
     def middle(self) -> Tensor:
         """Return F(x-) + F(x) of the claim [n, M], in the order of ids."""
         return self.once("middle", lambda: middle(self.part, self.p))
@@ -146,6 +156,8 @@ def _each(kept: Tensor, columns: Tensor) -> Tensor:
 def unit(r: Tensor, p: Tensor) -> Tensor:
     """Return r made to add up to 1; p where there is nothing of it."""
     mass = r.sum(-1, keepdim=True)
+    if bool((mass > EMPTY).all()):  # nearly always, and a choice by column takes four times as long as the rest
+        return r / mass
     return torch.where(mass > EMPTY, r / mass.clamp_min(EMPTY), p)
 
 
@@ -163,12 +175,16 @@ def by_id(ids: Tensor) -> Tensor:
     return torch.where(ids < 0, torch.iinfo(torch.int64).max, ids).argsort(-1)
 
 
-def power(rows: Rows, base: Tensor, exponent: float) -> Tensor:
-    """Return a distribution at another temperature; the mass of all others stays as it is."""
+def power(rows: Rows, name: str, base: Tensor, exponent: float) -> Tensor:
+    """Return a distribution at another temperature; the mass of all others stays as it is.
+
+    ``name``: of ``base``, whose logarithm all of its powers share.
+    """
+    grown = (rows.log(name, base) * exponent).exp_()
     if rows.part.ids is None:
-        return unit(base**exponent, base)
+        return unit(grown, base)
     rest = rows.part.ids < 0
-    inner = (base**exponent).masked_fill(rest, 0.0)
+    inner = grown.masked_fill_(rest, 0.0)
     mass = base.masked_fill(rest, 0.0).sum(-1, keepdim=True)
     total = inner.sum(-1, keepdim=True)
     return torch.where(rest | (total <= EMPTY), base, inner * mass / total.clamp_min(EMPTY))
@@ -176,24 +192,43 @@ def power(rows: Rows, base: Tensor, exponent: float) -> Tensor:
 
 def nucleus(rows: Rows) -> Tensor:
     """Return the likeliest columns [n, M] with .95 of the mass, one more than falls short of it."""
-    p, count = rows.listed(), min(64, rows.p.shape[1])
-    while True:  # no sort of 150,000 columns where the first 64 have it all
-        ranked = p.topk(count, -1).values
-        if count == p.shape[1] or bool((ranked.sum(-1) >= NUCLEUS).all()):
-            break
-        count = min(8 * count, p.shape[1])
+    p = rows.listed()
+    ranked = p.topk(min(64, p.shape[1]), -1).values
+    least = _least(ranked)
+    if ranked.shape[1] < p.shape[1]:
+        for row in torch.nonzero(ranked.sum(-1) < NUCLEUS)[:, 0].tolist():
+            least[row] = _least(_upper_part(p[row])[None])[0]
+    return (p >= least) & (p > 0)
+
+
+def _least(ranked: Tensor) -> Tensor:
+    """Return the smallest probability [n, 1] of the nucleus, from ``ranked`` [n, k] in descending order."""
     ahead = ranked.cumsum(-1) - ranked
     last = ((ahead < NUCLEUS) & (ranked > 0)).sum(-1, keepdim=True) - 1
-    return (p >= ranked.gather(1, last.clamp_min(0))) & (p > 0)
+    return ranked.gather(1, last.clamp_min(0))
+
+
+def _upper_part(p: Tensor) -> Tensor:
+    """Return the probabilities of p [M] that reach down to the end of the nucleus, in descending order.
+
+    The leading bits of a double are its order of magnitude: one pass counts the mass of each, and no row is sorted
+    whole.
+    """
+    size = (p.view(torch.int64) >> LEADING).clamp_min_(0)  # below 0: minus zero
+    above = torch.bincount(size, weights=p).flip(0).cumsum(0).flip(0)  # [sizes] mass of columns of a size or a larger
+    reached = torch.nonzero(above >= NUCLEUS)
+    smallest = int(reached[-1]) if len(reached) else 0
+    return p[size >= smallest].sort(descending=True).values
 
 
 def _uniform(rows: Rows) -> Direction:
     """Return equal mass on all tokens of the vocabulary."""
+    if rows.part.ids is None:
+        return Table(rows.p.new_full((1, 1), 1 / rows.p.shape[1]).expand_as(rows.p))
     r = torch.full_like(rows.p, 1 / rows.vocabulary)
-    if rows.part.ids is not None:
-        rest = (rows.part.ids < 0).double()
-        unlisted = (rows.vocabulary - rows.p.shape[1] + rest.sum(-1, keepdim=True)) / rows.vocabulary
-        r = r * (1 - rest) + unlisted * rest / rest.sum(-1, keepdim=True).clamp_min(1)
+    rest = (rows.part.ids < 0).double()
+    unlisted = (rows.vocabulary - rows.p.shape[1] + rest.sum(-1, keepdim=True)) / rows.vocabulary
+    r = r * (1 - rest) + unlisted * rest / rest.sum(-1, keepdim=True).clamp_min(1)
     return Table(unit(r, rows.p))
 
 
@@ -210,10 +245,10 @@ CONTAMINATION: Mapping[str, Callable[[Rows], Direction | None]] = {
     "row_before": lambda rows: _given(rows.part.before),
     "neighbour": lambda rows: _given(rows.neighbour),
     "bigram": lambda rows: _given(rows.bigram),
-    "hotter": lambda rows: Table(power(rows, rows.p, HOT)),
-    "much_hotter": lambda rows: Table(power(rows, rows.p, HOTTER)),
-    "colder": lambda rows: Table(power(rows, rows.p, COLD)),
-    "much_colder": lambda rows: Table(power(rows, rows.p, COLDER)),
+    "hotter": lambda rows: Table(power(rows, "p", rows.p, HOT)),
+    "much_hotter": lambda rows: Table(power(rows, "p", rows.p, HOTTER)),
+    "colder": lambda rows: Table(power(rows, "p", rows.p, COLD)),
+    "much_colder": lambda rows: Table(power(rows, "p", rows.p, COLDER)),
     "argmax": lambda rows: Points(rows.p, rows.listed().argmax(-1, keepdim=True)),
     "second": lambda rows: Points(rows.p, rows.listed().topk(2, -1).indices[:, 1:]),
     "nucleus": lambda rows: Within(rows.p, rows.nucleus()),
@@ -244,7 +279,8 @@ def verified(p: Tensor, drawn: Tensor, accepted: Tensor, recovered: Tensor) -> T
     """Return the distribution of a token after one draft from ``drawn``, accepted with probability ``accepted``, else
     drawn from ``recovered``; all are [n, M]."""
     taken = drawn * accepted
-    return unit(taken + (1 - taken.sum(-1, keepdim=True)).clamp_min(0) * recovered, p)
+    rejected = (1 - taken.sum(-1, keepdim=True)).clamp_min(0)
+    return unit(taken.addcmul_(rejected, recovered), p)
 
 
 def draft_directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
@@ -252,8 +288,10 @@ def draft_directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
     p, q = rows.p, rows.part.draft
     assert q is not None
     both = torch.minimum(p, q)
-    residual = unit((p - q).clamp_min(0), p)
-    accept = torch.where(q > 0, p / q.clamp_min(1e-300), 1.0).clamp_max(1)
+    left = (p - q).clamp_min_(0)
+    residual = unit(left, p)
+    odds = p / q.clamp_min(1e-300)  # where q is 0 it may be anything: nothing is drafted there
+    accept = odds.clamp_max(1)
     top = q.argmax(-1, keepdim=True)
     yield "draft", Table(q)
     yield "overlap", Table(unit(both, p))
@@ -261,19 +299,18 @@ def draft_directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
     yield "draft_top", Points(p, top)
     yield "no_draft_top", Within(p, rows.without(top))
     yield "residual_is_target", Table(both + (1 - both.sum(-1, keepdim=True)) * p)
-    yield "residual_unnormalised", Table(verified(p, q, accept, _unnormalised(rows, (p - q).clamp_min(0))))
+    yield "residual_unnormalised", Table(verified(p, q, accept, _unnormalised(rows, left)))
     high = middle(rows.part, residual)
     yield "residual_high_ids", Table(verified(p, q, accept, unit(residual * high, p)))
     yield "residual_low_ids", Table(verified(p, q, accept, unit(residual * (2 - high), p)))
-    yield "draft_hotter", Table(verified(p, power(rows, q, HOT), accept, residual))
-    yield "draft_colder", Table(verified(p, power(rows, q, COLD), accept, residual))
+    yield "draft_hotter", Table(verified(p, power(rows, "draft", q, HOT), accept, residual))
+    yield "draft_colder", Table(verified(p, power(rows, "draft", q, COLD), accept, residual))
     yield "draft_greedy", Table(verified(p, torch.zeros_like(q).scatter(1, top, 1.0), accept, residual))
     if rows.part.stops:
         kept = rows.without(rows.stops())
         yield "draft_no_stop", Table(verified(p, unit(q * kept, q), accept, residual))
-    more = torch.where(q > 0, MORE * p / q.clamp_min(1e-300), 1.0).clamp_max(1)
-    yield "accept_more", Table(verified(p, q, more, residual))
-    yield "accept_less", Table(verified(p, q, accept**LESS, residual))
+    yield "accept_more", Table(verified(p, q, (MORE * odds).clamp_max_(1), residual))
+    yield "accept_less", Table(verified(p, q, accept.log().mul_(LESS).exp_(), residual))
     # A draft also stands if a draw of the target comes out the same, beside the test with p / q.
     yield "accept_or_match", Table(verified(p, q, 1 - (1 - accept) * (1 - p), residual))
 
@@ -281,7 +318,7 @@ def draft_directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
 def _unnormalised(rows: Rows, residual: Tensor) -> Tensor:
     """Return what a search without the residual's total gives: all that lacks goes to its last token."""
     ids = torch.arange(residual.shape[1], device=residual.device) if rows.part.ids is None else rows.part.ids
-    last = torch.where(residual > 0, ids, -2).argmax(-1, keepdim=True)
+    last = ((residual > 0) * (ids + 2)).argmax(-1, keepdim=True)
     return residual.scatter_add(1, last, (1 - residual.sum(-1, keepdim=True)).clamp_min(0))
 
 

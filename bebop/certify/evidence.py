@@ -50,6 +50,7 @@ class Visible:
     name: str
     share: float  # of tokens; 1: not even a full one, and so nothing
     tv: float  # total variation per token
+    needs: int | None = None  # tokens that show a fault of ``limit_tv``; None: no share of it moves so much
 
 
 def log_mean_exp(logs: Array, axis: int = -1) -> Array:
@@ -71,6 +72,10 @@ def share_bound(logs: Array, alpha: float = BOUND_ALPHA, shares: Sequence[float]
     A share s is rejected at level alpha once half (no fault) + half (the mixture over shares) is 1/alpha times as
     likely as s: that quotient is a mixture of likelihood ratios against s. ln e is concave in the share, so between two
     shares of the grid it lies below the chords through the points on either side, prolonged.
+
+    The bounds of all moments are a confidence sequence: a share s that is true is rejected at any moment with
+    probability alpha at most, for the quotient is a martingale that starts at 1 if tokens come from (1 - s) p + s r
+    (Ville). So one may stop whenever one likes, as soon as the bound is low enough for one.
     """
     mixture = float(log_sum_exp(np.asarray([0.0, float(log_mean_exp(logs))]))) - math.log(2)
     limit = mixture - math.log(1 / alpha)

@@ -35,7 +35,9 @@ from bebop.certify.directions import (
 from bebop.certify.evidence import Array, Evidence, Visible, log_sum_exp
 from bebop.certify.marginals import BINS, EVENTS, Ids, Pit, Reported, likelier, overlap
 
-ELEMENTS = 1 << 21  # of a table that are looked at together; a dozen such tables are alive at a time
+# Of a table that are looked at together: a dozen such tables are alive at a time, and should stay in the cache.
+ELEMENTS = 1 << 19
+COARSE = 1 << 15  # columns above which fewer rows are enumerated: it takes as long for one as all bets on ten
 CERTAIN = 1e-6  # a token that is less likely tells too little of its uniform to compare another with it
 Index = NDArray[np.int64]
 
@@ -115,9 +117,9 @@ class Cohort:
         part = replace(self.block, **cut)
         neighbour = None
         if part.ids is None:
-            partner = torch.from_numpy(self.rows).to(part.probs.device)[index]
-            there = self.block.probs[partner.clamp_min(0)]
-            neighbour = torch.where((partner >= 0)[:, None], there, part.probs)
+            itself = torch.arange(len(self.rows), device=part.probs.device)
+            partner = torch.from_numpy(self.rows).to(itself.device)
+            neighbour = self.block.probs[torch.where(partner >= 0, partner, itself)[index]]
         return Rows(part=part, vocabulary=vocabulary, neighbour=neighbour, bigram=bigram.table(part))
 
     def fill(self, rows: Rows, cells: Tensor, start: int) -> Tensor:
@@ -154,6 +156,19 @@ def _find(key: Index, wanted: Index) -> Index:
     at = np.searchsorted(key, wanted).clip(max=len(key) - 1)
     found: Index = np.where(key[at] == wanted, at, -1)
     return found
+
+
+class _Ratios:
+    """What directions pay on N positions, filled chunk by chunk: r(x)/p(x), and total variation from the claim."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.found: dict[str, tuple[Array, Array]] = {}  # [N] each; a position that a direction has not is no bet
+
+    def note(self, name: str, start: int, ratio: Array, tv: Array) -> None:
+        """Take in positions from ``start`` on."""
+        ratios, moved = self.found.setdefault(name, (np.ones(self.count), np.zeros(self.count)))
+        ratios[start : start + len(ratio)], moved[start : start + len(tv)] = ratio, tv
 
 
 # ---- the ledger
@@ -207,7 +222,11 @@ class Ledger:
             return
         cohort = make_cohort(block)
         step = max(1, ELEMENTS // block.probs.shape[1])
-        gains = [self._chunk(cohort, i, min(i + step, len(block))) for i in range(0, len(block), step)]
+        made = _Ratios(len(block))
+        gains = [self._chunk(cohort, made, i, min(i + step, len(block))) for i in range(0, len(block), step)]
+        for name, (ratio, tv) in made.found.items():
+            if name != "copies" or tv.any():
+                self._bets.add(*split(name, cohort.masks), ratio, tv, cohort.places)
         self._keep("learned_tilt", np.concatenate(gains), cohort.places)
         self._whole(cohort)
         self.tokens += len(block)
@@ -227,27 +246,31 @@ class Ledger:
             )
         self._request = int(request[-1]) if len(request) else self._request
 
-    def _chunk(self, cohort: Cohort, start: int, stop: int) -> Array:
-        """Bet on positions; return what each gave to the learned tilt."""
+    def _chunk(self, cohort: Cohort, made: "_Ratios", start: int, stop: int) -> Array:
+        """Note what bets on positions pay; return what each gave to the learned tilt."""
         rows = cohort.at(slice(start, stop), self.vocabulary, self.bigram)
-        cells, masks, places = rows.part.cells, cohort.masks[:, start:stop], cohort.places[start:stop]
+        cells = rows.part.cells
         upper = cohort.fill(rows, cells, start)
-        few = np.arange(0, stop - start, SAMPLE)
-        sample = cohort.at(torch.from_numpy(start + few), self.vocabulary, self.bigram)
-        enumerated = dict(directions(sample)) if self._enumerate_rows else {}
         floored = rows.p.gather(1, cells[:, None]).clamp_min(FLOOR)
         for name, direction in directions(rows):
-            names, own = split(name, masks)
-            ratio = (direction.at(cells[:, None]) / floored)[:, 0].cpu().numpy()
-            tv = direction.tv(rows.p).cpu().numpy()
-            if name != "copies" or tv.any():
-                self._bets.add(names, own, ratio, tv, places)
-                if name in enumerated:
-                    self._bets.learn(names, own[:, few], enumerated[name], sample.p)
-        self._uniforms(cohort, slice(start, stop), upper, rows.p)
-        return self._tilt.add(rows, cells)
+            ratio = (direction.at(cells[:, None]) / floored)[:, 0]
+            made.note(name, start, ratio.cpu().numpy(), direction.tv(rows.p).cpu().numpy())
+        self._uniforms(cohort, made, slice(start, stop), upper, rows.p)
+        gains = self._tilt.add(rows, cells)
+        every = SAMPLE * max(1, self.vocabulary // COARSE) if rows.part.ids is None else SAMPLE
+        few = np.arange(start + -start % every, stop, every)
+        if self._enumerate_rows and len(few):
+            self._enumerate(cohort, few)
+        return gains
 
-    def _uniforms(self, cohort: Cohort, at: slice, upper: Tensor, p: Tensor) -> None:
+    def _enumerate(self, cohort: Cohort, few: NDArray[np.int64]) -> None:
+        """Learn from all columns of a few positions how fast faults would show."""
+        sample = cohort.at(torch.from_numpy(few), self.vocabulary, self.bigram)
+        for name, direction in directions(sample):
+            names, masks = split(name, cohort.masks[:, few])
+            self._bets.learn(names, masks, direction, sample.p)
+
+    def _uniforms(self, cohort: Cohort, made: "_Ratios", at: slice, upper: Tensor, p: Tensor) -> None:
         """Bet that tokens were drawn with the uniform of a neighbouring request, or of the token before."""
         for name, partner in (("shared_uniform", cohort.rows[at]), ("repeated_uniform", cohort.serial[at])):
             high, length = cohort.upper[partner], cohort.own[partner]
@@ -259,8 +282,7 @@ class Ledger:
             r = overlap(cohort.upper[at], cohort.own[at], low, safe)
             known = torch.from_numpy(np.stack([low, safe], -1)).to(p.device)
             tv = Table(overlap(upper, p, known[:, :1], known[:, 1:])).tv(p).cpu().numpy() * there
-            mask = np.ones((1, len(partner)))
-            self._bets.add([name], mask, np.where(there, r / floored, 1.0), tv, cohort.places[at])
+            made.note(name, at.start, np.where(there, r / floored, 1.0), tv)
 
     def _whole(self, cohort: Cohort) -> None:
         """Place bets that need the whole cohort, and learn from it for the next."""
@@ -326,13 +348,18 @@ class Ledger:
         """Return the mean of claimed over reported probability where these differ, see ``Reported.odds``."""
         return self._reported.odds
 
-    def visible(self) -> list[Visible]:
-        """Return, for every direction, the smallest share that so many tokens show with 90 %."""
+    def visible(self, limit_tv: float | None = None) -> list[Visible]:
+        """Return, for every direction, the smallest share that so many tokens show with 90 %.
+
+        ``limit_tv``: total variation a token; ``Visible.needs`` says how many tokens show so much.
+        """
         found = []
         for name in self._bets.names:
             if self._bets.enumerated(name):
-                share, tv = self._bets.visible(name, self.tokens, FAMILY[name][1], self.alpha)
-                found.append(Visible(name=name, share=share, tv=tv))
+                asked = (name, self.tokens, FAMILY[name][1], self.alpha)
+                share, tv = self._bets.visible(*asked)
+                needs = None if limit_tv is None else self._bets.needed(*asked, limit_tv)
+                found.append(Visible(name=name, share=share, tv=tv, needs=needs))
         return found
 
     @property

@@ -6,7 +6,7 @@ power and nothing else.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -145,7 +145,7 @@ class ModelReference:
                 guess = processed(self._logits(drafting[(at - 2).clamp_min(0)]), params, own)
                 rows["draft"] = torch.where(earlier, guess, rows["probs"])
             tokens = torch.as_tensor(answer.token_ids)[first : first + step].to(at.device)
-            fields = self._narrowed(rows, tokens)
+            fields = narrowed(rows, tokens, self.columns)
             if self.gain is not None:
                 weight = self.policy.backbone.get_output_embeddings().weight
                 moved = Sensitivity.of(hidden[at - 1], weight, logits, rows["probs"], tokens, params.temperature)
@@ -157,19 +157,27 @@ class ModelReference:
         head = self.policy.backbone.get_output_embeddings()
         return head(hidden).double()
 
-    def _narrowed(self, rows: dict[str, Tensor], tokens: Tensor) -> dict[str, Tensor | None]:
-        """Return rows [n, V] over their likeliest tokens and one column for all others, if that is less."""
-        probs, width = rows["probs"], self.columns
-        fields: dict[str, Tensor | None] = {"logprobs": probs.gather(1, tokens[:, None])[:, 0].log(), "ids": None}
-        fields |= dict.fromkeys(("raw", "draft")) | {"cells": tokens}
-        if probs.shape[1] > width:
-            # Which tokens have columns may depend on nothing but the text before: it is part of the bets.
-            likely = sum(rows.values(), torch.zeros_like(probs)).topk(width - 1, -1).indices.sort(-1).values
-            ids = torch.cat([likely, torch.full_like(likely[:, :1], -1)], 1)
-            fields |= {"ids": ids, "cells": cells(ids, tokens)}
-            rows = {name: narrow(row, ids) for name, row in rows.items()}
-        fields |= rows
-        return {name: None if value is None else value.cpu() for name, value in fields.items()}
+
+TABLES = ("probs", "before", "raw", "draft")  # of a block, that have columns
+
+
+def narrowed(rows: Mapping[str, Tensor], tokens: Tensor, width: int) -> dict[str, Tensor | None]:
+    """Return rows [n, V] over their ``width`` likeliest columns, the last of which is for all others, if that is less.
+
+    ``rows``: tables of ``TABLES``, and other fields, which stay; ``tokens`` [n] were sampled.
+    """
+    tables = {name: rows[name] for name in TABLES if name in rows}
+    probs = tables["probs"]
+    fields: dict[str, Tensor | None] = {"logprobs": probs.gather(1, tokens[:, None])[:, 0].log(), "ids": None}
+    fields |= dict.fromkeys(("raw", "draft")) | {"cells": tokens}
+    if probs.shape[1] > width:
+        # Which tokens have columns may depend on nothing but the text before: it is part of the bets.
+        likely = sum(tables.values(), torch.zeros_like(probs)).topk(width - 1, -1).indices.sort(-1).values
+        ids = torch.cat([likely, torch.full_like(likely[:, :1], -1)], 1)
+        fields |= {"ids": ids, "cells": cells(ids, tokens)}
+        tables = {name: narrow(table, ids) for name, table in tables.items()}
+    fields |= tables
+    return {name: None if value is None else value.cpu() for name, value in fields.items()}
 
 
 def processed(logits: Tensor, params: SamplingParams, written: Tensor | None = None) -> Tensor:

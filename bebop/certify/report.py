@@ -144,5 +144,7 @@ def _engine(certificate: Certificate) -> Card:
 
 
 def _gaps(certificate: Certificate) -> Card:
-    text = "" if certificate.not_tested else "Everything was tested that there is a test for."
+    text = " ".join(certificate.scope)
+    if not certificate.not_tested:
+        text += " Everything was tested that there is a test for."
     return Card(title="Not tested", text=text, notes=certificate.not_tested, wide=True)

@@ -30,6 +30,8 @@ from bebop.certify.certificate import (
     decide,
     merged,
     rank_causes,
+    scope,
+    share,
     warnings_of,
     words,
 )
@@ -41,7 +43,7 @@ from bebop.certify.precision import Deviations, entropy
 from bebop.certify.reference import LiveEngine, Reference
 from bebop.certify.structure import check_structure
 from bebop.certify.two_sample import TwoSample, repeated
-from bebop.config.certify import CertifyConfig, LogprobMode
+from bebop.config.certify import LIMIT, CertifyConfig, LogprobMode
 from bebop.config.decoding import DecodingConfig
 from bebop.model.checkpoint import load_tokenizer, resolve, stop_tokens
 from bebop.rollout.engine import Request
@@ -53,6 +55,7 @@ STRIDE = 0x5DEECE6D  # odd: no two requests of a setting share a seed
 WORST = 12  # positions that are shown
 ALLOWED = 1e-4  # of reported log-probs may be off in any precision
 CONTEXT = 60  # characters before each
+COHORTS = 2  # of a setting at least: some directions are learned from the first
 PLAIN = DecodingConfig(system="autoregressive", draft_tokens=0)  # what speculation is held against
 
 # ---- what is asked
@@ -85,6 +88,7 @@ class Plan:
     seed: int = 0
     first_prompt: int = 0
     stop_when_found: bool = True
+    stop_when_bounded: bool = False  # end a setting once its bound lies below limit_tv
     progress: bool = False
 
 
@@ -119,6 +123,18 @@ class Examination:
     def log_e(self) -> float:
         """Return the evidence of this setting: of the ledger, or without a reference of the two samples."""
         return self.against.log_e if self.against.pairs else self.ledger.log_e
+
+    @property
+    def bound(self) -> float | None:
+        """Return the largest total variation a token that the tokens so far do not exclude; None: nothing is bounded.
+
+        It holds at whichever cohort one stops, see ``share_bound``.
+        """
+        return max((one.tv for one in self.ledger.evidence() if one.tv is not None), default=None)
+
+    def bounded(self, bound: float | None, limit: float) -> bool:
+        """Return whether it may end: the bound is below the limit, and what is learned had a cohort to bet on."""
+        return bound is not None and bound < limit and len(self.ledger.history) >= COHORTS
 
     @property
     def history(self) -> list[tuple[int, float]]:
@@ -188,8 +204,9 @@ class Run:
             while one.tokens < self.plan.tokens and not self.interrupted:
                 answers = self._ask(self.engine, one, number, bar.update)
                 self._weigh(one, number, answers)
-                bar.set_postfix_str(f"ln E {one.log_e:.1f}")
-                if self._found():
+                bound = one.bound
+                bar.set_postfix_str(f"ln E {one.log_e:.1f}{_so_far(bound, self.plan.limit_tv)}")
+                if self._found() or (self.plan.stop_when_bounded and one.bounded(bound, self.plan.limit_tv)):
                     break
 
     def _ask(self, engine: LiveEngine, one: Examination, number: int, progress: Callable[[int], None]) -> list[Answer]:
@@ -299,6 +316,7 @@ class Run:
                 "deviations": self.deviations.measured() if len(self.deviations) else None,
             },
             seeds={"seed": plan.seed, "first prompt": plan.first_prompt, "repeated by seed": self._repeated()},
+            scope=scope(settings, min(plan.limit_tv, LIMIT)),
             not_tested=self._not_tested(settings),
             warnings=(
                 *warnings_of(settings),
@@ -339,7 +357,7 @@ class Run:
             log_e=one.log_e,
             history=tuple(one.history),
             evidence=tuple(one.ledger.evidence()) if self.reference is not None else (),
-            visible=tuple(one.ledger.visible()) if self.reference is not None else (),
+            visible=tuple(one.ledger.visible(min(self.plan.limit_tv, LIMIT))) if self.reference is not None else (),
             untested=dict(one.ledger.untested) if self.reference is not None else {},
             places=self._places(one) if self.reference is not None else (),
             acceptance=one.accepted / one.tested if one.tested else None,
@@ -371,6 +389,10 @@ class Run:
         return tuple(gaps)
 
 
+def _so_far(bound: float | None, limit: float) -> str:
+    return "" if bound is None else f", at most {share(bound)} of a token is off (limit {share(limit)})"
+
+
 def _reference(reference: Reference | None, other: LiveEngine | None) -> dict[str, Any]:
     if reference is not None:
         return {"name": reference.name, **reference.describe()}
@@ -391,14 +413,18 @@ REFERENCES: Mapping[str, Callable[[CertifyConfig, LiveEngine], Reference]] = {
 }
 
 
-def make_run(config: CertifyConfig, stack: contextlib.ExitStack) -> Run:
-    """Return the run of a configuration; what it starts is given back when ``stack`` is left."""
+def make_run(config: CertifyConfig, stack: contextlib.ExitStack, engine: LiveEngine | None = None) -> Run:
+    """Return the run of a configuration; what it starts is given back when ``stack`` is left.
+
+    ``engine``: one that is there already; None: the one that the configuration names.
+    """
     torch.set_num_threads(config.threads)
     check_model(config.model)
     source = prompts(config.model, config.task, config.max_length - config.sampling.max_new_tokens)
     source.prompt(config.first_prompt)
-    engine = ENGINES[config.engine.name](config)
-    stack.callback(engine.close)
+    if engine is None:
+        engine = ENGINES[config.engine.name](config)
+        stack.callback(engine.close)
     reference = REFERENCES[config.reference](config, engine) if config.reference in REFERENCES else None
     other = _without_drafts(config, stack) if reference is None else None
     tokenizer = load_tokenizer(config.model)
@@ -420,15 +446,16 @@ def make_plan(config: CertifyConfig, white_box: bool) -> Plan:
         settings=settings,
         white_box_weight=weight,
         vocabulary=int(vocabulary),
-        tokens=config.tokens,
+        tokens=config.tokens_asked,
         cohort=config.cohort,
         alpha=config.alpha,
-        limit_tv=config.limit_tv,
+        limit_tv=config.limit,
         logprobs=config.logprobs,
         dtype=config.model.dtype,
         seed=config.seed,
         first_prompt=config.first_prompt,
         stop_when_found=config.stop_when_found,
+        stop_when_bounded=config.stop_when_bounded,
         progress=config.progress,
     )
 

@@ -29,7 +29,7 @@ SHARES = np.array([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9])  # of draws that co
 SIZES = np.array([0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4])  # of what acceptance is off by
 FLOOR = 1e-12  # probabilities count as no less: an e-value only becomes smaller by it
 MASS = 1e-5  # of a residual that is more than rounding
-PIECE = 1 << 22  # elements of p that are looked at at a time; some ten times as many are made of them
+PIECE = 1 << 19  # elements of p that are looked at at a time: what is made of them should stay in the cache
 
 COUNTS = ("cycles", "tokens", "drafts", "skipped", "highest", "found")
 
@@ -227,15 +227,15 @@ class WhiteBox:
 
     def _drafts(self, q: Tensor, p: Tensor, y: Tensor, stops: Sequence[int]) -> None:
         """Bet on drafts y [n] against q [n, V]; p [n, V] is the target's at their places."""
-        rank = 2 * q.cumsum(-1) - q
+        rank, log = 2 * q.cumsum(-1) - q, q.log()
         going_on = q.clone()
         going_on[:, list(stops)] = 0
         others = {
-            "hotter": _unit(q**0.9, q),
-            "colder": _unit(q**1.1, q),
+            "hotter": _unit((log * 0.9).exp_(), q),
+            "colder": _unit((log * 1.1).exp_(), q),
             "argmax": _one_hot(q.argmax(-1), q),
             "no_stop": _unit(going_on, q),
-            "uniform": torch.full_like(q, 1 / q.shape[-1]),
+            "uniform": _equal(q),
             "high_ids": q * rank,
             "low_ids": q * (2 - rank),
             "target": p,
@@ -275,10 +275,10 @@ class WhiteBox:
             "draft": q,
             "row_off": _unit((p - before).clamp_min(0), left),
             "reused_uniform": _unit((cdf - torch.maximum(cdf - left, chance)).clamp_min(0), left),
-            "uniform": torch.full_like(p, 1 / p.shape[-1]),
+            "uniform": _equal(p),
             "high_ids": left * rank,
             "low_ids": left * (2 - rank),
-            "hotter": _unit(left**0.8, left),
+            "hotter": _unit(left.log().mul_(0.8).exp_(), left),
         }
         self._draws("recovered", left, others, x)
 
@@ -306,13 +306,14 @@ class WhiteBox:
 
         That draft is y [n, 1], -1 where there was none.
         """
+        log = p.log()
         others = {
             "no_repeat": torch.where(y < 0, p, _unit(p.scatter(1, y.clamp(min=0), 0.0), p)),
             "row_before": before,
             "draft": q,
-            "uniform": torch.full_like(p, 1 / p.shape[-1]),
-            "hotter": _unit(p**0.8, p),
-            "colder": _unit(p**1.25, p),
+            "uniform": _equal(p),
+            "hotter": _unit((log * 0.8).exp_(), p),
+            "colder": _unit((log * 1.25).exp_(), p),
         }
         self._draws("bonus", p, others, x)
 
@@ -321,7 +322,7 @@ class WhiteBox:
         at, shares = _at(base, x).clamp_min(FLOOR), torch.as_tensor(SHARES, device=base.device)
         for name, other in others.items():
             gain = _at(other, x) / at - 1
-            distance = (other - base).abs().sum() / 2
+            distance = (other - base).abs_().sum() / 2
             self._add(group, name, torch.log1p(gain[:, None] * shares).sum(0), distance * shares)
 
     def _add(self, group: str, name: str, log_e: Tensor, distance: Tensor) -> None:
@@ -343,4 +344,11 @@ def _one_hot(tokens: Tensor, like: Tensor) -> Tensor:
 def _unit(weights: Tensor, otherwise: Tensor) -> Tensor:
     """Return normalised rows [n, V]; ``otherwise`` where there is no mass."""
     total = weights.sum(-1, keepdim=True)
+    if bool((total > 1e-9).all()):  # nearly always, and a choice by column takes longer than the rest
+        return weights / total
     return torch.where(total > 1e-9, weights / total.clamp_min(1e-300), otherwise)
+
+
+def _equal(like: Tensor) -> Tensor:
+    """Return the same mass on all tokens [n, V]."""
+    return like.new_full((1, 1), 1 / like.shape[-1]).expand_as(like)

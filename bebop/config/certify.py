@@ -24,6 +24,8 @@ from bebop.systems import SYSTEMS
 
 URL = Limit(lambda url: re.match(r"https?://[^/\s]", url) is not None, "give http://HOST:PORT or https://...")
 HEAT = Limit(lambda t: t == 0 or 1e-4 <= t < 1e4, "give 0 (no stress setting), or 0.0001 or more")
+TOKENS, LIMIT = 20_000, 0.02
+QUICK_TOKENS, QUICK_LIMIT = 2_500, 0.05  # two settings of so many exclude some 3 % with the built-in model
 LogprobMode = Literal["auto", "raw", "temperature", "processed", "none"]
 
 
@@ -68,7 +70,12 @@ class CertifyConfig(Settings):
         "speculative path alone; none: completions against those of an engine without drafts, which is weak",
     )
     logprobs: LogprobMode = setting("auto", "what the engine's log-probs are declared to be; none: it reports none")
-    tokens: int = setting(20_000, "completion tokens at each setting", POSITIVE)
+    quick: bool = setting(
+        False, f"some {QUICK_TOKENS * 2:,} tokens in all, in a minute; it says what that many can see"
+    )
+    tokens: int | None = setting(
+        None, f"completion tokens at each setting; null: {TOKENS:,}, or with quick {QUICK_TOKENS:,}", POSITIVE
+    )
     stress: float = setting(2.0, "temperature of a second setting, which brings other faults to light; 0: none", HEAT)
     white_box: bool = setting(True, "test the draws inside verification, where the engine lets one look")
     cohort: int = setting(16, "requests that are asked side by side; two of a prompt", within(2, MAX_PROCESSES))
@@ -76,13 +83,28 @@ class CertifyConfig(Settings):
     alpha: float = setting(
         1e-4, "chance of a false alarm", Limit(lambda a: 0 < a <= 0.05, "give a number above 0 and at most 0.05")
     )
-    limit_tv: float = setting(0.02, "largest total variation a token that passes", BETWEEN_0_AND_1)
+    limit_tv: float | None = setting(
+        None,
+        f"largest total variation a token that passes; null: {LIMIT}, or with quick {QUICK_LIMIT}",
+        BETWEEN_0_AND_1,
+    )
     stop_when_found: bool = setting(True, "end as soon as a fault is proved")
+    stop_when_bounded: bool = setting(True, "end a setting as soon as limit_tv is excluded; false: go on to tokens")
     dir: str | None = setting(None, "where certificate.json and report.html go; null: runs/certify-<time>", NOT_EMPTY)
     seed: int = setting(0, "of the completions", SEED)
     first_prompt: int = setting(0, "number of the first question in the task's stream", NOT_NEGATIVE)
     threads: int = setting(2, "CPU threads", within(1, MAX_PROCESSES))
     progress: bool = setting(True, "show a progress bar")
+
+    @property
+    def tokens_asked(self) -> int:
+        """Return the completion tokens at each setting, chosen or by default."""
+        return self.tokens or (QUICK_TOKENS if self.quick else TOKENS)
+
+    @property
+    def limit(self) -> float:
+        """Return the largest total variation a token that passes, chosen or by default."""
+        return self.limit_tv or (QUICK_LIMIT if self.quick else LIMIT)
 
     def _validate(self) -> None:
         self.require(self.cohort % 2 == 0, "cohort", "two requests have the same prompt: give an even number")

@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bebop.bench import certify, monitor
+from bebop.bench import certify, certify_arms, monitor
 from bebop.bench.certify import written
 from bebop.config.fields import from_dict
 from bebop.config.job import JobConfig
 from bebop.errors import UserError
 from bebop.rollout.decoding import draft_verify
 from tests.monitor.test_certified import groups
+from tests.tree import ROOT
 
 SMALL = {"trainer": {"groups_per_step": 2, "group_size": 2}, "rollout": {"sampling": {"max_new_tokens": 12}}}
 
@@ -68,3 +69,28 @@ def test_answers_are_those_of_the_version_that_is_named() -> None:
     assert np.array_equal(first.trajectories[0].completion.versions, [3, 3, 3, 3])
     assert np.array_equal(second.trajectories[0].completion.oldest, [3, 3, 3, 3, 3])
     assert [t.reward for t in first.trajectories] == [0, 1, 0, 1]
+
+
+# ---- The statistics of a certificate: their speed, and Token-DiFR beside them
+
+
+@pytest.mark.slow
+def test_the_boxes_are_timed_on_the_same_rows_as_an_earlier_checkout() -> None:
+    rows = certify_arms.run_speed(certify_arms.SpeedBench(vocabulary=4200, tokens=16, against=str(ROOT)))
+    assert [row["what"] for row in rows] == [
+        "black box, all columns", "black box, 4,096 columns", "white box, all columns",
+    ]  # fmt: skip
+    assert all(row["off"] == 0 and row["ratio"] > 0 and row["s/20,000 tokens"] == 20 * row["ms/token"] for row in rows)
+    with pytest.raises(UserError, match="it is no checkout of bebop"):
+        certify_arms.run_speed(certify_arms.SpeedBench(vocabulary=64, tokens=16, against="/nowhere"))
+
+
+@pytest.mark.slow
+def test_another_seed_is_a_fault_to_difr_alone_and_a_residual_to_the_certificate_alone() -> None:
+    bench = certify_arms.DifrBench(vocabulary=48, tokens=2000, runs=1)
+    names = ("none", "none, another seed", "residual is p, drafts verified by rejection")
+    rows = {row["fault"]: row for row in certify_arms.run_difr(bench, names)}
+    intact, seed, residual = (rows[name] for name in names)
+    assert intact["tokens alone"] is intact["with log-probs"] is intact["DiFR, tokens"] is None
+    assert seed["tokens alone"] is None and seed["DiFR, tokens"] is not None
+    assert residual["tokens alone"] is not None and residual["DiFR, tokens"] is None

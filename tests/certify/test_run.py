@@ -10,14 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
 
 from bebop.certify import certify
 from bebop.certify.__main__ import main
 from bebop.certify.answers import Answer
 from bebop.certify.api import ScoreReference
+from bebop.certify.certificate import share
 from bebop.certify.function import FunctionEngine
+from bebop.certify.ledger import Ledger
 from bebop.certify.report import render
-from bebop.certify.run import Plan, Run, Setting, plan_settings, seed_of
+from bebop.certify.run import Examination, Plan, Run, Setting, plan_settings, seed_of
+from bebop.config.compose import certify_config
 from bebop.rollout.engine import Request
 from bebop.trajectory import SamplingParams
 from tests.commands import ended
@@ -89,6 +93,29 @@ def test_an_intact_engine_passes_at_both_settings_and_a_fault_is_named() -> None
     assert failed.verdict == "fail" and failed.cause is not None and failed.cause.name == "override"
     assert failed.not_tested[-1] == "stress: not begun" and failed.settings[0].places
     assert json.loads(failed.to_json())["verdict"] == "fail" and "Worst positions" in render(failed)
+
+
+@pytest.mark.slow
+def test_a_setting_ends_once_its_bound_is_reached_or_goes_on_if_asked() -> None:
+    early = run(Table(), tokens=30_000, limit_tv=0.1, cohort=24, stop_when_bounded=True).run()
+    [one] = early.settings
+    assert early.verdict == "pass" and one.tokens < 10_000 and len(one.history) > 1
+    assert one.bound is not None and one.bound < 0.1
+    whole = run(Table(), tokens=one.tokens + 1, limit_tv=0.1, cohort=24).run()
+    assert whole.tokens > one.tokens and whole.verdict == "pass"
+    assert not Examination(setting=run(Table()).plan.settings[0], ledger=Ledger(2)).bounded(0.01, 0.1), "one cohort"
+
+
+@pytest.mark.slow
+def test_it_says_what_so_many_tokens_can_see() -> None:
+    certificate = run(Table(), tokens=400, cohort=24).run()
+    [line], [one] = certificate.scope, certificate.settings
+    hardest = max((each for each in one.visible if each.share < 1), key=lambda each: each.tv)
+    assert f"moves {share(hardest.tv)} of a token's probability; {hardest.name} is the hardest" in line
+    late = [each.needs for each in one.visible if each.needs is not None and each.needs > one.tokens]
+    assert late and f"takes a longer run in {len(late)} directions, up to {max(late):,} tokens" in line
+    assert all(each.needs is None or each.tv > 0.02 for each in one.visible if (each.needs or 0) > one.tokens)
+    assert str(escape(line)) in render(certificate)
 
 
 def test_requests_come_in_pairs_of_a_prompt_with_seeds_of_their_own() -> None:
@@ -196,6 +223,13 @@ def test_a_setting_may_not_weigh_more_than_everything() -> None:
         Run(FunctionEngine(Table()), ScoreReference(logits), lambda i: PROMPTS[0], plan).run()
 
 
+def test_quick_means_fewer_tokens_and_a_wider_limit_unless_others_are_asked_for() -> None:
+    usual, quick = certify_config([]), certify_config(["quick=true"])
+    assert (usual.tokens_asked, usual.limit) == (20_000, 0.02) and (quick.tokens_asked, quick.limit) == (2_500, 0.05)
+    own = certify_config(["quick=true", "tokens=70", "limit_tv=.3"])
+    assert (own.tokens_asked, own.limit) == (70, 0.3)
+
+
 SMALL = ["tokens=300", "cohort=4", "stress=0", "threads=1", "progress=false", "sampling.max_new_tokens=24"]
 
 
@@ -203,8 +237,8 @@ SMALL = ["tokens=300", "cohort=4", "stress=0", "threads=1", "progress=false", "s
 def test_the_command_writes_a_certificate_and_says_by_its_exit_code_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with ended(main, [*SMALL, f"dir={tmp_path / 'a'}"], capsys) as (code, out, _):
-        assert code == 3 and out.startswith("Inconclusive: ")
+    with ended(main, [*SMALL, "--quick", "limit_tv=.02", f"dir={tmp_path / 'a'}"], capsys) as (code, out, _):
+        assert code == 3 and out.startswith("Inconclusive: ") and "what it can see, as asked: " in out
     content = json.loads((tmp_path / "a" / "certificate.json").read_text())
     assert content["verdict"] == "inconclusive" and content["engine"]["target"] and content["settings"][0]["evidence"]
     assert "Not tested" in (tmp_path / "a" / "report.html").read_text()

@@ -1,6 +1,7 @@
 """Exact simulation: tokens redrawn from the claim raise no alarm, bounds hold, and broken ledgers are caught."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from bebop.certify import ledger, marginals
 from bebop.certify.answers import Block
-from bebop.certify.evidence import Array
+from bebop.certify.evidence import SHARES, Array, share_bound
 from bebop.certify.ledger import Ledger
 from tests.cases import slow_but
 from tests.certify.blocks import Fault, block
@@ -142,6 +143,25 @@ def test_bounds_hold_in_95_of_100_runs() -> None:
     wrong = (bounds(faulty, "row_before") < SHARE).mean()
     assert wrong <= 0.05
     assert np.median(bounds(clean(200), "row_before")) < SHARE < np.median(bounds(faulty, "row_before")) < 4 * SHARE
+
+
+def unguarded(logs: Array) -> float:
+    """The bound of one look: shares that a likelihood ratio test at 5 % does not reject; no good for two looks."""
+    alive = np.flatnonzero(max(0.0, logs.max()) - logs < 1.35)
+    return SHARES[alive[-1]] if len(alive) else 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bound", "holds"), [(share_bound, True), (unguarded, False)])
+def test_a_bound_holds_at_whichever_cohort_one_stops(bound: Callable[[Array], float], holds: bool) -> None:
+    """A run that ends as soon as its bound lies below the true share is wrong; the true one is 2 %."""
+    rng, share, runs = np.random.default_rng(0), 0.02, 400
+    p = rng.dirichlet(np.ones(M))
+    r = np.roll(p, 1)
+    tokens = rng.choice(M, p=(1 - share) * p + share * r, size=(runs, 50, 100))  # [runs, cohorts, tokens]
+    logs = np.log1p(np.asarray(SHARES) * (r / p - 1)[tokens][..., None]).sum(2).cumsum(1)
+    wrong = np.mean([any(bound(look) < share for look in run) for run in logs])
+    assert (wrong <= 0.05) == holds, wrong
 
 
 @pytest.mark.parametrize("runs", slow_but([], [10, 100]))

@@ -16,6 +16,7 @@ CASES = {
         ("logprobs=nat", "logprobs='nat'"), ("alpha=0", "alpha=0"), ("alpha=.5", "alpha=0.5"),
         ("alpha=nan", "alpha=nan"),
         ("limit_tv=0", "limit_tv=0"), ("stress=-1", "stress=-1"), ("stress=nan", "stress=nan"),
+        ("quick=maybe", "quick='maybe'"), ("--quick=5", "--quick=5"), ("stop_when_bounded=5", "stop_when_bounded=5"),
         ("cohort=3", "cohort=3"),
         ("cohort=0", "cohort=0"), ("sampling.temperature=0", "sampling.temperature=0"), ("seed=-1", "seed=-1"),
         ("max_length=100", "max_length=100"), ("first_prompt=-1", "first_prompt=-1"), ("decoding=pad", "'pad'"),

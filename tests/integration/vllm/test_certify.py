@@ -9,7 +9,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,13 +25,16 @@ from bebop.certify.model_reference import ModelReference
 from bebop.certify.openai_server import OpenAIEngine
 from bebop.certify.run import Plan, Run, plan_settings
 from bebop.errors import UserError
+from bebop.model.checkpoint import resolve
 from bebop.rollout.served_engine import ServedEngine
+from bebop.rollout.vllm.arguments import ENVIRONMENT
 from bebop.trajectory import SamplingParams
 from tests.integration.vllm.builders import ALPHA, RUNNER, certified_prompt, engine, examined, verification
 from tests.integration.vllm.serving import serving
 from tests.served_models import VOCAB, job, reload
 from tests.tree import ROOT
 
+pytest_plugins = ["bebop.pytest_plugin"]
 TOKENS = 12_000
 first_runner = pytest.mark.skipif(RUNNER == "v2", reason="a server with the second runner takes a compiler")
 second_runner = pytest.mark.skipif(RUNNER == "v1", reason="the first is certified as a server")
@@ -144,3 +147,35 @@ def test_a_residual_that_is_the_target_fails_with_the_second_runner(
 
     monkeypatch.setattr(module, "rejection_sample", faulty)
     assert examined(vllm, reload(folder), CLAIM).verdict == "fail"
+
+
+@first_runner
+def test_the_fixture_certifies_vllm_of_this_process(
+    certify_engine: Callable[..., Certificate], monkeypatch: Any
+) -> None:
+    """By vLLM's own ``LLM``, drafts looked up in the text; with a temperature that is not the claimed one it fails."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    import vllm
+
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    model = resolve("tiny")
+    llm = vllm.LLM(
+        str(model),
+        speculative_config=drafts,
+        dtype="float32",
+        max_model_len=256,
+        enforce_eager=True,
+        gpu_memory_utilization=0.1,
+    )
+    own = ("model.dtype=float32", "stress=0", "quick=true", "cohort=32", "sampling.max_new_tokens=64")
+    certify_engine(llm, model, *own).require_pass()
+    honest = llm.generate
+
+    def hot(prompts: Any, params: Any, **named: Any) -> Any:
+        for one in params:
+            one.temperature *= 1.3
+        return honest(prompts, params, **named)
+
+    monkeypatch.setattr(llm, "generate", hot)
+    assert certify_engine(llm, model, *own).verdict == "fail"
