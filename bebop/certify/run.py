@@ -90,6 +90,7 @@ class Plan:
     stop_when_found: bool = True
     stop_when_bounded: bool = False  # end a setting once its bound lies below limit_tv
     progress: bool = False
+    updated: bool = False  # weights change meanwhile, so that versions of a completion may rise
 
 
 def plan_settings(params: SamplingParams, stress: float, white_box: bool) -> tuple[tuple[Setting, ...], float]:
@@ -224,7 +225,9 @@ class Run:
 
     def _weigh(self, one: Examination, number: int, answers: Sequence[Answer]) -> None:
         params = one.setting.params
-        self.structure += [str(found) for found in check_structure(answers, vocabulary=self.plan.vocabulary)]
+        self.structure += [
+            str(found) for found in check_structure(answers, vocabulary=self.plan.vocabulary, updated=self.plan.updated)
+        ]
         self.interrupted |= any(answer.finish_reason == "abort" for answer in answers)
         if self.reference is not None:
             one.ledger.update(self._declared(one, self.reference.block(answers, params)))
@@ -334,7 +337,7 @@ class Run:
         one = self.done[0]
         if self.interrupted or len(one.contexts) < 2:
             return None
-        again = self.engine.sample(self.requests(one.setting, 0, 0)[:2], lambda _: None)
+        again = self.engine.sample(self.requests(one.setting, 0, 0)[:2], lambda _: None)[:2]
         return repeated([one.contexts[0], one.contexts[1]], again)
 
     def _ranked(self, settings: Sequence[SettingResult], seen: Sequence[Evidence]) -> tuple[tuple[str, float], ...]:
