@@ -1,7 +1,8 @@
 """A pytest plug-in: the fixture ``certify_engine`` makes an engine's certificate of exactness a test of its project.
 
-pytest finds it where bebop is installed (entry point ``pytest11``). Nothing heavy is imported before a test asks for
-the fixture, since every pytest run of such an environment loads this file.
+``pytest_plugins = ["bebop.pytest_plugin"]`` in a test file, or ``pytest -p bebop.pytest_plugin``, loads it. It is no
+entry point: pytest would rewrite the asserts of all of bebop in every run. Nothing heavy is imported before a test asks
+for the fixture.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ def certify_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[.
         there = None if engine is None or isinstance(engine, str) else live_engine(engine)
         with contextlib.ExitStack() as stack:
             certificate = make_run(config, stack, there).run()
-        folder = _free(request.config.getoption("--certify-dir") or tmp_path, request.node.name)
+        folder = _free(request.config.getoption("--certify-dir", default=None) or tmp_path, request.node.name)
         folder.mkdir(parents=True)
         certificate.write(folder)
         print(certificate.sentence, *certificate.scope, write_page(folder, certificate), sep="\n")

@@ -488,6 +488,7 @@ def run_row(row: Row, tokens: int, seed: int = 0, *, name: str = "embedded", pro
             limit_tv=LIMIT,
             seed=seed,
             progress=progress,
+            stop_when_bounded=True,
             updated=len(sets) > 1,
         )
         run = Run(engine, VersionedReference(references), lambda index: source.prompt(index).token_ids, plan)

@@ -136,7 +136,7 @@ def test_a_stage_that_fails_or_is_late_costs_no_other_one(
     assert re.search(r"- fails: failed after \d s: ValueError: no such thing", page)
     assert re.search(r"- done: \d s", page) and "done: odd: RuntimeError: this alone" in page
     assert "done: impossible: ZeroDivisionError" in page, "and the stage went on"
-    assert "- late: left out: 20 s were left, it needs 60" in page
+    assert re.search(r"- late: left out: \d+ s were left, it needs 60", page)
     assert json.loads((tmp_path / "0_fails.json").read_text())["rows"] == [{"what": "before", "value": 1.0}]
     assert not (tmp_path / "2_late.json").exists()
     with pytest.raises(SystemExit):

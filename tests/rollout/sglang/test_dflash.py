@@ -152,13 +152,13 @@ def test_a_job_is_checked_before_anything_starts(root: Path, monkeypatch: pytest
     config = JobConfig(
         model=ModelConfig(path=str(root / "target"), device="cpu"),
         decoding=DECODING,
-        rollout=RolloutConfig(engine="sglang", sglang=settings(root)),
+        rollout=RolloutConfig(engine="sglang", sglang=settings(root), max_length=500),
     )
     with pytest.raises(UserError, match="needs CUDA"):
         builder.check(config)
     monkeypatch.setattr(builder, "_device", lambda config: "cuda")
     builder.check(config)
-    other = dataclasses.replace(config, rollout=RolloutConfig(engine="sglang"))
+    other = dataclasses.replace(config, rollout=RolloutConfig(engine="sglang", max_length=500))
     with pytest.raises(UserError, match=r"rollout\.sglang\.draft"):
         builder.check(other)
 
