@@ -232,6 +232,7 @@ def test_a_turn_answers_all_that_stands_before_it() -> None:
     assert {p.index for p, _ in found} == {4}
 
 
+@pytest.mark.slow
 def test_turns_are_those_of_the_first_games_however_many_are_played_at_once() -> None:
     chosen = game_config()
     found = play_turns(chosen, chosen.task, TURNS, policy(), drafting_config(policy()), None)

@@ -223,6 +223,7 @@ def test_a_setting_may_not_weigh_more_than_everything() -> None:
         Run(FunctionEngine(Table()), ScoreReference(logits), lambda i: PROMPTS[0], plan).run()
 
 
+@pytest.mark.slow
 def test_quick_means_fewer_tokens_and_a_wider_limit_unless_others_are_asked_for() -> None:
     usual, quick = certify_config([]), certify_config(["quick=true"])
     assert (usual.tokens_asked, usual.limit) == (20_000, 0.02) and (quick.tokens_asked, quick.limit) == (2_500, 0.05)

@@ -86,6 +86,7 @@ def mine(*numbers: int) -> list[str]:
     return [name(MINE, str(number)) for number in numbers]
 
 
+@pytest.mark.slow
 def test_an_intact_step_passes_and_a_wrong_row_does_not() -> None:
     """The same draws, tested with the target as verification has it: masks and penalties in, temperatures apart."""
     intact, wrong = Steps(mine(1, 2, 3, 4)), Steps(mine(1, 2, 3, 4), wrong=True)
