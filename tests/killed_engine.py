@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from tests.served_models import checkpoint
+from tests.served_models import checkpoint, windows
 
 STEPS, PROMPTS, GROUP = 4, 4, 4
 # Of the third batch, which is not asked for before the first was trained on, no answer gets its reward until the engine
@@ -123,3 +123,19 @@ def adapter_test(folder: Path, *overrides: str) -> None:
     assert all(row["rollout/logprob_diff"] < 1e-4 and row["train/ratio_error_max"] < 1e-3 for row in found)
     assert all(1 < row["rollout/accept_length"] <= 3 for row in found)
     assert (folder / "run" / "model" / "adapter_model.safetensors").is_file()
+
+
+def windows_test(folder: Path, *overrides: str) -> None:
+    """A job on a model with sliding windows, which transformers' own forward trains: log-probs agree, it learns."""
+    (folder / "killed").touch()  # no reward waits
+    extra = (
+        f"model.path={windows(folder / 'windows')}", "cotrain=off", "decoding=autoregressive",
+        "decoding.draft_tokens=0", "rollout.staleness=0", "rollout.sampling.max_new_tokens=24", "trainer.lr=2e-2",
+    )  # fmt: skip
+    done = subprocess.run(command(folder, *overrides, *extra), capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = rows(folder)
+    assert [row["version"] for row in found] == list(range(1, STEPS + 1))
+    # Completions are three times as long as the window: a trainer or an engine without it would differ.
+    assert all(row["rollout/logprob_diff"] < 1e-4 and row["train/ratio_error_max"] < 1e-3 for row in found)
+    assert found[-1]["reward/mean"] > found[0]["reward/mean"]

@@ -11,7 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 from transformers.utils.logging import set_verbosity_error
 
 from bebop.config.job import DecodingConfig, JobConfig, ModelConfig, MonitorConfig, RolloutConfig, SamplingConfig
@@ -52,6 +59,20 @@ def policy(seed: int = 0, heads: int = 1) -> Policy:
 
 def checkpoint(folder: Path, seed: int = 0, heads: int = 1) -> Path:
     save_policy(policy(seed, heads), folder)
+    return folder
+
+
+def windows(folder: Path) -> Path:
+    """Write a Gemma 3 whose first layer sees the last 8 tokens alone; the embedded engine refuses it."""
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, query_pre_attn_scalar=32, max_position_embeddings=256, sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"], bos_token_id=None, eos_token_id=VOCAB - 1,
+        pad_token_id=None, initializer_range=0.2,
+    )  # fmt: skip
+    Gemma3ForCausalLM(config).save_pretrained(folder)
+    letters(VOCAB).save_pretrained(folder)
     return folder
 
 

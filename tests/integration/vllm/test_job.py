@@ -37,3 +37,8 @@ def test_a_job_on_the_second_model_runner(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_job_that_trains_an_adapter(tmp_path: Path) -> None:
     killed_engine.adapter_test(tmp_path, "rollout=vllm", "rollout.vllm.monitor_every=1")
+
+
+@pytest.mark.slow
+def test_a_job_on_a_model_with_sliding_windows(tmp_path: Path) -> None:
+    killed_engine.windows_test(tmp_path, "rollout=vllm")
