@@ -167,6 +167,7 @@ def test_the_layout_is_the_one_it_came_in(layout: str, tmp_path: Path) -> None:
     assert load_policy(ModelConfig(path=str(tmp_path / "run" / "model"), device="cpu"), need_head=True).layout == layout
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_a_head_gets_one_and_text_may_come_from_a_file(tmp_path: Path) -> None:
     save_policy(dataclasses.replace(random_policy(), mtp=None), tmp_path / "in")
     rows = [{"prompt": f"{i} + 2 =", "answer": f"{i + 2}, which is the answer"} for i in range(20)]

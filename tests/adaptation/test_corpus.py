@@ -248,6 +248,7 @@ def test_turns_are_those_of_the_first_games_however_many_are_played_at_once() ->
     assert [(p.token_ids, ids(c)) for p, c in other] == [(p.token_ids, ids(c)) for p, c in found]
 
 
+@pytest.mark.slow
 def test_held_out_games_are_other_games_and_what_is_kept_is_read_back(tmp_path: Path) -> None:
     """All games of guess begin with the same question: with the same draws, the first turns would be the same."""
     training, rows, held_out = sample_turns(game_config(), policy(), tmp_path / CORPUS, drafting_config(policy()), None)

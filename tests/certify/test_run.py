@@ -84,6 +84,7 @@ def run(engine: Callable[..., Any], other: Any = None, referenced: bool = True, 
     )
 
 
+@pytest.mark.slow
 def test_an_intact_engine_passes_at_both_settings_and_a_fault_is_named() -> None:
     certificate = run(Table(), stress=2.0, tokens=6_000, limit_tv=0.05, cohort=48).run()
     assert certificate.verdict == "pass" and [one.name for one in certificate.settings] == ["as asked", "stress"]

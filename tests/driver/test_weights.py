@@ -111,7 +111,7 @@ def test_damage_is_noticed_and_named(change: str) -> None:
         verify_weights(damaged(change))
 
 
-@settings(deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True, max_examples=30)
 @given(st.integers(0, 3 * BLOCK), st.sampled_from(DTYPES), st.data())
 def test_every_bit_counts(size: int, dtype: torch.dtype, data: st.DataObject) -> None:
     tensor = torch.arange(size).to(dtype)
