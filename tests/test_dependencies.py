@@ -25,6 +25,7 @@ EXTRAS = {
     "recipes.upstream.vllm_": ("vllm",),
     "bebop.bench.gpu.vllm_": ("vllm",),
     "bebop.verl_job": ("verl",),
+    "bebop.verl_job.cpu": ("verl", "sglang"),
     "bebop.verl_job.megatron_": ("megatron",),
     "bebop.megatron_job": ("megatron",),
     "bebop.tasks.environments.verifiers_": ("agents",),

@@ -173,7 +173,8 @@ def run_script(folder: Path, guard: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_a_real_job_with_functions_of_the_script_itself(tmp_path: Path) -> None:
     done = run_script(tmp_path, 'if __name__ == "__main__":')
-    assert done.returncode == 0 and done.stdout == "trained\n", done.stderr
+    ours = [line for line in done.stdout.splitlines() if "(raylet)" not in line]  # Ray prints of its workers there
+    assert done.returncode == 0 and ours == ["trained"], done.stderr
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def python(arguments: Sequence[str], environment: Mapping[str, str], folder: Pat
         if missing:
             raise Wrong(f"{missing[0]} does not exist")
     elif module not in OTHERS:
-        asked = {"--help", "-h", "--cfg", "--gpu"} & set(rest)
+        asked = {"--help", "-h", "--cfg", "--gpu", "--museum"} & set(rest)
         run(
             module,
             [*rest, *(["--cfg"] if module in CONFIGURED and not asked and rest[:1] != ["memory"] else [])],
