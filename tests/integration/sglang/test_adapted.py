@@ -3,6 +3,7 @@
 SGLang samples the corpus of another, and drafts with the head that was trained on it.
 """
 
+import itertools
 import json
 from pathlib import Path
 
@@ -28,10 +29,14 @@ def accepted(found: object, count: int = 40) -> DecodeStats:
 
 
 def text(folder: Path, path: Path) -> Path:
-    """Answers of the model itself."""
+    """Answers of the model itself to twenty prompts, ten each: some are held out."""
     source = embedded(folder)
     decode = source.policy.tokenizer.decode
-    rows = [{"prompt": decode(list(PROMPT)), "answer": a.text} for a in answers(source, ask(200, 24))]
+    rows = [
+        {"prompt": decode(list(prompt)), "answer": answer.text}
+        for prompt in itertools.product((3, 5), range(1, 11))
+        for answer in answers(source, ask(10, 24, prompt=(*prompt, PROMPT[-1])))
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
