@@ -24,7 +24,7 @@ class LiveEngine(Protocol):
         """Return what it says of itself: versions, weights, drafting, precision."""
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """Ask for a cohort side by side; return an ``Answer`` for each request, in their order.
+        """Ask for a cohort side by side; return an ``Answer`` for each request, in their order; later turns may follow.
 
         Interrupted, it ends them and returns the completions so far; unfinished ones have the reason ``abort``.
         """
