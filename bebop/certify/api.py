@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bebop.certify.answers import Answer, Block, make_block, seen
 from bebop.certify.certificate import Certificate
+from bebop.certify.declared import Rule, known_rule
 from bebop.certify.function import FunctionEngine, Sample
 from bebop.certify.model_reference import COLUMNS, narrowed, processed
 from bebop.certify.run import Plan, Run, plan_settings
@@ -32,8 +33,6 @@ class Cycle:
 Score = Callable[[Sequence[int], Sequence[int]], Tensor | NDArray[Any]]
 # (prompt [P], seed, completion [T]) -> the cycles that wrote the completion, in their order.
 Drafts = Callable[[Sequence[int], int, Sequence[int]], Sequence[Cycle]]
-# How drafts are judged. one_hot: as if they were not sampled, or by whether a draw of the target comes out the same.
-Rule = Literal["rejection", "one_hot", "whole"]
 MASS = 1e-3  # that q may lack or have too much: rounding of half precision, and not logits
 
 
@@ -74,8 +73,7 @@ def certify(
     """
     if not prompts:
         raise ValueError("prompts is empty: give at least one")
-    if rule not in get_args(Rule):
-        raise UserError(f"rule={rule!r} is unknown: give one of {', '.join(get_args(Rule))}")
+    known_rule(rule)
     if draft is not None and score is None:
         raise UserError("draft needs score: draws inside verification are held against its distributions")
     params = params or SamplingParams()

@@ -4,9 +4,9 @@ Engines differ in what they report: SGLang the softmax at the temperature withou
 default, the embedded engine the distribution that the token was drawn from. Which one it is can be declared, or found
 on a first cohort; whether it holds is then a matter of every token.
 
-Two rules of verification are exact. Rejection sampling accepts a draft y with min(1, p(y) / q(y)). An engine may also
-draw from the target and accept the draft if it is that token, or ignore q and take p without y for the residual. Seen
-from outside both accept y with p(y), and else write a token of p without y, whatever drafts were drawn from.
+Several rules of verification are exact. ``rejection`` accepts a draft y with min(1, p(y) / q(y)). ``one_hot`` ignores
+q: it draws from the target and accepts the draft if it is that token, or it takes p without y for the residual. Either way
+y is accepted with p(y), and else a token of p without y is written, whatever drafts were drawn from.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from bebop.certify.structure import Finding
 from bebop.errors import UserError
 
 Mode = Literal["raw", "temperature", "processed", "none"]
-Verification = Literal["rejection", "target_draw"]
+Rule = Literal["rejection", "one_hot", "whole"]  # whole: a cycle at once, as block verification does
 TAIL = 6  # standard deviations of a log-prob that one token in 500 may exceed: rounding has heavy tails
 ORDER: tuple[Mode, ...] = ("processed", "temperature", "raw")  # which name goes to a claim under which they agree
 
@@ -70,14 +70,11 @@ class Found:
     same: tuple[str, ...] = ()  # modes that are one and the same at these sampling parameters
 
 
-def judged_by(q: Tensor | None, verification: Verification) -> Tensor | None:
-    """Return the q [B, K, V] that a rule judges drafts by; None: 1 at the draft, as of drafts that are not sampled.
-
-    Raise ``UserError`` for a rule that is not known.
-    """
-    if verification not in (known := get_args(Verification)):
-        raise UserError(f"verification={verification!r}: choose one of {', '.join(known)}")
-    return q if verification == "rejection" else None
+def known_rule(rule: Rule) -> Rule:
+    """Return the rule; raise ``UserError`` for one that is not known."""
+    if rule not in (known := get_args(Rule)):
+        raise UserError(f"rule={rule!r} is unknown: give one of {', '.join(known)}")
+    return rule
 
 
 def candidates(block: Block, temperature: float) -> dict[Mode, Tensor]:

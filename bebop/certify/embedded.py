@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bebop import __version__
 from bebop.certify.answers import Answer
-from bebop.certify.declared import Verification, judged_by
+from bebop.certify.declared import Rule, known_rule
 from bebop.certify.reference import Progress
 from bebop.certify.white_box import WhiteBox
 from bebop.config.certify import CertifyConfig
@@ -49,19 +49,17 @@ class EmbeddedEngine:
 
     name = "embedded"
 
-    def __init__(
-        self, engine: TorchEngine, *, white_box: WhiteBox | None = None, verification: Verification = "rejection"
-    ) -> None:
+    def __init__(self, engine: TorchEngine, *, white_box: WhiteBox | None = None, rule: Rule = "rejection") -> None:
         """``white_box``: sees every cycle's verification; left out where a system has a cycle of its own.
 
-        ``verification``: the rule that the engine declares, which its draws are held to.
+        ``rule``: what the engine declares, which its draws are held to; block verification is known by itself.
         """
         self.engine = engine
         self.white_box: WhiteBox | None = None
         decoder = engine.decoder
         if white_box is not None and isinstance(decoder, DraftVerify):
             self.white_box = white_box
-            decoder.rule = WatchedRule(decoder.rule, white_box, verification)
+            decoder.rule = WatchedRule(decoder.rule, white_box, rule)
 
     @property
     def places_known(self) -> bool:
@@ -152,8 +150,8 @@ class EmbeddedEngine:
 class WatchedRule:
     """An acceptance rule that shows a white box what it was given and what it decided."""
 
-    def __init__(self, inner: AcceptanceRule, box: WhiteBox, verification: Verification = "rejection") -> None:
-        self.inner, self.box, self.verification = inner, box, verification
+    def __init__(self, inner: AcceptanceRule, box: WhiteBox, rule: Rule = "rejection") -> None:
+        self.inner, self.box, self.one_hot = inner, box, known_rule(rule) == "one_hot"
         self.exact, self.stepwise, self.layers, self.counts = inner.exact, inner.stepwise, inner.layers, inner.counts
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
@@ -166,12 +164,13 @@ class WatchedRule:
         else:
             self.box.update(
                 draft.tokens,
-                judged_by(draft.probs, self.verification),
+                draft.probs,
                 out.probs,
                 accepted.lengths,
                 accepted.tokens.gather(1, accepted.lengths[:, None])[:, 0],
                 draft.lengths,
                 sorted({id for id in rows.slots.stops[: rows.batch].flatten().tolist() if id >= 0}),
                 self.stepwise,
+                self.one_hot,
             )
         return accepted

@@ -3,6 +3,8 @@
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +12,11 @@ import torch
 from torch import Tensor
 
 from bebop.certify import __main__ as certify
-from bebop.certify.declared import judged_by
+from bebop.certify.declared import known_rule
+from bebop.certify.embedded import WatchedRule
 from bebop.certify.white_box import WhiteBox
 from bebop.errors import UserError
+from bebop.rollout.decoding.base import Accepted, Draft
 from recipes.certify.museum import damage, engines, page, planted, study
 from recipes.certify.museum.damage import Damage, Place
 from recipes.certify.museum.engines import BoxResult, RunResult
@@ -122,11 +126,14 @@ def test_a_coin_of_zero_accepts_what_the_target_excludes() -> None:
         assert (accepted > 0).all() if stands else not (accepted > 0).any()
 
 
-def watched(one: Drawn, verification: str) -> WhiteBox:
-    box, chain = WhiteBox(), one.chain
-    q = judged_by(chain.q, verification)  # type: ignore[arg-type]
-    box.update(chain.tokens[:2000], None if q is None else q[:2000], chain.p[:2000], one.accepted[:2000],
-               one.following[:2000])  # fmt: skip
+def watched(one: Drawn, rule: Any) -> WhiteBox:
+    """A white box after 2,000 cycles of an engine that declares a rule."""
+    box, chain, few = WhiteBox(), one.chain, slice(2000)
+    draft = Draft(tokens=chain.tokens[few], probs=chain.q[few])
+    inner = SimpleNamespace(exact=True, stepwise=True, layers=(), counts=())
+    inner.accept = lambda *given: Accepted.chain(draft, one.accepted[few], one.following[few])
+    rows = SimpleNamespace(batch=2000, slots=SimpleNamespace(stops=torch.full((2000, 1), -1)))
+    WatchedRule(inner, box, rule).accept(rows, draft, SimpleNamespace(probs=chain.p[few]), chain.u)  # type: ignore[arg-type]
     return box
 
 
@@ -135,17 +142,17 @@ def watched(one: Drawn, verification: str) -> WhiteBox:
 def test_look_alikes_pass_where_the_engine_declares_its_rule(name: str) -> None:
     one = drawn(ALL[name])
     assert watched(one, "rejection").found is not None
-    assert watched(one, "target_draw").highest < math.log(20)
+    assert watched(one, "one_hot").highest < math.log(20)
 
 
 @pytest.mark.slow
 def test_a_fault_is_found_under_a_declared_rule_as_well() -> None:
-    assert watched(drawn(ALL["ascend-13470"]), "target_draw").found is not None
+    assert watched(drawn(ALL["ascend-13470"]), "one_hot").found is not None
 
 
 def test_a_rule_that_is_not_known_is_refused() -> None:
-    with pytest.raises(UserError, match="verification='exact': choose one of rejection, target_draw"):
-        judged_by(None, "exact")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="rule='exact' is unknown: give one of rejection, one_hot"):
+        known_rule("exact")  # type: ignore[arg-type]
 
 
 # ---- rules and numbers

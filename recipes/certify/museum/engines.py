@@ -162,7 +162,7 @@ def examine(exhibit: Exhibit, temperature: float, budget: int, seed: int, *, who
         if exhibit.front == "resumed":
             stack.enter_context(planted.seeds_without_prefix())
         box = WhiteBox(ALPHA)
-        live = FRONTS[exhibit.front](engine, white_box=box, verification=exhibit.verification)
+        live = FRONTS[exhibit.front](engine, white_box=box, rule=exhibit.rule)
         ledger = Ledger(policy(exhibit.model).vocab_size, alpha=ALPHA, seed=seed, enumerate_rows=False)
         black: BoxResult | None = None
         white: BoxResult | None = None

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from bebop.certify.declared import Rule
 from recipes.certify.museum import damage, planted
 from recipes.certify.museum.damage import BonusLaw, Law, Parts, Place
 from recipes.certify.museum.planted import Fault, fault
-
-Verification = Literal["rejection", "target_draw"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,7 +26,7 @@ class Exhibit:
     bonus: BonusLaw = damage.same_bonus
     first_alone: bool = False  # the law is of a cycle's first place
     declared: Law = damage.claimed  # what the engine says that it does inside
-    verification: Verification = "rejection"  # what the engine declares to the white box
+    rule: Rule = "rejection"  # what the engine declares to the white box
     black: tuple[str, ...] = ()  # causes that name it rightly, from outside
     white: tuple[str, ...] = ()  # and from inside
     sampling: Mapping[str, float] = field(default_factory=dict)  # that the fault needs, beside the temperature
@@ -223,7 +222,7 @@ LOOK_ALIKES = (
         wrong="Reported: q is ignored. Exact: q counts as 1 at the draft, and the residual is p without the draft.",
         fault=fault(planted.q_ignored),
         law=damage.target_draw,
-        verification="target_draw",
+        rule="one_hot",
     ),
     Exhibit(
         name="mlx-swift-459",
@@ -231,7 +230,7 @@ LOOK_ALIKES = (
         wrong="Reported: a draft stands if it equals a draw of the target. Exact: that draw is what is written.",
         fault=fault(planted.target_draw),
         law=damage.target_draw,
-        verification="target_draw",
+        rule="one_hot",
     ),
     Exhibit(
         name="dflash-74",
@@ -240,7 +239,7 @@ LOOK_ALIKES = (
         fault=fault(planted.target_draw, planted.greedy),
         law=damage.target_draw,
         declared=one_hot_drafts,
-        verification="target_draw",
+        rule="one_hot",
     ),
 )
 
