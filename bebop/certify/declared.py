@@ -5,8 +5,8 @@ default, the embedded engine the distribution that the token was drawn from. Whi
 on a first cohort; whether it holds is then a matter of every token.
 
 Several rules of verification are exact. ``rejection`` accepts a draft y with min(1, p(y) / q(y)). ``one_hot`` ignores
-q: it draws from the target and accepts the draft if it is that token, or it takes p without y for the residual. Either way
-y is accepted with p(y), and else a token of p without y is written, whatever drafts were drawn from.
+q: it draws from the target and accepts the draft if it is that token, or it takes p without y for the residual. Both
+accept y with p(y), and write a token of p without y otherwise, whatever drafts were drawn from.
 """
 
 from collections.abc import Mapping
