@@ -151,7 +151,7 @@ class Inside:
         widest = max(len(one.tokens) for one in cycles)
         tokens = torch.zeros(len(cycles), widest, dtype=torch.long)
         q = torch.zeros(len(cycles), widest, probs.shape[1], dtype=torch.float64)
-        emitted, outcomes, drawn, start = [], [], probs.clone(), 0
+        emitted, outcomes, drawn, start, whole = [], [], probs.clone(), 0, self.rule == "whole"
         for i, one in enumerate(cycles):
             drafts, there = len(one.tokens), len(ids) - start
             tokens[i, :drafts] = torch.as_tensor(list(one.tokens), dtype=torch.long)
@@ -160,16 +160,21 @@ class Inside:
             own = min(drafts, emitted[-1])
             drawn[start : start + own] = q[i, :own]
             if there <= one.accepted:  # the last token is a draft, and of the rest of the cycle nothing is known
-                outcomes.append((start, there, there, -1))
+                outcomes.append((start, there, drafts if whole else there, -1))
             else:
                 outcomes.append((start, one.accepted, drafts, int(ids[start + one.accepted])))
             start += emitted[-1]
         starts, accepted, lengths, following = torch.tensor(outcomes).unbind(1)
-        rows = (starts[:, None] + torch.arange(widest + 1)).clamp_max(len(ids) - 1)
+        p = probs[(starts[:, None] + torch.arange(widest + 1)).clamp_max(len(ids) - 1)]
+        if whole:
+            # Which drafts stand depends on all of them, and so does the completion that gives p. What is bet on a draft
+            # may not depend on it: only p of the first is known before.
+            later = (torch.arange(widest + 1) > 0) & (torch.arange(widest + 1) < lengths[:, None])
+            p[:, :widest][later[:, :widest]] = q[later[:, :widest]]
         sampled = any(one.q is not None for one in cycles)
         self.box.update(
-            tokens, q if sampled else None, probs[rows], accepted, following, lengths, self.stops,
-            stepwise=self.rule != "whole", one_hot=self.rule == "one_hot", reached_only=True,
+            tokens, q if sampled else None, p, accepted, following, lengths, self.stops,
+            stepwise=not whole, one_hot=self.rule == "one_hot", reached_only=not whole,
         )  # fmt: skip
         return tuple(emitted), drawn
 

@@ -85,7 +85,8 @@ class WhiteBox:
                 rejection a token of p other than y. That is exact, too, and so is a draft that stands if a draw of the
                 target comes out the same.
             reached_only: test only drafts that verification reached as draws. For engines that key noise by position:
-                there a draft behind a rejection and one of the next cycle have the same noise.
+                there a draft behind a rejection and one of the next cycle have the same noise. Not where drafts are
+                judged as a whole: which are reached depends on all of them then.
         """
         if not stepwise:
             self.untested["acceptance, recovered"] = "the rule judges the drafts of a cycle as a whole"

