@@ -5,6 +5,7 @@
 
 import contextlib
 import importlib
+import os
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,7 @@ from verl.plugin.platform.platform_base import PlatformBase
 
 from bebop.verl_job.hooks import wrap
 
+VISIBLE = "VERL_CPU_VISIBLE_DEVICES"
 CONSTANTS = {
     **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"), 0),
     **dict.fromkeys(("empty_cache", "reset_peak_memory_stats", "ipc_collect", "set_device"), None),
@@ -87,7 +89,7 @@ class PlatformCPU(PlatformBase):
 
     def visible_devices_envvar(self) -> str:
         """Return a variable that has no other reader."""
-        return "VERL_CPU_VISIBLE_DEVICES"
+        return VISIBLE
 
     def nvtx_range(self, msg: str) -> Any:
         """Return a context that does nothing."""
@@ -118,6 +120,7 @@ class PlatformCPU(PlatformBase):
 
 def register_platform(manager: ModuleType) -> None:
     """Make ``VERL_PLATFORM=cpu`` a choice."""
+    os.environ.setdefault(VISIBLE, "0")  # verl's launcher of SGLang reads it in every worker
     manager.PlatformRegistry.register(platform="cpu")(PlatformCPU)
 
 
@@ -149,3 +152,16 @@ def share_by_name(_sglang_rollout: ModuleType) -> None:
         return torch_own._reduce_tensor_original(tensor) if tensor.device.type == "cpu" else original(tensor)
 
     wrap(patch_torch, "_reduce_tensor_modified", around)
+
+
+def import_sglang(replica: ModuleType) -> None:
+    """Let verl import SGLang as it is run here: with kernels in Triton's interpreter.
+
+    verl's own loader asks for SGLang's CPU engine while it imports, since it expects a GPU in the servers alone. That
+    engine takes the package ``sgl_kernel``, which has no build for this torch.
+    """
+
+    def load() -> Any:
+        return importlib.import_module("verl.workers.rollout.sglang_rollout.async_sglang_server").SGLangReplica
+
+    replica.RolloutReplicaRegistry.register("sglang", load)

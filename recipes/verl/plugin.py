@@ -24,6 +24,7 @@ CPU = (
     Hook(module="verl.workers.engine.fsdp.transformer_impl", function="cpu.register_engine"),
     Hook(module="verl.utils.distributed", function="cpu.one_backend"),
     Hook(module="verl.workers.rollout.sglang_rollout.sglang_rollout", function="cpu.share_by_name"),
+    Hook(module="verl.workers.rollout.replica", function="cpu.import_sglang"),
 )
 CHECKED = (
     Hook(module="verl.trainer.ppo.v1.trainer_base", function="selftest.check_trainer"),
@@ -38,7 +39,11 @@ PARTS = {
         Hook(module="verl.trainer.ppo.v1.trainer_base", function="metrics.report_v1"),
         Hook(module="verl.experimental.separation.ray_trainer", function="metrics.report_batch"),
     ),
-    "sessions": (Hook(module="verl.workers.rollout.sglang_rollout.sglang_rollout", function="sessions.in_sessions"),),
+    "sessions": (
+        Hook(module="verl.workers.rollout.sglang_rollout.sglang_rollout", function="sessions.in_sessions"),
+        Hook(module="verl.workers.rollout.sglang_rollout.async_sglang_server", function="sessions.list_arguments"),
+        Hook(module="verl.workers.rollout.sglang_rollout.http_server_engine", function="sessions.complete_client"),
+    ),
     "train_head": (
         Hook(module="verl.workers.engine.fsdp.transformer_impl", function="head.train_beside"),
         Hook(module="verl.workers.engine.megatron.transformer_impl", function="megatron_engine.train_beside"),

@@ -1,15 +1,18 @@
-"""Weight updates of SGLang in sessions, only for those of its models that receive weights.
+"""What verl 0.9.1 lacks for newer versions of SGLang: sessions of weight updates, and the names of its arguments.
 
 Newer versions (0.5.23 was read) refuse weights outside of a session, which verl 0.9.1 does not open. They would also
 include the draft in every update: a frozen one that is processed again drafts nonsense. So a session is opened around
 verl's update, for the target alone unless the trainer sends a head as well.
 """
 
+import abc
+import dataclasses
+import inspect
 import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from bebop.verl_job.hooks import wrap
@@ -34,6 +37,31 @@ def in_sessions(sglang_rollout: ModuleType) -> None:
     wrap(sglang_rollout.ServerAdapter, "update_weights", around)
 
 
+def complete_client(engine: ModuleType) -> None:
+    """Give verl's client of a server the two requests of a session, without which SGLang's base class is abstract."""
+
+    async def begin_weight_update(client: Any, selector: str = "all") -> Any:
+        return await client._make_async_request("begin_weight_update", {"selector": selector})
+
+    async def end_weight_update(client: Any) -> Any:
+        return await client._make_async_request("end_weight_update")
+
+    for method in (begin_weight_update, end_weight_update):
+        setattr(engine.AsyncHttpServerAdapter, method.__name__, method)
+    abc.update_abstractmethods(engine.AsyncHttpServerAdapter)
+
+
+def list_arguments(server: ModuleType) -> None:
+    """Let verl ask which arguments SGLang has, where ``ServerArgs`` is no dataclass: it takes their names alone."""
+
+    def fields(cls: type) -> Any:
+        if dataclasses.is_dataclass(cls):
+            return dataclasses.fields(cls)
+        return tuple(SimpleNamespace(name=name) for name in inspect.signature(cls).parameters)
+
+    server.dataclasses = SimpleNamespace(fields=fields)  # type: ignore[attr-defined]  # of this module of verl alone
+
+
 @asynccontextmanager
 async def session(client: Any, selector: str) -> AsyncIterator[None]:
     """Open a session of one server; the updates of verl's ``client`` in this block are for ``selector``."""
@@ -43,10 +71,10 @@ async def session(client: Any, selector: str) -> AsyncIterator[None]:
         named = {**payload, "selector": selector} if endpoint == UPDATE else payload
         return await request(endpoint, named, *args, **kwargs)
 
-    await request("begin_weight_update", {"selector": selector})
+    await client.begin_weight_update(selector)
     client._make_async_request = chosen
     try:
         yield
     finally:
         client._make_async_request = request
-        await request("end_weight_update")
+        await client.end_weight_update()

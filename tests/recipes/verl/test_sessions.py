@@ -1,17 +1,29 @@
 """Sessions around verl's weight updates, with a client that keeps what it was asked to post."""
 
 import asyncio
+import dataclasses
 import sys
+from abc import ABC, abstractmethod
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bebop.verl_job.sessions import UPDATE, in_sessions
+from bebop.verl_job.sessions import UPDATE, complete_client, in_sessions, list_arguments
 from bebop.verl_job.settings import SELECTOR
 
 
-class Client:
+class Base(ABC):
+    """SGLang's base class of engines, newer than verl's client."""
+
+    @abstractmethod
+    def begin_weight_update(self, selector: str = "all") -> Any: ...
+
+    @abstractmethod
+    def end_weight_update(self) -> Any: ...
+
+
+class Client(Base):
     """verl's HTTP client of one server."""
 
     def __init__(self) -> None:
@@ -19,6 +31,9 @@ class Client:
 
     async def _make_async_request(self, endpoint: str, payload: Any = None) -> None:
         self.posted.append((endpoint, payload))
+
+
+complete_client(SimpleNamespace(AsyncHttpServerAdapter=Client))  # type: ignore[arg-type]
 
 
 def module(fails: bool = False, leads: bool = True) -> Any:
@@ -90,3 +105,17 @@ def test_a_session_is_closed_when_the_update_fails(sessions: bool) -> None:
     with pytest.raises(RuntimeError, match="no memory"):
         asyncio.run(adapter.update_weights(["a", "b"]))
     assert (adapter._engine.posted[-1][0] == "end_weight_update") is sessions
+
+
+def test_verl_finds_the_arguments_of_an_sglang_whose_arguments_are_no_dataclass() -> None:
+    class Arguments:
+        def __init__(self, model_path: str, enable_weights_cpu_backup: bool = False) -> None: ...
+
+    @dataclasses.dataclass
+    class Older:
+        model_path: str
+
+    server = SimpleNamespace(dataclasses=dataclasses)
+    list_arguments(server)  # type: ignore[arg-type]
+    assert [one.name for one in server.dataclasses.fields(Arguments)] == ["model_path", "enable_weights_cpu_backup"]
+    assert [one.name for one in server.dataclasses.fields(Older)] == ["model_path"]
