@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run demo adapt test test-slow test-exhaustive test-gpu gpu test-all test-sglang test-vllm test-verl test-megatron test-agents mutants bad-input lint format docs-check docs \
+.PHONY: help venv run demo adapt test test-slow test-exhaustive test-gpu gpu test-all test-sglang test-vllm test-verl test-verl-sglang test-megatron test-agents mutants bad-input lint format docs-check docs \
         environments tiny reproduce bench chaos clean
 
 help: ## this text
@@ -84,6 +84,16 @@ test-verl: .venv-verl/.installed ## real verl jobs on the CPU, in .venv-verl
 	$(QUIET) .venv-verl/bin/python -m pytest tests/integration/verl $(ARGS)
 	$(QUIET) .venv-verl/bin/python -m pytest tests/integration/megatron/test_verl_engine.py # by itself: verl chooses its platform once
 
+# Neither allows the other's pins. Both environments lie in the path, SGLang's before verl's.
+.venv-verl-sglang/.installed: .venv-verl/.installed .venv-sglang/.installed
+	$(or $(PYTHON),python3.11) -m venv --without-pip .venv-verl-sglang
+	for place in .venv-verl-sglang/lib/python3*/site-packages; do \
+		printf '%s\n' ../../../../.venv-sglang/$${place#*/} ../../../../.venv-verl/$${place#*/} > $$place/both.pth; done
+	@touch $@
+
+test-verl-sglang: .venv-verl-sglang/.installed ## a real verl job with real SGLang on the CPU
+	$(QUIET) .venv-verl-sglang/bin/python -m pytest tests/integration/verl/test_sglang.py $(ARGS)
+
 test-megatron: .venv-megatron/.installed ## real megatron-core on the CPU, in .venv-megatron
 	$(QUIET) .venv-megatron/bin/python -m pytest tests/integration/megatron $(ARGS)
 
@@ -93,7 +103,7 @@ test-agents: .venv-agents/.installed ## real OpenEnv servers and verifiers envir
 smoke-%: .venv-%/.installed ## the part of it that .ci/run takes: smoke-sglang, smoke-verl, ...
 	$(QUIET) .venv-$*/bin/python -m pytest $$(grep -l pytest.mark.smoke tests/integration/$*/test_*.py) -m smoke $(ARGS) # other files import the engine
 
-test-all: test lint test-slow test-exhaustive mutants bad-input test-agents test-megatron test-sglang test-vllm test-verl ## every test that needs no GPU: some three hours on two cores
+test-all: test lint test-slow test-exhaustive mutants bad-input test-agents test-megatron test-sglang test-vllm test-verl test-verl-sglang ## every test that needs no GPU: some three hours on two cores
 
 mutants: venv ## plant every fault and see that the tests notice: ten minutes; test-slow takes every sixtieth; ARGS="policy/tis --list"
 	$(QUIET) $(BIN)/python -m tests.mutants $(ARGS)

@@ -12,7 +12,8 @@ holds what came, beside these rules, each written before its run (seed 0, alpha 
   0.29.0 does not (#54282). 0.28.0 fails and the cause is ``shared_noise``; 0.29.0 and 0.32.0 pass.
 - 20,480 tokens, ``--block``. Both kernels key their noise by seed and position. Block verification looks at the
   uniforms and at the drafts of all positions, and the next cycle uses those behind the accepted length again. All
-  versions fail, whatever the cause is called; with ``--fresh``, where no position is used twice, all pass.
+  versions fail, whatever the cause is called, and 0.32.0 also by its completions alone (``--outside``). 0.32.0 with
+  ``--fresh``, where no position is used twice, passes.
 """
 
 import argparse
