@@ -88,7 +88,7 @@ test-verl: .venv-verl/.installed ## real verl jobs on the CPU, in .venv-verl
 .venv-verl-sglang/.installed: .venv-verl/.installed .venv-sglang/.installed
 	$(or $(PYTHON),python3.11) -m venv --without-pip .venv-verl-sglang
 	for place in .venv-verl-sglang/lib/python3*/site-packages; do \
-		printf '%s\n' ../../../../.venv-sglang/$${place#*/} ../../../../.venv-verl/$${place#*/} > $$place/both.pth; done
+		printf '%s\n' $(foreach one,.venv-sglang .venv-verl,../../../../$(one)/$${place#*/}) ../../../.. > $$place/both.pth; done
 	@touch $@
 
 test-verl-sglang: .venv-verl-sglang/.installed ## a real verl job with real SGLang on the CPU

@@ -173,6 +173,34 @@ class Kernels:
         )
 
 
+def leaves_noise(folder: Path, requests: int = 200) -> bool:
+    """Return whether block verification tests drafts with uniforms that it looked at a cycle before.
+
+    Of two drafts none stands in the first cycle, so the second one's uniform was above p/q there. At the same ratio one
+    draft in ``1 / ratio`` would stand in the next cycle with another uniform, and with the same one none does.
+    """
+    _, rejection = load(folder)
+    ratio, key = 0.5, torch.arange(requests, dtype=torch.int64)
+    p, q = torch.tensor([ratio**2, 1 - ratio**2]), torch.tensor([1 - 1e-6, 1e-6])
+
+    def accepted(which: Tensor, start: int, drafts: int, target: Tensor) -> Tensor:
+        width, n = drafts + 1, len(which)
+        cells = torch.zeros(n * width, dtype=torch.int64)  # the draft is token 0
+        cache = q.log().expand(requests, drafts, 2).contiguous()
+        starts = torch.arange(0, n * width + 1, width, dtype=torch.int32)
+        steps, seats = torch.arange(width, dtype=torch.int32).repeat(n), which.to(torch.int32)
+        _, count = rejection.rejection_sample(
+            target.log().expand(n * width, 2).contiguous(), cache, cells, starts, steps.long() + start, seats,
+            seats.repeat_interleave(width), steps, torch.ones(requests), key, drafts, use_block_verification=True,
+        )  # fmt: skip
+        return torch.as_tensor(count).long() - 1
+
+    first = accepted(key, 10, 2, torch.tensor([ratio, 1 - ratio]))
+    none = key[first == 0]
+    assert len(none) > requests / 5 and bool(accepted(none, 1000, 1, p).any()), "other uniforms let drafts stand"
+    return not bool(accepted(none, 11, 1, p).any())
+
+
 def ruled(row: dict[str, Any]) -> bool:
     """Return whether a row is what the rule says of it."""
     if row["block"]:

@@ -37,6 +37,11 @@ def sglang_updates_without_a_session() -> bool:
     return not any("begin_weight_update" in path.read_text() for path in _root().rglob("*.py"))
 
 
+def sglang_arguments_are_taken_for_a_dataclass() -> bool:
+    """SGLang 0.5.23: ``ServerArgs`` is none, and ``dataclasses.fields`` raises a TypeError before the server starts."""
+    return "dataclasses.fields(ServerArgs)" in _source(SGLANG)
+
+
 def the_head_is_sought_on_the_first_runner() -> bool:
     """``model_runner.drafter``, which vLLM's second runner has not: verl then updates the target alone."""
     source = _source(WORKER)
@@ -77,6 +82,12 @@ DEFECTS = (
     Defect(name="verl-sglang-counts", program="verl", version="0.9.1", there=sglang_counts_by_names_that_are_gone),
     Defect(name="verl-async-counts", program="verl", version="0.9.1", there=pieces_lose_their_counts),
     Defect(name="verl-sglang-sessions", program="verl", version="0.9.1", there=sglang_updates_without_a_session),
+    Defect(
+        name="verl-sglang-arguments",
+        program="verl",
+        version="0.9.1",
+        there=sglang_arguments_are_taken_for_a_dataclass,
+    ),
     Defect(name="verl-second-runner", program="verl", version="0.9.1", there=the_head_is_sought_on_the_first_runner),
     Defect(name="verl-flush", program="verl", version="0.9.1", there=a_log_line_that_fails),
 )

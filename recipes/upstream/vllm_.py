@@ -2,6 +2,8 @@
 
 import inspect
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,19 @@ def seeds_do_not_replay_drafts() -> bool:
     return any(list(answer) != list(answers[0]) for answer in answers)
 
 
+def block_verification_leaves_noise() -> bool:
+    """Uniforms behind the accepted length were looked at, and the next cycle has them again; in another process."""
+    program = (
+        "from pathlib import Path; from importlib.util import find_spec; from recipes.certify import vllm_kernels; "
+        "print(vllm_kernels.leaves_noise(Path(find_spec('vllm').origin).parents[1]))"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()[-1] == "True"
+
+
 def _names_of_the_draft(worker: Any) -> list[str]:
     runner = worker.model_runner
     shared = {tensor.data_ptr() for tensor in runner.get_model().parameters()}
@@ -126,5 +141,6 @@ DEFECTS = (
     Defect(name="vllm-experts", program="vllm", version="0.32.0", there=experts_are_packed_once),
     Defect(name="vllm-dflash-keys", program="vllm", version="0.32.0", there=keys_are_normed_by_the_first_weight),
     Defect(name="vllm-checksums", program="vllm", version="0.32.0", there=checksums_leave_the_draft_out),
+    Defect(name="vllm-block-noise", program="vllm", version="0.32.0", there=block_verification_leaves_noise),
     Defect(name="vllm-seeds", program="vllm", version="0.32.0", there=seeds_do_not_replay_drafts),
 )
