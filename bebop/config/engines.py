@@ -181,7 +181,8 @@ class VllmConfig(Settings):
     )
     async_scheduling: bool | None = setting(
         None,
-        "launch a step before the tokens of the one before are read, which takes model_runner=v2; null: with v2",
+        "launch a step before the tokens of the one before are read, which takes model_runner=v2; null: with v2, but "
+        "not with decoding=ngram",
     )
     transfer: Literal["memory", "file"] = setting("memory", "file: weights go through a folder, which keeps the newest")
     folder: str | None = setting(None, "for transfer=file", NOT_EMPTY)

@@ -57,6 +57,7 @@ class Hosting:
     at_once: bool = False  # its drafter makes all drafts of a cycle in one pass
     part: str = ""  # the trained part that it drafts with; empty: none, or what is in the target's checkpoint
     runners: tuple[ModelRunner, ...] = ("v2", "v1")  # that have it, the first by preference
+    ahead: bool = True  # steps may be launched ahead of the results of the one before
 
 
 def head_arguments(decoding: DecodingConfig) -> dict[str, Any]:
@@ -127,7 +128,7 @@ HOSTINGS = {  # by drafter
     "draft_model": Hosting(arguments=model_arguments, drafter=partial(draft_folder, engine="vLLM")),
     "block": Hosting(arguments=block_arguments, drafter=block_folder, at_once=True),
     "eagle3": Hosting(arguments=eagle3_arguments, model=True, part="eagle3"),
-    "ngram": Hosting(arguments=ngram_arguments, sampled=False),
+    "ngram": Hosting(arguments=ngram_arguments, sampled=False, ahead=False),  # it looks drafts up in the results
     "history": Hosting(
         arguments=suffix_arguments,
         sampled=False,
@@ -160,7 +161,8 @@ HOSTED = [name for name, system in SYSTEMS.items() if missing(system) is None]
 def model_runner(config: JobConfig, device: str) -> ModelRunner:
     """Return the model runner for a job on a ``device``; raise ``UserError`` for one that lacks what is asked."""
     own, system = config.rollout.vllm, config.decoding.system
-    there = HOSTINGS[SYSTEMS[system].drafter_name].runners
+    hosting = HOSTINGS[SYSTEMS[system].drafter_name]
+    there = hosting.runners
     # On a CPU the kernels of v2 run in Triton's interpreter, some hundred times slower than those of v1 are.
     runner = own.model_runner or ("v1" if device == "cpu" and not config.trainer.routing_replay else there[0])
     if runner not in there:
@@ -172,6 +174,11 @@ def model_runner(config: JobConfig, device: str) -> ModelRunner:
         raise UserError(
             "trainer.routing_replay=True is not possible with vLLM's first model runner, which records no routing: "
             "give rollout.vllm.model_runner=v2, and a decoding system that has it"
+        )
+    if own.async_scheduling and not hosting.ahead:
+        raise UserError(
+            f"rollout.vllm.async_scheduling=true is not possible with decoding.system={system!r}: vLLM looks its "
+            "drafts up in the tokens of the step before; give false or null"
         )
     if own.async_scheduling and runner == "v1":
         raise UserError(
@@ -189,7 +196,7 @@ def environment(runner: ModelRunner, device: str, every: int) -> dict[str, str]:
 def engine_arguments(config: JobConfig, folder: Path, device: str, drafter: Path | None = None) -> dict[str, Any]:
     """Return the arguments of ``vllm.EngineArgs`` for a job; ``device`` is cpu or cuda, ``drafter`` a folder."""
     rollout, own, drafts = config.rollout, config.rollout.vllm, config.decoding.limit
-    runner = model_runner(config, device)
+    runner, hosting = model_runner(config, device), HOSTINGS[SYSTEMS[config.decoding.system].drafter_name]
     length = rollout.max_length + 1 + drafts  # of the last cycle's drafts; they end where the model's positions do
     settings = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
     length = min(length, max(rollout.max_length, getattr(settings, "max_position_embeddings", None) or length))
@@ -202,7 +209,7 @@ def engine_arguments(config: JobConfig, folder: Path, device: str, drafter: Path
         "enforce_eager": device == "cpu" if own.eager is None else own.eager,
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
-        "async_scheduling": runner == "v2" if own.async_scheduling is None else own.async_scheduling,
+        "async_scheduling": runner == "v2" and hosting.ahead if own.async_scheduling is None else own.async_scheduling,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "skip_tokenizer_init": not rollout.sampling.stop,
@@ -217,7 +224,6 @@ def engine_arguments(config: JobConfig, folder: Path, device: str, drafter: Path
         arguments["gpu_memory_utilization"] = own.memory_fraction
     if config.trainer.routing_replay:
         arguments["enable_return_routed_experts"] = True
-    hosting = HOSTINGS[SYSTEMS[config.decoding.system].drafter_name]
     if (speculation := hosting.arguments(config.decoding)) is not None:
         chosen = drafter if hosting.drafter is None else hosting.drafter(config)
         arguments["speculative_config"] = speculation | ({} if chosen is None else {"model": str(chosen)})

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bebop.rollout.vllm.arguments import ENVIRONMENT
-from bebop.rollout.vllm.plugin import CPU, register
+from bebop.rollout.vllm.plugin import CPU, RUNNER, register
 from tests.integration.heads import compare, held
 
 
@@ -123,7 +123,7 @@ def meet() -> None:
 
 
 def main(inputs_path: str, *folders: str) -> None:
-    os.environ.update({**ENVIRONMENT, CPU: "1"})
+    os.environ.update({**ENVIRONMENT, CPU: "1", RUNNER: "0"})  # vLLM's second runner takes a compiler
     register()
     from vllm.model_executor.layers.attention import Attention
     from vllm.model_executor.layers.attention.mla_attention import MLAAttention

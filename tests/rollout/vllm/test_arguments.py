@@ -123,6 +123,7 @@ def test_the_second_runner_is_taken_where_it_has_the_system() -> None:
     assert model_runner(job(own=VllmConfig(model_runner="v2")), "cpu") == "v2"
     for own, wanted in (({}, True), ({"async_scheduling": False}, False), ({"model_runner": "v1"}, False)):
         assert engine_arguments(job(own=VllmConfig(**own)), TINY, "cuda")["async_scheduling"] is wanted
+    assert engine_arguments(job("ngram"), TINY, "cuda")["async_scheduling"] is False
     names = ("VLLM_USE_V2_MODEL_RUNNER", "BEBOP_VERIFY_EVERY", "BEBOP_VLLM_CPU")
     assert [environment("v2", "cpu", 4)[name] for name in names] == ["1", "4", "1"]
     assert [environment("v1", "cuda", 0)[name] for name in names] == ["0", "0", "0"]
@@ -167,6 +168,7 @@ def sampling(speculative: bool, **params: float) -> Callable[[], None]:
         (settings(model_runner="v1", async_scheduling=True), "async_scheduling=True .*one step after"),
         (runner("history", "cuda", model_runner="v2"), "model_runner=v2 .*'history'.* give v1 or null"),
         (runner("history", "cuda", async_scheduling=True), "async_scheduling=true .* runner is v1"),
+        (runner("ngram", "cuda", async_scheduling=True), "async_scheduling=true .*'ngram': .* give false or null"),
         (runner("bebop", "cpu", async_scheduling=True), "async_scheduling=true .* give false, or .*=v2"),
         (settings(transfer="file"), "rollout.vllm.*folder"),
         (settings(transfer="pigeon"), "rollout.vllm.*transfer"),
