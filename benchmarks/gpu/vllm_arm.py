@@ -20,6 +20,7 @@ from bebop.config.job import DecodingConfig
 from bebop.model.checkpoint import save_policy
 from bebop.rollout.vllm import plugin
 from bebop.rollout.vllm.arguments import BLOCK, HOSTINGS
+from bebop.rollout.vllm.steps import STEPS, StepRecord
 from bebop.systems import SYSTEMS
 
 # vLLM's CPU kernels want heads of 64.
@@ -113,7 +114,7 @@ def measure(arm: Arm, model: Path, context: Context) -> None:
             context.keep("cycle", None, skipped="time is up", batch=batch, **about)
             continue
         decode(engine, arm, batch, cycles=4)  # Triton compiles in the first steps of a batch
-        records: list[plugin.StepRecord] = []
+        records: list[StepRecord] = []
         steps, _ = decode(engine, arm, batch, cycles=CYCLES, records=records)
         found = {"batch": batch, **about, **cycle(steps, batch), **acceptance_check(records)}
         base = found["value"] if arm.drafts == 0 else plain(context.rows, found)
@@ -136,7 +137,7 @@ def without_statistics(rows: Sequence[Row], row: Row) -> float | None:
     return next((one["value"] for one in cycles if all(one[name] == row[name] for name in same)), None)
 
 
-def acceptance_check(records: Sequence[plugin.StepRecord]) -> dict[str, float]:
+def acceptance_check(records: Sequence[StepRecord]) -> dict[str, float]:
     """Return how often first drafts were accepted in the measured steps, and their mean overlap, which predicts it.
 
     Nothing where nothing was measured. For greedy drafts the overlap is p of the draft.
@@ -205,7 +206,7 @@ def decode(
     arm: Arm,
     batch: int,
     cycles: int,
-    records: list[plugin.StepRecord] | None = None,
+    records: list[StepRecord] | None = None,
     **sampling: Any,
 ) -> tuple[list[Step], list[list[Any]]]:
     """Decode a batch at temperature 1, all rows at once, which have tokens for so many cycles.
@@ -231,7 +232,7 @@ def decode(
     while engine.has_unfinished_requests():
         tokens = rows = 0
         outputs_of_step = engine.step()
-        record = plugin.STEPS.take()
+        record = STEPS.take()
         if records is not None:
             records.append(record)
         for given in outputs_of_step:

@@ -17,7 +17,8 @@ from bebop.rollout.engine import EngineDied
 from bebop.rollout.served_engine import OutputChunk
 from bebop.rollout.served_weights import Sums
 from bebop.rollout.vllm.arguments import refuse_version, sampling_arguments
-from bebop.rollout.vllm.plugin import CPU, RUNNER, STEPS, StepCounts, StepRecord, register
+from bebop.rollout.vllm.plugin import CPU, RUNNER, register
+from bebop.rollout.vllm.steps import STEPS, StepCounts, StepRecord
 from bebop.rollout.vllm.suffixes import Suffixes, suffix_cache
 from bebop.trajectory import FinishReason, SamplingParams
 

@@ -17,7 +17,7 @@ from bebop.rollout.served_engine import OutputChunk
 from bebop.rollout.served_weights import ToUpdate, WeightWatch
 from bebop.rollout.vllm.arguments import refuse_sampling
 from bebop.rollout.vllm.core import Core
-from bebop.rollout.vllm.plugin import Verified
+from bebop.rollout.vllm.steps import Verified
 from bebop.rollout.vllm.suffixes import Suffixes
 from bebop.rollout.vllm.transfer import WeightTransfer
 from bebop.runtime.watchdog import Deadline, SuspendAwareClock

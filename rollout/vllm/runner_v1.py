@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bebop.rollout.host_copy import HostCopy
-from bebop.rollout.vllm.plugin import Rows, Steps, one_hot, table
+from bebop.rollout.vllm.steps import Rows, Steps, one_hot, table
 
 
 def watch(steps: Steps) -> None:

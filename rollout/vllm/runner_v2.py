@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bebop.errors import UserError
 from bebop.rollout.host_copy import HostCopy
-from bebop.rollout.vllm.plugin import Rows, Steps, one_hot, table
+from bebop.rollout.vllm.steps import Rows, Steps, one_hot, table
 
 READS = ("target_logits", "draft_logits", "draft_sampled", "cu_num_logits", "idx_mapping", "temperature")
 MORE = ("expanded_idx_mapping", "expanded_local_pos")

@@ -32,7 +32,7 @@ from bebop.bench.gpu.vllm_bundle import ELF, HEADER, MAGIC, SHT_NOBITS, fat_bina
 from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
-from bebop.rollout.vllm.plugin import StepRecord, Verified
+from bebop.rollout.vllm.steps import StepRecord, Verified
 
 PTX = 1
 

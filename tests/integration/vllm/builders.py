@@ -29,7 +29,7 @@ from bebop.rollout.served_engine import OutputChunk, ServedEngine
 from bebop.rollout.vllm.builder import make
 from bebop.rollout.vllm.core import Core, _Answer
 from bebop.rollout.vllm.engine import VllmServer
-from bebop.rollout.vllm.plugin import StepRecord, Verified
+from bebop.rollout.vllm.steps import StepRecord, Verified
 from bebop.trajectory import Completion, SamplingParams
 from tests.served_models import VOCAB, answers
 

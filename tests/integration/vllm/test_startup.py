@@ -8,7 +8,7 @@ from bebop.errors import UserError
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.vllm.cpu import Expansion
 from bebop.rollout.vllm.engine import self_test
-from bebop.rollout.vllm.plugin import STEPS, StepRecord
+from bebop.rollout.vllm.steps import STEPS, StepRecord
 from tests.integration.vllm.builders import RUNNER, core, fewer, verification
 
 first_runner = pytest.mark.skipif(RUNNER == "v2", reason="the second runner has another function in its place")

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bebop.rollout.vllm import plugin, runner_v1, runner_v2
-from bebop.rollout.vllm.plugin import Rows, StepRecord, Steps, Verified
+from bebop.rollout.vllm import runner_v1, runner_v2, steps
+from bebop.rollout.vllm.steps import Rows, StepRecord, Steps, Verified
 
 V = 7
 COUNTS = [3, 0, 2]  # drafts of each request
@@ -71,11 +71,11 @@ def test_what_is_accepted_is_kept_of_every_step(runner: str) -> None:
         assert [bool(one.weight) for one in found] == [bool(every)] * 3
 
 
-@pytest.mark.parametrize("size", [plugin.SLICE, 2 * V])
+@pytest.mark.parametrize("size", [steps.SLICE, 2 * V])
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_measures_are_those_of_the_requests_own_rows(runner: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one slice, and two rows at a time."""
-    monkeypatch.setattr(plugin, "SLICE", size)
+    monkeypatch.setattr(steps, "SLICE", size)
     q, p = drafted(), target().softmax(-1)
     found = step(runner, Steps(every=1), q)
     for one, rows in zip(found, (slice(0, 3), slice(3, 3), slice(3, 5)), strict=True):

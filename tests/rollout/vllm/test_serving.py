@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bebop.rollout.vllm.plugin import FIELD, STEPS, StepRecord, Verified, hand_on, summed, with_steps
+from bebop.rollout.vllm.plugin import FIELD, hand_on, summed, with_steps
+from bebop.rollout.vllm.steps import STEPS, StepRecord, Verified
 from bebop.trajectory import MEASURED
 
 DRAFTS = 2

@@ -9,7 +9,7 @@ import torch
 
 from bebop.errors import UserError
 from bebop.rollout.vllm.engine import PROMPT, TOP, self_test, slope
-from bebop.rollout.vllm.plugin import StepRecord, Verified
+from bebop.rollout.vllm.steps import StepRecord, Verified
 from bebop.trajectory import SamplingParams
 
 V = 11

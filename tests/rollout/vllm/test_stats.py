@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bebop.rollout.vllm.core import Core, _Answer
-from bebop.rollout.vllm.plugin import STEPS, StepCounts, StepRecord, Verified
+from bebop.rollout.vllm.steps import STEPS, StepCounts, StepRecord, Verified
 from bebop.trajectory import MEASURED
 
 
