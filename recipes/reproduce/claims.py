@@ -93,7 +93,16 @@ PAPERS = (
         ),
         others={"Fig 14b": "Further findings of the paper", "beyond": "Beyond the paper"},
         recipes=("objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "beyond"),
-        real=("real_entropy", "real_drafts", "real_losses", "real_pays", "real_pays_gpu", "real_steps", "real.rl"),
+        real=(
+            "real_entropy",
+            "real_drafts",
+            "real_losses",
+            "real_pays",
+            "real_pays_gpu",
+            "real_steps",
+            "real_regime",
+            "real.rl",
+        ),  # fmt: skip
     ),
     Paper(
         title="PAD",
