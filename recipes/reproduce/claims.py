@@ -102,7 +102,7 @@ PAPERS = (
             "real_steps",
             "real_regime",
             "real.rl",
-        ),  # fmt: skip
+        ),
     ),
     Paper(
         title="PAD",

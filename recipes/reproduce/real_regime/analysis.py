@@ -186,10 +186,10 @@ def _halved(one: Statistic) -> Statistic:
 
 
 def trained_on(found: Found) -> str:
-    """Return the tokens of training so far in words, and whether the plan is fulfilled: only then a verdict counts."""
+    """Return the tokens of training in words, and whether they are fewer than planned."""
     tokens, planned = tokens_of(found), int(found.progress["planned tokens"])
     words = f"heads trained on {tokens:,} of {planned:,} tokens"
-    return words if tokens >= planned else f"{words}: a look on the way, which the whole run replaces"
+    return words if tokens >= planned else f"{words}, fewer than planned"
 
 
 def tokens_of(found: Found) -> int:
