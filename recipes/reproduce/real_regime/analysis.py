@@ -16,6 +16,7 @@ from recipes.reproduce.real.arms import Arm, Measured, each, interval, of_arm, o
 from recipes.reproduce.real.effects import Effect, Statistic, by_prompt, mean_of
 from recipes.reproduce.real.slopes import ENTROPY, of_kind
 from recipes.reproduce.real_regime.evaluation import TEST, UNSEEN, Archive, Look, chains
+from recipes.reproduce.real_regime.findings import MOST
 from recipes.reproduce.real_regime.plan import (
     DEPTH,
     DRAFTS,
@@ -118,7 +119,15 @@ def kinds_won(found: Probe) -> Statistic:
     return Statistic(columns, number)
 
 
-STATISTICS: dict[str, Callable[[Probe], Statistic]] = {"": acceptance, " greedy": greedy_acceptance}
+def greedy_points(found: Probe) -> Statistic:
+    """Return the same in points."""
+    return mean_of(found, 100 * (found.accept_greedy - 1) / DRAFTS)
+
+
+# Names of numbers, and what they are of a head.
+STATISTICS: dict[str, Callable[[Probe], Statistic]] = {
+    "acceptance": acceptance, "acceptance greedy": greedy_acceptance, "greedy points": greedy_points,
+}  # fmt: skip
 
 
 # ---- numbers of a form
@@ -134,16 +143,15 @@ def measure(form: str, found: Found) -> Measured:
     plain = {name: found.arm(name) for name in OBJECTIVES}
     same_chains([one for arm in plain.values() for one in arm.values()])
     told.add("entropy", of_arm(each(plain["ce"], lambda one: mean_of(one, one.numbers[ENTROPY]))))
+    told.add("entropy - .5", of_arm(each(plain["ce"], lambda one: mean_of(one, one.numbers[ENTROPY] - MOST))))
     for name, arm in plain.items():
         told.arm(f"{name}, accept length", each(arm, lambda one: mean_of(one, one.accept)))
         for words, what in STATISTICS.items():
-            told.arm(f"{name}, acceptance{words}", each(arm, what))
+            told.arm(f"{name}, {words}", each(arm, what))
         told.arm(f"{name}, acceptance on unseen kinds", each(found.arm(name, split=UNSEEN), acceptance))
     for first, second in COMPARED:
         for words, what in STATISTICS.items():
-            told.difference(
-                f"{first} - {second}, acceptance{words}", each(plain[first], what), each(plain[second], what)
-            )
+            told.difference(f"{first} - {second}, {words}", each(plain[first], what), each(plain[second], what))
         elsewhere = (each(found.arm(name, split=UNSEEN), acceptance) for name in (first, second))
         told.difference(f"{first} - {second}, acceptance on unseen kinds", *elsewhere)
     for name in ADVANTAGE:

@@ -26,6 +26,7 @@ from bebop.model.mtp import MTPHead
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.real.prompts import RealPrompt
+from recipes.reproduce.real.states import read_states, write_states
 from recipes.reproduce.real_regime.plan import (
     DEPTH,
     DRAFTS,
@@ -86,11 +87,22 @@ def texts(form: Form, model: Policy, prompts: Sequence[RealPrompt], place: Path)
         path = place / "texts" / f"T{temperature:.2f}-{split}.jsonl" if form.resumable else None
         answers = sampled(form, model, asked, path, f"text at {temperature:g}")
         rows = [answer.row for answer in answers]
-        with torch.no_grad():
-            states = backbone_states(model, rows, form.states_batch)
+        states = kept_states(form, model, rows, path)
         stopped = sum(answer.finish == "stop" for answer in answers) / len(answers)
         found[temperature, split] = Text(rows=rows, states=states, stopped=stopped)
     return found
+
+
+def kept_states(form: Form, model: Policy, rows: Sequence[TokenRow], path: Path | None) -> Sequence[Tensor]:
+    """Return the backbone's states of a text, kept beside its file: every sitting needs them once more."""
+    file = None if path is None else path.with_suffix(".npy")
+    if file is None or not file.is_file():
+        with torch.no_grad():
+            states = backbone_states(model, rows, form.states_batch)
+        if file is None:
+            return states
+        write_states(file, states)
+    return read_states(file, [len(row.token_ids) for row in rows])
 
 
 def look(form: Form, model: Policy, weights: Mapping[str, Tensor], text: Text, temperature: float) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Form:
     slots: int  # completions that are decoded side by side
     rows_per_step: int
     shared_rows_per_step: int
-    every: int = 8  # a step takes each so many-th chain of a completion
+    every: int  # a step takes each so many-th chain of a completion
     shared_lr: float
     lr: float  # constant after the warm-up, as in the paper
     max_tokens: int  # of a micro-batch, padding included
@@ -76,22 +76,24 @@ CPU = Form(
     name="cpu",
     words="a million tokens, on a CPU",
     plan=PLAN,
+    mixed=True,
     start="built-in",
     tokens=1_000_000,
     shard=128,
-    shared_shards=8,
-    shared_passes=2,
+    shared_shards=4,
+    shared_passes=4,
     slots=64,
-    rows_per_step=4,
-    shared_rows_per_step=8,
+    rows_per_step=8,
+    shared_rows_per_step=16,
+    every=16,
     shared_lr=5e-4,
     lr=2.5e-4,
     max_tokens=8192,
-    test_prompts=120,
-    unseen_prompts=60,
+    test_prompts=80,
+    unseen_prompts=40,
     test_every=32,
-    states_batch=8,
-    reserve=900.0,
+    states_batch=16,
+    reserve=600.0,
     resumable=True,
 )
 LARGE = replace(PLAN, kinds=tuple(kind if kind.open else replace(kind, count=MANY * kind.count) for kind in PLAN.kinds))
@@ -109,6 +111,7 @@ GPU = Form(
     slots=2048,
     rows_per_step=256,
     shared_rows_per_step=64,
+    every=8,
     shared_lr=1e-3,
     lr=5e-4,
     max_tokens=1 << 16,
@@ -123,7 +126,7 @@ FORMS = (CPU, GPU)
 TINY = {
     "plan": SMOKE, "device": "cpu", "dtype": "float32", "tokens": 700, "shard": 16, "shared_shards": 1, "slots": 8,
     "shared_passes": 1, "rows_per_step": 8, "shared_rows_per_step": 8, "every": 2, "test_prompts": 6,
-    "unseen_prompts": 3, "test_every": 1, "states_batch": 8, "reserve": 0.0,
+    "unseen_prompts": 3, "test_every": 1, "states_batch": 8, "reserve": 0.0, "mixed": False,
 }  # fmt: skip
 
 
