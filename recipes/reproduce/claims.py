@@ -46,7 +46,8 @@ PAPERS = (
                 ".5 nats; lines over the steps of RL.",
                 here="SmolLM2 at .64 to 4.88 nats (mean 2.65 at temperature 1), built-in model at about "
                 ".2; over temperatures, prompts and tokens, and over few steps of RL.",
-                decides="Heads that accept as much as the paper's, on policies of .1 to .5 nats (real_regime), during RL.",
+                decides="Heads that accept as much as the paper's, on policies of .1 to .5 nats (real_regime), "
+                "during RL.",
             ),
             Claim(
                 name="C2",
@@ -64,8 +65,8 @@ PAPERS = (
                 " to 8.0 points, target-only acceptance moves by less than .3.",
                 here="One layer on SmolLM2, 207,457 tokens of corpus, 46 % of first drafts accepted, "
                 "entropy 2.65 nats; the built-in model.",
-                decides="A corpus of the paper's size and policies of .1 to .5 nats (real_regime): in the two tenths of "
-                "tokens of lowest entropy end-to-end TV is ahead of cross-entropy by .043 and .037 of"
+                decides="A corpus of the paper's size and policies of .1 to .5 nats (real_regime): in the two tenths "
+                "of tokens of lowest entropy end-to-end TV is ahead of cross-entropy by .043 and .037 of"
                 " overlap.",
             ),
             Claim(
