@@ -23,6 +23,7 @@ from bebop.adaptation.probe import Probe, probe
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
+from bebop.rollout.torch_engine import TorchEngine
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.real.prompts import RealPrompt
@@ -78,16 +79,17 @@ def wanted() -> Iterator[Look]:
     yield from (Look(head=name, temperature=TRAINED_AT, split=UNSEEN) for name in names)
 
 
-def texts(form: Form, model: Policy, prompts: Sequence[RealPrompt], place: Path) -> dict[tuple[float, str], Text]:
+def texts(form: Form, engine: TorchEngine, prompts: Sequence[RealPrompt], place: Path) -> dict[tuple[float, str], Text]:
     """Return the texts by temperature and split, sampled now unless they are kept in ``place``."""
     found = {}
     for temperature, split in dict.fromkeys((look.temperature, look.split) for look in wanted()):
-        most = form.test_prompts if split == TEST else form.unseen_prompts
+        most = form.swept_prompts if temperature != TRAINED_AT else form.test_prompts
+        most = form.unseen_prompts if split == UNSEEN else most
         asked = test_requests(of_split(prompts, split, most), temperature)
         path = place / "texts" / f"T{temperature:.2f}-{split}.jsonl" if form.resumable else None
-        answers = sampled(form, model, asked, path, f"text at {temperature:g}")
+        answers = sampled(form, engine, asked, path, f"text at {temperature:g}")
         rows = [answer.row for answer in answers]
-        states = kept_states(form, model, rows, path)
+        states = kept_states(form, engine.policy, rows, path)
         stopped = sum(answer.finish == "stop" for answer in answers) / len(answers)
         found[temperature, split] = Text(rows=rows, states=states, stopped=stopped)
     return found

@@ -47,7 +47,6 @@ class Form:
     """One form of the program: how much is sampled, trained and evaluated, and on which device."""
 
     name: str
-    words: str  # for statements and pages
     plan: Plan  # the prompts, and the lengths of prompts and completions
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -64,7 +63,8 @@ class Form:
     shared_lr: float
     lr: float  # constant after the warm-up, as in the paper
     max_tokens: int  # of a micro-batch, padding included
-    test_prompts: int  # that heads are evaluated on, one completion each at every temperature
+    test_prompts: int  # that heads are evaluated on at the temperature of training, one completion each
+    swept_prompts: int  # the first of these, for every other temperature
     unseen_prompts: int  # of kinds that no head was trained on
     test_every: int  # evaluation takes each so many-th chain
     states_batch: int  # completions that go through the backbone side by side
@@ -74,7 +74,6 @@ class Form:
 
 CPU = Form(
     name="cpu",
-    words="a million tokens, on a CPU",
     plan=PLAN,
     mixed=True,
     start="built-in",
@@ -89,17 +88,17 @@ CPU = Form(
     shared_lr=5e-4,
     lr=2.5e-4,
     max_tokens=8192,
-    test_prompts=80,
-    unseen_prompts=40,
+    test_prompts=160,
+    swept_prompts=60,
+    unseen_prompts=60,
     test_every=32,
     states_batch=16,
-    reserve=600.0,
+    reserve=720.0,
     resumable=True,
 )
 LARGE = replace(PLAN, kinds=tuple(kind if kind.open else replace(kind, count=MANY * kind.count) for kind in PLAN.kinds))
 GPU = Form(
     name="gpu",
-    words="ten million tokens, on a GPU",
     plan=LARGE,
     device="cuda",
     dtype="bfloat16",
@@ -115,18 +114,18 @@ GPU = Form(
     shared_lr=1e-3,
     lr=5e-4,
     max_tokens=1 << 16,
-    test_prompts=400,
-    unseen_prompts=160,
+    test_prompts=600,
+    swept_prompts=300,
+    unseen_prompts=200,
     test_every=16,
     states_batch=128,
     reserve=60.0,
     resumable=False,
 )
-FORMS = (CPU, GPU)
 TINY = {
     "plan": SMOKE, "device": "cpu", "dtype": "float32", "tokens": 700, "shard": 16, "shared_shards": 1, "slots": 8,
     "shared_passes": 1, "rows_per_step": 8, "shared_rows_per_step": 8, "every": 2, "test_prompts": 6,
-    "unseen_prompts": 3, "test_every": 1, "states_batch": 8, "reserve": 0.0, "mixed": False,
+    "swept_prompts": 5, "unseen_prompts": 3, "test_every": 1, "states_batch": 8, "reserve": 0.0, "mixed": False,
 }  # fmt: skip
 
 

@@ -86,14 +86,18 @@ def test_requests(prompts: Sequence[RealPrompt], temperature: float) -> list[Ask
     return [(prompt, (TEST << 40) + prompt.number, temperature) for prompt in prompts]
 
 
-def sample(form: Form, policy: Policy, asked: Sequence[Asked], bar: tqdm) -> list[Answer]:
-    """Return a completion for each request, in order, decoded side by side without drafts."""
+def make_engine(form: Form, policy: Policy) -> TorchEngine:
+    """Return the engine of all rollouts of a form, which decodes without drafts; its caches are made once."""
     length = form.plan.max_prompt_tokens + form.plan.max_new_tokens
     plain = DecodingConfig(system="autoregressive", draft_tokens=0)
-    engine = TorchEngine(policy, plain, slots=min(form.slots, len(asked)), max_length=length, measure=False)
+    return TorchEngine(policy, plain, slots=form.slots, max_length=length, measure=False)
+
+
+def sample(form: Form, engine: TorchEngine, asked: Sequence[Asked], bar: tqdm) -> list[Answer]:
+    """Return a completion for each request, in order, decoded side by side."""
     for i, (prompt, seed, temperature) in enumerate(asked):
         sampling = SamplingConfig(max_new_tokens=form.plan.max_new_tokens, temperature=temperature)
-        engine.add(Request(id=i, token_ids=prompt.token_ids, params=sampling_params(policy, sampling, seed)))
+        engine.add(Request(id=i, token_ids=prompt.token_ids, params=sampling_params(engine.policy, sampling, seed)))
     done: dict[int, Completion] = {}
     while engine.unfinished:
         ended = engine.step()
@@ -110,12 +114,12 @@ def _answer(prompt: RealPrompt, seed: int, completion: Completion) -> Answer:
     )  # fmt: skip
 
 
-def sampled(form: Form, policy: Policy, asked: Sequence[Asked], path: Path | None, label: str) -> list[Answer]:
+def sampled(form: Form, engine: TorchEngine, asked: Sequence[Asked], path: Path | None, label: str) -> list[Answer]:
     """Return completions that are kept in ``path``, sampled now unless they are there; None keeps nothing."""
     if path is not None and path.is_file():
         return read_shard(path)
     with tqdm(total=len(asked), desc=label, unit="completion", leave=False) as bar:
-        answers = sample(form, policy, asked, bar)
+        answers = sample(form, engine, asked, bar)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_shard(path, answers)

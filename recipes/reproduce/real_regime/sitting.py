@@ -15,6 +15,7 @@ from bebop.model.backbone import Policy
 from recipes.reproduce.real.prompts import RealPrompt
 from recipes.reproduce.real_regime.evaluation import Archive, look, texts, wanted
 from recipes.reproduce.real_regime.plan import TEMPERATURES, TRAINED_AT, Form
+from recipes.reproduce.real_regime.rollouts import make_engine
 from recipes.reproduce.real_regime.training import Stream
 
 PROGRESS = "progress.json"
@@ -63,7 +64,8 @@ def carried_out(form: Form, model: Policy, prompts: Sequence[RealPrompt], place:
     progress = Progress(path=place / PROGRESS, form=form, place=record.place(record.begin()))
     if form.resumable and progress.path.is_file():
         progress.rows = json.loads(progress.path.read_text())["rows"]  # of the sittings before
-    material = texts(form, model, prompts, place)
+    engine = make_engine(form, model)
+    material = texts(form, engine, prompts, place)
     progress.keep({
         "texts": [
             {"temperature": t, "split": split, "completions": len(text.rows), "ended by themselves": text.stopped}
@@ -71,7 +73,7 @@ def carried_out(form: Form, model: Policy, prompts: Sequence[RealPrompt], place:
         ],
         "seconds": time.monotonic() - began,
     })  # fmt: skip
-    stream = Stream(form, model, prompts, place)
+    stream = Stream(form, engine, prompts, place)
     slowest = 0.0  # seconds of a shard that heads were trained on
     with tqdm(total=form.tokens, desc="rollouts and training", unit="token") as bar:
         fresh = 0  # shards of this sitting that a head was trained on

@@ -27,6 +27,7 @@ from bebop.config.job import HeadConfig
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
 from bebop.model.smollm2 import HEAD
+from bebop.rollout.torch_engine import TorchEngine
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.head_backend import WholeBackend
 from bebop.trainer.heads import HeadTrainer
@@ -113,9 +114,10 @@ def head_path(folder: Path, name: str) -> Path:
 class Stream:
     """The rollouts of a form, shard by shard, and the heads that are trained on them."""
 
-    def __init__(self, form: Form, model: Policy, prompts: Sequence[RealPrompt], place: Path) -> None:
+    def __init__(self, form: Form, engine: TorchEngine, prompts: Sequence[RealPrompt], place: Path) -> None:
         """Begin, or go on from what ``place`` holds of a resumable form."""
-        self.form, self.model, self.prompts, self.place = form, model, prompts, place
+        self.form, self.engine, self.prompts, self.place = form, engine, prompts, place
+        self.model = model = engine.policy
         model.backbone.requires_grad_(False)
         self.heads = {run.name: Head(run, form, model) for run in (HeadRun(name=SHARED, objective="ce", seed=0), *RUNS)}
         self.tokens = 0  # of the completions of all shards so far
@@ -154,7 +156,7 @@ class Stream:
         """Return the completions of a shard, kept on disk where the form is resumable."""
         asked = train_requests(self.form, self.prompts, shard, TRAINED_AT)
         path = self.place / "rollouts" / f"shard-{shard:04d}.jsonl" if self.form.resumable else None
-        return sampled(self.form, self.model, asked, path, "rollouts")
+        return sampled(self.form, self.engine, asked, path, "rollouts")
 
     def step(self, keep: Callable[[Row], None]) -> None:
         """Sample the next shard and train on it all heads that it is for; ``keep`` takes a row of numbers."""
