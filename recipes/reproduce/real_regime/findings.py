@@ -99,7 +99,7 @@ def kinds(form: str, head: str) -> Rule:
     )
 
 
-def gain(form: str, head: str, base: str, statement: str, paper: str, words: str = "", kind: Kind = "above") -> Rule:
+def ahead(form: str, head: str, base: str, statement: str, paper: str, words: str = "", kind: Kind = "above") -> Rule:
     """Return C3 by Table 2: acceptance of three sampled drafts over that of another objective."""
     number = f"{form}, {head} - {base}, acceptance{words}"
     arms = tuple(f"{form}, {arm}, acceptance{words}, seeds" for arm in (head, base))
@@ -168,14 +168,14 @@ def rules(form: str) -> tuple[Rule, ...]:
         advantage(form, "e2e_tv"),
         kinds(form, "ce"),
         kinds(form, "e2e_tv"),
-        gain(form, "e2e_tv", "ce", "three drafts of end-to-end TV are accepted more often than those of ce",
+        ahead(form, "e2e_tv", "ce", "three drafts of end-to-end TV are accepted more often than those of ce",
              "the paper: .023 to .080"),
-        gain(form, "tv", "ce", "those of TV of single steps are so as well", "the paper: .014 to .052"),
-        gain(form, "e2e_tv", "tv", "those of end-to-end TV are accepted more often than those of TV of single steps",
+        ahead(form, "tv", "ce", "those of TV of single steps are so as well", "the paper: .014 to .052"),
+        ahead(form, "e2e_tv", "tv", "those of end-to-end TV are accepted more often than those of TV of single steps",
              "the paper: .006 to .047"),
-        gain(form, "e2e_tv", "rkl", "they are accepted more often than those of reverse KL",
+        ahead(form, "e2e_tv", "rkl", "they are accepted more often than those of reverse KL",
              "the paper: .017 to .082"),
-        gain(form, "e2e_tv", "ce", "the gain over ce carries over to kinds of prompts that no head was trained on",
+        ahead(form, "e2e_tv", "ce", "the gain over ce carries over to kinds of prompts that no head was trained on",
              "the paper: .023", words=" on unseen kinds"),
         unmoved(form),
         mostly(form),

@@ -123,7 +123,7 @@ GPU = Form(
     resumable=False,
 )
 TINY = {
-    "plan": SMOKE, "device": "cpu", "dtype": "float32", "tokens": 700, "shard": 16, "shared_shards": 1, "slots": 8,
+    "plan": SMOKE, "device": "cpu", "dtype": "float32", "tokens": 1100, "shard": 16, "shared_shards": 1, "slots": 8,
     "shared_passes": 1, "rows_per_step": 8, "shared_rows_per_step": 8, "every": 2, "test_prompts": 6,
     "swept_prompts": 5, "unseen_prompts": 3, "test_every": 1, "states_batch": 8, "reserve": 0.0, "mixed": False,
 }  # fmt: skip

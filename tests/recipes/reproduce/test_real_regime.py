@@ -17,7 +17,8 @@ from recipes.reproduce.real_regime import __main__ as study
 from recipes.reproduce.real_regime import analysis, evaluation, gpu, plan, rollouts
 from recipes.reproduce.real_regime.evaluation import Archive, Look
 from recipes.reproduce.real_regime.findings import FORMS, RULES
-from recipes.reproduce.real_regime.sitting import PROGRESS, looks_path
+from recipes.reproduce.real_regime.sitting import PROGRESS, carried_out, looks_path, newest_looks
+from recipes.reproduce.real_regime.training import head_path
 from recipes.reproduce.verdicts import judge
 from tests.recipes.reproduce.synthetic import check_names
 
@@ -120,23 +121,38 @@ def run(folder: Path, module: str, *arguments: str, lacking: tuple[str, ...] = (
 
 @pytest.mark.slow
 def test_a_study_in_sittings_comes_out_as_one_that_was_not_stopped(tmp_path: Path) -> None:
-    module = "recipes.reproduce.real_regime"
-    assert "fewer than planned" in run(tmp_path / "parts", module, "--quick", "--seconds", "1")
-    assert "fewer than planned" not in run(tmp_path / "parts", module, "--quick")
-    run(tmp_path / "whole", module, "--quick")
+    form = plan.tiny(plan.CPU)
+    model = plan.load(form)
+    prompts = rollouts.kept_prompts(form, tmp_path, model)
+    parts, whole = tmp_path / "parts", tmp_path / "whole"
+    for _ in range(2):  # the shared head's shard, and the first of the others
+        carried_out(form, model, prompts, parts, 1)
+        assert analysis.trained_on(analysis.read(newest(parts))).endswith("fewer than planned")
+    for place in (parts, whole):
+        carried_out(form, model, prompts, place, None)
+        assert "fewer" not in analysis.trained_on(analysis.read(newest(place)))
+    heads = {}
     for name in ("shared", *(one.name for one in plan.RUNS)):
-        parts, whole = (
-            torch.load(tmp_path / one / "real_regime" / "cpu" / "heads" / f"{name}.pt", weights_only=True)
-            for one in ("parts", "whole")
-        )
-        assert parts["shards"] == whole["shards"]
-        assert all(torch.equal(parts["weights"][key], value) for key, value in whole["weights"].items())
-    heads = [torch.load(tmp_path / "whole/real_regime/cpu/heads" / f"{n}-0.pt", weights_only=True)["weights"]
-             for n in ("ce", "kl", "tv")]  # fmt: skip
-    key = "project.weight"
-    assert torch.allclose(heads[0][key], heads[1][key], atol=1e-6), "ce and kl have the same gradient"
-    assert not torch.allclose(heads[0][key], heads[2][key], atol=1e-6)
-    content = record.read(tmp_path / "whole" / "real_regime" / "results.json")
+        stopped, heads[name] = (torch.load(head_path(place, name), weights_only=True) for place in (parts, whole))
+        assert stopped["shards"] == heads[name]["shards"] and (name == "shared" or stopped["shards"] == 3)
+        assert all(torch.equal(stopped["weights"][key], value) for key, value in heads[name]["weights"].items())
+    ce, kl, tv, other = (heads[name]["weights"]["project.weight"] for name in ("ce-0", "kl-0", "tv-0", "ce-1"))
+    assert torch.allclose(ce, kl, atol=1e-6), "ce and kl have the same gradient"
+    assert not torch.allclose(ce, tv, atol=1e-6)
+    assert not torch.equal(ce, other), "a seed is an order"
+
+
+def newest(place: Path) -> Path:
+    """The looks of the newest sitting."""
+    found = newest_looks(place)
+    assert found is not None
+    return found
+
+
+@pytest.mark.slow
+def test_a_smoke_run_leaves_a_result_with_all_tables(tmp_path: Path) -> None:
+    run(tmp_path, "recipes.reproduce.real_regime", "--quick")
+    content = record.read(tmp_path / "real_regime" / "results.json")
     assert content is not None and len(content["tables"]) == len(analysis.TABLES)
 
 
