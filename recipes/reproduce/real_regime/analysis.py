@@ -143,7 +143,7 @@ def measure(form: str, found: Found) -> Measured:
     plain = {name: found.arm(name) for name in OBJECTIVES}
     same_chains([one for arm in plain.values() for one in arm.values()])
     told.add("entropy", of_arm(each(plain["ce"], lambda one: mean_of(one, one.numbers[ENTROPY]))))
-    told.add("entropy - .5", of_arm(each(plain["ce"], lambda one: mean_of(one, one.numbers[ENTROPY] - MOST))))
+    told.add(f"entropy - {MOST:g}", of_arm(each(plain["ce"], lambda one: mean_of(one, one.numbers[ENTROPY] - MOST))))
     for name, arm in plain.items():
         told.arm(f"{name}, accept length", each(arm, lambda one: mean_of(one, one.accept)))
         for words, what in STATISTICS.items():
