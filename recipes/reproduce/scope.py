@@ -52,6 +52,12 @@ SCOPES = (
         kind="ours",
         why=BY_TEMPERATURE,
     ),
+    Scope(
+        studies=("real_regime",),
+        statements="a bar of ours",
+        kind="ours",
+        why="the paper draws a line and gives no bar for how straight it is",
+    ),
     Scope(studies=("real_drafts", "boundary"), statements="at most positions", kind="ours", why=TO_ONE_POSITION),
     Scope(
         studies=("real_losses",),

@@ -1,0 +1,126 @@
+"""Prompts and rollouts of the study: completions of the model at a low temperature by the embedded engine.
+
+What a shard holds depends on the form and the shard's number alone. So a shard that was lost in a stop is sampled again
+with the same tokens, on a machine that rounds the same way.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from bebop.adaptation.corpus import sampling_params
+from bebop.config.job import DecodingConfig, SamplingConfig
+from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from bebop.rollout.engine import Request
+from bebop.rollout.torch_engine import TorchEngine
+from bebop.trajectory import Completion
+from recipes.reproduce.real.corpus import Answer, read_shard, write_shard
+from recipes.reproduce.real.prompts import RealPrompt, make_prompts
+from recipes.reproduce.real_regime.plan import Form
+
+TRAIN, TEST = 1, 2  # streams of seeds
+FIELDS = ("number", "kind", "split", "token_ids")
+Asked = tuple[RealPrompt, int, float]  # a prompt, the seed of its completion, the temperature
+
+
+def kept_prompts(form: Form, place: Path, policy: Policy) -> list[RealPrompt]:
+    """Return the prompts of a form, made once and kept in ``place``."""
+    path = place / "prompts.jsonl"
+    if not path.is_file():
+        write_prompts(path, make_prompts(form.plan, policy))
+    return read_prompts(path)
+
+
+def write_prompts(path: Path, prompts: Sequence[RealPrompt]) -> None:
+    """Write prompts as token ids, whole or not at all: a machine that only decodes lacks what makes them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".new")
+    scratch.write_text("".join(json.dumps({n: getattr(p, n) for n in FIELDS}) + "\n" for p in prompts))
+    scratch.replace(path)
+
+
+def read_prompts(path: Path) -> list[RealPrompt]:
+    """Return prompts as ``write_prompts`` wrote them, without their text.
+
+    Raises:
+        UserError: The file is missing, or a line of it is no prompt.
+    """
+    if not path.is_file():
+        raise UserError(
+            f"{path} is not there: make it with python -m recipes.reproduce.real_regime --write-prompts FILE"
+        )
+    prompts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            prompts.append(RealPrompt(**(row | {"token_ids": tuple(row["token_ids"]), "text": ""})))
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(f"{path}, line {number} is no prompt: it needs {', '.join(FIELDS)}") from error
+    return prompts
+
+
+def of_split(prompts: Sequence[RealPrompt], split: str, most: int | None = None) -> list[RealPrompt]:
+    """Return the first ``most`` prompts of a split; kinds are mixed.
+
+    Raises:
+        UserError: There is none.
+    """
+    found = [prompt for prompt in prompts if prompt.split == split][:most]
+    if not found:
+        raise UserError(f"the prompts have none of the split {split!r}: give the file of --write-prompts")
+    return found
+
+
+def train_requests(form: Form, prompts: Sequence[RealPrompt], shard: int, temperature: float) -> list[Asked]:
+    """Return what a shard asks: prompts in turn, each of its completions with a seed of its own."""
+    train = of_split(prompts, "train")
+    numbers = range(shard * form.shard, (shard + 1) * form.shard)
+    return [(train[i % len(train)], (TRAIN << 40) + i, temperature) for i in numbers]
+
+
+def test_requests(prompts: Sequence[RealPrompt], temperature: float) -> list[Asked]:
+    """Return what a text of the evaluation asks: each prompt once."""
+    return [(prompt, (TEST << 40) + prompt.number, temperature) for prompt in prompts]
+
+
+def make_engine(form: Form, policy: Policy) -> TorchEngine:
+    """Return the engine of all rollouts of a form, which decodes without drafts; its caches are made once."""
+    length = form.plan.max_prompt_tokens + form.plan.max_new_tokens
+    plain = DecodingConfig(system="autoregressive", draft_tokens=0)
+    return TorchEngine(policy, plain, slots=form.slots, max_length=length, measure=False)
+
+
+def sample(form: Form, engine: TorchEngine, asked: Sequence[Asked], bar: tqdm) -> list[Answer]:
+    """Return a completion for each request, in order, decoded side by side."""
+    for i, (prompt, seed, temperature) in enumerate(asked):
+        sampling = SamplingConfig(max_new_tokens=form.plan.max_new_tokens, temperature=temperature)
+        engine.add(Request(id=i, token_ids=prompt.token_ids, params=sampling_params(engine.policy, sampling, seed)))
+    done: dict[int, Completion] = {}
+    while engine.unfinished:
+        ended = engine.step()
+        done |= {finished.id: finished.completion for finished in ended}
+        bar.update(len(ended))
+    return [_answer(prompt, seed, done[i]) for i, (prompt, seed, _) in enumerate(asked)]
+
+
+def _answer(prompt: RealPrompt, seed: int, completion: Completion) -> Answer:
+    return Answer(
+        number=prompt.number, kind=prompt.kind, split=prompt.split, seed=seed, finish=completion.finish_reason,
+        prompt=prompt.token_ids, answer=tuple(completion.token_ids.tolist()),
+        logprobs=tuple(completion.logprobs.tolist()),
+    )  # fmt: skip
+
+
+def sampled(form: Form, engine: TorchEngine, asked: Sequence[Asked], path: Path | None, label: str) -> list[Answer]:
+    """Return completions that are kept in ``path``, sampled now unless they are there; None keeps nothing."""
+    if path is not None and path.is_file():
+        return read_shard(path)
+    with tqdm(total=len(asked), desc=label, unit="completion", leave=False) as bar:
+        answers = sample(form, engine, asked, bar)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_shard(path, answers)
+    return answers
