@@ -149,7 +149,7 @@ def test_a_finished_asynchronous_job_is_kept_and_a_failed_one_names_its_log(
         ran.append(command)
         folder = Path(next(one.partition("=")[2] for one in command if one.startswith("runtime.dir=")))
         folder.mkdir(parents=True)
-        rows = [dict.fromkeys(jobs.NUMBERS, float(step)) for step in range(4)]
+        rows = [{"step": step, **dict.fromkeys(jobs.NUMBERS, float(step))} for step in range(4)]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return SimpleNamespace(returncode=len(ran) - 1)
 
