@@ -92,7 +92,17 @@ PAPERS = (
             ),
         ),
         others={"Fig 14b": "Further findings of the paper", "beyond": "Beyond the paper"},
-        recipes=("objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "async_steps", "beyond"),
+        recipes=(
+            "objectives",
+            "budget",
+            "temperature",
+            "boundary",
+            "top_k",
+            "drift",
+            "throughput",
+            "async_steps",
+            "beyond",
+        ),
         real=("real_entropy", "real_drafts", "real_losses", "real_pays", "real_pays_gpu", "real_steps", "real.rl"),
     ),
     Paper(

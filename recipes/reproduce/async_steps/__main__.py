@@ -71,7 +71,7 @@ def numbers(found: Jobs) -> dict[str, Number]:
     def over(value: Any) -> Number:
         return over_seeds([value(found[seed]) for seed in found])
 
-    by_name = {}
+    by_name: dict[str, Number] = {}
     for arm in ARMS:
         by_name |= {
             f"step s, {arm}": over(lambda jobs, a=arm: jobs[a].mean("time/step")),
