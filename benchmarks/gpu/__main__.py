@@ -99,7 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bebop.bench.gpu", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=int, default=SECONDS, help=f"of the whole run (default: {SECONDS})")
     names: Sequence[str] = [stage.name for stage in STAGES]
-    parser.add_argument("--stage", nargs="+", choices=names, help="only these (default: all but job and precision)")
+    parser.add_argument(
+        "--stage", nargs="+", choices=names, help="only these (default: all but job, precision and headline)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny shapes: a test of the run itself")
     parser.add_argument("--out", type=Path, help="folder of the results (default: runs/gpu-<date and time>)")
     return parser

@@ -1,6 +1,7 @@
 """Models with random weights in the shapes of known ones, decoding and training: speed needs no more of a model."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,6 +61,10 @@ SHAPES = {
         qwen=True, layers=28, hidden=2048, inner=6144, heads=16, kv_heads=8, head_dim=128, vocabulary=151_936
     ),
 }
+# The sizes of Qwen2.5-7B with the layers of Qwen3 and one matrix for both ends: 7.1 billion parameters.
+DENSE_7B = Shape(
+    qwen=True, layers=28, hidden=3584, inner=18_944, heads=28, kv_heads=4, head_dim=128, vocabulary=152_064
+)
 TRAINED = {
     "Qwen3-0.6B": replace(SHAPES["Qwen3-1.7B"], hidden=1024, inner=3072),
     "Qwen3-1.7B": SHAPES["Qwen3-1.7B"],
@@ -118,10 +123,11 @@ class Decoding:
         graphs: bool = False,
         overlap: bool = False,
         paged: bool | None = None,
+        prepare: Callable[[TorchEngine], None] | None = None,
     ) -> None:
         """``graphs``: whether a cycle is launched as one; without a GPU its body runs as if it were. ``overlap``:
         whether it is launched before the one before is read. ``paged``: whether keys and values lie in pages; None: on
-        a GPU."""
+        a GPU. ``prepare``: is shown the engine before its first cycle."""
         config = DecodingConfig(system=system, draft_tokens=max(1, drafts))
         length = PROMPT + CYCLES * (drafts + 1)
         self.device = policy.device
@@ -134,11 +140,18 @@ class Decoding:
             policy, config, slots=batch, max_length=length, recorder=self.recorder, overlap=overlap, paged=paged
         )
         self.engine.text = lambda *_: ""  # type: ignore[assignment]  # tokens beyond the tokenizer's
-        params = SamplingParams(max_new_tokens=length - PROMPT)
-        size = policy.vocab_size
+        if prepare is not None:
+            prepare(self.engine)
+        self.params = SamplingParams(max_new_tokens=length - PROMPT)
+        self.restart(batch)
+
+    def restart(self, batch: int, first_seed: int = 0) -> None:
+        """End what runs, begin with so many prompts and stop after ``WARM`` cycles."""
+        self.engine.abort()
+        size = self.engine.policy.vocab_size
         for number in range(batch):
-            prompt = prompt_of(number, size)
-            self.engine.add(Request(id=number, token_ids=prompt, params=replace(params, seed=number)))
+            params = replace(self.params, seed=first_seed + number)
+            self.engine.add(Request(id=number, token_ids=prompt_of(number, size), params=params))
         for _ in range(WARM):
             self.engine.step()
 

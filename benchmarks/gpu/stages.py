@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from bebop.bench.gpu.headline import headline
 from bebop.bench.gpu.job import ARMS, carried_out, written
 from bebop.bench.gpu.models import SHAPES, TINY, TRAINED, Decoding, Shape, policy_of, update
 from bebop.bench.gpu.sampling_cycle import cases as sampling_cycles
@@ -517,4 +518,5 @@ STAGES = (
     Stage(name="trainer", seconds=60, run=trainer, decides="tokens of a micro-batch, checkpointing"),
     Stage(name="job", seconds=240, run=job, decides="whether drafts pay in a whole job", asked=True),
     Stage(name="precision", seconds=60, run=precise, decides="bounds of log-probs on a GPU", asked=True),
+    Stage(name="headline", seconds=240, run=headline, decides="what the paper's acceptances bring", asked=True),
 )

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bebop.bench.gpu.headline import page as headline_page
+
 Row = dict[str, Any]
 
 
@@ -236,5 +238,5 @@ def _job(rows: list[Row]) -> list[str]:
 
 SAID = {
     "card": _card, "tests": _tests, "tv": _tv, "linear": _linear, "verify": _verify, "engine": _engine,
-    "trainer": _trainer, "job": _job, "precision": _precision,
+    "trainer": _trainer, "job": _job, "precision": _precision, "headline": headline_page,
 }  # fmt: skip

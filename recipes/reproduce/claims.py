@@ -93,7 +93,17 @@ PAPERS = (
             ),
         ),
         others={"Fig 14b": "Further findings of the paper", "beyond": "Beyond the paper"},
-        recipes=("objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "beyond"),
+        recipes=(
+            "objectives",
+            "budget",
+            "temperature",
+            "boundary",
+            "top_k",
+            "drift",
+            "throughput",
+            "async_steps",
+            "beyond",
+        ),
         real=(
             "real_entropy",
             "real_drafts",

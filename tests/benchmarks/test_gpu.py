@@ -7,17 +7,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bebop.bench import peaks
 from bebop.bench.gpu import __main__ as run
+from bebop.bench.gpu import headline
+from bebop.bench.gpu.models import TINY, Decoding, policy_of
 from bebop.bench.gpu.sampling_cycle import SamplingCycle
 from bebop.bench.gpu.stage import Context, Stage
 from bebop.bench.gpu.stages import STAGES
 from bebop.bench.gpu.summary import summary
 from bebop.errors import UserError
+from bebop.metrics.intervals import Interval
+from bebop.rollout.decoding.rules import Rejection
+from bebop.systems import SYSTEMS
 
 ROOT = Path(__file__).parents[2]
 # What a machine with a GPU was seen to have beside torch, Triton and transformers does not include these.
@@ -98,6 +104,110 @@ def test_what_is_asked_for_by_name_runs_without_what_the_machine_lacks(tmp_path:
     assert "| 2 | 64 | bfloat16 |" in page
     measured = json.loads((tmp_path / "out" / "8_precision.json").read_text())["rows"]
     assert [row["dtype"] for row in measured] == ["bfloat16", "float16"] and all(row["value"] > 0 for row in measured)
+
+
+def planted_run(monkeypatch: pytest.MonkeyPatch, rule: type[headline.PlantedAcceptance], logits: bool) -> float:
+    """Standard errors by which the accept length of a real engine, K = 3, differs from the planted one."""
+    monkeypatch.setattr(headline, "PlantedAcceptance", rule)
+    chances = torch.ones(3, dtype=torch.float64)
+
+    def prepare(engine: Any) -> None:
+        headline.plant(engine, chances)
+        engine.decoder.logits = logits  # as on a GPU, or as on a CPU
+
+    made = Decoding(policy_of(TINY, torch.device("cpu")), "bebop", 3, 32, graphs=True, prepare=prepare)
+    rows = []
+    for number, chance in enumerate((0.3, 0.8)):
+        chances.fill_(chance)
+        made.restart(32, first_seed=1000 * number)
+        before = int(made.engine.slots.count.sum())
+        made.cycles(24)
+        tokens = (int(made.engine.slots.count.sum()) - before) / (32 * 24)
+        about = {"model": "tiny", "batch": 32, "K": 3, "chance": chance, "cycles": 24, "accepted": tokens - 1}
+        rows.append({"what": "cycle", "value": 1.0, **about})
+    assert not any(finished.completion.exact for finished in made.engine.abort()), "a trainer would take it"
+    return headline.deviation(rows)
+
+
+class Unplanted(headline.PlantedAcceptance):
+    """Tests as they are: p and q decide."""
+
+    def accept(self, *given: Any) -> Any:
+        return Rejection.accept(self, *given)
+
+
+class AllOrNothing(headline.PlantedAcceptance):
+    """One number tests all drafts of a row."""
+
+    def accept(self, rows: Any, draft: Any, out: Any, uniforms: torch.Tensor) -> Any:
+        one = uniforms[:, :1].expand(-1, draft.tokens.shape[1])
+        return super().accept(rows, draft, out, torch.cat([one, uniforms[:, draft.tokens.shape[1] :]], 1))
+
+
+@pytest.mark.slow  # four engines, 3,000 cycles of a row each
+@pytest.mark.parametrize("logits", [True, False])
+def test_a_planted_chance_gives_its_accept_length_and_broken_variants_do_not(
+    logits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert planted_run(monkeypatch, headline.PlantedAcceptance, logits) < 4
+    for broken in (Unplanted, AllOrNothing):
+        assert planted_run(monkeypatch, headline.takes_logits(broken), logits) > 8, broken.__name__
+
+
+def test_nothing_but_code_can_plant_an_acceptance() -> None:
+    rules = {system.rule() for system in SYSTEMS.values() if system.rule is not None}
+    assert len(rules) > 2 and not any(issubclass(rule, headline.PlantedAcceptance) for rule in rules)
+    loaded = (
+        "import sys, bebop.run, bebop.systems; print(any(name.startswith('bebop.bench.gpu') for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_shares_and_chances_of_the_paper_are_those_worked_by_hand() -> None:
+    assert headline.needed_share(1.5, 2.4) == pytest.approx(4 / 7) and headline.needed_share(1.8, 2.4) == pytest.approx(
+        16 / 21
+    )
+    assert headline.synchronous(4 / 7, 2.4) == pytest.approx(1.5)
+    assert headline.asynchronous(0.75, 2.4) == pytest.approx(2.4) and headline.asynchronous(0.6, 2.4) == pytest.approx(
+        1.5
+    )
+    assert headline.asynchronous(0.4, 2.4) == 1.0, "updates are longer already"
+    assert headline.expected(0.5, 3) == 0.875 and headline.variance(0.5, 1) == 0.25
+    assert headline.chance_of(87.5 / 3) == pytest.approx(0.5)
+
+
+@pytest.mark.slow  # two engines of the smallest size, a process
+def test_the_headline_stage_says_what_is_planted_and_judges_by_its_rule(tmp_path: Path) -> None:
+    page = dry_run(tmp_path, "headline")
+    assert "**Acceptance planted, text meaningless.**" in page and "Nothing was left out." in page
+    assert "mean of Table 2: 2.4 times is " in page and "computed, not run" in page
+    file = tmp_path / "out" / "9_headline.json"
+    rows = json.loads(file.read_text())["rows"]
+    cycles = [row for row in rows if row["what"] == "cycle"]
+    assert {row["K"] for row in cycles} == {0, 1, 3} and {row["how"] for row in cycles} == {"overlapped graphs"}
+    assert all((row.get("label") == headline.LABEL) == bool(row["K"]) for row in cycles)
+    assert headline.deviation(rows) < 4
+    headline.main([str(file)])
+    figure = file.with_suffix(".svg").read_text()
+    assert "Acceptance planted, text meaningless" in figure and "Table 3, 3.7-Max" in figure
+    with pytest.raises(UserError, match="is not a file: give one file of this stage"):
+        headline.main([str(tmp_path / "none.json")])
+
+
+def cycle(**changes: Any) -> dict[str, Any]:
+    about = {"what": "cycle", "model": "m", "batch": 1, "beside": 3, "K": 3, "chance": 0.5, "planted": 0.875}
+    return {**about, "value": 10.0, **changes}
+
+
+def test_a_ratio_is_within_a_round_and_a_bar_that_is_missed_is_called_so() -> None:
+    plain = [cycle(round=n, K=0, chance=None, value=value) for n, value in enumerate((10.0, 20.0))]
+    rows = [*plain, *(cycle(round=n, value=value) for n, value in enumerate((12.5, 25.0))), cycle(round=2)]
+    found = headline.ratios(rows, "m", 1, 3, 0.5)
+    assert found is not None and found.low == found.value == found.high == pytest.approx(1.5)
+    assert headline.ratios(rows[:1], "m", 1, 3, 0.5) is None
+    spans = {(2.5, 3.0): "reached", (1.0, 2.3): "missed", (2.0, 3.0): "open"}
+    assert [headline.verdict(Interval(2.4, *span)) for span in spans] == list(spans.values())
 
 
 @pytest.mark.slow  # collects the tests that need a GPU

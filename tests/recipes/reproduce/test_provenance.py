@@ -25,8 +25,8 @@ from recipes.reproduce.verdicts import Part, Rule, judge
 from tests.cases import slow_but
 
 STUDIES = Path(rule_hash.__file__).parent
-# Those on the real model take days: what they found is held to the same, from the day on that it is there.
-STORED = [name for name in NAMES if name in RECIPES or within(STUDIES, name).joinpath("results.json").is_file()]
+# A study may have its rule before its results: what it found is held to the same, from the day on that it is there.
+STORED = [name for name in NAMES if within(STUDIES, name).joinpath("results.json").is_file()]
 
 
 def content(name: str) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def copied(tmp_path: Path) -> dict[str, Path]:
 @pytest.mark.slow
 def test_pages_are_built_from_what_is_stored_and_twice_the_same(copied: dict[str, Path], tmp_path: Path) -> None:
     target = tmp_path / "RESULTS.md"
-    assert rebuild(copied, target) == []
+    assert rebuild(copied, target) == [name for name in RECIPES if name not in STORED]
     built = {path: path.read_bytes() for path in [target, *(copied[name] / "results.md" for name in STORED)]}
     assert target.read_bytes() == (ROOT / "RESULTS.md").read_bytes()
     assert all(
