@@ -15,7 +15,17 @@ from bebop.command import Parser, check_writable, run_main
 from recipes.reproduce.figures import errors, figure
 from recipes.reproduce.measured import Number
 from recipes.reproduce.real_systems import firp_arms
-from recipes.reproduce.real_systems.analysis import Rounds, of_block, of_pad, of_rounds, table, transfer
+from recipes.reproduce.real_systems.analysis import (
+    SEEN,
+    WIDTHS,
+    Rounds,
+    ablations,
+    of_block,
+    of_pad,
+    of_rounds,
+    table,
+    transfer,
+)
 from recipes.reproduce.real_systems.parts import KIND, part_path, train_parts, trained
 from recipes.reproduce.real_systems.plan import OPEN, SIZES, STUDENT, WORD, WORDS
 from recipes.reproduce.real_systems.rounds import measure, settings, there
@@ -24,7 +34,7 @@ from recipes.reproduce.study import FOLDER, results_folder
 
 HERE = results_folder(Path(__file__).parent)
 PLACE = FOLDER / "real_systems"
-STAGES = ("parts", "arms", "transfer", "rounds", "claims")
+STAGES = ("parts", "arms", "transfer", "ablations", "rounds", "claims")
 
 
 def main(given: list[str]) -> None:
@@ -34,7 +44,7 @@ def main(given: list[str]) -> None:
     started = begin("real_systems")
     if "parts" in options.stage:
         train_parts(PLACE, SIZES, options.parts, lambda name: show(f"{name} ...\n"))
-    for stage in ("arms", "transfer", "rounds"):
+    for stage in MADE:
         if stage in options.stage:
             show(f"{stage} ...\n")
             MADE[stage]()
@@ -43,6 +53,7 @@ def main(given: list[str]) -> None:
     found: Rounds = made_rounds()
     numbers = of_rounds(found) | of_pad(PLACE, SIZES) | of_block(PLACE, SIZES) | made_transfer()
     tables: dict[str, Any] = {"Arms in turns": table(found), "What parts cost": costs()}
+    tables |= {"BlockPilot: what the choice sees, and how wide it is": made_ablations()}
     if part_path(PLACE, "firp").is_file():
         own = firp_arms.RealSeed(PLACE, SIZES)
         compared = made_arms(own)
@@ -95,7 +106,13 @@ def made_arms(own: firp_arms.RealSeed | None = None) -> dict[str, Any]:
         return firp_arms.compare(own, bar.update)
 
 
-MADE = {"arms": made_arms, "transfer": made_transfer, "rounds": made_rounds}
+def made_ablations() -> list[dict[str, Any]]:
+    """What a choice of block sizes sees, and how wide it is."""
+    with tqdm(total=len(SEEN) + len(WIDTHS), desc="ablations", unit="network") as bar:
+        return ablations(PLACE, SIZES, bar.update)
+
+
+MADE = {"arms": made_arms, "transfer": made_transfer, "ablations": made_ablations, "rounds": made_rounds}
 
 
 def costs() -> list[dict[str, Any]]:

@@ -2,18 +2,22 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from bebop.adaptation.corpus import question_streams, run_engine
 from bebop.config.adapt import AdaptConfig
 from bebop.config.fields import from_dict
 from bebop.metrics.intervals import Array, across_seeds, resampled
 from bebop.model.checkpoint import load_policy
-from bebop.systems.block.losses import split
-from bebop.systems.block.training import system_of
+from bebop.systems.block.losses import Evaluated, split
+from bebop.systems.block.network import FEATURES, PromptEnd
+from bebop.systems.block.training import BlockLengthTrainer, prompt_ends, system_of
 from bebop.systems.pad.labels import Rollouts, loss_of_value, split_of
 from bebop.systems.pad.training import LABELS, PivotAdaptation, PivotTraining, read_rollouts, scores
 from bebop.trajectory import Prompt
@@ -175,6 +179,47 @@ def gains(first: Array, second: Array) -> dict[str, Number]:
         return of(resampled(lambda w: np.asarray((w @ own) / (w @ base)) - 1, len(rows)))
 
     return {"apparent gain": gain(first), "transferred gain": gain(second)}
+
+
+# What a choice of block sizes may look at beside the raw logits: what BlockPilot found worse, and what the product has.
+SEEN: Mapping[str, Callable[[PromptEnd], Tensor]] = {
+    **FEATURES,
+    "logits, normalised": lambda end: (end.logits - end.logits.mean(1, keepdim=True)) / end.logits.std(1, keepdim=True),
+    "logits, softmax": lambda end: end.logits.softmax(-1),
+}
+WIDTHS = (16, 256)  # of the hidden layers, beside the 64 of the product
+
+
+def ablations(place: Path, sizes: Sizes, progress: Callable[[], object]) -> list[dict[str, Any]]:
+    """Return a line for each way to choose a block size, all trained on the same sweep: what it sees, and its width."""
+    path = part_path(place, "block_length")
+    if not path.is_file():
+        return []
+    config = from_dict(AdaptConfig, settings(place, sizes, "block_length", resume=True))
+    job = BlockLengthTrainer(config, place / "block_length")
+    prompts = job.prompts()
+    sweep, end = job.sweep(prompts), prompt_ends(job.policy, prompts)
+    width = job.options.hidden
+    lines = []
+    for name, hidden in [*((name, width) for name in SEEN), *(("logits", other) for other in WIDTHS)]:
+
+        def made(name: str = name, hidden: int = hidden) -> Evaluated:
+            torch.manual_seed(config.seed)
+            job.options = replace(job.options, hidden=hidden)
+            return job.train(replace(sweep, features=SEEN[name](end)), None)[2]
+
+        key = (sizes, path.stat().st_mtime_ns)
+        one = study.once("real_systems", f"size by {name}, {hidden}", key, made)
+        line: dict[str, Any] = {"sees": name, "width": hidden, "accuracy": one.accuracy}
+        lines.append(
+            {
+                **line,
+                "share of the oracle's gain": one.share,
+                **{arm: one.tau[arm] for arm in ("predicted", "best_fixed", "oracle")},
+            }
+        )
+        progress()
+    return lines
 
 
 def table(found: Rounds) -> list[dict[str, Any]]:

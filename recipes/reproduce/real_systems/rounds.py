@@ -102,7 +102,7 @@ def exact_arms(block: int = BLOCK) -> dict[str, Arm]:
     """Return the exact systems."""
     return {
         **_drafted(),
-        "MTP, tree": Arm(system="tree", drafts=NODES),
+        "MTP, tree": Arm(system="bebop_tree", drafts=NODES),
         "FIRP, tree": Arm(system="firp", drafts=NODES, parts=("firp",)),
         "FIRP, chain": Arm(system="firp_chain", drafts=DRAFTS, parts=("firp",)),
         "block": Arm(system="block", drafts=block - 1, parts=("block",)),
@@ -129,10 +129,13 @@ def settings(sizes: Sizes) -> dict[str, Setting]:
     """Return the settings by name."""
     block = int(sizes.options["block"]["block"])
     pad = {f"PAD {tau}": Arm(system="pad", drafts=DRAFTS, parts=("pivot",), options={"tau": tau}) for tau in TAUS}
+    # PIPO's baseline: one draft of the head a cycle stands whatever the target says, as every score is below 1. A draft
+    # that would end the completion is tested as ever.
+    unverified = Arm(system="pad", drafts=1, parts=("pivot",), options={"tau": 1.0, "p_min": 0.0})
     return {
         "open, greedy": Setting(kind="open", temperature=0.0, arms=exact_arms(block)),
         "open, sampled": Setting(kind="open", temperature=OPEN, arms=exact_arms(block)),
-        "words": Setting(kind="words", temperature=WORDS, arms={**_drafted(), **pad}),
+        "words": Setting(kind="words", temperature=WORDS, arms={**_drafted(), **pad, "MTP, unverified": unverified}),
         "word": Setting(kind="word", temperature=WORD, arms={PLAIN: _drafted()[PLAIN], **pipo_arms()}),
     }
 
