@@ -41,6 +41,9 @@ RIVALS = {"Medusa heads": ("Medusa", "Medusa, KL"), "early exits": ("early exits
 class RealSeed(Seed):
     """The text of the study on the model of the other studies here; see ``Seed``."""
 
+    # Logits of every place and step, of two texts over 49,152 tokens: 80 MB a copy, and there are eight.
+    batch = 2
+
     def __init__(self, place: Path, sizes: Sizes) -> None:
         self.number, self.place, self.sizes = NUMBER, place, sizes
         self.texts = once("real texts", (sizes.model, OPEN, ANSWERS, CALIBRATION, HELD_OUT), self._answers)
