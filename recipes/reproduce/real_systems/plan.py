@@ -27,7 +27,7 @@ GATES = {"all kept": -1.0, "part": None, "none kept": 1.0}  # of PIPO: a thresho
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is done: Sizes(model="smollm2", open=900, ...)."""
+    """How much is done: Sizes(model="smollm2", open=1000, ...)."""
 
     model: str
     device: str
@@ -49,7 +49,7 @@ class Sizes:
 PARTS = ("firp", "pivot", "block", "block_length", "pipo_sft", "pipo_more", "pipo_opd")
 
 _CPU = Sizes(
-    model="smollm2", device="cpu", dtype="float32", open=900, pairs=400, new={"open": 64, "words": 40, "word": 32},
+    model="smollm2", device="cpu", dtype="float32", open=1000, pairs=400, new={"open": 64, "words": 40, "word": 32},
     slots=64,
     sequences={"firp": 600, "pivot": 300, "block": 900, "block_length": 900, "pipo": 900},
     options={
