@@ -66,7 +66,7 @@ def sums(test: bool, count: int) -> list[dict[str, str]]:
     numbers = random.Random(f"sums/{test}")
     text = "State the final answer to the following arithmetic problem: {} ="
     rows = []
-    for a, b in numbers.sample([(a, b) for a in range(10) for b in range(10) if (a + b) % TEST or test], count):
+    for a, b in numbers.sample([(a, b) for a in range(10) for b in range(10) if ((a + b) % TEST == 0) == test], count):
         rows.append({"question": text.format(f"{a} + {b}"), "answer": str(a + b)})
     return rows
 

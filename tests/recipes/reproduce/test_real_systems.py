@@ -70,7 +70,6 @@ def test_gains_are_those_of_the_sizes_that_were_best_in_the_first_table() -> Non
     first = np.array([[3.0, 2.0], [2.0, 3.0], [2.0, 3.0], [3.0, 2.0]])
     found = gains(first, first)
     assert found["apparent gain"].value == found["transferred gain"].value == pytest.approx(3 / 2.5 - 1)
-    assert gains(first, first[::-1, ::-1])["transferred gain"].value == pytest.approx(3 / 2.5 - 1)
     turned = gains(first, 5 - first)
     assert turned["transferred gain"].value == pytest.approx(2 / 2.5 - 1) and turned["apparent gain"].value > 0
 
