@@ -61,6 +61,15 @@ def test_a_network_of_fewer_layers_begins_with_evenly_spaced_ones_of_the_policy(
         settings_for(policy, layers=4)
 
 
+@pytest.mark.slow  # as above
+def test_a_token_may_be_named_that_fills_half_pairs() -> None:
+    policy = tiny_policy()
+    assert settings_for(policy, pad=3)["pad"] == 3
+    for pad, message in ((11, "that token ends completions"), (12, "give a number from 0 to 11")):
+        with pytest.raises(UserError, match=f"options.pad={pad} is not possible: {message}"):
+            settings_for(policy, pad=pad)
+
+
 def settings_of() -> dict[str, object]:
     config = POLICY.backbone.config
     return {**config.to_diff_dict(), "model_type": config.model_type}

@@ -168,15 +168,30 @@ def _of_layer(name: str, kept: list[int]) -> str:
     return f"{start}layers.{kept[int(layer)]}.{rest}" if found else name
 
 
-def settings_for(policy: Policy, compressor: Compression = "mlp", layers: int | None = None) -> dict[str, Any]:
-    """Return the settings of a network for a policy; ``layers``: of its backbone, None: as many as the policy has.
+def settings_for(
+    policy: Policy, compressor: Compression = "mlp", layers: int | None = None, pad: int | None = None
+) -> dict[str, Any]:
+    """Return the settings of a network for a policy.
 
-    Raise ``UserError`` for a tokenizer without a token for padding alone, and for more layers than the policy has.
+    Args:
+        policy: whose backbone the network's is like.
+        compressor: how two embeddings become one.
+        layers: of the network's backbone; None: as many as the policy has.
+        pad: the token that fills half pairs, which no text may hold; None: the tokenizer's pad token.
+
+    Raises:
+        UserError: There is no token for padding alone, or the policy has fewer layers.
     """
-    pad = policy.tokenizer.pad_token_id
+    if pad is not None:
+        last = policy.vocab_size - 1
+        check(pad <= last, "options.pad", pad, f"give a number from 0 to {last}")
+        check(pad not in policy.eos_token_ids, "options.pad", pad, "that token ends completions: give one no text has")
+    pad = policy.tokenizer.pad_token_id if pad is None else pad
     if pad is None or pad in policy.eos_token_ids:
         state = "no pad token" if pad is None else "a pad token that ends completions"
-        raise UserError(f"part=pipo is not possible: the model's tokenizer has {state}; a PAD fills half pairs")
+        raise UserError(
+            f"part=pipo is not possible: the model's tokenizer has {state}; a PAD fills half pairs: give options.pad"
+        )
     config = policy.backbone.get_decoder().config
     changed = {name: value for name, value in config.to_diff_dict().items() if name not in NOT_OF_THE_NETWORK}
     if layers is not None:

@@ -15,6 +15,7 @@ REWARD = f"{Path(words.__file__)}:all_words"
 # mean entropy is 2.65 nats, and theirs is below .5. Matrices are trained on text between the two.
 OPEN, WORDS, WORD = 0.6, 0.6, 1.0  # temperatures: open questions, two words (PAD), one word (PIPO)
 STUDENT = 12  # layers of PIPO's student; its teacher has all 30
+PAD = 3  # <repo_name>, which no answer has: SmolLM2's own pad token ends completions
 DRAFTS = 3  # K of the MTP head and of look-ups
 NODES = 16  # of FIRP's trees
 BLOCK = 8  # B, slots of a block in training; a cycle then drafts 7
@@ -59,8 +60,8 @@ _CPU = Sizes(
                   "taps": 4, "lr": 1e-3},
         "block_length": {"smallest": 2, "largest": BLOCK, "temperature": 0.0},
         # Samples that hold the word are kept, some seven of ten.
-        "pipo_sft": {"stage": "sft", "layers": STUDENT, "steps": 700, "samples": 2, "lr": 5e-4},
-        "pipo_more": {"stage": "sft", "layers": STUDENT, "steps": 1000, "samples": 2, "lr": 5e-4},
+        "pipo_sft": {"stage": "sft", "layers": STUDENT, "pad": PAD, "steps": 700, "samples": 2, "lr": 5e-4},
+        "pipo_more": {"stage": "sft", "layers": STUDENT, "pad": PAD, "steps": 1000, "samples": 2, "lr": 5e-4},
         "pipo_opd": {"stage": "opd", "steps": 300, "rollouts": 96, "lr": 1e-4},
     },
     train={"threads": 1, "steps": 600, "save_every": 20, "keep": 1},
