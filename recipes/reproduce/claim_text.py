@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bebop.bench.record import table
 from bebop.errors import UserError
-from recipes.reproduce.claims import BUILT_IN, MODELS, PAPERS, REAL_STUDIES, RECIPES, Claim, Paper
+from recipes.reproduce.claims import MODELS, PAPERS, REAL_STUDIES, RECIPES, Claim, Paper
 from recipes.reproduce.pages import within
 from recipes.reproduce.record import Content, read
 from recipes.reproduce.results import Judged, Results, gathered
@@ -24,7 +24,7 @@ def stored(studies: Path) -> Results:
 
 
 def paper_text(path: str, results: Results, up: str = "") -> str:
-    """``claims > PAD, BlockPilot``: all claims of papers with verdicts, those of a real model first if it has studies.
+    """``claims > PAD, BlockPilot``: all claims of papers with verdicts, those of a real model first if it has results.
 
     Raises:
         UserError: There is no such paper.
@@ -34,15 +34,14 @@ def paper_text(path: str, results: Results, up: str = "") -> str:
     if len(papers) < len(titles):
         unknown = next(title for title in titles if title not in [paper.title for paper in papers])
         raise UserError(f"{path!r}: no paper {unknown!r} among {', '.join(paper.title for paper in PAPERS)}")
-    models = [model for model in MODELS if model == BUILT_IN or any(paper.real for paper in papers)]
+    models = [model for model in MODELS if any(model in results.models(paper) for paper in papers)]
     claims = [claim for paper in papers for claim in paper.claims]
     rows = [
         {"claim": f"**{claim.name}** {clean(claim.text)}"}
         | {MODELS[model]: _of_model(path, model, claim, "counts", results, up) for model in models}
         for claim in claims
     ]
-    known = [model for model in models if any(model in results.models(paper) for paper in papers)]
-    told = "; ".join(_counted([results.verdict(model, claim) for claim in claims], model) for model in known)
+    told = "; ".join(_counted([results.verdict(model, claim) for claim in claims], model) for model in models)
     return f"{told}.\n\n{table(rows)}\nEvery finding: [RESULTS.md]({up}RESULTS.md)."
 
 

@@ -153,6 +153,7 @@ PAPERS = (
         ),
         others={"beyond PAD": "Beyond the paper on PAD"},
         recipes=("pad", "pad_training"),
+        real=("real_systems",),
     ),
     Paper(
         title="BlockPilot",
@@ -190,6 +191,7 @@ PAPERS = (
         ),
         others={"beyond BlockPilot": "Beyond the paper on BlockPilot"},
         recipes=("blockpilot",),
+        real=("real_systems",),
     ),
     Paper(
         title="FIRP",
@@ -240,6 +242,7 @@ PAPERS = (
         ),
         others={"beyond FIRP": "Beyond the paper on FIRP"},
         recipes=("firp", "trees"),
+        real=("real_systems",),
     ),
     Paper(
         title="PIPO",
@@ -283,6 +286,7 @@ PAPERS = (
         ),
         others={"beyond PIPO": "Beyond the paper on PIPO"},
         recipes=("pipo",),
+        real=("real_systems",),
     ),
     Paper(
         title="The certificate of exactness",
@@ -326,7 +330,8 @@ PAPERS = (
 
 
 REAL_STAGES = ("corpus", "states", "fused", "heads", "evaluation")  # what the studies on a real model share
-REAL_STUDIES = tuple(study for paper in PAPERS for study in paper.real)
+# One study may be about several papers, and stands once.
+REAL_STUDIES = tuple(dict.fromkeys(study for paper in PAPERS for study in paper.real))
 RECIPES = tuple(study for paper in PAPERS for study in paper.recipes)  # on the built-in model
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext, SlotContext
-from bebop.systems.pipo.network import Compression, Compressor, PairModel, as_pairs, settings_for
+from bebop.systems.pipo.network import Compression, Compressor, PairModel, as_pairs, settings_for, spaced_layers
 from tests.builders import tiny_pairs, tiny_policy
 
 POLICY = tiny_policy(dtype=torch.float64)
@@ -44,6 +44,30 @@ def test_text_without_second_tokens_is_read_as_the_policy_reads_it() -> None:
     torch.testing.assert_close(h, policy.hidden(tokens[:, :-1], positions, CausalContext()))
     whole, _ = network.read(policy, torch.stack([tokens, tokens.flip(1)], -1))
     assert float((whole - h).abs().max().detach()) > 1e-2
+
+
+@pytest.mark.slow  # the quick part of this file has a budget
+def test_a_network_of_fewer_layers_begins_with_evenly_spaced_ones_of_the_policy() -> None:
+    assert spaced_layers(30, 12)[:3] == [0, 3, 5] and spaced_layers(30, 12)[-1] == 29
+    assert spaced_layers(4, 4) == [0, 1, 2, 3] and spaced_layers(4, 1) == [0]
+    policy = tiny_policy(dtype=torch.float64, layers=3, with_parts=False)
+    network = PairModel(backbone={**settings_of(), "num_hidden_layers": 2}, pad=0).double()
+    network.start_from(policy)
+    own = [layer.mlp.up_proj.weight for layer in policy.backbone.get_decoder().layers]
+    found = [layer.mlp.up_proj.weight for layer in network.decoder.layers]
+    assert len(found) == 2 and torch.equal(found[0], own[0]) and torch.equal(found[1], own[2])
+    with pytest.raises(UserError, match=r"options\.layers=4 is not possible: the model has 3 layers"):
+        policy.tokenizer.pad_token = "a"
+        settings_for(policy, layers=4)
+
+
+@pytest.mark.slow  # as above
+def test_a_token_may_be_named_that_fills_half_pairs() -> None:
+    policy = tiny_policy()
+    assert settings_for(policy, pad=3)["pad"] == 3
+    for pad, message in ((11, "that token ends completions"), (12, "give a number from 0 to 11")):
+        with pytest.raises(UserError, match=f"options.pad={pad} is not possible: {message}"):
+            settings_for(policy, pad=pad)
 
 
 def settings_of() -> dict[str, object]:

@@ -148,9 +148,8 @@ class BlockLengthTrainer(PartJob):
 
     def run(self) -> str:
         """Run all phases; return what is to be said at the end."""
-        asked, _ = question_streams(self.config, self.policy)
-        prompts = [*{prompt.token_ids: prompt for prompt in asked}.values()]  # none is in two parts of ``split``
-        sweep = self._sweep(prompts)
+        prompts = self.prompts()
+        sweep = self.sweep(prompts)
         seconds = self._seconds(prompts[:TIMED]) if self.options.label == "speed" else None
         settings, network, evaluated = self.train(sweep, seconds)
         results = evaluated.summary() | {
@@ -163,7 +162,12 @@ class BlockLengthTrainer(PartJob):
 
     # ---- what each size gives
 
-    def _sweep(self, prompts: Sequence[Prompt]) -> Sweep:
+    def prompts(self) -> list[Prompt]:
+        """Return the prompts, each once, so that none is in two parts of ``split``."""
+        asked, _ = question_streams(self.config, self.policy)
+        return [*{prompt.token_ids: prompt for prompt in asked}.values()]
+
+    def sweep(self, prompts: Sequence[Prompt]) -> Sweep:
         """Return tokens and cycles of every prompt with every size; a size that a stopped run finished is read back."""
         tables = []
         for size in self.sizes:

@@ -224,7 +224,7 @@ class PivotAdaptation(PartJob):
         """Return the best network by validation, all examples, and the split of each."""
         config, options = self.config, self.options
         splits = [split_of(row.prompt, config.seed) for row in labelled]
-        examples = self._examples(labelled)
+        examples = self.examples(labelled)
         train, validation, test = (examples.of(np.array([s == name for s in splits])) for name in SPLITS)
         for name, part in zip(SPLITS, (train, validation, test), strict=True):
             if len(part) == 0 or part.pivots.min() == part.pivots.max():
@@ -268,7 +268,8 @@ class PivotAdaptation(PartJob):
             "middle": options.middle,
         }
 
-    def _examples(self, labelled: Sequence[Rollouts]) -> Examples:
+    def examples(self, labelled: Sequence[Rollouts]) -> Examples:
+        """Return what the classifier sees of labelled candidates, and which of them are pivots."""
         texts = [(*row.prefix, row.token) for row in labelled]
         place = ("pred", "cand").index(self.options.feat_pos)
         judged = np.array([row.judged for row in labelled], dtype=bool)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
+from bebop.config.fields import check
 from bebop.errors import UserError
 from bebop.model.attention import ATTENTION, AttentionContext, CausalContext
 from bebop.model.backbone import Policy
@@ -142,26 +143,65 @@ class PairModel(nn.Module):
 
     @torch.no_grad()
     def start_from(self, policy: Policy) -> None:
-        """Take over the weights of a policy's backbone and, where it has one, of its MTP head."""
+        """Take over the weights of a policy's backbone and, where it has one, of its MTP head.
+
+        A network of fewer layers takes those that ``spaced_layers`` names, in their order.
+        """
         own = policy.backbone.get_decoder().state_dict()
-        self.decoder.load_state_dict({name: own[name] for name in self.decoder.state_dict()})
+        kept = spaced_layers(policy.backbone.config.num_hidden_layers, int(self.config.num_hidden_layers))
+        self.decoder.load_state_dict({name: own[_of_layer(name, kept)] for name in self.decoder.state_dict()})
         if policy.mtp is None:
             init_from_backbone(self.mtp, self.decoder)
         else:
             self.mtp.load_state_dict(policy.mtp.state_dict())
 
 
-def settings_for(policy: Policy, compressor: Compression = "mlp") -> dict[str, Any]:
+def spaced_layers(depth: int, count: int) -> list[int]:
+    """Return ``count`` of ``depth`` layers, from 0, evenly spaced, the first and the last among them."""
+    return [round(i * (depth - 1) / max(1, count - 1)) for i in range(count)]
+
+
+def _of_layer(name: str, kept: list[int]) -> str:
+    """Return the name that a weight has in the backbone, of which the layers ``kept`` are taken."""
+    start, found, after = name.partition("layers.")
+    layer, _, rest = after.partition(".")
+    return f"{start}layers.{kept[int(layer)]}.{rest}" if found else name
+
+
+def settings_for(
+    policy: Policy, compressor: Compression = "mlp", layers: int | None = None, pad: int | None = None
+) -> dict[str, Any]:
     """Return the settings of a network for a policy.
 
-    Raise ``UserError`` for a tokenizer without a token for padding alone.
+    Args:
+        policy: whose backbone the network's is like.
+        compressor: how two embeddings become one.
+        layers: of the network's backbone; None: as many as the policy has.
+        pad: the token that fills half pairs, which no text may hold; None: the tokenizer's pad token.
+
+    Raises:
+        UserError: There is no token for padding alone, or the policy has fewer layers.
     """
-    pad = policy.tokenizer.pad_token_id
+    if pad is not None:
+        last = policy.vocab_size - 1
+        check(pad <= last, "options.pad", pad, f"give a number from 0 to {last}")
+        check(pad not in policy.eos_token_ids, "options.pad", pad, "that token ends completions: give one no text has")
+    pad = policy.tokenizer.pad_token_id if pad is None else pad
     if pad is None or pad in policy.eos_token_ids:
         state = "no pad token" if pad is None else "a pad token that ends completions"
-        raise UserError(f"part=pipo is not possible: the model's tokenizer has {state}; a PAD fills half pairs")
+        raise UserError(
+            f"part=pipo is not possible: the model's tokenizer has {state}; a PAD fills half pairs: give options.pad"
+        )
     config = policy.backbone.get_decoder().config
     changed = {name: value for name, value in config.to_diff_dict().items() if name not in NOT_OF_THE_NETWORK}
+    if layers is not None:
+        depth = int(config.num_hidden_layers)
+        check(
+            layers <= depth, "options.layers", layers, f"the model has {depth} layers: give as many or fewer, or null"
+        )
+        changed["num_hidden_layers"] = layers
+        if changed.get("layer_types"):
+            changed["layer_types"] = [changed["layer_types"][i] for i in spaced_layers(depth, layers)]
     return {
         "backbone": {**changed, "model_type": config.model_type},
         "pad": int(pad),

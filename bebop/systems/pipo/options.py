@@ -49,6 +49,14 @@ class PipoTraining(TrainingOptions):
     compressor: Literal["mlp", "random"] = setting(
         "mlp", "sft: a + b + MLP, or a linear map that begins as noise, an ablation"
     )
+    layers: int | None = setting(
+        None, "sft: of the network's backbone, evenly spaced layers of the policy's; null: all of them", POSITIVE
+    )
+    pad: int | None = setting(
+        None,
+        "sft: id of the token that fills half pairs, one that no text has; null: the tokenizer's pad",
+        NOT_NEGATIVE,
+    )
     samples: int = setting(2, "sft: completions of each question, of which those of a reward of 1 are kept", POSITIVE)
     rho: float = setting(0.5, "sft: PADs are put after at most this share of a completion's tokens", SHARE)
     rollouts: int = setting(96, "opd: completions that are drawn at a time, and trained on once", POSITIVE)

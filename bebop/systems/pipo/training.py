@@ -61,7 +61,7 @@ class PairTrainer(StepJob):
         OPD."""
         options, config = self.options, self.config
         if options.stage == "sft":
-            settings = settings_for(self.policy, options.compressor)
+            settings = settings_for(self.policy, options.compressor, options.layers, options.pad)
             network = PairModel(**settings).to(self.policy.device)
             network.start_from(self.policy)
             return settings, network

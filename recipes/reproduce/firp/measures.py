@@ -22,7 +22,6 @@ from recipes.reproduce.firp.texts import Seed, once
 NODES = (16, 32, 63)
 CHAIN = 3  # the K drafts that are likeliest, one after another: what ``firp_chain`` verifies
 TOP = (1, 5)
-BATCH = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +63,14 @@ def measure(own: Seed, network: PseudoStates | Heads) -> Measured:
     """Trees are shaped by ranks on prompts of the training, for each arm its own."""
     drafts = network.drafts() if isinstance(network, Heads) else drafts_of(own.policy, network)
     texts, read = own.texts, own.judged
-    calibration = token_ranks(drafts, texts.calibration, read["calibration"], BATCH)
+    calibration = token_ranks(drafts, texts.calibration, read["calibration"], own.batch)
     chances = rank_chances([r for r in place if r != BEYOND] for answer in calibration for place in answer)
-    greedy = token_ranks(drafts, texts.greedy, read["greedy"], BATCH)
+    greedy = token_ranks(drafts, texts.greedy, read["greedy"], own.batch)
     steps = len(greedy[0][0])
     shapes = {nodes: {*likeliest(chances, nodes, steps)} for nodes in NODES}
     shapes[CHAIN] = {(0,) * depth for depth in range(1, steps + 1)}
-    sums = [sampled(own, drafts, texts.sampled[i : i + BATCH], read["sampled"][i : i + BATCH])
-            for i in range(0, len(texts.sampled), BATCH)]  # fmt: skip
+    sums = [sampled(own, drafts, texts.sampled[i : i + own.batch], read["sampled"][i : i + own.batch])
+            for i in range(0, len(texts.sampled), own.batch)]  # fmt: skip
     overlap, divergence, accepted, anchors = (np.concatenate(part) for part in zip(*sums, strict=True))
     return Measured(
         tasks=tuple(row.task for row in texts.greedy),

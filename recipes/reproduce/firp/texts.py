@@ -38,6 +38,8 @@ class Texts:
 class Seed:
     """The model and the texts of a seed, read when they are asked for."""
 
+    batch = 16  # texts that are measured side by side
+
     def __init__(self, seed: int) -> None:
         self.number = seed
         self.texts: Texts = once("texts", (seed, ANSWERS, CALIBRATION, HELD_OUT), lambda: answers(seed))

@@ -1,0 +1,149 @@
+"""FIRP, PAD, BlockPilot and PIPO on SmolLM2: ``python -m recipes.reproduce.real_systems [--stage NAME ...] [--quick]``.
+
+Stages take hours and go on where they were stopped; README.md says how long each takes. All is kept in
+runs/reproduce/real_systems ($BEBOP_REPRODUCE/real_systems).
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from bebop.bench.record import show
+from bebop.command import Parser, check_writable, run_main
+from recipes.reproduce.figures import errors, figure
+from recipes.reproduce.measured import Number
+from recipes.reproduce.real_systems import firp_arms
+from recipes.reproduce.real_systems.analysis import (
+    SEEN,
+    WIDTHS,
+    Rounds,
+    ablations,
+    of_block,
+    of_pad,
+    of_rounds,
+    table,
+    transfer,
+)
+from recipes.reproduce.real_systems.parts import KIND, part_path, train_parts, trained
+from recipes.reproduce.real_systems.plan import OPEN, SIZES, STUDENT, WORD, WORDS
+from recipes.reproduce.real_systems.rounds import measure, settings, there
+from recipes.reproduce.record import begin, keep
+from recipes.reproduce.study import FOLDER, results_folder
+
+HERE = results_folder(Path(__file__).parent)
+PLACE = FOLDER / "real_systems"
+STAGES = ("parts", "arms", "transfer", "ablations", "rounds", "claims")
+
+
+def main(given: list[str]) -> None:
+    """Run the stages that were asked for, in their order; ``claims`` judges what there is."""
+    options = arguments(given)
+    check_writable("BEBOP_REPRODUCE", HERE)
+    started = begin("real_systems")
+    if "parts" in options.stage:
+        train_parts(PLACE, SIZES, options.parts, lambda name: show(f"{name} ...\n"))
+    for stage in MADE:
+        if stage in options.stage:
+            show(f"{stage} ...\n")
+            MADE[stage]()
+    if "claims" not in options.stage:
+        return
+    found: Rounds = made_rounds()
+    numbers = of_rounds(found) | of_pad(PLACE, SIZES) | of_block(PLACE, SIZES) | made_transfer()
+    tables: dict[str, Any] = {"Arms in turns": table(found), "What parts cost": costs()}
+    tables |= {"BlockPilot: what the choice sees, and how wide it is": made_ablations()}
+    if part_path(PLACE, "firp").is_file():
+        own = firp_arms.RealSeed(PLACE, SIZES)
+        compared = made_arms(own)
+        numbers |= firp_arms.numbers(compared, own.depth)
+        tables["FIRP beside heads, equal answers and updates"] = firp_arms.rows(compared)
+    draw(found, numbers)
+    caption = "Speed over plain decoding, tokens a cycle, and reward of every arm; intervals are over rounds."
+    plan: dict[str, Any] = {"model": SIZES.model, "rounds": SIZES.rounds, "answers": dict(SIZES.answers)}
+    plan |= {"temperatures": {"open": OPEN, "words": WORDS, "word": WORD}, "student's layers": STUDENT}
+    plan |= {"sequences": dict(SIZES.sequences), "options": {name: dict(one) for name, one in SIZES.options.items()}}
+    keep(HERE, started, numbers, tables, {"arms.svg": caption}, plan)
+
+
+def arguments(given: list[str]) -> argparse.Namespace:
+    """The command line; ``--quick`` itself is read in ``study.py``."""
+    parser = Parser(prog="python -m recipes.reproduce.real_systems", description=__doc__)
+    parser.add_argument(
+        "--stage", nargs="+", choices=STAGES, default=list(STAGES), metavar="NAME", help=", ".join(STAGES)
+    )
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=tuple(KIND),
+        default=list(KIND),
+        metavar="NAME",
+        help=f"of the stage parts: {', '.join(KIND)}",
+    )
+    parser.add_argument("--quick", action="store_true", help="a smoke run on the built-in model and next to nothing")
+    return parser.parse_args(given)
+
+
+def made_rounds() -> Rounds:
+    """All rounds of the arms whose parts are there."""
+    with tqdm(total=SIZES.rounds * len(settings(SIZES)), desc="rounds", unit="round") as bar:
+        return measure(PLACE, SIZES, bar.update)
+
+
+def made_transfer() -> dict[str, Number]:
+    """Gains of block sizes that were chosen in other answers."""
+    options = SIZES.options["block_length"]
+    sizes = 2 * (int(options["largest"]) - int(options["smallest"]) + 1)
+    with tqdm(total=sizes, desc="transfer", unit="sweep") as bar:
+        return transfer(PLACE, SIZES, bar.update)
+
+
+def made_arms(own: firp_arms.RealSeed | None = None) -> dict[str, Any]:
+    """FIRP and what it is compared with."""
+    own = own or firp_arms.RealSeed(PLACE, SIZES)
+    with tqdm(total=len(firp_arms.arms(own.depth)), desc="arms", unit="arm") as bar:
+        return firp_arms.compare(own, bar.update)
+
+
+def made_ablations() -> list[dict[str, Any]]:
+    """What a choice of block sizes sees, and how wide it is."""
+    with tqdm(total=len(SEEN) + len(WIDTHS), desc="ablations", unit="network") as bar:
+        return ablations(PLACE, SIZES, bar.update)
+
+
+MADE = {"arms": made_arms, "transfer": made_transfer, "ablations": made_ablations, "rounds": made_rounds}
+
+
+def costs() -> list[dict[str, Any]]:
+    """A line a part: hours of processor time, and how large it is."""
+    return [
+        {"part": one.name, "hours": one.hours, "MiB": part_path(PLACE, one.name).stat().st_size / 2**20}
+        for one in trained(PLACE)
+    ]
+
+
+def draw(found: Rounds, numbers: dict[str, Number]) -> None:
+    """Speed-ups, tokens a cycle and rewards; a column for each setting that has arms."""
+    shown = [name for name, setting in settings(SIZES).items() if there(PLACE, setting) and found.get(name)]
+    rows = ("x plain", "length", "reward")
+    with figure(HERE / "figures" / "arms.svg", len(shown), 4.2, 2.8, len(rows), squeeze=False) as panels:
+        for column, setting in enumerate(shown):
+            arms = [*found[setting][0]]
+            for line, what in enumerate(rows):
+                panel = panels[line][column]
+                given = [numbers.get(f"{setting}, {arm}: {what}") for arm in arms]
+                for place, one in enumerate(given):
+                    if one is not None:
+                        reach = errors([one])  # type: ignore[list-item]
+                        panel.errorbar([place], [one.value], reach, fmt="o", capsize=3, color="#16407a")
+                panel.set_xticks(
+                    range(len(arms)), arms if line == len(rows) - 1 else [""] * len(arms), rotation=60, ha="right"
+                )
+                panel.set(title=setting if line == 0 else "", ylabel=what if column == 0 else "")
+                if what == "x plain":
+                    panel.axhline(1, color="#6b7280", linestyle="--", linewidth=1)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,170 @@
+"""FIRP beside Medusa heads and early exits on SmolLM2: the arms of ``recipes.reproduce.firp`` on another model.
+
+The code that trains and measures an arm is that study's, which keeps each matrix as it is trained. What differs is the
+text, whose answers to train on are those of the part ``firp``, and the layers: thirty in place of twelve.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from bebop.adaptation.corpus import CORPUS, drafting_config, question_streams, read_corpus, run_engine, token_rows
+from bebop.config.adapt import AdaptConfig
+from bebop.config.fields import from_dict
+from bebop.config.job import SamplingConfig
+from bebop.errors import UserError
+from bebop.metrics.intervals import Array, resampled
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_policy
+from bebop.systems.firp.network import RealText, middle_layers, read_text
+from bebop.trainer.chains import TokenRow
+from bebop.trajectory import Prompt
+from recipes.reproduce.firp.arms import Arm
+from recipes.reproduce.firp.measures import NODES, Measured, measured
+from recipes.reproduce.firp.texts import Seed, Texts, once
+from recipes.reproduce.measured import Number, of
+from recipes.reproduce.real_systems.parts import model_config, settings
+from recipes.reproduce.real_systems.plan import OPEN, Sizes
+from recipes.reproduce.study import QUICK
+
+NUMBER = 4_000  # of the text among what that study keeps; its own texts are 0 to 2
+ANSWERS = 6 if QUICK else 400
+CALIBRATION, HELD_OUT = (4, 4) if QUICK else (48, 64)
+UPDATES = 2 if QUICK else 200  # of each step, as on the built-in model
+SHORT = 1 if QUICK else 80  # in the sweep over layers
+STEPS = 3
+RIVALS = {"Medusa heads": ("Medusa", "Medusa, KL"), "early exits": ("early exits",)}  # of several the best counts
+
+
+class RealSeed(Seed):
+    """The text of the study on the model of the other studies here; see ``Seed``."""
+
+    # Logits of every place and step, of two texts over 49,152 tokens: 80 MB a copy, and there are eight.
+    batch = 2
+
+    def __init__(self, place: Path, sizes: Sizes) -> None:
+        self.number, self.place, self.sizes = NUMBER, place, sizes
+        self.texts = once("real texts", (sizes.model, OPEN, ANSWERS, CALIBRATION, HELD_OUT), self._answers)
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The model, frozen."""
+        model = load_policy(model_config(self.place, self.sizes))
+        model.backbone.requires_grad_(False)
+        return model
+
+    def read(self, rows: Sequence[TokenRow]) -> list[RealText]:
+        """Real states of some answers, after the layers that the arms read."""
+        return read_text(self.policy, layers_read(self.depth), [row.token_ids for row in rows])
+
+    @property
+    def depth(self) -> int:
+        """Layers of the model."""
+        return int(self.policy.backbone.config.num_hidden_layers)
+
+    def _answers(self) -> Texts:
+        path = self.place / "firp" / CORPUS
+        if not path.is_file():
+            raise UserError(f"{path} is not there: run first --stage parts --parts firp")
+        config = from_dict(AdaptConfig, settings(self.place, self.sizes, "firp"))
+        training, held_out = question_streams(config, self.policy)
+        greedy = SamplingConfig(temperature=0.0, max_new_tokens=config.data.sampling.max_new_tokens)
+
+        def written(prompts: Sequence[Prompt], number: int, sampling: SamplingConfig | None = None) -> list[TokenRow]:
+            decoding = drafting_config(self.policy)
+            return token_rows(
+                prompts, run_engine(self.policy, prompts, config.data, decoding, number, None, sampling=sampling)
+            )
+
+        return Texts(
+            training=read_corpus(path)[:ANSWERS],
+            calibration=written(training[:CALIBRATION], NUMBER, greedy),
+            greedy=written(held_out[:HELD_OUT], NUMBER, greedy),
+            sampled=written(held_out[:HELD_OUT], NUMBER + 1),
+        )
+
+
+def swept_layers(depth: int) -> tuple[int, ...]:
+    """Return the layers of step 1 in its sweep: low, between, the middle, between, high."""
+    return (max(1, depth // 15), depth // 4 + 1, depth // 2, 3 * depth // 4, depth - 2)
+
+
+def layers_read(depth: int) -> tuple[int, ...]:
+    """Return the layers after which states are kept for all arms."""
+    return tuple(sorted({*middle_layers(depth), *swept_layers(depth)}))
+
+
+def arms(depth: int) -> dict[str, Arm]:
+    """Return the arms by name, those of the sweep last."""
+    middle, whole = tuple(middle_layers(depth)), (UPDATES,) * STEPS
+    main = {
+        "FIRP": Arm(kind="firp", layers=middle, updates=whole),
+        "Medusa": Arm(kind="medusa", objective="hard_ce", layers=middle, updates=whole),
+        "Medusa, KL": Arm(kind="medusa", layers=middle, updates=whole),
+        "early exits": Arm(kind="exit", layers=middle, updates=whole),
+    }
+    return main | {f"step 1 at {t}": Arm(kind="firp", layers=(t,), updates=(SHORT,)) for t in swept_layers(depth)}
+
+
+def compare(own: RealSeed, progress: Callable[[], object]) -> dict[str, Measured]:
+    """Train and measure every arm that is not kept yet."""
+    found = {}
+    for name, arm in arms(own.depth).items():
+        found[name] = measured(own, arm)
+        progress()
+    return found
+
+
+def numbers(found: dict[str, Measured], depth: int) -> dict[str, Number]:
+    """Return what the rules speak of: bootstraps over held-out prompts, the same for both sides of a difference."""
+
+    def length(arm: str, nodes: int, weights: Array) -> Array:
+        one = found[arm]
+        return np.asarray((weights @ one.tokens) / (weights @ one.cycles[nodes]))
+
+    count = len(found["FIRP"].tokens)
+    values: dict[str, Number] = {}
+    for nodes in NODES:
+        for name in found:
+            if nodes in found[name].cycles and not name.startswith("step 1"):
+                values[f"length {nodes}, {name}"] = of(resampled(lambda w, a=name, n=nodes: length(a, n, w), count))  # type: ignore[misc]
+        for rival, names in RIVALS.items():
+
+            def best(weights: Array, names: Sequence[str] = names, nodes: int = nodes) -> Array:
+                # Which rival counts is chosen on all prompts, so that a resampling does not choose anew.
+                chosen = max(names, key=lambda one: found[one].length(nodes))
+                return length(chosen, nodes, weights)
+
+            values[f"length {nodes}, {rival}"] = of(resampled(best, count))
+            values[f"length {nodes}, FIRP - {rival}"] = of(
+                resampled(lambda w, b=best, n=nodes: length("FIRP", n, w) - b(w), count)  # type: ignore[misc]
+            )
+    return values | {"layers, spread over loss": of(resampled(lambda w: _spread(found, depth, w), count))}
+
+
+def accuracy(one: Measured, weights: Array) -> Array:
+    """Return how often step 1 names the token that came, for each row of weights over prompts."""
+    return np.asarray((weights @ one.hits[:, 0, 0]) / (weights @ one.places[:, 0]))
+
+
+def _spread(found: dict[str, Measured], depth: int, weights: Array) -> Array:
+    """Return how far the layers up to the middle lie apart, over what is lost from there to the highest layer."""
+    by_layer = [accuracy(found[f"step 1 at {layer}"], weights) for layer in swept_layers(depth)]
+    low = np.stack(by_layer[:3])
+    return np.asarray((low.max(0) - low.min(0)) / np.maximum(by_layer[2] - by_layer[4], 1e-6))
+
+
+def rows(found: dict[str, Measured]) -> list[dict[str, object]]:
+    """Return a line of the table for each arm."""
+    return [
+        {
+            "arm": name,
+            "parameters": one.parameters,
+            **{f"tokens a cycle, {nodes} nodes": one.length(nodes) for nodes in NODES if nodes in one.cycles},
+            "accuracy of step 1": one.accuracy(1),
+            "tokens a cycle, sampled chain": one.chain,
+        }
+        for name, one in found.items()
+    ]
