@@ -60,6 +60,11 @@ class Results(Generic[R]):
         """Cells of a table: each column's number of an arm over seeds."""
         return {label: self.mean(arm, value) for label, value in columns.items()}
 
+    def interval(self, quantity: Quantity) -> Interval:
+        """A quantity over seeds, for tables and figures."""
+        number = self.number(quantity)
+        return Interval(number.value, number.low, number.high)
+
     def number(self, quantity: Quantity) -> Number:
         """A quantity of a rule over seeds."""
 

@@ -2,15 +2,14 @@
 
 The rule of a study is every definition that turns its numbers into verdicts: its ``RULES``, and what
 ``recipes.reproduce`` does with them. They stand in ``study.py`` of a study that is a declaration, in ``findings.py`` of
-the others. A definition counts by its syntax tree, without docstrings and annotations; imports, comments, formatting and
-the file that it stands in do not count, nor does what no part of the rule mentions. So a rule may move and be
+the others. A definition counts by its syntax tree, without docstrings and annotations; imports, comments, formatting
+and the file that it stands in do not count, nor does what no part of the rule mentions. So a rule may move and be
 reformatted, and cannot be changed, without its hash telling.
 """
 
 import ast
 import hashlib
 import importlib
-import importlib.util
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ class RuleCode:
 
 def declared(study: str) -> bool:
     """Whether a study is a declaration: the others hold their rules in ``findings.py``."""
-    return importlib.util.find_spec(f"{PACKAGE}.{study}.{DECLARED}") is not None
+    return Path(__file__).parent.joinpath(*study.split("."), f"{DECLARED}.py").is_file()
 
 
 def all_declared() -> list[str]:

@@ -29,7 +29,7 @@ class Term:
 
     weight: float
     arm: str
-    value: Callable[[Any], Any]  # what an arm gave with one seed -> a number, or a statistic over prompts
+    value: Callable[[Any], Any]  # what an arm gave with one seed -> a number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +42,14 @@ class Quantity:
     join: Callable[[Sequence[Any]], Any] = sum  # of the weighted numbers of one seed
     parts: tuple["Quantity", ...] = ()  # of a difference: what is told beside it
     labels: tuple[str, ...] = ()  # of the parts; empty: one is told against the other
-    # Over seeds and prompts, as on the real model: "NAME, seeds" is over seeds alone, and "size of NAME" a fact.
-    crossed: bool = False
-
-    @property
-    def noise(self) -> str:
-        """The number whose spread over seeds is the noise of an arm."""
-        return f"{self.name}, seeds" if self.crossed else self.name
 
     @property
     def told(self) -> str:
-        """Its evidence: words, the number, how large it is beside the noise, and its parts."""
-        size = f", {{size of {self.name}}}" if self.crossed else ""
+        """Its evidence: words, the number, and its parts."""
         shown = [f"{{{one.name}}}" for one in self.parts]
         labelled = ", ".join(f"{label} {one}" for label, one in zip(self.labels, shown, strict=False))
         parts = labelled or " against ".join(shown)
-        return f"{self.words}: {{{self.name}}}{size}" + (f" ({parts})" if parts else "")
+        return f"{self.words}: {{{self.name}}}" + (f" ({parts})" if parts else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +64,13 @@ class Stat:
     value: Callable[[Any], Any]
     arm: str = "{at}{name} {arm}"
     gains: str = "{at}{a} - {b}"
-    crossed: bool = False  # as of ``Quantity``
 
     def __call__(self, arm: str) -> Quantity:
         """The number of an arm."""
         at, own = _placed(arm)
         name = self.arm.format(at=at, name=self.name, arm=own)
         terms = (Term(weight=1.0, arm=arm, value=self.value),)
-        return Quantity(name=name, words=f"{self.name} of {arm}", terms=terms, crossed=self.crossed)
+        return Quantity(name=name, words=f"{self.name} of {arm}", terms=terms)
 
     def gain(self, a: str, b: str) -> Quantity:
         """What arm ``a`` has more than arm ``b``; both have to be at one place."""
@@ -95,7 +86,7 @@ def less(name: str, first: Quantity, second: Quantity) -> Quantity:
     """One quantity minus another, seed by seed: two numbers of one arm, or two gains."""
     words = f"{first.words} minus {second.words}"
     terms = (*first.terms, *_times(-1.0, second.terms))
-    return Quantity(name=name, words=words, terms=terms, parts=(first, second), crossed=first.crossed)
+    return Quantity(name=name, words=words, terms=terms, parts=(first, second))
 
 
 def ratio(name: str, first: Quantity, second: Quantity) -> Quantity:
@@ -127,19 +118,18 @@ class Check:
     @property
     def part(self) -> Part:
         """The same as ``verdicts`` takes it."""
-        arms = tuple(one.noise for one in self.noise)
+        arms = tuple(one.name for one in self.noise)
         return Part(number=self.quantity.name, kind=self.kind, bound=self.bound, arms=arms, relative=self.relative)
 
     @property
-    def text(self) -> str:
-        """What confirms it, in words."""
+    def place(self) -> str:
+        """Where the number has to lie, in words."""
         place = f"within {self.bound:g} of 0" if self.kind == "within" else f"{self.kind} {self.bound:g}"
-        noise = " by more than the noise of the arms" if self.noise and self.kind != "within" else ""
-        return f"the {self.quantity.words} lies {place}{noise}"
+        return place + (" by more than the noise of the arms" if self.noise and self.kind != "within" else "")
 
     @property
     def refuted(self) -> str:
-        """What refutes it, in words."""
+        """Where it lies if that is refuted, in words."""
         other = {"above": "below", "below": "above", "within": "outside"}[self.kind]
         noise = " by more than the noise of the arms" if self.kind == "within" else " by as much"
         return f"{other}{noise}" if self.noise else other
@@ -215,19 +205,31 @@ def near(claim: str, quantity: Quantity, within: float, *, says: str, also: Also
 
 def every(claim: str, says: str, *checks: Check, also: Also = None, needs: Sequence[Condition] = ()) -> Declared:
     """A rule: all checks hold. One of them on the other side refutes it."""
-    one = f"confirmed if {checks[0].text}, refuted if {checks[0].refuted}"
-    several = (
-        f"confirmed if all {len(checks)} hold: {'; '.join(check.text for check in checks)}; refuted if one of them is "
-        f"on the other side as clearly (corrected for {len(checks)})"
-    )
-    return _declared(claim, says, (checks,), several if checks[1:] else one, also, needs)
+    first = checks[0]
+    text = f"confirmed if the {first.quantity.words} lies {first.place}, refuted if {first.refuted}"
+    if checks[1:]:
+        text = (
+            f"confirmed if all {len(checks)} numbers lie {_common(checks)}, refuted if one of them lies "
+            f"{first.refuted} (corrected for {len(checks)})"
+        )
+    return _declared(claim, says, (checks,), text, also, needs)
 
 
 def some(claim: str, says: str, *groups: Sequence[Check], also: Also = None) -> Declared:
     """A rule: all checks of one group hold. It is refuted if every check of every group is on the other side."""
-    told = " or ".join(" and ".join(check.text for check in group) for group in groups)
-    text = f"confirmed if {told} (corrected for {len(groups)}); refuted if all are on the other side as clearly"
+    place = _common([check for group in groups for check in group])
+    text = (
+        f"confirmed if in one of {len(groups)} groups all {len(groups[0])} numbers lie {place} (corrected for "
+        f"{len(groups)}), refuted if all numbers of all groups lie {groups[0][0].refuted}"
+    )
     return _declared(claim, says, tuple(map(tuple, groups)), text, also, ())
+
+
+def _common(checks: Sequence[Check]) -> str:
+    """Where the numbers of several checks have to lie, which has to be one place for all of them."""
+    places = list(dict.fromkeys(check.place for check in checks))
+    assert len(places) == 1, "checks of one rule hold their numbers against one bound"
+    return places[0]
 
 
 def _declared(
@@ -241,7 +243,11 @@ def _declared(
     beside = {label: one.name if isinstance(one, Quantity) else one for label, one in (also or {}).items()}
     checks = [check for group in groups for check in group]
     tested = "".join(f"; tested if the {one.quantity.words} lies {one.side} {one.bound:g}" for one in needs)
-    parts = [*(check.quantity.told for check in checks), *(f"{label} {{{name}}}" for label, name in beside.items())]
+    numbers = [f"{one.quantity.name} {{{one.quantity.name}}}" for one in checks]
+    parts = [
+        *([checks[0].quantity.told] if not checks[1:] else numbers),
+        *(f"{label} {{{name}}}" for label, name in beside.items()),
+    ]
     told = "; ".join(part.strip() for part in parts)
     conditions = [one.quantity for one in needs]
     quoted = [one for check in checks for one in (check.quantity, *check.quantity.parts, *check.noise)]
@@ -249,7 +255,7 @@ def _declared(
         claim=claim,
         statement=says,
         text=text + tested,
-        evidence=f"{told[0].upper()}{told[1:]}.",
+        evidence=f"Numbers: {told}." if checks[1:] else f"{told[0].upper()}{told[1:]}.",
         any_of=tuple(tuple(check.part for check in group) for group in groups),
         needs=tuple(
             Need(number=one.quantity.name, kind=one.side, bound=one.bound, otherwise=one.otherwise) for one in needs

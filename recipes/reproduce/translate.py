@@ -1,7 +1,8 @@
-"""Hold a translated study against the one before it: ``python -m recipes.reproduce.translate NAME [QUICK OLD NEW]``.
+"""Hold translated studies against those before: ``python -m recipes.reproduce.translate FOLDER|- NAME ...``.
 
 The findings of both rules on the stored numbers have to be equal; then the new judgement is stored as a translation.
-With two ``results.json`` of smoke runs, of the old code and of the new, all numbers and tables have to agree to 1e-6.
+FOLDER holds NAME-old.json and NAME-new.json, what the old and the new code make of the same measurements: all numbers,
+facts and cells of tables have to agree to 1e-6.
 """
 
 import json
@@ -19,23 +20,34 @@ from recipes.reproduce.rule_hash import ROOT
 CLOSE = 1e-6
 
 
-def main(name: str, quick: list[str]) -> None:
-    """Compare, then store."""
-    if quick:
-        old, new = (json.loads(Path(path).read_text()) for path in quick)
-        for part in ("numbers", "facts", "tables"):
-            count = compared(old[part], new[part], part)
-            print(f"{name}: {count} values of {part} agree to {CLOSE}")
+def main(names: list[str], files: str) -> None:
+    """Compare, then store; ``files``: a folder with NAME-old.json and NAME-new.json, or nothing."""
+    for name in names:
+        if files:
+            old, new = (json.loads((Path(files) / f"{name}-{age}.json").read_text()) for age in ("old", "new"))
+            for part in ("numbers", "facts", "tables"):
+                print(f"{name}: {compared(old[part], new[part], part)} values of {part} agree to {CLOSE}")
+        translate(name)
+
+
+def translate(name: str) -> None:
+    """Store the judgement of a study's new rule beside the one before."""
     path = within(Path(__file__).parent, name) / "results.json"
     content = record.read(path)
     assert content is not None
-    if "translated" in content["judgements"][-1]:  # of an attempt before
-        content["judgements"].pop()
+    commit = head()
+    if "translated" in content["judgements"][-1]:  # of an attempt before: the older rule stays where it was
+        commit = content["judgements"].pop()["translated"]["commit"]
     missing = content["numbers"].keys() - {one.name for one in quantities(name)}
     print(f"{name}: stored and not declared: {sorted(missing)}")
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    record.write(path, record.translate(name, content, commit.stdout.strip()))
+    record.write(path, record.translate(name, content, commit))
     print(f"{name}: {len(content['judgements'][-1]['findings'])} findings are the same")
+
+
+def head() -> str:
+    """The newest commit, which holds the rule before a translation that is not committed yet."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def quantities(name: str) -> list[Any]:
@@ -64,4 +76,4 @@ def compared(old: Any, new: Any, place: str) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[2:], "" if sys.argv[1] == "-" else sys.argv[1])

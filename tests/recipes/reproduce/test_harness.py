@@ -102,12 +102,21 @@ def test_texts_follow_from_the_rule() -> None:
     assert above("C1", LENGTH("ce"), 0.0, says="s", needs=(fell,)).text.endswith(
         "; tested if the cost of ce lies below 0"
     )
-    both = every("C1", "s", rise(LENGTH, "tv", "ce"), fall(LENGTH, "tv", "ce", by=0.1))
-    assert "all 2 hold" in both.text and "(corrected for 2)" in both.text
-    assert [part.bound for part in both.any_of[0]] == [0.0, -0.1] and both.any_of[0][1].kind == "below"
-    crossed = Stat(name="length", value=len, crossed=True)
-    told = gain("C1", crossed, "tv", over="ce", says="s")
-    assert told.any_of[0][0].arms == ("length tv, seeds", "length ce, seeds") and "{size of tv - ce}" in told.evidence
+    checks = (rise(LENGTH, "tv", "ce"), rise(LENGTH, "fresh: tv", "fresh: ce"))
+    both, one = every("C1", "s", *checks), some("C1", "s", checks[:1], checks[1:])
+    place = "above 0 by more than the noise of the arms"
+    assert (
+        both.text
+        == f"confirmed if all 2 numbers lie {place}, refuted if one of them lies below by as much (corrected for 2)"
+    )
+    assert one.text.startswith(
+        f"confirmed if in one of 2 groups all 1 numbers lie {place} (corrected for 2), refuted if all"
+    )
+    assert both.evidence == one.evidence == "Numbers: tv - ce {tv - ce}; fresh: tv - ce {fresh: tv - ce}."
+    down = fall(LENGTH, "tv", "ce", by=0.1)
+    assert (down.part.kind, down.part.bound) == ("below", -0.1)
+    with pytest.raises(AssertionError, match="against one bound"):
+        every("C1", "s", checks[0], down)
 
 
 @pytest.mark.parametrize(
