@@ -111,11 +111,16 @@ class Study:
     facts: Callable[[Results[Any]], Mapping[str, object]] = field(default=lambda _: {})  # what rules only tell
 
     def numbers(self, results: Results[Any]) -> dict[str, Number]:
-        """All numbers by name: of the rules, and those that are stored beside them."""
+        """All numbers by name: of the rules, and those that are stored beside them.
+
+        A smoke run has fewer arms. What it lacks is left out, and a rule that asks for it is not tested.
+        """
         asked = {one.name: one for rule in self.rules for one in rule.asks}
         quantities = {one.name: one for one in self.stats} | asked
-        found = {name: results.number(one) for name, one in quantities.items() if one.terms}
-        return found | dict(self.extra(results))
+        known = {
+            n: one for n, one in quantities.items() if one.terms and self.arms.keys() >= {t.arm for t in one.terms}
+        }
+        return {name: results.number(one) for name, one in known.items()} | dict(self.extra(results))
 
 
 def start_study(study: Study) -> None:

@@ -256,6 +256,14 @@ def test_a_translation_keeps_verdicts_and_another_rule_is_refused(place: Path, m
             record.translate("made_up", stored, "abc")
 
 
+def test_a_rule_about_an_arm_that_a_smoke_run_lacks_is_not_tested() -> None:
+    one = replace(made(), arms={arm: Arm(size) for arm, size in BASE.items() if arm != "ce"})
+    numbers = one.numbers(found())
+    assert "length tv" in numbers and not {"tv - ce", "length ce", "ce, cost"} & numbers.keys()
+    (finding,) = judge(one.rules, numbers)
+    assert str(finding.untested).startswith("not measured: tv - ce")
+
+
 def test_what_a_study_computes_itself_is_no_sum() -> None:
     rule = above("C1", given("given", "correlation"), 0.5, says="s")
     one = replace(made(), rules=(rule,))
