@@ -80,15 +80,15 @@ def own_page(study: str, content: Content, results: Results, folder: Path) -> st
     cards = [*_findings(model_of(study), found)]
     for title, rows in content["tables"].items():
         heads = list(dict.fromkeys(head for row in rows for head in row))
-        lines = [[str(told(row.get(head, ""))) for head in heads] for row in rows]
+        lines = [[str(shown(row.get(head, ""))) for head in heads] for row in rows]
         cards.append(Card(title=title, text="", table=table(heads, lines), wide=True))
     return document(KICKER, study, [*cards, _figures(study, content, folder), _runs([study], results.contents)])
 
 
-def told(value: Any) -> Any:
+def shown(value: Any) -> Any:
     """A cell of a stored table, numbers to three digits behind the point."""
-    shown = cell(value)
-    return f"{shown:.3f}" if isinstance(shown, float) else shown
+    known = cell(value)
+    return f"{known:.3f}" if isinstance(known, float) else known
 
 
 def index(results: Results) -> str:
@@ -201,9 +201,9 @@ def _runs(studies: Sequence[str], contents: Mapping[str, Content | None]) -> Car
         late = ", younger than the run" if post_hoc(content) else ""
         rule = f"{newest['rule']['hash']}{late}"
         file = f"recipes/reproduce/{study.replace('.', '/')}/results.json"
-        rows.append(
-            [_leads(study), file, str(place["device"]), f"{content['seconds'] / 60:.0f}", place["commit"][:7], rule]
-        )
+        minutes = f"{content['seconds'] / 60:.0f}"
+        told = (file, str(place["device"]), minutes, place["commit"][:7], rule)
+        rows.append([_leads(study), *map(escape, told)])
     heads = ("study", "every number", "device", "minutes", "commit", "rule")
     return Card(title="Runs", text="", table=_table(heads, rows), wide=True)
 

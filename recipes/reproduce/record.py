@@ -167,7 +167,9 @@ def translate(name: str, content: Content, commit: str) -> Content:
     if difference := [one for one in zip(judged(content), made, strict=True) if not equal_verdicts(*one)]:
         old, new = difference[0]
         raise UserError(f"{name} would be judged anew: {old.statement!r} p {old.p}, by the new rule p {new.p}")
-    rule = {"from": before["rule"]["hash"], "to": code.hash, "commit": commit, "files": before["rule"]["files"]}
+    # Where the older rule stands in that commit: files may have moved since it judged.
+    files = [f"recipes/reproduce/{name.replace('.', '/')}/findings.py", *code.files[-2:]]
+    rule = {"from": before["rule"]["hash"], "to": code.hash, "commit": commit, "files": files}
     return {**content, "judgements": [*content["judgements"], judgement(code, made, translated=rule)]}
 
 

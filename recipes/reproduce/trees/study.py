@@ -122,7 +122,7 @@ def draw_lengths(results: Results[DecodeStats], path: Path) -> None:
 
 STUDY = Study(
     name="trees",
-    paper="trees of drafts, as in FIRP (arXiv 2410.20488)",
+    paper="trees of drafts, arXiv 2410.20488",
     model=BUILT_IN,
     arms=ARMS,
     measure=measure,

@@ -244,7 +244,13 @@ def test_a_translation_keeps_verdicts_and_another_rule_is_refused(place: Path, m
     declare(replace(one, rules=(reworded,)), monkeypatch)
     after = record.translate("made_up", stored, "abc")
     newest = after["judgements"][-1]
-    assert newest["translated"] == {"from": "f" * 16, "to": "1" * 16, "commit": "abc", "files": ["a.py"]}
+    rule = {
+        "from": "f" * 16,
+        "to": "1" * 16,
+        "commit": "abc",
+        "files": ["recipes/reproduce/made_up/findings.py", "b.py"],
+    }
+    assert newest["translated"] == rule
     assert record.substance(after) == stored["judgements"][0] and newest["findings"][0]["rule"] == "other words"
     for changed in (
         replace(RISE, any_of=((replace(RISE.any_of[0][0], bound=0.9),),)),
