@@ -7,7 +7,7 @@ answer what the engine would, by the engine's own rule, and knows nothing else.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -127,24 +127,24 @@ def run(heads: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
     Heads are trained, or found where a study has kept them (``BEBOP_REPRODUCE``).
     """
     try:
-        from recipes.reproduce.objectives.comparison import jobs
+        from recipes.reproduce.objectives.study import STUDY
         from recipes.reproduce.study import DEPTH, HELD_OUT, head, policy, prepare, text
     except ImportError as error:
         raise UserError("bench draft_temperature trains the heads of recipes/, which is in a checkout alone") from error
-    known = {(label, seed): arm for label, arm, seed in jobs()}
-    labels = list(dict.fromkeys(label for label, _ in known))
+    labels = list(STUDY.arms)
     for label in heads:
         check(label in labels, "--heads", label, f"choose among {'; '.join(labels)}")
     for seed in seeds:
-        check((labels[0], seed) in known, "--seeds", seed, "that seed has no heads")
+        check(seed in STUDY.seeds, "--seeds", seed, "that seed has no heads")
         prepare(seed)
     rows = []
     progress = tqdm(total=len(heads or labels) * len(seeds), desc="heads")
     for label in heads or labels:
         found = []
         for seed in seeds:
-            arm = known[label, seed]
-            found.append(arms(policy() if arm is None else head(arm), text(seed, HELD_OUT), DEPTH))
+            trained, _ = STUDY.arms[label]
+            model = policy() if trained is None else head(replace(trained, seed=seed))
+            found.append(arms(model, text(seed, HELD_OUT), DEPTH))
             noted({"head": label, "seed": seed, **found[-1]})
             progress.update()
         rows.append(judged(label, found))

@@ -88,11 +88,15 @@ def rebuild(folders: Mapping[str, Path], target: Path) -> list[str]:
 
 
 def pages(folders: Mapping[str, Path], target: Path) -> dict[Path, str]:
-    """What ``rebuild`` writes: each ``results.md``, and ``target``; each result is held against its rule first."""
+    """What ``rebuild`` writes: each ``results.md``, and ``target``; each result is held against its rule first.
+
+    A study that is a declaration has no ``results.md``: its tables and figures are on the pages of ``--html``.
+    """
     contents = checked(folders)
     present = {name: content for name, content in contents.items() if content is not None}
     decided = verdicts(present)
-    studies = {folders[name] / "results.md": study_page(name, content, decided) for name, content in present.items()}
+    own = {name: content for name, content in present.items() if not rule_hash.declared(name)}
+    studies = {folders[name] / "results.md": study_page(name, content, decided) for name, content in own.items()}
     return {**studies, target: page(contents)}
 
 

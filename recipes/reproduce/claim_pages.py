@@ -1,4 +1,4 @@
-"""A page for each claim, and one that leads to them: verdicts on both models, every finding, its rule, the figures.
+"""A page for each claim and each study, and one that leads to them: verdicts, findings, rules, tables and figures.
 
 Each page is one HTML file that loads nothing. Figures are those of the runs, as they are stored beside the results.
 """
@@ -8,14 +8,15 @@ import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from bebop.command import check_writable, writing
 from bebop.report.document import Card, document, opened, table
-from recipes.reproduce.claims import MODELS, PAPERS, Claim, Paper
+from recipes.reproduce.claims import MODELS, PAPERS, Claim, Paper, model_of
 from recipes.reproduce.deciding import DecidingNumber
-from recipes.reproduce.pages import sentence
+from recipes.reproduce.pages import cell, sentence
 from recipes.reproduce.record import Content
-from recipes.reproduce.results import UNTESTED, Judged, Results, gathered
+from recipes.reproduce.results import UNTESTED, Judged, Results, gathered, post_hoc
 from recipes.reproduce.summary import called, headline, times_noise
 
 INDEX = "index.html"
@@ -57,12 +58,37 @@ def rendered(contents: Mapping[str, Content | None], folders: Mapping[str, Path]
     for paper in PAPERS:
         for claim in paper.claims:
             made[file_of(claim)] = claim_page(paper, claim, results, folders)
+    for study, content in contents.items():
+        if content is not None:
+            made[study_file(study)] = own_page(study, content, results, folders[study])
     return made
 
 
 def file_of(claim: Claim) -> str:
     """C3.html, PAD-1.html."""
     return re.sub(r"\W+", "-", claim.name) + ".html"
+
+
+def study_file(study: str) -> str:
+    """study-real-rl.html."""
+    return re.sub(r"\W+", "-", f"study {study}") + ".html"
+
+
+def own_page(study: str, content: Content, results: Results, folder: Path) -> str:
+    """The page of one study: its findings under all claims, its tables and its figures."""
+    found = [one for family in results.families.values() for one in family if one.study == study]
+    cards = [*_findings(model_of(study), found)]
+    for title, rows in content["tables"].items():
+        heads = list(dict.fromkeys(head for row in rows for head in row))
+        lines = [[str(shown(row.get(head, ""))) for head in heads] for row in rows]
+        cards.append(Card(title=title, text="", table=table(heads, lines), wide=True))
+    return document(KICKER, study, [*cards, _figures(study, content, folder), _runs([study], results.contents)])
+
+
+def shown(value: Any) -> Any:
+    """A cell of a stored table, numbers to three digits behind the point."""
+    known = cell(value)
+    return f"{known:.3f}" if isinstance(known, float) else known
 
 
 def index(results: Results) -> str:
@@ -76,6 +102,8 @@ def index(results: Results) -> str:
         ]
         heads = ["claim", "", *(MODELS[model] for model in models)]
         cards.append(Card(title=paper.title, text="", table=_table(heads, rows), wide=True))
+    studies = [[_leads(study), MODELS[model_of(study)]] for study, content in results.contents.items() if content]
+    cards.append(Card(title="Studies", text="", table=_table(("study", "model"), studies), wide=True))
     return document(KICKER, "Claims of the papers", cards)
 
 
@@ -170,12 +198,18 @@ def _runs(studies: Sequence[str], contents: Mapping[str, Content | None]) -> Car
         content = contents[study]
         assert content is not None
         place, newest = content["place"], content["judgements"][-1]
-        late = ", younger than the run" if newest.get("post_hoc") else ""
+        late = ", younger than the run" if post_hoc(content) else ""
         rule = f"{newest['rule']['hash']}{late}"
         file = f"recipes/reproduce/{study.replace('.', '/')}/results.json"
-        rows.append([study, file, str(place["device"]), f"{content['seconds'] / 60:.0f}", place["commit"][:7], rule])
+        minutes = f"{content['seconds'] / 60:.0f}"
+        told = (file, str(place["device"]), minutes, place["commit"][:7], rule)
+        rows.append([_leads(study), *map(escape, told)])
     heads = ("study", "every number", "device", "minutes", "commit", "rule")
-    return Card(title="Runs", text="", table=table(heads, rows), wide=True)
+    return Card(title="Runs", text="", table=_table(heads, rows), wide=True)
+
+
+def _leads(study: str) -> str:
+    return f"<a href='{study_file(study)}'>{escape(study)}</a>"
 
 
 def _linked(claim: Claim) -> str:

@@ -1,14 +1,14 @@
-"""Figures of the recipes, as SVG files that a repository can show; one look for all of them."""
+"""Figures of the recipes, as SVG files that a repository can show; one look for all of them.
 
-from collections.abc import Iterator, Sequence
+matplotlib is imported where a figure is drawn: pages and rules are made where it is not installed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 
 from bebop.metrics.intervals import Interval
@@ -30,6 +30,11 @@ def figure(
     path: Path, columns: int = 1, width: float = 4.6, height: float = 3.2, rows: int = 1, **options: Any
 ) -> Iterator[Any]:
     """Axes side by side (an array if there are several), written to ``path`` at the end of the block."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
     with plt.rc_context(STYLE):
         made, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), **options)
         yield axes
@@ -62,3 +67,49 @@ def band(
     values, low, high = (np.array([getattr(i, f) for i in intervals]) for f in ("value", "low", "high"))
     axes.plot(x, values, color=color(name), label=label or name, **style)
     axes.fill_between(x, low, high, color=color(name), alpha=0.15, linewidth=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A line of a panel: Curve(label="ce", x=(1, 2, 3), y=(.80, .82, .81)); intervals get error bars."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float] | Sequence[Interval]
+    color: str = ""  # the name of a colour; empty: that of the label
+    style: Mapping[str, Any] = field(default_factory=dict)  # further words of matplotlib
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """Curves over one axis."""
+
+    curves: Sequence[Curve]
+    title: str = ""
+    x: str = ""
+    y: str = ""
+    ticks: Sequence[str] = ()  # names of x = 0, 1, ...
+    level: float | None = None  # where a dashed line lies
+    legend: bool = False
+
+
+def draw(path: Path, panels: Sequence[Panel], **options: Any) -> None:
+    """Draw panels side by side; ``options`` as of ``figure``."""
+    with figure(path, len(panels), squeeze=False, **options) as axes:
+        for one, panel in zip(axes[0], panels, strict=True):
+            for curve in panel.curves:
+                style: dict[str, Any] = {"marker": "o", "ms": 4, "color": color(curve.color or curve.label)}
+                style |= {"label": curve.label, **curve.style}
+                values = [y.value if isinstance(y, Interval) else y for y in curve.y]
+                known = [y for y in curve.y if isinstance(y, Interval)]
+                if known:
+                    one.errorbar(curve.x, values, errors(known), capsize=3, **style)
+                else:
+                    one.plot(curve.x, values, **style)
+            if panel.level is not None:
+                one.axhline(panel.level, color="#6b7280", linestyle="--", linewidth=1)
+            if panel.ticks:
+                one.set_xticks(range(len(panel.ticks)), panel.ticks, rotation=35 if len(panel.ticks) > 6 else 0)
+            one.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
+            if panel.legend:
+                one.legend(fontsize=8)

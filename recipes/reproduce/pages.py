@@ -6,7 +6,8 @@ from typing import Any
 
 from bebop.bench.record import table
 from recipes.reproduce.claims import REAL_STUDIES, RECIPES
-from recipes.reproduce.record import Content, judged, read
+from recipes.reproduce.record import Content, judged, read, substance
+from recipes.reproduce.rule_hash import declared
 from recipes.reproduce.scope import counted, family, scope_of
 from recipes.reproduce.verdicts import Finding, Verdict, corrected
 
@@ -46,6 +47,12 @@ def within(root: Path, study: str) -> Path:
     return root.joinpath(*study.split("."))
 
 
+def page_of(study: str) -> str:
+    """Where a reader finds a study: a declaration has no page of results, its README leads to what there is."""
+    file = "README.md" if declared(study) else "results.md"
+    return f"recipes/reproduce/{study.replace('.', '/')}/{file}"
+
+
 def study_page(name: str, content: Content, decided: Verdicts) -> str:
     """The text of ``results.md``."""
     lines = ["# Results", ""]
@@ -78,7 +85,7 @@ def cell(value: Any) -> Any:
 
 
 def _origin(content: Content) -> list[str]:
-    newest = content["judgements"][-1]
+    newest = substance(content)
     if not newest.get("post_hoc"):
         return ["Judged at the run, by the rule that stood before it."]
     return [f"Re-judged: the rule is younger than the run. {newest['reason']}"]

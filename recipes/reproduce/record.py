@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,8 @@ def keep(
         "tables": {name: [dict(row) for row in rows] for name, rows in tables.items()},
     }
     write(folder / "results.json", content)
-    write_study(folder, started.name)
+    if not rule_hash.declared(started.name):  # a declaration has no page of its own
+        write_study(folder, started.name)
 
 
 def judgement(code: rule_hash.RuleCode, findings: Sequence[Finding], **more: object) -> dict[str, Any]:
@@ -116,6 +117,12 @@ def judged(content: Content) -> list[Finding]:
     return [Finding(**finding) for finding in content["judgements"][-1]["findings"]]
 
 
+def substance(content: Content) -> dict[str, Any]:
+    """The newest judgement that judged: a translation of its rule into another form says the same."""
+    made: dict[str, Any] = [one for one in content["judgements"] if "translated" not in one][-1]
+    return made
+
+
 def check(name: str, content: Content, folder: Path) -> None:
     """That a result was judged by the rule as it stands, and that judging again gives the same; else a UserError."""
     code, newest = rule_hash.of_study(name), content["judgements"][-1]
@@ -147,6 +154,29 @@ def rejudge(name: str, content: Content, reason: str, origin: Mapping[str, objec
     findings = judge(rules_of(name), numbers_of(content), content["facts"])
     made = judgement(code, findings, post_hoc=True, reason=reason, origin=dict(origin))
     return {**content, "judgements": [*content["judgements"], made]}
+
+
+def translate(name: str, content: Content, commit: str) -> Content:
+    """The same numbers and verdicts under a rule that is now a declaration; ``commit`` holds the rule before.
+
+    Raises:
+        UserError: The new rule does not judge the stored numbers as the one before did.
+    """
+    code, before = rule_hash.of_study(name), content["judgements"][-1]
+    made = judge(rules_of(name), numbers_of(content), content["facts"])
+    if difference := [one for one in zip(judged(content), made, strict=True) if not equal_verdicts(*one)]:
+        old, new = difference[0]
+        raise UserError(f"{name} would be judged anew: {old.statement!r} p {old.p}, by the new rule p {new.p}")
+    # Where the older rule stands in that commit: files may have moved since it judged.
+    files = [f"recipes/reproduce/{name.replace('.', '/')}/findings.py", *code.files[-2:]]
+    rule = {"from": before["rule"]["hash"], "to": code.hash, "commit": commit, "files": files}
+    return {**content, "judgements": [*content["judgements"], judgement(code, made, translated=rule)]}
+
+
+def equal_verdicts(one: Finding, other: Finding) -> bool:
+    """Whether two findings say the same; their rules and evidence may be worded differently."""
+    words = {"rule": "", "evidence": ""}
+    return same(replace(one, **words), replace(other, **words))
 
 
 def processor_seconds() -> float:

@@ -7,7 +7,7 @@ from functools import cache
 from recipes.reproduce.claims import MODELS, REAL_STUDIES, RECIPES, Claim, Paper, heading, model_of
 from recipes.reproduce.deciding import DecidingNumber, effect_of
 from recipes.reproduce.pages import verdicts
-from recipes.reproduce.record import Content, judged, rules_of
+from recipes.reproduce.record import Content, judged, rules_of, substance
 from recipes.reproduce.scope import Scope, counted, family, scope_of
 from recipes.reproduce.verdicts import Finding, overall
 
@@ -86,7 +86,7 @@ def speakers(claim: str) -> tuple[str, ...]:
 
 def post_hoc(content: Content) -> bool:
     """Whether the newest judgement is younger than the run."""
-    return bool(content["judgements"][-1].get("post_hoc"))
+    return bool(substance(content).get("post_hoc"))
 
 
 def _before(finding: Finding, content: Content) -> str | None:

@@ -1,9 +1,10 @@
 """A rule as a hash of its code, so that a result can say which rule judged it.
 
 The rule of a study is every definition that turns its numbers into verdicts: its ``RULES``, and what
-``recipes.reproduce`` does with them. A definition counts by its syntax tree, without docstrings and annotations;
-imports, comments, formatting and the file that it stands in do not count, nor does what no part of the rule mentions.
-So a rule may move and be reformatted, and cannot be changed, without its hash telling.
+``recipes.reproduce`` does with them. They stand in ``study.py`` of a study that is a declaration, in ``findings.py`` of
+the others. A definition counts by its syntax tree, without docstrings and annotations; imports, comments, formatting
+and the file that it stands in do not count, nor does what no part of the rule mentions. So a rule may move and be
+reformatted, and cannot be changed, without its hash telling.
 """
 
 import ast
@@ -15,8 +16,10 @@ from pathlib import Path
 from types import ModuleType
 
 from bebop.bench import record
-from recipes.reproduce import measured, verdicts
+from recipes.reproduce import measured, rules, verdicts
 
+PACKAGE = __name__.rpartition(".")[0]
+DECLARED = "study"  # the module of a study that is a declaration (``harness.py``)
 ROOT = record.ROOT
 ENTRIES = ("RULES", "judge", "corrected", "overall")
 # Fields of a node that do not count.
@@ -31,26 +34,53 @@ class RuleCode:
     files: tuple[str, ...]
 
 
+def declared(study: str) -> bool:
+    """Whether a study is a declaration: the others hold their rules in ``findings.py``."""
+    return Path(__file__).parent.joinpath(*study.split("."), f"{DECLARED}.py").is_file()
+
+
+def all_declared() -> list[str]:
+    """The studies that are declarations, by their folders."""
+    return sorted(path.parent.name for path in Path(__file__).parent.glob(f"*/{DECLARED}.py"))
+
+
 def module(study: str) -> ModuleType:
-    """The module that holds a study's rules: ``findings.py`` in its folder, beside that of this package."""
-    return importlib.import_module(f"{__name__.rpartition('.')[0]}.{study}.findings")
+    """The module that holds a study's rules, in its folder beside this package's files."""
+    return importlib.import_module(f"{PACKAGE}.{study}.{DECLARED if declared(study) else 'findings'}")
 
 
 def of_study(name: str) -> RuleCode:
     """The rule of a study as it stands in the working tree."""
-    paths = [Path(str(m.__file__)).resolve() for m in (module(name), verdicts, measured)]
+    own = module(name)
+    shared = (*_borrowed(own), rules) if declared(name) else ()
+    paths = [Path(str(m.__file__)).resolve() for m in (own, *shared, verdicts, measured)]
     files = tuple(path.relative_to(ROOT).as_posix() for path in paths)
     return RuleCode(hash=of_sources([path.read_text() for path in paths], ENTRIES), files=files)
 
 
+def _borrowed(own: ModuleType) -> list[ModuleType]:
+    """The declarations of other studies that one takes names from: its rules may rest on them."""
+    imports = [node.module for node in ast.parse(Path(str(own.__file__)).read_text()).body
+               if isinstance(node, ast.ImportFrom)]  # fmt: skip
+    ends = f".{DECLARED}"
+    return [importlib.import_module(name) for name in imports
+            if name and name.endswith(ends) and name != PACKAGE + ends]  # fmt: skip
+
+
 def of_sources(sources: Iterable[str], entries: Sequence[str]) -> str:
     """Hash of the definitions named ``entries`` and of all that they mention, directly or not, in these sources."""
-    known: dict[str, list[str]] = {}
+    text = "\n".join(sorted(_text(node) for _, node in reached(sources, entries)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def reached(sources: Iterable[str], entries: Sequence[str]) -> list[tuple[int, ast.stmt]]:
+    """The definitions that ``of_sources`` hashes, each with the place of its source."""
+    known: dict[str, list[tuple[int, ast.stmt]]] = {}
     mentions: dict[str, set[str]] = {}
-    for source in sources:
+    for place, source in enumerate(sources):
         for node in ast.parse(source).body:
             for name in _defines(node):
-                known.setdefault(name, []).append(_text(node))
+                known.setdefault(name, []).append((place, node))
                 used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
                 mentions[name] = mentions.get(name, set()) | used
     chosen: set[str] = set()
@@ -60,8 +90,7 @@ def of_sources(sources: Iterable[str], entries: Sequence[str]) -> str:
         if name not in chosen:
             chosen.add(name)
             waiting += [used for used in mentions[name] if used in known]
-    text = "\n".join(sorted(dump for name in chosen for dump in known[name]))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return [one for name in chosen for one in known[name]]
 
 
 def _defines(node: ast.stmt) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 from bebop.bench.record import table
 from recipes.reproduce.claims import BUILT_IN, MODELS, PAPERS, REAL, REAL_STUDIES, RECIPES, Claim, Paper, model_of
 from recipes.reproduce.deciding import DecidingNumber
-from recipes.reproduce.pages import sentence
+from recipes.reproduce.pages import page_of, sentence
 from recipes.reproduce.record import Content
 from recipes.reproduce.results import NONE_YET, UNTESTED, Judged, Results, gathered, post_hoc
 from recipes.reproduce.scope import ours
@@ -180,7 +180,7 @@ def clean(text: str) -> str:
 
 
 def _link(recipe: str) -> str:
-    return f"[{recipe}](recipes/reproduce/{recipe.replace('.', '/')}/results.md)"
+    return f"[{recipe}]({page_of(recipe)})"
 
 
 def _run(recipe: str, content: Content | None) -> dict[str, Any]:
@@ -189,6 +189,8 @@ def _run(recipe: str, content: Content | None) -> dict[str, Any]:
     if content is None:
         return {"recipe": readme, "device": "no results yet"}
     place, (first, *later) = content["place"], content["judgements"]
+    late = [one for one in later if "translated" not in one]
+    rule = f"`{later[-1]['rule']['hash']}`" if later else "the same"
     return {
         "recipe": readme,
         "device": place["device"],
@@ -197,7 +199,7 @@ def _run(recipe: str, content: Content | None) -> dict[str, Any]:
         "torch": place["torch"],
         "commit": place["commit"][:7] + (" (dirty)" if place.get("dirty") else ""),
         "rule at the run": f"`{first['rule']['hash']}`" + (" (derived)" if first["rule"]["derived"] else ""),
-        "rule of the verdicts": f"`{later[-1]['rule']['hash']}`, post hoc" if later else "the same",
+        "rule of the verdicts": rule + (", post hoc" if late else "") + (", translated" if later[len(late) :] else ""),
     }
 
 

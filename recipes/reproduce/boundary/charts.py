@@ -1,38 +1,22 @@
 """The figures of the boundary recipe."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from recipes.reproduce.boundary.sides import Sides
 from recipes.reproduce.figures import color, figure
-from recipes.reproduce.study import SEEDS
+from recipes.reproduce.harness import Results
 from recipes.reproduce.temperature.slopes import EDGES, bin_names
 
-Results = Mapping[tuple[str, int], Sides]
 PLANES = ("hard_ce", "ce", "e2e_tv")
 
 
-def draw(results: Results, heads: tuple[str, ...], folder: Path) -> dict[str, str]:
-    """All figures, each with the sentence below it."""
-    planes(results, folder / "boundary.svg")
-    bins(results, heads, folder / "entropy.svg")
-    return {
-        "boundary.svg": "Positions by the distance of both distributions and by how often a greedy draft is "
-        "rejected, all seeds (darker: more positions, logarithmic); below the line sampled "
-        "drafts are accepted more often.",
-        "entropy.svg": "By the target's entropy: share of positions where sampled drafts win (left), and what the head "
-        "e2e_tv is accepted with (right).",
-    }
-
-
-def planes(results: Results, path: Path) -> None:
+def planes(results: Results[Sides], path: Path) -> None:
     """TV against 1 - p(argmax q), a panel a head."""
     with figure(path, len(PLANES), 3.8, 3.6, sharey=True) as axes:
         for panel, head in zip(axes, PLANES, strict=True):
-            heads = [results[head, seed] for seed in SEEDS]
-            x, y = (1 - np.concatenate([getattr(f, name) for f in heads]) for name in ("greedy", "sampled"))
+            x, y = (1 - np.concatenate([getattr(f, name) for f in results.of(head)]) for name in ("greedy", "sampled"))
             panel.hexbin(x, y, gridsize=28, extent=(0, 1, 0, 1), mincnt=1, bins="log", cmap="Blues", linewidths=0.2)
             panel.plot([0, 1], [0, 1], color="#d1603d", linewidth=1.2)
             panel.text(0.67, 0.36, f"sampled wins\n{np.mean(y < x):.0%}", ha="center", fontsize=9)
@@ -41,17 +25,16 @@ def planes(results: Results, path: Path) -> None:
         axes[0].set(ylabel="TV of draft and target")
 
 
-def bins(results: Results, heads: tuple[str, ...], path: Path) -> None:
+def bins(results: Results[Sides], path: Path) -> None:
     """Share and acceptance in bins of entropy."""
 
     def mean(head: str, of: str, j: int) -> float:
-        heads = [results[head, seed] for seed in SEEDS]
-        values = np.concatenate([f.values(of)[np.digitize(f.entropy, EDGES) == j] for f in heads])  # type: ignore[arg-type]
+        values = np.concatenate([f.values(of)[np.digitize(f.entropy, EDGES) == j] for f in results.of(head)])  # type: ignore[arg-type]
         return float(values.mean()) if len(values) else float("nan")
 
     places = range(len(EDGES) + 1)
     with figure(path, 2, 5.2, 3.6) as (left, right):
-        for head in heads:
+        for head in results.arms:
             y = [mean(head, "sampled_wins", j) for j in places]
             left.plot(places, y, marker="o", markersize=4, color=color(head), label=head)
         names = {"sampled": "always sampled", "greedy": "always greedy", "best": "the better one each time"}

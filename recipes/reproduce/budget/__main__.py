@@ -1,7 +1,7 @@
 """``python -m recipes.reproduce.budget [--quick]``: see README.md beside this file."""
 
-from recipes.reproduce.budget.bar import main
-from recipes.reproduce.cli import start
+from recipes.reproduce.budget.study import STUDY
+from recipes.reproduce.harness import start_study
 
 if __name__ == "__main__":
-    start(main, __doc__)
+    start_study(STUDY)

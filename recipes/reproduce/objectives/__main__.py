@@ -1,7 +1,7 @@
 """``python -m recipes.reproduce.objectives [--quick]``: see README.md beside this file."""
 
-from recipes.reproduce.cli import start
-from recipes.reproduce.objectives.comparison import main
+from recipes.reproduce.harness import start_study
+from recipes.reproduce.objectives.study import STUDY
 
 if __name__ == "__main__":
-    start(main, __doc__)
+    start_study(STUDY)

@@ -1,48 +1,30 @@
 """The figures of the temperature recipe."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from recipes.reproduce.figures import color, figure
-from recipes.reproduce.study import DEPTH, SEEDS
+from recipes.reproduce.harness import Results
+from recipes.reproduce.study import DEPTH
 from recipes.reproduce.temperature.slopes import bin_names, by_entropy, pairs
-from recipes.reproduce.temperature.sweep import ARMS, RULES, TEMPERATURES, HeadResult, Key
-
-Results = Mapping[Key, HeadResult]
+from recipes.reproduce.temperature.sweep import ARMS, DRAFTS, TEMPERATURES, HeadResult
 
 
-def draw(results: Results, folder: Path) -> dict[str, str]:
-    """All figures, each with the sentence below it."""
-    temperatures(results, folder / "temperature.svg")
-    positions(results, folder / "positions.svg")
-    bins(results, folder / "tokens.svg")
-    split(results, folder / "split.svg")
-    return {
-        "temperature.svg": "Acceptance against the target's entropy over the temperatures (mean of all positions and "
-        "three seeds): sampled drafts (left), greedy drafts (right).",
-        "positions.svg": "Acceptance of sampled drafts against entropy over the temperatures, at each draft position.",
-        "tokens.svg": "Acceptance against the target's entropy between tokens at temperature 1, all positions.",
-        "split.svg": "The two parts of the overlap against temperature: where the target gives more than the draft "
-        "(left), and where the draft gives at least as much (right).",
-    }
-
-
-def average(results: Results, arm: str, temperature: float, name: str) -> float:
+def average(results: Results[HeadResult], arm: str, temperature: float, name: str) -> float:
     """A mean over the seeds."""
-    return float(np.mean([results[arm, seed].means[temperature][name] for seed in SEEDS]))
+    return float(np.mean([one.means[temperature][name] for one in results.of(arm)]))
 
 
-def curve(results: Results, arm: str, name: str) -> list[float]:
+def curve(results: Results[HeadResult], arm: str, name: str) -> list[float]:
     """A mean over the seeds at every temperature."""
     return [average(results, arm, t, name) for t in TEMPERATURES]
 
 
-def temperatures(results: Results, path: Path) -> None:
+def temperatures(results: Results[HeadResult], path: Path) -> None:
     """Acceptance over entropy, a point a temperature."""
     with figure(path, 2, 5.2, 3.6, sharey=True) as axes:
-        for panel, (drafts, name) in zip(axes, RULES.items(), strict=True):
+        for panel, (drafts, name) in zip(axes, DRAFTS.items(), strict=True):
             for arm in ARMS:
                 x, y = curve(results, arm, "target_entropy"), curve(results, arm, name)
                 panel.plot(x, y, marker="o", markersize=4, color=color(arm), label=arm)
@@ -53,7 +35,7 @@ def temperatures(results: Results, path: Path) -> None:
         axes[1].legend(fontsize=8)
 
 
-def positions(results: Results, path: Path) -> None:
+def positions(results: Results[HeadResult], path: Path) -> None:
     """The same for sampled drafts, a panel a position."""
     with figure(path, DEPTH, 3.8, 3.4, sharey=True) as axes:
         for k, panel in enumerate(axes, start=1):
@@ -65,12 +47,12 @@ def positions(results: Results, path: Path) -> None:
         axes[-1].legend(fontsize=7)
 
 
-def bins(results: Results, path: Path) -> None:
+def bins(results: Results[HeadResult], path: Path) -> None:
     """Acceptance in bins of tokens by entropy."""
     with figure(path, 2, 5.2, 3.6, sharey=True) as axes:
-        for panel, (drafts, name) in zip(axes, RULES.items(), strict=True):
+        for panel, (drafts, name) in zip(axes, DRAFTS.items(), strict=True):
             for arm in ARMS:
-                bins = [by_entropy(*pairs(results[arm, seed].plain, name)[1:]) for seed in SEEDS]
+                bins = [by_entropy(*pairs(one.plain, name)[1:]) for one in results.of(arm)]
                 y = [np.mean([value for _, value, count in column if count]) for column in zip(*bins, strict=True)]
                 panel.plot(range(len(y)), y, marker="o", markersize=4, color=color(arm), label=arm)
             panel.set_xticks(range(len(bin_names())), bin_names(), rotation=30)
@@ -79,7 +61,7 @@ def bins(results: Results, path: Path) -> None:
         axes[0].legend(fontsize=8)
 
 
-def split(results: Results, path: Path) -> None:
+def split(results: Results[HeadResult], path: Path) -> None:
     """Both parts of the overlap over temperature."""
     titles = {"alpha_p_gt_q": "p > q: mass of the draft", "alpha_q_ge_p": "q >= p: mass of the target"}
     with figure(path, 2, 5.2, 3.4) as axes:

@@ -32,9 +32,6 @@ class RunResult:
     curves: Curves | None  # None: the head was not trained
 
 
-Results = dict[Job, RunResult]
-
-
 def labels() -> list[str]:
     """``start`` (not trained), ``all``, and each K in each reading: ``K = 4, full``."""
     return ["start", "all", *(f"K = {k}, {mode}" for k, mode in product(SIZES, MODES))]

@@ -10,7 +10,7 @@ import pytest
 from bebop.errors import UserError
 from recipes.reproduce import __main__ as reproduce
 from recipes.reproduce import record
-from recipes.reproduce.claim_pages import INDEX, WIDTH, file_of, interval, rendered, write_pages
+from recipes.reproduce.claim_pages import INDEX, WIDTH, file_of, interval, rendered, study_file, write_pages
 from recipes.reproduce.claims import PAPERS
 from recipes.reproduce.deciding import DecidingNumber
 from recipes.reproduce.measured import Number
@@ -69,8 +69,12 @@ def faults(text: str) -> list[str]:
 
 
 def test_every_claim_has_a_page_and_the_first_leads_to_all(made: dict[str, str]) -> None:
-    assert set(made) == {INDEX} | {file_of(claim) for claim in CLAIMS.values()} and "PAD-1.html" in made
-    assert re.findall(r"href='([^']+)'", made[INDEX]) == [file_of(claim) for claim in CLAIMS.values()]
+    pages = [
+        *(file_of(claim) for claim in CLAIMS.values()),
+        *(study_file(study) for study in ("real_losses", "real.rl")),
+    ]
+    assert set(made) == {INDEX, *pages} and "PAD-1.html" in made and "study-real-rl.html" in made
+    assert re.findall(r"href='([^']+)'", made[INDEX]) == pages
     assert {name: faults(text) for name, text in made.items() if faults(text)} == {}
 
 
@@ -95,6 +99,16 @@ def test_a_page_has_verdicts_effects_rules_and_figures(made: dict[str, str]) -> 
     fourth = made["C4.html"]
     assert "recipes/reproduce/real/rl/results.json" in fourth and "Figures of real.rl" in fourth
     assert "Findings on" not in made["C1.html"] and "no results yet" in made["C1.html"]
+
+
+def test_a_study_has_a_page_with_its_findings_tables_and_figures(folders: dict[str, Path]) -> None:
+    own = contents(folders)
+    stored = own["real_losses"]
+    assert stored is not None
+    stored["tables"] = {"Means": [{"arm": "a<b", "gain": {"value": 0.5, "low": 0.4, "high": 0.6}, "share": 0.25}]}
+    page = rendered(own, folders)["study-real_losses.html"]
+    assert faults(page) == [] and "a&lt;b" in page and "0.500 [0.400, 0.600]" in page and "0.250" in page
+    assert "Evidence and rules" in page and page.count("data:image/svg+xml;base64,") == 1
 
 
 def drawn(effect: DecidingNumber) -> tuple[list[float], list[float], float]:
@@ -123,7 +137,7 @@ def test_an_effect_is_drawn_around_its_bound() -> None:
 def test_pages_are_written_where_they_are_asked_for(folders: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
     assert write_pages(contents(folders), folders, out) == out / INDEX
-    assert len(list(out.glob("*.html"))) == len(CLAIMS) + 1
+    assert len(list(out.glob("*.html"))) == len(CLAIMS) + 3
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--html"):
         write_pages(contents(folders), folders, tmp_path / "file")

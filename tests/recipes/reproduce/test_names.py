@@ -1,9 +1,7 @@
 """What a study computes has the names that its rules ask for: one too few would show after hours, as 'not measured'."""
 
 from importlib import import_module
-from typing import Any
 
-import numpy as np
 import pytest
 
 from bebop.metrics.intervals import Interval, across_seeds
@@ -11,50 +9,11 @@ from recipes.reproduce.beyond import cold
 from recipes.reproduce.beyond.estimators import ESTIMATORS
 from recipes.reproduce.beyond.heads import ENGINE, GRID, WATCHED
 from recipes.reproduce.beyond.heads import HeadResult as BeyondResult
-from recipes.reproduce.boundary.probing import HEADS
-from recipes.reproduce.boundary.sides import Sides
+from recipes.reproduce.record import rules_of
 from recipes.reproduce.study import SEEDS
 from tests.recipes.reproduce.synthetic import check_names
 
 ONE = Interval(1.0, 0.9, 1.1)
-
-
-class Numbers:
-    """A probed head that has every number."""
-
-    def number(self, *_: Any) -> float:
-        return 1.0
-
-    def swept(self, *_: Any) -> tuple[float, float]:
-        return 1.0, 0.9
-
-
-class Everything(dict[Any, Any]):
-    """Results of every arm and seed."""
-
-    def __missing__(self, key: Any) -> Numbers:
-        return Numbers()
-
-
-@pytest.mark.parametrize(("study", "module"), [("objectives", "comparison"), ("budget", "bar")])
-def test_comparisons_of_losses(study: str, module: str) -> None:
-    by_name = import_module(f"recipes.reproduce.{study}.{module}").numbers(Everything())
-    check_names(study, by_name)
-
-
-def test_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
-    study = import_module("recipes.reproduce.temperature.__main__")
-    monkeypatch.setattr(study, "slope", lambda *_: 1.0)
-    check_names("temperature", study.numbers(Everything()))
-
-
-def test_boundary() -> None:
-    study = import_module("recipes.reproduce.boundary.__main__")
-    half = np.full(8, 0.5)
-    words = {"answer": np.arange(8), "task": np.array(["a"] * 8), "position": np.ones(8, int)}
-    numbers = dict.fromkeys(("sampled", "greedy", "draft_entropy", "entropy", "switch"), half)
-    results = {(name, seed): Sides(**words, **numbers) for name in HEADS for seed in SEEDS}
-    check_names("boundary", study.rule_numbers(results))
 
 
 def test_drift(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +43,6 @@ def test_beyond() -> None:
 
 
 def test_a_name_that_is_not_computed_is_noticed() -> None:
-    names = import_module("recipes.reproduce.objectives.comparison").numbers(Everything())
-    with pytest.raises(AssertionError, match="e2e_tv - ce"):
-        check_names("objectives", [name for name in names if name != "e2e_tv - ce"])
+    names = [part.number for rule in rules_of("drift") for group in rule.any_of for part in group]
+    with pytest.raises(AssertionError, match="end RS"):
+        check_names("drift", names)

@@ -4,8 +4,9 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from shutil import copyfile, copytree
 from typing import Any
@@ -20,8 +21,8 @@ from recipes.reproduce.__main__ import RECIPES, pages, rebuild
 from recipes.reproduce.__main__ import STUDIES as NAMES
 from recipes.reproduce.measured import Number, over_seeds
 from recipes.reproduce.pages import within
-from recipes.reproduce.rule_hash import ENTRIES, ROOT, of_sources, of_study
-from recipes.reproduce.verdicts import Part, Rule, judge
+from recipes.reproduce.rule_hash import ENTRIES, ROOT, of_sources, of_study, reached
+from recipes.reproduce.verdicts import Finding, Part, Rule, judge
 from tests.cases import slow_but
 
 STUDIES = Path(rule_hash.__file__).parent
@@ -51,12 +52,14 @@ def copied(tmp_path: Path) -> dict[str, Path]:
 def test_pages_are_built_from_what_is_stored_and_twice_the_same(copied: dict[str, Path], tmp_path: Path) -> None:
     target = tmp_path / "RESULTS.md"
     assert rebuild(copied, target) == [name for name in RECIPES if name not in STORED]
-    built = {path: path.read_bytes() for path in [target, *(copied[name] / "results.md" for name in STORED)]}
+    own = [name for name in STORED if not rule_hash.declared(name)]
+    built = {path: path.read_bytes() for path in [target, *(copied[name] / "results.md" for name in own)]}
     assert target.read_bytes() == (ROOT / "RESULTS.md").read_bytes()
     assert all(
         (copied[name] / "results.md").read_bytes() == (within(STUDIES, name) / "results.md").read_bytes()
-        for name in STORED
+        for name in own
     )
+    assert not [name for name in STORED if name not in own and (copied[name] / "results.md").exists()]
     rebuild(copied, target)
     assert {path: path.read_bytes() for path in built} == built
 
@@ -155,7 +158,11 @@ def test_what_was_not_recorded_is_said_and_not_made_up(name: str) -> None:
     for field, gap in (("dirty", "whether the tree differed"), ("command", "the command")):
         excused = any(missing.startswith(gap) for missing in stored.get("missing", ()))
         assert (stored["place"].get(field) is None) == excused
-    for judgement in stored["judgements"][1:]:
+    for before, judgement in pairwise(stored["judgements"]):
+        if "translated" in judgement:
+            assert judgement["translated"]["from"] == before["rule"]["hash"]
+            assert judgement["translated"]["to"] == judgement["rule"]["hash"]
+            continue
         assert judgement["post_hoc"] is True and judgement["reason"]
         assert judgement["origin"]["dirty"] is False and judgement["origin"]["commit"]
 
@@ -227,7 +234,8 @@ needs_history = pytest.mark.skipif(not whole_history(), reason="no git history, 
 def mixed(root: Path = ROOT) -> Iterator[str]:
     """Commits in which a result and a file of the rule that judged it both changed; a move changes neither.
 
-    Results from before rules were hashed do not name any, and are left out.
+    Results from before rules were hashed do not name any, and are left out. So is a translation of a rule, if every
+    finding is the one of the judgement before: it judged nothing.
     """
     log = git("log", "--no-merges", "--format=%H", "--diff-filter=AMR", "--", "*results.json", root=root)
     for commit in log.split():
@@ -237,8 +245,28 @@ def mixed(root: Path = ROOT) -> Iterator[str]:
         for path in (path for path in changed if path.endswith("results.json")):
             kept = json.loads(git("show", f"{commit}:{path}", root=root))
             judgements = kept.get("judgements", ()) if isinstance(kept, dict) else ()
-            held = {file for judgement in judgements[-1:] for file in judgement["rule"]["files"]}
+            same = translates(judgements)
+            held = {file for judgement in judgements[-1:] for file in judgement["rule"]["files"] if not same}
             yield from (f"{commit[:7]}: {path} and {file}" for file in sorted(held & changed))
+
+
+def translates(judgements: Sequence[dict[str, Any]]) -> bool:
+    """Whether the newest judgement words the one before anew, and says the same."""
+    if len(judgements) < 2 or "translated" not in judgements[-1]:
+        return False
+    pairs = zip(*([Finding(**one) for one in made["findings"]] for made in judgements[-2:]), strict=True)
+    return all(record.equal_verdicts(before, after) for before, after in pairs)
+
+
+@pytest.mark.slow
+@needs_history
+@pytest.mark.parametrize("name", [name for name in STORED if rule_hash.declared(name)])
+def test_the_rule_before_a_translation_is_to_be_found(name: str) -> None:
+    """The commit that is named holds the older rule: its hash is the one that the older judgement carries."""
+    told = content(name)["judgements"][-1]["translated"]
+    sources = [git("show", f"{told['commit']}:{file}") for file in told["files"]]
+    assert of_sources(sources, ENTRIES) == told["from"]
+    assert translates(content(name)["judgements"])
 
 
 @pytest.mark.slow
@@ -276,6 +304,16 @@ def test_a_commit_with_both_is_caught_and_moves_are_not(tmp_path: Path) -> None:
     assert [line.partition(": ")[2] for line in mixed(tmp_path)] == [
         "recipes/reproduce/a/results.json and recipes/reproduce/a/findings.py"
     ]
+
+
+def test_a_translation_that_says_something_else_is_none() -> None:
+    finding = {"claim": "C3", "statement": "A.", "rule": "r", "evidence": "e", "p": 0.01}
+    before: dict[str, Any] = {"findings": [finding]}
+    worded = {"translated": {}, "findings": [finding | {"rule": "other words", "evidence": "more"}]}
+    assert translates([before, worded])
+    for change in ({"p": 0.02}, {"side": "refuted"}, {"untested": "fell"}, {"statement": "B."}):
+        assert not translates([before, {"translated": {}, "findings": [finding | change]}])
+    assert not translates([before, {"findings": [finding]}]) and not translates([worded])
 
 
 @pytest.mark.slow
@@ -366,11 +404,16 @@ def test_every_bound_and_word_of_a_study_is_hashed(name: str) -> None:
     assert of_sources(sources, ENTRIES) == code.hash
     bare = re.sub(r'""".*?"""', lambda match: " " * len(match[0]), sources[0], flags=re.DOTALL)
     bare = re.sub(r"#.*", lambda match: " " * len(match[0]), bare)
+    if rule_hash.declared(name):  # what is measured and drawn stands in the same file, and is no part of the rule
+        rule = {line for place, node in reached(sources, ENTRIES) if not place
+                for line in range(node.lineno, (node.end_lineno or 0) + 1)}  # fmt: skip
+        lines = bare.split("\n")
+        bare = "\n".join(line if i in rule else " " * len(line) for i, line in enumerate(lines, start=1))
     places = [match.span() for match in re.finditer(r"(?<![\w.])\d+(\.\d+)?(?![\w.])", bare)]
     for start, end in places:
         changed = sources[0][:start] + "7" + sources[0][start:end] + sources[0][end:]
         assert of_sources([changed, *sources[1:]], ENTRIES) != code.hash, sources[0][start - 30 : end + 30]
-    renamed = re.sub(r'statement="', 'statement="Not: ', sources[0], count=1)
+    renamed = re.sub(r'(statement|says)="', r'\1="Not: ', sources[0], count=1)
     assert renamed == sources[0] or of_sources([renamed, *sources[1:]], ENTRIES) != code.hash
 
 

@@ -5,7 +5,6 @@ import pytest
 
 from bebop.adaptation.probe import NUMBERS, Probe
 from recipes.reproduce.measured import Number
-from recipes.reproduce.temperature.findings import LOSSES, RULES
 from recipes.reproduce.temperature.slopes import (
     EDGES,
     answers,
@@ -17,6 +16,7 @@ from recipes.reproduce.temperature.slopes import (
     slope_difference,
     tokens,
 )
+from recipes.reproduce.temperature.study import LOSSES, RULES
 from recipes.reproduce.verdicts import Finding, judge
 from tests.recipes.reproduce.synthetic import number
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from bebop.trainer.objectives import Sampling, Steps, make_objective
+from recipes.reproduce.harness import Results
 from recipes.reproduce.study import SEEDS
-from recipes.reproduce.top_k.analysis import gain, rule_numbers
-from recipes.reproduce.top_k.arms import SIZES, STARTS, Results, RunResult, labels, options
+from recipes.reproduce.top_k.arms import SIZES, RunResult, labels, options
 from recipes.reproduce.top_k.curves import CurveRecorder, Curves, churn, jumps, objective, spread
-from recipes.reproduce.top_k.findings import RULES
 from recipes.reproduce.top_k.losses import top_k_tv
+from recipes.reproduce.top_k.study import ARMS, LENGTH, RULES, STUDY
 from recipes.reproduce.verdicts import judge
 
 VOCABULARY = 32
@@ -88,26 +88,25 @@ def test_labels_and_options_belong_together() -> None:
     assert [options(label) for label in labels()[2:4]] == [(SIZES[0], "full"), (SIZES[0], "renormalised")]
 
 
-def planted(loss_by_k: float, noise_by_k: float) -> Results:
+def planted(loss_by_k: float, noise_by_k: float) -> Results[RunResult]:
     """Accept length 2.9 with all tokens, less by ``loss_by_k`` / K else; curves as noisy as ``noise_by_k`` / K."""
     rng = np.random.default_rng(0)
-    results: Results = {}
-    for start in STARTS:
-        for label in labels():
-            for seed in SEEDS:
-                size = options(label)[0] if label.startswith("K") else None
-                cost = loss_by_k / size if size else 0.0
-                noise = 0.01 + (noise_by_k / size if size else 0.0)
-                curve = 0.3 * np.exp(noise * rng.normal(size=80))
-                curves = Curves(grad_norm=curve, loss=curve, full=curve, churn=np.zeros(80))
-                length = 2.9 + 0.05 * seed - cost + 0.001 * rng.normal()
-                results[start, label, seed] = RunResult(sampled=length, greedy=length, curves=curves)
-    return results
+    found = {}
+    for name, (_, label) in ARMS.items():
+        for seed in SEEDS:
+            size = options(label)[0] if label.startswith("K") else None
+            cost = loss_by_k / size if size else 0.0
+            noise = 0.01 + (noise_by_k / size if size else 0.0)
+            curve = 0.3 * np.exp(noise * rng.normal(size=80))
+            curves = Curves(grad_norm=curve, loss=curve, full=curve, churn=np.zeros(80))
+            length = 2.9 + 0.05 * seed - cost + 0.001 * rng.normal()
+            found[name, seed] = RunResult(sampled=length, greedy=length, curves=curves)
+    return Results(found=found, seeds=SEEDS)
 
 
 def test_findings_follow_what_was_planted() -> None:
     def judged(loss_by_k: float, noise_by_k: float) -> list[tuple[str, bool]]:
-        return [(f.side, f.p < 0.05) for f in judge(RULES, rule_numbers(planted(loss_by_k, noise_by_k)))]
+        return [(f.side, f.p < 0.05) for f in judge(RULES, STUDY.numbers(planted(loss_by_k, noise_by_k)))]
 
     assert judged(20.0, 0.5) == [("confirmed", True)] * 3
     assert judged(-20.0, 0.0)[:2] == [("refuted", True)] * 2
@@ -116,6 +115,6 @@ def test_findings_follow_what_was_planted() -> None:
 
 
 def test_the_gain_is_paired_by_seed() -> None:
-    difference = gain(planted(1.0, 0.5), "fresh", "K = 4, full")
+    difference = planted(1.0, 0.5).interval(LENGTH.gain("fresh: all", "fresh: K = 4, full"))
     assert difference.value == pytest.approx(0.25, abs=0.01)
     assert difference.high - difference.low < 0.05  # unpaired, the seeds' own differences of 0.05 would make it 0.25

@@ -1,14 +1,10 @@
-"""The study of trees: what it counts, and that it measures what its rules ask for."""
+"""The study of trees: what it counts."""
 
 import torch
 
 from bebop.rollout.decoding.base import Draft
 from bebop.rollout.decoding.rules import TreeWalk
-from bebop.trajectory import DecodeStats
-from recipes.reproduce.study import SEEDS
-from recipes.reproduce.trees import __main__ as study
 from recipes.reproduce.trees.decoding import FEWEST, CountsRanks
-from tests.recipes.reproduce.synthetic import check_names
 
 PARENTS = torch.tensor([[-1, -1, 0, 0, 1]])
 
@@ -32,10 +28,3 @@ def test_children_of_accepted_nodes_are_counted_by_depth_and_rank() -> None:
     assert rule.accepted[:3, :3].tolist() == [[0, 3, 0], [3, 0, 0], [0, 0, 0]]
     assert counted(CountsRanks, [1, 2, 0, 4, 0], 3).accepted[:2, :2].tolist() == [[3, 0], [0, 3]]
     assert rule.chances() == () and counted(CountsRanks, [2, 1, 0, 0, 4], FEWEST).chances() == ((1.0,), (1.0,))
-
-
-def test_it_measures_what_its_rules_ask_for() -> None:
-    stats = DecodeStats(cycles=2, tokens=5)
-    keys = [(a, n, t, s) for a in study.ARMS for n in study.NODES for t in study.TEMPERATURES for s in SEEDS]
-    by_name = study.numbers(dict.fromkeys(keys, stats))
-    check_names("trees", by_name)

@@ -1,0 +1,175 @@
+"""The one way of a study that is a declaration: measure each arm with each seed, judge, draw, keep.
+
+A study names its arms, what one of them gives with one seed, and the rules that judge it (``rules.py``). The rest is
+here: the processes, what is kept on disk of a stopped study, numbers by name, tables, figures and ``results.json``.
+Invariants:
+
+- A number is an average over seeds of the same weighted sum of arms, so arms of one seed are paired.
+- All that a rule asks for is computed, as the rule holds the quantities themselves.
+- Each arm of each seed is kept as soon as it is measured: a stopped study goes on where it was.
+
+Not here: what a study of the real model has from ``recipes.reproduce.real``, whose numbers are over prompts as well.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from bebop.metrics.intervals import Interval, across_seeds
+from recipes.reproduce import rule_hash
+from recipes.reproduce.claims import MODELS
+from recipes.reproduce.cli import start
+from recipes.reproduce.measured import Number, over_seeds
+from recipes.reproduce.record import begin, keep
+from recipes.reproduce.rules import Declared, Quantity
+from recipes.reproduce.study import SEEDS, everywhere, once, results_folder
+
+R = TypeVar("R")
+Value = Callable[[Any], Any]  # of what one arm gave with one seed
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results(Generic[R]):
+    """What every arm gave with every seed: ``results["ce", 0]``."""
+
+    found: Mapping[tuple[str, int], R]
+    seeds: Sequence[int]
+
+    @property
+    def arms(self) -> list[str]:
+        """All arms in their order."""
+        return list(dict.fromkeys(arm for arm, _ in self.found))
+
+    def __getitem__(self, key: tuple[str, int]) -> R:
+        return self.found[key]
+
+    def of(self, arm: str) -> list[R]:
+        """What an arm gave, in the order of seeds."""
+        return [self.found[arm, seed] for seed in self.seeds]
+
+    def mean(self, arm: str, value: Value) -> Interval:
+        """A number of an arm over seeds, for tables and figures."""
+        return across_seeds([value(one) for one in self.of(arm)])
+
+    def row(self, arm: str, columns: Mapping[str, Value]) -> dict[str, Interval]:
+        """Cells of a table: each column's number of an arm over seeds."""
+        return {label: self.mean(arm, value) for label, value in columns.items()}
+
+    def interval(self, quantity: Quantity) -> Interval:
+        """A quantity over seeds, for tables and figures."""
+        number = self.number(quantity)
+        return Interval(number.value, number.low, number.high)
+
+    def number(self, quantity: Quantity) -> Number:
+        """A quantity of a rule over seeds."""
+
+        def value(seed: int) -> float:
+            terms = [one.weight * one.value(self.found[one.arm, seed]) for one in quantity.terms]
+            return float(quantity.join(terms))
+
+        return over_seeds([value(seed) for seed in self.seeds])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A figure: its file, the sentence below it, and what draws it at a path."""
+
+    file: str
+    caption: str
+    draw: Callable[[Results[Any], Path], None]
+
+
+def rows(
+    results: Results[Any], columns: Mapping[str, Value], arms: Iterable[str] | None = None, head: str = "arm"
+) -> list[Row]:
+    """A table: a line an arm, which stands in the column ``head``."""
+    return [{head: arm, **results.row(arm, columns)} for arm in (results.arms if arms is None else arms)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A study as a declaration; its module is ``study.py`` in the folder of its name."""
+
+    name: str
+    paper: str  # what of which paper: "Table 2 and Figs 4, 5, 1b, 10"
+    model: str  # of ``claims.MODELS``
+    arms: Mapping[str, Any]  # label -> what ``measure`` is given
+    measure: Callable[[Any, int], Any]  # arm and seed -> what rules, tables and figures read
+    rules: tuple[Declared, ...]
+    seeds: Sequence[int] = SEEDS
+    prepare: Sequence[Callable[[int], object]] = ()  # what arms of one seed share, each made once a seed
+    stats: Sequence[Quantity] = ()  # stored beside what the rules ask for
+    tables: Callable[[Results[Any]], Mapping[str, Sequence[Row]]] = field(default=lambda _: {})
+    figures: Sequence[Figure] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    extra: Callable[[Results[Any]], Mapping[str, Number]] = field(default=lambda _: {})  # what is no such sum
+    facts: Callable[[Results[Any]], Mapping[str, object]] = field(default=lambda _: {})  # what rules only tell
+
+    def numbers(self, results: Results[Any]) -> dict[str, Number]:
+        """All numbers by name: of the rules, and those that are stored beside them.
+
+        A smoke run has fewer arms. What it lacks is left out, and a rule that asks for it is not tested.
+        """
+        asked = {one.name: one for rule in self.rules for one in rule.asks}
+        quantities = {one.name: one for one in self.stats} | asked
+        known = {
+            n: one for n, one in quantities.items() if one.terms and self.arms.keys() >= {t.arm for t in one.terms}
+        }
+        return {name: results.number(one) for name, one in known.items()} | dict(self.extra(results))
+
+
+def start_study(study: Study) -> None:
+    """The command line of a study."""
+    start(partial(run, study), f"{study.paper}, on {MODELS[study.model]}; what counts: README.md in its folder.")
+
+
+def run(study: Study) -> None:
+    """Measure all arms, judge, draw, write."""
+    started, folder = begin(study.name), results_folder(Path(__file__).parent / study.name)
+    results = measured(study)
+    figures = folder / "figures"
+    figures.mkdir(parents=True, exist_ok=True)
+    for one in study.figures:
+        one.draw(results, figures / one.file)
+    captions = {one.file: one.caption for one in study.figures}
+    settings = {**study.settings, "seeds": study.seeds}
+    keep(folder, started, study.numbers(results), study.tables(results), captions, settings, study.facts(results))
+
+
+def measured(study: Study) -> Results[Any]:
+    """What every arm gives with every seed, in processes side by side; what is kept is not measured again."""
+    shared = [(study.name, place, seed) for place in range(len(study.prepare)) for seed in study.seeds]
+    everywhere(_prepare, shared, f"{study.name}: what arms share")
+    jobs = [(study.name, label, seed) for seed in study.seeds for label in study.arms]
+    found = everywhere(_measure, jobs, study.name)
+    return Results(found={job[1:]: one for job, one in zip(jobs, found, strict=True)}, seeds=study.seeds)
+
+
+def of_name(name: str) -> Study:
+    """The declaration of a study."""
+    study: Study = rule_hash.module(name).STUDY
+    return study
+
+
+def means(results: Results[Any], arms: Iterable[str], value: Value) -> list[float]:
+    """The mean over seeds of each arm: a curve of a figure."""
+    return [float(np.mean([value(one) for one in results.of(arm)])) for arm in arms]
+
+
+def _prepare(job: tuple[str, int, int]) -> None:
+    name, place, seed = job
+    of_name(name).prepare[place](seed)
+
+
+def _measure(job: tuple[str, str, int]) -> Any:
+    """One arm with one seed; the settings are a part of the file's name, so a changed study measures anew."""
+    name, label, seed = job
+    study = of_name(name)
+    arm = study.arms[label]
+    file = f"{''.join(c if c.isalnum() else '_' for c in label)}-{seed}"
+    return once(name, file, (label, arm, seed, study.settings), lambda: study.measure(arm, seed))

@@ -1,0 +1,280 @@
+"""Rules as declarations: what is measured of an arm, and what has to hold of it; texts and evidence follow from that.
+
+A ``Stat`` is one number of one arm with one seed. ``LENGTH("ce")`` is that number of an arm, and
+``LENGTH.gain("tv", "ce")`` is what one arm has more than another. Both are quantities, which a study computes because
+its rules ask for them. So a rule cannot ask for a number that its study does not measure.
+
+    LENGTH = Stat(name="accept length", value=lambda head: head.accept_length, arm="length {arm}")
+    RULES = (gain("C3", LENGTH, "e2e_tv", over="ce", says="End-to-end TV is accepted for longer."),)
+
+Words of rules: a gain counts if it exceeds the noise of its arms, which is how far two seeds of one arm lie apart.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from recipes.reproduce.verdicts import Need, Part, Rule
+
+Also = (
+    Mapping[str, "Quantity | str"] | None
+)  # label -> what is told beside the evidence: a quantity, or a fact by its name
+Side = Literal["above", "below", "not above", "not below"]
+AT = ": "  # what parts the place of an arm from its name: "fresh: K = 4"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """A weighted number of an arm: Term(weight=-1.0, arm="ce", value=...)."""
+
+    weight: float
+    arm: str
+    value: Callable[[Any], Any]  # what an arm gave with one seed -> a number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """A sum of weighted numbers of arms, seed by seed: all that a study stores under ``name``."""
+
+    name: str
+    words: str  # accept length of e2e_tv minus that of ce
+    terms: tuple[Term, ...] = ()  # empty: the study computes it itself (``Study.extra``)
+    join: Callable[[Sequence[Any]], Any] = sum  # of the weighted numbers of one seed
+    parts: tuple["Quantity", ...] = ()  # of a difference: what is told beside it
+    labels: tuple[str, ...] = ()  # of the parts; empty: one is told against the other
+
+    @property
+    def told(self) -> str:
+        """Its evidence: words, the number, and its parts."""
+        shown = [f"{{{one.name}}}" for one in self.parts]
+        labelled = ", ".join(f"{label} {one}" for label, one in zip(self.labels, shown, strict=False))
+        parts = labelled or " against ".join(shown)
+        return f"{self.words}: {{{self.name}}}" + (f" ({parts})" if parts else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stat:
+    """A number of an arm with one seed.
+
+    ``arm`` and ``gains`` say what it is called in ``results.json``: {at} is the place of an arm with its colon, {arm},
+    {a} and {b} are arms. What both arms of a gain end with stands at the end of its name: "e2e_tv - ce, few".
+    """
+
+    name: str
+    value: Callable[[Any], Any]
+    arm: str = "{at}{name} {arm}"
+    gains: str = "{at}{a} - {b}"
+
+    def __call__(self, arm: str) -> Quantity:
+        """The number of an arm."""
+        at, own = _placed(arm)
+        name = self.arm.format(at=at, name=self.name, arm=own)
+        terms = (Term(weight=1.0, arm=arm, value=self.value),)
+        return Quantity(name=name, words=f"{self.name} of {arm}", terms=terms)
+
+    def gain(self, a: str, b: str) -> Quantity:
+        """What arm ``a`` has more than arm ``b``; both have to be at one place."""
+        (at, first), (other, second) = _placed(a), _placed(b)
+        assert at == other, f"{a} and {b} are not at one place"
+        end = _end(first, second)
+        names = {"a": first.removesuffix(end), "b": second.removesuffix(end)}
+        found = less(self.gains.format(at=at, name=self.name, **names) + end, self(a), self(b))
+        return replace(found, words=f"{self.name} of {a} minus that of {second}", labels=(first, second))
+
+
+def less(name: str, first: Quantity, second: Quantity) -> Quantity:
+    """One quantity minus another, seed by seed: two numbers of one arm, or two gains."""
+    words = f"{first.words} minus {second.words}"
+    terms = (*first.terms, *_times(-1.0, second.terms))
+    return Quantity(name=name, words=words, terms=terms, parts=(first, second))
+
+
+def ratio(name: str, first: Quantity, second: Quantity) -> Quantity:
+    """How much larger one quantity is than another, as a share of that one, seed by seed."""
+    words = f"relative gain in {first.words} over {second.words}"
+    return replace(less(name, first, second), words=words, join=lambda values: values[0] / -values[1] - 1)
+
+
+def given(name: str, words: str) -> Quantity:
+    """A quantity that a study computes itself."""
+    return Quantity(name=name, words=words)
+
+
+def half_of(quantity: Quantity) -> Quantity:
+    """Half of a quantity, to hold another one against."""
+    return replace(quantity, words=f"half of {quantity.words}", terms=_times(0.5, quantity.terms))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A quantity that has to be on one side of a bound, by more than the noise of the arms in ``noise``."""
+
+    quantity: Quantity
+    kind: Literal["above", "below", "within"] = "above"
+    bound: float = 0.0
+    noise: tuple[Quantity, ...] = ()
+    relative: bool = False  # the quantity is a ratio or a relative gain
+
+    @property
+    def part(self) -> Part:
+        """The same as ``verdicts`` takes it."""
+        arms = tuple(one.name for one in self.noise)
+        return Part(number=self.quantity.name, kind=self.kind, bound=self.bound, arms=arms, relative=self.relative)
+
+    @property
+    def place(self) -> str:
+        """Where the number has to lie, in words."""
+        place = f"within {self.bound:g} of 0" if self.kind == "within" else f"{self.kind} {self.bound:g}"
+        return place + (" by more than the noise of the arms" if self.noise and self.kind != "within" else "")
+
+    @property
+    def refuted(self) -> str:
+        """Where it lies if that is refuted, in words."""
+        other = {"above": "below", "below": "above", "within": "outside"}[self.kind]
+        noise = " by more than the noise of the arms" if self.kind == "within" else " by as much"
+        return f"{other}{noise}" if self.noise else other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What an arm has to do before a rule about it is tested: its number lies on a side of a bound."""
+
+    quantity: Quantity
+    side: Side
+    bound: float = 0.0
+    otherwise: str  # what was not as the arm's name says, in words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared(Rule):
+    """A rule with the quantities that it asks for and tells."""
+
+    asks: tuple[Quantity, ...] = field(default=())
+
+
+def rise(stat: Stat, a: str, over: str, by: float = 0.0, noise: Sequence[str] = ()) -> Check:
+    """``a`` has more than ``over``, by ``by`` and the noise of both; ``noise``: arms that count for it as well."""
+    return Check(quantity=stat.gain(a, over), bound=by, noise=tuple(stat(arm) for arm in (a, over, *noise)))
+
+
+def fall(stat: Stat, a: str, below: str, by: float = 0.0, noise: Sequence[str] = ()) -> Check:
+    """``a`` has less than ``below``, by ``by`` and the noise of both."""
+    return replace(rise(stat, a, below, -by, noise), kind="below")
+
+
+def gain(
+    claim: str, stat: Stat, a: str, *, over: str, says: str, by: float = 0.0, noise: Sequence[str] = (),
+    also: Also = None, needs: Sequence[Condition] = (),
+) -> Declared:  # fmt: skip
+    """A rule: ``a`` has more than ``over`` of a stat, by more than ``by`` and the noise of the arms."""
+    return every(claim, says, rise(stat, a, over, by, noise), also=also, needs=needs)
+
+
+def unmoved(
+    claim: str, stat: Stat, a: str, *, over: str, within: float, says: str, noise: Sequence[str] = (),
+    also: Also = None, needs: Sequence[Condition] = (),
+) -> Declared:  # fmt: skip
+    """A rule: ``a`` has neither more nor less than ``over``, but for ``within``."""
+    check = replace(rise(stat, a, over, within, noise), kind="within")
+    return every(claim, says, check, also=also, needs=needs)
+
+
+def above(
+    claim: str, quantity: Quantity, bound: float, *, says: str, noise: Sequence[Quantity] = (), relative: bool = False,
+    also: Also = None, needs: Sequence[Condition] = (),
+) -> Declared:  # fmt: skip
+    """A rule: a quantity lies above a bound, by more than the noise of the arms; ``relative``: it is a ratio."""
+    check = Check(quantity=quantity, bound=bound, noise=tuple(noise), relative=relative)
+    return every(claim, says, check, also=also, needs=needs)
+
+
+def below(
+    claim: str, quantity: Quantity, bound: float, *, says: str, noise: Sequence[Quantity] = (),
+    also: Also = None, needs: Sequence[Condition] = (),
+) -> Declared:  # fmt: skip
+    """A rule: a quantity lies below a bound, by more than the noise of the arms that are given."""
+    check = Check(quantity=quantity, kind="below", bound=bound, noise=tuple(noise))
+    return every(claim, says, check, also=also, needs=needs)
+
+
+def near(claim: str, quantity: Quantity, within: float, *, says: str, also: Also = None,
+         needs: Sequence[Condition] = ()) -> Declared:  # fmt: skip
+    """A rule: a quantity lies within a distance of 0."""
+    return every(claim, says, Check(quantity=quantity, kind="within", bound=within), also=also, needs=needs)
+
+
+def every(claim: str, says: str, *checks: Check, also: Also = None, needs: Sequence[Condition] = ()) -> Declared:
+    """A rule: all checks hold. One of them on the other side refutes it."""
+    first = checks[0]
+    text = f"confirmed if the {first.quantity.words} lies {first.place}, refuted if {first.refuted}"
+    if checks[1:]:
+        text = (
+            f"confirmed if all {len(checks)} numbers lie {_common(checks)}, refuted if one of them lies "
+            f"{first.refuted} (corrected for {len(checks)})"
+        )
+    return _declared(claim, says, (checks,), text, also, needs)
+
+
+def some(claim: str, says: str, *groups: Sequence[Check], also: Also = None) -> Declared:
+    """A rule: all checks of one group hold. It is refuted if every check of every group is on the other side."""
+    place = _common([check for group in groups for check in group])
+    text = (
+        f"confirmed if in one of {len(groups)} groups all {len(groups[0])} numbers lie {place} (corrected for "
+        f"{len(groups)}), refuted if all numbers of all groups lie {groups[0][0].refuted}"
+    )
+    return _declared(claim, says, tuple(map(tuple, groups)), text, also, ())
+
+
+def _common(checks: Sequence[Check]) -> str:
+    """Where the numbers of several checks have to lie, which has to be one place for all of them."""
+    places = list(dict.fromkeys(check.place for check in checks))
+    assert len(places) == 1, "checks of one rule hold their numbers against one bound"
+    return places[0]
+
+
+def _declared(
+    claim: str,
+    says: str,
+    groups: tuple[tuple[Check, ...], ...],
+    text: str,
+    also: Also,
+    needs: Sequence[Condition],
+) -> Declared:
+    beside = {label: one.name if isinstance(one, Quantity) else one for label, one in (also or {}).items()}
+    checks = [check for group in groups for check in group]
+    tested = "".join(f"; tested if the {one.quantity.words} lies {one.side} {one.bound:g}" for one in needs)
+    numbers = [f"{one.quantity.name} {{{one.quantity.name}}}" for one in checks]
+    parts = [
+        *([checks[0].quantity.told] if not checks[1:] else numbers),
+        *(f"{label} {{{name}}}" for label, name in beside.items()),
+    ]
+    told = "; ".join(part.strip() for part in parts)
+    conditions = [one.quantity for one in needs]
+    quoted = [one for check in checks for one in (check.quantity, *check.quantity.parts, *check.noise)]
+    return Declared(
+        claim=claim,
+        statement=says,
+        text=text + tested,
+        evidence=f"Numbers: {told}." if checks[1:] else f"{told[0].upper()}{told[1:]}.",
+        any_of=tuple(tuple(check.part for check in group) for group in groups),
+        needs=tuple(
+            Need(number=one.quantity.name, kind=one.side, bound=one.bound, otherwise=one.otherwise) for one in needs
+        ),
+        asks=(*quoted, *(one for one in (also or {}).values() if isinstance(one, Quantity)), *conditions),
+    )
+
+
+def _times(weight: float, terms: Sequence[Term]) -> tuple[Term, ...]:
+    return tuple(replace(term, weight=weight * term.weight) for term in terms)
+
+
+def _placed(arm: str) -> tuple[str, str]:
+    """An arm as its place with the colon, and its name there: "fresh: " and "K = 4"; without a place "" and the arm."""
+    at, colon, own = arm.rpartition(AT)
+    return at + colon, own
+
+
+def _end(a: str, b: str) -> str:
+    """What two arms have behind their last comma, if both have the same: ", few"; else nothing."""
+    ends = [comma + end for _, comma, end in (arm.rpartition(", ") for arm in (a, b))]
+    return ends[0] if ends[0] == ends[1] and ends[0].startswith(", ") else ""
