@@ -103,13 +103,8 @@ MEAN, LONGEST = 18, 35  # words of a sentence
 INLINE = tuple(
     f"docs/{page}.md"
     for page in (
-        "certificate",
-        "environments",
         "findings",
         "measurements",
-        "reliability",
-        "simulation",
-        "will_it_pay",
     )
 )  # pages that may have numbers in sentences
 WHOLE = 32  # the largest whole number that needs no file
