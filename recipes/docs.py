@@ -100,13 +100,7 @@ PLAIN = (
     "recipes/verl/README.md",
 )
 MEAN, LONGEST = 18, 35  # words of a sentence
-INLINE = tuple(
-    f"docs/{page}.md"
-    for page in (
-        "findings",
-        "measurements",
-    )
-)  # pages that may have numbers in sentences
+INLINE = ("docs/findings.md",)  # pages that may have numbers in sentences
 WHOLE = 32  # the largest whole number that needs no file
 MARK = re.compile(r"<!-- (?!rows |table )([^>\n]+? > [^\n]+?)(?: as (\S+))? -->(.*?)<!-- / -->", re.DOTALL)
 AT_START = re.compile(r"^ {0,3}<!-- ", re.MULTILINE)
