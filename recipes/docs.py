@@ -1,26 +1,42 @@
 """Numbers in Markdown come from stored files: ``python -m recipes.docs`` fills them in, ``--check`` only compares.
 
-A number stands between two comments, which a reader of the page does not see:
+Numbers stand in tables. A table is written between two lines, the first of which says what is in it:
+
+    <!-- rows cpu/precision > rows where dtype=bfloat16 sorted by model | model | mean .4f | TV .4f: total variation -->
+    <!-- / -->
+
+``rows`` gives one line for each row of a stored list. The path begins with a stored file: ``cpu/precision`` is
+``benchmarks/cpu/precision.json``, ``objectives`` the ``results.json`` of that study. A step is a key, a place in a list
+(``0``), or conditions that one row of a list meets (``batch=1, arm=bebop``). ``where`` takes rows by conditions
+(``batch=1 or 8, arm!=plain``), and ``sorted by`` orders them (``batch, -TV`` ends with the smallest TV). A path to a
+mapping is a list as well: its keys are the column ``name``, its values the column ``value``.
+
+A column is a key. As needed a format of Python follows (default ``.3g``), the keys of an interval
+(``ratio .1f [low to high]``), other words for its values (``model (tiny = built-in; smollm2 = SmolLM2)``) and
+``: HEADING``. What a row lacks is a dash. A number stored with an interval is shown with it: 3.03 [2.99, 3.08].
+
+``table`` is for numbers of several files. Its lines are the table, with paths in braces:
+
+    <!-- table
+    What | SmolLM2 | Built-in
+    Faster at batch 8 | {real_pays > numbers > batch 8: faster as .2f} | {cpu/rollout > rows > 3 > x plain as .2f}
+    -->
+    <!-- / -->
+
+A verdict has a path too (``recipes/reproduce/claim_text.py``): ``claim > C3 as line`` is one line on all models, the
+real one first; ``claim > C3 > SmolLM2 as counts`` and ``as verdict`` are a few words on one model (``built-in`` is the
+other).
+``<!-- table docs/what_to_expect.md -->`` copies the first table of that page, which the README does.
+
+Only the pages of ``INLINE`` may have numbers and verdicts in a sentence, between two comments:
 
     Bebop decodes <!-- cpu/rollout > rows > batch=1, arm=bebop > tokens/s as ,.0f -->569<!-- / --> tokens a second.
 
-The first comment is a path and a format; it may not begin a line, which Markdown would take for HTML. The path begins
-with a stored file: ``cpu/rollout`` is ``benchmarks/cpu/rollout.json``, ``objectives`` the ``results.json`` of that
-study. A step is a key, a place in a list (``0``), or conditions that one row of a list meets (``batch=1, arm=bebop``).
-The format is Python's (default ``.3g``); a number with an interval comes with it, 3.034 [2.988, 3.081], unless the path
-goes on to its ``value``.
-
-Verdicts stand between comments of the same kind, which begin with ``claim`` (``recipes/reproduce/claim_text.py``):
-``claim > C3`` is one line on all models, the real one first; ``claim > C3 > SmolLM2 as table`` every finding of a claim
-on one model (``built-in`` is the other), ``as told`` those that were confirmed or refuted, ``as counts`` and ``as
-verdict`` a few words; ``claims > PAD, BlockPilot`` all claims of papers. Where there are no results yet, they say so.
-
-The README holds no such comments. Between the lines ``<!-- table docs/what_to_expect.md -->`` and ``<!-- / -->`` stands
-the first table of that page, without comments.
-
-Every other number outside code has to be in ``docs/numbers.txt``: ``README.md: exit code 2`` allows a phrase in a file,
-``*: SPEC 0.3`` in all of them. Names (fp32), versions of three parts and code need no entry. An entry that nothing uses
-is a mistake as well. The picture of the README is drawn from stored files in the same way.
+Outside these tables and code, prose may hold whole numbers up to ``WHOLE``. A larger number, a sign, a decimal point, a
+unit behind it (``UNIT``) and a cell with a number alone are mistakes: such numbers are mostly measured. A definition, a
+setting or a version is code (`0.05`). Names (fp32), versions of three parts and years of citations need nothing.
+``docs/numbers.txt`` allows phrases of the pages of ``INLINE``, ``docs/findings.md: (level 0.05)``; an entry that
+nothing uses is a mistake as well. The picture of the README is drawn from stored files in the same way.
 
 The pages of ``PLAIN`` are in plain English: their sentences have at most ``MEAN`` words on average and none has more
 than ``LONGEST``. A line of a list and a cell of a table end a sentence; cells count for the longest alone.
@@ -30,7 +46,7 @@ import json
 import posixpath
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -84,13 +100,21 @@ PLAIN = (
     "recipes/verl/README.md",
 )
 MEAN, LONGEST = 18, 35  # words of a sentence
-MARK = re.compile(r"<!-- ([^>\n]+? > [^\n]+?)(?: as (\S+))? -->(.*?)<!-- / -->", re.DOTALL)
+INLINE = ("docs/findings.md",)  # pages that may have numbers in sentences
+WHOLE = 32  # the largest whole number that needs no file
+MARK = re.compile(r"<!-- (?!rows |table )([^>\n]+? > [^\n]+?)(?: as (\S+))? -->(.*?)<!-- / -->", re.DOTALL)
 AT_START = re.compile(r"^ {0,3}<!-- ", re.MULTILINE)
-TABLE = re.compile(r"^<!-- table (\S+) -->$.*?^<!-- / -->$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^<!-- (table|rows)\s+(.*?)\s*-->$(.*?)^<!-- / -->$", re.DOTALL | re.MULTILINE)
+IN_CELL = re.compile(r"\{([^{}\n]+? > [^{}\n]+?)(?: as (\S+))?\}")
+COLUMN = re.compile(
+    r"(?P<key>.+?)(?: (?P<form>\+?,?(?:\.\d+[efg%]|d)))?(?: \[(?P<low>[^\]]+?) to (?P<high>[^\]]+)\])?"
+    r"(?: \((?P<words>.+ = .+)\))?(?:: (?P<heading>.+))?"
+)
+CONDITION = re.compile(r"(?P<key>[^=]+?)(?P<sign>!?=)(?P<values>.*)")
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n(?:\n(?=    ))?)+")
 BESIDE = (
-    TABLE,
+    BLOCK,
     MARK,
     FENCED,
     INDENTED,
@@ -98,9 +122,12 @@ BESIDE = (
     re.compile(r"`[^`]*`"),
     re.compile(r"\]\([^)]*\)"),
     re.compile(r"<!--.*?-->", re.DOTALL),
+    re.compile(r"(?<=et al\.)\s+\(?\d{4}|arXiv \d{4}\.\d{5}"),  # citations
 )
-NUMBER = re.compile(r"(?<![\w.-])[-+\u2212]?\.?\d[\w.,]*")
-VERSION = re.compile(r"[-+]?\d+\.\d+\.(\d+|x)[,.]*")
+NUMBER = re.compile(r"(?<![\w.#-])[-+\u2212]?\.?\d[\w.,]*")
+VERSION = re.compile(r"[-+]?\d+\.\d+\.(\d+|x)")
+PLACE = re.compile(r"\d+(st|nd|rd|th)")
+UNIT = re.compile(r"\s?(%|\u00d7|(x|times|[m\u00b5u]?s|min|h|seconds|minutes|hours|nats|points|tokens|[KMG]i?B)\b)")
 
 
 def documents(root: Path = ROOT) -> list[Path]:
@@ -113,28 +140,123 @@ def documents(root: Path = ROOT) -> list[Path]:
 
 
 def filled(text: str, root: Path = ROOT, studies: Path = STUDIES, up: str = "") -> str:
-    """Return a page with every marked number and verdict as stored; ``up``: the way from the page to the root.
+    """Return a page with every table, number and verdict as stored; ``up``: the way from the page to the root.
 
     Raises:
         UserError: A path leads nowhere, or to something that is no number.
     """
     results = cache(lambda: stored(studies))
 
-    def one(found: re.Match[str]) -> str:
-        path, form = found[1], found[2]
+    def value(path: str, form: str | None, shown: Callable[[Any, str | None, str], str] = cell_text) -> str:
         if path.startswith("claim > "):
-            shown = claim_text(path, form, results(), up)
-        elif path.startswith("claims > "):
-            shown = paper_text(path, results(), up)
-        else:
-            shown = format_number(looked_up(path, root, studies), form or ".3g", path)
+            return claim_text(path, form, results(), up)
+        if path.startswith("claims > "):
+            return paper_text(path, results(), up)
+        return shown(looked_up(path, root, studies), form, path)
+
+    def inline(found: re.Match[str]) -> str:
+        path, form = found[1], found[2]
+        shown = value(path, form, lambda at, form, path: format_number(at, form or ".3g", path))
         return f"<!-- {path}{f' as {form}' if form else ''} -->{shown}<!-- / -->"
 
-    return TABLE.sub(lambda found: _copied_table(found[1], root, studies, up), MARK.sub(one, text))
+    def in_cell(found: re.Match[str]) -> str:
+        return value(found[1], found[2])
+
+    def block(found: re.Match[str]) -> str:
+        kind, spec = found[1], found[2]
+        if "<!--" in found[3]:
+            raise UserError(
+                f"<!-- {kind} {spec.partition(chr(10))[0]}: there is no <!-- / --> line before the next comment"
+            )
+        begin = found[0][: found.start(3) - found.start()]
+        if kind == "rows":
+            head, *columns = (" ".join(part.split()) for part in spec.split("|"))
+            table = aligned(rows_table(head, columns, lambda path: looked_up(path, root, studies)))
+        elif re.fullmatch(r"\S+\.md", spec):
+            table = _copied_table(spec, root, studies, up)
+        else:
+            cells = [[cell.strip() for cell in line.split("|")] for line in spec.splitlines()]
+            if odd := [line for line in cells if len(line) != len(cells[0])]:
+                raise UserError(
+                    f"<!-- table: {' | '.join(odd[0])!r} has {len(odd[0])} cells, its heading {len(cells[0])}"
+                )
+            table = aligned([[IN_CELL.sub(in_cell, cell) for cell in line] for line in cells])
+        return f"{begin}\n\n{table}\n<!-- / -->"
+
+    return BLOCK.sub(block, MARK.sub(inline, text))
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown, its heading first, with columns of one width, so that its source can be read."""
+    width = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+    shown = ["| " + " | ".join(map(str.ljust, line, width)) + " |\n" for line in lines]
+    return "".join([shown[0], "|" + "|".join("-" * (each + 2) for each in width) + "|\n", *shown[1:]])
+
+
+def rows_table(head: str, columns: Sequence[str], look: Callable[[str], Any]) -> list[list[str]]:
+    """Return the cells of ``<!-- rows HEAD | COLUMN | ... -->``, headings first."""
+    parts = re.fullmatch(r"(?P<path>.+?)(?: where (?P<where>.+?))?(?: sorted by (?P<by>.+))?", head)
+    assert parts is not None, "any text matches"
+    path, at = parts["path"], look(parts["path"])
+    if isinstance(at, dict):
+        at = [{**(each if isinstance(each, dict) else {}), "name": name, "value": each} for name, each in at.items()]
+    if not isinstance(at, list) or not at or not all(isinstance(row, dict) for row in at) or not columns:
+        raise UserError(f"<!-- rows {head}: a path to a list of rows and at least one column are needed")
+    keys = list(dict.fromkeys(key for row in at for key in row))
+
+    def get(row: dict[str, Any], key: str) -> Any:
+        if key not in keys:
+            raise UserError(f"{path!r}: no row has {key!r}; there are {', '.join(keys)}")
+        return row.get(key)
+
+    rows = at
+    for condition in re.split(r", (?=[A-Za-z][^,=]*!?=)", parts["where"] or ""):
+        if not condition:
+            continue
+        met = CONDITION.fullmatch(condition)
+        if met is None:
+            raise UserError(f"<!-- rows {head}: {condition!r} is no condition; write key=value or key!=value")
+        wanted = met["values"].split(" or ")
+        rows = [row for row in rows if (str(get(row, met["key"])) in wanted) == (met["sign"] == "=")]
+    if not rows:
+        raise UserError(f"<!-- rows {head}: no row meets {parts['where']}")
+    for by in reversed((parts["by"] or "").split(", ")):
+        if by:
+            rows = sorted(rows, key=lambda row: get(row, by.removeprefix("-")), reverse=by.startswith("-"))
+    made = [_column(spec, rows, get, path) for spec in columns]
+    return [list(line) for line in zip(*made, strict=True)]
+
+
+def _column(
+    spec: str, rows: Sequence[dict[str, Any]], get: Callable[[dict[str, Any], str], Any], path: str
+) -> list[str]:
+    """Return the heading of a column and its cells."""
+    parts = COLUMN.fullmatch(spec)
+    assert parts is not None, "any text matches"
+    words = dict(pair.split(" = ") for pair in (parts["words"] or "").split("; ") if pair)
+    cells = []
+    for row in rows:
+        value = get(row, parts["key"])
+        if parts["low"]:
+            value = {"value": value, "low": get(row, parts["low"]), "high": get(row, parts["high"])}
+            value = value if None not in value.values() else value["value"]
+        cells.append(words.get(str(value)) or cell_text(value, parts["form"], f"{path} > {parts['key']}"))
+    return [parts["heading"] or parts["key"], *cells]
+
+
+def cell_text(value: Any, form: str | None, path: str) -> str:
+    """Return a value as the text of a cell: a number by its format, a dash for what was not measured."""
+    if value is None or value == "":
+        return "\u2013"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value.replace("|", "\\|")
+    return format_number(value, form or (",d" if isinstance(value, int) else ".3g"), path)
 
 
 def _copied_table(page: str, root: Path, studies: Path, up: str) -> str:
-    """Return the first table of a page between its two markers: no comments inside, links as seen from ``up``."""
+    """Return the first table of a page: no comments inside, links as seen from ``up``."""
     file = root / page
     text = filled(file.read_text(), root, studies, way_up(file, root)) if file.is_file() else ""
     table = re.search(r"^\|.*\n\|[-| :]+\|\n(?:\|.*\n)+", text, re.MULTILINE)
@@ -145,7 +267,8 @@ def _copied_table(page: str, root: Path, studies: Path, up: str) -> str:
     plain = re.sub(
         r"\]\((?![a-z]+:)([^)]*)\)", lambda link: f"]({up}{posixpath.normpath(posixpath.join(folder, link[1]))})", plain
     )
-    return f"<!-- table {page} -->\n\n{plain}\n<!-- / -->"
+    heading, _, *lines = ([cell.strip() for cell in line.strip("|").split(" | ")] for line in plain.splitlines())
+    return aligned([heading, *lines])
 
 
 def looked_up(path: str, root: Path = ROOT, studies: Path = STUDIES) -> Any:
@@ -196,14 +319,18 @@ def way_up(page: Path, root: Path = ROOT) -> str:
 
 
 def free_numbers(text: str, allowed: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
-    """Yield line and text of every number that is neither marked, nor code, nor allowed by a phrase."""
+    """Yield line and text of every number that stands in prose and may not: see the rule at the head of this file."""
     for pattern in BESIDE:
         text = pattern.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
     for phrase in allowed:
         text = re.sub(_loose(phrase), lambda found: re.sub(r"[^\n]", " ", found[0]), text)
     for found in NUMBER.finditer(text):
-        if VERSION.fullmatch(found[0]) is None:
-            yield text.count("\n", 0, found.start()) + 1, found[0]
+        number = found[0].rstrip(".,")
+        after = text[found.start() + len(number) :]
+        in_cell = text[: found.start()].rstrip(" ").endswith("|") and after.lstrip(" ").startswith("|")
+        small = number.isdecimal() and int(number) <= WHOLE and UNIT.match(after) is None and not in_cell
+        if not small and VERSION.fullmatch(number) is None and PLACE.fullmatch(number) is None:
+            yield text.count("\n", 0, found.start()) + 1, number
 
 
 def _loose(phrase: str) -> str:
@@ -229,15 +356,16 @@ def problems(root: Path = ROOT, studies: Path = STUDIES) -> list[str]:
         name, text = page.relative_to(root).as_posix(), page.read_text()
         if filled(text, root, studies, way_up(page, root)) != text:
             wrong.append(f"{name}: numbers differ from what is stored; run python -m recipes.docs")
-        for found_at in AT_START.finditer(TABLE.sub(lambda found: "\n" * found[0].count("\n"), text)):
+        for mark in MARK.finditer(text if name not in INLINE else ""):
+            line = text.count("\n", 0, mark.start()) + 1
+            wrong.append(f"{name}:{line}: {mark[1]} stands in a sentence; put it in a table (see recipes/docs.py)")
+        for found_at in AT_START.finditer(BLOCK.sub(lambda found: "\n" * found[0].count("\n"), text)):
             line = text.count("\n", 0, found_at.start()) + 1
             wrong.append(f"{name}:{line}: begins with a comment, which Markdown takes for HTML; move a word before it")
         mine = [(file, phrase) for file, phrase in entries if file in (name, "*")]
         used |= {entry for entry in mine if re.search(_loose(entry[1]), text)}
         for line, number in free_numbers(text, [phrase for _, phrase in mine]):
-            wrong.append(
-                f"{name}:{line}: {number} comes from no stored file; mark it, or allow its phrase in {ALLOWED}"
-            )
+            wrong.append(f"{name}:{line}: {number} in prose; put a measured number in a table, any other in code")
     return wrong + [
         f"{ALLOWED}: nothing uses {file}: {phrase}" for file, phrase in entries if (file, phrase) not in used
     ]
