@@ -23,6 +23,7 @@ REGISTRIES = ("bebop/metrics/catalogue.py", "recipes/reproduce/claims.py", "reci
 REGISTRIES += ("pyproject.toml", "docs/site/mkdocs.yml")  # who may import whom; the navigation
 REGISTRIES += ("recipes/reproduce/frontier/arms.py",)  # systems that are compared at several settings
 WRITTEN = (".md", ".json", ".svg")
+COMPARED = "recipes/reproduce/real_systems/"  # a study of all of them side by side
 
 
 def naming(guest: str, texts: Mapping[str, str]) -> list[str]:
@@ -32,7 +33,9 @@ def naming(guest: str, texts: Mapping[str, str]) -> list[str]:
         name
         for name, text in texts.items()
         if re.search(guest, text, re.IGNORECASE)
-        and not (name.startswith("tests/") or name in REGISTRIES or name.endswith(WRITTEN) or own.search(name))
+        and not (
+            name.startswith(("tests/", COMPARED)) or name in REGISTRIES or name.endswith(WRITTEN) or own.search(name)
+        )
     ]
 
 

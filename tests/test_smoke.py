@@ -71,7 +71,8 @@ def test_every_suite_is_run() -> None:
     assert sorted(ready) == [*SUITES] and "$(SUITES:%=.venv-%/.installed)" in recipe(makefile, "environments")
     everything = recipe(makefile, "test-all").split(" ## ")[0].split()
     assert sorted(everything) == sorted(
-        ["test", "lint", "test-slow", "test-exhaustive", "mutants", "bad-input", *(f"test-{suite}" for suite in SUITES)]
+        ["test", "lint", "test-slow", "test-exhaustive", "mutants", "bad-input", "test-verl-sglang"]
+        + [f"test-{suite}" for suite in SUITES]
     )
     assert all(f"tests/integration/{suite} $(ARGS)" in recipe(makefile, f"test-{suite}") for suite in SUITES)
 
