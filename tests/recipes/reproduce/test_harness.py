@@ -196,6 +196,7 @@ def declare(one: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rule_hash, "module", lambda name: SimpleNamespace(STUDY=one, RULES=one.rules))
 
 
+@pytest.mark.slow
 def test_a_study_leaves_its_results_and_no_page_of_its_own(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared: list[int] = []
     one = made(prepare=(shared.append,))
