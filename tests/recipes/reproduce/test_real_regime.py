@@ -1,9 +1,11 @@
 """The study at the paper's entropies: what it computes, that a stopped one goes on, and its form for a GPU."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +123,14 @@ def run(folder: Path, module: str, *arguments: str, lacking: tuple[str, ...] = (
 
 @pytest.mark.slow
 def test_a_study_in_sittings_comes_out_as_one_that_was_not_stopped(tmp_path: Path) -> None:
+    """In a process of its own, as a sitting is: after all other tests, in their process, a weight once differed."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as own:
+        own.submit(check_sittings, tmp_path).result()
+
+
+def check_sittings(tmp_path: Path) -> None:
+    """Two short sittings and a long one give the heads of one sitting, to the bit."""
+    torch.set_num_threads(1)
     form = plan.tiny(plan.CPU)
     model = plan.load(form)
     prompts = rollouts.kept_prompts(form, tmp_path, model)
