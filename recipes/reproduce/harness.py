@@ -70,7 +70,7 @@ class Results(Generic[R]):
 
         def value(seed: int) -> float:
             terms = [one.weight * one.value(self.found[one.arm, seed]) for one in quantity.terms]
-            return float(quantity.join(terms))
+            return float(sum(terms))
 
         return over_seeds([value(seed) for seed in self.seeds])
 
@@ -107,7 +107,6 @@ class Study:
     tables: Callable[[Results[Any]], Mapping[str, Sequence[Row]]] = field(default=lambda _: {})
     figures: Sequence[Figure] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    extra: Callable[[Results[Any]], Mapping[str, Number]] = field(default=lambda _: {})  # what is no such sum
     facts: Callable[[Results[Any]], Mapping[str, object]] = field(default=lambda _: {})  # what rules only tell
 
     def numbers(self, results: Results[Any]) -> dict[str, Number]:
@@ -117,10 +116,8 @@ class Study:
         """
         asked = {one.name: one for rule in self.rules for one in rule.asks}
         quantities = {one.name: one for one in self.stats} | asked
-        known = {
-            n: one for n, one in quantities.items() if one.terms and self.arms.keys() >= {t.arm for t in one.terms}
-        }
-        return {name: results.number(one) for name, one in known.items()} | dict(self.extra(results))
+        known = {n: one for n, one in quantities.items() if self.arms.keys() >= {t.arm for t in one.terms}}
+        return {name: results.number(one) for name, one in known.items()}
 
 
 def start_study(study: Study) -> None:

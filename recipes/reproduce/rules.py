@@ -38,8 +38,7 @@ class Quantity:
 
     name: str
     words: str  # accept length of e2e_tv minus that of ce
-    terms: tuple[Term, ...] = ()  # empty: the study computes it itself (``Study.extra``)
-    join: Callable[[Sequence[Any]], Any] = sum  # of the weighted numbers of one seed
+    terms: tuple[Term, ...] = ()
     parts: tuple["Quantity", ...] = ()  # of a difference: what is told beside it
     labels: tuple[str, ...] = ()  # of the parts; empty: one is told against the other
 
@@ -87,17 +86,6 @@ def less(name: str, first: Quantity, second: Quantity) -> Quantity:
     words = f"{first.words} minus {second.words}"
     terms = (*first.terms, *_times(-1.0, second.terms))
     return Quantity(name=name, words=words, terms=terms, parts=(first, second))
-
-
-def ratio(name: str, first: Quantity, second: Quantity) -> Quantity:
-    """How much larger one quantity is than another, as a share of that one, seed by seed."""
-    words = f"relative gain in {first.words} over {second.words}"
-    return replace(less(name, first, second), words=words, join=lambda values: values[0] / -values[1] - 1)
-
-
-def given(name: str, words: str) -> Quantity:
-    """A quantity that a study computes itself."""
-    return Quantity(name=name, words=words)
 
 
 def half_of(quantity: Quantity) -> Quantity:
@@ -157,11 +145,6 @@ def rise(stat: Stat, a: str, over: str, by: float = 0.0, noise: Sequence[str] = 
     return Check(quantity=stat.gain(a, over), bound=by, noise=tuple(stat(arm) for arm in (a, over, *noise)))
 
 
-def fall(stat: Stat, a: str, below: str, by: float = 0.0, noise: Sequence[str] = ()) -> Check:
-    """``a`` has less than ``below``, by ``by`` and the noise of both."""
-    return replace(rise(stat, a, below, -by, noise), kind="below")
-
-
 def gain(
     claim: str, stat: Stat, a: str, *, over: str, says: str, by: float = 0.0, noise: Sequence[str] = (),
     also: Also = None, needs: Sequence[Condition] = (),
@@ -195,12 +178,6 @@ def below(
     """A rule: a quantity lies below a bound, by more than the noise of the arms that are given."""
     check = Check(quantity=quantity, kind="below", bound=bound, noise=tuple(noise))
     return every(claim, says, check, also=also, needs=needs)
-
-
-def near(claim: str, quantity: Quantity, within: float, *, says: str, also: Also = None,
-         needs: Sequence[Condition] = ()) -> Declared:  # fmt: skip
-    """A rule: a quantity lies within a distance of 0."""
-    return every(claim, says, Check(quantity=quantity, kind="within", bound=within), also=also, needs=needs)
 
 
 def every(claim: str, says: str, *checks: Check, also: Also = None, needs: Sequence[Condition] = ()) -> Declared:

@@ -14,9 +14,8 @@ from recipes.reproduce import harness, record, rule_hash, study
 from recipes.reproduce.claims import BUILT_IN
 from recipes.reproduce.figures import Curve, Panel, draw
 from recipes.reproduce.harness import Figure, Results, Study, rows
-from recipes.reproduce.measured import Number, over_seeds
+from recipes.reproduce.measured import over_seeds
 from recipes.reproduce.rules import (
-    Check,
     Condition,
     Declared,
     Quantity,
@@ -24,13 +23,9 @@ from recipes.reproduce.rules import (
     above,
     below,
     every,
-    fall,
     gain,
-    given,
     half_of,
     less,
-    near,
-    ratio,
     rise,
     some,
     unmoved,
@@ -68,7 +63,6 @@ def found(**other: float) -> Results[dict[str, float]]:
         (LENGTH.gain("tv, few", "ce, few"), "tv - ce, few", [-0.1, -0.1, -0.1]),
         (COST.gain("tv", "ce"), "tv - ce, cost", [1.0, 1.0, 1.0]),
         (less("rest", half_of(LENGTH.gain("tv", "ce")), COST("ce")), "rest", [-1.75, -1.78, -1.81]),
-        (ratio("more", COST("tv"), COST("ce")), "more", [0.5, 3.03 / 2.03 - 1, 3.06 / 2.06 - 1]),
     ],
 )  # fmt: skip
 def test_a_quantity_is_a_sum_of_arms_seed_by_seed(quantity: Quantity, name: str, values: Sequence[float]) -> None:
@@ -113,8 +107,7 @@ def test_texts_follow_from_the_rule() -> None:
         f"confirmed if in one of 2 groups all 1 numbers lie {place} (corrected for 2), refuted if all"
     )
     assert both.evidence == one.evidence == "Numbers: tv - ce {tv - ce}; fresh: tv - ce {fresh: tv - ce}."
-    down = fall(LENGTH, "tv", "ce", by=0.1)
-    assert (down.part.kind, down.part.bound) == ("below", -0.1)
+    down = replace(checks[0], kind="below")
     with pytest.raises(AssertionError, match="against one bound"):
         every("C1", "s", checks[0], down)
 
@@ -126,9 +119,8 @@ def test_texts_follow_from_the_rule() -> None:
         (replace(RISE, any_of=((replace(RISE.any_of[0][0], bound=0.9),),)), "refuted"),
         (gain("C3", LENGTH, "tv, few", over="ce, few", says="s"), "refuted"),
         (unmoved("C3", LENGTH, "tv", over="ce", within=0.3, says="s"), "refuted"),
-        (above("C3", ratio("r", COST("tv"), COST("ce")), 0.1, says="s", relative=True), "confirmed"),
+        (above("C3", COST.gain("tv", "ce"), 0.1, says="s"), "confirmed"),
         (below("C3", LENGTH("ce"), 2.0, says="s"), "confirmed"),
-        (near("C3", LENGTH.gain("tv, few", "ce, few"), 0.2, says="s"), "confirmed"),
         (every("C3", "s", rise(LENGTH, "tv", "ce"), rise(LENGTH, "tv, few", "ce, few")), "refuted"),
         (some("C3", "s", [rise(LENGTH, "tv", "ce")], [rise(LENGTH, "tv, few", "ce, few")]), "confirmed"),
     ],
@@ -167,7 +159,7 @@ def made(**other: Any) -> Study:
         measure=other.pop("measure", measure), rules=(RISE,), stats=(COST("ce"),),
         tables=lambda results: {"All": rows(results, {"length": LENGTH.value}, ("ce", "tv"), head="loss")},
         figures=(Figure(file="a.svg", caption="A line.", draw=line),), settings={"steps": 3},
-        extra=lambda results: {"given": Number(value=1.0, low=0.9, high=1.1)}, facts=lambda results: {"best": "tv"},
+        facts=lambda results: {"best": "tv"},
         **other,
     )  # fmt: skip
 
@@ -204,7 +196,7 @@ def test_a_study_leaves_its_results_and_no_page_of_its_own(place: Path, monkeypa
     harness.run(one)
     stored = record.read(place / "made_up" / "results.json")
     assert stored is not None and not (place / "made_up" / "results.md").exists()
-    assert set(stored["numbers"]) == {"tv - ce", "length tv", "length ce", "length tv, few", "ce, cost", "given"}
+    assert set(stored["numbers"]) == {"tv - ce", "length tv", "length ce", "length tv, few", "ce, cost"}
     assert stored["numbers"]["tv - ce"]["value"] == pytest.approx(0.5) and stored["facts"] == {"best": "tv"}
     assert [row["loss"] for row in stored["tables"]["All"]] == ["ce", "tv"]
     assert stored["tables"]["All"][1]["length"]["value"] == pytest.approx(1.51)
@@ -269,10 +261,3 @@ def test_a_rule_about_an_arm_that_a_smoke_run_lacks_is_not_tested() -> None:
     assert "length tv" in numbers and not {"tv - ce", "length ce", "ce, cost"} & numbers.keys()
     (finding,) = judge(one.rules, numbers)
     assert str(finding.untested).startswith("not measured: tv - ce")
-
-
-def test_what_a_study_computes_itself_is_no_sum() -> None:
-    rule = above("C1", given("given", "correlation"), 0.5, says="s")
-    one = replace(made(), rules=(rule,))
-    assert one.numbers(found())["given"].value == 1.0
-    assert isinstance(Check(quantity=given("a", "b")).part.number, str)
