@@ -1,62 +1,46 @@
 """From the results of all studies to one page: each claim of a paper with its verdict and all findings behind it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bebop.bench.record import table
-from recipes.reproduce.claims import BUILT_IN, MODELS, PAPERS, REAL, REAL_STUDIES, RECIPES, Claim, Paper, model_of
+from recipes.reproduce.claims import BUILT_IN, MODELS, PAPERS, REAL, REAL_STUDIES, RECIPES, Claim, model_of
 from recipes.reproduce.deciding import DecidingNumber
-from recipes.reproduce.pages import page_of, sentence
+from recipes.reproduce.pages import page_of
 from recipes.reproduce.record import Content
-from recipes.reproduce.results import NONE_YET, UNTESTED, Judged, Results, gathered, post_hoc
+from recipes.reproduce.results import UNTESTED, Judged, Results, gathered, post_hoc
 from recipes.reproduce.scope import ours
 
 INTRODUCTION = """# Results
 
-What the recipes found about the claims of the papers, and what it takes to find it again. Two models were looked at:
-SmolLM2-135M-Instruct (30 layers, vocabulary 49,152), whose verdicts stand first wherever its studies have results, and
-the built-in model (12 layers, vocabulary 512), whose studies take hours instead of days.
+What the recipes found about the claims of the papers. Two models were looked at: SmolLM2-135M-Instruct (30 layers,
+vocabulary 49,152), whose verdicts stand first wherever its studies have results, and the built-in model (12 layers,
+vocabulary 512), whose studies take hours instead of days. A table per paper has its claims; the findings behind a claim
+are folded below it. Evidence, rule, corrected p and figures of every finding are on a page for each claim, which the
+third of these commands writes:
 
     make reproduce                                  # every recipe on the built-in model, then this page
-    python -m recipes.reproduce --only real         # everything on SmolLM2, from the corpus on, then this page
-    python -m recipes.reproduce --only objectives   # one recipe, then this page
-    python -m recipes.reproduce --rebuild           # this page alone, from what is stored
-    python -m recipes.reproduce --html DIR          # a page for each claim, with its figures, in DIR
+    python -m recipes.reproduce --only real         # everything on SmolLM2, then this page; --only NAME: one recipe
+    python -m recipes.reproduce --html DIR          # the pages of all claims and studies, from what is stored
+    python -m recipes.reproduce --rebuild           # this page, from what is stored
 
-Numbers in brackets are 95 % intervals: Student's t over three seeds, or a bootstrap over answers; on SmolLM2 over seeds
-and prompts together ([effects](recipes/reproduce/real/effects.py)). Verdicts:
-
-- *confirmed*, *refuted*: the numbers tell, after all corrections; *undecided*: they do not;
-- *not tested*: the arms were not what the claim is about (runs of rising entropy whose entropy fell, a converged head
-  that had not converged, a regime that is not the paper's), or no recipe here can test it.
-
-**Whose bar it is.** A finding counts for a claim of a paper only if the paper makes that claim and makes it there.
-Findings whose bar is ours stand below the claim under *bars of ours*, corrected apart. Which these are, and which lie
-outside the paper's regime, was decided after the runs, by one table for both models
-([scope](recipes/reproduce/scope.py)); it takes findings away from a claim and confirms none.
-
-p is two-sided, from the stored intervals: an interval of Student's t has a half width of its quantile times the
-standard error, a bootstrap is taken for normal, and where only rounded text is left, the rounding counts against the
-finding. A finding that says several things at once has the p of the weakest. Arms that are compared must differ by more
-than their *noise*: how far two runs of one arm that differ by their seed alone lie apart (root mean square, of the
-noisier arm, taken from its spread over seeds). *Effect* is the number that a verdict hangs on, *x noise* how many times
-the noise it lies from the bound that it is held against. With three seeds and so many findings much stays undecided
-that a single interval would have called confirmed.
+Brackets are 95 % intervals over three seeds or over completions, on SmolLM2 over seeds and prompts together.
+*Confirmed* and *refuted*: the numbers tell, after all corrections. *Undecided*: they do not. *Not tested*: the arms
+were not what the claim is about, or no recipe here can test it. A claim is *confirmed* if every finding is, *confirmed
+in part* if some are and none is refuted, *refuted in part* if some are confirmed and some refuted, *refuted* if some
+are and none is confirmed.
 
 **What is corrected together.** The p of all findings that were tested of one claim on one model are corrected by Holm's
-method (level 0.05 for the claim on that model), whichever studies they come from; so are those under one further
-heading, such as all that goes beyond a paper. The two models are corrected apart: each rule speaks of one of them, and
-no verdict on the one may depend on whether the other was studied. Studies of one claim are *not* corrected apart, so a
-verdict may change while studies of its claim are still to come.
+method at 5 %, whichever studies they come from, the two models apart; so are the findings under one further heading. A
+verdict may change while studies of its claim are still to come (*so far*).
 
-The verdict on a claim follows from all of its findings on that model: *confirmed* if every one is; *refuted* if one is
-and none is confirmed; *refuted in part* if some are confirmed and some refuted; *confirmed in part* if some are
-confirmed and the rest is undecided or not tested; *undecided* if none is confirmed or refuted; *not tested* if nothing
-of it was.
+**Whose bar it is.** A finding counts for a claim only if the paper makes that claim, and makes it there. Findings whose
+bar is ours are listed as such, corrected apart. Which these are was decided after the runs, by one table for both
+models ([scope](recipes/reproduce/scope.py)); it takes findings away from a claim and confirms none.
 """
-REJUDGED = """**Re-judged.** The correction, the noise and the checks of the arms came after the runs, so the verdicts
-here are post hoc: made by rules that are younger than the numbers. What the rules of the run had said stands behind
-each finding and, whole, under `judgements` in each `results.json`. This holds for {names}.
+REJUDGED = """**Re-judged.** The correction, the noise and the checks of the arms came after the runs of {names}: their
+verdicts are made by rules that are younger than the numbers. Both judgements are in each `results.json`.
 """
 
 
@@ -70,26 +54,25 @@ def page(contents: Mapping[str, Content | None]) -> str:
     for paper in PAPERS:
         models = results.models(paper)
         lines += [f"## {paper.title}", "", *([paper.reference + ".", ""] if paper.reference else [])]
-        lines.append(table([_summary(claim, results, models) for claim in paper.claims]))
+        lines.append(table([_claim(claim, results, models) for claim in paper.claims]))
         for claim in paper.claims:
-            lines += [f"### {claim.name}: {headline(claim, results, models)}", "", claim.text, "", *_settings(claim)]
-            for model in models:
-                verdict = results.verdict(model, claim)
-                lines += _block(results.of(model, claim.name), f"{MODELS[model]}: {verdict}" if models[1:] else "")
-            for model in models:
-                lines += _block(results.of(model, ours(claim.name)), f"bars of ours, on {called(model)}")
-            lines += [f"- **{UNTESTED}**: {part}" for part in claim.beyond_reach]
-            lines += [""] if claim.beyond_reach else []
-        lines += _others(paper, results, models)
+            keys = {claim.name: "", ours(claim.name): "bars of ours, "}
+            blocks = [
+                _block(results.of(model, key), whose + called(model)) for key, whose in keys.items() for model in models
+            ]
+            blocks += [f"- *{UNTESTED}*: {part}\n" for part in claim.beyond_reach]
+            lines += _folded(f"{claim.name}: {headline(claim, results, models)}", blocks)
+        for key, title in paper.others.items():
+            lines += _folded(title, [_block(results.of(model, key), called(model)) for model in models])
     lines += ["## Runs", "", table([_run(name, one) for name, one in contents.items() if one or name in RECIPES])]
     lines += _gaps(contents)
     return "\n".join(lines)
 
 
-def _settings(claim: Claim) -> list[str]:
-    """Where the paper makes a claim, where it was looked at here, and what would decide it."""
-    told = (("The paper", claim.paper), ("Here", claim.here), ("What would decide it", claim.decides))
-    return [*(f"- *{name}*: {text}" for name, text in told if text), *([""] if claim.paper else [])]
+def _folded(title: str, blocks: Sequence[str]) -> list[str]:
+    """Blocks of text that a reader opens; nothing where all are empty."""
+    told = [block for block in blocks if block]
+    return [f"<details><summary>{title}</summary>", "", *told, "</details>", ""] if told else []
 
 
 def headline(claim: Claim, results: Results, models: Sequence[str]) -> str:
@@ -121,51 +104,42 @@ def _missing(contents: Mapping[str, Content | None]) -> list[str]:
     return lines
 
 
-def _summary(claim: Claim, results: Results, models: Sequence[str]) -> dict[str, Any]:
-    """A line of the first table: for each model verdict, counts, and evidence of the first finding that was tested."""
-    cells, studies = {}, dict[str, None]()
+def _claim(claim: Claim, results: Results, models: Sequence[str]) -> dict[str, str]:
+    """A line of a paper's table: where the paper makes the claim, where we looked, what was found, what is open."""
+    verdicts = []
     for model in models:
         found = results.of(model, claim.name)
-        tested = [one.finding.evidence for one in found if one.finding.untested is None]
-        verdict = f"**{results.verdict(model, claim)}**"
         counted = results.counts(model, claim)
-        told = [f"{verdict} ({counted})" if counted else verdict, *tested[:1]]
-        cells[MODELS[model]] = clean(". ".join(told))
-        studies |= dict.fromkeys(one.study for one in found)
-    return {"claim": f"**{claim.name}** {clean(claim.text)}", **cells, "recipes": ", ".join(map(_link, studies))}
-
-
-def _others(paper: Paper, results: Results, models: Sequence[str]) -> list[str]:
-    """What is no claim of the paper, under its headings."""
-    lines = []
-    for key, title in paper.others.items():
-        if any(results.of(model, key) for model in models):
-            lines += [f"### {title}", ""]
-            for model in models:
-                lines += _block(results.of(model, key), MODELS[model] if models[1:] else "")
-    return lines
-
-
-def _block(found: Sequence[Judged], title: str) -> list[str]:
-    """The findings of a claim on one model."""
-    if not found:
-        return [f"**{title}**", ""] if title.endswith((NONE_YET, UNTESTED)) else []
-    return [*([f"**{title[0].upper()}{title[1:]}**", ""] if title else []), table([_row(one) for one in found])]
-
-
-def _row(one: Judged) -> dict[str, str]:
-    finding = one.finding
-    rule = [_link(one.study), finding.rule, *([f"at the run: {one.before}"] if one.before else [])]
-    rule += [one.scope.why] if one.scope is not None and one.scope.kind != "outside" else []
+        told = f"{called(model)}: **{results.verdict(model, claim)}**" + (f" ({counted})" if counted else "")
+        number = next((_number(one) for one in found if one.finding.untested is None), "")
+        verdicts.append(f"{told}. {number}".strip())
     return {
-        "verdict": f"**{one.verdict}**",
-        "finding": clean(finding.statement),
-        "effect": str(one.effect.number) if one.effect else "",
-        "x noise": times_noise(one.effect),
-        "p": f"{finding.p:.2g}" if one.p is not None else "",
-        "corrected": f"{one.p:.2g}" if one.p is not None else "",
-        "evidence and rule": clean(f"{sentence(finding, stated=True)} ({'; '.join(rule)})".strip()),
+        "claim": f"**{claim.name}** {clean(claim.text)}",
+        "the paper": clean(claim.paper),
+        "here": clean(claim.here),
+        "verdict and first number": clean("<br>".join(verdicts)),
+        "what would decide it": clean(claim.decides),
     }
+
+
+def _number(one: Judged) -> str:
+    """The beginning of the evidence of a finding, up to its first number with an interval."""
+    found = re.match(r".*?\](?:[^,;:.()]|\.\d)*", one.finding.evidence)
+    return f"{found[0].strip()} ({_link(one.study)})" if found else _link(one.study)
+
+
+def _block(found: Sequence[Judged], title: str) -> str:
+    """The findings of a claim on one model, by verdict and study, each with the number that decided it."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for one in found:
+        statement = one.finding.statement.removeprefix(f"On {REAL}, ").rstrip(".")
+        effect = f": {one.effect.number}" if one.effect and one.finding.untested is None else ""
+        why = f" ({one.finding.untested})" if one.finding.untested else ""
+        before = f" (at the run: {one.before})" if one.before and one.before != one.verdict else ""
+        line = f"  - {statement[0].upper()}{statement[1:]}{effect}{why}{before}"
+        lines.setdefault((one.verdict, one.study), []).append(line)
+    told = [line for (verdict, study), those in lines.items() for line in (f"- *{verdict}*, {study}", *those)]
+    return "\n".join([f"{title[0].upper()}{title[1:]}", "", *told, ""]) if told else ""
 
 
 def times_noise(effect: DecidingNumber | None) -> str:

@@ -88,7 +88,7 @@ def folders(tmp_path: Path) -> dict[str, Path]:
 
 def on_built_in(claim: str) -> str:
     """The verdict that the page has which is stored: studies may run anew and come to another one."""
-    found = re.search(rf"^### {claim}: .+ on SmolLM2, (.+) on the built-in model$", RESULTS, re.MULTILINE)
+    found = re.search(rf"<summary>{claim}: .+ on SmolLM2, (.+) on the built-in model</summary>", RESULTS)
     assert found is not None
     return found[1]
 
@@ -116,8 +116,8 @@ def check_families() -> None:
     assert papers["drift", 0] == ("confirmed", 0.03), "what goes beyond one paper is no business of another"
     assert verdicts({"drift": beyond, "boundary": beyond})["drift", 0] == ("undecided", 0.06)
     alone = {"objectives": content("C3", 0.02)}
-    assert "### C3: confirmed\n" in page({**alone, "beyond": content("beyond", *many)})
-    assert "### C3: undecided\n" in page({**alone, "budget": content("C3", *many)})
+    assert "<summary>C3: confirmed</summary>" in page({**alone, "beyond": content("beyond", *many)})
+    assert "<summary>C3: undecided</summary>" in page({**alone, "budget": content("C3", *many)})
 
 
 def test_findings_are_corrected_by_claim_and_model() -> None:
@@ -156,7 +156,7 @@ def test_before_results_arrive_a_line_says_so_and_nothing_else_changes(folders: 
     line = f"No results of SmolLM2-135M-Instruct yet: {', '.join(REAL_STUDIES)}."
     assert text.count(line) == 1 and ("**Results are missing**" in text) == bool(missing)
     assert not any(f"[{study}]" in text for study in REAL_STUDIES)
-    assert f"### C3: {on_built_in('C3')}\n" in text and not re.search("^###.* on SmolLM2", text, re.MULTILINE)
+    assert f"<summary>C3: {on_built_in('C3')}</summary>" in text and not re.search("<summary>.* on SmolLM2", text)
     assert not any((folders[study] / "results.md").exists() for study in REAL_STUDIES)
 
 
@@ -165,18 +165,19 @@ def test_each_claim_has_its_verdict_on_both_models_the_real_one_first(folders: d
     keep(folders["drift"].parent, "real_losses")
     text = pages(folders, Path("RESULTS.md"))[Path("RESULTS.md")]
     bebop = text[text.index("## Bebop") : text.index("## PAD")]
-    assert "| claim | SmolLM2-135M-Instruct | the built-in model | recipes |" in bebop
-    assert f"### C3: confirmed in part, so far on SmolLM2, {on_built_in('C3')} on the built-in model\n" in bebop
-    assert f"### C1: no results yet on SmolLM2, {on_built_in('C1')} on the built-in model\n" in bebop
-    third = bebop[bebop.index("### C3") : bebop.index("### C4")]
-    own = f"**The built-in model: {on_built_in('C3')}**"
-    assert third.index("**SmolLM2-135M-Instruct: confirmed in part, so far**") < third.index(own)
-    gain = next(line for line in third.splitlines() if "than those of hard-label cross-entropy." in line)
-    assert "| 0.400 [0.398, 0.402] | 282.8 |" in gain  # over sqrt(2) times a deviation of .001 between seeds
-    assert "(recipes/reproduce/real_losses/results.md)" in gain and "confirmed if the gain in accept length" in gain
-    assert "| claim | the built-in model | recipes |" in text[text.index("## PAD") :]
-    beyond = bebop[bebop.index("### Beyond the paper") :]
-    assert beyond.index("**SmolLM2-135M-Instruct**") < beyond.index("**The built-in model**")
+    assert "| claim | the paper | here | verdict and first number | what would decide it |" in bebop
+    row = next(line for line in bebop.splitlines() if line.startswith("| **C3** "))
+    own = f"the built-in model: **{on_built_in('C3')}**"
+    assert row.index("SmolLM2: **confirmed in part, so far**") < row.index(own)
+    assert f"<summary>C3: confirmed in part, so far on SmolLM2, {on_built_in('C3')} on the built-in model<" in bebop
+    assert f"<summary>C1: no results yet on SmolLM2, {on_built_in('C1')} on the built-in model<" in bebop
+    third = bebop[bebop.index("<summary>C3") : bebop.index("<summary>C4")]
+    assert (
+        third.index("\nSmolLM2\n") < third.index("- *confirmed*, real_losses") < third.index("\nThe built-in model\n")
+    )
+    assert re.search(r"  - .*than those of hard-label cross-entropy: 0.400 \[0.398, 0.402\]\n", third)
+    beyond = bebop[bebop.index("<summary>Beyond the paper") :]
+    assert beyond.index("\nSmolLM2\n") < beyond.index("\nThe built-in model\n")
     others = ", ".join(study for study in REAL_STUDIES if study != "real_losses")
     assert f"No further results of SmolLM2-135M-Instruct yet: {others}." in text
 
@@ -198,9 +199,9 @@ def test_results_of_one_model_change_no_verdict_on_the_other(folders: dict[str, 
 
 def test_a_study_of_a_claim_that_is_to_come_makes_its_verdict_one_so_far(folders: dict[str, Path]) -> None:
     text = page({"real_losses": content("C3", 1e-6), "real.rl": None, "real_entropy": None})
-    assert "### C3: confirmed on SmolLM2, " in text, "no rule of the other two speaks of C3"
+    assert "<summary>C3: confirmed on SmolLM2, " in text, "no rule of the other two speaks of C3"
     text = page({"real_losses": content("C4", 1e-6), "real.rl": None})
-    assert "### C4: confirmed, so far on SmolLM2, not tested on the built-in model\n" in text
+    assert "<summary>C4: confirmed, so far on SmolLM2, not tested on the built-in model</summary>" in text
 
 
 def test_a_study_in_a_folder_within_another_writes_its_page(tmp_path: Path) -> None:
@@ -353,26 +354,33 @@ def test_the_page_has_every_finding_under_its_claim() -> None:
         "beyond": results(("beyond", "confirmed", "Inside."), ("something new", "undecided", "Odd.")),
     }
     text = page(contents)
-    assert "### C3: confirmed\n" in text and "### C2: undecided\n" in text
-    assert f"### C1: {UNTESTED}\n" in text and f"### C5: {UNTESTED}\n" in text and f"### C4: {UNTESTED}\n" in text
-    assert "Fell. Not tested: the arm fell." in text
-    for evidence in ("Gain 0.2 [0.1, 0.3].", "Between.", "Loss 0.1.", "Inside.", "Odd."):
-        assert evidence in text
-    assert text.index("Loss 0.1.") < text.index("## Beyond the paper") < text.index("Inside.") < text.index("Odd.")
+    for claim, verdict in {
+        "C1": UNTESTED,
+        "C2": "undecided",
+        "C3": "confirmed",
+        "C4": UNTESTED,
+        "C5": UNTESTED,
+    }.items():
+        row = next(line for line in text.splitlines() if line.startswith(f"| **{claim}** "))
+        assert f"the built-in model: **{verdict}**" in row
+    assert "  - About C4 (the arm fell)\n" in text
+    assert "Gain 0.2 [0.1, 0.3] ([objectives](recipes/" in text, "the first number of a claim stands in the table"
+    found = [text.index(f"  - About {claim}") for claim in ("C2", "C3", "Fig 14b", "beyond", "something new")]
+    assert found == sorted(found) and found[2] < text.index("<summary>Beyond the paper<") < found[3]
     assert "| 1.5 |" in text and "abc1234 (dirty)" in text and "missing" not in text and "Re-judged" not in text
     assert all(claim.text in text for paper in PAPERS for claim in paper.claims)
 
 
 def test_a_judgement_made_after_the_run_is_called_so() -> None:
     text = page({"objectives": results(("C3", "confirmed", "Gain."), post_hoc=True)})
-    assert "**Re-judged.**" in text and "This holds for objectives" in text
+    assert "**Re-judged.**" in text and "after the runs of objectives:" in text
     assert "at the run: refuted" in text and "`aaaa` (derived)" in text and "`bbbb`, post hoc" in text
 
 
 def test_missing_results_are_named_and_no_verdict_is_made_up() -> None:
     text = page({"objectives": results(("C3", "confirmed", "Gain.")), "drift": None})
     assert "`python -m recipes.reproduce.drift`" in text and "**Results are missing**" in text
-    assert "### C4: no results yet\n" in text and "### C3: confirmed, so far\n" in text
+    assert "the built-in model: **no results yet**" in text and "<summary>C3: confirmed, so far</summary>" in text
 
 
 def test_a_recipe_that_is_not_there_fails_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -383,10 +391,10 @@ def test_a_recipe_that_is_not_there_fails_in_one_line(capsys: pytest.CaptureFixt
 def test_what_goes_beyond_a_paper_stands_with_that_paper() -> None:
     found = results(("beyond", "confirmed", "7.125"), ("unheard of", "confirmed", "8.125"))
     text = page({"drift": found, "pad_training": found})
-    bebop, pad = text.index("### Beyond the paper\n"), text.index("### Beyond the paper on PAD")
-    places = [text.index(f"[{name}](recipes") for name in ("drift", "pad_training")]
+    bebop, pad = text.index("<summary>Beyond the paper<"), text.index("<summary>Beyond the paper on PAD<")
+    places = [text.index(f"- *confirmed*, {name}\n") for name in ("drift", "pad_training")]
     assert bebop < places[0] < pad < places[1], "each under its own paper"
-    assert text.count("7.125") == text.count("8.125") == 2
+    assert text.count("About unheard of") == text.count("About beyond") == 2
     assert heading("drift", "PAD 2") == "PAD 2", "a claim is that of its paper, whatever recipe tests it"
 
 
