@@ -3,6 +3,7 @@
     python -m recipes.certify.vllm_kernels 0.28.0 0.29.0 0.32.0      # downloads each wheel; or folders, or wheels
     python -m recipes.certify.vllm_kernels 0.32.0 --block            # block verification, on a small model
     python -m recipes.certify.vllm_kernels 0.32.0 --block --fresh    # the same, with noise new each cycle
+    python -m recipes.certify.vllm_kernels 0.32.0 --block --patch vllm-block-noise    # a patch of recipes/upstream
 
 ``gumbel_sample`` draws drafts and ``rejection_sample`` verifies them, as in an engine. The model is two random tables
 of logits [V, V] by the last token, for the target and for drafts: drafts are often rejected. ``vllm_kernels.json``
@@ -14,6 +15,8 @@ holds what came, beside these rules, each written before its run (seed 0, alpha 
   uniforms and at the drafts of all positions, and the next cycle uses those behind the accepted length again. All
   versions fail, whatever the cause is called, and 0.32.0 also by its completions alone (``--outside``). 0.32.0 with
   ``--fresh``, where no position is used twice, passes.
+- 20,480 tokens, ``--block --patch vllm-block-noise``: the kernels of 0.32.0 with the patch, which mixes the first
+  position of a cycle into its seed, pass.
 """
 
 import argparse
@@ -22,6 +25,7 @@ import importlib
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,6 +47,7 @@ from bebop.certify import Certificate, Cycle, certify
 from bebop.errors import UserError
 from bebop.rollout.vllm.cpu import interpret
 from bebop.trajectory import SamplingParams
+from recipes.upstream.patched import apply, patch_of
 
 LENGTH, SEATS = 64, 16
 LARGE = {"vocabulary": 128, "drafts": 2, "tables": 11}
@@ -76,6 +81,18 @@ def unpacked(source: str) -> tuple[str, Path]:
     with zipfile.ZipFile(path) as wheel:  # some files of a hundred megabytes
         wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith(PARTS) and name.endswith(".py")])
     return path.name.split("-")[1], folder
+
+
+def patched(folder: Path, patch: str) -> Path:
+    """Return a copy of the parts of a version that are run here, with a patch of ``recipes/upstream`` applied."""
+    copy = Path(tempfile.mkdtemp())
+    for part in PARTS:
+        for path in (found for place in folder.glob(f"{part.rstrip('/')}*") for found in place.rglob("*.py")):
+            target = copy / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    apply(patch_of(patch), copy)
+    return copy
 
 
 def load(folder: Path) -> tuple[Any, Any]:
@@ -204,20 +221,21 @@ def leaves_noise(folder: Path, requests: int = 200) -> bool:
 def ruled(row: dict[str, Any]) -> bool:
     """Return whether a row is what the rule says of it."""
     if row["block"]:
-        return bool(row["verdict"] == ("pass" if row["fresh"] else "fail"))
+        return bool(row["verdict"] == ("pass" if row["fresh"] or row.get("patch") else "fail"))
     return RULE.get(row["vllm"]) == (row["verdict"], row["cause"])
 
 
-def measure(source: str, tokens: int, seed: int, **kind: Any) -> dict[str, Any]:
+def measure(source: str, tokens: int, seed: int, patch: str | None = None, **kind: Any) -> dict[str, Any]:
     """Return a version's row: verdict, cause, tokens, seconds, and which files were run."""
     version, folder = unpacked(source)
+    folder = patched(folder, patch) if patch else folder
     began, spent = time.perf_counter(), time.process_time()
     found = Kernels(folder, **kind).certificate(tokens, seed)
     files = [Path(sys.modules[name].__file__ or "").read_bytes() for name in (GUMBEL, REJECTION)]
     inside = max(found.white_box, key=lambda one: one.merged, default=None)
     outside = max(found.settings[0].evidence, key=lambda one: one.merged)
     row = {
-        "vllm": version, **kind, "seed": seed, "verdict": found.verdict,
+        "vllm": version, **kind, **({"patch": patch} if patch else {}), "seed": seed, "verdict": found.verdict,
         "cause": found.cause.name if found.cause else None, "tokens": found.tokens, "ln E": round(found.log_e, 2),
         "bound": found.bound, "outside": f"{outside.name} {outside.log_e:.1f}",
         "inside": f"{inside.group}: {inside.name} {inside.log_e:.1f}" if inside else None,
@@ -227,8 +245,8 @@ def measure(source: str, tokens: int, seed: int, **kind: Any) -> dict[str, Any]:
     return row | {"as the rule says": ruled(row)}
 
 
-def _key(row: dict[str, Any]) -> tuple[bool, bool, bool, str]:
-    return row["block"], row["fresh"], row["outside"], row["vllm"]
+def _key(row: dict[str, Any]) -> tuple[bool, bool, bool, str, str]:
+    return row["block"], row["fresh"], row["outside"], row["vllm"], row.get("patch", "")
 
 
 def main() -> None:
@@ -240,6 +258,7 @@ def main() -> None:
     parser.add_argument("--block", action="store_true", help="vLLM's block verification, on the small model")
     parser.add_argument("--fresh", action="store_true", help="positions, which key the noise, are new in each cycle")
     parser.add_argument("--outside", action="store_true", help="judge completions alone, without what drafts tell")
+    parser.add_argument("--patch", help="run the kernels with this patch of recipes/upstream/patches")
     parser.add_argument("--out", type=Path, default=Path(os.devnull), help="a JSON file for the rows")
     asked = parser.parse_args()
     if min(asked.tokens, asked.temperature) <= 0 or asked.seed < 0:
@@ -252,6 +271,7 @@ def main() -> None:
             source,
             asked.tokens,
             asked.seed,
+            asked.patch,
             temperature=asked.temperature,
             block=asked.block,
             fresh=asked.fresh,
