@@ -1,6 +1,7 @@
 """The museum: each planted fault follows its law, look-alikes are exact, and verdicts follow the rules."""
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -245,6 +246,26 @@ def test_a_study_goes_on_and_its_page_has_every_exhibit(tmp_path: Path, monkeypa
     text = page.page(rows, causes, sums, {})
     assert all(one.source in text for one in (*EXHIBITS, *LOOK_ALIKES))
     assert sums["not run"] == len(EXHIBITS) - 1 and sums["proofs"] >= 1
+
+
+@pytest.mark.slow
+def test_clean_runs_are_added_to_a_record_whose_runs_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sums are those of all clean runs in one folder, and nothing else of the record changes."""
+    monkeypatch.setattr(study, "SMOKE", dataclasses.replace(study.SMOKE, clean_runs=3, clean_tokens=100))
+    plan, first = study.SMOKE, dataclasses.replace(study.SMOKE, clean_runs=2)
+    study.run_jobs(tmp_path / "all", study.clean(plan), "clean")
+    moved = {one.name: {1.0: PLAIN, 2.0: FAINT} for one in EXHIBITS}
+    page.store(tmp_path, page.gather(tmp_path / "all", moved, first), {}, first)
+    certify.main(["--museum", "--smoke", "--rest", "--out", str(tmp_path / "new"), "--record", str(tmp_path)])
+    stored = json.loads((tmp_path / "museum.json").read_text())
+    rows, _, sums = page.gather(tmp_path / "all", moved, plan)
+    assert {name: stored["settings"][name] for name in sums} == sums and stored["rows"] == rows
+    assert len([*(tmp_path / "new").glob("*.json")]) == 1, "those of the record are not made again"
+    with pytest.raises(SystemExit):
+        certify.main(["--museum", "--rest", "--out", str(tmp_path / "new")])
+    assert "--rest adds to a record that is there" in capsys.readouterr().err
 
 
 def test_the_command_refuses_what_it_does_not_know() -> None:

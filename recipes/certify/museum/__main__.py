@@ -24,6 +24,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--smoke", action="store_true", help="a minute: everything happens, on next to nothing")
     parser.add_argument("--clean-runs", type=whole(0, 10_000), help=f"runs of intact engines ({study.CLEAN_RUNS})")
     parser.add_argument("--page-only", action="store_true", help="make no run: the page of those that are there")
+    parser.add_argument("--rest", action="store_true", help="make the clean runs that --record lacks, and add them")
     options = parser.parse_args(arguments)
     check_writable("--out", options.out)
     if options.record is not None:
@@ -32,6 +33,12 @@ def main(arguments: list[str]) -> int:
     if options.clean_runs is not None:
         plan = dataclasses.replace(plan, clean_runs=options.clean_runs)
     origin = record.begin()
+    if options.rest:
+        if options.record is None or not (options.record / "museum.json").is_file():
+            parser.error("--rest adds to a record that is there: give its folder with --record")
+        found = page.with_clean_runs(options.record, options.out, plan)
+        page.store(options.record, found, origin, plan)
+        return 0
     moved = damages(options.out, plan)
     if not options.page_only:
         study.run_jobs(options.out, study.faults(plan, moved), "faults")

@@ -1,5 +1,6 @@
 """What the runs came to: rows for ``museum.json``, the table of causes, and the page."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from recipes.certify.museum.study import (
     judge,
     kept,
     look_alikes,
+    run_jobs,
 )
 
 Moved = Mapping[str, Mapping[float, Damage]]
@@ -152,6 +154,26 @@ def gather(folder: Path, moved: Moved, plan: Plan) -> tuple[list[Row], list[Row]
         "false alarms": _alarms(intact.values()),
         "highest ln E of a clean run": max((max(r.black.highest, r.white.highest) for r in intact.values()), default=0),
     }
+    return rows, causes, sums
+
+
+def with_clean_runs(stored: Path, folder: Path, plan: Plan) -> tuple[list[Row], list[Row], Row]:
+    """Return what is stored, with the clean runs that it lacks made in ``folder`` and added to its sums.
+
+    Clean runs are made in their order, so a record of n has the first n. Nothing else is made or judged anew: a record
+    can go on where the files of its runs are gone.
+    """
+    sums = json.loads((stored / "museum.json").read_text())
+    causes = json.loads((stored / "museum_causes.json").read_text())["rows"]
+    rows, sums = sums["rows"], dict(sums["settings"])
+    jobs = clean(plan)[sums["clean runs"] :]
+    run_jobs(folder, jobs, "clean")
+    intact = made(folder, jobs).values()
+    sums["clean runs"], sums["clean runs planned"] = sums["clean runs"] + len(intact), plan.clean_runs
+    sums["clean tokens"] += sum(run.black.tokens for run in intact)
+    sums["false alarms"] += _alarms(intact)
+    highest = (max(run.black.highest, run.white.highest) for run in intact)
+    sums["highest ln E of a clean run"] = max(sums["highest ln E of a clean run"], *highest)
     return rows, causes, sums
 
 
