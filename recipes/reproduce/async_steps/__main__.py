@@ -124,7 +124,7 @@ def rows(found: Jobs) -> list[dict[str, Any]]:
             "reward last": float(np.mean(job.rows["reward/mean"][-WINDOW:])),
             "step of the reward": job.reaching(),
             "seconds to it": job.seconds_to_bar() if job.reaching() else None,
-            "cores": job.cores,
+            "busy cores": job.busy,
         }
         for seed, arm in product(found, ARMS)
         for job in (found[seed][arm],)

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from bebop.errors import UserError
 from bebop.metrics.sinks import read_jsonl
@@ -57,7 +59,7 @@ class Job:
     """A number of each step, first to last, and what the job took as a whole."""
 
     rows: Mapping[str, Sequence[float]]  # those of ``NUMBERS``, and the accept length: 1 in plain decoding
-    cores: float  # processor seconds over seconds: a busy machine gives a job less than it asks for
+    busy: float  # cores of the machine that worked while the job ran, for it or for others
 
     def mean(self, name: str) -> float:
         """Return the mean of the steps that count."""
@@ -115,21 +117,29 @@ def carry_out(arm: str, seed: int) -> Job:
     folder = PLACE / f"{arm.replace(' ', '')}-{seed}"
     stages.once(folder, partial(_carried_out, arm, seed))
     kept = stages.read(folder)
-    return Job(rows=kept["rows"], cores=kept["processor_seconds"] / kept["seconds"])
+    return Job(rows=kept["rows"], busy=kept["busy"])
 
 
 def _carried_out(arm: str, seed: int, folder: Path) -> dict[str, Any]:
     run, log = folder / "run", folder / "log"
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "bebop.run", *overrides(arm, seed, model_of(arm, seed), run)]
+    began, used = time.perf_counter(), _used()
     with log.open("w") as output:
         status = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
     if status:
         raise UserError(f"the job of the arm {arm!r}, seed {seed}, ended with {status}: see {log}")
+    busy = (_used() - used) / (time.perf_counter() - began)
     rows = read_jsonl(run / "metrics.jsonl")
     shutil.rmtree(run)
     lengths = [float(row.get("rollout/accept_length", 1.0)) for row in rows]
-    return {"rows": {name: [row[name] for row in rows] for name in NUMBERS} | {"accept length": lengths}}
+    return {"rows": {name: [row[name] for row in rows] for name in NUMBERS} | {"accept length": lengths}, "busy": busy}
+
+
+def _used() -> float:
+    """Return the processor seconds of the whole machine so far: those of Ray's processes belong to no child of ours."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
 
 
 def settings() -> dict[str, Any]:
