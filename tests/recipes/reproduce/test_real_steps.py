@@ -86,7 +86,7 @@ def async_job(step: float, rollout: float, update: float, reward: list[float], l
     """A job of eight steps, of which the first three do not count."""
     row = {"time/step": step, "time/rollout": rollout, "time/update": update, "response/tokens": 100.0}
     rows = {name: [100.0] * 3 + [value] * 5 for name, value in row.items()}
-    return jobs.Job(rows={**rows, "reward/mean": reward, "accept length": [length] * 8}, cores=2.0)
+    return jobs.Job(rows={**rows, "reward/mean": reward, "accept length": [length] * 8}, busy=2.0)
 
 
 LATE, NEVER = [0.4] * 3 + [0.9] * 5, [0.4] * 8
@@ -157,7 +157,7 @@ def test_a_finished_asynchronous_job_is_kept_and_a_failed_one_names_its_log(
     monkeypatch.setattr(jobs, "model_of", lambda arm, seed: tmp_path / "model")
     monkeypatch.setattr(jobs.subprocess, "run", run)
     first, again = (jobs.carry_out(jobs.PLAIN, 0) for _ in range(2))
-    assert len(ran) == 1 and first == again and first.rows["time/step"] == [0.0, 1.0, 2.0, 3.0]
+    assert len(ran) == 1 and first == again and first.busy >= 0 and first.rows["time/step"] == [0.0, 1.0, 2.0, 3.0]
     assert first.rows["accept length"] == [1.0] * 4 and not (tmp_path / "plain-0" / "run").exists()
     with pytest.raises(UserError, match=r"arm 'RS \+ TV', seed 0, ended with 1: see .*log"):
         jobs.carry_out(jobs.SAMPLED, 0)
