@@ -18,6 +18,7 @@ COLORS = {
     "start": "#6b7280", "hard_ce": "#d1603d", "ce": "#c79a1e", "kl": "#e0b64a", "rkl": "#8a63b5", "tv": "#2563a8",
     "e2e_tv": "#16407a", "e2e_tv_corrected": "#4aa3b8", "nla": "#3a8f6d", "hybrid": "#b0476f",
 }  # fmt: skip
+SAME = {"plain": "start", "TO + CE": "hard_ce", "RS + TV": "e2e_tv"}  # what a decoding arm has the colour of
 STYLE: dict[str, Any] = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e8ebef",
     "axes.axisbelow": True, "svg.fonttype": "none", "svg.hashsalt": "bebop", "figure.constrained_layout.use": True,
@@ -45,7 +46,7 @@ def figure(
 
 def color(name: str) -> str:
     """The colour of an objective, or of anything else by its name."""
-    return COLORS.get(name, list(COLORS.values())[sum(map(ord, name)) % len(COLORS)])
+    return COLORS.get(SAME.get(name, name), list(COLORS.values())[sum(map(ord, name)) % len(COLORS)])
 
 
 def errors(intervals: Sequence[Interval]) -> Any:
