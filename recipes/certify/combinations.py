@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -332,7 +331,7 @@ class BusyServer(BusyEngine):
         )
         module = import_module(f"bebop.rollout.{name}.builder")
         self.engine, _ = module.make(config)
-        self.described = {"engine": name, "version": version(name), "decoding": row["system"]}
+        self.described = {"engine": name, "version": import_module(name).__version__, "decoding": row["system"]}
 
     def describe(self) -> dict[str, Any]:
         """Return the engine's name and version."""
