@@ -26,6 +26,7 @@ from bebop.run_dir.safe_parse import parse_json, parse_yaml
 from bebop.tasks.files import FileItems
 from bebop.view.folders import Folder
 
+pytestmark = pytest.mark.slow  # hundreds of inputs each; quick tests of parsers stand beside them
 ROOTS = (JobConfig, AdaptConfig, CertifyConfig, SimulateConfig)
 KEYS = (
     *(f"{name}1" if name.endswith("/") else name for names in NAMES.values() for name in names),

@@ -40,6 +40,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=1800)
 
 
+@pytest.mark.slow
 def test_every_fault_fits_one_place_and_its_tests_exist() -> None:
     for fault in load():
         place = fault.place()
