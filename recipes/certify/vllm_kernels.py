@@ -263,6 +263,8 @@ def main() -> None:
     asked = parser.parse_args()
     if min(asked.tokens, asked.temperature) <= 0 or asked.seed < 0:
         raise UserError("--tokens and --temperature have to be above 0, --seed 0 or more")
+    if asked.patch is not None:
+        patch_of(asked.patch)  # before a wheel is downloaded
     asked.out.touch()
     torch.set_num_threads(1)
     origin = record.begin()

@@ -14,7 +14,7 @@ from bebop.command import check_writable, writing
 from bebop.report.document import Card, document, opened, table
 from recipes.reproduce.claims import MODELS, PAPERS, Claim, Paper, model_of
 from recipes.reproduce.deciding import DecidingNumber
-from recipes.reproduce.pages import cell, sentence
+from recipes.reproduce.pages import SAYS, cell, sentence
 from recipes.reproduce.record import Content
 from recipes.reproduce.results import UNTESTED, Judged, Results, gathered, post_hoc
 from recipes.reproduce.summary import called, headline, times_noise
@@ -156,7 +156,8 @@ def _row(one: Judged) -> list[str]:
 
 
 def _rule(one: Judged) -> str:
-    return one.finding.rule + (f" (at the run: {one.before})" if one.before else "")
+    bar = f"; {SAYS[one.scope.kind].lower()}: {one.scope.why}" if one.scope and one.scope.kind in SAYS else ""
+    return one.finding.rule + (f" (at the run: {one.before})" if one.before else "") + bar
 
 
 def interval(effect: DecidingNumber, color: str) -> str:

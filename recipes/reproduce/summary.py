@@ -17,8 +17,8 @@ INTRODUCTION = """# Results
 What the recipes found about the claims of the papers. Two models were looked at: SmolLM2-135M-Instruct (30 layers,
 vocabulary 49,152), whose verdicts stand first wherever its studies have results, and the built-in model (12 layers,
 vocabulary 512), whose studies take hours instead of days. A table per paper has its claims; the findings behind a claim
-are folded below it. Evidence, rule, corrected p and figures of every finding are on a page for each claim, which the
-third of these commands writes:
+are folded below it. Evidence, rule, corrected p and figures of every finding are on the pages of claims and studies,
+which the third of these commands writes:
 
     make reproduce                                  # every recipe on the built-in model, then this page
     python -m recipes.reproduce --only real         # everything on SmolLM2, then this page; --only NAME: one recipe

@@ -435,7 +435,7 @@ SAME_SEEDS = {  # name -> system, whether completions in progress count, cycles 
 @pytest.mark.parametrize(
     ("name", "reseeds"),
     slow_but(
-        [],
+        [("history", True)],
         [(name, reseeds) for name in SAME_SEEDS for reseeds in (True, False) if reseeds or name != "bebop_history"],
         True,
     ),

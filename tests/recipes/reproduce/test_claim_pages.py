@@ -111,6 +111,13 @@ def test_a_study_has_a_page_with_its_findings_tables_and_figures(folders: dict[s
     assert "Evidence and rules" in page and page.count("data:image/svg+xml;base64,") == 1
 
 
+def test_a_bar_of_ours_says_so_beside_its_rule(tmp_path: Path) -> None:
+    """RESULTS.md lists it apart and leads to this page for the reason."""
+    folders = {"real_drafts": keep(tmp_path, "real_drafts")}
+    page = rendered(contents(folders), folders)["study-real_drafts.html"]
+    assert "; a bar of ours: the paper compares means of tasks, not the share of positions" in page
+
+
 def drawn(effect: DecidingNumber) -> tuple[list[float], list[float], float]:
     """Ends of the noise and of the interval, and the dot, in pixels from the bound."""
     text = interval(effect, "#000")

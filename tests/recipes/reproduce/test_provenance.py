@@ -64,7 +64,6 @@ def test_pages_are_built_from_what_is_stored_and_twice_the_same(copied: dict[str
     assert {path: path.read_bytes() for path in built} == built
 
 
-@pytest.mark.slow
 def test_a_rule_changed_after_its_result_stops_the_page(
     copied: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
