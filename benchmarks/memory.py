@@ -1,11 +1,11 @@
 """What a call holds of a CPU's memory, by the record of every allocation: whatever the system does with its pages."""
 
 import gc
-from collections.abc import Callable
-from itertools import accumulate
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C._profiler import _EventType as EventType
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
@@ -20,12 +20,31 @@ def left_bytes(call: Callable[[], object]) -> int:
 
 
 def _sums(call: Callable[[], object]) -> list[int]:
-    """Return the bytes held after each allocation and release of ``call``, whose result lives until the end."""
-    gc.collect()  # garbage of what ran before would be released within ``call``, and lower its sums
+    """Return the bytes held after each allocation and release of ``call``, whose result lives until the end.
+
+    A release counts if ``call`` made the block. PyTorch keeps the sizes of an earlier recording: it would report the
+    release of an older block with the size of another one that had the same address then.
+    """
+    gc.collect()  # so that what ran before is not collected within ``call``
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         result = call()
     assert profile.profiler is not None and profile.profiler.kineto_results is not None
-    events: list[Any] = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    sums = list(accumulate((event.nbytes() for event in sorted(events, key=lambda e: e.start_ns())), initial=0))
+    held: dict[int, int] = {}  # address -> bytes
+    sums = [0]
+    for address, size in _changes(profile.profiler.kineto_results.experimental_event_tree()):
+        if size > 0:
+            held[address] = size
+        sums.append(sums[-1] + size if size > 0 else sums[-1] - held.pop(address, 0))
     del result
     return sums
+
+
+def _changes(roots: Sequence[Any]) -> list[tuple[int, int]]:
+    """Return the address and bytes of each allocation, and of each release (negative), in their order."""
+    found, left = [], list(roots)
+    while left:
+        event = left.pop()
+        left += event.children
+        if event.tag == EventType.Allocation:
+            found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+    return [(address, size) for _, address, size in sorted(found, key=lambda one: one[0])]
