@@ -159,7 +159,7 @@ class SglangEngine:
     def _look(self) -> None:
         """Fetch what the plugin has seen of this run; there is no white box if it has no plugin."""
         meta = self.server.run(self._state())["meta_info"]
-        states = [entry["state"] for entry in meta.get(ENTRY) or [] if entry.get("state")]
+        states = [entry["state"] for entry in meta.get(ENTRY) or [] if entry and entry.get("state")]
         if states:
             state = json.loads(states[-1])
             if state["bebop"] != __version__:
@@ -279,7 +279,7 @@ def cycles(meta: Mapping[str, Any], count: int) -> tuple[int, ...] | None:
     entries = meta.get(ENTRY)
     if entries is None or not count or meta.get("num_retractions"):
         return None
-    sizes = [1, *(int(entry["accepted"]) + 1 for entry in entries)]
+    sizes = [1, *(int(entry["accepted"]) + 1 for entry in entries if entry)]  # null: no cycle, of an aborted one
     ends = [min(end, count) for end in accumulate(sizes)]
     found = tuple(end - start for start, end in zip([0, *ends], ends, strict=False) if end > start)
     return found if sum(found) == count else None

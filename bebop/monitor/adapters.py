@@ -25,8 +25,7 @@ _SAMPLE = re.compile(r"^(vllm:spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})?\s+(\
 
 def sglang_stats(meta: Mapping[str, Any]) -> DecodeStats | None:
     """Return one request's statistics from its ``meta_info``; None if nothing was verified."""
-    verified = meta.get("bebop_verify")
-    if verified:
+    if verified := verified_entries(meta):
         return DecodeStats.total(stats for _, stats in sglang_stretches(verified))
     tokens, cycles, accepted = (
         _number(meta, "completion_tokens"),
@@ -51,6 +50,12 @@ def sglang_stats(meta: Mapping[str, Any]) -> DecodeStats | None:
     emitted = cycles + accepted if accepted is not None else tokens
     assert emitted is not None
     return DecodeStats(cycles=round(cycles), tokens=round(emitted))
+
+
+def verified_entries(meta: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the entries of ``bebop_verify``. SGLang writes null for each token of a completion that has none, if it
+    leaves in one message with others that have some."""
+    return [entry for entry in meta.get("bebop_verify") or [] if entry is not None]
 
 
 def sglang_stretches(verified: Sequence[Mapping[str, Any]]) -> list[tuple[int, DecodeStats]]:

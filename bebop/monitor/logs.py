@@ -15,7 +15,7 @@ import numpy as np
 
 from bebop.config.fields import MAX_INT
 from bebop.errors import UserError
-from bebop.monitor.adapters import ACCEPTED, VLLM, VllmCounters, sglang_stats, sglang_stretches
+from bebop.monitor.adapters import ACCEPTED, VLLM, VllmCounters, sglang_stats, sglang_stretches, verified_entries
 from bebop.monitor.certified import Certified
 from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation
@@ -151,8 +151,8 @@ def _read(
         return (None if stats is None else _logged([(0, stats)], row, step, known)), now
     meta = row.get("meta_info", row if any(key in row for key in (*ACCEPTED, "spec_verify_ct")) else None)
     if isinstance(meta, Mapping):
-        if meta.get("bebop_verify"):
-            return _logged(sglang_stretches(meta["bebop_verify"]), row, step, known), counters
+        if verified := verified_entries(meta):
+            return _logged(sglang_stretches(verified), row, step, known), counters
         stats = sglang_stats(meta)
         return (None if stats is None else _logged([(0, stats)], row, step, known)), counters
     return _averages(row, step, known), counters

@@ -84,6 +84,8 @@ SERVED: Mapping[str, tuple[str, ...]] = {
     "overlap": ("off",),
 }
 """What vLLM and SGLang can do of it: their caches and schedulers are as they are."""
+# SGLang would fill the machine's memory with its cache, and leaves truncation out of its log-probs.
+OWN = {"sglang": ("rollout.sglang.cache_tokens=8192", "algorithm.rescore=true")}
 ENGINES = {"embedded": FACTORS, "vllm": SERVED, "sglang": SERVED}
 
 TRUNCATION: Mapping[str, Mapping[str, Any]] = {
@@ -327,6 +329,7 @@ class BusyServer(BusyEngine):
                 f"rollout.slots={5 if row['arrivals'] == 'one by one' else COHORT}",
                 f"rollout.max_length={LENGTH}",
                 f"rollout.sampling.max_new_tokens={ANSWER}",
+                *OWN.get(name, ()),
             ]
         )
         module = import_module(f"bebop.rollout.{name}.builder")

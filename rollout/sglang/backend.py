@@ -21,8 +21,14 @@ log = logging.getLogger(__name__)
 Reply = dict[str, Any]
 # One intermediate report would cut the plugin's entries, which are per verification step, at a number of tokens.
 WHOLE_ANSWERS = {"SGLANG_FORCE_STREAM_INTERVAL": str(1 << 30)}
-# On a CPU. Without the last, 64 programs a row look for the largest of a handful of numbers: half of the time.
-INTERPRETER = {"TRITON_INTERPRET": "1", "BEBOP_SGLANG_CPU": "1", "SGLANG_OPT_USE_GUMBEL_SAMPLE": "0"}
+# On a CPU. Without the third, 64 programs a row look for the largest of a handful of numbers: half of the time. Without
+# the last, a server compiles for seconds what it calls a few times.
+INTERPRETER = {
+    "TRITON_INTERPRET": "1",
+    "BEBOP_SGLANG_CPU": "1",
+    "SGLANG_OPT_USE_GUMBEL_SAMPLE": "0",
+    "TORCH_COMPILE_DISABLE": "1",
+}
 STRUCTS = {  # control calls, as SGLang's HTTP server names them, and their argument types
     "pause_generation": "PauseGenerationReqInput",
     "continue_generation": "ContinueGenerationReqInput",

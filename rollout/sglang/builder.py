@@ -95,6 +95,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         dtype=dtype,
         rescored=config.algorithm.rescore,
         routers=find_routers(empty_model(folder)) if config.trainer.routing_replay else None,
+        tokenizer=tokenizer,
     )
     engine = ServedEngine(
         server,

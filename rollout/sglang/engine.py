@@ -40,6 +40,7 @@ class SglangServer:
         dtype: torch.dtype,
         rescored: bool,
         routers: Routers | None = None,
+        tokenizer: Any = None,
     ) -> None:
         """Keep the arguments for serving a job; ``start`` makes the engine ready.
 
@@ -54,9 +55,10 @@ class SglangServer:
             dtype: of the engine's weights.
             rescored: whether the trainer computes rollout log-probs itself.
             routers: of the model, if their choices are recorded.
+            tokenizer: of the model; finds stop strings in completions that were cut.
         """
         self.backend, self.transfer, self.own, self.drafts, self.rescored = backend, transfer, own, drafts, rescored
-        self.drafter, self.routers = drafter, routers
+        self.drafter, self.routers, self.tokenizer = drafter, routers, tokenizer
         self.start, self.dead, self.close = backend.start, backend.dead, backend.close
         self._to_update = to_update
         self._stored = {f"mtp.{name}": tensor for name, tensor in head.items()}
@@ -104,7 +106,7 @@ class SglangServer:
             self._rids.pop(request.id, None)
         if (problem := refused(output)) is not None:
             raise UserError(f"SGLang refuses a request: {problem}")
-        found = output_chunk(output, request.params, self.drafts)
+        found = output_chunk(output, request.params, self.drafts, written, self.tokenizer)
         trace = parse_trace(output["meta_info"], found.token_ids, self.drafter) if request.trace else None
         routing = None
         if self.routers is not None:

@@ -1,7 +1,7 @@
 """SGLang's outputs as parts of completions: tokens, log-probs, versions, and statistics by every version's names."""
 
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,24 +9,51 @@ from numpy.typing import NDArray
 
 from bebop.errors import UserError
 from bebop.model.routing import Routers, of_server
-from bebop.monitor.adapters import sglang_stats
+from bebop.monitor.adapters import sglang_stats, verified_entries
+from bebop.rollout.detokenize import completed_at
 from bebop.rollout.served_engine import OutputChunk
 from bebop.trajectory import DecodeStats, FinishReason, SamplingParams
 
 SHARED = ("embed_tokens", "lm_head")  # the draft uses the target's
 
 
-def output_chunk(output: Mapping[str, Any], params: SamplingParams, drafts: int) -> OutputChunk:
-    """Return one output of SGLang; ``drafts`` is 0 for plain decoding."""
+def output_chunk(
+    output: Mapping[str, Any], params: SamplingParams, drafts: int, written: Sequence[int] = (), tokenizer: Any = None
+) -> OutputChunk:
+    """Return one output of SGLang, which went on after the tokens that are ``written``.
+
+    ``drafts`` is 0 for plain decoding; ``tokenizer`` finds stop strings, and may be None if there are none.
+    """
     meta, ids = output["meta_info"], np.asarray(output["output_ids"], dtype=np.int64)
+    reason = _reason(meta)
+    if reason == "abort":
+        count, reason = end_of_cut(ids.tolist(), params, written, tokenizer)
+        ids = ids[:count]
     return OutputChunk(
         token_ids=ids,
         logprobs=_logprobs(meta, ids, params),
         versions=_versions(meta, len(ids)),
-        reason=_reason(meta),
+        reason=reason,
         stats=request_stats(meta, len(ids), drafts),
         why=meta,
     )
+
+
+def end_of_cut(
+    ids: Sequence[int], params: SamplingParams, written: Sequence[int], tokenizer: Any
+) -> tuple[int, FinishReason]:
+    """Return how many of the tokens of a request that was aborted belong to its completion, and why it ended.
+
+    SGLang lets an aborted request take one more step and does not look for its end there: a stop token, a stop string
+    or the limit may lie among the tokens, and others behind it (docs/upstream.md).
+    """
+    room = params.max_new_tokens - len(written)
+    ends = [place + 1 for place, token in enumerate(ids) if token in params.stop_token_ids][:1]
+    if params.stop and (count := completed_at(tokenizer, [*written, *ids], params.stop)) > len(written):
+        ends.append(count - len(written))
+    if ends and min(ends) <= room:
+        return min(ends), "stop"
+    return (room, "length") if len(ids) >= room else (len(ids), "abort")
 
 
 def refused(output: Mapping[str, Any]) -> str | None:
@@ -82,7 +109,7 @@ def request_stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeSt
     emitted = max(0, min(counts.tokens, tokens - 1))
     counts.tokens, counts.prefilled = tokens, tokens - emitted
     counts.target_forwards, counts.draft_forwards = counts.cycles, counts.cycles * drafts
-    for entry in meta.get("bebop_verify") or []:
+    for entry in verified_entries(meta):
         reached = min(int(entry["accepted"]) + 1, len(entry["overlap"]), len(counts.reached))
         counts.add_measured(entry, reached, entry.get("weight", 1))
     return counts
@@ -101,8 +128,10 @@ def parse_routing(meta: Mapping[str, Any], chunk: OutputChunk, routers: Routers)
         if chunk.reason == "abort":
             return None
         raise UserError("SGLang records no routing: start its servers with --enable-return-routed-experts")
-    known = int(meta["prompt_tokens"]) + len(chunk.token_ids) - 1
-    return of_server(np.frombuffer(b64decode(given), dtype=np.int32).reshape(known, -1, routers.chosen), routers)
+    told = int(meta["prompt_tokens"]) + int(meta["completion_tokens"]) - 1
+    known = int(meta["prompt_tokens"]) + len(chunk.token_ids) - 1  # fewer, if it was cut behind its end
+    table = np.frombuffer(b64decode(given), dtype=np.int32).reshape(told, -1, routers.chosen)
+    return of_server(table[:known], routers)
 
 
 def by_role(reply: Mapping[str, Any]) -> dict[str, dict[str, str]]:

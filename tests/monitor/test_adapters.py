@@ -53,6 +53,9 @@ def test_the_plugins_list() -> None:
     assert stats.reached.tolist() == [3, 2, 1] and stats.accepted.tolist() == [2, 1, 1]
     assert stats.overlap == pytest.approx([2.7, 1.6, 0.7])  # only where it was reached
     assert stats.target_entropy == pytest.approx([1.2, 1.0, 0.6])
+    counted = {"completion_tokens": 30, "spec_verify_ct": 10}
+    unmeasured = sglang_stats({**counted, "bebop_verify": [None, None]})
+    assert unmeasured is not None and (unmeasured.cycles, unmeasured.tokens) == (10, 30)
     with pytest.raises(UserError, match="accepted and overlap"):
         sglang_stats({"bebop_verify": [{"overlap": [0.5]}]})
 

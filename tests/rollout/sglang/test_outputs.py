@@ -12,6 +12,7 @@ from bebop.rollout.engine import nothing
 from bebop.rollout.served_engine import appended
 from bebop.rollout.sglang.outputs import output_chunk, parse_routing, refused
 from bebop.trajectory import SamplingParams
+from tests.builders import letters
 
 PARAMS = SamplingParams()
 
@@ -118,6 +119,42 @@ def test_measured_steps_stand_for_the_others() -> None:
     assert stats.overlap.tolist() == [1.0, 0.5, 0.0] and stats.target_only.tolist() == [0.8, 0.6, 0.0]
     assert stats.draft_entropy.tolist() == [2.0, 4.0, 0.0] and stats.target_entropy.tolist() == [1.0, 1.5, 0.0]
     assert stats.reached.tolist() == [2, 1, 0]
+
+
+def test_a_completion_none_of_whose_steps_was_measured_has_nulls() -> None:
+    """One for each token, where SGLang sends it together with a completion that has entries."""
+    stats = output_chunk(output(bebop_verify=[None] * 4), PARAMS, 3).stats
+    assert repr(stats) == repr(output_chunk(output(), PARAMS, 3).stats)
+
+
+@pytest.mark.parametrize(
+    ("ids", "written", "wanted"),
+    [
+        ((5, 6, 7, 8), 0, ([5, 6, 7, 8], "abort")),
+        ((5, 9, 7, 8), 0, ([5, 9], "stop")),
+        ((5, 6, 7, 9), 0, ([5, 6, 7, 9], "stop")),
+        ((5, 6, 7, 8), 6, ([5, 6, 7, 8], "length")),
+        ((5, 6, 7, 8), 8, ([5, 6], "length")),
+        ((5, 6, 9, 8), 8, ([5, 6], "length")),
+        ((5, 9, 7, 8), 8, ([5, 9], "stop")),
+        ((), 3, ([], "abort")),
+    ],
+)
+def test_what_an_aborted_request_wrote_behind_its_end_is_dropped(
+    ids: tuple[int, ...], written: int, wanted: tuple[list[int], str]
+) -> None:
+    """9 ends a completion, and 10 tokens are the limit."""
+    params = SamplingParams(max_new_tokens=10, stop_token_ids=(9,))
+    found = output_chunk(output(ids, reason="abort"), params, 3, written=[1] * written)
+    assert (found.token_ids.tolist(), found.reason) == wanted
+    assert len(found.logprobs) == len(found.versions) == found.stats.tokens == len(wanted[0])
+    assert output_chunk(output(ids), params, 3).token_ids.tolist() == [*ids]  # SGLang cut it itself
+
+
+def test_a_stop_string_of_an_aborted_request_is_found() -> None:
+    params = SamplingParams(max_new_tokens=10, stop=("ef",))
+    found = output_chunk(output((5, 6, 7), reason="abort"), params, 3, [1, 4], letters(12))
+    assert (found.token_ids.tolist(), found.reason) == ([5], "stop")  # "e" was written before
 
 
 OLD_NAMES = [("spec_accept_token_num", "spec_draft_token_num"), ("spec_accepted_drafts", "spec_proposed_drafts")]

@@ -11,9 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
+from bebop.rollout.interpreter import _draw_by_numpy
 from bebop.rollout.vllm.cpu import (
     Expansion,
-    _draw_by_numpy,
     _packing_again,
     empties_weights,
     expanded,
