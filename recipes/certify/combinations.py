@@ -84,9 +84,10 @@ SERVED: Mapping[str, tuple[str, ...]] = {
     "overlap": ("off",),
 }
 """What vLLM and SGLang can do of it: their caches and schedulers are as they are."""
+SGLANG: Mapping[str, tuple[str, ...]] = {**SERVED, "penalty": ("none",)}  # it is refused there
 # SGLang would fill the machine's memory with its cache, and leaves truncation out of its log-probs.
 OWN = {"sglang": ("rollout.sglang.cache_tokens=8192", "algorithm.rescore=true")}
-ENGINES = {"embedded": FACTORS, "vllm": SERVED, "sglang": SERVED}
+ENGINES = {"embedded": FACTORS, "vllm": SERVED, "sglang": SGLANG}
 
 TRUNCATION: Mapping[str, Mapping[str, Any]] = {
     "none": {},

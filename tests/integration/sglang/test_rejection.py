@@ -3,8 +3,9 @@ all."""
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +14,15 @@ import torch
 from bebop.adaptation.probe import probe
 from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.served_engine import ServedEngine
+from bebop.rollout.sglang.engine import SglangServer
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
-from bebop.trajectory import VERDICTS, DecodeStats
+from bebop.trajectory import VERDICTS, Completion, DecodeStats, SamplingParams
 from tests.integration.sglang.builders import engine, raw, with_pause
 from tests.served_models import (
     DRAFTS,
     PROMPT,
+    VOCAB,
     answers,
     ask,
     ask_many,
@@ -158,6 +161,42 @@ def test_an_aborted_answer_goes_on(sglang: ServedEngine) -> None:
     sglang.add(request)
     (queued,) = sglang.abort([0])  # at once: perhaps before SGLang has seen it
     assert len(queued.completion.token_ids) < 40
+
+
+def test_no_completion_goes_on_behind_its_end(sglang: ServedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang lets an aborted request take one more step, and does not look for its end there."""
+    assert isinstance(sglang.server, SglangServer)
+    own, told = sglang.server.backend.generate, list[dict[str, Any]]()
+
+    async def generate(payload: Mapping[str, Any]) -> dict[str, Any]:
+        told.append(await own(payload))
+        return told[-1]
+
+    monkeypatch.setattr(sglang.server.backend, "generate", generate)
+    stop, limit = VOCAB - 1, 12
+    params = SamplingParams(max_new_tokens=limit, stop_token_ids=(stop,))
+    done: list[Completion] = []
+    for first in range(0, 96, 24):
+        waiting = [Request(id=first + i, token_ids=PROMPT, params=params) for i in range(24)]
+        while waiting:
+            asked = {request.id: request for request in waiting}
+            for request in waiting:
+                sglang.add(request)
+            time.sleep(0.4)
+            ended = {one.id: one.completion for one in sglang.abort()}
+            done += [one for one in ended.values() if one.finish_reason != "abort"]
+            waiting = [
+                dataclasses.replace(asked[id], partial=one if len(one.token_ids) else None)
+                for id, one in ended.items()
+                if one.finish_reason == "abort"
+            ]
+    assert len(done) == 96
+    for one in done:
+        ids = one.token_ids.tolist()
+        assert stop not in ids[:-1] and len(ids) <= limit, ids
+        assert one.finish_reason == ("stop" if ids[-1] == stop else "length")
+    cut = [output["output_ids"] for output in told if output["meta_info"]["finish_reason"]["type"] == "abort"]
+    assert any(stop in ids for ids in cut), "SGLang cut them itself: end_of_cut is not needed any more"
 
 
 @pytest.mark.parametrize("pause", ["in_place", "retract", "abort"])
