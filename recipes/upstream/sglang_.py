@@ -1,6 +1,7 @@
 """SGLang, read without importing it; but for its look-up of n-grams, which a compiler makes and which is asked."""
 
 import ast
+from array import array
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,6 +64,21 @@ def tensors_of_the_cpu_are_not_handed_over() -> bool:
     return False
 
 
+def aborted_requests_go_on_behind_their_end() -> bool:
+    """A running request that is aborted takes one more step, in which its end is not looked for: what a step of several
+    tokens has behind the stop token stays, and the request counts as cut, so that who resumes it goes on behind it."""
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    params = SamplingParams(max_new_tokens=8, stop_token_ids=[9])
+    params.normalize(None)
+    request = Req("0", "", array("q", [1, 2]), params, vocab_size=16)
+    request.output_ids = array("q", [5, 9, 7])
+    request.to_finish = FINISH_ABORT()
+    request.update_finish_state(new_accepted_len=3)
+    return request.finished_reason.to_json()["type"] == "abort" and len(request.output_ids_through_stop) == 3
+
+
 def _corpus(nodes: int, **more: int) -> Any:
     from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
 
@@ -91,6 +107,7 @@ def _class(path: str, name: str) -> ast.ClassDef:
 
 DEFECTS = (
     Defect(name="sglang-ngram-pads", program="sglang", version="0.5.23", there=padding_is_drafted_again_and_again),
+    Defect(name="sglang-abort-end", program="sglang", version="0.5.23", there=aborted_requests_go_on_behind_their_end),
     Defect(name="sglang-corpora", program="sglang", version="0.5.23", there=corpora_have_one_budget),
     Defect(name="sglang-fields", program="sglang", version="0.5.23", there=the_engine_passes_fewer_fields_on),
     Defect(name="sglang-plugins", program="sglang", version="0.5.23", there=errors_of_plugins_are_swallowed),

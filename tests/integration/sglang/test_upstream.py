@@ -12,7 +12,7 @@ def test_a_defect_is_still_there(defect: Defect) -> None:
     assert verdict(defect) == "there"
 
 
-@pytest.mark.parametrize("name", ["sglang-ngram-pads", "sglang-cpu-tensors"])
+@pytest.mark.parametrize("name", ["sglang-ngram-pads", "sglang-cpu-tensors", "sglang-abort-end"])
 def test_a_patch_mends_its_defect(name: str) -> None:
     (defect,) = (one for one in DEFECTS if one.name == name)
     assert verdict(defect, patched=True) == "gone"
