@@ -5,7 +5,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,14 +24,19 @@ from bebop.certify.run import Plan, Run, plan_settings
 from bebop.certify.served_reference import ServerReference
 from bebop.certify.sglang_server import SglangEngine
 from bebop.certify.structure import check_structure
+from bebop.config.compose import job_config
+from bebop.config.engines import SglangConfig
 from bebop.errors import UserError
-from bebop.model.checkpoint import save_policy
+from bebop.model.checkpoint import resolve, save_policy
 from bebop.rollout.engine import Request
+from bebop.rollout.sglang.arguments import server_arguments
+from bebop.rollout.sglang.backend import INTERPRETER, WHOLE_ANSWERS
 from bebop.trajectory import SamplingParams
 from tests.integration.sglang.faults import plant
 from tests.integration.sglang.serving import serving
 from tests.served_models import VOCAB, job, policy, reload
 
+pytest_plugins = ["bebop.pytest_plugin"]
 ALPHA = 1e-4
 STOP = VOCAB - 1
 COHORT = 32
@@ -210,3 +215,29 @@ def test_greedy_drafts_pass(folder: Path, reference: ModelReference, tmp_path: P
         box = greedy.white_box
     assert found.verdict == "pass" and box is not None
     assert box.untested == {"draft_draw": "drafts are not sampled"} and box.tokens > 250 and box.drafts == 0
+
+
+def test_the_fixture_certifies_sglang_of_this_process(
+    certify_engine: Callable[..., Certificate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By SGLang's own ``Engine`` with sampled drafts; with a temperature that is not the claimed one it fails."""
+    for name, value in {**INTERPRETER, **WHOLE_ANSWERS}.items():
+        monkeypatch.setenv(name, value)
+    import sglang
+
+    model = resolve("tiny")
+    config = job_config(["model=tiny", "decoding=bebop", "decoding.draft_tokens=2", "rollout=sglang"])
+    own = SglangConfig(cache_tokens=8192, extra={"skip_tokenizer_init": True})
+    engine = sglang.Engine(**server_arguments(config, own, model, "cpu"))
+    try:
+        given = ("model.dtype=float32", "stress=0", "quick=true", "cohort=32", "sampling.max_new_tokens=64")
+        certify_engine(engine, model, *given).require_pass()
+        honest = engine.generate
+
+        def hot(sampling_params: Sequence[dict[str, object]], **named: object) -> object:
+            return honest(sampling_params=[one | {"temperature": 1.3} for one in sampling_params], **named)
+
+        monkeypatch.setattr(engine, "generate", hot)
+        assert certify_engine(engine, model, *given).verdict == "fail"
+    finally:
+        engine.shutdown()
