@@ -87,6 +87,7 @@ SERVED: Mapping[str, tuple[str, ...]] = {
 SGLANG: Mapping[str, tuple[str, ...]] = {**SERVED, "penalty": ("none",)}  # it is refused there
 # SGLang would fill the machine's memory with its cache, and leaves truncation out of its log-probs.
 OWN = {"sglang": ("rollout.sglang.cache_tokens=8192", "algorithm.rescore=true")}
+PACE = {"sglang": 5}  # a cycle of a server lasts a fifth of a second, in which SGLang decodes little on a CPU
 ENGINES = {"embedded": FACTORS, "vllm": SERVED, "sglang": SGLANG}
 
 TRUNCATION: Mapping[str, Mapping[str, Any]] = {
@@ -168,6 +169,8 @@ class Waiting:
 class BusyEngine(EmbeddedEngine):
     """The embedded engine while weights change, requests are aborted and go on, and turns follow one another."""
 
+    pace = 1  # cycles from one change to the next, as a multiple of what is usual
+
     def __init__(self, row: Row, policy: Policy, sets: Sequence[Mapping[str, Tensor]], box: WhiteBox | None) -> None:
         """``sets``: the weights of version v are those at v modulo their number. ``box``: sees every engine that is
         made."""
@@ -244,12 +247,12 @@ class BusyEngine(EmbeddedEngine):
             drafts = 1 + self.cycle // 5 % 4
             self.engine.configure(replace(self.engine.decoding, draft_tokens=drafts))
             self.happened["drafts changed"] += 1
-        if self.row["weights"] == "in flight" and self.cycle % 7 == 0:
+        if self.row["weights"] == "in flight" and self.cycle % (7 * self.pace) == 0:
             number = self.engine.version + 1
             self.happened["weights changed in flight"] += self.engine.unfinished > 0
             self.engine.load_weights(self.sets[number % len(self.sets)], number)
         new = self.row["requests"] == "in a new engine"
-        if self.row["requests"] != "whole" and self.cycle % (33 if new else 11) == 0:
+        if self.row["requests"] != "whole" and self.cycle % ((33 if new else 11) * self.pace) == 0:
             stopped = self.engine.abort(None if new else [*asked][::2])
             self._note(cycles, stopped)
             for one in stopped:
@@ -316,6 +319,7 @@ class BusyServer(BusyEngine):
     def __init__(self, name: str, row: Row, folder: Path, sets: Sequence[Mapping[str, Tensor]]) -> None:
         """``folder``: the model's. ``sets``: see ``BusyEngine``; drafts keep their weights."""
         self.name, self.row, self.sets, self.white_box = name, row, sets, None
+        self.pace = PACE.get(name, 1)
         self.happened, self.cycle, self.past = Counter(), 0, {}
         system = SYSTEMS[row["system"]]
         config = job_config(
