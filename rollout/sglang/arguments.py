@@ -27,6 +27,7 @@ CPU = {  # what a CPU without AMX takes; see recipes/sglang
     "grammar_backend": "none",
     "disable_cuda_graph": True,
     "disable_overlap_schedule": True,
+    "sleep_on_idle": True,  # else it takes a whole core while it waits
 }
 
 # ---- what it has for our drafters
