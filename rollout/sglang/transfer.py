@@ -84,9 +84,13 @@ class TensorTransfer:
         """Return one handle, which does for thousands of tensors, for each rank, which gives it back."""
         from sglang.srt.utils import MultiprocessingSerializer
 
+        own = torch.multiprocessing.get_sharing_strategy()
         if self.text:  # servers do not descend from this process and cannot take over its file descriptors
             torch.multiprocessing.set_sharing_strategy("file_system")
-        return [MultiprocessingSerializer.serialize(flat, output_str=self.text) for _ in range(self.ranks)]
+        try:
+            return [MultiprocessingSerializer.serialize(flat, output_str=self.text) for _ in range(self.ranks)]
+        finally:
+            torch.multiprocessing.set_sharing_strategy(own)  # of the process: what others share later
 
 
 def flattened(tensors: Mapping[str, Tensor], in_place: bool) -> dict[str, Any]:

@@ -46,6 +46,13 @@ def sglang(folder: Path) -> Iterator[ServedEngine]:
         yield found
 
 
+def half_of(engine: ServedEngine, requests: list[Request]) -> float:
+    """Seconds after which such requests are half done, on this machine as it is now."""
+    began = time.monotonic()
+    answers(engine, requests)
+    return (time.monotonic() - began) / 2
+
+
 @pytest.fixture
 def fresh(sglang: ServedEngine, folder: Path) -> Iterator[ServedEngine]:
     """The engine with the weights that it started with, before and after."""
@@ -151,8 +158,9 @@ def test_the_distribution_of_tokens(sglang: ServedEngine, folder: Path) -> None:
 def test_an_aborted_answer_goes_on(sglang: ServedEngine) -> None:
     whole = answers(sglang, ask(1, 40, temperature=0.0))[0]
     request = ask(1, 40, temperature=0.0)[0]
+    half = half_of(sglang, [request])
     sglang.add(request)
-    time.sleep(1.5)
+    time.sleep(half)
     (cut,) = sglang.abort()
     assert sglang.unfinished == 0 and cut.completion.finish_reason in ("abort", "length")
     assert 0 < len(cut.completion.token_ids) <= 40
@@ -175,6 +183,7 @@ def test_no_completion_goes_on_behind_its_end(sglang: ServedEngine, monkeypatch:
     monkeypatch.setattr(sglang.server.backend, "generate", generate)
     stop, limit = VOCAB - 1, 12
     params = SamplingParams(max_new_tokens=limit, stop_token_ids=(stop,))
+    half = half_of(sglang, ask(24, limit))
     done: list[Completion] = []
     for first in range(0, 96, 24):
         waiting = [Request(id=first + i, token_ids=PROMPT, params=params) for i in range(24)]
@@ -182,7 +191,7 @@ def test_no_completion_goes_on_behind_its_end(sglang: ServedEngine, monkeypatch:
             asked = {request.id: request for request in waiting}
             for request in waiting:
                 sglang.add(request)
-            time.sleep(0.4)
+            time.sleep(half / 2)  # they end by themselves, too
             ended = {one.id: one.completion for one in sglang.abort()}
             done += [one for one in ended.values() if one.finish_reason != "abort"]
             waiting = [
@@ -205,9 +214,10 @@ def test_the_target_changes_under_running_answers(
 ) -> None:
     other = checkpoint(tmp_path / "other", seed=5)
     with_pause(fresh, pause)
+    half = half_of(fresh, ask(3, 30))
     for request in ask(3, 30):
         fresh.add(request)
-    time.sleep(1)
+    time.sleep(half)
     head = fresh.head
     fresh.load_weights({n: t for n, t in policy(5).weights().items()}, 3)
     found = collect(fresh, 3)
