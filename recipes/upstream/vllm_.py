@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from bebop.rollout.vllm.cpu import trips_over
 from recipes.upstream.defect import Defect
 
 MODEL = "tiny"  # has an MTP head
@@ -51,6 +52,13 @@ def keys_are_normed_by_the_first_weight() -> bool:
     out, weights = torch.empty(2, 1, 8), torch.stack([torch.ones(8), torch.full((8,), 2.0)])
     _custom_ops.rms_norm(out, torch.ones(2, 1, 8), weights, 1e-6)
     return torch.equal(out[0], out[1])
+
+
+def a_look_at_all_modules_trips_over_numba() -> bool:
+    """Kernels for a CPU are put in place in every loaded module, where a value without a dictionary ends the search."""
+    from vllm.triton_utils import dispatcher
+
+    return trips_over(dispatcher)
 
 
 def checksums_leave_the_draft_out() -> bool:
@@ -138,6 +146,7 @@ DEFECTS = (
     Defect(name="vllm-expand", program="vllm", version="0.32.0", there=expand_is_thrown_away),
     Defect(name="vllm-top-k", program="vllm", version="0.32.0", there=top_k_of_nothing),
     Defect(name="vllm-linear", program="vllm", version="0.32.0", there=linear_layers_lose_their_weights),
+    Defect(name="vllm-numba", program="vllm", version="0.32.0", there=a_look_at_all_modules_trips_over_numba),
     Defect(name="vllm-experts", program="vllm", version="0.32.0", there=experts_are_packed_once),
     Defect(name="vllm-dflash-keys", program="vllm", version="0.32.0", there=keys_are_normed_by_the_first_weight),
     Defect(name="vllm-checksums", program="vllm", version="0.32.0", there=checksums_leave_the_draft_out),

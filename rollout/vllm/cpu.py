@@ -9,6 +9,8 @@ import functools
 import importlib
 import os
 import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -42,6 +44,11 @@ def mend() -> list[str]:
     method = unquantized_fused_moe_method.UnquantizedFusedMoEMethod
     if not hasattr(method._setup_kernel, "packs_again"):
         method._setup_kernel = _packing_again(method._setup_kernel)
+    if find_spec("vllm.triton_utils.dispatcher"):
+        dispatcher: Any = importlib.import_module("vllm.triton_utils.dispatcher")
+        if trips_over(dispatcher):
+            dispatcher.vars = attributes
+            mended.append("a look at all modules")
     if norms_by_the_first_weight():
         from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model
 
@@ -50,6 +57,36 @@ def mend() -> list[str]:
     if not isinstance(rejection_sampler.expand_batch_to_tokens, Expansion):
         rejection_sampler.expand_batch_to_tokens = Expansion(rejection_sampler.expand_batch_to_tokens)
     return mended
+
+
+class MakesUpAll:
+    """An object with a value for every name, ``__dict__`` too, as numba's library is once it is imported."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> object:
+        return object()
+
+
+def trips_over(dispatcher: Any) -> bool:
+    """Return whether vLLM's look for kernels in all modules ends with an error at such an object: no engine starts then
+    in a process that has numba."""
+    probe = ModuleType("bebop_probe")
+    probe.__dict__["value"] = MakesUpAll()
+    sys.modules[probe.__name__] = probe
+    try:
+        dispatcher._rebind_kernels([])
+    except AttributeError:
+        return True
+    finally:
+        del sys.modules[probe.__name__]
+    return False
+
+
+def attributes(value: Any) -> Mapping[str, Any]:
+    """Return what ``vars`` does of things that have attributes, and nothing of those that make them up."""
+    found = value.__dict__
+    return found if isinstance(found, Mapping) else {}
 
 
 def _scheduled_as_asked(own: Any) -> Any:

@@ -46,7 +46,5 @@ def test_a_name_that_nobody_knows_is_one_line(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_defect_without_a_patch_is_one_line() -> None:
-    with pytest.raises(
-        UserError, match=r"'vllm-seeds' has no patch in recipes/upstream/patches: choose of sglang"
-    ):
+    with pytest.raises(UserError, match=r"'vllm-seeds' has no patch in recipes/upstream/patches: choose of sglang"):
         patch_of("vllm-seeds")

@@ -12,15 +12,18 @@ import triton
 import triton.language as tl
 
 from bebop.rollout.interpreter import _draw_by_numpy
+from bebop.rollout.vllm import cpu
 from bebop.rollout.vllm.cpu import (
     Expansion,
     _packing_again,
+    attributes,
     empties_weights,
     expanded,
     fails_on_nothing,
     norm_layer_by_layer,
     norms_by_the_first_weight,
     plain_gemm,
+    trips_over,
 )
 
 
@@ -86,6 +89,28 @@ def test_the_mended_layer_multiplies_with_what_it_holds() -> None:
         layer.weight.mul_(2)
     x = torch.ones(2, 4)
     assert torch.equal(layer.cpu_linear(x, layer.weight, layer.bias), layer(x))
+
+
+def rebind(overrides: list[Any]) -> None:
+    """As vLLM looks for kernels: ``vars`` of every value of every module that has a ``__dict__``."""
+    for module in list(sys.modules.values()):
+        for value in list(getattr(module, "__dict__", {}).values()):
+            if hasattr(value, "__dict__"):
+                vars_of(value).get("kernel")
+
+
+def vars_of(value: Any) -> Any:
+    return DISPATCHER.vars(value)
+
+
+DISPATCHER = SimpleNamespace(_rebind_kernels=rebind, vars=vars)
+
+
+def test_a_look_at_all_modules_passes_what_makes_attributes_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trips_over(DISPATCHER)
+    monkeypatch.setattr(DISPATCHER, "vars", attributes)
+    assert not trips_over(DISPATCHER) and "bebop_probe" not in sys.modules
+    assert attributes(SimpleNamespace(kernel=3)) == {"kernel": 3} and "interpret" in attributes(cpu)
 
 
 def test_the_largest_of_nothing() -> None:
