@@ -18,6 +18,8 @@ def add_replica(replica: ModuleType) -> None:
 
 
 def add_transfer(base: ModuleType) -> None:
-    """Add ``rollout.checkpoint_engine.backend=bebop``."""
-    transfer = importlib.import_module("bebop.verl_job.transfer")
-    base.CheckpointEngineRegistry.register(NAME)(transfer.ObjectStoreTransfer)
+    """Add ``rollout.checkpoint_engine.backend=bebop``: the module registers its class.
+
+    It may be the module whose import loaded ``base``, in a process that begins with it, and have no class yet.
+    """
+    importlib.import_module("bebop.verl_job.transfer")

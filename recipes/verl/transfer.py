@@ -10,7 +10,9 @@ from typing import Any
 
 import ray
 from torch import Tensor
-from verl.checkpoint_engine.base import CheckpointEngine
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+
+from bebop.verl_job.choices import NAME
 
 STORE = "bebop_object_store"  # the actor's name
 
@@ -38,6 +40,7 @@ class ObjectStore:
         self._full.clear()
 
 
+@CheckpointEngineRegistry.register(NAME)
 class ObjectStoreTransfer(CheckpointEngine):
     """A ``CheckpointEngine``: rank 0 of the trainer sends, every replica reads the same object."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bebop.verl_job.settings import VARIABLE, VerlConfig, to_variable
+from bebop.verl_job.settings import MODULE, VARIABLE, VerlConfig, to_variable
 
 ALL = VerlConfig(metrics=True, monitor=True, prometheus=True, sessions=True, train_head=True)
 # What verl itself marks for the CPU by the name of the file, and two more that need no GPU either; those on Ray apart.
@@ -41,6 +41,18 @@ def outcomes(scratch: Path, environment: dict[str, str], on_ray: bool) -> dict[s
         kinds = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
         ended[f"{case.get('classname')}.{case.get('name')}"] = kinds[0] if kinds else "passed"
     return ended
+
+
+@pytest.mark.parametrize("first", ["bebop.verl_job.transfer", "verl.checkpoint_engine.base"])
+def test_a_process_may_begin_with_the_transfer(first: str) -> None:
+    """As a fresh process of Ray does that holds weights: verl then hooks the transfer in while it is imported."""
+    code = (
+        f"import {first}\nfrom verl.checkpoint_engine.base import CheckpointEngineRegistry\n"
+        "print(CheckpointEngineRegistry.get('bebop').__name__)"
+    )
+    environment = os.environ | {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": MODULE}
+    told = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True)
+    assert told.stdout.split()[-1:] == ["ObjectStoreTransfer"], told.stderr[-2000:]
 
 
 @pytest.mark.slow
