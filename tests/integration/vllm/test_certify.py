@@ -43,6 +43,7 @@ CLAIM = SamplingParams(temperature=0.7, max_new_tokens=32, stop_token_ids=(VOCAB
 
 
 FAULTY = """
+import functools
 import inspect
 
 from tests.integration.vllm.test_distributions import residual
@@ -52,7 +53,12 @@ from vllm.v1.sample import rejection_sampler
 def register():
     own = rejection_sampler.rejection_sample
     names = inspect.signature(inspect.unwrap(own))
-    rejection_sampler.rejection_sample = lambda *args, **named: residual(own, names.bind(*args, **named).arguments)
+
+    @functools.wraps(own)  # whoever hooks it later looks at its arguments
+    def faulty(*args, **named):
+        return residual(own, names.bind(*args, **named).arguments)
+
+    rejection_sampler.rejection_sample = faulty
 """
 
 
