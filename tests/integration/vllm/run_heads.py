@@ -52,8 +52,10 @@ def configuration(folder: Path) -> Any:
     """Return what vLLM makes of a checkpoint that drafts with its own head."""
     from vllm import EngineArgs
 
+    # Of latent attention: where a processor has AMX vLLM takes a backend that has no fp32.
+    latent = {"attention_backend": "CPU_MLA"} if "kv_lora_rank" in (folder / "config.json").read_text() else {}
     return EngineArgs(
-        model=str(folder), dtype="float32", enforce_eager=True, max_model_len=64, max_num_seqs=4,
+        **latent, model=str(folder), dtype="float32", enforce_eager=True, max_model_len=64, max_num_seqs=4,
         skip_tokenizer_init=True, enable_prefix_caching=False,
         speculative_config={"method": "mtp", "num_speculative_tokens": 1},
     ).create_engine_config()  # fmt: skip

@@ -61,7 +61,8 @@ def test_glm_drafts_and_takes_new_weights(tmp_path: Path) -> None:
                 vllm.load_weights(reload(place).weights(mtp=True), version)
             (plain,) = answers(vllm, ask(1, 16, temperature=0.0, prompt=prompt))
             assert plain.token_ids.tolist() == greedy(place, prompt, 16)
-            sampled = answers(vllm, ask(8, 24, prompt=prompt))
+            # A head that was never trained: of the few drafts that temperature 1 accepts there were none in some runs.
+            sampled = answers(vllm, ask(32, 24, temperature=2.0, prompt=prompt))
             assert sum(int(one.stats.accepted.sum()) for one in sampled) > 0
             assert {version} == set(plain.versions.tolist())
 
