@@ -2,7 +2,7 @@
 
 ``pytest --budget quick`` ends with a table and fails where a folder, or all of them, took more than they may. Seconds
 are user and system time of the test process and of the child processes that it waited for, so that a waiting test
-costs nothing. Another machine, or a busy one, needs more of them for the same work: before every test file a worker
+costs nothing. A slower machine, or a busy one, needs more of them for the same work: before every test file a worker
 times a short loop, and seconds are divided by how much slower that loop was than on the machine of the budgets.
 """
 
@@ -117,8 +117,11 @@ class Recorder:
             self.spent.add(**spent)
 
     def scaled(self) -> dict[str, float]:
-        """Return the seconds by folder on the machine of the budgets."""
-        slowness = self.spent.slowness(self.reference)
+        """Return the seconds by folder on the machine of the budgets.
+
+        Those of a faster machine stay as they are: what imports and PyTorch take does not shrink as the loop does.
+        """
+        slowness = max(1.0, self.spent.slowness(self.reference))
         return {name: seconds / slowness for name, seconds in self.spent.seconds.items()}
 
     def too_much(self) -> list[str]:

@@ -74,6 +74,7 @@ def test_a_question_that_is_held_out_is_not_trained_on(
         job.questions()
 
 
+@pytest.mark.slow  # it makes a training
 def test_rollouts_are_kept_with_the_drafts_that_were_rejected(finished: Callable[[str], Path]) -> None:
     """The pairs are those that were fed: without PADs they are the answers."""
     rows = [PairRow.read(line) for line in (finished("pipo-opd") / "rollouts" / "00000.jsonl").read_text().splitlines()]

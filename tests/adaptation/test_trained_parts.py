@@ -50,7 +50,7 @@ def test_a_card_says_what_the_part_is_and_the_command_that_makes_it(name: str, m
     assert again == dataclasses.replace(adapt_config(overrides(name, model)), dir=None)
 
 
-@pytest.mark.parametrize("name", slow_but(["firp", "pipo"], TRAININGS))
+@pytest.mark.parametrize("name", slow_but(["firp"], TRAININGS))
 def test_a_resumed_training_is_an_uninterrupted_one_to_the_bit(name: str, finished: Finished, tmp_path: Path) -> None:
     """Also in the middle of rollouts, half of which had been trained on; block keeps its first measurement."""
     whole, half = finished(name), tmp_path / "half"

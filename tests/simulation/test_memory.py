@@ -86,6 +86,7 @@ def test_the_peak_of_an_update_is_as_predicted(
     assert peak_bytes(lambda: trainer.update(batch)) == pytest.approx(predicted, rel=0.1)
 
 
+@pytest.mark.slow  # the first recording takes a second
 def test_what_an_earlier_recording_made_lowers_no_peak() -> None:
     """Its release is no part of what the later call takes; the order is: release 8 MB, take 4 MB."""
     made: list[torch.Tensor] = []
