@@ -6,6 +6,7 @@ import math
 import os
 import sqlite3
 import struct
+import time
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -234,11 +235,16 @@ def test_wandb_holds_values_settings_and_samples(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("WANDB_SILENT", "true")
     tracked(WandbSink(tmp_path / "demo", CONFIG))
     (file,) = tmp_path.glob("demo/wandb/offline-run-*/*.wandb")
-    rows, config = list[dict[str, Any]](), dict[str, Any]()
-    for record in wandb_records(file.read_bytes()):
-        config |= {one.key: json.loads(one.value_json) for one in record.run.config.update}
-        row = {one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in record.history.item}
-        rows += [row] if row else []
+    ends = time.monotonic() + 60
+    while True:  # W&B's server writes the file, on a busy machine a moment after the run is closed
+        rows, config = list[dict[str, Any]](), dict[str, Any]()
+        for record in wandb_records(file.read_bytes()):
+            config |= {one.key: json.loads(one.value_json) for one in record.run.config.update}
+            row = {one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in record.history.item}
+            rows += [row] if row else []
+        if len(rows) > 1 or time.monotonic() > ends:
+            break
+        time.sleep(0.2)
     assert config["trainer"]["lr"] == 0.1
     assert [(row["_step"], row["reward/mean"], row["_main/1_reward"]) for row in rows] == [
         (1, 0.25, 0.25),
