@@ -6,9 +6,9 @@ import math
 import os
 import sqlite3
 import struct
-import time
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
