@@ -1,4 +1,4 @@
-"""SGLang, read without importing it; but for its look-up of n-grams, which a compiler makes and which is asked."""
+"""SGLang, read where that is enough; its look-up of n-grams, its tensors and its requests are asked."""
 
 import ast
 from array import array

@@ -1,5 +1,6 @@
 """vLLM, as it is built for CPUs."""
 
+import importlib
 import inspect
 import os
 import subprocess
@@ -9,7 +10,6 @@ from typing import Any
 
 import torch
 
-from bebop.rollout.vllm.cpu import trips_over
 from recipes.upstream.defect import Defect
 
 MODEL = "tiny"  # has an MTP head
@@ -55,10 +55,16 @@ def keys_are_normed_by_the_first_weight() -> bool:
 
 
 def a_look_at_all_modules_trips_over_numba() -> bool:
-    """Kernels for a CPU are put in place in every loaded module, where a value without a dictionary ends the search."""
+    """Kernels for a CPU are put in place in every loaded module; numba's library, which makes up any attribute, ends
+    the search."""
+    importlib.import_module("llvmlite.binding")  # numba's, which vLLM requires
     from vllm.triton_utils import dispatcher
 
-    return trips_over(dispatcher)
+    try:
+        dispatcher._rebind_kernels([])
+    except AttributeError:
+        return True
+    return False
 
 
 def checksums_leave_the_draft_out() -> bool:

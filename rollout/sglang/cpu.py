@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.rollout.interpreter import quicken
 
 # Arguments of attention that say how a GPU computes it, not what.
@@ -73,19 +74,13 @@ def _with_all_kernels(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def top_k(probs: Tensor, k: Tensor) -> Tensor:
-    """Return distributions [N, V] of the ``k`` [N] likeliest tokens each, and those as likely as the last."""
-    last = (k.long() - 1).clamp(0, probs.shape[-1] - 1)
-    least = probs.sort(-1, descending=True).values.gather(-1, last[:, None])
-    kept = probs.masked_fill(probs < least, 0.0)
-    return kept / kept.sum(-1, keepdim=True)
+    """Return distributions [N, V] of the ``k`` [N] likeliest tokens each, as the embedded engine truncates."""
+    return BatchSampling(top_k=k).probs(probs.log()[:, None])[:, 0]
 
 
 def top_p(probs: Tensor, p: Tensor) -> Tensor:
     """Return distributions [N, V] of the fewest likeliest tokens that have ``p`` [N] of the probability together."""
-    ordered, places = probs.sort(-1, descending=True)
-    before = ordered.cumsum(-1) - ordered
-    kept = torch.zeros_like(probs).scatter_(-1, places, ordered.masked_fill(before >= p[:, None], 0.0))
-    return kept / kept.sum(-1, keepdim=True)
+    return BatchSampling(top_p=p).probs(probs.log()[:, None])[:, 0]
 
 
 def _target_only(*, candidates: Tensor, target_probs: Tensor, draft_probs: Tensor, **kwargs: Any) -> None:
