@@ -57,7 +57,7 @@ def keys_are_normed_by_the_first_weight() -> bool:
 def a_look_at_all_modules_trips_over_numba() -> bool:
     """Kernels for a CPU are put in place in every loaded module; numba's library, which makes up any attribute, ends
     the search."""
-    importlib.import_module("llvmlite.binding")  # numba's, which vLLM requires
+    importlib.import_module("vllm.v1.spec_decode.ngram_proposer")  # vLLM's own module that imports numba
     from vllm.triton_utils import dispatcher
 
     try:
