@@ -342,6 +342,11 @@ class Span:
         return cls(first=first, entries=entries, positions=positions, used=used)
 
 
+def _flat(store: Tensor) -> Tensor:
+    """Return a view of keys or values [B,Hkv,C,D] with a row an entry of a head, [B*Hkv*C,D]."""
+    return store.view(-1, store.shape[-1])
+
+
 Tree = tuple[Tensor, Tensor]  # first [B]; ways [B,n,m]: which of entries first + 0..m-1 each sees, beside all before
 
 
@@ -384,8 +389,10 @@ class SlotContext:
         self._hidden = self._shown - float("inf")  # and of one that is not
         self.first_layer = 0  # index of the module's layer that is stored in row 0
         self.first_slot = 0
-        self.index: Tensor
+        self._written: Tensor | None = None  # [B*Hkv*n] rows of [S*Hkv*C,D] that the pass writes, found where needed
         self.entries: Tensor  # [B,n] that the next pass writes
+        numbers = torch.arange(slots * kv_heads, device=like.device)
+        self._begins = length * numbers.view(slots, kv_heads)  # [S,Hkv] rows of [S*Hkv*C,D]
         self._numbers = torch.arange(slots, device=like.device)[:, None]  # [S,1] of the slots, for ``stores``
         self.bias: Tensor
         self.ragged: Ragged | None = None
@@ -409,15 +416,13 @@ class SlotContext:
         ``tree``: what each sees; None: a chain, all entries up to its own. Position ids are given to the model, apart
         from this: siblings in a tree have one position and an entry each.
         """
-        batch, width = entries.shape
         self.ragged, self.entries = ragged, entries
         if ragged is not None:
             assert tree is None, "rows of chains alone are laid end to end"
             keys, values = self.keys[:, self.first_slot :], self.values[:, self.first_slot :]
             self._end_to_end = cache(partial(RaggedAttention.of, keys, values, entries, used, ragged))
             return
-        kv_heads, head_dim = self.keys.shape[2], self.keys.shape[4]
-        self.index = entries[:, None, :, None].expand(batch, kv_heads, width, head_dim)
+        self._written = None
         # [B,1,1,n,P], one row per group
         self.bias = torch.where(seen_by(entries, used, tree), self._shown, self._hidden)[:, None, None]
 
@@ -434,12 +439,10 @@ class SlotContext:
         if self.ragged is not None:
             turned = torch.cat([query, key], 1)[0].transpose(0, 1)
             return self.attend_end_to_end(layer, turned, value[0].transpose(0, 1), scaling)[None]
-        batch = len(query)
-        stores = self.held(layer, batch)
-        if not torch.is_grad_enabled():
-            stores = self._views_of(batch)[layer - self.first_layer][:2]
-        for store, new in zip(stores, (key, value), strict=True):
-            store.scatter_(2, self.index, new)
+        if torch.is_grad_enabled():
+            self.write(layer, key, value)
+        else:
+            self._write(self._views_of(len(query))[layer - self.first_layer][:2], key, value)
         return self.attend_stored(layer, query, scaling)
 
     def stores(self, layer: int) -> Stores | None:
@@ -464,13 +467,13 @@ class SlotContext:
         return out.unflatten(2, (group, width)).permute(0, 3, 1, 2, 4).reshape(batch, width, heads, size)
 
     def _views_of(self, batch: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Return by layer keys and values [B,Hkv,C,D] to write into, without gradients, and those [B,Hkv,P,D] to
+        """Return by layer keys and values [B*Hkv*C,D] to write into, without gradients, and those [B,Hkv,P,D] to
         see."""
         size = (self.first_slot, batch, self.bias.shape[-1])
         if self._views[0] != size:
             rows, used = slice(size[0], size[0] + batch), slice(size[2])
             both = [(self.keys[i, rows], self.values[i, rows]) for i in range(len(self.keys))]
-            self._views = (size, [(keys, values, keys[:, :, used], values[:, :, used]) for keys, values in both])
+            self._views = (size, [(_flat(k), _flat(v), k[:, :, used], v[:, :, used]) for k, v in both])
         return self._views[1]
 
     def _bias_of(self, group: int) -> Tensor:
@@ -481,8 +484,18 @@ class SlotContext:
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Store keys and values [B,Hkv,n,D] where ``place`` says."""
-        for store, new in zip(self.held(layer, len(key)), (key, value), strict=True):
-            store.scatter_(2, self.index, new)
+        self._write([_flat(store) for store in self.held(layer, len(key))], key, value)
+
+    def _places(self, entries: Tensor) -> Tensor:
+        """Return which rows of [B*Hkv*C,D] hold ``entries`` [B,n] of the rows of a pass: [B*Hkv*n]."""
+        return (self._begins[: len(entries), :, None] + entries[:, None]).flatten()
+
+    def _write(self, stores: Sequence[Tensor], key: Tensor, value: Tensor) -> None:
+        if self._written is None:
+            self._written = self._places(self.entries)
+        # Row by row: on a CPU, scatter_ takes a hundred times as long in bfloat16.
+        for store, new in zip(stores, (key, value), strict=True):
+            store.index_copy_(0, self._written, new.reshape(-1, new.shape[-1]))
 
     def held(self, layer: int, batch: int) -> tuple[Tensor, Tensor]:
         """Return keys and values [B,Hkv,C,D] that the rows of a pass hold in a layer, as views."""
@@ -491,12 +504,11 @@ class SlotContext:
 
     def compact(self, first: Tensor, kept: Tensor) -> None:
         """Move entries ``first`` [B] + ``kept`` [B,n] of rows 0..B-1 to ``first`` + 0, 1, ..., in all layers."""
-        batch, width = kept.shape
-        shape = (len(self.keys), batch, self.keys.shape[2], width, self.keys.shape[4])
-        sources = (first[:, None] + kept)[None, :, None, :, None].expand(shape)
-        places = (first[:, None] + torch.arange(width, device=first.device))[None, :, None, :, None].expand(shape)
-        for store in (self.keys[:, :batch], self.values[:, :batch]):
-            store.scatter_(3, places, store.gather(3, sources))
+        steps = torch.arange(kept.shape[1], device=first.device)
+        sources, places = (self._places(first[:, None] + numbers) for numbers in (kept, steps))
+        for store in (self.keys, self.values):
+            flat = store.flatten(1, 3)
+            flat[:, places] = flat[:, sources]
 
     @contextmanager
     def at(self, slot: int) -> Iterator[None]:

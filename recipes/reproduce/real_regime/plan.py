@@ -50,7 +50,6 @@ class Form:
     plan: Plan  # the prompts, and the lengths of prompts and completions
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    mixed: bool = False  # train in bfloat16 products although the model is in float32
     start: str  # of the shared head: a name of ``real.starts.STARTS``, or "built-in" for the head that comes with Bebop
     tokens: int  # of completions to train on
     shard: int  # completions that are sampled, and then trained on, at a time
@@ -75,13 +74,13 @@ class Form:
 CPU = Form(
     name="cpu",
     plan=PLAN,
-    mixed=True,
+    dtype="bfloat16",
     start="built-in",
     tokens=1_000_000,
     shard=128,
     shared_shards=4,
     shared_passes=4,
-    slots=64,
+    slots=128,
     rows_per_step=8,
     shared_rows_per_step=16,
     every=16,
@@ -125,7 +124,7 @@ GPU = Form(
 TINY = {
     "plan": SMOKE, "device": "cpu", "dtype": "float32", "tokens": 1100, "shard": 16, "shared_shards": 1, "slots": 8,
     "shared_passes": 1, "rows_per_step": 8, "shared_rows_per_step": 8, "every": 2, "test_prompts": 6,
-    "swept_prompts": 5, "unseen_prompts": 3, "test_every": 1, "states_batch": 8, "reserve": 0.0, "mixed": False,
+    "swept_prompts": 5, "unseen_prompts": 3, "test_every": 1, "states_batch": 8, "reserve": 0.0,
 }  # fmt: skip
 
 

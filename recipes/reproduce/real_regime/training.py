@@ -59,7 +59,7 @@ class Head:
             lr_warmup_steps=10,
             max_tokens=form.max_tokens,
         )
-        mixed = form.mixed or form.dtype == "bfloat16"
+        mixed = form.dtype == "bfloat16"
         self.trainer = HeadTrainer(WholeBackend(self.policy, Sampling(temperature=TRAINED_AT), mixed=mixed), config)
 
     @torch.no_grad()
