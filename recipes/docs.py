@@ -419,13 +419,12 @@ def long_sentences(root: Path = ROOT) -> list[str]:
 
 
 def stale_results() -> list[str]:
-    """Return pages of results that are not what ``recipes.reproduce --rebuild`` would write."""
+    """Return a line if RESULTS.md is not what ``recipes.reproduce --rebuild`` would write."""
     from recipes.reproduce import __main__ as reproduce
 
-    folders = {name: within(STUDIES, name) for name in reproduce.STUDIES}
-    wanted = reproduce.pages(folders, ROOT / "RESULTS.md")
-    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
-    return [f"{path.relative_to(ROOT)}: run python -m recipes.reproduce --rebuild" for path in stale]
+    text = reproduce.page(reproduce.checked({name: within(STUDIES, name) for name in reproduce.STUDIES}))
+    fresh = (ROOT / "RESULTS.md").read_text() == text
+    return [] if fresh else ["RESULTS.md: run python -m recipes.reproduce --rebuild"]
 
 
 def stale_picture(picture: Path = PICTURE) -> list[str]:

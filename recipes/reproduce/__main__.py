@@ -20,7 +20,7 @@ from bebop.errors import UserError
 from recipes.reproduce import record, rule_hash
 from recipes.reproduce.claim_pages import write_pages
 from recipes.reproduce.claims import REAL_STAGES, REAL_STUDIES, RECIPES
-from recipes.reproduce.pages import study_page, verdicts, within
+from recipes.reproduce.pages import within
 from recipes.reproduce.study import FOLDER, QUICK
 from recipes.reproduce.summary import page
 
@@ -75,29 +75,16 @@ def run_all(names: Sequence[str]) -> list[str]:
 
 
 def rebuild(folders: Mapping[str, Path], target: Path) -> list[str]:
-    """Every ``results.md`` and the page of all from what is stored; which short studies have no results.
+    """Write the page of all studies from what is stored; return which short studies have no results.
 
     Raises:
         UserError: A result is not what the rule as it stands makes of its numbers; nothing is written.
     """
-    for path, text in pages(folders, target).items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    text = page(checked(folders))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text)
     short = [name for name in folders if name not in LONG]
     return [name for name in short if not (folders[name] / "results.json").is_file()]
-
-
-def pages(folders: Mapping[str, Path], target: Path) -> dict[Path, str]:
-    """What ``rebuild`` writes: each ``results.md``, and ``target``; each result is held against its rule first.
-
-    A study that is a declaration has no ``results.md``: its tables and figures are on the pages of ``--html``.
-    """
-    contents = checked(folders)
-    present = {name: content for name, content in contents.items() if content is not None}
-    decided = verdicts(present)
-    own = {name: content for name, content in present.items() if not rule_hash.declared(name)}
-    studies = {folders[name] / "results.md": study_page(name, content, decided) for name, content in own.items()}
-    return {**studies, target: page(contents)}
 
 
 def checked(folders: Mapping[str, Path]) -> dict[str, record.Content | None]:
@@ -135,9 +122,9 @@ def arguments(given: list[str]) -> argparse.Namespace:
     names = f"{', '.join(RECIPES)}; by name alone, as they take days: {', '.join(LONG)} ({WHOLE}: all of these)"
     parser.add_argument("--only", nargs="+", choices=RECIPES + LONG, metavar="NAME", help=names)
     parser.add_argument("--quick", action="store_true", help="smoke runs, which overwrite no results")
-    parser.add_argument("--rebuild", action="store_true", help="run nothing: all pages from the results that are there")
+    parser.add_argument("--rebuild", action="store_true", help="run nothing: this page from the results that are there")
     parser.add_argument("--rejudge", metavar="REASON", help="run nothing: judge what is stored by changed rules")
-    parser.add_argument("--html", type=Path, metavar="DIR", help="run nothing: a page for each claim, in this folder")
+    parser.add_argument("--html", type=Path, metavar="DIR", help="run nothing: pages of all claims and studies")
     options = parser.parse_args(given)
     if options.html is not None and (options.only or options.rebuild or options.rejudge is not None):
         parser.error("--html shows all that is stored: give it without --only, --rebuild and --rejudge")

@@ -102,8 +102,8 @@ def index(results: Results) -> str:
         ]
         heads = ["claim", "", *(MODELS[model] for model in models)]
         cards.append(Card(title=paper.title, text="", table=_table(heads, rows), wide=True))
-    studies = [[_leads(study), MODELS[model_of(study)]] for study, content in results.contents.items() if content]
-    cards.append(Card(title="Studies", text="", table=_table(("study", "model"), studies), wide=True))
+    cards.append(_runs([study for study, content in results.contents.items() if content], results.contents))
+    cards.append(Card(title="What was not recorded", text="", notes=_gaps(results.contents), wide=True))
     return document(KICKER, "Claims of the papers", cards)
 
 
@@ -204,9 +204,18 @@ def _runs(studies: Sequence[str], contents: Mapping[str, Content | None]) -> Car
         file = f"recipes/reproduce/{study.replace('.', '/')}/results.json"
         minutes = f"{content['seconds'] / 60:.0f}"
         told = (file, str(place["device"]), minutes, place["commit"][:7], rule)
-        rows.append([_leads(study), *map(escape, told)])
-    heads = ("study", "every number", "device", "minutes", "commit", "rule")
+        rows.append([_leads(study), called(model_of(study)), *map(escape, told)])
+    heads = ("study", "model", "every number", "device", "minutes", "commit", "rule")
     return Card(title="Runs", text="", table=_table(heads, rows), wide=True)
+
+
+def _gaps(contents: Mapping[str, Content | None]) -> list[str]:
+    """What was not recorded at the runs, or cannot be shown: each gap once, with the studies that have it."""
+    gaps: dict[str, list[str]] = {}
+    for study, content in contents.items():
+        for gap in (content or {}).get("missing", ()):
+            gaps.setdefault(gap, []).append(study)
+    return [f"{', '.join(studies)}: {gap}" for gap, studies in gaps.items()]
 
 
 def _leads(study: str) -> str:

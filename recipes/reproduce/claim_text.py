@@ -6,10 +6,10 @@ from pathlib import Path
 from bebop.bench.record import table
 from bebop.errors import UserError
 from recipes.reproduce.claims import MODELS, PAPERS, REAL_STUDIES, RECIPES, Claim, Paper
-from recipes.reproduce.pages import page_of, within
+from recipes.reproduce.pages import within
 from recipes.reproduce.record import Content, read
 from recipes.reproduce.results import Judged, Results, gathered
-from recipes.reproduce.summary import called, clean, times_noise
+from recipes.reproduce.summary import called, clean, readme, times_noise
 
 FORMS = ("verdict", "counts", "told", "table")
 TOLD = ("confirmed", "refuted")
@@ -118,7 +118,7 @@ def _table(found: Sequence[Judged], up: str) -> str:
                 "effect": str(one.effect.number) if one.effect else "",
                 "x noise": times_noise(one.effect),
                 "p, corrected": "" if one.p is None else f"{one.p:.2g}",
-                "evidence": f"[{one.study}]({up}{page_of(one.study)})",
+                "evidence": f"[{one.study}]({up}{readme(one.study)})",
             }
             for one in found
         ]

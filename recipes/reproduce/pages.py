@@ -1,14 +1,11 @@
-"""``results.md`` of a study, from what is stored: its findings with their verdicts, its tables and figures."""
+"""What all pages on studies share: the verdict on every finding, and how findings and cells are worded."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bebop.bench.record import table
-from recipes.reproduce.claims import REAL_STUDIES, RECIPES
-from recipes.reproduce.record import Content, judged, read, substance
-from recipes.reproduce.rule_hash import declared
-from recipes.reproduce.scope import counted, family, scope_of
+from recipes.reproduce.record import Content, judged
+from recipes.reproduce.scope import counted, family
 from recipes.reproduce.verdicts import Finding, Verdict, corrected
 
 Verdicts = Mapping[
@@ -32,43 +29,9 @@ def verdicts(contents: Mapping[str, Content | None]) -> Verdicts:
     return verdicts_of
 
 
-def write_study(folder: Path, name: str) -> None:
-    """Write ``results.md`` of a study in ``folder``, with verdicts corrected for all studies beside it."""
-    root = folder.parents[name.count(".")]
-    known = (*REAL_STUDIES, *RECIPES)
-    contents = {study: read(within(root, study) / "results.json") for study in dict.fromkeys((*known, name))}
-    content = contents[name]
-    assert content is not None
-    (folder / "results.md").write_text(study_page(name, content, verdicts(contents)))
-
-
 def within(root: Path, study: str) -> Path:
     """The folder of a study below that of all: ``real.rl`` is ``real/rl``."""
     return root.joinpath(*study.split("."))
-
-
-def page_of(study: str) -> str:
-    """Where a reader finds a study: a declaration has no page of results, its README leads to what there is."""
-    file = "README.md" if declared(study) else "results.md"
-    return f"recipes/reproduce/{study.replace('.', '/')}/{file}"
-
-
-def study_page(name: str, content: Content, decided: Verdicts) -> str:
-    """The text of ``results.md``."""
-    lines = ["# Results", ""]
-    for place, finding in enumerate(judged(content)):
-        told, scope = counted(name, finding), scope_of(name, finding.statement)
-        bar = "" if scope is None or told.untested is not None else f" {SAYS[scope.kind]}: {scope.why}."
-        lines.append(f"- **{decided[name, place][0]}** ({finding.claim}): {sentence(told)}{bar}")
-    lines += ["", *_origin(content), ""]
-    for title, rows in content["tables"].items():
-        lines += [f"## {title}", "", table([{k: cell(v) for k, v in row.items()} for row in rows])]
-    for file, figure in content["figures"].items():
-        lines += [f"![{figure['caption']}](figures/{file})", "", figure["caption"], ""]
-    minutes, busy = content["seconds"] / 60, content["processor_seconds"] / 60
-    lines.append(f"{minutes:.0f} minutes ({busy:.0f} of processor time) on {content['place']['device']}.")
-    lines.append("Every number: `results.json`.")
-    return "\n".join(lines) + "\n"
 
 
 def sentence(finding: Finding, stated: bool = False) -> str:
@@ -82,10 +45,3 @@ def cell(value: Any) -> Any:
     if isinstance(value, dict) and {"value", "low", "high"} <= value.keys():
         return f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
     return value
-
-
-def _origin(content: Content) -> list[str]:
-    newest = substance(content)
-    if not newest.get("post_hoc"):
-        return ["Judged at the run, by the rule that stood before it."]
-    return [f"Re-judged: the rule is younger than the run. {newest['reason']}"]

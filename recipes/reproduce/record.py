@@ -61,8 +61,6 @@ def keep(
 
     ``numbers`` are what the rules speak of, ``facts`` what they only tell.
     """
-    from recipes.reproduce.pages import write_study  # writes from what is stored, so it reads this module
-
     folder.mkdir(parents=True, exist_ok=True)
     content: Content = {
         "seconds": round(time.time() - started.at),
@@ -76,8 +74,6 @@ def keep(
         "tables": {name: [dict(row) for row in rows] for name, rows in tables.items()},
     }
     write(folder / "results.json", content)
-    if not rule_hash.declared(started.name):  # a declaration has no page of its own
-        write_study(folder, started.name)
 
 
 def judgement(code: rule_hash.RuleCode, findings: Sequence[Finding], **more: object) -> dict[str, Any]:

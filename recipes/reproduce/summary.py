@@ -1,13 +1,12 @@
 """From the results of all studies to one page: each claim of a paper with its verdict and all findings behind it."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from bebop.bench.record import table
-from recipes.reproduce.claims import BUILT_IN, MODELS, PAPERS, REAL, REAL_STUDIES, RECIPES, Claim, model_of
+from recipes.reproduce.claims import BUILT_IN, MODELS, PAPERS, REAL, REAL_STUDIES, Claim, model_of
 from recipes.reproduce.deciding import DecidingNumber
-from recipes.reproduce.pages import page_of
 from recipes.reproduce.record import Content
 from recipes.reproduce.results import UNTESTED, Judged, Results, gathered, post_hoc
 from recipes.reproduce.scope import ours
@@ -17,8 +16,8 @@ INTRODUCTION = """# Results
 What the recipes found about the claims of the papers. Two models were looked at: SmolLM2-135M-Instruct (30 layers,
 vocabulary 49,152), whose verdicts stand first wherever its studies have results, and the built-in model (12 layers,
 vocabulary 512), whose studies take hours instead of days. A table per paper has its claims; the findings behind a claim
-are folded below it. Evidence, rule, corrected p and figures of every finding are on the pages of claims and studies,
-which the third of these commands writes:
+are folded below it. Evidence, rules, corrected p, tables, figures, runs, and what lies beyond the papers, are on the
+pages that the third of these commands writes:
 
     make reproduce                                  # every recipe on the built-in model, then this page
     python -m recipes.reproduce --only real         # everything on SmolLM2, then this page; --only NAME: one recipe
@@ -27,20 +26,13 @@ which the third of these commands writes:
 
 Brackets are 95 % intervals over three seeds or over completions, on SmolLM2 over seeds and prompts together.
 *Confirmed* and *refuted*: the numbers tell, after all corrections. *Undecided*: they do not. *Not tested*: the arms
-were not what the claim is about, or no recipe here can test it. A claim is *confirmed* if every finding is, *confirmed
-in part* if some are and none is refuted, *refuted in part* if some are confirmed and some refuted, *refuted* if some
-are and none is confirmed.
-
-**What is corrected together.** The p of all findings that were tested of one claim on one model are corrected by Holm's
-method at 5 %, whichever studies they come from, the two models apart; so are the findings under one further heading. A
-verdict may change while studies of its claim are still to come (*so far*).
-
-**Whose bar it is.** A finding counts for a claim only if the paper makes that claim, and makes it there. Findings whose
-bar is ours are listed as such, corrected apart. Which these are was decided after the runs, by one table for both
-models ([scope](recipes/reproduce/scope.py)); it takes findings away from a claim and confirms none.
+were not what the claim is about, or no recipe here can test it. A claim is *confirmed in part* if some findings are
+confirmed and none is refuted, *refuted in part* if some are confirmed and some refuted. The p of all tested findings of
+a claim on one model are corrected by Holm's method at 5 %; a verdict may change while studies of its claim are still to
+come (*so far*). Findings whose bar is ours count for no claim. Which these are was decided after the runs, by
+[one table](recipes/reproduce/scope.py) that takes findings away from a claim and confirms none.
 """
-REJUDGED = """**Re-judged.** The correction, the noise and the checks of the arms came after the runs of {names}: their
-verdicts are made by rules that are younger than the numbers. Both judgements are in each `results.json`.
+REJUDGED = """*Judged again* by rules that are younger than the numbers: {names}. Both judgements are in `results.json`.
 """
 
 
@@ -56,17 +48,29 @@ def page(contents: Mapping[str, Content | None]) -> str:
         lines += [f"## {paper.title}", "", *([paper.reference + ".", ""] if paper.reference else [])]
         lines.append(table([_claim(claim, results, models) for claim in paper.claims]))
         for claim in paper.claims:
-            keys = {claim.name: "", ours(claim.name): "bars of ours, "}
-            blocks = [
-                _block(results.of(model, key), whose + called(model)) for key, whose in keys.items() for model in models
-            ]
+            blocks = [_block(results.of(model, claim.name), called(model)) for model in models]
+            if told := _told(results, models, ours(claim.name)):
+                blocks.append(f"Bars of ours: {told}.\n")
             blocks += [f"- *{UNTESTED}*: {part}\n" for part in claim.beyond_reach]
             lines += _folded(f"{claim.name}: {headline(claim, results, models)}", blocks)
-        for key, title in paper.others.items():
-            lines += _folded(title, [_block(results.of(model, key), called(model)) for model in models])
-    lines += ["## Runs", "", table([_run(name, one) for name, one in contents.items() if one or name in RECIPES])]
-    lines += _gaps(contents)
-    return "\n".join(lines)
+        lines += [f"{title}: {told}.\n" for key, title in paper.others.items() if (told := _told(results, models, key))]
+    lines += [f"[{name}]: {readme(name)}" for name, content in contents.items() if content]
+    return "\n".join(lines) + "\n"
+
+
+def readme(study: str) -> str:
+    """The page of a study, seen from the top: what was done, and how it is judged."""
+    return f"recipes/reproduce/{study.replace('.', '/')}/README.md"
+
+
+def _told(results: Results, models: Sequence[str], key: str) -> str:
+    """How many findings under a heading came out how: 6 confirmed (drift, pad)."""
+    words, studies = Counter[str](), dict[str, None]()
+    for one in (one for model in models for one in results.of(model, key)):
+        words[one.verdict] += 1
+        studies[one.study] = None
+    counts = ", ".join(f"{count} {word}" for word, count in words.most_common())
+    return f"{counts} ({', '.join(map(_link, studies))})" if counts else ""
 
 
 def _folded(title: str, blocks: Sequence[str]) -> list[str]:
@@ -129,16 +133,27 @@ def _number(one: Judged) -> str:
 
 
 def _block(found: Sequence[Judged], title: str) -> str:
-    """The findings of a claim on one model, by verdict and study, each with the number that decided it."""
+    """The findings of a claim on one model, by verdict and study, each with the number that decided it.
+
+    Those that were not tested are counted, with the reasons.
+    """
     lines: dict[tuple[str, str], list[str]] = {}
+    untested: dict[str, list[str]] = {}
     for one in found:
+        if one.finding.untested is not None:
+            lines.setdefault((one.verdict, one.study), [])
+            untested.setdefault(one.study, []).append(one.finding.untested)
+            continue
         statement = one.finding.statement.removeprefix(f"On {REAL}, ").rstrip(".")
-        effect = f": {one.effect.number}" if one.effect and one.finding.untested is None else ""
-        why = f" ({one.finding.untested})" if one.finding.untested else ""
+        effect = f": {one.effect.number}" if one.effect else ""
         before = f" (at the run: {one.before})" if one.before and one.before != one.verdict else ""
-        line = f"  - {statement[0].upper()}{statement[1:]}{effect}{why}{before}"
+        line = f"  - {statement[0].upper()}{statement[1:]}{effect}{before}"
         lines.setdefault((one.verdict, one.study), []).append(line)
-    told = [line for (verdict, study), those in lines.items() for line in (f"- *{verdict}*, {study}", *those)]
+    told = []
+    for (verdict, study), those in lines.items():
+        why = untested.get(study, []) if verdict == UNTESTED else []
+        told.append(f"- *{verdict}*, {study}" + (f", {len(why)}: {'; '.join(dict.fromkeys(why))}" if why else ""))
+        told += those
     return "\n".join([f"{title[0].upper()}{title[1:]}", "", *told, ""]) if told else ""
 
 
@@ -153,35 +168,5 @@ def clean(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _link(recipe: str) -> str:
-    return f"[{recipe}]({page_of(recipe)})"
-
-
-def _run(recipe: str, content: Content | None) -> dict[str, Any]:
-    """Where and when a recipe ran, and by which rules it was judged."""
-    readme = f"[{recipe}](recipes/reproduce/{recipe.replace('.', '/')}/README.md)"
-    if content is None:
-        return {"recipe": readme, "device": "no results yet"}
-    place, (first, *later) = content["place"], content["judgements"]
-    late = [one for one in later if "translated" not in one]
-    rule = f"`{later[-1]['rule']['hash']}`" if later else "the same"
-    return {
-        "recipe": readme,
-        "device": place["device"],
-        "minutes": round(content["seconds"] / 60, 1),
-        "of processor time": round(content["processor_seconds"] / 60, 1),
-        "torch": place["torch"],
-        "commit": place["commit"][:7] + (" (dirty)" if place.get("dirty") else ""),
-        "rule at the run": f"`{first['rule']['hash']}`" + (" (derived)" if first["rule"]["derived"] else ""),
-        "rule of the verdicts": rule + (", post hoc" if late else "") + (", translated" if later[len(late) :] else ""),
-    }
-
-
-def _gaps(contents: Mapping[str, Content | None]) -> list[str]:
-    """What was not recorded at the runs, each gap once with the recipes that have it."""
-    gaps: dict[str, list[str]] = {}
-    for name, content in contents.items():
-        for gap in (content or {}).get("missing", ()):
-            gaps.setdefault(gap, []).append(name)
-    lines = [f"- {', '.join(names)}: {gap}" for gap, names in gaps.items()]
-    return ["What was not recorded, or cannot be shown:", "", *lines, ""] if lines else []
+def _link(study: str) -> str:
+    return f"[{study}]"

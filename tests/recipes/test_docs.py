@@ -257,10 +257,8 @@ def test_the_real_pages_are_held(tmp_path: Path) -> None:
 def test_a_page_of_results_changed_by_hand_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     from recipes.reproduce import __main__ as reproduce
 
-    real = reproduce.pages
-    monkeypatch.setattr(
-        reproduce, "pages", lambda *a: {p: t.replace("undecided", "confirmed") for p, t in real(*a).items()}
-    )
+    real = reproduce.page
+    monkeypatch.setattr(reproduce, "page", lambda contents: real(contents).replace("undecided", "confirmed"))
     assert "RESULTS.md: run python -m recipes.reproduce --rebuild" in docs.stale_results()
 
 

@@ -128,7 +128,7 @@ def rule_numbers(results: Sequence[Found]) -> dict[str, Number]:
 
 
 def tables(results: Sequence[Found]) -> dict[str, list[dict[str, Any]]]:
-    """What results.md shows."""
+    """Return the tables of the study."""
     return {
         "Ways to choose, held-out prompts": [arm_line(results, arm) for arm in ARMS],
         "Predictors": [arm_line(results, arm) for arm in predictors(results)],

@@ -72,7 +72,7 @@ def causes(looks: Sequence[Look]) -> str:
 
 
 def tables(results: Everything) -> dict[str, list[dict[str, Any]]]:
-    """What results.md shows."""
+    """Return the tables of the study."""
     return {
         "Planted faults: black box": [line(one, results.faults[one.name]) for one in CASES if one.box == "black"],
         "Planted faults: white box": [line(one, results.faults[one.name]) for one in CASES if one.box == "white"],

@@ -110,7 +110,7 @@ def cosine_numbers(results: Sequence[Found]) -> dict[str, list[float]]:
 
 
 def tables(results: Sequence[Found]) -> dict[str, list[dict[str, Any]]]:
-    """What results.md shows."""
+    """Return the tables of the study."""
     return {
         "Tokens a cycle at temperature 0, by nodes (over seeds)": [length_line(results, arm) for arm in ARMS],
         "The same over prompts of all seeds, and by task with 16 nodes": [task_line(results, arm) for arm in ARMS],

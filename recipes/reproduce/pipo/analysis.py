@@ -103,7 +103,7 @@ def reliability(many: Sequence[Answers]) -> list[tuple[float, float, int]]:
 
 
 def tables(results: Sequence[Measured]) -> dict[str, list[dict[str, Any]]]:
-    """What results.md shows."""
+    """Return the tables of the study."""
     keys = list(results[0].answers)
     return {
         "Reward by budget": [

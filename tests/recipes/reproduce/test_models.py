@@ -22,7 +22,7 @@ from recipes.reproduce.__main__ import (
     STUDIES,
     WHOLE,
     arguments,
-    pages,
+    checked,
     rebuild,
     run,
     run_all,
@@ -71,18 +71,12 @@ def content(claim: str, *p_values: float) -> dict[str, Any]:
     return results(*((claim, p, "e") for p in p_values))
 
 
-def own_page(name: str) -> list[str]:
-    """The page of results of a study, which a declaration has not."""
-    return [] if rule_hash.declared(name) else ["results.md"]
-
-
 @pytest.fixture
 def folders(tmp_path: Path) -> dict[str, Path]:
     """The stored results of the built-in model, and folders for those of the real one."""
     for name in (one for one in RECIPES if one in STORED):
         copytree(FOLDER / name / "figures", tmp_path / name / "figures")
-        for file in ("results.json", *own_page(name)):
-            (tmp_path / name / file).write_text((FOLDER / name / file).read_text())
+        (tmp_path / name / "results.json").write_text((FOLDER / name / "results.json").read_text())
     return {name: within(tmp_path, name) for name in STUDIES}
 
 
@@ -141,7 +135,7 @@ def test_other_families_are_caught(broken: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_page_says_what_is_corrected_together() -> None:
     text = page({})
-    assert "**What is corrected together.**" in text and "one claim on one model" in text
+    assert "all tested findings of\na claim on one model are corrected by Holm's method" in text
 
 
 # ---- the page
@@ -157,13 +151,12 @@ def test_before_results_arrive_a_line_says_so_and_nothing_else_changes(folders: 
     assert text.count(line) == 1 and ("**Results are missing**" in text) == bool(missing)
     assert not any(f"[{study}]" in text for study in REAL_STUDIES)
     assert f"<summary>C3: {on_built_in('C3')}</summary>" in text and not re.search("<summary>.* on SmolLM2", text)
-    assert not any((folders[study] / "results.md").exists() for study in REAL_STUDIES)
 
 
 @pytest.mark.slow
 def test_each_claim_has_its_verdict_on_both_models_the_real_one_first(folders: dict[str, Path]) -> None:
     keep(folders["drift"].parent, "real_losses")
-    text = pages(folders, Path("RESULTS.md"))[Path("RESULTS.md")]
+    text = page(checked(folders))
     bebop = text[text.index("## Bebop") : text.index("## PAD")]
     assert "| claim | the paper | here | verdict and first number | what would decide it |" in bebop
     row = next(line for line in bebop.splitlines() if line.startswith("| **C3** "))
@@ -176,25 +169,19 @@ def test_each_claim_has_its_verdict_on_both_models_the_real_one_first(folders: d
         third.index("\nSmolLM2\n") < third.index("- *confirmed*, real_losses") < third.index("\nThe built-in model\n")
     )
     assert re.search(r"  - .*than those of hard-label cross-entropy: 0.400 \[0.398, 0.402\]\n", third)
-    beyond = bebop[bebop.index("<summary>Beyond the paper") :]
-    assert beyond.index("\nSmolLM2\n") < beyond.index("\nThe built-in model\n")
+    assert re.search(r"^Beyond the paper: \d+ \w+.*\(\[real_losses\], ", bebop, re.MULTILINE)
     others = ", ".join(study for study in REAL_STUDIES if study != "real_losses")
     assert f"No further results of SmolLM2-135M-Instruct yet: {others}." in text
 
 
 @pytest.mark.slow
 def test_results_of_one_model_change_no_verdict_on_the_other(folders: dict[str, Path]) -> None:
+    before = re.findall(r"the built-in model: \*\*.*?\|", page(checked(folders)))
     for study in REAL_STUDIES:
         keep(folders["drift"].parent, study)
-    made = pages(folders, Path("RESULTS.md"))
-    with_results = [name for name in RECIPES if name in STORED]
-    for path in (folders[name] / file for name in with_results for file in own_page(name)):
-        assert made[path] == path.read_text()
-    assert set(made) == {Path("RESULTS.md")} | {
-        folders[name] / file for name in folders if name in (*REAL_STUDIES, *STORED) for file in own_page(name)
-    }
-    assert "results of SmolLM2-135M-Instruct yet" not in made[Path("RESULTS.md")]
-    assert "recipes/reproduce/real/rl/README.md" in made[Path("RESULTS.md")]
+    text = page(checked(folders))
+    assert before and re.findall(r"the built-in model: \*\*.*?\|", text) == before
+    assert "results of SmolLM2-135M-Instruct yet" not in text and "recipes/reproduce/real/rl/README.md" in text
 
 
 def test_a_study_of_a_claim_that_is_to_come_makes_its_verdict_one_so_far(folders: dict[str, Path]) -> None:
@@ -202,11 +189,6 @@ def test_a_study_of_a_claim_that_is_to_come_makes_its_verdict_one_so_far(folders
     assert "<summary>C3: confirmed on SmolLM2, " in text, "no rule of the other two speaks of C3"
     text = page({"real_losses": content("C4", 1e-6), "real.rl": None})
     assert "<summary>C4: confirmed, so far on SmolLM2, not tested on the built-in model</summary>" in text
-
-
-def test_a_study_in_a_folder_within_another_writes_its_page(tmp_path: Path) -> None:
-    folder = keep(tmp_path, "real.rl")
-    assert folder == tmp_path / "real" / "rl" and "**confirmed** (C4)" in (folder / "results.md").read_text()
 
 
 # ---- what decides a finding
@@ -363,18 +345,20 @@ def test_the_page_has_every_finding_under_its_claim() -> None:
     }.items():
         row = next(line for line in text.splitlines() if line.startswith(f"| **{claim}** "))
         assert f"the built-in model: **{verdict}**" in row
-    assert "  - About C4 (the arm fell)\n" in text
-    assert "Gain 0.2 [0.1, 0.3] ([objectives](recipes/" in text, "the first number of a claim stands in the table"
-    found = [text.index(f"  - About {claim}") for claim in ("C2", "C3", "Fig 14b", "beyond", "something new")]
-    assert found == sorted(found) and found[2] < text.index("<summary>Beyond the paper<") < found[3]
-    assert "| 1.5 |" in text and "abc1234 (dirty)" in text and "missing" not in text and "Re-judged" not in text
+    assert "- *not tested*, top_k, 1: the arm fell\n" in text
+    assert "Gain 0.2 [0.1, 0.3] ([objectives])" in text, "the first number of a claim stands in the table"
+    assert text.index("  - About C2") < text.index("  - About C3")
+    assert "Further findings of the paper: 1 refuted ([top_k])." in text
+    assert "Beyond the paper: 1 confirmed, 1 undecided ([beyond])." in text
+    assert "[top_k]: recipes/reproduce/top_k/README.md\n" in text
+    assert "missing" not in text and "Judged again" not in text
     assert all(claim.text in text for paper in PAPERS for claim in paper.claims)
 
 
 def test_a_judgement_made_after_the_run_is_called_so() -> None:
     text = page({"objectives": results(("C3", "confirmed", "Gain."), post_hoc=True)})
-    assert "**Re-judged.**" in text and "after the runs of objectives:" in text
-    assert "at the run: refuted" in text and "`aaaa` (derived)" in text and "`bbbb`, post hoc" in text
+    assert "*Judged again* by rules that are younger than the numbers: objectives." in text
+    assert "at the run: refuted" in text
 
 
 def test_missing_results_are_named_and_no_verdict_is_made_up() -> None:
@@ -391,10 +375,8 @@ def test_a_recipe_that_is_not_there_fails_in_one_line(capsys: pytest.CaptureFixt
 def test_what_goes_beyond_a_paper_stands_with_that_paper() -> None:
     found = results(("beyond", "confirmed", "7.125"), ("unheard of", "confirmed", "8.125"))
     text = page({"drift": found, "pad_training": found})
-    bebop, pad = text.index("<summary>Beyond the paper<"), text.index("<summary>Beyond the paper on PAD<")
-    places = [text.index(f"- *confirmed*, {name}\n") for name in ("drift", "pad_training")]
-    assert bebop < places[0] < pad < places[1], "each under its own paper"
-    assert text.count("About unheard of") == text.count("About beyond") == 2
+    assert "\nBeyond the paper: 2 confirmed ([drift]).\n" in text
+    assert "\nBeyond the paper on PAD: 2 confirmed ([pad_training]).\n" in text
     assert heading("drift", "PAD 2") == "PAD 2", "a claim is that of its paper, whatever recipe tests it"
 
 
