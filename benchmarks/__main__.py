@@ -44,7 +44,7 @@ from bebop.config.engines import SglangConfig
 from bebop.config.fields import MAX_INT, MAX_PROCESSES
 from bebop.config.job import JobConfig, ModelConfig, TaskConfig
 from bebop.errors import UserError
-from bebop.model.checkpoint import load_policy
+from bebop.model.checkpoint import load_policy, resolve, trained_head
 from bebop.model.parts import has_part
 from bebop.rollout.sglang.arguments import HOSTED
 from bebop.runtime.preflight import check_job, check_model
@@ -61,7 +61,10 @@ TASK = TaskConfig(name="chain_sum", args={"min_terms": 8, "max_terms": 11, "min_
 def _model(options: argparse.Namespace) -> ModelConfig:
     parts = dict(getattr(options, "parts", []))
     draft = getattr(options, "draft", None)
-    return ModelConfig(path=options.model, device=options.device, dtype=options.dtype, parts=parts, draft=draft)
+    brought = trained_head(resolve(options.model)) is not None  # Bebop's head for a model that has none
+    return ModelConfig(
+        path=options.model, device=options.device, dtype=options.dtype, parts=parts, draft=draft, init_mtp=brought
+    )
 
 
 def _systems(options: argparse.Namespace) -> tuple[str, ...]:
