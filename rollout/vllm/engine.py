@@ -213,7 +213,7 @@ def self_test(core: Core, *, sampled: bool) -> None:
         return
     if core.past is not None:
         if not _accepted_drafts_of_past(core, core.past):
-            raise UserError("vLLM drafts nothing of a past answer that it was told; use rollout=torch")
+            raise UserError("vLLM drafts nothing of a past completion that it was told; use rollout=torch")
     elif not seen:
         raise UserError("vLLM verified no draft: the checkpoint's head does not draft there; use rollout=torch")
     if sampled and not all(one.sampled for one in seen):
