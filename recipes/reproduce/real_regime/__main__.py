@@ -7,6 +7,7 @@ import argparse
 import json
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from recipes.reproduce.real.plan import agree
 from recipes.reproduce.real.prompts import make_prompts
 from recipes.reproduce.real_regime.analysis import TABLES, Found, measure, read
 from recipes.reproduce.real_regime.charts import draw
-from recipes.reproduce.real_regime.plan import GPU, HERE, TEMPERATURES, TRAINED_AT, cpu_form, load, place_of, tiny
+from recipes.reproduce.real_regime.plan import GPU, HERE, RUNS, TEMPERATURES, TRAINED_AT, cpu_form, load, place_of, tiny
 from recipes.reproduce.real_regime.rollouts import kept_prompts, write_prompts
-from recipes.reproduce.real_regime.sitting import PROGRESS, carried_out, newest_looks
+from recipes.reproduce.real_regime.sitting import PROGRESS, carried_out, newest_looks, sample_ahead, train_share
+from recipes.reproduce.real_regime.training import Share
 from recipes.reproduce.record import begin, keep
 from recipes.reproduce.study import QUICK, results_folder
 
@@ -46,7 +48,12 @@ def main(given: list[str]) -> None:
         agree(place / "form.json", json.loads(json.dumps({"form": repr(form), "trained at": TRAINED_AT})), "rollouts")
         torch.set_num_threads(options.threads)
         model = load(form)
-        carried_out(form, model, kept_prompts(form, place, model), place, options.seconds)
+        prompts = kept_prompts(form, place, model)
+        if options.sample or options.share is not None:
+            part = partial(train_share, share=options.share) if options.share is not None else sample_ahead
+            show(f"{part(form, model, prompts, place, options.seconds)} shards\n")
+            return
+        carried_out(form, model, prompts, place, options.seconds)
     forms = looked_at()
     told = Measured()
     tables: dict[str, list[dict[str, Any]]] = {}
@@ -69,12 +76,28 @@ def arguments(given: list[str]) -> argparse.Namespace:
     bound = "of this sitting, its evaluation included (default: until all is done)"
     parser.add_argument("--seconds", type=whole(1, MOST), metavar="N", help=bound)
     parser.add_argument("--threads", type=whole(1, 64), default=1, metavar="N", help="of the processor (1)")
+    parts = (
+        "train nothing: only sample rollouts, ahead of the sittings",
+        "train each N-th head from the I-th on, beside",
+    )
+    parser.add_argument("--sample", action="store_true", help=parts[0])
+    parser.add_argument(
+        "--share", type=share, metavar="I/N", help=f"{parts[1]} processes with the others; a sitting evaluates them all"
+    )
     parser.add_argument("--judge", action="store_true", help="train nothing: judge the newest evaluation")
     parser.add_argument(
         "--gpu-results", type=Path, metavar="DIR", help="train nothing: take what real_regime.gpu wrote, and judge"
     )
     parser.add_argument("--write-prompts", type=Path, metavar="FILE", help="only write the prompts for the GPU form")
     return parser.parse_args(given)
+
+
+def share(text: str) -> Share:
+    """Return the I and N of ``I/N``."""
+    first, slash, count = text.partition("/")
+    if not (slash and first.isdecimal() and count.isdecimal() and 0 <= int(first) < int(count) <= len(RUNS)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no share: 0/2 and 1/2 are the halves, N is {len(RUNS)} at most")
+    return int(first), int(count)
 
 
 def prompts_for_a_gpu(file: Path) -> None:

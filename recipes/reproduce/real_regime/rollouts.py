@@ -1,13 +1,15 @@
 """Prompts and rollouts of the study: completions of the model at a low temperature by the embedded engine.
 
 What a shard holds depends on the form and the shard's number alone. So a shard that was lost in a stop is sampled again
-with the same tokens, on a machine that rounds the same way.
+with the same tokens, on a machine that rounds the same way. The first shards of the CPU form are kept in ``STORED``,
+whose tokens count wherever the study is carried out: an hour of a core is not spent again.
 """
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 from bebop.adaptation.corpus import sampling_params
@@ -19,8 +21,9 @@ from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import Completion
 from recipes.reproduce.real.corpus import Answer, read_shard, write_shard
 from recipes.reproduce.real.prompts import RealPrompt, make_prompts
-from recipes.reproduce.real_regime.plan import Form
+from recipes.reproduce.real_regime.plan import TRAINED_AT, Form
 
+STORED = Path(__file__).parent / "stored.npz"
 TRAIN, TEST = 1, 2  # streams of seeds
 FIELDS = ("number", "kind", "split", "token_ids")
 Asked = tuple[RealPrompt, int, float]  # a prompt, the seed of its completion, the temperature
@@ -107,11 +110,44 @@ def sample(form: Form, engine: TorchEngine, asked: Sequence[Asked], bar: tqdm) -
 
 
 def _answer(prompt: RealPrompt, seed: int, completion: Completion) -> Answer:
+    tokens, logprobs = completion.token_ids.tolist(), completion.logprobs.tolist()
+    return _of(prompt, seed, completion.finish_reason, tokens, logprobs)
+
+
+def _of(prompt: RealPrompt, seed: int, finish: str, tokens: Sequence[int], logprobs: Sequence[float] = ()) -> Answer:
     return Answer(
-        number=prompt.number, kind=prompt.kind, split=prompt.split, seed=seed, finish=completion.finish_reason,
-        prompt=prompt.token_ids, answer=tuple(completion.token_ids.tolist()),
-        logprobs=tuple(completion.logprobs.tolist()),
+        number=prompt.number, kind=prompt.kind, split=prompt.split, seed=seed, finish=finish,
+        prompt=prompt.token_ids, answer=tuple(tokens), logprobs=tuple(logprobs),
     )  # fmt: skip
+
+
+def pack(form: Form, shards: Sequence[Sequence[Answer]], path: Path) -> None:
+    """Write the first shards of a form as tokens, lengths and reasons for the end: what is no function of the form."""
+    answers = [answer for shard in shards for answer in shard]
+    np.savez_compressed(
+        path,
+        form=np.array(repr(form)),
+        tokens=np.array([token for answer in answers for token in answer.answer], dtype=np.uint16),
+        lengths=np.array([len(answer.answer) for answer in answers], dtype=np.uint16),
+        stopped=np.array([answer.finish == "stop" for answer in answers]),
+    )
+
+
+def stored(form: Form, prompts: Sequence[RealPrompt], shard: int, path: Path) -> list[Answer] | None:
+    """Return a shard that ``pack`` wrote, without log-probs; None where it is not there, or is another form's."""
+    if not path.is_file():
+        return None
+    with np.load(path, allow_pickle=False) as found:
+        lengths = found["lengths"]
+        if str(found["form"]) != repr(form) or (shard + 1) * form.shard > len(lengths):
+            return None
+        begins = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])
+        tokens, stopped = found["tokens"], found["stopped"]
+    asked = train_requests(form, prompts, shard, TRAINED_AT)
+    return [
+        _of(prompt, seed, "stop" if stopped[i] else "length", tokens[begins[i] : begins[i + 1]].tolist())
+        for i, (prompt, seed, _) in enumerate(asked, shard * form.shard)
+    ]
 
 
 def sampled(form: Form, engine: TorchEngine, asked: Sequence[Asked], path: Path | None, label: str) -> list[Answer]:

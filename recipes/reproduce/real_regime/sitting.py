@@ -14,9 +14,9 @@ from bebop.bench import record
 from bebop.model.backbone import Policy
 from recipes.reproduce.real.prompts import RealPrompt
 from recipes.reproduce.real_regime.evaluation import Archive, look, texts, wanted
-from recipes.reproduce.real_regime.plan import TEMPERATURES, TRAINED_AT, Form
+from recipes.reproduce.real_regime.plan import RUNS, TEMPERATURES, TRAINED_AT, Form
 from recipes.reproduce.real_regime.rollouts import make_engine
-from recipes.reproduce.real_regime.training import Stream
+from recipes.reproduce.real_regime.training import Share, Stream
 
 PROGRESS = "progress.json"
 
@@ -61,9 +61,7 @@ def carried_out(form: Form, model: Policy, prompts: Sequence[RealPrompt], place:
     evaluation is finished whatever it takes: ``Form.reserve`` is kept for it.
     """
     began = time.monotonic()
-    progress = Progress(path=place / PROGRESS, form=form, place=record.place(record.begin()))
-    if form.resumable and progress.path.is_file():
-        progress.rows = json.loads(progress.path.read_text())["rows"]  # of the sittings before
+    progress = _progress(form, place / PROGRESS)
     engine = make_engine(form, model)
     material = texts(form, engine, prompts, place)
     progress.keep({
@@ -74,19 +72,7 @@ def carried_out(form: Form, model: Policy, prompts: Sequence[RealPrompt], place:
         "seconds": time.monotonic() - began,
     })  # fmt: skip
     stream = Stream(form, engine, prompts, place)
-    slowest = 0.0  # seconds of a shard that heads were trained on
-    with tqdm(total=form.tokens, desc="rollouts and training", unit="token") as bar:
-        fresh = 0  # shards of this sitting that a head was trained on
-        while stream.tokens < form.tokens:
-            left = float("inf") if seconds is None else seconds - (time.monotonic() - began)
-            if left < form.reserve + slowest and fresh:
-                break
-            before, at = stream.tokens, time.monotonic()
-            new = bool(stream.owners())
-            stream.step(progress.keep)
-            slowest = max(slowest, time.monotonic() - at)
-            fresh += new
-            bar.update(stream.tokens - before)
+    _train(stream, progress, began, seconds, form.reserve)
     looks = Archive(looks_path(place, stream.shard))
     ended = sum(stream.finishes) / max(1, len(stream.finishes))
     progress.keep({"shards": stream.shard, "tokens": stream.tokens, "ended by themselves": ended})
@@ -99,3 +85,50 @@ def carried_out(form: Form, model: Policy, prompts: Sequence[RealPrompt], place:
             looks.add(one.name, look(form, model, weights[one.head], text, one.temperature))
         progress.keep({"look": one.name, "seconds": time.monotonic() - at})
     return looks.path
+
+
+def train_share(
+    form: Form, model: Policy, prompts: Sequence[RealPrompt], place: Path, seconds: float | None, share: Share
+) -> int:
+    """Train a share of the heads beside processes with the others, evaluate nothing; return how many shards."""
+    began = time.monotonic()
+    stream = Stream(form, make_engine(form, model), prompts, place, share)
+    _train(stream, _progress(form, place / f"share-{share[0]}.json"), began, seconds, 0.0)
+    return stream.shard
+
+
+def sample_ahead(form: Form, model: Policy, prompts: Sequence[RealPrompt], place: Path, seconds: float | None) -> int:
+    """Sample rollouts until the planned tokens are reached or the time is over, and train nothing; return how many
+    shards there are."""
+    began, stream = time.monotonic(), Stream(form, make_engine(form, model), prompts, place, share=(0, len(RUNS) + 1))
+    tokens = shard = 0
+    with tqdm(total=form.tokens, desc="rollouts", unit="token") as bar:
+        while tokens < form.tokens and (seconds is None or time.monotonic() - began < seconds):
+            found = sum(len(answer.answer) for answer in stream.rollouts(shard))
+            tokens, shard = tokens + found, shard + 1
+            bar.update(found)
+    return shard
+
+
+def _progress(form: Form, path: Path) -> Progress:
+    progress = Progress(path=path, form=form, place=record.place(record.begin()))
+    if form.resumable and path.is_file():
+        progress.rows = json.loads(path.read_text())["rows"]  # of the sittings before
+    return progress
+
+
+def _train(stream: Stream, progress: Progress, began: float, seconds: float | None, reserve: float) -> None:
+    """Train on shard after shard as long as time allows."""
+    slowest = 0.0  # seconds of a shard that heads were trained on
+    with tqdm(total=stream.form.tokens, desc="rollouts and training", unit="token") as bar:
+        fresh = 0  # shards of this sitting that a head was trained on
+        while stream.tokens < stream.form.tokens:
+            left = float("inf") if seconds is None else seconds - (time.monotonic() - began)
+            if left < reserve + slowest and fresh:
+                break
+            before, at = stream.tokens, time.monotonic()
+            new = bool(stream.owners())
+            stream.step(progress.keep)
+            slowest = max(slowest, time.monotonic() - at)
+            fresh += new
+            bar.update(stream.tokens - before)

@@ -36,11 +36,12 @@ from recipes.reproduce.real.corpus import Answer
 from recipes.reproduce.real.prompts import RealPrompt
 from recipes.reproduce.real.starts import STARTS
 from recipes.reproduce.real_regime.plan import DEPTH, RUNS, SHARED, TRAINED_AT, Form, HeadRun
-from recipes.reproduce.real_regime.rollouts import sampled, train_requests
+from recipes.reproduce.real_regime.rollouts import STORED, sampled, stored, train_requests
 
 FIT_ROWS = 256  # completions that a fitted start sees
 BUILT_IN = "built-in"
 Row = dict[str, Any]
+Share = tuple[int, int]  # (i, n): of the heads each n-th, beginning with the i-th; the shared one is of every share
 
 
 class Head:
@@ -114,12 +115,15 @@ def head_path(folder: Path, name: str) -> Path:
 class Stream:
     """The rollouts of a form, shard by shard, and the heads that are trained on them."""
 
-    def __init__(self, form: Form, engine: TorchEngine, prompts: Sequence[RealPrompt], place: Path) -> None:
-        """Begin, or go on from what ``place`` holds of a resumable form."""
+    def __init__(
+        self, form: Form, engine: TorchEngine, prompts: Sequence[RealPrompt], place: Path, share: Share = (0, 1)
+    ) -> None:
+        """Begin, or go on from what ``place`` holds of a resumable form; ``share``: which heads to train."""
         self.form, self.engine, self.prompts, self.place = form, engine, prompts, place
         self.model = model = engine.policy
         model.backbone.requires_grad_(False)
-        self.heads = {run.name: Head(run, form, model) for run in (HeadRun(name=SHARED, objective="ce", seed=0), *RUNS)}
+        runs = (HeadRun(name=SHARED, objective="ce", seed=0), *RUNS[share[0] :: share[1]])
+        self.heads = {run.name: Head(run, form, model) for run in runs}
         self.tokens = 0  # of the completions of all shards so far
         self.shard = 0  # the next one
         self.finishes: list[bool] = []  # whether each completion ended by itself
@@ -154,6 +158,8 @@ class Stream:
 
     def rollouts(self, shard: int) -> list[Answer]:
         """Return the completions of a shard, kept on disk where the form is resumable."""
+        if (known := stored(self.form, self.prompts, shard, STORED)) is not None:
+            return known
         asked = train_requests(self.form, self.prompts, shard, TRAINED_AT)
         path = self.place / "rollouts" / f"shard-{shard:04d}.jsonl" if self.form.resumable else None
         return sampled(self.form, self.engine, asked, path, "rollouts")

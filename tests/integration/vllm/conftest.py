@@ -13,13 +13,18 @@ from typing import Any
 import pytest
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
-if os.environ.get("BEBOP_VLLM_RUNNER") == "v2":  # these say nothing of a runner, or are of the first alone
+V2 = os.environ.get("BEBOP_VLLM_RUNNER") == "v2"
+if V2:  # these say nothing of a runner, or are of the first alone
     collect_ignore_glob += [f"test_{name}.py" for name in ("bench", "distributions", "job", "suffixes", "upstream")]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if find_spec("vllm"):  # its classes of Qwen3.5 import torchvision, which has no build for this torch, for images only
     STUBS = str(Path(__file__).parents[1] / "stubs")
     sys.path.append(STUBS)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), STUBS]))
+    if V2:  # before a test imports vLLM, whose modules look for Triton as they are loaded
+        from bebop.rollout.vllm.cpu import interpret
+
+        interpret()
 
 
 @pytest.fixture(scope="module")

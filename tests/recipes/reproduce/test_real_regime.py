@@ -5,8 +5,11 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +17,21 @@ import torch
 
 from bebop.bench.record import ROOT
 from bebop.errors import UserError
+from bebop.model.backbone import Policy
 from recipes.reproduce import record
+from recipes.reproduce.real.prompts import RealPrompt
 from recipes.reproduce.real_regime import __main__ as study
 from recipes.reproduce.real_regime import analysis, evaluation, gpu, plan, rollouts
 from recipes.reproduce.real_regime.evaluation import Archive, Look
 from recipes.reproduce.real_regime.findings import FORMS, RULES
-from recipes.reproduce.real_regime.sitting import PROGRESS, carried_out, looks_path, newest_looks
+from recipes.reproduce.real_regime.sitting import (
+    PROGRESS,
+    carried_out,
+    looks_path,
+    newest_looks,
+    sample_ahead,
+    train_share,
+)
 from recipes.reproduce.real_regime.training import head_path
 from recipes.reproduce.verdicts import judge
 from tests.recipes.reproduce.synthetic import check_names
@@ -121,6 +133,22 @@ def run(folder: Path, module: str, *arguments: str, lacking: tuple[str, ...] = (
     return done.stdout
 
 
+def test_stored_rollouts_are_those_that_were_sampled(tmp_path: Path) -> None:
+    form = plan.tiny(plan.CPU)
+    prompts = [RealPrompt(number=i, kind="story", split="train", text="", token_ids=(1, 2 + i)) for i in range(5)]
+    shards = [
+        [
+            rollouts._of(prompt, seed, "stop" if seed % 2 else "length", range(seed % 7 + shard))
+            for prompt, seed, _ in rollouts.train_requests(form, prompts, shard, plan.TRAINED_AT)
+        ]
+        for shard in range(2)
+    ]
+    path = tmp_path / "stored.npz"
+    rollouts.pack(form, shards, path)
+    assert [rollouts.stored(form, prompts, shard, path) for shard in range(3)] == [*shards, None]
+    assert rollouts.stored(replace(form, slots=3), prompts, 0, path) is None, "they are of one form"
+
+
 @pytest.mark.slow
 def test_a_study_in_sittings_comes_out_as_one_that_was_not_stopped(tmp_path: Path) -> None:
     """In a process of its own, as a sitting is: after all other tests, in their process, a weight once differed."""
@@ -146,10 +174,25 @@ def check_sittings(tmp_path: Path) -> None:
         stopped, heads[name] = (torch.load(head_path(place, name), weights_only=True) for place in (parts, whole))
         assert stopped["shards"] == heads[name]["shards"] and (name == "shared" or stopped["shards"] == 3)
         assert all(torch.equal(stopped["weights"][key], value) for key, value in heads[name]["weights"].items())
+    check_shares(form, model, prompts, tmp_path / "shares", heads)
     ce, kl, tv, other = (heads[name]["weights"]["project.weight"] for name in ("ce-0", "kl-0", "tv-0", "ce-1"))
     assert torch.allclose(ce, kl, atol=1e-6), "ce and kl have the same gradient"
     assert not torch.allclose(ce, tv, atol=1e-6)
     assert not torch.equal(ce, other), "a seed is an order"
+
+
+def check_shares(
+    form: plan.Form, model: Policy, prompts: list[RealPrompt], place: Path, heads: Mapping[str, Any]
+) -> None:
+    """Rollouts that are sampled ahead and heads that are trained in two shares are those of one sitting."""
+    assert sample_ahead(form, model, prompts, place, None) == 3 and not (place / "heads").exists()
+    for i in range(2):
+        assert train_share(form, model, prompts, place, None, (i, 2)) == 3 and newest_looks(place) is None
+    carried_out(form, model, prompts, place, None)
+    for name, one in heads.items():
+        shared = torch.load(head_path(place, name), weights_only=True)
+        assert shared["shards"] == one["shards"]
+        assert all(torch.equal(shared["weights"][key], value) for key, value in one["weights"].items())
 
 
 def newest(place: Path) -> Path:
