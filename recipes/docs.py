@@ -28,15 +28,10 @@ real one first; ``claim > C3 > SmolLM2 as counts`` and ``as verdict`` are a few 
 other).
 ``<!-- table docs/what_to_expect.md -->`` copies the first table of that page, which the README does.
 
-Only the pages of ``INLINE`` may have numbers and verdicts in a sentence, between two comments:
-
-    Bebop decodes <!-- cpu/rollout > rows > batch=1, arm=bebop > tokens/s as ,.0f -->569<!-- / --> tokens a second.
-
 Outside these tables and code, prose may hold whole numbers up to ``WHOLE``. A larger number, a sign, a decimal point, a
 unit behind it (``UNIT``) and a cell with a number alone are mistakes: such numbers are mostly measured. A definition, a
 setting or a version is code (`0.05`). Names (fp32), versions of three parts and years of citations need nothing.
-``docs/numbers.txt`` allows phrases of the pages of ``INLINE``, ``docs/findings.md: (level 0.05)``; an entry that
-nothing uses is a mistake as well. The picture of the README is drawn from stored files in the same way.
+The picture of the README is drawn from stored files in the same way.
 
 The pages of ``PLAIN`` are in plain English: their sentences have at most ``MEAN`` words on average and none has more
 than ``LONGEST``. A line of a list and a cell of a table end a sentence; cells count for the longest alone.
@@ -56,11 +51,10 @@ from bebop.command import Parser, run_main
 from bebop.errors import UserError
 from recipes.picture import PICTURE, draw, same
 from recipes.reproduce import rule_hash
-from recipes.reproduce.claim_text import claim_text, paper_text, stored
+from recipes.reproduce.claim_text import claim_text, stored
 from recipes.reproduce.pages import within
 
 STUDIES = Path(rule_hash.__file__).parent
-ALLOWED = Path("docs/numbers.txt")
 # Nothing in them was measured: the mathematics, and two pages that are made from the code.
 APART = [Path("docs", name) for name in ("SPEC.md", "metrics.md", "settings.md")]
 # Pages whose sentences are short: new ones join, older ones as they are rewritten.
@@ -69,6 +63,7 @@ PLAIN = (
     "docs/install.md",
     "docs/rewards.md",
     "docs/evaluation.md",
+    "docs/findings.md",
     "docs/python.md",
     "docs/will_it_pay.md",
     "docs/what_to_expect.md",
@@ -100,9 +95,7 @@ PLAIN = (
     "recipes/verl/README.md",
 )
 MEAN, LONGEST = 18, 35  # words of a sentence
-INLINE = ("docs/findings.md",)  # pages that may have numbers in sentences
 WHOLE = 32  # the largest whole number that needs no file
-MARK = re.compile(r"<!-- (?!rows |table )([^>\n]+? > [^\n]+?)(?: as (\S+))? -->(.*?)<!-- / -->", re.DOTALL)
 AT_START = re.compile(r"^ {0,3}<!-- ", re.MULTILINE)
 BLOCK = re.compile(r"^<!-- (table|rows)\s+(.*?)\s*-->$(.*?)^<!-- / -->$", re.DOTALL | re.MULTILINE)
 IN_CELL = re.compile(r"\{([^{}\n]+? > [^{}\n]+?)(?: as (\S+))?\}")
@@ -115,7 +108,6 @@ FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n(?:\n(?=    ))?)+")
 BESIDE = (
     BLOCK,
-    MARK,
     FENCED,
     INDENTED,
     re.compile(r"^ *\d+\. ", re.MULTILINE),  # of a list
@@ -147,20 +139,11 @@ def filled(text: str, root: Path = ROOT, studies: Path = STUDIES, up: str = "") 
     """
     results = cache(lambda: stored(studies))
 
-    def value(path: str, form: str | None, shown: Callable[[Any, str | None, str], str] = cell_text) -> str:
-        if path.startswith("claim > "):
-            return claim_text(path, form, results(), up)
-        if path.startswith("claims > "):
-            return paper_text(path, results(), up)
-        return shown(looked_up(path, root, studies), form, path)
-
-    def inline(found: re.Match[str]) -> str:
-        path, form = found[1], found[2]
-        shown = value(path, form, lambda at, form, path: format_number(at, form or ".3g", path))
-        return f"<!-- {path}{f' as {form}' if form else ''} -->{shown}<!-- / -->"
-
     def in_cell(found: re.Match[str]) -> str:
-        return value(found[1], found[2])
+        path, form = found[1], found[2]
+        if path.startswith("claim > "):
+            return claim_text(path, form, results())
+        return cell_text(looked_up(path, root, studies), form, path)
 
     def block(found: re.Match[str]) -> str:
         kind, spec = found[1], found[2]
@@ -183,7 +166,7 @@ def filled(text: str, root: Path = ROOT, studies: Path = STUDIES, up: str = "") 
             table = aligned([[IN_CELL.sub(in_cell, cell) for cell in line] for line in cells])
         return f"{begin}\n\n{table}\n<!-- / -->"
 
-    return BLOCK.sub(block, MARK.sub(inline, text))
+    return BLOCK.sub(block, text)
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
@@ -318,12 +301,10 @@ def way_up(page: Path, root: Path = ROOT) -> str:
 # ---- what is not filled in
 
 
-def free_numbers(text: str, allowed: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
+def free_numbers(text: str) -> Iterator[tuple[int, str]]:
     """Yield line and text of every number that stands in prose and may not: see the rule at the head of this file."""
     for pattern in BESIDE:
         text = pattern.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
-    for phrase in allowed:
-        text = re.sub(_loose(phrase), lambda found: re.sub(r"[^\n]", " ", found[0]), text)
     for found in NUMBER.finditer(text):
         number = found[0].rstrip(".,")
         after = text[found.start() + len(number) :]
@@ -333,42 +314,19 @@ def free_numbers(text: str, allowed: Sequence[str] = ()) -> Iterator[tuple[int, 
             yield text.count("\n", 0, found.start()) + 1, number
 
 
-def _loose(phrase: str) -> str:
-    """Return a phrase as a pattern. Line breaks count as spaces; it does not begin or end within a word or number."""
-    inner = r"\s+".join(map(re.escape, phrase.split()))
-    return rf"(?<![\w.]){inner}(?![\w]|\.\d)" if phrase[0].isalnum() else rf"{inner}(?![\w]|\.\d)"
-
-
-def allowed_phrases(root: Path = ROOT) -> list[tuple[str, str]]:
-    """Return (file or ``*``, phrase) of each entry, longest first."""
-    path = root / ALLOWED
-    lines = [line.strip() for line in path.read_text().splitlines()] if path.is_file() else []
-    entries = [line.partition(": ") for line in lines if line and not line.startswith("#")]
-    if bad := [name for name, colon, phrase in entries if not colon or not phrase]:
-        raise UserError(f"{ALLOWED}: {bad[0]!r} is no entry; write FILE: phrase")
-    return sorted(((name, phrase) for name, _, phrase in entries), key=lambda entry: -len(entry[1]))
-
-
 def problems(root: Path = ROOT, studies: Path = STUDIES) -> list[str]:
     """Return what is wrong with the pages, a line each."""
-    entries, used, wrong = allowed_phrases(root), set(), []
+    wrong = []
     for page in documents(root):
         name, text = page.relative_to(root).as_posix(), page.read_text()
         if filled(text, root, studies, way_up(page, root)) != text:
             wrong.append(f"{name}: numbers differ from what is stored; run python -m recipes.docs")
-        for mark in MARK.finditer(text if name not in INLINE else ""):
-            line = text.count("\n", 0, mark.start()) + 1
-            wrong.append(f"{name}:{line}: {mark[1]} stands in a sentence; put it in a table (see recipes/docs.py)")
         for found_at in AT_START.finditer(BLOCK.sub(lambda found: "\n" * found[0].count("\n"), text)):
             line = text.count("\n", 0, found_at.start()) + 1
             wrong.append(f"{name}:{line}: begins with a comment, which Markdown takes for HTML; move a word before it")
-        mine = [(file, phrase) for file, phrase in entries if file in (name, "*")]
-        used |= {entry for entry in mine if re.search(_loose(entry[1]), text)}
-        for line, number in free_numbers(text, [phrase for _, phrase in mine]):
+        for line, number in free_numbers(text):
             wrong.append(f"{name}:{line}: {number} in prose; put a measured number in a table, any other in code")
-    return wrong + [
-        f"{ALLOWED}: nothing uses {file}: {phrase}" for file, phrase in entries if (file, phrase) not in used
-    ]
+    return wrong
 
 
 # ---- sentences
