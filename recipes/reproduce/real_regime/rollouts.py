@@ -2,7 +2,7 @@
 
 What a shard holds depends on the form and the shard's number alone. So a shard that was lost in a stop is sampled again
 with the same tokens, on a machine that rounds the same way. The first shards of the CPU form are kept in ``STORED``,
-whose tokens count wherever the study is carried out: an hour of a core is not spent again.
+whose tokens count wherever the study is carried out.
 """
 
 import json

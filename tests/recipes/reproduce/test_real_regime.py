@@ -147,6 +147,9 @@ def test_stored_rollouts_are_those_that_were_sampled(tmp_path: Path) -> None:
     rollouts.pack(form, shards, path)
     assert [rollouts.stored(form, prompts, shard, path) for shard in range(3)] == [*shards, None]
     assert rollouts.stored(replace(form, slots=3), prompts, 0, path) is None, "they are of one form"
+    with np.load(rollouts.STORED) as kept:
+        assert str(kept["form"]) == repr(plan.CPU), "else what is stored is sampled again"
+        assert len(kept["lengths"]) % plan.CPU.shard == 0 and kept["lengths"].sum() == len(kept["tokens"])
 
 
 @pytest.mark.slow
