@@ -160,7 +160,8 @@ class StaleRow(SlotContext):
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         if query.shape[2] > 1 and self.first_slot == 0 and self.bias.shape[-1] == self.keys.shape[3]:
-            at, batch = self.index[:, :, :1], len(key)
+            batch = len(key)
+            at = self.entries[:, None, :1, None].expand(batch, key.shape[1], 1, key.shape[3])
             key, value = key.clone(), value.clone()
             key[:, :, :1] = self.keys[layer, :batch].gather(2, at)
             value[:, :, :1] = self.values[layer, :batch].gather(2, at)

@@ -171,7 +171,7 @@ class StaleCache(SlotContext):
         if self.verifying(key):
             if layer == 0:
                 self.struck = torch.rand(len(key), generator=self.numbers) < self.share
-            first = self.index[:, :, :1]
+            first = self.entries[:, None, :1, None].expand(len(key), key.shape[1], 1, key.shape[3])
             old = [store.gather(2, first) for store in self.held(layer, len(key))]
             mask = self.struck[:, None, None, None]
             key, value = (

@@ -6,7 +6,6 @@ if it had not been stopped. ``corpus/shard-0007.jsonl`` has a line an answer: pr
 
 import json
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -124,7 +123,7 @@ def write_shard(path: Path, answers: Sequence[Answer]) -> None:
         json.dumps({name: getattr(answer, name) for name in Answer.__slots__} | {"logprobs": _rounded(answer.logprobs)})
         for answer in answers
     ]
-    scratch = path.with_suffix(f".{os.getpid()}.new")
+    scratch = path.with_suffix(".new")
     scratch.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     scratch.replace(path)
 
