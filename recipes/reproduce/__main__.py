@@ -122,7 +122,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     names = f"{', '.join(RECIPES)}; by name alone, as they take days: {', '.join(LONG)} ({WHOLE}: all of these)"
     parser.add_argument("--only", nargs="+", choices=RECIPES + LONG, metavar="NAME", help=names)
     parser.add_argument("--quick", action="store_true", help="smoke runs, which overwrite no results")
-    parser.add_argument("--rebuild", action="store_true", help="run nothing: this page from the results that are there")
+    parser.add_argument("--rebuild", action="store_true", help="run nothing: RESULTS.md from what is stored")
     parser.add_argument("--rejudge", metavar="REASON", help="run nothing: judge what is stored by changed rules")
     parser.add_argument("--html", type=Path, metavar="DIR", help="run nothing: pages of all claims and studies")
     options = parser.parse_args(given)

@@ -160,3 +160,12 @@ def sampled(form: Form, engine: TorchEngine, asked: Sequence[Asked], path: Path 
         path.parent.mkdir(parents=True, exist_ok=True)
         write_shard(path, answers)
     return answers
+
+
+def kept_shard(form: Form, engine: TorchEngine, prompts: Sequence[RealPrompt], place: Path, shard: int) -> list[Answer]:
+    """Return the completions of a shard: stored ones, or those kept on disk where the form is resumable."""
+    if (known := stored(form, prompts, shard, STORED)) is not None:
+        return known
+    asked = train_requests(form, prompts, shard, TRAINED_AT)
+    path = place / "rollouts" / f"shard-{shard:04d}.jsonl" if form.resumable else None
+    return sampled(form, engine, asked, path, "rollouts")

@@ -32,11 +32,10 @@ from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.head_backend import WholeBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
-from recipes.reproduce.real.corpus import Answer
 from recipes.reproduce.real.prompts import RealPrompt
 from recipes.reproduce.real.starts import STARTS
 from recipes.reproduce.real_regime.plan import DEPTH, RUNS, SHARED, TRAINED_AT, Form, HeadRun
-from recipes.reproduce.real_regime.rollouts import STORED, sampled, stored, train_requests
+from recipes.reproduce.real_regime.rollouts import kept_shard
 
 FIT_ROWS = 256  # completions that a fitted start sees
 BUILT_IN = "built-in"
@@ -156,18 +155,10 @@ class Stream:
                 head.shards = self.form.shared_shards
                 self.begun.add(name)
 
-    def rollouts(self, shard: int) -> list[Answer]:
-        """Return the completions of a shard, kept on disk where the form is resumable."""
-        if (known := stored(self.form, self.prompts, shard, STORED)) is not None:
-            return known
-        asked = train_requests(self.form, self.prompts, shard, TRAINED_AT)
-        path = self.place / "rollouts" / f"shard-{shard:04d}.jsonl" if self.form.resumable else None
-        return sampled(self.form, self.engine, asked, path, "rollouts")
-
     def step(self, keep: Callable[[Row], None]) -> None:
         """Sample the next shard and train on it all heads that it is for; ``keep`` takes a row of numbers."""
         seconds, began = {}, time.perf_counter()
-        answers = self.rollouts(self.shard)
+        answers = kept_shard(self.form, self.engine, self.prompts, self.place, self.shard)
         rows = [answer.row for answer in answers]
         if SHARED not in self.begun:
             self._begin_shared(rows)

@@ -34,7 +34,7 @@ def outcomes(scratch: Path, environment: dict[str, str], on_ray: bool) -> dict[s
     command += ["--rootdir", str(folder().parent), *files]
     own = {k: v for k, v in os.environ.items() if k not in (VARIABLE, "VERL_PLATFORM")} | environment
     own |= {"HF_HUB_OFFLINE": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    done = subprocess.run(command, cwd=scratch, env=own, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, cwd=scratch, env=own, capture_output=True, text=True, timeout=300)
     assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
     ended = {}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
