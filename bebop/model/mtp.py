@@ -8,6 +8,7 @@ frozen. Steps beyond the first feed the head its own output (recursion).
 
 import copy
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -115,10 +116,14 @@ def chain(
     Step i (from 1) yields hidden states; its entry at anchor t predicts token t + i + 1 and stands against the
     backbone's own distribution at position t + i. Without ``anchors`` every t has a chain and step i yields [B,T-i,d].
     With ``anchors`` [B,A] (positions t) each step yields [B,A,d]; what a chain gives beyond the end of the text means
-    nothing. Only step 1 has to see the whole text, so few anchors make a long chain cheap.
+    nothing. Only step 1 has to see the whole text, and there only keys and values of it are used at all positions: so
+    few anchors make a long chain cheap.
     """
     context = ChainContext(anchors)
     length = hidden.shape[1]
+    started = torch.zeros(hidden.shape[0], length - 1, dtype=torch.bool, device=hidden.device)
+    if anchors is not None:
+        started = started.scatter(1, anchors.clamp_max(length - 2), True)
     for step in range(1, steps + 1):
         if anchors is None or step == 1:
             positions = torch.arange(length - step, device=hidden.device).expand(hidden.shape[0], -1)
@@ -126,10 +131,39 @@ def chain(
         else:
             positions = anchors
             fed = gather_rows(embeddings, (anchors + step).clamp_max(length - 1))
-        hidden = head(fed, hidden[:, : positions.shape[1]], positions + step - 1, context)
+        only = anchors is not None and step == 1
+        with _mlp_only_at(head.layer, started) if only else nullcontext():
+            hidden = head(fed, hidden[:, : positions.shape[1]], positions + step - 1, context)
         if anchors is not None and step == 1:
             hidden = gather_rows(hidden, anchors.clamp_max(length - 2))
         yield hidden
+
+
+@contextmanager
+def _mlp_only_at(layer: nn.Module, chosen: Tensor) -> Iterator[None]:
+    """Let a layer's dense MLP see the entries of [B,T,d] that ``chosen`` [B,T] marks; others get 0 from it.
+
+    An MLP is most of a layer's weights, and its keys and values do without it. Experts see all entries, as their
+    auxiliary loss counts them.
+    """
+    mlp = getattr(layer, "mlp", None)
+    if mlp is None or any("expert" in name for name, _ in mlp.named_modules()):
+        yield
+        return
+
+    def pick(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (given[0][chosen][None],)
+
+    def put_back(_: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        whole = out.new_zeros(*chosen.shape, out.shape[-1])
+        return whole.masked_scatter(chosen[..., None], out)
+
+    hooks = [mlp.register_forward_pre_hook(pick), mlp.register_forward_hook(put_back)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def gather_rows(values: Tensor, positions: Tensor) -> Tensor:

@@ -76,7 +76,9 @@ def arguments(given: list[str]) -> argparse.Namespace:
     bound = "of this sitting, its evaluation included (default: until all is done)"
     parser.add_argument("--seconds", type=whole(1, MOST), metavar="N", help=bound)
     parser.add_argument("--threads", type=whole(1, 64), default=1, metavar="N", help="of the processor (1)")
-    parser.add_argument("--sample", action="store_true", help="train nothing: only sample rollouts, ahead of sittings")
+    parser.add_argument(
+        "--sample", action="store_true", help="train nothing: only sample rollouts and compute their states"
+    )
     beside = "train each N-th head from the I-th on, beside processes with the others; a sitting then evaluates all"
     parser.add_argument("--share", type=share, metavar="I/N", help=beside)
     parser.add_argument("--judge", action="store_true", help="train nothing: judge the newest evaluation")

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.adaptation.corpus import backbone_states
 from bebop.adaptation.probe import Probe, probe
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
@@ -27,7 +25,6 @@ from bebop.rollout.torch_engine import TorchEngine
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.real.prompts import RealPrompt
-from recipes.reproduce.real.states import read_states, write_states
 from recipes.reproduce.real_regime.plan import (
     DEPTH,
     DRAFTS,
@@ -38,7 +35,7 @@ from recipes.reproduce.real_regime.plan import (
     TRAINED_AT,
     Form,
 )
-from recipes.reproduce.real_regime.rollouts import of_split, sampled, test_requests
+from recipes.reproduce.real_regime.rollouts import kept_states, of_split, sampled, test_requests
 
 TEST, UNSEEN = "test", "unseen"  # splits
 POSITIONS = ("overlap", "target_only", "target_entropy", "draft_entropy")  # of a probe, by position
@@ -93,18 +90,6 @@ def texts(form: Form, engine: TorchEngine, prompts: Sequence[RealPrompt], place:
         stopped = sum(answer.finish == "stop" for answer in answers) / len(answers)
         found[temperature, split] = Text(rows=rows, states=states, stopped=stopped)
     return found
-
-
-def kept_states(form: Form, model: Policy, rows: Sequence[TokenRow], path: Path | None) -> Sequence[Tensor]:
-    """Return the backbone's states of a text, kept beside its file: every sitting needs them once more."""
-    file = None if path is None else path.with_suffix(".npy")
-    if file is None or not file.is_file():
-        with torch.no_grad():
-            states = backbone_states(model, rows, form.states_batch)
-        if file is None:
-            return states
-        write_states(file, states)
-    return read_states(file, [len(row.token_ids) for row in rows])
 
 
 def look(form: Form, model: Policy, weights: Mapping[str, Tensor], text: Text, temperature: float) -> dict[str, Any]:

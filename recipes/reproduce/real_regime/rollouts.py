@@ -10,17 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 from tqdm import tqdm
 
-from bebop.adaptation.corpus import sampling_params
+from bebop.adaptation.corpus import backbone_states, sampling_params
 from bebop.config.job import DecodingConfig, SamplingConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.trainer.chains import TokenRow
 from bebop.trajectory import Completion
 from recipes.reproduce.real.corpus import Answer, read_shard, write_shard
 from recipes.reproduce.real.prompts import RealPrompt, make_prompts
+from recipes.reproduce.real.states import read_states, write_states
 from recipes.reproduce.real_regime.plan import TRAINED_AT, Form
 
 STORED = Path(__file__).parent / "stored.npz"
@@ -167,5 +170,20 @@ def kept_shard(form: Form, engine: TorchEngine, prompts: Sequence[RealPrompt], p
     if (known := stored(form, prompts, shard, STORED)) is not None:
         return known
     asked = train_requests(form, prompts, shard, TRAINED_AT)
-    path = place / "rollouts" / f"shard-{shard:04d}.jsonl" if form.resumable else None
-    return sampled(form, engine, asked, path, "rollouts")
+    return sampled(form, engine, asked, shard_path(form, place, shard), "rollouts")
+
+
+def shard_path(form: Form, place: Path, shard: int) -> Path | None:
+    """Return where a shard is kept; None where the form is not resumable."""
+    return place / "rollouts" / f"shard-{shard:04d}.jsonl" if form.resumable else None
+
+
+def kept_states(form: Form, model: Policy, rows: Sequence[TokenRow], path: Path | None) -> Sequence[Tensor]:
+    """Return the backbone's states [P + T, d] of each row, kept beside the rollouts for other processes."""
+    file = None if path is None else path.with_suffix(".npy")
+    if file is None or not file.is_file():
+        states = backbone_states(model, rows, form.states_batch)
+        if file is None:
+            return states
+        write_states(file, states)
+    return read_states(file, [len(row.token_ids) for row in rows])

@@ -15,7 +15,7 @@ from bebop.model.backbone import Policy
 from recipes.reproduce.real.prompts import RealPrompt
 from recipes.reproduce.real_regime.evaluation import Archive, look, texts, wanted
 from recipes.reproduce.real_regime.plan import TEMPERATURES, TRAINED_AT, Form
-from recipes.reproduce.real_regime.rollouts import kept_shard, make_engine
+from recipes.reproduce.real_regime.rollouts import kept_shard, kept_states, make_engine, shard_path
 from recipes.reproduce.real_regime.training import Share, Stream
 
 PROGRESS = "progress.json"
@@ -98,13 +98,15 @@ def train_share(
 
 
 def sample_ahead(form: Form, model: Policy, prompts: Sequence[RealPrompt], place: Path, seconds: float | None) -> int:
-    """Sample rollouts until the planned tokens are reached or the time is over, and train nothing; return how many
-    shards there are."""
+    """Sample rollouts and compute their states until the planned tokens are reached or the time is over, and train
+    nothing; return how many shards there are."""
     began, engine = time.monotonic(), make_engine(form, model)
     tokens = shard = 0
     with tqdm(total=form.tokens, desc="rollouts", unit="token") as bar:
         while tokens < form.tokens and (seconds is None or time.monotonic() - began < seconds):
-            found = sum(len(answer.answer) for answer in kept_shard(form, engine, prompts, place, shard))
+            answers = kept_shard(form, engine, prompts, place, shard)
+            kept_states(form, model, [answer.row for answer in answers], shard_path(form, place, shard))
+            found = sum(len(answer.answer) for answer in answers)
             tokens, shard = tokens + found, shard + 1
             bar.update(found)
     return shard

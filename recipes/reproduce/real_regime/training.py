@@ -1,6 +1,6 @@
 """Training of all heads along one stream of rollouts: sample a shard, compute its states, train every head on it.
 
-No shard is needed twice, so states stay in memory and the stream may be as long as time allows. The first shards train
+Each shard is seen once by each head, so the stream may be as long as time allows. The first shards train
 the shared head by soft cross-entropy; all others begin as its copy and see every later shard once, as in the paper,
 with the seed of the head as the order within it. So heads of one seed see the same chains in the same order, and
 differ by the objective alone.
@@ -22,7 +22,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
-from bebop.adaptation.corpus import backbone_states
 from bebop.config.job import HeadConfig
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
@@ -35,7 +34,7 @@ from bebop.trainer.objectives import Sampling
 from recipes.reproduce.real.prompts import RealPrompt
 from recipes.reproduce.real.starts import STARTS
 from recipes.reproduce.real_regime.plan import DEPTH, RUNS, SHARED, TRAINED_AT, Form, HeadRun
-from recipes.reproduce.real_regime.rollouts import kept_shard
+from recipes.reproduce.real_regime.rollouts import kept_shard, kept_states, shard_path
 
 FIT_ROWS = 256  # completions that a fitted start sees
 BUILT_IN = "built-in"
@@ -168,8 +167,8 @@ class Stream:
         losses: dict[str, float] = {}
         began = time.perf_counter()
         if owners:
-            with torch.no_grad():
-                states = backbone_states(self.model, rows, self.form.states_batch)
+            path = shard_path(self.form, self.place, self.shard)
+            states = kept_states(self.form, self.model, rows, path)
             seconds["states"] = time.perf_counter() - began
             began = time.perf_counter()
             for head in tqdm(owners, desc="heads", unit="head", leave=False):
