@@ -62,6 +62,32 @@ def drafted(runner: tuple[DraftVerify, Rows], ids: Tensor, anchors: list[int]) -
     return states
 
 
+def anchored(policy: Policy, anchors: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Hidden states [STEPS, 5, d] of the same five chains, and the gradient of a sum of them for the head's weights."""
+    ids, at = text(4), torch.tensor([2, 5, 9, LENGTH - 2, 3])
+    assert policy.mtp is not None
+    policy.mtp.requires_grad_(True)
+    policy.mtp.zero_grad()
+    hidden = policy.hidden(ids[None], torch.arange(LENGTH)[None], CausalContext()).detach()
+    steps = list(chain(policy.mtp, policy.embed(ids[None]), hidden, STEPS, anchors))
+    if anchors is None:  # the fourth chain has no step after the first
+        steps = [torch.cat([u[0], u.new_zeros(STEPS, u.shape[-1])])[at] for u in steps]
+    else:
+        steps = [u[0, :5] for u in steps]
+    found = torch.stack(steps)
+    found[1:, 3] = 0
+    (found * torch.arange(found.numel()).reshape(found.shape).sin()).sum().backward()
+    return found.detach(), torch.cat([p.grad.flatten() for p in policy.mtp.parameters() if p.grad is not None])
+
+
+def test_few_chains_are_those_of_all_chains() -> None:
+    """Anchors beyond the end of the text, as shorter rows have, change neither states nor gradients."""
+    policy = bare_policy()
+    for start in (torch.tensor([[2, 5, 9, LENGTH - 2, 3]]), torch.tensor([[2, 5, 9, LENGTH - 2, 3, LENGTH, 99]])):
+        for all_chains, few in zip(anchored(policy, None), anchored(policy, start), strict=True):
+            torch.testing.assert_close(few, all_chains, rtol=1e-4, atol=1e-5)
+
+
 def gaps(policy: Policy, run: Chain) -> list[float]:
     """Largest difference between training and drafting, step by step, over all anchors that have all steps."""
     ids, anchors = text(), list(range(LENGTH - STEPS))
