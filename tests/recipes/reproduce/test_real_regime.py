@@ -98,7 +98,6 @@ def test_planted_numbers_are_found_and_the_rules_ask_for_nothing_else(tmp_path: 
     check_names("real_regime", [*numbers, *facts])
     assert numbers["cpu, entropy"].value == pytest.approx(0.33, abs=0.02)
     assert 0.03 < numbers["cpu, e2e_tv - ce, acceptance"].value < 0.06
-    assert numbers["gpu, kl - ce, acceptance"].value == pytest.approx(0, abs=0.002)
     assert numbers["cpu, ce, kinds"].value == 1.0
     # 1 + a + a^2 + a^3 with a = .85 - .4 h falls by .4 (1 + 2 a + 3 a^2), some 1.6 at .33 nats.
     assert -1.75 < numbers["cpu, ce, sampled, slope over temperatures"].value < -1.5
@@ -178,8 +177,7 @@ def check_sittings(tmp_path: Path) -> None:
         assert stopped["shards"] == heads[name]["shards"] and (name == "shared" or stopped["shards"] == 3)
         assert all(torch.equal(stopped["weights"][key], value) for key, value in heads[name]["weights"].items())
     check_shares(form, model, prompts, tmp_path / "shares", heads)
-    ce, kl, tv, other = (heads[name]["weights"]["project.weight"] for name in ("ce-0", "kl-0", "tv-0", "ce-1"))
-    assert torch.allclose(ce, kl, atol=1e-6), "ce and kl have the same gradient"
+    ce, tv, other = (heads[name]["weights"]["project.weight"] for name in ("ce-0", "tv-0", "ce-1"))
     assert not torch.allclose(ce, tv, atol=1e-6)
     assert not torch.equal(ce, other), "a seed is an order"
 
@@ -240,5 +238,5 @@ def test_looks_and_runs_have_names_of_their_own() -> None:
     names = [one.name for one in evaluation.wanted()]
     assert len(set(names)) == len(names)
     assert Look(head="tv-1", temperature=plan.TRAINED_AT, split="test").name in names
-    assert {run.objective for run in plan.RUNS} == {"ce", "kl", "rkl", "tv", "e2e_tv"}
+    assert {run.objective for run in plan.RUNS} == {"ce", "rkl", "tv", "e2e_tv"}
     assert min(plan.SEEDS.values()) >= 2, "intervals over seeds need two"
