@@ -1,1 +1,1 @@
-"""What the recipes that reproduce findings share: sequences, heads, figures, records."""
+"""Shared code of the recipes that reproduce findings: sequences, heads, rules, records, figures and pages."""

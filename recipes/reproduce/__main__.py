@@ -1,7 +1,7 @@
-"""All recipes one after another, and ``RESULTS.md`` from what they found: ``python -m recipes.reproduce [--quick]``.
+"""Run all recipes one after another and write ``RESULTS.md``: ``python -m recipes.reproduce [--quick]``.
 
-A result whose rule was changed after it is refused. ``--rejudge REASON`` judges stored numbers by the rules as they are
-committed, and keeps the older judgement beside the new one, which is marked as made after the run.
+A result whose rule was changed after it is refused. ``--rejudge REASON`` judges the stored numbers by the committed
+rules. It keeps the older judgement and stores the new one beside it, marked as made after the run.
 """
 
 import argparse
@@ -25,14 +25,20 @@ from recipes.reproduce.study import FOLDER, QUICK
 from recipes.reproduce.summary import page
 
 ROOT = Path(__file__).resolve().parents[2]
-WHOLE = "real"  # what the studies on a real model share, and by name all of them
-LONG = (WHOLE, *REAL_STUDIES)  # hours, or days, so they run where they are asked for by name
+WHOLE = "real"  # the stages that the studies on a real model share; ``--only real`` also runs all these studies
+LONG = (WHOLE, *REAL_STUDIES)  # these take hours or days, so they run only when named by ``--only``
 NEED_GPU = ("real_pays_gpu",)
-STUDIES = (*RECIPES, *REAL_STUDIES)  # that have rules, and so results
+STUDIES = (*RECIPES, *REAL_STUDIES)  # all studies that have rules and results
 
 
 def main(given: list[str]) -> int:
-    """Run what was asked for, then write the pages; the status is 1 if a recipe failed, 2 if a result is refused."""
+    """Run the requested recipes, then write the pages.
+
+    Return 0, or 1 if a recipe failed.
+
+    Raises:
+        UserError: A stored result does not match its rule (exit status 2).
+    """
     options = arguments(given)
     resting = options.rebuild or options.rejudge is not None or options.html is not None
     failed = [] if resting else run_all(with_studies(options.only or RECIPES))
@@ -51,21 +57,24 @@ def main(given: list[str]) -> int:
 
 
 def folder_of(name: str) -> Path:
-    """Where the results of a study are; those of a smoke run elsewhere, so that it overwrites nothing."""
+    """Return the folder of a study's results; a smoke run has a folder of its own, so that it overwrites nothing."""
     return within(FOLDER if QUICK else ROOT / "recipes" / "reproduce", name)
 
 
 def with_studies(names: Sequence[str]) -> list[str]:
-    """The names with all studies on the real model behind ``real``, each name once."""
+    """Return the names, each once, with all studies on the real model added behind ``real``."""
     return list(dict.fromkeys(one for name in names for one in ((name, *REAL_STUDIES) if name == WHOLE else (name,))))
 
 
 def run_all(names: Sequence[str]) -> list[str]:
-    """Every recipe in its order; those that failed. Where the common part of several failed, they are not begun."""
+    """Run every recipe in order and return the names of those that failed.
+
+    If ``real``, the stages that several studies share, failed, its studies are not started and count as failed.
+    """
     failed: list[str] = []
     for name in names:
         if name in NEED_GPU and len(names) > 1 and not (QUICK or torch.cuda.is_available()):
-            show(f"{name}: left out, as there is no GPU\n")  # by itself it says so, and fails
+            show(f"{name}: left out, as there is no GPU\n")  # when it runs alone, it reports this itself and fails
         elif name in REAL_STUDIES and WHOLE in failed:
             show(f"{name}: not begun, as {WHOLE} failed\n")
             failed.append(name)
@@ -75,10 +84,10 @@ def run_all(names: Sequence[str]) -> list[str]:
 
 
 def rebuild(folders: Mapping[str, Path], target: Path) -> list[str]:
-    """Write the page of all studies from what is stored; return which short studies have no results.
+    """Write the page of all studies from the stored results; return the short studies that have no results.
 
     Raises:
-        UserError: A result is not what the rule as it stands makes of its numbers; nothing is written.
+        UserError: A stored result is not what its current rule makes of its numbers; nothing is written.
     """
     text = page(checked(folders))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +97,11 @@ def rebuild(folders: Mapping[str, Path], target: Path) -> list[str]:
 
 
 def checked(folders: Mapping[str, Path]) -> dict[str, record.Content | None]:
-    """The results of each study, None where there are none; each is held against its rule."""
+    """Return the results of each study, None where there are none, after a check of each against its current rule.
+
+    Raises:
+        UserError: A stored result does not match its rule.
+    """
     contents = {name: record.read(folder / "results.json") for name, folder in folders.items()}
     for name, content in contents.items():
         if content is not None:
@@ -97,7 +110,7 @@ def checked(folders: Mapping[str, Path]) -> dict[str, record.Content | None]:
 
 
 def rejudge(names: Sequence[str], reason: str) -> None:
-    """One more judgement of what is stored, by committed rules: no commit holds both a rule and its result.
+    """Add a judgement by the committed rules to the stored results: no commit holds both a rule and its result.
 
     Raises:
         UserError: A file of a rule differs from the last commit.
@@ -109,7 +122,7 @@ def rejudge(names: Sequence[str], reason: str) -> None:
             raise UserError(
                 f"{changed[-1]} holds a rule of {name} and is not committed: commit the rule by itself first"
             )
-    origin = begin()  # before anything is written, which would make the tree dirty
+    origin = begin()  # before the first write, which makes the tree dirty
     for name in names:
         path = folder_of(name) / "results.json"
         if (content := record.read(path)) is not None:
@@ -117,7 +130,7 @@ def rejudge(names: Sequence[str], reason: str) -> None:
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = Parser(prog="python -m recipes.reproduce", description=__doc__)
     names = f"{', '.join(RECIPES)}; by name alone, as they take days: {', '.join(LONG)} ({WHOLE}: all of these)"
     parser.add_argument("--only", nargs="+", choices=RECIPES + LONG, metavar="NAME", help=names)
@@ -132,7 +145,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
 
 
 def run(name: str, among: Sequence[str]) -> bool:
-    """One recipe in a process of its own, with its own progress bars between two lines; whether it succeeded."""
+    """Run one recipe in a child process, print a line before and after it, and return whether it succeeded."""
     label = f"[{list(among).index(name) + 1}/{len(among)}] {name}"
     if not (within(ROOT / "recipes" / "reproduce", name) / "__main__.py").is_file():
         show(f"{label}: there is no such recipe yet\n")
@@ -140,7 +153,7 @@ def run(name: str, among: Sequence[str]) -> bool:
     show(f"{label} ...\n")
     began = time.time()
     command = [sys.executable, "-m", f"recipes.reproduce.{name}", *(["--quick"] if QUICK else [])]
-    if name == WHOLE:  # its studies follow, each by itself
+    if name == WHOLE:  # the studies run afterwards, each in a process of its own
         command += ["--stage", *REAL_STAGES]
     done = subprocess.run(command, cwd=ROOT, check=False)
     took = f"{(time.time() - began) / 60:.1f} minutes"

@@ -1,4 +1,4 @@
-"""A page for each claim and each study, and one that leads to them: verdicts, findings, rules, tables and figures.
+"""HTML pages with verdicts, findings, rules, tables and figures: one per claim, one per study, and an index.
 
 Each page is one HTML file that loads nothing. Figures are those of the runs, as they are stored beside the results.
 """
@@ -33,12 +33,12 @@ WIDTH, HEIGHT = 150, 18
 
 
 def write_pages(contents: Mapping[str, Content | None], folders: Mapping[str, Path], out: Path) -> Path:
-    """Write ``index.html`` and a page for each claim into ``out``; where the first is.
+    """Write ``index.html`` and a page for each claim and each study into ``out``; return the path of the index.
 
     Args:
         contents: Results of each study, None where there are none.
-        folders: Of the studies, with their figures.
-        out: A folder, which is made if need be.
+        folders: Folder of each study, which holds its figures.
+        out: Output folder; it is created if it does not exist.
 
     Raises:
         UserError: ``out`` cannot be written.
@@ -52,7 +52,7 @@ def write_pages(contents: Mapping[str, Content | None], folders: Mapping[str, Pa
 
 
 def rendered(contents: Mapping[str, Content | None], folders: Mapping[str, Path]) -> dict[str, str]:
-    """Each page by its file's name."""
+    """Return the HTML text of every page by file name."""
     results = gathered(contents)
     made = {INDEX: index(results)}
     for paper in PAPERS:
@@ -65,17 +65,17 @@ def rendered(contents: Mapping[str, Content | None], folders: Mapping[str, Path]
 
 
 def file_of(claim: Claim) -> str:
-    """C3.html, PAD-1.html."""
+    """Return the file name of a claim's page: C3.html, PAD-1.html."""
     return re.sub(r"\W+", "-", claim.name) + ".html"
 
 
 def study_file(study: str) -> str:
-    """study-real-rl.html."""
+    """Return the file name of a study's page: study-real-rl.html."""
     return re.sub(r"\W+", "-", f"study {study}") + ".html"
 
 
 def own_page(study: str, content: Content, results: Results, folder: Path) -> str:
-    """The page of one study: its findings under all claims, its tables and its figures."""
+    """Return the page of one study: its findings under all claims, its tables and its figures."""
     found = [one for family in results.families.values() for one in family if one.study == study]
     cards = [*_findings(model_of(study), found)]
     for title, rows in content["tables"].items():
@@ -86,13 +86,13 @@ def own_page(study: str, content: Content, results: Results, folder: Path) -> st
 
 
 def shown(value: Any) -> Any:
-    """A cell of a stored table, numbers to three digits behind the point."""
+    """Return the text of a cell of a stored table; floats have three decimals."""
     known = cell(value)
     return f"{known:.3f}" if isinstance(known, float) else known
 
 
 def index(results: Results) -> str:
-    """All claims with their verdicts, each leading to its page."""
+    """Return the index page: all claims with their verdicts, each with a link to its page."""
     cards = []
     for paper in PAPERS:
         models = results.models(paper)
@@ -108,7 +108,7 @@ def index(results: Results) -> str:
 
 
 def claim_page(paper: Paper, claim: Claim, results: Results, folders: Mapping[str, Path]) -> str:
-    """The page of one claim."""
+    """Return the page of one claim."""
     models = results.models(paper)
     verdicts = [(MODELS[model], results.verdict(model, claim), results.counts(model, claim)) for model in models]
     beyond = [f"{UNTESTED}: {part}" for part in claim.beyond_reach]
@@ -124,7 +124,7 @@ def claim_page(paper: Paper, claim: Claim, results: Results, folders: Mapping[st
 
 
 def _findings(model: str, found: Sequence[Judged]) -> list[Card]:
-    """Verdicts with their effects, then what each rests on and the rule that judged it."""
+    """Return two cards: the verdicts with their effects, and the evidence and rule behind each."""
     if not found:
         return []
     verdicts = [_row(one) for one in found]
@@ -161,7 +161,7 @@ def _rule(one: Judged) -> str:
 
 
 def interval(effect: DecidingNumber, color: str) -> str:
-    """An effect with its interval around the bound, as a drawing with a scale of its own."""
+    """Return an SVG drawing of an effect and its interval around the bound; each drawing has its own scale."""
     number, noise = effect.number, effect.noise or 0.0
     ends = [number.low - effect.bound, number.high - effect.bound, number.value - effect.bound, noise]
     widest = max(abs(end) for end in ends) or 1.0
@@ -182,7 +182,7 @@ def interval(effect: DecidingNumber, color: str) -> str:
 
 
 def _figures(study: str, content: Content | None, folder: Path) -> Card:
-    """The figures of a study, within the page."""
+    """Return a card with a study's figures embedded in the page."""
     drawn = "".join(
         f"<figure><img style='max-width:100%' alt='{escape(figure['caption'], quote=True)}' "
         f"src='data:image/svg+xml;base64,{base64.b64encode((folder / 'figures' / file).read_bytes()).decode()}'>"
@@ -193,7 +193,7 @@ def _figures(study: str, content: Content | None, folder: Path) -> Card:
 
 
 def _runs(studies: Sequence[str], contents: Mapping[str, Content | None]) -> Card:
-    """Where the numbers come from."""
+    """Return a card with the run behind each study's numbers: file, device, minutes, commit and rule."""
     rows = []
     for study in studies:
         content = contents[study]
@@ -210,7 +210,7 @@ def _runs(studies: Sequence[str], contents: Mapping[str, Content | None]) -> Car
 
 
 def _gaps(contents: Mapping[str, Content | None]) -> list[str]:
-    """What was not recorded at the runs, or cannot be shown: each gap once, with the studies that have it."""
+    """Return what a run did not record or a page cannot show: each gap once, with the studies that have it."""
     gaps: dict[str, list[str]] = {}
     for study, content in contents.items():
         for gap in (content or {}).get("missing", ()):
@@ -227,7 +227,7 @@ def _linked(claim: Claim) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """As ``document.table``, for cells that are HTML already."""
+    """Return a table like ``document.table``, from cells that are already HTML."""
     top = "".join(f"<th scope='col'>{escape(head)}</th>" for head in heads)
     body = "".join(
         f"<tr><th scope='row'>{first}</th>"

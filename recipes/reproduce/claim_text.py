@@ -1,4 +1,4 @@
-"""What a table of a page says of a claim, from what is stored: the words that ``recipes.docs`` fills in."""
+"""Texts about a claim for tables in documents, made from stored results; ``recipes.docs`` fills them in."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,8 +26,8 @@ def claim_text(path: str, form: str | None, results: Results) -> str:
 
     Args:
         path: ``claim > C3``: all models in one line. ``claim > C3 > SmolLM2``: that model, see ``form``.
-        form: ``verdict`` (the default), ``counts``: how many findings came out how.
-        results: What was found.
+        form: ``verdict`` (the default), or ``counts``: the verdict and the number of findings per verdict.
+        results: All findings of the studies.
 
     Raises:
         UserError: There is no such claim, model or form.
@@ -55,7 +55,7 @@ def _claim(path: str, name: str) -> tuple[Paper, Claim]:
 
 
 def _in_short(model: str, claim: Claim, results: Results) -> str:
-    """Return as in: confirmed in part on the built-in model (6 confirmed, 2 not tested)."""
+    """Return the verdict on one model: confirmed in part on the built-in model (6 confirmed, 2 not tested)."""
     verdict, counts = results.verdict(model, claim), results.counts(model, claim)
     counted = f" ({counts})" if counts else ""
     return f"{verdict} on {called(model)}{counted}"

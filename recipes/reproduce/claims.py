@@ -1,35 +1,35 @@
-"""The papers whose claims the recipes test, and the headings of ``RESULTS.md``: one more claim is a row."""
+"""The papers whose claims the recipes test, and the headings of ``RESULTS.md``. A new claim is one more ``Claim``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 REAL, BUILT_IN = "SmolLM2", "built-in"
-# What studies are about, in the order in which verdicts stand.
+# The models that studies are about, in the order of verdicts on a page.
 MODELS = {REAL: "SmolLM2-135M-Instruct", BUILT_IN: "the built-in model"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A claim of a paper; ``name`` is what ``Rule.claim`` calls it."""
+    """A claim of a paper; rules refer to it by ``name`` (``Rule.claim``)."""
 
     name: str
     text: str
     paper: str = ""  # where the paper makes it: models, entropy, bars; empty: the claim is ours
-    here: str = ""  # where it is looked at here
-    decides: str = ""  # what would decide what is open
+    here: str = ""  # where this project tests it: models, entropy, bars
+    decides: str = ""  # an experiment that would settle the open part
     beyond_reach: tuple[str, ...] = ()  # parts that no recipe can test, and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper:
-    """A system of the mission and what its paper says of it."""
+    """A paper, or a subject of this project without one, and its claims."""
 
     title: str
     reference: str  # authors, title and number of the paper; empty: there is none
     claims: tuple[Claim, ...]
-    others: Mapping[str, str]  # further names of rules -> their headings; the last takes what goes beyond the paper
-    recipes: tuple[str, ...]  # the studies of its claims, in their order; here stands what goes beyond it in them
-    real: tuple[str, ...] = ()  # those on a real model, in their order; one within another's folder is "real.rl"
+    others: Mapping[str, str]  # other values of ``Rule.claim`` -> headings; the last is for findings beyond the paper
+    recipes: tuple[str, ...]  # studies on the built-in model, in order, with their findings beyond the paper
+    real: tuple[str, ...] = ()  # studies on a real model, in order; "real.rl" is in the folder real/rl
 
 
 PAPERS = (
@@ -329,24 +329,24 @@ PAPERS = (
 )
 
 
-REAL_STAGES = ("corpus", "states", "fused", "heads", "evaluation")  # what the studies on a real model share
-# One study may be about several papers, and stands once.
+REAL_STAGES = ("corpus", "states", "fused", "heads", "evaluation")  # stages that the studies on a real model share
+# A study about several papers is listed once.
 REAL_STUDIES = tuple(dict.fromkeys(study for paper in PAPERS for study in paper.real))
 RECIPES = tuple(study for paper in PAPERS for study in paper.recipes)  # on the built-in model
 
 
 def model_of(study: str) -> str:
-    """Which of ``MODELS`` a study is about."""
+    """Return the model that a study is about, a key of ``MODELS``."""
     return REAL if study in REAL_STUDIES else BUILT_IN
 
 
 def owner(study: str) -> Paper:
-    """The paper that a study belongs to. A study of no paper counts as one of the first."""
+    """Return the paper that a study belongs to; a study of no paper belongs to the first one."""
     return next((paper for paper in PAPERS if study in (*paper.recipes, *paper.real)), PAPERS[0])
 
 
 def heading(study: str, claim: str) -> str:
-    """Under which claim or heading a finding of a study stands: what it names, or what goes beyond its paper."""
+    """Return the claim or heading that lists a finding: the claim that it names, or "beyond" of its study's paper."""
     if claim != "beyond" and any(claim in (*p.others, *(c.name for c in p.claims)) for p in PAPERS):
         return claim
     return [*owner(study).others][-1]

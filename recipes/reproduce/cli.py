@@ -1,4 +1,4 @@
-"""The command line of every recipe: ``--quick`` and ``--help``, and nothing that is silently ignored."""
+"""The command line of every recipe: ``--quick`` and ``--help``; any other argument is an error."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def start(main: Callable[[], None], doc: str | None) -> None:
-    """Check the arguments, then run ``main``; ``--quick`` itself is read in ``study.py``, by child processes too."""
+    """Check the arguments, then run ``main``. ``study.py`` reads ``--quick`` itself, in child processes too."""
 
     def checked(arguments: list[str]) -> None:
         parser = Parser(description=doc)
@@ -23,7 +23,11 @@ def start(main: Callable[[], None], doc: str | None) -> None:
 
 
 def share(text: str) -> tuple[int, int]:
-    """2/3 as (2, 3)."""
+    """Parse a share: "2/3" becomes (2, 3).
+
+    Raises:
+        argparse.ArgumentTypeError: The text is not "I/N" with 1 <= I <= N.
+    """
     parts = text.split("/")
     if len(parts) == 2 and all(part.isdecimal() for part in parts) and 1 <= int(parts[0]) <= int(parts[1]):
         return int(parts[0]), int(parts[1])
@@ -31,5 +35,5 @@ def share(text: str) -> tuple[int, int]:
 
 
 def part_of(whole: Sequence[T], part: tuple[int, int]) -> Sequence[T]:
-    """Every N-th from the I-th, for a share of I/N."""
+    """Return every N-th item, beginning with the I-th, for a share of I/N."""
     return whole[part[0] - 1 :: part[1]]

@@ -1,7 +1,7 @@
-"""The number that decides a finding: what a table shows of it, with its interval and its size against the noise.
+"""The number that decides a finding, with its interval and its size relative to the noise, for tables.
 
-A rule may ask for several numbers at once. The one that the verdict hangs on is shown: the weakest of those that have
-to hold together, the strongest of those that may stand for one another.
+A rule may ask for several numbers at once. Tables show the one that the verdict depends on. It is the weakest of the
+numbers that must hold together, or the strongest of alternatives.
 """
 
 from collections.abc import Mapping
@@ -15,21 +15,24 @@ from recipes.reproduce.verdicts import Finding, Part, Rule, floor, p_values
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecidingNumber:
-    """DecidingNumber(name="e2e_tv - ce, accept length", number=0.041 [0.018, 0.064], bound=0.0, noise=0.035)."""
+    """The number that decides a finding, with its bound and its noise.
+
+    Example: DecidingNumber(name="e2e_tv - ce, accept length", number=0.041 [0.018, 0.064], bound=0.0, noise=0.035).
+    """
 
     name: str
     number: Number
-    bound: float  # that it is held against
+    bound: float  # the bound that ``number`` is compared with
     noise: float | None  # how far two runs of one arm lie apart; None: no arms are compared
 
     @property
     def size(self) -> float | None:
-        """How far it lies from its bound, in units of the noise, signed."""
+        """Return the signed distance of the number from its bound, in units of the noise."""
         return (self.number.value - self.bound) / self.noise if self.noise else None
 
 
 def effect_of(study: str, finding: Finding, content: Content) -> DecidingNumber | None:
-    """What decides a finding; None where its numbers were not measured."""
+    """Return the number that decides a finding; None where its numbers were not measured."""
     rule = _rules(study).get(finding.statement)
     numbers = numbers_of(content)
     if rule is None or any(n not in numbers for g in rule.any_of for part in g for n in (part.number, *part.arms)):
@@ -44,7 +47,7 @@ def effect_of(study: str, finding: Finding, content: Content) -> DecidingNumber 
 
 
 def deciding(rule: Rule, numbers: Mapping[str, Number], side: str) -> Part:
-    """The part of a rule whose p is that of the finding, on the side that the numbers are on (``verdicts.judge``)."""
+    """Return the part of a rule whose p-value decides the finding, for the ``side`` from ``verdicts.judge``."""
 
     def p(part: Part) -> float:
         return p_values(part, numbers)[0 if side == "confirmed" else 1]

@@ -1,6 +1,6 @@
-"""Figures of the recipes, as SVG files that a repository can show; one look for all of them.
+"""Figures of the recipes: SVG files in one common style, which a repository can show.
 
-matplotlib is imported where a figure is drawn: pages and rules are made where it is not installed.
+matplotlib is imported only where a figure is drawn: pages and rules are made where it is not installed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ COLORS = {
     "start": "#6b7280", "hard_ce": "#d1603d", "ce": "#c79a1e", "kl": "#e0b64a", "rkl": "#8a63b5", "tv": "#2563a8",
     "e2e_tv": "#16407a", "e2e_tv_corrected": "#4aa3b8", "nla": "#3a8f6d", "hybrid": "#b0476f",
 }  # fmt: skip
-SAME = {"plain": "start", "TO + CE": "hard_ce", "RS + TV": "e2e_tv"}  # what a decoding arm has the colour of
+SAME = {"plain": "start", "TO + CE": "hard_ce", "RS + TV": "e2e_tv"}  # decoding arm -> objective of the same colour
 STYLE: dict[str, Any] = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e8ebef",
     "axes.axisbelow": True, "svg.fonttype": "none", "svg.hashsalt": "bebop", "figure.constrained_layout.use": True,
@@ -30,7 +30,7 @@ STYLE: dict[str, Any] = {
 def figure(
     path: Path, columns: int = 1, width: float = 4.6, height: float = 3.2, rows: int = 1, **options: Any
 ) -> Iterator[Any]:
-    """Axes side by side (an array if there are several), written to ``path`` at the end of the block."""
+    """Yield axes side by side (an array if there are several), and write them to ``path`` at the end of the block."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -45,17 +45,17 @@ def figure(
 
 
 def color(name: str) -> str:
-    """The colour of an objective, or of anything else by its name."""
+    """Return the colour of an objective; any other name gets a fixed colour that depends on its letters."""
     return COLORS.get(SAME.get(name, name), list(COLORS.values())[sum(map(ord, name)) % len(COLORS)])
 
 
 def errors(intervals: Sequence[Interval]) -> Any:
-    """How far intervals reach below and above their values [2, n], as ``errorbar`` takes it."""
+    """Return the distances of interval ends below and above their values [2, n], as ``errorbar`` expects."""
     return np.array([[i.value - i.low, i.high - i.value] for i in intervals]).T
 
 
 def bars(axes: Any, names: Sequence[str], intervals: Sequence[Interval], labels: Sequence[str] | None = None) -> None:
-    """Points with error bars, one a name: intervals show better so than on bars that start at 0."""
+    """Draw one point with an error bar per name: bars that start at 0 would hide the intervals."""
     for i, (name, interval) in enumerate(zip(names, intervals, strict=True)):
         axes.errorbar([i], [interval.value], errors([interval]), fmt="o", capsize=3, color=color(name))
     axes.set_xticks(range(len(names)), labels or names, rotation=35, ha="right")
@@ -64,7 +64,7 @@ def bars(axes: Any, names: Sequence[str], intervals: Sequence[Interval], labels:
 def band(
     axes: Any, x: Sequence[float], intervals: Sequence[Interval], name: str, label: str | None = None, **style: Any
 ) -> None:
-    """A line with its interval as a band."""
+    """Draw a line of interval values, with the intervals as a band."""
     values, low, high = (np.array([getattr(i, f) for i in intervals]) for f in ("value", "low", "high"))
     axes.plot(x, values, color=color(name), label=label or name, **style)
     axes.fill_between(x, low, high, color=color(name), alpha=0.15, linewidth=0)
@@ -83,7 +83,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """Curves over one axis."""
+    """One chart of a figure: curves that share their axes."""
 
     curves: Sequence[Curve]
     title: str = ""
@@ -95,7 +95,7 @@ class Panel:
 
 
 def draw(path: Path, panels: Sequence[Panel], **options: Any) -> None:
-    """Draw panels side by side; ``options`` as of ``figure``."""
+    """Draw panels side by side; ``options`` are those of ``figure``."""
     with figure(path, len(panels), squeeze=False, **options) as axes:
         for one, panel in zip(axes[0], panels, strict=True):
             for curve in panel.curves:

@@ -1,14 +1,14 @@
-"""The one way of a study that is a declaration: measure each arm with each seed, judge, draw, keep.
+"""Harness of declared studies: it measures each arm with each seed, judges, draws figures and stores results.
 
-A study names its arms, what one of them gives with one seed, and the rules that judge it (``rules.py``). The rest is
-here: the processes, what is kept on disk of a stopped study, numbers by name, tables, figures and ``results.json``.
+A study declares its arms, a function that measures one arm with one seed, and the rules (``rules.py``). The harness
+does the rest: processes, resumption of a stopped study, named numbers, tables, figures and ``results.json``.
 Invariants:
 
-- A number is an average over seeds of the same weighted sum of arms, so arms of one seed are paired.
-- All that a rule asks for is computed, as the rule holds the quantities themselves.
-- Each arm of each seed is kept as soon as it is measured: a stopped study goes on where it was.
+- A number is an average over seeds of one weighted sum of arms, so arms of one seed are paired.
+- Every number that a rule asks for is computed, because the rule holds the quantities themselves.
+- Each arm of each seed is stored as soon as it is measured: a stopped study resumes there.
 
-Not here: what a study of the real model has from ``recipes.reproduce.real``, whose numbers are over prompts as well.
+Studies of the real model use ``recipes.reproduce.real`` instead, because their numbers are over prompts as well.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,44 +29,44 @@ from recipes.reproduce.rules import Declared, Quantity
 from recipes.reproduce.study import SEEDS, everywhere, once, results_folder
 
 R = TypeVar("R")
-Value = Callable[[Any], Any]  # of what one arm gave with one seed
+Value = Callable[[Any], Any]  # the measurement of one arm with one seed -> a number
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results(Generic[R]):
-    """What every arm gave with every seed: ``results["ce", 0]``."""
+    """Measurements of every arm with every seed: ``results["ce", 0]``."""
 
     found: Mapping[tuple[str, int], R]
     seeds: Sequence[int]
 
     @property
     def arms(self) -> list[str]:
-        """All arms in their order."""
+        """Return all arms in order."""
         return list(dict.fromkeys(arm for arm, _ in self.found))
 
     def __getitem__(self, key: tuple[str, int]) -> R:
         return self.found[key]
 
     def of(self, arm: str) -> list[R]:
-        """What an arm gave, in the order of seeds."""
+        """Return the measurements of an arm, in the order of seeds."""
         return [self.found[arm, seed] for seed in self.seeds]
 
     def mean(self, arm: str, value: Value) -> Interval:
-        """A number of an arm over seeds, for tables and figures."""
+        """Return the mean of a number of an arm over seeds, with its interval, for tables and figures."""
         return across_seeds([value(one) for one in self.of(arm)])
 
     def row(self, arm: str, columns: Mapping[str, Value]) -> dict[str, Interval]:
-        """Cells of a table: each column's number of an arm over seeds."""
+        """Return the cells of one table row: the mean of each column's number of an arm over seeds."""
         return {label: self.mean(arm, value) for label, value in columns.items()}
 
     def interval(self, quantity: Quantity) -> Interval:
-        """A quantity over seeds, for tables and figures."""
+        """Return the interval of a quantity over seeds, for tables and figures."""
         number = self.number(quantity)
         return Interval(number.value, number.low, number.high)
 
     def number(self, quantity: Quantity) -> Number:
-        """A quantity of a rule over seeds."""
+        """Return a rule's quantity, averaged over seeds."""
 
         def value(seed: int) -> float:
             terms = [one.weight * one.value(self.found[one.arm, seed]) for one in quantity.terms]
@@ -77,7 +77,7 @@ class Results(Generic[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A figure: its file, the sentence below it, and what draws it at a path."""
+    """A figure of a study: its file name, its caption, and the function that draws it at a path."""
 
     file: str
     caption: str
@@ -87,32 +87,32 @@ class Figure:
 def rows(
     results: Results[Any], columns: Mapping[str, Value], arms: Iterable[str] | None = None, head: str = "arm"
 ) -> list[Row]:
-    """A table: a line an arm, which stands in the column ``head``."""
+    """Return a table with one row per arm; the column ``head`` holds the arm's name."""
     return [{head: arm, **results.row(arm, columns)} for arm in (results.arms if arms is None else arms)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A study as a declaration; its module is ``study.py`` in the folder of its name."""
+    """Declaration of a study; its module is ``study.py`` in the folder of its name."""
 
     name: str
-    paper: str  # what of which paper: "Table 2 and Figs 4, 5, 1b, 10"
-    model: str  # of ``claims.MODELS``
-    arms: Mapping[str, Any]  # label -> what ``measure`` is given
-    measure: Callable[[Any, int], Any]  # arm and seed -> what rules, tables and figures read
+    paper: str  # the parts of the paper: "Table 2 and Figs 4, 5, 1b, 10"
+    model: str  # a key of ``claims.MODELS``
+    arms: Mapping[str, Any]  # label -> first argument of ``measure``
+    measure: Callable[[Any, int], Any]  # arm and seed -> the measurement for rules, tables and figures
     rules: tuple[Declared, ...]
     seeds: Sequence[int] = SEEDS
-    prepare: Sequence[Callable[[int], object]] = ()  # what arms of one seed share, each made once a seed
-    stats: Sequence[Quantity] = ()  # stored beside what the rules ask for
+    prepare: Sequence[Callable[[int], object]] = ()  # make inputs that the arms of a seed share; once per seed
+    stats: Sequence[Quantity] = ()  # stored in addition to the quantities of the rules
     tables: Callable[[Results[Any]], Mapping[str, Sequence[Row]]] = field(default=lambda _: {})
     figures: Sequence[Figure] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    facts: Callable[[Results[Any]], Mapping[str, object]] = field(default=lambda _: {})  # what rules only tell
+    facts: Callable[[Results[Any]], Mapping[str, object]] = field(default=lambda _: {})  # rules only quote these
 
     def numbers(self, results: Results[Any]) -> dict[str, Number]:
-        """All numbers by name: of the rules, and those that are stored beside them.
+        """Return all numbers by name: those of the rules and those of ``stats``.
 
-        A smoke run has fewer arms. What it lacks is left out, and a rule that asks for it is not tested.
+        A smoke run has fewer arms. Numbers of absent arms are left out, and rules that ask for them are not tested.
         """
         asked = {one.name: one for rule in self.rules for one in rule.asks}
         quantities = {one.name: one for one in self.stats} | asked
@@ -121,12 +121,12 @@ class Study:
 
 
 def start_study(study: Study) -> None:
-    """The command line of a study."""
+    """Run the command line of a study."""
     start(partial(run, study), f"{study.paper}, on {MODELS[study.model]}; what counts: README.md in its folder.")
 
 
 def run(study: Study) -> None:
-    """Measure all arms, judge, draw, write."""
+    """Measure all arms, judge, draw the figures and write ``results.json``."""
     started, folder = begin(study.name), results_folder(Path(__file__).parent / study.name)
     results = measured(study)
     figures = folder / "figures"
@@ -139,7 +139,7 @@ def run(study: Study) -> None:
 
 
 def measured(study: Study) -> Results[Any]:
-    """What every arm gives with every seed, in processes side by side; what is kept is not measured again."""
+    """Measure every arm with every seed in parallel processes; stored measurements are not repeated."""
     shared = [(study.name, place, seed) for place in range(len(study.prepare)) for seed in study.seeds]
     everywhere(_prepare, shared, f"{study.name}: what arms share")
     jobs = [(study.name, label, seed) for seed in study.seeds for label in study.arms]
@@ -148,13 +148,13 @@ def measured(study: Study) -> Results[Any]:
 
 
 def of_name(name: str) -> Study:
-    """The declaration of a study."""
+    """Return the declaration of the study with this name."""
     study: Study = rule_hash.module(name).STUDY
     return study
 
 
 def means(results: Results[Any], arms: Iterable[str], value: Value) -> list[float]:
-    """The mean over seeds of each arm: a curve of a figure."""
+    """Return the mean of each arm over seeds: a curve of a figure."""
     return [float(np.mean([value(one) for one in results.of(arm)])) for arm in arms]
 
 
@@ -164,7 +164,7 @@ def _prepare(job: tuple[str, int, int]) -> None:
 
 
 def _measure(job: tuple[str, str, int]) -> Any:
-    """One arm with one seed; the settings are a part of the file's name, so a changed study measures anew."""
+    """Measure one arm with one seed; the file name depends on the settings, so a changed study measures anew."""
     name, label, seed = job
     study = of_name(name)
     arm = study.arms[label]

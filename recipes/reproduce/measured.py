@@ -1,9 +1,9 @@
-"""A number as a rule sees it: value, 95 % interval, and how improbable it would be if the truth were another.
+"""Numbers for rules: value, 95 % interval, and p-values against a bound.
 
 Two kinds of intervals are stored. Over seeds it is Student's t: its half width is a quantile times the standard error,
-so the standard error follows from it. A bootstrap over answers is taken for normal: half width over 1.96. Intervals
-that were stored as text have lost digits, which counts against them: ``rounding`` is added to the half width, and the
-value is taken as that much closer to what it is tested against.
+so the standard error follows from it. A bootstrap over completions is treated as normal: half width over 1.96.
+Intervals that were stored as text have lost digits. So ``rounding`` is added to the half width, and the value counts as
+that much closer to its bound.
 """
 
 import math
@@ -24,30 +24,30 @@ class Number:
     value: float
     low: float
     high: float
-    seeds: int | None = None  # runs that a Student interval is over; None: a bootstrap over answers
+    seeds: int | None = None  # number of runs of a Student interval; None: a bootstrap over completions
     rounding: float = 0.0  # half a unit of the last digit that was stored
-    source: str | None = None  # where it was read, if it was not stored as a number of its own
+    source: str | None = None  # where the number was read, if it was not stored separately
 
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     @property
     def error(self) -> float:
-        """The standard error."""
+        """Return the standard error."""
         half = (self.high - self.low) / 2 + self.rounding
         return half / (NORMAL_95 if self.seeds is None else quantile(self.seeds - 1))
 
     @property
     def spread(self) -> float:
-        """Standard deviation between single runs; 0 where the interval is not over runs."""
+        """Return the standard deviation between single runs; 0 where the interval is not over runs."""
         return self.error * math.sqrt(self.seeds) if self.seeds else 0.0
 
     def above(self, bound: float) -> float:
-        """One-sided p: how often a number would come out this far above ``bound`` if the truth were ``bound``."""
+        """Return the one-sided p: how often a number would lie this far above ``bound`` if the truth were ``bound``."""
         return self._tail(self.value - bound - self.rounding)
 
     def below(self, bound: float) -> float:
-        """One-sided p: the same for numbers this far below."""
+        """Return the one-sided p: how often a number would lie this far below ``bound`` if the truth were ``bound``."""
         return self._tail(bound - self.value - self.rounding)
 
     def _tail(self, distance: float) -> float:
@@ -60,18 +60,21 @@ class Number:
 
 
 def over_seeds(values: Sequence[float] | Any) -> Number:
-    """Mean over independent runs, with Student's interval."""
+    """Return the mean over independent runs, with Student's interval."""
     listed = [float(value) for value in values]
     return of(across_seeds(listed), len(listed))
 
 
 def of(interval: Interval, seeds: int | None = None) -> Number:
-    """An interval that a study has computed; ``seeds`` if it is Student's over so many runs."""
+    """Return the number of an interval; ``seeds``: the number of runs if it is a Student interval over runs."""
     return Number(value=interval.value, low=interval.low, high=interval.high, seeds=seeds)
 
 
 def student_tail(t: float, degrees: int) -> float:
-    """P(T > t) of Student's t with whole degrees of freedom: the finite sums of Abramowitz and Stegun 26.7.3 and 4."""
+    """Return P(T > t) of Student's t with whole degrees of freedom.
+
+    It uses the finite sums of Abramowitz and Stegun 26.7.3 and 4.
+    """
     angle = math.atan2(t, math.sqrt(degrees))
     cosine, sine = math.cos(angle), math.sin(angle)
     term, total = 1.0, 0.0
@@ -91,7 +94,7 @@ def student_tail(t: float, degrees: int) -> float:
 
 @cache
 def quantile(degrees: int) -> float:
-    """The two-sided 95 % quantile of Student's t, by bisection."""
+    """Return the two-sided 95 % quantile of Student's t, found by bisection."""
     low, high = 0.0, 100.0
     for _ in range(80):
         middle = (low + high) / 2

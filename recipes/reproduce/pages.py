@@ -1,4 +1,4 @@
-"""What all pages on studies share: the verdict on every finding, and how findings and cells are worded."""
+"""Shared parts of the pages on studies: the verdict on every finding, and the wording of findings and cells."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +13,11 @@ Verdicts = Mapping[
 ]  # (study, place of the finding) -> verdict, adjusted p
 
 
-SAYS = {"ours": "A bar of ours", "further": "Beside the claim"}  # of findings that do not count for a claim
+SAYS = {"ours": "A bar of ours", "further": "Beside the claim"}  # findings that do not count for a claim
 
 
 def verdicts(contents: Mapping[str, Content | None]) -> Verdicts:
-    """The verdict on every finding of all studies, corrected within each ``family``."""
+    """Return the verdict on every finding of all studies, corrected within each ``family``."""
     families: dict[tuple[str, str], list[tuple[str, int, Finding]]] = {}
     for name, content in contents.items():
         for place, finding in enumerate(judged(content) if content else ()):
@@ -30,18 +30,18 @@ def verdicts(contents: Mapping[str, Content | None]) -> Verdicts:
 
 
 def within(root: Path, study: str) -> Path:
-    """The folder of a study below that of all: ``real.rl`` is ``real/rl``."""
+    """Return the folder of a study below ``root``: ``real.rl`` is ``real/rl``."""
     return root.joinpath(*study.split("."))
 
 
 def sentence(finding: Finding, stated: bool = False) -> str:
-    """Statement (unless it is ``stated`` beside it) and evidence, and why it was not tested."""
+    """Return a finding's statement and evidence, and why it was not tested; ``stated`` leaves out the statement."""
     reason = f"Not tested: {finding.untested}." if finding.untested else ""
     return " ".join(part for part in ("" if stated else finding.statement, finding.evidence, reason) if part)
 
 
 def cell(value: Any) -> Any:
-    """A cell of a stored table; an interval as 2.71 [2.65, 2.78]."""
+    """Return a cell of a stored table; an interval becomes text such as 2.71 [2.65, 2.78]."""
     if isinstance(value, dict) and {"value", "low", "high"} <= value.keys():
         return f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
     return value

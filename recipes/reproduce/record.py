@@ -1,8 +1,8 @@
-"""What a study leaves behind: ``results.json``, with every number, its origin, and the rules that judged it.
+"""Reading, writing and checking ``results.json``: a study's numbers, their origin, and the rules that judged them.
 
-``judgements`` is a list: the first was made at the run; each later one is a *re-judgement*, by a rule that is younger
-than the numbers, and says so. What is stored is what each rule says by itself; the correction for the other findings of
-a claim is made where the page is made, as they come from several studies.
+``judgements`` is a list. The first was made at the run. Each later one is a *re-judgement*, by a rule that is younger
+than the numbers, and is marked ``post_hoc``; or it is the translation of a rule into a declaration. Stored p-values are
+those of each rule alone. Pages correct them for the other findings of a claim, which come from several studies.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ Content = dict[str, Any]  # of a results.json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A study that has begun: all that has to be known before it measures anything."""
+    """A study that has begun: everything that must be known before its first measurement."""
 
     name: str
     origin: dict[str, object]
@@ -37,13 +37,13 @@ class Started:
 
 
 def begin(name: str) -> Started:
-    """Take down commit, command and rule of a study. The first thing that its ``main`` does."""
+    """Record commit, command and rule of a study. Its ``main`` calls this first."""
     origin, code = record.begin(), rule_hash.of_study(name)
     return Started(name=name, origin=origin, code=code, rules=rules_of(name), at=time.time())
 
 
 def rules_of(name: str) -> tuple[Rule, ...]:
-    """The rules of a study."""
+    """Return the rules of a study."""
     rules: tuple[Rule, ...] = rule_hash.module(name).RULES
     return rules
 
@@ -57,9 +57,9 @@ def keep(
     settings: Mapping[str, Any],
     facts: Mapping[str, object] | None = None,
 ) -> None:
-    """Judge, and write ``results.json``; ``figures`` maps a file in ``figures/`` to the sentence below it.
+    """Judge the numbers and write ``results.json``; ``figures`` maps a file in ``figures/`` to its caption.
 
-    ``numbers`` are what the rules speak of, ``facts`` what they only tell.
+    The rules test ``numbers``. Their evidence may quote ``facts``, which are not tested.
     """
     folder.mkdir(parents=True, exist_ok=True)
     content: Content = {
@@ -77,18 +77,18 @@ def keep(
 
 
 def judgement(code: rule_hash.RuleCode, findings: Sequence[Finding], **more: object) -> dict[str, Any]:
-    """An entry of ``judgements``."""
+    """Return an entry of ``judgements``."""
     rule = {"hash": code.hash, "derived": False, "files": list(code.files)}
     return {"rule": rule, **more, "findings": [asdict(finding) for finding in findings]}
 
 
 def drawn(path: Path, sentence: str) -> dict[str, str]:
-    """A figure as it stands in ``results.json``: drawn at the run, from more than is stored, and held by its hash."""
+    """Return a figure's entry in ``results.json``: caption and file hash; the data of a figure are not all stored."""
     return {"caption": sentence, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
 def stored(number: Number) -> dict[str, Any]:
-    """A number as it stands in ``results.json``; what is as by default is left out."""
+    """Return a number's entry in ``results.json``, without optional fields that are None or 0."""
     return {k: v for k, v in asdict(number).items() if v not in (None, 0.0) or k in ("value", "low", "high")}
 
 
@@ -98,29 +98,33 @@ def write(path: Path, content: Content) -> None:
 
 
 def read(path: Path) -> Content | None:
-    """The results of a study; None where there are none yet."""
+    """Return the stored results of a study; None where there are none yet."""
     content: Content | None = json.loads(path.read_text()) if path.is_file() else None
     return content
 
 
 def numbers_of(content: Content) -> dict[str, Number]:
-    """The numbers that rules speak of."""
+    """Return the numbers that rules refer to, by name."""
     return {name: Number(**number) for name, number in content["numbers"].items()}
 
 
 def judged(content: Content) -> list[Finding]:
-    """The findings of the newest judgement."""
+    """Return the findings of the newest judgement."""
     return [Finding(**finding) for finding in content["judgements"][-1]["findings"]]
 
 
 def substance(content: Content) -> dict[str, Any]:
-    """The newest judgement that judged: a translation of its rule into another form says the same."""
+    """Return the newest judgement that is not a translation: a translated rule gives the same verdicts."""
     made: dict[str, Any] = [one for one in content["judgements"] if "translated" not in one][-1]
     return made
 
 
 def check(name: str, content: Content, folder: Path) -> None:
-    """That a result was judged by the rule as it stands, and that judging again gives the same; else a UserError."""
+    """Check that the current rule judged a result, and that judging again gives the same findings.
+
+    Raises:
+        UserError: The rule has changed, the findings differ, or a figure is not the one of the run.
+    """
     code, newest = rule_hash.of_study(name), content["judgements"][-1]
     if newest["rule"]["hash"] != code.hash:
         raise UserError(
@@ -136,14 +140,14 @@ def check(name: str, content: Content, folder: Path) -> None:
 
 
 def same(one: Finding, other: Finding) -> bool:
-    """Whether two findings are equal, but for the last digits that another machine's arithmetic may give."""
+    """Return whether two findings are equal up to the last digits of p and floor, which differ between machines."""
     a, b = asdict(one), asdict(other)
     close = [math.isclose(a[k] or 0.0, b[k] or 0.0, rel_tol=1e-6, abs_tol=1e-12) for k in ("p", "floor")]
     return all(close) and all(a[k] == b[k] for k in a if k not in ("p", "floor"))
 
 
 def rejudge(name: str, content: Content, reason: str, origin: Mapping[str, object]) -> Content:
-    """The same numbers with one more judgement, by the rule as it stands now; ``origin`` as from ``record.begin``."""
+    """Return the results with one more judgement, by the current rule; ``origin`` comes from ``record.begin``."""
     code = rule_hash.of_study(name)
     if content["judgements"][-1]["rule"]["hash"] == code.hash:
         return content
@@ -153,7 +157,7 @@ def rejudge(name: str, content: Content, reason: str, origin: Mapping[str, objec
 
 
 def translate(name: str, content: Content, commit: str) -> Content:
-    """The same numbers and verdicts under a rule that is now a declaration; ``commit`` holds the rule before.
+    """Return the results with a judgement by a rule that became a declaration; ``commit`` holds the rule before.
 
     Raises:
         UserError: The new rule does not judge the stored numbers as the one before did.
@@ -163,20 +167,20 @@ def translate(name: str, content: Content, commit: str) -> Content:
     if difference := [one for one in zip(judged(content), made, strict=True) if not equal_verdicts(*one)]:
         old, new = difference[0]
         raise UserError(f"{name} would be judged anew: {old.statement!r} p {old.p}, by the new rule p {new.p}")
-    # Where the older rule stands in that commit: files may have moved since it judged.
+    # Paths of the older rule in that commit: files may have moved since its judgement.
     files = [f"recipes/reproduce/{name.replace('.', '/')}/findings.py", *code.files[-2:]]
     rule = {"from": before["rule"]["hash"], "to": code.hash, "commit": commit, "files": files}
     return {**content, "judgements": [*content["judgements"], judgement(code, made, translated=rule)]}
 
 
 def equal_verdicts(one: Finding, other: Finding) -> bool:
-    """Whether two findings say the same; their rules and evidence may be worded differently."""
+    """Return whether two findings agree apart from the wording of rule and evidence."""
     words = {"rule": "", "evidence": ""}
     return same(replace(one, **words), replace(other, **words))
 
 
 def processor_seconds() -> float:
-    """Processor time of this process and of its children that have ended: what a busy machine does not distort."""
+    """Return processor seconds of this process and its ended children, which a busy machine does not distort."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 

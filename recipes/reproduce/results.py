@@ -1,4 +1,4 @@
-"""All findings by claim and model, each with its verdict: what every page on them is made from."""
+"""All findings by claim and model, each with its verdict: the data behind every page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,30 +17,33 @@ NONE_YET = "no results yet"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A finding of a study, and what it is worth among all findings of its claim."""
+    """A finding of a study with its verdict, corrected for all findings of its claim."""
 
     study: str
     finding: Finding
     verdict: str
     p: float | None  # corrected; None: not tested
     effect: DecidingNumber | None  # None: not measured
-    before: str | None  # the verdict of the run's own rule, where a younger one has judged it again
-    scope: Scope | None  # how it counts, where not as its rule says
+    before: str | None  # the verdict by the run's own rule, where a later rule has judged again
+    scope: Scope | None  # how it counts, where that differs from its rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What all studies have found; ``contents``: of each study, None where it has no results."""
+    """Findings of all studies; ``contents`` maps each study to its results, None where it has none."""
 
     contents: Mapping[str, Content | None]
     families: Mapping[tuple[str, str], Sequence[Judged]]  # (model, claim or heading) -> findings
 
     def of(self, model: str, name: str) -> Sequence[Judged]:
-        """The findings of a claim or under a heading, on a model."""
+        """Return the findings of a claim or under a heading, on one model."""
         return self.families.get((model, name), ())
 
     def verdict(self, model: str, claim: Claim) -> str:
-        """As ``overall``, or that its studies have not run."""
+        """Return the verdict on a claim (see ``overall``), with ", so far" while studies of the claim have no results.
+
+        Without any finding it is ``NONE_YET`` as long as such a study has not run.
+        """
         waiting = any(self.contents.get(s, 0) is None and model_of(s) == model for s in speakers(claim.name))
         if waiting and not self.of(model, claim.name):
             return NONE_YET
@@ -48,12 +51,12 @@ class Results:
         return f"{verdict}, so far" if waiting else verdict
 
     def counts(self, model: str, claim: Claim) -> str:
-        """How many findings came out how: 6 confirmed, 2 not tested; empty where there are none."""
+        """Return the number of findings per verdict: 6 confirmed, 2 not tested; empty where there are none."""
         words = self._words(model, claim) if self.of(model, claim.name) else []
         return ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(sorted(words)))
 
     def models(self, paper: Paper) -> list[str]:
-        """The models on which something is known of a paper; the built-in one in any case."""
+        """Return the models with results on a paper; the built-in model is always included."""
         known = {model_of(study) for study in paper.real if self.contents.get(study)} | {[*MODELS][-1]}
         return [model for model in MODELS if model in known]
 
@@ -62,7 +65,7 @@ class Results:
 
 
 def gathered(contents: Mapping[str, Content | None]) -> Results:
-    """All findings of all studies, in their order, with verdicts corrected within each claim of a model."""
+    """Return all findings of all studies in order, with verdicts corrected within each claim of a model."""
     decided = verdicts(contents)
     families: dict[tuple[str, str], list[Judged]] = {}
     for study, content in contents.items():
@@ -80,12 +83,12 @@ def gathered(contents: Mapping[str, Content | None]) -> Results:
 
 @cache
 def speakers(claim: str) -> tuple[str, ...]:
-    """The studies whose rules speak of a claim."""
+    """Return the studies whose rules test a claim."""
     return tuple(s for s in (*REAL_STUDIES, *RECIPES) if any(heading(s, rule.claim) == claim for rule in rules_of(s)))
 
 
 def post_hoc(content: Content) -> bool:
-    """Whether the newest judgement is younger than the run."""
+    """Return whether the newest judgement, translations aside, was made after the run."""
     return bool(substance(content).get("post_hoc"))
 
 

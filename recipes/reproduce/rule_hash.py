@@ -1,10 +1,10 @@
-"""A rule as a hash of its code, so that a result can say which rule judged it.
+"""Hash of a rule's code: every result records the rule that judged it.
 
-The rule of a study is every definition that turns its numbers into verdicts: its ``RULES``, and what
-``recipes.reproduce`` does with them. They stand in ``study.py`` of a study that is a declaration, in ``findings.py`` of
-the others. A definition counts by its syntax tree, without docstrings and annotations; imports, comments, formatting
-and the file that it stands in do not count, nor does what no part of the rule mentions. So a rule may move and be
-reformatted, and cannot be changed, without its hash telling.
+The rule of a study is every definition that turns its numbers into verdicts: its ``RULES``, and the code of
+``recipes.reproduce`` that applies them. Declared studies hold them in ``study.py``, the others in ``findings.py``. The
+hash covers the syntax tree of each definition, without docstrings and annotations. It ignores imports, comments,
+formatting, file names, and code that no part of the rule mentions. So a rule may move or be reformatted under the same
+hash, but any change to it changes the hash.
 """
 
 import ast
@@ -22,7 +22,7 @@ PACKAGE = __name__.rpartition(".")[0]
 DECLARED = "study"  # the module of a study that is a declaration (``harness.py``)
 ROOT = record.ROOT
 ENTRIES = ("RULES", "judge", "corrected", "overall")
-# Fields of a node that do not count.
+# Fields of a node that the hash ignores.
 UNCOUNTED = ("annotation", "returns", "type_comment", "type_params", "ctx", "kind", "simple")
 
 
@@ -35,22 +35,22 @@ class RuleCode:
 
 
 def declared(study: str) -> bool:
-    """Whether a study is a declaration: the others hold their rules in ``findings.py``."""
+    """Return whether a study is a declaration; the others hold their rules in ``findings.py``."""
     return Path(__file__).parent.joinpath(*study.split("."), f"{DECLARED}.py").is_file()
 
 
 def all_declared() -> list[str]:
-    """The studies that are declarations, by their folders."""
+    """Return the names of the studies that are declarations, sorted."""
     return sorted(path.parent.name for path in Path(__file__).parent.glob(f"*/{DECLARED}.py"))
 
 
 def module(study: str) -> ModuleType:
-    """The module that holds a study's rules, in its folder beside this package's files."""
+    """Import and return the module that holds a study's rules."""
     return importlib.import_module(f"{PACKAGE}.{study}.{DECLARED if declared(study) else 'findings'}")
 
 
 def of_study(name: str) -> RuleCode:
-    """The rule of a study as it stands in the working tree."""
+    """Return the code of a study's rule in the working tree."""
     own = module(name)
     shared = (*_borrowed(own), rules) if declared(name) else ()
     paths = [Path(str(m.__file__)).resolve() for m in (own, *shared, verdicts, measured)]
@@ -59,7 +59,7 @@ def of_study(name: str) -> RuleCode:
 
 
 def _borrowed(own: ModuleType) -> list[ModuleType]:
-    """The declarations of other studies that one takes names from: its rules may rest on them."""
+    """Return the declarations of other studies that a study imports from: its rules may depend on them."""
     imports = [node.module for node in ast.parse(Path(str(own.__file__)).read_text()).body
                if isinstance(node, ast.ImportFrom)]  # fmt: skip
     ends = f".{DECLARED}"
@@ -68,13 +68,13 @@ def _borrowed(own: ModuleType) -> list[ModuleType]:
 
 
 def of_sources(sources: Iterable[str], entries: Sequence[str]) -> str:
-    """Hash of the definitions named ``entries`` and of all that they mention, directly or not, in these sources."""
+    """Return a hash of the definitions ``entries`` and of all definitions that they mention, directly or not."""
     text = "\n".join(sorted(_text(node) for _, node in reached(sources, entries)))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def reached(sources: Iterable[str], entries: Sequence[str]) -> list[tuple[int, ast.stmt]]:
-    """The definitions that ``of_sources`` hashes, each with the place of its source."""
+    """Return the definitions that ``of_sources`` hashes, each with the index of its source."""
     known: dict[str, list[tuple[int, ast.stmt]]] = {}
     mentions: dict[str, set[str]] = {}
     for place, source in enumerate(sources):
@@ -104,7 +104,7 @@ def _defines(node: ast.stmt) -> list[str]:
 
 
 def _text(node: object) -> str:
-    """A syntax tree as text, the same in every version of Python: what is empty or beside the point is left out."""
+    """Return a syntax tree as text that is equal in every Python version: empty and uncounted fields are left out."""
     if isinstance(node, list):
         return "[" + ", ".join(_text(item) for item in node) + "]"
     if not isinstance(node, ast.AST):

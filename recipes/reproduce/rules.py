@@ -1,13 +1,13 @@
-"""Rules as declarations: what is measured of an arm, and what has to hold of it; texts and evidence follow from that.
+"""Declarative rules: a rule names numbers of arms and their bounds; its text and evidence are generated from that.
 
 A ``Stat`` is one number of one arm with one seed. ``LENGTH("ce")`` is that number of an arm, and
-``LENGTH.gain("tv", "ce")`` is what one arm has more than another. Both are quantities, which a study computes because
-its rules ask for them. So a rule cannot ask for a number that its study does not measure.
+``LENGTH.gain("tv", "ce")`` is the number of one arm minus that of another. Both are quantities, which a study computes
+because its rules ask for them. So a rule cannot ask for a number that its study does not measure.
 
     LENGTH = Stat(name="accept length", value=lambda head: head.accept_length, arm="length {arm}")
     RULES = (gain("C3", LENGTH, "e2e_tv", over="ce", says="End-to-end TV is accepted for longer."),)
 
-Words of rules: a gain counts if it exceeds the noise of its arms, which is how far two seeds of one arm lie apart.
+A gain counts if it exceeds the noise of its arms: the distance between two seeds of one arm.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +16,9 @@ from typing import Any, Literal
 
 from recipes.reproduce.verdicts import Need, Part, Rule
 
-Also = (
-    Mapping[str, "Quantity | str"] | None
-)  # label -> what is told beside the evidence: a quantity, or a fact by its name
+Also = Mapping[str, "Quantity | str"] | None  # label -> further evidence: a quantity, or the name of a fact
 Side = Literal["above", "below", "not above", "not below"]
-AT = ": "  # what parts the place of an arm from its name: "fresh: K = 4"
+AT = ": "  # separates the place of an arm from its name: "fresh: K = 4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,22 +27,22 @@ class Term:
 
     weight: float
     arm: str
-    value: Callable[[Any], Any]  # what an arm gave with one seed -> a number
+    value: Callable[[Any], Any]  # the measurement of one arm with one seed -> a number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """A sum of weighted numbers of arms, seed by seed: all that a study stores under ``name``."""
+    """A sum of weighted numbers of arms, computed per seed; a study stores it under ``name``."""
 
     name: str
     words: str  # accept length of e2e_tv minus that of ce
     terms: tuple[Term, ...] = ()
-    parts: tuple["Quantity", ...] = ()  # of a difference: what is told beside it
-    labels: tuple[str, ...] = ()  # of the parts; empty: one is told against the other
+    parts: tuple["Quantity", ...] = ()  # operands of a difference, quoted as evidence
+    labels: tuple[str, ...] = ()  # labels of the parts; empty: the evidence reads "... against ..."
 
     @property
     def told(self) -> str:
-        """Its evidence: words, the number, and its parts."""
+        """Return the evidence text: words, the number and its parts, with numbers as {name} placeholders."""
         shown = [f"{{{one.name}}}" for one in self.parts]
         labelled = ", ".join(f"{label} {one}" for label, one in zip(self.labels, shown, strict=False))
         parts = labelled or " against ".join(shown)
@@ -55,8 +53,9 @@ class Quantity:
 class Stat:
     """A number of an arm with one seed.
 
-    ``arm`` and ``gains`` say what it is called in ``results.json``: {at} is the place of an arm with its colon, {arm},
-    {a} and {b} are arms. What both arms of a gain end with stands at the end of its name: "e2e_tv - ce, few".
+    ``arm`` and ``gains`` are templates of its name in ``results.json``: {at} is the place of an arm with its colon;
+    {arm}, {a} and {b} are arms. A common ending of both arms of a gain moves to the end of the name: "e2e_tv - ce,
+    few".
     """
 
     name: str
@@ -65,14 +64,14 @@ class Stat:
     gains: str = "{at}{a} - {b}"
 
     def __call__(self, arm: str) -> Quantity:
-        """The number of an arm."""
+        """Return the number of an arm as a quantity."""
         at, own = _placed(arm)
         name = self.arm.format(at=at, name=self.name, arm=own)
         terms = (Term(weight=1.0, arm=arm, value=self.value),)
         return Quantity(name=name, words=f"{self.name} of {arm}", terms=terms)
 
     def gain(self, a: str, b: str) -> Quantity:
-        """What arm ``a`` has more than arm ``b``; both have to be at one place."""
+        """Return the number of arm ``a`` minus that of arm ``b``; both arms must be at one place."""
         (at, first), (other, second) = _placed(a), _placed(b)
         assert at == other, f"{a} and {b} are not at one place"
         end = _end(first, second)
@@ -82,20 +81,20 @@ class Stat:
 
 
 def less(name: str, first: Quantity, second: Quantity) -> Quantity:
-    """One quantity minus another, seed by seed: two numbers of one arm, or two gains."""
+    """Return one quantity minus another, seed by seed: two numbers of one arm, or two gains."""
     words = f"{first.words} minus {second.words}"
     terms = (*first.terms, *_times(-1.0, second.terms))
     return Quantity(name=name, words=words, terms=terms, parts=(first, second))
 
 
 def half_of(quantity: Quantity) -> Quantity:
-    """Half of a quantity, to hold another one against."""
+    """Return half of a quantity, as a reference for another one."""
     return replace(quantity, words=f"half of {quantity.words}", terms=_times(0.5, quantity.terms))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A quantity that has to be on one side of a bound, by more than the noise of the arms in ``noise``."""
+    """A quantity and the side of a bound where it must lie, by more than the noise of the arms in ``noise``."""
 
     quantity: Quantity
     kind: Literal["above", "below", "within"] = "above"
@@ -105,19 +104,19 @@ class Check:
 
     @property
     def part(self) -> Part:
-        """The same as ``verdicts`` takes it."""
+        """Return the check as a ``Part`` for ``verdicts``."""
         arms = tuple(one.name for one in self.noise)
         return Part(number=self.quantity.name, kind=self.kind, bound=self.bound, arms=arms, relative=self.relative)
 
     @property
     def place(self) -> str:
-        """Where the number has to lie, in words."""
+        """Return the range where the number must lie, in words."""
         place = f"within {self.bound:g} of 0" if self.kind == "within" else f"{self.kind} {self.bound:g}"
         return place + (" by more than the noise of the arms" if self.noise and self.kind != "within" else "")
 
     @property
     def refuted(self) -> str:
-        """Where it lies if that is refuted, in words."""
+        """Return the range that refutes the check, in words."""
         other = {"above": "below", "below": "above", "within": "outside"}[self.kind]
         noise = " by more than the noise of the arms" if self.kind == "within" else " by as much"
         return f"{other}{noise}" if self.noise else other
@@ -125,23 +124,23 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What an arm has to do before a rule about it is tested: its number lies on a side of a bound."""
+    """Precondition of a rule on an arm: the rule is tested only if a number of the arm lies on one side of a bound."""
 
     quantity: Quantity
     side: Side
     bound: float = 0.0
-    otherwise: str  # what was not as the arm's name says, in words
+    otherwise: str  # the reason why the rule is not tested, in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared(Rule):
-    """A rule with the quantities that it asks for and tells."""
+    """A rule with all quantities that it tests or quotes."""
 
     asks: tuple[Quantity, ...] = field(default=())
 
 
 def rise(stat: Stat, a: str, over: str, by: float = 0.0, noise: Sequence[str] = ()) -> Check:
-    """``a`` has more than ``over``, by ``by`` and the noise of both; ``noise``: arms that count for it as well."""
+    """Return a check that ``a`` exceeds ``over`` by ``by`` and the noise of both arms and of the arms in ``noise``."""
     return Check(quantity=stat.gain(a, over), bound=by, noise=tuple(stat(arm) for arm in (a, over, *noise)))
 
 
@@ -149,7 +148,7 @@ def gain(
     claim: str, stat: Stat, a: str, *, over: str, says: str, by: float = 0.0, noise: Sequence[str] = (),
     also: Also = None, needs: Sequence[Condition] = (),
 ) -> Declared:  # fmt: skip
-    """A rule: ``a`` has more than ``over`` of a stat, by more than ``by`` and the noise of the arms."""
+    """Return a rule: ``a`` exceeds ``over`` in a stat, by more than ``by`` and the noise of the arms."""
     return every(claim, says, rise(stat, a, over, by, noise), also=also, needs=needs)
 
 
@@ -157,7 +156,7 @@ def unmoved(
     claim: str, stat: Stat, a: str, *, over: str, within: float, says: str, noise: Sequence[str] = (),
     also: Also = None, needs: Sequence[Condition] = (),
 ) -> Declared:  # fmt: skip
-    """A rule: ``a`` has neither more nor less than ``over``, but for ``within``."""
+    """Return a rule: a stat of ``a`` differs from that of ``over`` by less than ``within``."""
     check = replace(rise(stat, a, over, within, noise), kind="within")
     return every(claim, says, check, also=also, needs=needs)
 
@@ -166,7 +165,7 @@ def above(
     claim: str, quantity: Quantity, bound: float, *, says: str, noise: Sequence[Quantity] = (), relative: bool = False,
     also: Also = None, needs: Sequence[Condition] = (),
 ) -> Declared:  # fmt: skip
-    """A rule: a quantity lies above a bound, by more than the noise of the arms; ``relative``: it is a ratio."""
+    """Return a rule: a quantity lies above a bound by more than the noise of the arms; ``relative``: it is a ratio."""
     check = Check(quantity=quantity, bound=bound, noise=tuple(noise), relative=relative)
     return every(claim, says, check, also=also, needs=needs)
 
@@ -175,13 +174,13 @@ def below(
     claim: str, quantity: Quantity, bound: float, *, says: str, noise: Sequence[Quantity] = (),
     also: Also = None, needs: Sequence[Condition] = (),
 ) -> Declared:  # fmt: skip
-    """A rule: a quantity lies below a bound, by more than the noise of the arms that are given."""
+    """Return a rule: a quantity lies below a bound by more than the noise of the given arms."""
     check = Check(quantity=quantity, kind="below", bound=bound, noise=tuple(noise))
     return every(claim, says, check, also=also, needs=needs)
 
 
 def every(claim: str, says: str, *checks: Check, also: Also = None, needs: Sequence[Condition] = ()) -> Declared:
-    """A rule: all checks hold. One of them on the other side refutes it."""
+    """Return a rule that all checks must pass; one check on the other side refutes it."""
     first = checks[0]
     text = f"confirmed if the {first.quantity.words} lies {first.place}, refuted if {first.refuted}"
     if checks[1:]:
@@ -193,7 +192,10 @@ def every(claim: str, says: str, *checks: Check, also: Also = None, needs: Seque
 
 
 def some(claim: str, says: str, *groups: Sequence[Check], also: Also = None) -> Declared:
-    """A rule: all checks of one group hold. It is refuted if every check of every group is on the other side."""
+    """Return a rule that all checks of one group must pass.
+
+    It is refuted if every check of every group lies on the other side.
+    """
     place = _common([check for group in groups for check in group])
     text = (
         f"confirmed if in one of {len(groups)} groups all {len(groups[0])} numbers lie {place} (corrected for "
@@ -203,7 +205,7 @@ def some(claim: str, says: str, *groups: Sequence[Check], also: Also = None) -> 
 
 
 def _common(checks: Sequence[Check]) -> str:
-    """Where the numbers of several checks have to lie, which has to be one place for all of them."""
+    """Return the range where the numbers of several checks must lie, which must be the same for all of them."""
     places = list(dict.fromkeys(check.place for check in checks))
     assert len(places) == 1, "checks of one rule hold their numbers against one bound"
     return places[0]
@@ -246,12 +248,12 @@ def _times(weight: float, terms: Sequence[Term]) -> tuple[Term, ...]:
 
 
 def _placed(arm: str) -> tuple[str, str]:
-    """An arm as its place with the colon, and its name there: "fresh: " and "K = 4"; without a place "" and the arm."""
+    """Split an arm into its place with the colon and its name there: "fresh: " and "K = 4". The place may be ""."""
     at, colon, own = arm.rpartition(AT)
     return at + colon, own
 
 
 def _end(a: str, b: str) -> str:
-    """What two arms have behind their last comma, if both have the same: ", few"; else nothing."""
+    """Return the ending of two arms from their last comma if both have the same, such as ", few"; otherwise ""."""
     ends = [comma + end for _, comma, end in (arm.rpartition(", ") for arm in (a, b))]
     return ends[0] if ends[0] == ends[1] and ends[0].startswith(", ") else ""

@@ -1,9 +1,9 @@
-"""What a finding says of the paper's claim, where its study's rule says more, or something else, than the paper does.
+"""Scope of findings: how a finding counts where its study's rule says more, or something else, than the paper does.
 
-A rule is written before its run, and a run may show that its bar was ours, or that the arms were not in the paper's
+A rule is written before its run. The run may show that its bar was ours, or that the arms were not in the paper's
 regime. The rule, its verdict and its numbers stay as they are stored; this table says how the finding counts. It was
-written after the runs, with the findings known, so it only ever takes findings away from a claim: none is confirmed or
-refuted by it. Findings of one kind are treated alike on both models, whichever side they are on.
+written after the runs, with the findings known. So it only takes findings away from a claim and never confirms or
+refutes one. Findings of one kind are treated alike on both models, whichever side they are on.
 """
 
 import re
@@ -21,13 +21,14 @@ Kind = Literal["ours", "outside", "further"]
 class Scope:
     """How some findings of some studies count.
 
-    ``ours``: the paper says nothing like it; the finding stands beside the claim, corrected apart, and does not count
-    for it. ``outside``: it is about the claim, but was not made where the paper makes it, and does not test it.
-    ``further``: the paper says so, but not as this claim; it stands under the further findings of the paper.
+    ``ours``: the paper makes no such statement. The finding stands beside the claim, is corrected separately and does
+    not count for it. ``outside``: the finding is about the claim, but outside the paper's regime, and does not test the
+    claim. ``further``: the paper makes the statement, but not as this claim. It is listed under the paper's further
+    findings.
     """
 
     studies: Sequence[str]
-    statements: str  # a pattern that is searched for in statements
+    statements: str  # regular expression to search for in statements
     kind: Kind
     why: str
 
@@ -95,7 +96,7 @@ SCOPES = (
         kind="outside",
         why=ON_A_CPU,
     ),
-    # Both written before the run of async_steps.
+    # The next two were written before the run of async_steps.
     Scope(studies=("async_steps",), statements="asynchronous job (shorter|are shorter)", kind="outside", why=TWO_CORES),
     Scope(
         studies=("async_steps",),
@@ -139,7 +140,7 @@ SCOPES = (
 
 
 def scope_of(study: str, statement: str) -> Scope | None:
-    """Return how a finding of a study counts; None: for its claim, as its rule says."""
+    """Return the scope of a study's finding; None: it counts for its claim, as its rule says."""
     found = [one for one in SCOPES if study in one.studies and re.search(one.statements, statement)]
     return found[0] if found else None
 
@@ -150,10 +151,10 @@ def ours(claim: str) -> str:
 
 
 def family(study: str, finding: Finding) -> tuple[str, str]:
-    """Return the findings that are corrected together: those of one claim on one model, from whichever study.
+    """Return the model and the claim or heading whose findings are corrected together, whichever study they come from.
 
-    Rules say "within the claim", and each is about one model. So what the built-in model did moves no verdict on the
-    real one, nor the other way; and a claim that two studies share is not made easier by being split among them.
+    Rules say "within the claim", and each is about one model. So findings on the built-in model do not change verdicts
+    on the real one, or the reverse. A claim that two studies share is not made easier by a split among them.
     """
     claim, scope = heading(study, finding.claim), scope_of(study, finding.statement)
     if scope is not None and scope.kind == "ours":

@@ -1,7 +1,7 @@
-"""Sequences and heads that the recipes share: made once per seed, kept under ``runs/reproduce``, and found again.
+"""Sequences and heads that recipes share, made once per seed and kept under ``runs/reproduce``.
 
-Every head starts from the built-in model's own (hard-label cross-entropy, 600 steps) and sees the same sequences in the
-same order as its rivals of the same seed: what differs between two arms of a seed is the objective alone.
+Every head starts from the built-in model's own head (hard-label cross-entropy, 600 steps). It sees the same sequences
+in the same order as the other heads of its seed: two arms of a seed differ only in the objective.
 """
 
 import copy
@@ -43,8 +43,8 @@ from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from bebop.trajectory import Prompt
 
-# Child processes are started with the same arguments, so that they know as well.
-QUICK = "--quick" in sys.argv  # a smoke run: everything happens, on next to nothing
+# Child processes get the same arguments, so this holds in them too.
+QUICK = "--quick" in sys.argv  # a smoke run: every step, on tiny inputs
 SEEDS = (0, 1, 2)
 FOLDER = Path(os.environ.get("BEBOP_REPRODUCE", "runs/reproduce-quick" if QUICK else "runs/reproduce"))
 SEQUENCES = 32 if QUICK else 800
@@ -56,12 +56,15 @@ J = TypeVar("J")
 
 
 def results_folder(recipe: Path) -> Path:
-    """Where a recipe writes: its own folder; a smoke run elsewhere, so that it overwrites nothing."""
+    """Return the output folder of a recipe: its own, or one for smoke runs, so that those overwrite nothing."""
     return FOLDER / recipe.name if QUICK else recipe
 
 
 def once(recipe: str, name: str, settings: object, make: Callable[[], T]) -> T:
-    """What ``make`` gives, kept on disk for the same settings, whole or not at all: a stopped study goes on."""
+    """Return the result of ``make``, from disk if it was made before with these settings.
+
+    A file is written completely or not at all, so a stopped study can resume.
+    """
     key = hashlib.sha256(repr(settings).encode()).hexdigest()[:10]
     path = FOLDER / recipe / f"{name}-{key}.pickle"
     if not path.is_file():
@@ -76,7 +79,7 @@ def once(recipe: str, name: str, settings: object, make: Callable[[], T]) -> T:
 
 
 def spent(recipe: str) -> float:
-    """Processor seconds of all jobs that are kept; one that asked for another is counted with it."""
+    """Return the processor seconds of all stored jobs; a job that made another's input includes its time."""
     return float(sum(pickle.loads(path.read_bytes())["seconds"] for path in (FOLDER / recipe).glob("*.pickle")))
 
 
@@ -91,18 +94,18 @@ class Arm:
     depth: int = 3
     lr: float = 2e-3
     sequences: int = SEQUENCES  # fewer: the first ones, seen more often
-    order: int = 0  # another order of the same sequences: how much is chance
+    order: int = 0  # another value gives another order of the same sequences, to measure chance
     sampling: Sampling = field(default_factory=Sampling)
 
     @property
     def path(self) -> Path:
-        """Where the trained head is kept."""
+        """Return the path of the trained head."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return FOLDER / "heads" / f"{self.objective}-{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.pt"
 
 
 def settings(seed: int, *overrides: str) -> AdaptConfig:
-    """The configuration of a seed: the built-in model, its three tasks, prompts of its own."""
+    """Return the configuration of a seed: the built-in model, its three tasks, and prompts of the seed's own."""
     own = (f"seed={seed}", f"task.seed={100 + seed}", f"data.sequences={SEQUENCES}", "train.threads=1")
     from bebop.config.compose import adapt_config  # Hydra, which a machine that only measures on a GPU lacks
 
@@ -110,18 +113,18 @@ def settings(seed: int, *overrides: str) -> AdaptConfig:
 
 
 def policy() -> Policy:
-    """The built-in model on the CPU, one thread."""
+    """Load the built-in model on the CPU and set torch to one thread."""
     torch.set_num_threads(1)
     return load_policy(ModelConfig(path="tiny", device="cpu"))
 
 
 def prompts(seed: int, count: int = 192) -> list[Prompt]:
-    """Held-out prompts of a seed."""
+    """Return the held-out prompts of a seed."""
     return question_streams(settings(seed, f"evaluation.prompts={count}"), policy())[1]
 
 
 def corpus(seed: int, *overrides: str) -> list[TokenRow]:
-    """Sequences that the built-in model sampled, kept as JSONL."""
+    """Return sequences sampled from the built-in model, kept as JSONL."""
     config = settings(seed, *overrides)
     key = hashlib.sha256(json.dumps(dataclasses.asdict(config.data), sort_keys=True).encode()).hexdigest()[:10]
     path = FOLDER / "corpora" / f"seed{seed}-{key}.jsonl"
@@ -134,7 +137,7 @@ def corpus(seed: int, *overrides: str) -> list[TokenRow]:
 
 
 def text(seed: int, count: int, *overrides: str) -> list[TokenRow]:
-    """Answers of the built-in model to held-out prompts, kept as JSONL: what every head of a seed is probed on."""
+    """Return completions of the built-in model to held-out prompts, kept as JSONL, on which heads are probed."""
     config = settings(seed, f"evaluation.prompts={count}", *overrides)
     chosen = json.dumps([count, *overrides])
     path = FOLDER / "text" / f"seed{seed}-{hashlib.sha256(chosen.encode()).hexdigest()[:10]}.jsonl"
@@ -149,13 +152,13 @@ def text(seed: int, count: int, *overrides: str) -> list[TokenRow]:
 
 
 def prepare(seed: int, *overrides: str) -> None:
-    """Sample what the heads of a seed share, once, so that no two processes do it at the same time."""
+    """Sample the data that the heads of a seed share, once, so that no two processes do it at the same time."""
     corpus(seed, *overrides)
     text(seed, HELD_OUT, *overrides)
 
 
 def head(arm: Arm) -> Policy:
-    """The built-in model with the head of an arm, trained now unless it is kept already."""
+    """Return the built-in model with the head of an arm, which is trained unless it is stored."""
     model = policy()
     assert model.mtp is not None
     if not arm.path.is_file():
@@ -171,7 +174,7 @@ def head(arm: Arm) -> Policy:
 
 @lru_cache(maxsize=len(SEEDS))
 def _with_states(seed: int, *overrides: str) -> tuple[list[TokenRow], list[Tensor]]:
-    """The sequences of a seed, and the built-in backbone's states: all heads of a seed see the same."""
+    """Return the sequences of a seed and the states of the built-in backbone, shared by all heads of the seed."""
     rows = corpus(seed, *overrides)
     return rows, backbone_states(policy(), rows)
 
@@ -183,8 +186,10 @@ def train(
     objective: Any = None,
     states: Sequence[Tensor] | None = None,
 ) -> list[dict[str, float]]:
-    """Train the head of ``model`` in place; the backbone's states of ``rows`` are computed once, unless they are known:
-    it does not change."""
+    """Train the head of ``model`` in place and return the metrics of each step.
+
+    The backbone does not change, so the states of ``rows`` are computed once, unless they are given.
+    """
     config = HeadConfig(
         objective=cast(ObjectiveName, arm.objective), depth=arm.depth, lr=arm.lr, lr_warmup_steps=6, max_tokens=2048
     )
@@ -198,14 +203,14 @@ def train(
 
 
 def untrained(model: Policy) -> Policy:
-    """A copy with a head of its own, to be trained."""
+    """Return a copy of the model with a head of its own, ready to be trained."""
     return dataclasses.replace(model, mtp=copy.deepcopy(model.mtp))
 
 
 def everywhere(work: Callable[[J], T], jobs: Sequence[J], label: str, workers: int = 2) -> list[T]:
-    """``work`` on every job, in processes of one thread each; results in the order of the jobs.
+    """Run ``work`` on every job in processes of one thread each; return results in the order of the jobs.
 
-    ``work`` has to be in a module that can be imported: a fresh process does not import ``__main__`` of a package.
+    ``work`` must be in a module that can be imported: a fresh process does not import ``__main__`` of a package.
     """
     assert work.__module__ != "__main__", "put it in a module beside __main__.py"
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")

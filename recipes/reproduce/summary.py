@@ -1,4 +1,4 @@
-"""From the results of all studies to one page: each claim of a paper with its verdict and all findings behind it."""
+"""``RESULTS.md``, made from the results of all studies: the verdict on each claim and the findings behind it."""
 
 import re
 from collections import Counter
@@ -37,7 +37,7 @@ REJUDGED = """*Judged again* by rules that are younger than the numbers: {names}
 
 
 def page(contents: Mapping[str, Content | None]) -> str:
-    """``RESULTS.md`` from the results of each recipe."""
+    """Return the text of ``RESULTS.md``, made from the results of each recipe."""
     results = gathered(contents)
     lines = [INTRODUCTION]
     if late := [name for name, content in contents.items() if content and post_hoc(content)]:
@@ -59,12 +59,12 @@ def page(contents: Mapping[str, Content | None]) -> str:
 
 
 def readme(study: str) -> str:
-    """The page of a study, seen from the top: what was done, and how it is judged."""
+    """Return the path of a study's README from the repository root: method and rules."""
     return f"recipes/reproduce/{study.replace('.', '/')}/README.md"
 
 
 def _told(results: Results, models: Sequence[str], key: str) -> str:
-    """How many findings under a heading came out how: 6 confirmed (drift, pad)."""
+    """Return the number of findings per verdict under a heading, with their studies: 6 confirmed (drift, pad)."""
     words, studies = Counter[str](), dict[str, None]()
     for one in (one for model in models for one in results.of(model, key)):
         words[one.verdict] += 1
@@ -74,15 +74,15 @@ def _told(results: Results, models: Sequence[str], key: str) -> str:
 
 
 def _folded(title: str, blocks: Sequence[str]) -> list[str]:
-    """Blocks of text that a reader opens; nothing where all are empty."""
+    """Return a foldable section with blocks of text; nothing where all blocks are empty."""
     told = [block for block in blocks if block]
     return [f"<details><summary>{title}</summary>", "", *told, "</details>", ""] if told else []
 
 
 def headline(claim: Claim, results: Results, models: Sequence[str]) -> str:
-    """The verdicts on a claim in one line, the real model's first: refuted on SmolLM2, confirmed on the built-in model.
+    """Return the verdicts on a claim in one line, the real model's first.
 
-    With the built-in model alone its verdict by itself.
+    Example: refuted on SmolLM2, confirmed on the built-in model. With one model it is that verdict alone.
     """
     words = [results.verdict(model, claim) for model in models]
     if not models[1:]:
@@ -91,12 +91,12 @@ def headline(claim: Claim, results: Results, models: Sequence[str]) -> str:
 
 
 def called(model: str) -> str:
-    """A model as a short line calls it."""
+    """Return a short name of a model."""
     return model if model == REAL else MODELS[model]
 
 
 def _missing(contents: Mapping[str, Content | None]) -> list[str]:
-    """What has no results: a paragraph for what ought to have some, a line for what takes days."""
+    """Return a paragraph on built-in-model studies without results, and a line on such real-model studies."""
     absent = [study for study, content in contents.items() if content is None]
     lines = []
     if here := [study for study in absent if model_of(study) == BUILT_IN]:
@@ -109,7 +109,7 @@ def _missing(contents: Mapping[str, Content | None]) -> list[str]:
 
 
 def _claim(claim: Claim, results: Results, models: Sequence[str]) -> dict[str, str]:
-    """A line of a paper's table: where the paper makes the claim, where we looked, what was found, what is open."""
+    """Return a claim's row in its paper's table: the paper's regime, ours, verdicts, and what would decide it."""
     verdicts = []
     for model in models:
         found = results.of(model, claim.name)
@@ -127,15 +127,15 @@ def _claim(claim: Claim, results: Results, models: Sequence[str]) -> dict[str, s
 
 
 def _number(one: Judged) -> str:
-    """The beginning of the evidence of a finding, up to its first number with an interval."""
+    """Return the start of a finding's evidence, up to its first number with an interval."""
     found = re.match(r".*?\](?:[^,;:.()]|\.\d)*", one.finding.evidence)
     return f"{found[0].strip()} ({_link(one.study)})" if found else _link(one.study)
 
 
 def _block(found: Sequence[Judged], title: str) -> str:
-    """The findings of a claim on one model, by verdict and study, each with the number that decided it.
+    """Return the findings of a claim on one model, by verdict and study, each with the number that decided it.
 
-    Those that were not tested are counted, with the reasons.
+    Untested findings appear as a count with the reasons.
     """
     lines: dict[tuple[str, str], list[str]] = {}
     untested: dict[str, list[str]] = {}
@@ -158,13 +158,13 @@ def _block(found: Sequence[Judged], title: str) -> str:
 
 
 def times_noise(effect: DecidingNumber | None) -> str:
-    """How far an effect lies from its bound in units of the noise; empty where no arms are compared."""
+    """Return an effect's distance from its bound in units of the noise; empty where no arms are compared."""
     size = effect.size if effect else None
     return "" if size is None else f"{size:.1f}"
 
 
 def clean(text: str) -> str:
-    """Text as a cell of a Markdown table."""
+    """Return text escaped for a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 

@@ -1,8 +1,8 @@
-"""Hold translated studies against those before: ``python -m recipes.reproduce.translate FOLDER|- NAME ...``.
+"""Check that rewritten rules judge as before: ``python -m recipes.reproduce.translate FOLDER|- NAME ...``.
 
-The findings of both rules on the stored numbers have to be equal; then the new judgement is stored as a translation.
-FOLDER holds NAME-old.json and NAME-new.json, what the old and the new code make of the same measurements: all numbers,
-facts and cells of tables have to agree to 1e-6.
+A rule became a declaration. On the stored numbers, the old and the new rule must give equal findings. Then the new
+judgement is stored as a translation. FOLDER holds NAME-old.json and NAME-new.json, made by the old and the new code
+from the same measurements. All their numbers, facts and table cells must agree to 1e-6. A dash skips that comparison.
 """
 
 import json
@@ -21,7 +21,7 @@ CLOSE = 1e-6
 
 
 def main(names: list[str], files: str) -> None:
-    """Compare, then store; ``files``: a folder with NAME-old.json and NAME-new.json, or nothing."""
+    """Compare, then store; ``files``: a folder with NAME-old.json and NAME-new.json, or "" to skip the comparison."""
     for name in names:
         if files:
             old, new = (json.loads((Path(files) / f"{name}-{age}.json").read_text()) for age in ("old", "new"))
@@ -31,12 +31,12 @@ def main(names: list[str], files: str) -> None:
 
 
 def translate(name: str) -> None:
-    """Store the judgement of a study's new rule beside the one before."""
+    """Store the judgement of a study's new rule beside the previous one."""
     path = within(Path(__file__).parent, name) / "results.json"
     content = record.read(path)
     assert content is not None
     commit = head()
-    if "translated" in content["judgements"][-1]:  # of an attempt before: the older rule stays where it was
+    if "translated" in content["judgements"][-1]:  # an earlier attempt: keep the commit of the older rule
         commit = content["judgements"].pop()["translated"]["commit"]
     missing = content["numbers"].keys() - {one.name for one in quantities(name)}
     print(f"{name}: stored and not declared: {sorted(missing)}")
@@ -45,19 +45,23 @@ def translate(name: str) -> None:
 
 
 def head() -> str:
-    """The newest commit, which holds the rule before a translation that is not committed yet."""
+    """Return the newest commit, which holds the rule before a translation that is not committed yet."""
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def quantities(name: str) -> list[Any]:
-    """What a declaration computes as sums of arms."""
+    """Return the quantities that a declaration computes from its arms."""
     study = rule_hash.module(name).STUDY
     return [*study.stats, *(one for rule in study.rules for one in rule.asks)]
 
 
 def compared(old: Any, new: Any, place: str) -> int:
-    """How many values were compared; names that only the new has are allowed, none that only the old has."""
+    """Return the number of values compared; names that only ``new`` has are allowed.
+
+    Raises:
+        UserError: A value differs by more than 1e-6, or ``new`` lacks a name.
+    """
     if isinstance(old, dict):
         if lacking := [key for key in old if key not in new]:
             raise UserError(f"{place}: {lacking} is not there any more")

@@ -1,8 +1,8 @@
-"""What turns numbers into verdicts, for all studies. A study's own part is its ``RULES``.
+"""From numbers to verdicts, for all studies; each study contributes its ``RULES``.
 
-The words: *confirmed*, *refuted*, *undecided* (the numbers do not tell), *not tested* (the arms were not what the claim
-is about). Every finding gets a p-value, two-sided, for the side that the numbers are on, and within each claim these
-are corrected by Holm's method. Arms that are compared have to differ by more than two runs of one arm do (``floor``).
+Verdicts are *confirmed*, *refuted*, *undecided* (the numbers do not suffice) and *not tested* (the arms were not what
+the claim is about). Every finding has a two-sided p-value for the side that the numbers are on. Within each claim
+Holm's method corrects these. Compared arms must differ by more than two runs of one arm do (``floor``).
 """
 
 import math
@@ -15,18 +15,18 @@ from recipes.reproduce.measured import Number
 
 Verdict = Literal["confirmed", "refuted", "undecided", "not tested"]
 Kind = Literal["above", "below", "within", "differs"]
-LEVEL = 0.05  # of a whole claim: the chance of one wrong verdict among its findings, if none of them had an effect
+LEVEL = 0.05  # per claim: the chance of a wrong verdict among its findings if none of them has an effect
 Numbers = Mapping[str, Number]
 Facts = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One number that has to be on one side.
+    """One number and the side where it must lie.
 
     ``above`` and ``below``: of ``bound``. ``within``: -bound .. bound. ``differs``: from 0; it is refuted if the number
-    is within +-``bound``. ``arms`` names one number per arm that is compared, whose spread over seeds is the noise
-    floor; ``relative``: the number is a ratio or a relative gain, so the spread counts relative to the size.
+    is within +-``bound``. ``arms`` names one number per compared arm, whose spread over seeds is the noise floor.
+    ``relative``: the number is a ratio or a relative gain, so the spread is divided by the arm's value.
     """
 
     number: str
@@ -38,21 +38,21 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What an arm's name promises: its number lies (or does not lie) above or below a bound with its whole interval."""
+    """Precondition on an arm: the whole interval of its number lies (or does not lie) above or below a bound."""
 
     number: str
     kind: Literal["above", "below", "not above", "not below"]
     bound: float = 0.0
-    otherwise: str  # what was not as the name says, in words
+    otherwise: str  # the reason why the rule is not tested, in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A claim in words, and what decides it. ``any_of``: groups of parts; all parts of one group have to hold."""
+    """A claim in words, and what decides it. ``any_of`` holds groups of parts; all parts of one group must hold."""
 
     claim: str  # of SPEC 1.1: C1..C5, "Fig 14b", or "beyond"
     statement: str
-    text: str  # what counts, in words
+    text: str  # the criterion, in words
     evidence: str  # {name} is replaced by that number or fact
     any_of: tuple[tuple[Part, ...], ...]
     needs: tuple[Need, ...] = ()
@@ -60,20 +60,20 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What the numbers say by a rule, before the correction for the other findings of its claim."""
+    """Outcome of one rule on the numbers, before the correction for the other findings of its claim."""
 
     claim: str
     statement: str
     rule: str
     evidence: str
-    side: Literal["confirmed", "refuted"] = "confirmed"  # that the numbers are on
+    side: Literal["confirmed", "refuted"] = "confirmed"  # the side that the numbers are on
     p: float = 1.0  # two-sided, uncorrected
     floor: float | None = None  # the largest noise floor of its comparisons; None: no arms are compared
     untested: str | None = None  # why it was not tested
 
 
 def judge(rules: Sequence[Rule], numbers: Numbers, facts: Facts | None = None) -> list[Finding]:
-    """A finding per rule, in order. A rule whose numbers were not measured is not tested."""
+    """Return a finding per rule, in order. A rule whose numbers were not measured is not tested."""
     return [_finding(rule, numbers, facts or {}) for rule in rules]
 
 
@@ -87,8 +87,8 @@ def _finding(rule: Rule, numbers: Numbers, facts: Facts) -> Finding:
     unmet = [need for need in rule.needs if not met(need, numbers[need.number])]
     sides = [[p_values(part, numbers) for part in group] for group in rule.any_of]
     confirmed = min(1.0, len(sides) * min(max(p for p, _ in group) for group in sides))
-    # One part that is refuted refutes a conjunction (of several, the smallest p has had several chances); a disjunction
-    # is refuted if all of it is.
+    # One refuted part refutes a conjunction, so its smallest p is corrected for the number of parts. A disjunction is
+    # refuted if all of its parts are.
     refutations = [[p for _, p in group] for group in sides]
     refuted = (
         min(1.0, len(refutations[0]) * min(refutations[0]))
@@ -107,7 +107,11 @@ def _finding(rule: Rule, numbers: Numbers, facts: Facts) -> Finding:
 
 
 def p_values(part: Part, numbers: Numbers) -> tuple[float, float]:
-    """Two-sided p of what confirms a part, and of what refutes it; noise of the arms counts against both."""
+    """Return the two-sided p-values of confirming and of refuting a part.
+
+    Noise of the arms counts against both for ``above`` and ``below``, against refuting ``within``, and against
+    confirming ``differs``.
+    """
     number, bound, noise = numbers[part.number], part.bound, floor(part, numbers)
     if part.kind == "above":
         confirm, refute = number.above(bound + noise), number.below(bound - noise)
@@ -123,19 +127,22 @@ def p_values(part: Part, numbers: Numbers) -> tuple[float, float]:
 
 
 def floor(part: Part, numbers: Numbers) -> float:
-    """How far two runs of one arm that differ by their seed lie apart: root mean square, of the noisiest arm."""
+    """Return the noise floor: the root mean square distance of two seeds of one arm, for the noisiest arm."""
     spreads = [numbers[arm].spread / (abs(numbers[arm].value) if part.relative else 1.0) for arm in part.arms]
     return math.sqrt(2) * max(spreads, default=0.0)
 
 
 def met(need: Need, number: Number) -> bool:
-    """Whether an arm did what its name says."""
+    """Return whether an arm meets a precondition."""
     found = number.low > need.bound if need.kind.endswith("above") else number.high < need.bound
     return not found if need.kind.startswith("not") else found
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values, in the order given: the k-th smallest of m times m - k + 1, never less than the one before."""
+    """Return Holm's adjusted p-values, in the order given.
+
+    The k-th smallest of m values is multiplied by m - k + 1, and is never less than the one before.
+    """
     adjusted, highest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[place]))
@@ -144,7 +151,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def corrected(findings: Sequence[Finding]) -> list[tuple[Verdict, float | None]]:
-    """Verdict and adjusted p of each finding of *one* claim; what was not tested takes no part in the correction."""
+    """Return verdict and adjusted p of each finding of *one* claim; the correction ignores untested findings."""
     tested = [finding for finding in findings if finding.untested is None]
     adjusted = iter(holm([finding.p for finding in tested]))
     found: list[tuple[Verdict, float | None]] = []
@@ -158,7 +165,7 @@ def corrected(findings: Sequence[Finding]) -> list[tuple[Verdict, float | None]]
 
 
 def overall(verdicts: Sequence[str]) -> str:
-    """The verdict on a claim from those on its parts: it claims all of them."""
+    """Return the verdict on a claim from the verdicts on its parts, all of which it claims."""
     found = set(verdicts)
     if not found - {"not tested"}:
         return "not tested"

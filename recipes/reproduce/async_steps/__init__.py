@@ -1,1 +1,1 @@
-"""Whether drafts make the steps of an asynchronous job shorter (Fig 7): whole jobs of the built-in model."""
+"""Study of asynchronous jobs: whether drafts make their steps shorter (Fig 7), in whole jobs of the built-in model."""

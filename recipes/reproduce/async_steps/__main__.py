@@ -1,4 +1,4 @@
-"""``python -m recipes.reproduce.async_steps [--quick]``: asynchronous jobs without drafts and with; see README.md."""
+"""``python -m recipes.reproduce.async_steps [--quick]``: asynchronous jobs with and without drafts; see README.md."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -41,7 +41,7 @@ Jobs = Mapping[int, Mapping[str, Job]]  # by seed and arm
 
 
 def main() -> None:
-    """Train heads, run jobs one at a time, judge, draw, write."""
+    """Train the heads, run the jobs one at a time, judge, draw and write."""
     check_writable("BEBOP_REPRODUCE", HERE)
     started = begin("async_steps")
     agree(PLACE / "plan.json", settings(), "jobs")
@@ -49,11 +49,11 @@ def main() -> None:
     with tqdm(total=len(SEEDS) * (2 + len(ARMS)), desc="heads and jobs", unit="part") as bar:
         for seed in SEEDS:
             corpus(seed)
-            for arm in (GREEDY, SAMPLED):  # nothing is trained beside what is timed
+            for arm in (GREEDY, SAMPLED):  # train first: no training runs beside a timed job
                 model_of(arm, seed)
                 bar.update()
         for seed in SEEDS:
-            arms = [*ARMS][seed % len(ARMS) :] + [*ARMS][: seed % len(ARMS)]  # each begins in turn
+            arms = [*ARMS][seed % len(ARMS) :] + [*ARMS][: seed % len(ARMS)]  # the first arm rotates with the seed
             for arm in arms:
                 found[seed][arm] = carry_out(arm, seed)
                 bar.update()
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def numbers(found: Jobs) -> dict[str, Number]:
-    """What the rules speak of."""
+    """Return the numbers that the rules test or quote."""
 
     def over(value: Any) -> Number:
         return over_seeds([value(found[seed]) for seed in found])
@@ -94,12 +94,12 @@ def numbers(found: Jobs) -> dict[str, Number]:
 
 
 def steps_ratio(jobs: Mapping[str, Job], base: str, arm: str) -> float:
-    """The latency of a step of ``base`` over that of ``arm``."""
+    """Return the latency of a step of ``base`` over that of ``arm``."""
     return jobs[base].mean("time/step") / jobs[arm].mean("time/step")
 
 
 def beside_formula(jobs: Mapping[str, Job]) -> float:
-    """Measured over computed ratio of steps - 1, averaged over the arms with drafts."""
+    """Return the measured over the computed ratio of step latencies, minus 1, averaged over the arms with drafts."""
     plain = jobs[PLAIN]
     found = [
         steps_ratio(jobs, PLAIN, arm) / asynchronous(plain.share, plain.per_token / jobs[arm].per_token)
@@ -109,7 +109,7 @@ def beside_formula(jobs: Mapping[str, Job]) -> float:
 
 
 def rows(found: Jobs) -> list[dict[str, Any]]:
-    """A line a job: seconds of a step and its parts, means of the counted steps."""
+    """Return one table row per job: seconds of a step and its parts, means over the counted steps."""
     return [
         {
             "arm": arm,
@@ -132,7 +132,7 @@ def rows(found: Jobs) -> list[dict[str, Any]]:
 
 
 def draw(found: Jobs, folder: Path) -> None:
-    """Latency over steps, and reward over seconds."""
+    """Draw the latency over steps, and the reward over seconds."""
     with figure(folder / "steps.svg", 2, 4.8, 3.4) as (left, right):
         for arm in ARMS:
             jobs = [found[seed][arm] for seed in found]
@@ -147,7 +147,7 @@ def draw(found: Jobs, folder: Path) -> None:
 
 
 def windows(jobs: Sequence[Job]) -> list[Interval]:
-    """The mean reward of ``WINDOW`` steps, over seeds, from the first that has as many."""
+    """Return the mean reward of ``WINDOW`` steps over seeds, from the first step that has as many behind it."""
     kernel = np.full(WINDOW, 1 / WINDOW)
     means = np.array([np.convolve(job.rows["reward/mean"], kernel, "valid") for job in jobs])
     return [across_seeds(column) for column in means.T]

@@ -1,13 +1,13 @@
 """The rules of README.md. Every interval is over three seeds, each with jobs of all arms on the same prompts.
 
-Names of numbers: what, arm. A ratio is plain over the arm, so that above 1 the arm is faster.
+Numbers are named "quantity, arm". A ratio is plain over the arm: above 1 the arm is faster.
 """
 
 from recipes.reproduce.verdicts import Need, Part, Rule
 
 PLAIN, GREEDY, SAMPLED = "plain", "TO + CE", "RS + TV"
-DRAFTS = 1.2  # tokens of accept length from which on a head counts as one that drafts; one that does not has 1
-HALF = 0.5  # of rollouts and updates: above it rollouts are what a step waits for
+DRAFTS = 1.2  # tokens of accept length; a head counts as drafting above it; without drafts it is 1
+HALF = 0.5  # share of rollouts in rollouts and updates; above it a step waits for rollouts
 TENTH = 0.1  # relative
 NOISE = "by more than the noise of the arms, refuted if below by as much"
 
@@ -20,12 +20,12 @@ ROLLOUTS_LONGER = Need(
 
 
 def drafting(arm: str) -> Need:
-    """The arm's head drafts."""
+    """Return the precondition that the arm's head drafts: its accept length is above 1.2."""
     return Need(number=f"accept length, {arm}", kind="above", bound=DRAFTS, otherwise="the head hardly drafts")
 
 
 def faster(what: str, arm: str) -> Rule:
-    """C5 as Fig 7 shows it: the latency of a step beside that without drafts."""
+    """Return a rule of C5 as in Fig 7: the latency of a step without drafts over that with drafts."""
     return Rule(
         claim="C5",
         statement=f"On the built-in model and a processor, {what} make steps of an asynchronous job shorter.",

@@ -1,4 +1,4 @@
-"""The main job as a user starts it, once for each arm and seed: asynchronous, with Ray, kept as soon as it is done.
+"""The main job as a user starts it, once per arm and seed: asynchronous, with Ray, stored as soon as it ends.
 
 Arms of a seed have the same prompts, random numbers and first policy, and decoding is exact: only drafts differ.
 """
@@ -26,8 +26,8 @@ from recipes.reproduce.study import DEPTH, FOLDER, QUICK
 
 PLACE = FOLDER / "async_steps"
 PLAIN, GREEDY, SAMPLED = "plain", "TO + CE", "RS + TV"
-# How an arm decodes, and the objective of its head, which is trained before RL and frozen during RL. The plain arm has
-# the sampled arm's folder, whose head it does not use.
+# Decoding of an arm, and the objective of its head, which is trained before RL and frozen during RL. The plain arm uses
+# the sampled arm's folder, but not the head in it.
 ARMS: Mapping[str, tuple[tuple[str, ...], str]] = {
     PLAIN: (("decoding=autoregressive",), "e2e_tv"),
     GREEDY: (("decoding=target_only", f"decoding.draft_tokens={DEPTH}"), "hard_ce"),
@@ -36,10 +36,10 @@ ARMS: Mapping[str, tuple[tuple[str, ...], str]] = {
 SEEDS = study.SEEDS[:2] if QUICK else study.SEEDS
 STEPS = 3 if QUICK else 40
 GROUPS, ANSWERS = (2, 4) if QUICK else (6, 8)  # prompts of a step, completions of each
-SLOTS = 8  # completions side by side: so few that plain rollouts take longer than updates, as in the paper
-WARM = 1 if QUICK else 3  # steps whose latency does not count: first allocations, and a pipeline that fills
+SLOTS = 8  # concurrent completions; few, so that plain rollouts take longer than updates, as in the paper
+WARM = 1 if QUICK else 3  # first steps, whose latency does not count: allocations, and the pipeline fills
 WINDOW = 2 if QUICK else 5  # steps whose mean reward has to reach BAR
-# Of reward: runs of ``drift`` with as many completions a step go from .38 to .50 up to .70 to .84.
+# Reward to reach: runs of ``drift`` with as many completions a step begin at .38 to .50 and end at .70 to .84.
 BAR = 0.0 if QUICK else 0.65
 COMMON = (
     "model=tiny", "model.device=cpu", "task=chain_sum", "rollout.staleness=1", "rollout.workers=1",
@@ -56,47 +56,47 @@ NUMBERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A number of each step, first to last, and what the job took as a whole."""
+    """Measurements of one job: metrics of each step, and how busy the machine was."""
 
-    rows: Mapping[str, Sequence[float]]  # those of ``NUMBERS``, and the accept length: 1 in plain decoding
-    busy: float  # cores of the machine that worked while the job ran, for it or for others
+    rows: Mapping[str, Sequence[float]]  # per step: ``NUMBERS``, and the accept length, which is 1 in plain decoding
+    busy: float  # mean number of busy cores of the machine during the job, for any process
 
     def mean(self, name: str) -> float:
-        """Return the mean of the steps that count."""
+        """Return the mean of a metric over the steps after the first ``WARM``."""
         return float(np.mean(self.rows[name][WARM:]))
 
     @property
     def per_token(self) -> float:
-        """Return the seconds of rollouts over tokens of completions."""
+        """Return the seconds of rollouts over the tokens of completions."""
         return sum(self.rows["time/rollout"][WARM:]) / sum(self.rows["response/tokens"][WARM:])
 
     @property
     def share(self) -> float:
-        """Return the seconds of rollouts over those of rollouts and updates, which run side by side."""
+        """Return the seconds of rollouts over the sum of rollouts and updates, which run side by side."""
         rollout, update = self.mean("time/rollout"), self.mean("time/update")
         return rollout / (rollout + update)
 
     def reaching(self) -> int | None:
-        """Return the first step, from 1, that ends ``WINDOW`` steps of mean reward ``BAR``; None: there is none."""
+        """Return the first step, from 1, that ends ``WINDOW`` steps of mean reward ``BAR``; None if there is none."""
         reward = np.asarray(self.rows["reward/mean"])
         means = np.convolve(reward, np.full(WINDOW, 1 / WINDOW), "valid")
         reached = np.flatnonzero(means >= BAR)
         return int(reached[0]) + WINDOW if len(reached) else None
 
     def seconds_to_bar(self) -> float:
-        """Return the seconds until then; all that there are where it is never reached."""
+        """Return the seconds until the reward reaches ``BAR``, or of the whole job if it never does."""
         return float(sum(self.rows["time/step"][: self.reaching()]))
 
 
 def overrides(arm: str, seed: int, model: Path, run: Path) -> list[str]:
-    """Return the command line of a job; the prompts are those of no other study."""
+    """Return the command-line overrides of a job; no other study uses its prompts."""
     decoding, _ = ARMS[arm]
     own = (f"task.seed={800 + seed}", f"runtime.seed={seed}", f"model.path={model}", f"runtime.dir={run}")
     return [*COMMON, *decoding, *own]
 
 
 def model_of(arm: str, seed: int) -> Path:
-    """Return the folder of the built-in model with an arm's head, which is trained now unless it is kept."""
+    """Return the folder of the built-in model with an arm's head, which is trained unless it is stored."""
     _, objective = ARMS[arm]
     folder = PLACE / f"{objective}-{seed}"
     stages.once(folder, partial(_saved, objective, seed))
@@ -109,10 +109,10 @@ def _saved(objective: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def carry_out(arm: str, seed: int) -> Job:
-    """Run a job, or read what it took if it has ended; a stopped one is begun again, since its clock counts.
+    """Run a job, or read its stored result; a stopped job starts again, since its clock counts.
 
     Raises:
-        UserError: It did not end well; its output is in the named file.
+        UserError: The job failed; its output is in the named file.
     """
     folder = PLACE / f"{arm.replace(' ', '')}-{seed}"
     stages.once(folder, partial(_carried_out, arm, seed))
@@ -137,13 +137,13 @@ def _carried_out(arm: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def _used() -> float:
-    """Return the processor seconds of the whole machine so far: those of Ray's processes belong to no child of ours."""
+    """Return the processor seconds of the whole machine so far: Ray's processes are not children of this one."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system)
 
 
 def settings() -> dict[str, Any]:
-    """Return all that jobs are made with: what is kept was made with the same."""
+    """Return all settings of the jobs; stored jobs must have the same."""
     heads = {name: asdict(study.Arm(objective=name, seed=0)) for name in {head for _, head in ARMS.values()}}
     told: dict[str, Any] = json.loads(json.dumps({"common": COMMON, "arms": ARMS, "heads": heads}, sort_keys=True))
     return told | {"seeds": [*SEEDS]}

@@ -1,2 +1,4 @@
-"""What the paper leaves open: estimators, the corrected loss, draft temperature, truncated distributions, cold
-starts."""
+"""Study of questions that the paper leaves open.
+
+They are estimators, the corrected loss, draft temperature, truncated distributions and cold starts.
+"""

@@ -30,7 +30,7 @@ STEPS = Arm(objective="", seed=0).steps
 
 
 def main() -> None:
-    """Sample, time, train, measure, judge, draw, write."""
+    """Sample, time, train, measure, judge, draw and write."""
     started = begin("beyond")
     everywhere(prepare_all, SEEDS, "text")
     seconds = step_seconds((PRINTED, CORRECTED))
@@ -48,7 +48,7 @@ def main() -> None:
 def write(
     heads: Heads, timed: Heads, curves: Curves, seconds: tuple[float, float], fair: tuple[int, int], started: Started
 ) -> None:
-    """Judge, draw, keep."""
+    """Judge, draw and store the results."""
     pooled = {name: concatenated([e for s in SEEDS if (e := heads[name, s].estimates)]) for name in WATCHED}
     estimates = {(name, e): estimate(e, pooled[name]) for name in WATCHED for e in ESTIMATORS}
     biases = {(name, e): bias(e, pooled[name]) for name in WATCHED for e in ESTIMATORS if e != "counts"}
@@ -74,7 +74,7 @@ def write(
 def estimator_table(
     estimates: Mapping[tuple[str, str], Interval], biases: Mapping[tuple[str, str], Interval]
 ) -> list[dict[str, Any]]:
-    """Estimates, and how far they are from the counts."""
+    """Return the estimates of E[A] and their differences from the counts, one row per head and estimator."""
     return [
         {"head": name, "estimate": e, "E[A]": estimates[name, e], "minus counts": biases.get((name, e), "")}
         for name in WATCHED
@@ -85,7 +85,7 @@ def estimator_table(
 def corrected_table(
     heads: Heads, timed: Heads, seconds: tuple[float, float], fair: tuple[int, int]
 ) -> list[dict[str, Any]]:
-    """Both losses at equal steps and at equal time."""
+    """Return both losses at equal steps and at equal time."""
     rows = []
     for name, cost, steps in zip((PRINTED, CORRECTED), seconds, fair, strict=True):
         for label, source, count in (("steps", heads, STEPS), ("time", timed, steps)):
@@ -97,7 +97,7 @@ def corrected_table(
 
 
 def temperature_table(heads: Heads) -> list[dict[str, Any]]:
-    """Accept length over the draft's temperature: on text, and as counted."""
+    """Return the accept length by draft temperature: on text, and as counted by the engine."""
 
     def cell(name: str, t: float, of: str) -> Any:
         values = [getattr(heads[name, s], of) for s in SEEDS]
@@ -111,7 +111,7 @@ def temperature_table(heads: Heads) -> list[dict[str, Any]]:
 
 
 def truncation_table(heads: Heads) -> list[dict[str, Any]]:
-    """Both heads when rollouts truncate."""
+    """Return the accept lengths of both heads when rollouts truncate the distribution."""
     names = {PRINTED: "full distribution", TRUNCATED: "truncated distribution"}
     return [
         {"trained on": label}
@@ -122,7 +122,7 @@ def truncation_table(heads: Heads) -> list[dict[str, Any]]:
 
 
 def cold_table(curves: Curves) -> list[dict[str, Any]]:
-    """Curves as numbers."""
+    """Return the learning curves as numbers, one row per way of training."""
     return [
         {"loss": way} | {str(k): across_seeds([curves[way, s][k] for s in SEEDS]) for k in curves[way, SEEDS[0]]}
         for way in cold.WAYS

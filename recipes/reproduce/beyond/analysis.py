@@ -1,4 +1,4 @@
-"""The numbers that the rules of findings.py speak of, and what their evidence tells beside them."""
+"""Numbers that the rules of findings.py test, and facts that their evidence quotes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ Biases = Mapping[tuple[str, str], Interval]  # (head, estimator) -> estimate min
 
 
 def numbers(heads: Heads, timed: Heads, curves: Curves, biases: Biases) -> dict[str, Number]:
-    """All of them."""
+    """Return all numbers by name."""
     by_name = {f"{head}, {estimator}": of(bias) for (head, estimator), bias in biases.items()}
     for label, source in (("steps", heads), ("time", timed)):
         pairs = [(source[PRINTED, s].accept_length, source[CORRECTED, s].accept_length) for s in SEEDS]
@@ -37,7 +37,7 @@ def numbers(heads: Heads, timed: Heads, curves: Curves, biases: Biases) -> dict[
 
 
 def inside(heads: Heads, name: str) -> dict[str, Number]:
-    """Whether the best draft temperature lies between target-only and full sampling."""
+    """Return the numbers on whether the best draft temperature lies between target-only (0) and full sampling (1)."""
     on_text = np.array([[heads[name, s].on_text[t] for t in GRID] for s in SEEDS])
     counted = np.array([[heads[name, s].engine[t] for t in ENGINE] for s in SEEDS])
     at = {"0.0": 0.0, "best": best(heads, name), "1.0": 1.0}
@@ -48,10 +48,11 @@ def inside(heads: Heads, name: str) -> dict[str, Number]:
 
 
 def inside_gain(temperatures: ArrayLike, lengths: ArrayLike) -> Interval:
-    """What the best draft temperature strictly between 0 and 1 gains over the better of both, over seeds.
+    """Return the gain of the best draft temperature strictly between 0 and 1 over the better end, over seeds.
 
-    ``lengths`` [seeds, temperatures]. It is chosen on the other seeds and judged on the one left out: a maximum of
-    noise would gain where it is chosen. The better end is taken on the seed itself, which errs against the claim.
+    ``lengths`` [seeds, temperatures]. The temperature is chosen on the other seeds and judged on the one left out,
+    because a maximum of noise gains where it is chosen. The better end is chosen on the judged seed itself, which errs
+    against the claim.
     """
     table, grid = np.asarray(lengths, float), np.asarray(temperatures, float)
     inner, ends = np.flatnonzero((grid > 0) & (grid < 1)), np.flatnonzero((grid == 0) | (grid == 1))
@@ -64,12 +65,12 @@ def inside_gain(temperatures: ArrayLike, lengths: ArrayLike) -> Interval:
 
 
 def best(heads: Heads, name: str) -> float:
-    """The draft temperature with the longest accept length on text."""
+    """Return the draft temperature with the longest accept length on text."""
     return GRID[int(np.mean([[heads[name, s].on_text[t] for t in GRID] for s in SEEDS], 0).argmax())]
 
 
 def cold_starts(curves: Curves) -> dict[str, Number]:
-    """TV from a head that has learned nothing."""
+    """Return the numbers on training from a fresh head: accept lengths at the end and over the whole curve."""
 
     def whole(way: str, seed: int) -> float:
         return float(np.mean([value for step, value in curves[way, seed].items() if step]))
@@ -85,7 +86,7 @@ def cold_starts(curves: Curves) -> dict[str, Number]:
 
 
 def facts(heads: Heads, seconds: tuple[float, float], fair: tuple[int, int]) -> dict[str, Any]:
-    """Costs and the best temperatures."""
+    """Return the relative cost of the corrected loss, the steps at equal time, and the best temperatures."""
     by_name: dict[str, Any] = {"cost": f"{seconds[1] / seconds[0]:.2f}"}
     by_name |= {"printed steps": fair[0], "corrected steps": fair[1]}
     return by_name | {f"{name}, best": best(heads, name) for name in WATCHED}

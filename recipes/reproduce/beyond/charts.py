@@ -1,4 +1,4 @@
-"""The figures of this recipe."""
+"""Figures of the study ``beyond``; each function writes one file and returns its caption."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ Heads = Mapping[tuple[str, int], HeadResult]
 
 
 def draft_temperature(heads: Heads, path: Path) -> str:
-    """Accept length over the draft's temperature."""
+    """Draw the accept length over the draft's temperature."""
     with figure(path, len(WATCHED), 5.0, 3.4, sharey=True) as axes:
         for panel, name in zip(axes, WATCHED, strict=True):
             on_text = [across_seeds([heads[name, s].on_text[t] for s in SEEDS]) for t in GRID]
@@ -32,7 +32,7 @@ def draft_temperature(heads: Heads, path: Path) -> str:
 
 
 def biases(estimates: Mapping[tuple[str, str], Interval], names: Sequence[str], path: Path) -> str:
-    """Every estimator's distance from the counts."""
+    """Draw the difference of every estimator from the counts."""
     with figure(path, 1, 7.4, 3.4) as axes:
         for i, head in enumerate(WATCHED):
             for j, name in enumerate(names):
@@ -48,7 +48,7 @@ def biases(estimates: Mapping[tuple[str, str], Interval], names: Sequence[str], 
 
 
 def cold_start(curves: Mapping[tuple[str, int], Curve], path: Path) -> str:
-    """Accept length over training steps from a fresh head."""
+    """Draw the accept length over training steps from a fresh head."""
     colors = {"ce_then_tv": "start"}
     with figure(path, 1, 5.6, 3.6) as axes:
         for way in WAYS:

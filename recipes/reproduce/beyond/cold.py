@@ -1,4 +1,4 @@
-"""Heads that begin as a copy of the backbone's last layer, by five ways of training; a curve each."""
+"""Cold starts: heads that begin as a copy of the backbone's last layer, trained in five ways, with a curve for each."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ Curve = dict[int, float]  # steps done -> accept length
 
 
 def run(job: Job) -> Curve:
-    """Train from a fresh head; accept length on held-out text on the way."""
+    """Train a fresh head; return its accept length on held-out text by number of steps."""
     way, seed = job
     model = fresh()
     arm = Arm(objective=way, seed=seed)
@@ -41,14 +41,14 @@ def run(job: Job) -> Curve:
 
 
 def objective(way: str, step: int) -> str:
-    """What a step trains on: ``ce_then_tv`` takes cross-entropy for the first third, as adaptation does."""
+    """Return the objective of a step: ``ce_then_tv`` uses cross-entropy for the first third, as adaptation does."""
     if way != "ce_then_tv":
         return way
     return "ce" if 3 * step < STEPS else "tv"
 
 
 def fresh() -> Policy:
-    """The built-in model with a head that has learned nothing yet."""
+    """Return the built-in model with a fresh head, which has learned nothing yet."""
     model = policy()
     assert model.mtp is not None
     head = MTPHead(model.backbone, model.mtp.zero_first)
@@ -57,5 +57,5 @@ def fresh() -> Policy:
 
 
 def accept_length(model: Policy, seed: int, depth: int) -> float:
-    """Accept length on held-out text."""
+    """Return the mean accept length on held-out text."""
     return float(probe(model, text(seed, COUNT), depth, Sampling()).accept.mean())

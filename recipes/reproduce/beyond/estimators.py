@@ -1,6 +1,6 @@
-"""Estimates of E[A], the accepted drafts of a cycle, from the same answers (SPEC 0.6): unbiased ones and shortcuts.
+"""Estimates of E[A], the accepted drafts of a cycle, from the same completions (SPEC 0.6): unbiased ones and shortcuts.
 
-All are functions of weights of answers [R, S], so that a bootstrap over answers resamples them together.
+All are functions of weights of completions [R, S], so that a bootstrap resamples the completions of all terms together.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ Estimator = Callable[["Sums", Array], Array]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """Totals per answer."""
+    """Totals per completion."""
 
     cycles: Array  # [S]
     accepted: Array  # [S]
@@ -28,16 +28,16 @@ class Sums:
     path: Array  # [S] the unbiased estimate along drafted paths
     path_product: Array  # [S] overlaps multiplied along drafted paths
     live: Array  # [S, K] cycles in which a step exists
-    overlap: Array  # [S, K] overlap of those
+    overlap: Array  # [S, K] overlap of each step, summed over these cycles
     starts: Array  # [S] anchors of the text at which a cycle began
-    starts_text: Array  # [S] the unbiased estimate from text there
+    starts_text: Array  # [S] the unbiased estimate from text at these anchors
     anchors: Array  # [S] all anchors of the text
     text: Array  # [S] the unbiased estimate from text
     starts_product: Array  # [S] overlaps multiplied along the text, where cycles began
 
 
 def sums(cycles: Cycles, probe: Probe) -> Sums:
-    """Totals of answers from their decoding, and from a probe of the head on the same answers as text."""
+    """Return totals per completion from its decoding and from a probe of the head on the same completion as text."""
     count = int(cycles.answer.max()) + 1
     before = np.cumprod(np.concatenate([np.ones((len(cycles.answer), 1)), cycles.survive[:, :-1]], 1), 1)
     reached = (np.arange(before.shape[1]) <= cycles.accepted[:, None]) & (cycles.live > 0)
@@ -71,18 +71,18 @@ def sums(cycles: Cycles, probe: Probe) -> Sums:
 
 
 def concatenated(parts: Sequence[Sums]) -> Sums:
-    """The answers of several seeds side by side."""
+    """Return the completions of several seeds side by side."""
     names = [f.name for f in dataclasses.fields(Sums)]
     return Sums(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def mean_of(total: str, count: str) -> Estimator:
-    """A ratio of totals."""
+    """Return an estimator that divides one total by another."""
     return lambda s, w: (w @ getattr(s, total)) / (w @ getattr(s, count))
 
 
 def product_of_means(s: Sums, w: Array) -> Array:
-    """Mean overlap of each step over all drafted paths, multiplied; the share of cycles that get so far counts."""
+    """Multiply the mean overlaps of steps over all drafted paths, weighted by the share of cycles that get so far."""
     live = w @ s.live
     means = np.divide(w @ s.overlap, live, out=np.zeros_like(live), where=live > 0)
     share = live / (w @ s.cycles)[:, None]
@@ -104,10 +104,10 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 def estimate(name: str, s: Sums) -> Interval:
-    """An estimate of E[A], bootstrapped over answers."""
+    """Return an estimate of E[A], bootstrapped over completions."""
     return resampled(lambda w: ESTIMATORS[name](s, w), len(s.cycles))
 
 
 def bias(name: str, s: Sums) -> Interval:
-    """An estimate minus the engine's counts on the same answers, resampled together."""
+    """Return an estimate minus the engine's counts on the same completions, resampled together."""
     return resampled(lambda w: ESTIMATORS[name](s, w) - COUNTS(s, w), len(s.cycles))

@@ -2,8 +2,8 @@
 
 from recipes.reproduce.verdicts import Part, Rule
 
-CLOSE = 0.05  # accepted drafts: an estimator that is as close as that to the counts agrees with them
-SMALL = 0.02  # a bias within that is none
+CLOSE = 0.05  # accepted drafts; an estimator agrees with the counts if it is that close
+SMALL = 0.02  # accepted drafts; a smaller bias counts as none
 HEADS = ("hard_ce", "e2e_tv")
 SOUND = ("drafted paths, unbiased", "text, unbiased, where cycles began")
 SHORT = ("mean overlaps multiplied", "overlaps multiplied along drafted paths", "overlaps multiplied along text")
@@ -11,12 +11,12 @@ LARGER = "confirmed if the difference lies above 0 by more than the noise of the
 
 
 def told(name: str) -> str:
-    """The difference of an estimate for each head."""
+    """Return the evidence text: the difference of an estimate from the counts, for each head."""
     return "Difference " + ", ".join(f"{head}: {{{head}, {name}}}" for head in HEADS) + "."
 
 
 def agrees(name: str) -> Rule:
-    """An estimate that should be right."""
+    """Return a rule: an estimate that should be right agrees with the counts."""
     return Rule(
         claim="beyond",
         statement=f"An estimate of E[A] agrees with the engine's counts: {name}.",
@@ -28,7 +28,7 @@ def agrees(name: str) -> Rule:
 
 
 def shortcut(name: str) -> Rule:
-    """An estimate that should be wrong."""
+    """Return a rule: an estimate that should be wrong differs from the counts."""
     return Rule(
         claim="beyond",
         statement=f"A shortcut to E[A] is biased: {name}.",
@@ -40,7 +40,7 @@ def shortcut(name: str) -> Rule:
 
 
 def larger(statement: str, number: str, arms: tuple[str, ...], more: str = "", unit: str = "tokens") -> Rule:
-    """A claim that one arm is better than another."""
+    """Return a rule: one arm is better than another, by more than the noise of the arms."""
     return Rule(
         claim="beyond",
         statement=statement,
@@ -51,7 +51,7 @@ def larger(statement: str, number: str, arms: tuple[str, ...], more: str = "", u
 
 
 def inside(head: str) -> Rule:
-    """A draft temperature between the ends."""
+    """Return a rule: a draft temperature between 0 and 1 beats both ends."""
     return larger(
         f"A draft temperature between 0 (target-only) and 1 beats both, head {head}.",
         f"{head}, inside gain",

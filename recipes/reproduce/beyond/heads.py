@@ -1,4 +1,4 @@
-"""Trained heads, decoded and probed in the ways that the questions ask for: the jobs that run side by side."""
+"""Jobs that run side by side: train heads, then decode with them and probe them as the questions require."""
 
 import statistics
 import time
@@ -34,18 +34,18 @@ from recipes.reproduce.study import (
 
 COUNT = 6 if QUICK else 64  # prompts to decode
 ENGINE = (0.0, 0.5, 1.0) if QUICK else (0.0, 0.5, 0.75, 1.0)  # draft temperatures decoded with
-GRID = (0.0, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # those computed on text
+GRID = (0.0, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # draft temperatures computed on text
 TOP_P = 0.9
 TRUNCATION = f"data.sampling.top_p={TOP_P}"
 WATCHED = ("hard_ce", "e2e_tv")  # heads for estimators and draft temperatures
 PAIRS = 2 if QUICK else 12  # updates that are timed
 
-Job = tuple[str, int, int]  # what, seed, steps
+Job = tuple[str, int, int]  # name of the head, seed, steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadResult:
-    """What one head gave; what its questions did not ask for is empty."""
+    """Measurements of one head; those that its questions do not need are empty."""
 
     accept_length: float  # on text at temperature 1
     overlap: float
@@ -56,20 +56,22 @@ class HeadResult:
 
 
 def arm(name: str, seed: int, steps: int) -> Arm:
-    """The training of a name: an objective; ``... on top_p`` learns the truncated distribution from text sampled with
-    it."""
+    """Return the training of a named head: an objective, or ``... on top_p``.
+
+    The latter learns the truncated distribution, from text sampled with it.
+    """
     sampling = Sampling(target_top_p=TOP_P) if name.endswith("top_p") else Sampling()
     return Arm(objective=name.split()[0], seed=seed, steps=steps, sampling=sampling)
 
 
 def prepare_all(seed: int) -> None:
-    """``prepare``, with all of the target's distribution and with its largest part."""
+    """Run ``prepare`` for text from the whole distribution and from the one truncated by top_p."""
     prepare(seed)
     prepare(seed, TRUNCATION)
 
 
 def run(job: Job) -> HeadResult:
-    """Train (or find) a head and measure what is asked of it."""
+    """Train or load a head and return its measurements."""
     name, seed, steps = job
     chosen = arm(name, seed, steps)
     model = head(chosen)
@@ -86,34 +88,37 @@ def run(job: Job) -> HeadResult:
 
 
 def estimates(model: Policy, seed: int) -> Sums:
-    """Every estimate of E[A] from one decoding, and from its answers as text."""
+    """Return the totals for every estimate of E[A], from one decoding and from its completions as text."""
     asked = prompts(seed, COUNT)
     cycles, answers = record(model, asked, settings(seed).data, DEPTH, seed + 2)
     return sums(cycles, probe(model, token_rows(asked, answers), DEPTH, Sampling()))
 
 
 def decoded(model: Policy, seed: int, temperature: float | None, *overrides: str) -> float:
-    """The accept length that the engine counts."""
+    """Return the accept length that the engine counts."""
     decoding = DecodingConfig(system="bebop", draft_tokens=DEPTH, draft_temperature=temperature)
     measured = measure(model, prompts(seed, COUNT), settings(seed, *overrides).data, decoding, seed + 1)
     return measured.interval("accept_length").value
 
 
 def tempered(model: Policy, seed: int) -> dict[float, float]:
-    """Accept length on text for drafts of every temperature of ``GRID``."""
+    """Return the accept length on text for drafts of every temperature of ``GRID``."""
     lengths = accept_lengths(model, text(seed, HELD_OUT), DEPTH, [TextSampling(t) for t in GRID], TextSampling())
     return dict(zip(GRID, lengths, strict=True))
 
 
 def truncated(model: Policy, seed: int) -> dict[str, float]:
-    """Accept length when rollouts use top_p: counted, and on text with the draft's distribution truncated or whole."""
+    """Return accept lengths when rollouts use top_p: counted, and on text with truncated or full drafts."""
     rows = text(seed, HELD_OUT, TRUNCATION)
     cut, whole = accept_lengths(model, rows, DEPTH, [TextSampling(1, TOP_P), TextSampling()], TextSampling(1, TOP_P))
     return {"engine": decoded(model, seed, None, TRUNCATION), "text": cut, "text, draft not truncated": whole}
 
 
 def step_seconds(names: tuple[str, str], seed: int = 0) -> tuple[float, float]:
-    """Processor seconds of an update with each objective: in turn, on the same rows; the ratio is a median of pairs."""
+    """Return processor seconds of an update with each objective, timed in turn on the same rows.
+
+    The second is the first times the median ratio of pairs.
+    """
     rows = corpus(seed)[: 16 * PAIRS]
     size = min(16, len(rows))
     states = backbone_states(policy(), rows)
@@ -133,7 +138,7 @@ def step_seconds(names: tuple[str, str], seed: int = 0) -> tuple[float, float]:
 
 
 def equal_time(seconds: tuple[float, float], steps: int) -> tuple[int, int]:
-    """Steps of two objectives that take the time of ``steps`` of the faster one."""
+    """Return the steps of two objectives that take the time of ``steps`` of the faster one."""
     fastest = min(seconds)
     first, second = (max(1, round(steps * fastest / s)) for s in seconds)
     return first, second

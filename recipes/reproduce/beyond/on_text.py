@@ -1,4 +1,4 @@
-"""Accept length on text of the target for drafts of any temperature and truncation, all on the same states."""
+"""Accept length on text of the target for drafts of any temperature and truncation, all from the same hidden states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class TextSampling:
-    """How logits become the distribution that is sampled from."""
+    """Temperature and truncation that turn logits into the distribution to sample from."""
 
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
 
     def probs(self, logits: Tensor) -> Tensor:
-        """Distributions [n, V] of logits [n, V], as the engine makes them."""
+        """Return distributions [n, V] of logits [n, V], computed as the engine does."""
         temperature, mass = (torch.full(logits.shape[:1], x) for x in (self.temperature, self.top_p))
         return BatchSampling(temperature=temperature, top_p=mass if self.top_p < 1 else None).probs(logits[:, None])[
             :, 0
@@ -42,8 +42,7 @@ def accept_lengths(
     target: TextSampling,
     batch: int = 48,
 ) -> list[float]:
-    """Accepted drafts + 1, a mean over tokens, for each way to sample the draft: unbiased on text of
-    ``target``."""
+    """Return accepted drafts + 1, a mean over tokens, for each way to sample drafts; unbiased on text of ``target``."""
     totals, count = torch.zeros(len(drafts)), 0
     for start in range(0, len(rows), batch):
         steps = states(model, rows[start : start + batch], depth)
@@ -56,7 +55,7 @@ def accept_lengths(
 
 
 def states(model: Policy, rows: Sequence[TokenRow], depth: int) -> Steps:
-    """Hidden states of both models at every step of the text."""
+    """Return the hidden states of both models at every step of the text."""
     assert model.mtp is not None
     layout = chain_rows(rows, depth)
     positions = torch.arange(layout.token_ids.shape[1]).expand_as(layout.token_ids)
@@ -68,7 +67,7 @@ def states(model: Policy, rows: Sequence[TokenRow], depth: int) -> Steps:
 def pairs(
     steps: Steps, chosen: Tensor, mask: Tensor, drafts: Sequence[TextSampling], target: TextSampling
 ) -> tuple[Tensor, Tensor]:
-    """min(1, q(y) / p(y)) of the text's token y, and the overlap: both [D, n, K], 0 where there is no step."""
+    """Return min(1, q(y) / p(y)) of the text's token y, and the overlap: both [D, n, K], 0 where there is no step."""
     columns = [x[chosen][mask] for x in (steps.draft, steps.target, steps.tokens)]
     chunks: list[Tensor] = []
     for draft, backbone, y in zip(*(torch.split(column, CHUNK) for column in columns), strict=True):
@@ -85,6 +84,6 @@ def pairs(
 
 
 def expected(survive: Tensor, overlap: Tensor) -> Tensor:
-    """1 + sum_j prod_{i<j} survive_i overlap_j over the last axis (SPEC 0.6, last form)."""
+    """Return 1 + sum_j prod_{i<j} survive_i overlap_j over the last axis (SPEC 0.6, last form)."""
     before = torch.cat([torch.ones_like(survive[..., :1]), survive[..., :-1].cumprod(-1)], -1)
     return 1 + (before * overlap).sum(-1)

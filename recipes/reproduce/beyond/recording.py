@@ -1,4 +1,4 @@
-"""Decoding with a record of every cycle: what would have been accepted further on, had the draft not been rejected."""
+"""Decoding with a record of every cycle, including the acceptance of drafts after a rejected one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycles:
-    """C decoding cycles of K drafts; a step is live unless a draft before it ends the answer."""
+    """C decoding cycles of K drafts; a step is live unless a draft before it ends the completion."""
 
     answer: NDArray[np.int64]  # [C] index of the prompt
     start: NDArray[np.int64]  # [C] place in the answer of the first drafted token
@@ -34,7 +34,7 @@ class Cycles:
 
 @dataclass(slots=True)
 class RecordingRule:
-    """An acceptance rule that decides as another one does, and keeps what it saw."""
+    """An acceptance rule that decides as another one does and records its inputs and decisions."""
 
     rule: AcceptanceRule
     stops: tuple[int, ...]
@@ -44,7 +44,7 @@ class RecordingRule:
     layers: tuple[int, ...] = ()
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        """See ``AcceptanceRule``."""
+        """Decide as the inner rule and record the batch; see ``AcceptanceRule``."""
         accepted = self.rule.accept(rows, draft, out, uniforms)
         p, q = out.probs[:, :-1], draft.probs
         assert q is not None, "drafts are sampled here"
@@ -65,7 +65,7 @@ class RecordingRule:
 def record(
     policy: Policy, prompts: Sequence[Prompt], data: DataConfig, draft_tokens: int, seed: int
 ) -> tuple[Cycles, list[Completion]]:
-    """Decode an answer to each prompt; every cycle of every answer, and the answers."""
+    """Decode a completion of each prompt; return every cycle of every completion, and the completions."""
     decoding = drafting_config(policy, draft_tokens=draft_tokens)
     engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length)
     assert isinstance(engine.decoder, DraftVerify)
@@ -76,14 +76,14 @@ def record(
     done: dict[int, Completion] = {}
     batches: list[list[int]] = []
     while engine.unfinished:
-        # Rows of a cycle: what is running, then what is let in from the queue.
+        # Rows of a cycle: running requests, then requests admitted from the queue.
         batches.append([r.id for r in [*engine.active, *engine.waiting]][: data.slots])
         done |= {f.id: f.completion for f in engine.step()}
     return cycles(rule.seen, batches), [done[i] for i in range(len(prompts))]
 
 
 def cycles(seen: Sequence[dict[str, Tensor]], batches: Sequence[Sequence[int]]) -> Cycles:
-    """One table of all cycles from what the rule saw at each step of the engine and whose rows these were."""
+    """Return one table of all cycles, from the rule's records of each engine step and the request ids of its rows."""
     place: dict[int, int] = {}
     starts = []
     for columns, batch in zip(seen, batches, strict=True):

@@ -1,1 +1,1 @@
-"""Block-diffusion drafts and a block size for each prompt: the claims of BlockPilot, on the built-in model."""
+"""Study of BlockPilot's claims on the built-in model: block-diffusion drafts, and a block size for each prompt."""

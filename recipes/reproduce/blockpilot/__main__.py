@@ -16,7 +16,7 @@ HERE = results_folder(Path(__file__).parent)
 
 
 def main() -> None:
-    """Sweep, time, plant, compare, judge, draw, write."""
+    """Sweep block sizes, time them, plant the marker, compare the arms, judge, draw and write."""
     started = begin("blockpilot")
     results = run()
     settings = {
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def run() -> list[Found]:
-    """A seed after the other, as processor time is measured; then what follows from them."""
+    """Measure the seeds one after another, because processor time is measured; return the comparisons of each seed."""
     measured = everywhere(jobs.run, SEEDS, "seeds", workers=1)
     # One curve for all seeds: processor time does not depend on prompts, but it is noisy.
     curve = np.median([timed.curves[:, costs.SPENT.index("cycle")] for _, _, timed, _, _ in measured], 0).tolist()
@@ -47,7 +47,7 @@ def run() -> list[Found]:
 
 
 def facts(results: list[Found]) -> dict[str, Any]:
-    """What the rules do not speak of."""
+    """Return facts that no rule tests."""
     return {
         "same answers with every size": float(np.mean([one.swept.same for one in results])),
         "all arms gave the answers of plain decoding": all(one.timed.same for one in results),

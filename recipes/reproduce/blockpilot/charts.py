@@ -1,4 +1,4 @@
-"""The figures of the blockpilot recipe."""
+"""Figures of the BlockPilot study."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ TASK_INKS = dict(zip(TASKS, ("ce", "tv", "nla"), strict=True))
 
 
 def draw(results: Sequence[Found], folder: Path) -> dict[str, str]:
-    """All figures, each with the sentence below it."""
+    """Draw all figures; return the caption of each file."""
     sizes(results, folder / "sizes.svg")
     cost_curves(results, folder / "costs.svg")
     arms(results, folder / "arms.svg")
@@ -34,7 +34,7 @@ def draw(results: Sequence[Found], folder: Path) -> dict[str, str]:
 
 
 def sizes(results: Sequence[Found], path: Path) -> None:
-    """Tau over b, and over the cycle."""
+    """Draw tokens per cycle by block size, and by the number of the cycle."""
     with figure(path, 2, 5.0, 3.6) as (left, right):
         for task in TASKS:
             means = []
@@ -55,7 +55,7 @@ def sizes(results: Sequence[Found], path: Path) -> None:
 
 
 def cost_curves(results: Sequence[Found], path: Path) -> None:
-    """T_draft, T_verify and the cycle over b; tokens a second."""
+    """Draw the processor time of drafts, verification and the whole cycle by block size, and tokens per second."""
     curves = 1e3 * np.array([one.timed.curves for one in results])  # [seeds, sizes, 3]
     with figure(path, 2, 5.0, 3.6) as (left, right):
         for i, name in enumerate(SPENT):
@@ -75,7 +75,7 @@ def cost_curves(results: Sequence[Found], path: Path) -> None:
 
 
 def arms(results: Sequence[Found], path: Path) -> None:
-    """Every arm by both scores."""
+    """Draw every arm by both scores."""
     with figure(path, 2, 5.0, 3.8) as axes:
         for panel, score in zip(axes, SCORES, strict=True):
             means = [across_seeds([one.compared[score][arm].mean() for one in results]) for arm in ARMS]

@@ -1,4 +1,4 @@
-"""From what the jobs measured to the numbers of the rules and the tables."""
+"""Numbers of the rules and tables, computed from the measurements of the jobs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ ARMS = ("fixed B", "best fixed", "per task", "majority", "random", "predictor", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """All that was measured of a seed."""
+    """All measurements of a seed."""
 
     seed: int
     swept: Swept
@@ -46,7 +46,7 @@ class Found:
 def found(
     seed: int, swept: Swept, best: int, timed: Costs, planted: Planted, twice: Array, curve: Sequence[float]
 ) -> Found:
-    """The comparisons of a seed; ``curve``: seconds of a cycle of each size in ``TIMED``."""
+    """Return the comparisons of a seed; ``curve``: seconds of a cycle of each size in ``TIMED``."""
     cycle = dict(zip(TIMED, curve, strict=True))
     seconds = np.array([cycle[size] for size in CANDIDATES])
     tau = swept.candidates().tau
@@ -54,7 +54,7 @@ def found(
         "tau": compare(swept, seed, None, CANDIDATES),
         "speed": compare(swept, seed, seconds, CANDIDATES),
     }
-    # A cycle of EMA takes as long as one of that size in the curve; smaller ones than were timed are put between.
+    # A cycle of EMA costs as much as the curve says for its size; sizes that were not timed are interpolated.
     known = np.array(sorted(cycle))
     spent = np.interp(swept.ema.drafted + 1, known, [cycle[size] for size in known])
     spent = np.where(swept.ema.drafted > 0, spent, 0).sum(1)
@@ -67,30 +67,33 @@ def found(
 
 
 def relative(results: Sequence[Found], score: str, arm: str, base: str) -> Number:
-    """What an arm gains over another, relative; over seeds."""
+    """Return the relative gain of an arm over another, over seeds."""
     pairs = [(one.compared[score][arm].mean(), one.compared[score][base].mean()) for one in results]
     return over_seeds([a / b - 1 for a, b in pairs])
 
 
 def pooled_share(parts: Sequence[tuple[Array, Array, Array]]) -> Interval:
-    """Share of the oracle's gain from (arm, fixed, oracle) of each seed; prompts of all seeds are resampled."""
+    """Return an arm's share of the oracle's gain, from (arm, fixed, oracle) of each seed.
+
+    The prompts of all seeds are resampled together.
+    """
     arm, fixed, oracle = (np.concatenate(column) for column in zip(*parts, strict=True))
     return resampled(lambda w: (w @ (arm - fixed)) / np.maximum(w @ (oracle - fixed), CLOSE), len(arm))
 
 
 def share_of(results: Sequence[Found], score: str, arm: str) -> Interval:
-    """The share of an arm."""
+    """Return an arm's share of the oracle's gain over the best fixed size."""
     tables = [one.compared[score] for one in results]
     return pooled_share([(c[arm], c["best fixed"], c["oracle"]) for c in tables])
 
 
 def planted_share(results: Sequence[Found], arm: str) -> Interval:
-    """The share of the gain that an arm has in real decoding with the planted marker."""
+    """Return an arm's share of the oracle's gain in real decoding with the planted marker."""
     return pooled_share([(p.decoded[arm], p.fixed, p.tau.max(1)) for p in (one.planted for one in results)])
 
 
 def rule_numbers(results: Sequence[Found]) -> dict[str, Number]:
-    """What the rules speak of."""
+    """Return the numbers that the rules test or quote."""
 
     def seeds(value: Callable[[Found], float]) -> Number:
         return over_seeds([value(one) for one in results])
@@ -141,12 +144,12 @@ def tables(results: Sequence[Found]) -> dict[str, list[dict[str, Any]]]:
 
 
 def predictors(results: Sequence[Found]) -> list[str]:
-    """The variants, by name."""
+    """Return the names of the predictor variants."""
     return [n for n in results[0].compared["tau"].values if n.endswith((" classify", " regress"))]
 
 
 def arm_line(results: Sequence[Found], arm: str) -> dict[str, Any]:
-    """Tokens a cycle and a second of an arm over seeds, and its shares of the oracle's gain over all prompts."""
+    """Return the row of an arm: tokens per cycle and per second over seeds, and its shares of the oracle's gain."""
     line: dict[str, Any] = {"arm": arm}
     for score, unit in (("tau", "tokens a cycle"), ("speed", "tokens a second")):
         line[unit] = across_seeds([one.compared[score][arm].mean() for one in results])
@@ -155,7 +158,7 @@ def arm_line(results: Sequence[Found], arm: str) -> dict[str, Any]:
 
 
 def size_line(results: Sequence[Found], i: int) -> dict[str, Any]:
-    """What a size gives, with and without what its last cycle emits beyond the end."""
+    """Return the row of a block size: tokens per cycle, with and without those of the last cycle beyond the end."""
     swept = [one.swept for one in results]
     tau = [s.tokens[:, i] / s.cycles[:, i] for s in swept]
     whole = [s.whole[:, i] / s.cycles[:, i] for s in swept]
@@ -169,7 +172,7 @@ def size_line(results: Sequence[Found], i: int) -> dict[str, Any]:
 
 
 def label_line(results: Sequence[Found], score: str) -> dict[str, Any]:
-    """How labels are distributed, and what the predictor makes of them."""
+    """Return the row of a score: the distribution of labels, and the quality of the predictor."""
     compared = [one.compared[score] for one in results]
     counts = np.sum([np.bincount(c.label, minlength=len(CANDIDATES)) for c in compared], 0)
     told = [described(c) for c in compared]
@@ -182,7 +185,7 @@ def label_line(results: Sequence[Found], score: str) -> dict[str, Any]:
 
 
 def speed_line(results: Sequence[Found], arm: str) -> dict[str, Any]:
-    """An arm at batch 1, temperature 0."""
+    """Return the row of an arm at batch 1 and temperature 0."""
     arms = [one.timed.arms for one in results]
     return {
         "arm": arm,
@@ -193,13 +196,13 @@ def speed_line(results: Sequence[Found], arm: str) -> dict[str, Any]:
 
 
 def cost_line(results: Sequence[Found], i: int) -> dict[str, Any]:
-    """Milliseconds of a cycle of a size."""
+    """Return the row of a block size: milliseconds of a cycle and its parts."""
     parts = {name: across_seeds([1e3 * one.timed.curves[i, k] for one in results]) for k, name in enumerate(SPENT)}
     return {"b": TIMED[i], **{f"{name}, ms": interval for name, interval in parts.items()}}
 
 
 def planted_line(results: Sequence[Found], which: int) -> dict[str, Any]:
-    """Prompts with one of the markers."""
+    """Return the row of prompts with (1) or without (0) the marker."""
     planted = [one.planted for one in results]
     sizes = {f"b = {b}": across_seeds([p.tau[p.marked == which, i].mean() for p in planted])
              for i, b in enumerate(marker.SIZES)}  # fmt: skip

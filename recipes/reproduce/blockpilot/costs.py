@@ -1,4 +1,4 @@
-"""Processor time of drafts, verification and whole answers, one request at a time; what is compared takes turns."""
+"""Processor time of drafts, verification and whole completions, one request at a time; compared arms take turns."""
 
 import time
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ SPENT = ("draft", "verify", "cycle")
 
 
 class Timed:
-    """A drafter, and the processor seconds that it takes."""
+    """A drafter that measures the processor seconds of its calls."""
 
     target_pass = None
 
@@ -37,28 +37,28 @@ class Timed:
         self.drafter, self.layers, self.seconds = drafter, drafter.layers, 0.0
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
-        """See ``Drafter``; not timed."""
+        """Prefill the inner drafter, untimed; see ``Drafter``."""
         self.drafter.prefill(span, tokens, lengths, out)
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
-        """See ``Drafter``."""
+        """Propose drafts and add the time; see ``Drafter``."""
         began = time.process_time()
         draft = self.drafter.propose(rows, length)
         self.seconds += time.process_time() - began
         return draft
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """See ``Drafter``."""
+        """Commit emitted tokens and add the time; see ``Drafter``."""
         began = time.process_time()
         self.drafter.commit(rows, out, tokens, emitted)
         self.seconds += time.process_time() - began
 
 
 class Clocked(DraftVerify):
-    """The decode cycle with processor seconds of its parts."""
+    """The decode cycle, with processor seconds of its parts."""
 
     def configure(self, config: DecodingConfig) -> bool:
-        """See ``Decoder``."""
+        """Configure the decoder, reset the clocks and wrap the drafter; see ``Decoder``."""
         new = super().configure(config)
         self.spent, self.cycles = dict.fromkeys(SPENT, 0.0), 0
         if self.drafter is not None:
@@ -68,7 +68,7 @@ class Clocked(DraftVerify):
         return new
 
     def cycle(self, batch: int, longest: int, version: int) -> Tensor:
-        """See ``Decoder``."""
+        """Run and time one cycle; see ``Decoder``."""
         began = time.process_time()
         done = super().cycle(batch, longest, version)
         self.spent["cycle"] += time.process_time() - began
@@ -85,16 +85,16 @@ class Clocked(DraftVerify):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What a seed was timed at."""
+    """Times of a seed."""
 
-    curves: Array  # [len(TIMED), 3] seconds of a cycle of each size: SPENT
+    curves: Array  # [len(TIMED), 3] seconds of a cycle of each size, in columns SPENT
     arms: dict[str, tuple[float, float]]  # arm -> tokens a second, tokens a cycle
-    prediction: float  # seconds of one prediction over those of an answer
-    same: bool  # all arms gave the same answers
+    prediction: float  # seconds of one prediction over those of one completion
+    same: bool  # whether all arms gave the same completions
 
 
 def timed(job: tuple[int, int]) -> Costs:
-    """The job of a seed and of the size that is best for its training prompts."""
+    """Return the times of a seed; the job is (seed, best size for its training prompts)."""
     return once("costs", (job, TIMED, ROUNDS, PROMPTS, TIMES), lambda: _timed(*job))
 
 
@@ -130,7 +130,7 @@ def _timed(seed: int, best: int) -> Costs:
 
 
 def curve(model: Policy, prompts: Sequence[Prompt]) -> Array:
-    """Seconds of a cycle of each size [len(TIMED), 3]."""
+    """Return the seconds of a cycle of each size [len(TIMED), 3], in columns ``SPENT``."""
     rows = []
     for size in TIMED:
         engine = TorchEngine(model, system_of(size), slots=1, max_length=512, measure=False)
@@ -142,7 +142,7 @@ def curve(model: Policy, prompts: Sequence[Prompt]) -> Array:
 
 
 def prediction(model: Policy, prompt: Prompt, calls: int = 200) -> float:
-    """Processor seconds of one choice of a size."""
+    """Return the processor seconds of one choice of a size."""
     network = model.parts["block_length"]
     assert isinstance(network, BlockLengthNetwork)
     end = prompt_ends(model, [prompt])

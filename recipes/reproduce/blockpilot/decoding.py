@@ -1,4 +1,4 @@
-"""Answers with blocks of one size, written down cycle by cycle."""
+"""Decoding with blocks of one size, or by a system, with a record of every cycle."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -33,24 +33,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What N answers took; tables are by cycle, 0 beyond an answer's last."""
+    """Costs of N completions; tables are by cycle, with 0 after a completion's last cycle."""
 
-    tokens: Counts  # [N] of the answer
+    tokens: Counts  # [N] tokens of the completion
     cycles: Counts  # [N]
     drafted: Counts  # [N, cycles] drafts
-    emitted: Counts  # [N, cycles] accepted drafts + 1, before the end of the answer cuts the last cycle off
+    emitted: Counts  # [N, cycles] accepted drafts + 1, before the end cuts the last cycle off
     ids: tuple[tuple[int, ...], ...]  # N
 
     @property
     def kept(self) -> Counts:
-        """[N, cycles] ``emitted``, less what the end cuts off."""
+        """Return ``emitted`` [N, cycles] without the tokens that the end cuts off."""
         cut = self.emitted.copy()
         cut[np.arange(len(cut)), self.cycles - 1] -= cut.sum(1) - self.tokens
         return cut
 
 
 class Watched(DraftLength):
-    """A draft length as it is, and a table of what each cycle drafted and emitted."""
+    """A draft length that decides as another one does and records the drafted and emitted tokens of each cycle."""
 
     def __init__(self, length: DraftLength, count: int, tokens: int) -> None:
         self.length, self.limit = length, length.limit
@@ -58,15 +58,18 @@ class Watched(DraftLength):
         self.emitted = torch.zeros_like(self.drafted)
 
     def start(self, rows: Rows) -> Tensor | None:
-        """See ``DraftLength``."""
+        """Delegate to the inner draft length; see ``DraftLength``."""
         return self.length.start(rows)
 
     def extend(self, step: int, entropies: Tensor) -> Tensor | None:
-        """See ``DraftLength``."""
+        """Delegate to the inner draft length; see ``DraftLength``."""
         return self.length.extend(step, entropies)
 
     def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
-        """See ``DraftLength``. The number of a prompt is in the low bits of its seed."""
+        """Record the cycle, then delegate; see ``DraftLength``.
+
+        The low bits of a request's seed are the index of its prompt.
+        """
         at, cycle = rows.slots.seed[: rows.batch] % 2**40, rows.slots.work[: rows.batch, 0]
         self.drafted[at, cycle] = draft.tokens.shape[1] if draft.lengths is None else draft.lengths
         self.emitted[at, cycle] = accepted.lengths + 1
@@ -74,7 +77,7 @@ class Watched(DraftLength):
 
 
 def loaded() -> Policy:
-    """The built-in model with its block drafter and its choice of block sizes; one thread."""
+    """Load the built-in model with its block drafter and block-length network, and set torch to one thread."""
     torch.set_num_threads(1)
     return load_policy(MODEL, needs=PARTS)
 
@@ -90,7 +93,10 @@ def decode(
     slots: int = 64,
     drafter: type[BlockDrafter] | None = None,
 ) -> Answers:
-    """Answers by a system, or with blocks of one size; ``draw``: other random numbers; ``drafter``: a broken one."""
+    """Decode with a system, or with blocks of one size.
+
+    ``draw`` selects other random numbers. ``drafter`` replaces the drafter by a broken one.
+    """
     system = system_of(decoding) if isinstance(decoding, int) else decoding
     engine = TorchEngine(policy, system, slots=slots, max_length=512, measure=False)
     assert isinstance(engine.decoder, DraftVerify)
@@ -111,7 +117,7 @@ def decode(
 def requests(
     policy: Policy, prompts: Sequence[Prompt], *, temperature: float = 0.0, draw: int = 0, tokens: int = 160
 ) -> list[Request]:
-    """A request a prompt."""
+    """Return one request per prompt."""
     sampling = SamplingConfig(temperature=temperature, max_new_tokens=tokens)
     return [
         Request(id=i, token_ids=p.token_ids, params=sampling_params(policy, sampling, (draw << 40) + i))
@@ -120,6 +126,6 @@ def requests(
 
 
 def once(name: str, settings: object, make: Callable[[], T]) -> T:
-    """See ``study.once``; other parts are other jobs."""
+    """Return the stored result of a job, or make it (see ``study.once``); hashes of the model parts are in its key."""
     parts = [hashlib.sha256(find_part(MODEL, part).read_bytes()).hexdigest() for part in PARTS]
     return study.once("blockpilot", name, (settings, parts), make)

@@ -1,25 +1,25 @@
-"""The rules of README.md. Names of numbers: what, by which score."""
+"""The rules of README.md. Numbers are named "quantity, score"."""
 
 from recipes.reproduce.verdicts import Need, Part, Rule
 
 SPEEDUP = 1.1  # the project's bars for blocks at batch 1, temperature 0
 LENGTH = 2.2
-WORTH = 0.01  # relative gain of the best choice: what a prediction may cost
+WORTH = 0.01  # relative gain that the best choice must exceed: the cost that a prediction may have
 ACCURACY = 0.9  # the project's bars for a planted signal
 SHARE = 0.8
-NOTHING = 0.2  # what is "about 0"
+NOTHING = 0.2  # a share below this counts as about 0
 OVERHEAD = 0.01
 SCORES = {"tau": "tokens a cycle", "speed": "tokens per processor time"}
 CHOICE = (Need(number="oracle gain, tau", kind="above", otherwise="no choice would gain anything"),)
 
 
 def one(claim: str, statement: str, text: str, evidence: str, *parts: Part, needs: tuple[Need, ...] = ()) -> Rule:
-    """A rule all of whose parts have to hold."""
+    """Return a rule whose parts must all hold."""
     return Rule(claim=claim, statement=statement, text=text, evidence=evidence, any_of=(parts,), needs=needs)
 
 
 def worth(score: str) -> Rule:
-    """The oracle over the best fixed size."""
+    """Return a rule: the oracle gains over the best fixed size."""
     return one(
         "BlockPilot 2",
         f"The best size of each prompt gives more than 1 % over the best fixed size, in {SCORES[score]}.",
@@ -30,7 +30,7 @@ def worth(score: str) -> Rule:
 
 
 def captured(score: str) -> Rule:
-    """The predictor on the tasks as they are."""
+    """Return a rule: the predictor gains on the original tasks."""
     return one(
         "BlockPilot 3",
         f"A choice from the logits gains over the best fixed size on held-out prompts, in {SCORES[score]}.",

@@ -1,7 +1,8 @@
-"""A planted signal in real decoding: a marker token in the prompt decides which blocks the drafter can draft.
+"""A planted signal in real decoding: a marker token in the prompt decides which block sizes work.
 
 Half of the prompts end with a marker. On those the drafter fails with blocks of more than ``NARROW`` slots: each draft
-is then what it finds least likely. All else is as it is: the shipped drafter, the model and the tasks.
+is then the token that it finds least likely. Everything else is unchanged: the shipped drafter, the model and the
+tasks.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ TOKENS = 16 if QUICK else 32
 
 
 class Failing(BlockDrafter):
-    """Fails on wide blocks of prompts that end with the marker."""
+    """A drafter that fails on wide blocks of prompts that end with the marker."""
 
     def _pass(self, rows: Rows, block: int, wanted: Tensor | None) -> Tensor:
         states = super()._pass(rows, block, wanted)
@@ -43,7 +44,7 @@ class Failing(BlockDrafter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """What N prompts gave; tokens a cycle at temperature 0."""
+    """Measurements of N prompts with a planted marker: tokens per cycle at temperature 0."""
 
     tau: Array  # [N, C] with each size
     fixed: Array  # [N] with the size that was best for the training prompts
@@ -53,7 +54,7 @@ class Planted:
 
 
 def planted(seed: int) -> Planted:
-    """The job of a seed."""
+    """Return the measurements of a seed."""
     return once("planted", (seed, PROMPTS, TOKENS, SIZES, MARKER, NARROW), lambda: _planted(seed))
 
 
@@ -84,10 +85,10 @@ def _planted(seed: int) -> Planted:
 
 
 def with_marker(prompt: Prompt) -> Prompt:
-    """A prompt with the marker at its end."""
+    """Return a copy of the prompt with the marker at its end."""
     return dataclasses.replace(prompt, token_ids=(*prompt.token_ids, MARKER))
 
 
 def accuracy(found: Planted) -> float:
-    """How often the size that a request was decoded with is its best."""
+    """Return the share of requests that were decoded with their best size."""
     return float((found.sizes["predictor"] == np.array(SIZES)[best(found.tau)]).mean())

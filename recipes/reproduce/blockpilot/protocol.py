@@ -1,7 +1,7 @@
-"""Ways to choose a block size, held against one another on prompts that they have not seen (SPEC 5.6).
+"""Comparison of ways to choose a block size, on prompts that they have not seen (SPEC 5.6).
 
-Prompts are split by task into fifths; each fifth is the test once, the next one the validation, the other three the
-training. What is said of an arm is pooled over the fifths, so every prompt counts once.
+Prompts are split by task into fifths. Each fifth is the test set once, the next one the validation set, and the other
+three the training set. Results of an arm are pooled over the fifths, so every prompt counts once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,13 @@ TARGETS = ("classify", "regress")
 VARIANTS = tuple((kind, target) for kind in FEATURES for target in TARGETS)
 PAPER = ("logits", "classify")
 STEPS = 10 if QUICK else 300
-DRAWS = 200  # of pure noise
+DRAWS = 200  # draws of pure noise
 
 Split = tuple[Counts, Counts, Counts]  # rows for training, validation, test
 
 
 def fifths(tasks: Sequence[str], seed: int) -> list[Split]:
-    """Every fifth as the test once; each holds a fifth of the prompts of every task."""
+    """Return the five splits, with each fifth as the test set once; a fifth holds a fifth of every task's prompts."""
     dealt, numbers = np.zeros(len(tasks), int), np.random.default_rng(seed)
     for task in dict.fromkeys(tasks):
         own = np.flatnonzero([one == task for one in tasks])
@@ -42,7 +42,7 @@ def fifths(tasks: Sequence[str], seed: int) -> list[Split]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What the arms chose for N prompts of a seed, and what that gave."""
+    """Choices of the arms for N prompts of a seed, and their scores."""
 
     values: dict[str, Array]  # arm -> [N] tokens a cycle, or a second
     chosen: Counts  # [N] index of the predicted size
@@ -54,7 +54,7 @@ class Compared:
 
 
 def compare(swept: Swept, seed: int, seconds: Array | None, sizes: tuple[int, ...]) -> Compared:
-    """All arms; ``seconds`` [C] a cycle of each size: tokens a second, else tokens a cycle."""
+    """Compare all arms; scores are tokens per second if ``seconds`` [C] of a cycle are given, else tokens per cycle."""
     sweeps = {kind: swept.candidates(kind, sizes) for kind in FEATURES}
     table = sweeps["logits"]
     values, label = score(table, seconds), labels(table, seconds)
@@ -90,20 +90,20 @@ def compare(swept: Swept, seed: int, seconds: Array | None, sizes: tuple[int, ..
 
 @cache
 def shipped(sizes: tuple[int, ...]) -> BlockLengthNetwork:
-    """The network that comes with the built-in model: trained by tokens a cycle, on prompts of another stream."""
+    """Return the network shipped with the built-in model, trained for tokens per cycle on prompts of another stream."""
     network = loaded().parts["block_length"]
     assert isinstance(network, BlockLengthNetwork) and network.candidates == sizes
     return network
 
 
 def _of_task(tasks: Sequence[str], values: Array, train: Counts, row: int, fixed: int) -> int:
-    """The best size of the training prompts of a prompt's task."""
+    """Return the index of the best size over the training prompts of a prompt's task; ``fixed`` if there are none."""
     own = [i for i in train if tasks[i] == tasks[row]]
     return int(values[own].mean(0).argmax()) if own else fixed
 
 
 def predict(table: Sweep, train: Counts, target: str, seconds: Array | None, seed: int) -> Counts:
-    """Indices of sizes [N, C] of all prompts, the predicted best first, by a network that saw ``train`` alone."""
+    """Return indices of sizes [N, C] for all prompts, predicted best first, by a network that saw ``train`` only."""
     network = trained(table, train, target, seconds, seed)
     with torch.no_grad():
         ranked: Counts = network(table.features).argsort(dim=1, descending=True, stable=True).numpy()
@@ -113,7 +113,7 @@ def predict(table: Sweep, train: Counts, target: str, seconds: Array | None, see
 def trained(
     table: Sweep, train: Counts, target: str, seconds: Array | None, seed: int, kind: str = "logits"
 ) -> BlockLengthNetwork:
-    """A network for a sweep; the default is the size that is best for ``train``."""
+    """Train a network on the rows ``train`` of a sweep; its default size is the best one for these rows."""
     part, count = table.part(train), table.features.shape[1]
     torch.manual_seed(seed)
     default = table.sizes[int(score(part, seconds).mean(0).argmax())]
@@ -123,15 +123,15 @@ def trained(
 
 
 def share(arm: Array, fixed: Array, oracle: Array) -> float:
-    """Of the oracle's gain over the best fixed size, what an arm has."""
+    """Return an arm's share of the oracle's gain over the best fixed size."""
     return float((arm - fixed).sum() / max((oracle - fixed).sum(), CLOSE))
 
 
 def noise_gain(values: Array, seed: int) -> float:
-    """What an oracle would gain over the best fixed size if nothing but noise told the sizes of a prompt apart.
+    """Return the oracle's gain over the best fixed size if a prompt's sizes differed only by noise.
 
-    Sizes keep their means [C] and prompts theirs; what is left of values [N, C] is drawn anew, normal, of as large a
-    standard deviation. The mean over draws.
+    Sizes keep their means [C]. The residuals of ``values`` [N, C], after the means of sizes and prompts, are replaced
+    by normal draws of the same standard deviation. The gain is a mean over draws.
     """
     rows, columns = values.mean(1, keepdims=True), values.mean(0)
     rest = values - rows - columns + values.mean()
@@ -142,8 +142,11 @@ def noise_gain(values: Array, seed: int) -> float:
 
 
 def transfer(first: Array, second: Array) -> tuple[float, float, float]:
-    """Sizes chosen on one table [N, C], judged on another: gain over the size that is best there on average, what the
-    same choice seems to gain on its own table, and how often both tables have the same best size. Gains are relative.
+    """Judge sizes chosen on one table [N, C] by another table.
+
+    Return (gain, apparent gain, agreement). The gain over the best fixed size of the first table is measured on the
+    second table, the apparent gain on the first. Agreement is how often both have the same best size. Gains are
+    relative.
     """
     known = np.isfinite(first).all(1) & np.isfinite(second).all(1)
     first, second = first[known], second[known]
@@ -153,19 +156,19 @@ def transfer(first: Array, second: Array) -> tuple[float, float, float]:
 
 
 def local(swept: Swept) -> float:
-    """How often the best size of the whole sweep lies within B +- ``RADIUS``."""
+    """Return how often the best size of the whole sweep lies within B +- ``RADIUS``."""
     tau = swept.tokens / swept.cycles
     found = np.array(SIZES)[best(tau[np.isfinite(tau).all(1)])]
     return float((np.abs(found - TRAINED) <= RADIUS).mean())
 
 
 def tied(values: Array) -> float:
-    """How often more than one size is best."""
+    """Return how often more than one size is best."""
     return float(((values >= values.max(1, keepdims=True) - CLOSE).sum(1) > 1).mean())
 
 
 def described(compared: Compared) -> Mapping[str, float]:
-    """Accuracy, top-2 and regret of the predictor."""
+    """Return accuracy, top-2 accuracy and regret of the predictor."""
     hit = compared.chosen == compared.label
     return {
         "accuracy": float(hit.mean()),

@@ -1,4 +1,4 @@
-"""Every prompt with every block size: greedy over a full sweep, sampled for the null test."""
+"""Decoding of every prompt with every block size: greedy for the full sweep, sampled for the null test."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,33 +18,33 @@ from recipes.reproduce.blockpilot.decoding import Answers, Array, Counts, decode
 from recipes.reproduce.study import QUICK, policy, settings
 
 TRAINED = 8  # B, slots of a block in the training of the shipped drafter
-RADIUS = 2  # of the candidates around B, as in the paper
+RADIUS = 2  # candidates are B - RADIUS .. B + RADIUS, as in the paper
 CANDIDATES = tuple(range(TRAINED - RADIUS, TRAINED + RADIUS + 1))
 SIZES = tuple(range(5, 11)) if QUICK else tuple(range(2, 13))  # the full sweep
 PROMPTS = 10 if QUICK else 60
-FULL = 5 if QUICK else 18  # of them, the first ones: with every size; the others with the candidates
+FULL = 5 if QUICK else 18  # the first prompts are decoded with every size; the others with the candidates
 DRAWN = 3 if QUICK else 6  # prompts of the null test
-DRAWS = 1 if QUICK else 4  # answers to each of them with each size, in each of the two sets
-CYCLES = 24  # cycles of an answer that are told apart
-TIMES = {"draft": 0.2, "verify": 0.03}  # what block_ema is told: a drafter pass, one more position, in plain steps
+DRAWS = 1 if QUICK else 4  # completions per prompt and size in each of the two sets
+CYCLES = 24  # cycles of a completion that are recorded separately
+TIMES = {"draft": 0.2, "verify": 0.03}  # cost ratios for block_ema: a drafter pass, one more position, in plain steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """N prompts of a seed with S sizes, at temperature 0; NaN where a prompt was not answered with a size."""
+    """N prompts of a seed with S sizes at temperature 0; NaN where a prompt was not decoded with a size."""
 
     tasks: tuple[str, ...]  # N
-    tokens: Array  # [N, S] of the answers, which end where they end
-    whole: Array  # [N, S] with what the last cycle emitted beyond the end
+    tokens: Array  # [N, S] tokens of the completions, up to their end
+    whole: Array  # [N, S] the same with tokens of the last cycle beyond the end
     cycles: Array  # [N, S]
     halves: Array  # [2, N, S] tokens a cycle in the first and in the second half of an answer's cycles
-    by_cycle: Counts  # [S, CYCLES, 2] tokens, and answers that have such a cycle
+    by_cycle: Counts  # [S, CYCLES, 2] tokens, and completions that have such a cycle
     features: dict[str, Array]  # kind -> [N, F]
-    ema: Answers  # sizes by EMA
-    same: float  # share of the first FULL answers that are the same tokens with every size
+    ema: Answers  # decoded with sizes chosen by EMA
+    same: float  # share of the first FULL completions whose tokens are the same with every size
 
     def candidates(self, kind: str = "logits", sizes: tuple[int, ...] = CANDIDATES) -> Sweep:
-        """The sweep over some of the sizes, with one kind of features."""
+        """Return the sweep over some of the sizes, with one kind of features."""
         at = [SIZES.index(size) for size in sizes]
         return Sweep(
             sizes=sizes,
@@ -55,12 +55,12 @@ class Swept:
 
 
 def held_out(seed: int, count: int) -> list[Prompt]:
-    """Prompts of a seed."""
+    """Return the first held-out prompts of a seed."""
     return question_streams(settings(seed, f"evaluation.prompts={count}"), policy())[1]
 
 
 def sweep(seed: int) -> Swept:
-    """The job of a seed; found again if it was done."""
+    """Return the sweep of a seed; it is loaded if it was made before."""
     return once("sweep", (seed, PROMPTS, FULL, SIZES, TIMES), lambda: _sweep(seed))
 
 
@@ -85,7 +85,7 @@ def _sweep(seed: int) -> Swept:
 
 
 def columns(listed: Sequence[NDArray[Any]]) -> Array:
-    """A column [PROMPTS] each, NaN where there are fewer numbers."""
+    """Return the arrays as columns [PROMPTS, len(listed)], filled with NaN where they are shorter."""
     table = np.full((PROMPTS, len(listed)), np.nan)
     for i, column in enumerate(listed):
         table[: len(column), i] = column
@@ -93,7 +93,10 @@ def columns(listed: Sequence[NDArray[Any]]) -> Array:
 
 
 def halves(answers: Answers) -> Array:
-    """Tokens a cycle [2, N] in the first half of the cycles, rounded down, and in the rest; NaN without a cycle."""
+    """Return tokens per cycle [2, N] in the first half of the cycles, rounded down, and in the rest.
+
+    Entries without a cycle are NaN.
+    """
     at, half = np.arange(answers.kept.shape[1]), (answers.cycles // 2)[:, None]
     first = np.where(at < half, answers.kept, 0).sum(1)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -101,7 +104,7 @@ def halves(answers: Answers) -> Array:
 
 
 def twice(seed: int) -> Array:
-    """Tokens a cycle [2, N, C] at temperature 1: two sets of answers to the same prompts, with the candidates."""
+    """Return tokens per cycle [2, N, C] of the candidates at temperature 1, in two sets of completions per prompt."""
     return once("twice", (seed, DRAWN, DRAWS, CANDIDATES), lambda: _twice(seed))
 
 

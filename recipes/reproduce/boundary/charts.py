@@ -1,4 +1,4 @@
-"""The figures of the boundary recipe."""
+"""Figures of the study ``boundary``."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ PLANES = ("hard_ce", "ce", "e2e_tv")
 
 
 def planes(results: Results[Sides], path: Path) -> None:
-    """TV against 1 - p(argmax q), a panel a head."""
+    """Draw TV against 1 - p(argmax q), one panel per head."""
     with figure(path, len(PLANES), 3.8, 3.6, sharey=True) as axes:
         for panel, head in zip(axes, PLANES, strict=True):
             x, y = (1 - np.concatenate([getattr(f, name) for f in results.of(head)]) for name in ("greedy", "sampled"))
@@ -26,7 +26,7 @@ def planes(results: Results[Sides], path: Path) -> None:
 
 
 def bins(results: Results[Sides], path: Path) -> None:
-    """Share and acceptance in bins of entropy."""
+    """Draw the share of positions where sampled drafts win, and the acceptance, in bins of entropy."""
 
     def mean(head: str, of: str, j: int) -> float:
         values = np.concatenate([f.values(of)[np.digitize(f.entropy, EDGES) == j] for f in results.of(head)])  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""Positions on either side of TV(p, q) = 1 - p(argmax q), and what each way of drafting would be accepted with.
+"""Positions on either side of TV(p, q) = 1 - p(argmax q), and the acceptance of each way of drafting.
 
-A sampled draft is accepted with the overlap 1 - TV(p, q), a greedy one with p(argmax q) (SPEC 1.2): sampled drafts win
+A sampled draft is accepted with the overlap 1 - TV(p, q), a greedy one with p(argmax q) (SPEC 1.2). Sampled drafts win
 where the overlap is larger.
 """
 
@@ -14,7 +14,7 @@ from bebop.adaptation.probe import Probe
 from bebop.metrics.intervals import Interval, resampled
 
 Array = NDArray[np.float64]
-CLEAR = 0.01  # difference in acceptance above which a side is a clear one
+CLEAR = 0.01  # difference in acceptance above which one side clearly wins
 Quantity = Literal[
     "sampled", "greedy", "best", "switch", "sampled_wins", "greedy_wins", "clear_sampled", "clear_greedy"
 ]
@@ -22,7 +22,7 @@ Quantity = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """n positions of a head: what both kinds of draft are accepted with, and what is known of the distributions."""
+    """n positions of a head: the acceptance of both kinds of draft, and entropies of the distributions."""
 
     answer: NDArray[np.int64]  # [n]
     task: NDArray[np.str_]  # [n]
@@ -31,14 +31,17 @@ class Sides:
     greedy: Array  # [n] p(argmax q)
     draft_entropy: Array  # [n] nats
     entropy: Array  # [n] of the target, nats
-    switch: Array  # [n] what a switch on the draft's entropy is accepted with
+    switch: Array  # [n] acceptance of a switch on the draft's entropy
 
     def only(self, chosen: NDArray[np.bool_]) -> "Sides":
-        """Some of the positions."""
+        """Return the chosen positions."""
         return Sides(**{name: getattr(self, name)[chosen] for name in self.__slots__})
 
     def values(self, of: Quantity) -> Array:
-        """One number a position [n]: acceptance of a way of drafting, or 1 on a side of the boundary and else 0."""
+        """Return one number per position [n].
+
+        It is the acceptance of a way of drafting, or 1 on a side of the boundary and 0 elsewhere.
+        """
         margin = self.sampled - self.greedy
         if of in ("sampled", "greedy"):
             return self.sampled if of == "sampled" else self.greedy
@@ -50,11 +53,11 @@ class Sides:
         return (margin > bound if "sampled" in of else margin < -bound).astype(float)
 
     def mean(self, of: Quantity) -> float:
-        """The mean of ``values`` over positions; NaN without any."""
+        """Return the mean of ``values`` over positions; NaN without any."""
         return float(self.values(of).mean()) if len(self.sampled) else float("nan")
 
     def advantage(self) -> Interval:
-        """Acceptance of sampled minus greedy drafts, bootstrapped over answers."""
+        """Return the acceptance of sampled minus greedy drafts, bootstrapped over completions."""
         _, answer = np.unique(self.answer, return_inverse=True)
         totals = np.bincount(answer, self.sampled - self.greedy)
         counts = np.bincount(answer).astype(float)
@@ -62,7 +65,7 @@ class Sides:
 
 
 def sides(probe: Probe) -> Sides:
-    """Every step of a probe that exists."""
+    """Return all existing steps of a probe as positions."""
     shape = probe.numbers["overlap"].shape
     known = np.isfinite(probe.numbers["overlap"])
 
@@ -85,16 +88,19 @@ def sides(probe: Probe) -> Sides:
 
 
 def threshold(draft_entropy: Array, sampled: Array, greedy: Array) -> float:
-    """The draft entropy above which to sample, and up to which to be greedy, for the most acceptance in all."""
+    """Return the draft entropy above which to sample, and up to which to be greedy, for most acceptance in total."""
     order = np.argsort(draft_entropy, kind="stable")
-    # Greedy up to and with the i-th smallest entropy; 0 of them is always sampling.
+    # Entry i: gain of greedy drafts at the i smallest entropies; i = 0 always samples.
     gain = np.concatenate([[0.0], np.cumsum((greedy - sampled)[order])])
     best = int(gain.argmax())
     return float(draft_entropy[order][best - 1]) if best else -np.inf
 
 
 def switched(answer: NDArray[np.int64], draft_entropy: Array, sampled: Array, greedy: Array) -> Array:
-    """Acceptance [n] of a switch on the draft's entropy, its threshold fitted on the other half of the answers."""
+    """Return the acceptance [n] of a switch on the draft's entropy.
+
+    The threshold of each half of the completions is fitted on the other half.
+    """
     half = answer % 2 == 0
     values = np.empty_like(sampled)
     for own in (half, ~half):

@@ -1,4 +1,4 @@
-"""On which side of the boundary six losses put positions; see README.md."""
+"""Positions on either side of the boundary, for the initial head and for heads of six losses; see README.md."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -23,12 +23,12 @@ WORTH = 0.01  # acceptance that a choice by position must add to be worth having
 
 
 def mean(of: Quantity) -> Stat:
-    """The mean of a number over all positions of a head."""
+    """Return the mean of a number over all positions of a head."""
     return Stat(name=of.replace("_", " "), value=lambda one: one.mean(of), arm=f"{{arm}}, {of}")
 
 
 def worth(of: Quantity) -> Stat:
-    """What a choice adds to the better of the two fixed ones."""
+    """Return the acceptance that a choice by position adds to the better of the two fixed ways."""
     value: Value = lambda one: one.mean(of) - max(one.mean("sampled"), one.mean("greedy"))  # noqa: E731
     return Stat(name=f"acceptance added by {NAMES[of]}", value=value, arm=f"{{arm}}, worth_{of}")
 
@@ -80,7 +80,7 @@ COLUMNS: Mapping[str, Value] = {
 
 
 def measure(arm: Arm | None, seed: int) -> Sides:
-    """Train (or find) a head and probe it on held-out text."""
+    """Train or load a head and probe it on held-out text."""
     model = policy() if arm is None else head(Arm(objective=arm.objective, seed=seed))
     return sides(probe(model, text(seed, HELD_OUT), DEPTH, Sampling()))
 
@@ -88,7 +88,7 @@ def measure(arm: Arm | None, seed: int) -> Sides:
 def part(
     results: Results[Sides], task: str | None = None, position: int | None = None, bin: int | None = None
 ) -> Results[Sides]:
-    """The positions of a task, of a draft position, or of a bin of the target's entropy."""
+    """Return the positions of a task, of a draft position, or of a bin of the target's entropy."""
 
     def chosen(one: Sides) -> Sides:
         kept = np.ones(len(one.sampled), bool)
@@ -101,7 +101,7 @@ def part(
 
 
 def pooled(results: Results[Sides], arm: str) -> Interval:
-    """What sampled drafts have more than greedy ones, bootstrapped over the answers of all seeds."""
+    """Return the acceptance of sampled minus greedy drafts, bootstrapped over the completions of all seeds."""
     every = results.of(arm)
     answers = {"answer": np.concatenate([one.answer + 10**6 * i for i, one in enumerate(every)])}
     columns = {c: np.concatenate([getattr(one, c) for one in every]) for c in Sides.__slots__ if c != "answer"}
@@ -109,12 +109,12 @@ def pooled(results: Results[Sides], arm: str) -> Interval:
 
 
 def line(results: Results[Sides], arm: str, **more: Any) -> Row:
-    """A line of a table."""
+    """Return a table row of a head."""
     return {"head": arm, **results.row(arm, COLUMNS), "(bootstrap)": pooled(results, arm), **more}
 
 
 def tables(results: Results[Sides]) -> Mapping[str, Sequence[Row]]:
-    """All positions, and some of them."""
+    """Return tables of all positions, and by task, draft position and entropy."""
     two = ("ce", "e2e_tv")
     by_bin = [(name, part(results, bin=j)) for j, name in enumerate(bin_names())]
     return {

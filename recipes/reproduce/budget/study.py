@@ -1,4 +1,4 @@
-"""Four losses, two amounts of data, three seeds, a full adaptation each; README.md says what counts."""
+"""Full adaptations by four losses, with two amounts of data and three seeds; README.md says what counts."""
 
 from dataclasses import asdict
 
@@ -23,11 +23,14 @@ LOSSES = ("hard_ce", "ce", "nla", "e2e_tv")
 DATA = {"": SEQUENCES, ", few": FEW}
 STEPS = 4 if QUICK else 200
 BAR = 0.2  # tokens, the project's own bar
-COUNTS = {"": 800, ", few": 100}  # answers that heads learn on, whatever a smoke run takes
+COUNTS = {"": 800, ", few": 100}  # completions that heads learn on, in a full run
 
 
 def over(base: str, data: str, says: str, by: float = 0.0, also: str = "") -> Declared:
-    """End-to-end TV against another loss, with one amount of data; ``also``: an arm whose gain is told beside it."""
+    """Return a rule: end-to-end TV beats another loss, with one amount of data.
+
+    ``also``: an arm; the gain of end-to-end TV over it is quoted as further evidence.
+    """
     told = {f"over {also.partition(',')[0]}": LENGTH.gain(f"e2e_tv{data}", also)} if also else {}
     says = f"A full adaptation by end-to-end TV beats as much {says}, {COUNTS[data]} answers."
     return gain("C3", LENGTH, f"e2e_tv{data}", over=f"{base}{data}", by=by, says=says, also=told)

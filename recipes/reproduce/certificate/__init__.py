@@ -1,1 +1,1 @@
-"""What the certificate finds, how soon, and that it leaves intact engines alone; see README.md."""
+"""Study of the certificate: what it finds, how soon, and that it raises no alarm on intact engines; see README.md."""

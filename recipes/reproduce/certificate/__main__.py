@@ -1,4 +1,4 @@
-"""``python -m recipes.reproduce.certificate``: what a certificate finds, how soon, and what it lets be."""
+"""``python -m recipes.reproduce.certificate``: which faults a certificate finds, how soon, and its false alarms."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ HERE = results_folder(Path(__file__).parent)
 
 
 def main() -> None:
-    """Plant, look, judge, draw, write."""
+    """Plant faults, run the certificate, judge, draw and write."""
     started = begin("certificate")
     results = jobs.everything()
     plan = {

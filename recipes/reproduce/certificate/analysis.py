@@ -1,4 +1,4 @@
-"""From the runs to the numbers of the rules, the facts beside them and the tables."""
+"""Numbers of the rules, facts and tables, computed from the runs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from recipes.reproduce.measured import Number, of
 
 
 def exactly(count: float) -> Number:
-    """A count, or a share of all that there was: it has no error."""
+    """Return a number without error: a count, or a share of everything that there was."""
     return Number(value=float(count), low=float(count), high=float(count))
 
 
 def rule_numbers(results: Everything) -> dict[str, Number]:
-    """What the rules decide by."""
+    """Return the numbers that the rules test."""
     found = {f"found, {one.name}": exactly(sum(r.found is not None for r in results.faults[one.name])) for one in CASES}
     highest = np.concatenate([one.highest for one in results.simulated])
     found["alarms, simulated"] = exactly(int((highest >= np.log(1e4)).sum()))
@@ -32,7 +32,7 @@ def rule_numbers(results: Everything) -> dict[str, Number]:
 
 
 def facts(results: Everything) -> dict[str, Any]:
-    """What the rules tell beside their numbers."""
+    """Return the facts that evidence quotes beside the numbers."""
     told: dict[str, Any] = {}
     for one in CASES:
         looks = results.faults[one.name]
@@ -55,18 +55,18 @@ def facts(results: Everything) -> dict[str, Any]:
 
 
 def alarms(results: Everything, kind: str) -> int:
-    """Runs in which either box raised one."""
+    """Return the number of runs in which either box raised an alarm."""
     return sum(any(look.alarm for look in pair) for pair in results.live[kind])
 
 
 def named(results: Everything, cases: Sequence[Case]) -> float:
-    """Share of the runs that found a fault whose cause is one of the right ones."""
+    """Return the share of runs that found a fault and named one of its right causes, among those that found one."""
     right = [r.cause in one.causes for one in cases for r in results.faults[one.name] if r.found is not None]
     return float(np.mean(right)) if right else float("nan")
 
 
 def causes(looks: Sequence[Look]) -> str:
-    """Those of runs that found something, with how often."""
+    """Return the causes named by runs that found something, with counts."""
     counts = Counter(look.cause for look in looks if look.found is not None)
     return ", ".join(f"{name} {count}" if count > 1 else name for name, count in counts.most_common())
 
@@ -98,7 +98,7 @@ def tables(results: Everything) -> dict[str, list[dict[str, Any]]]:
 
 
 def line(one: Case, looks: Sequence[Look]) -> dict[str, Any]:
-    """A case: how soon each of its runs found it."""
+    """Return the row of a case: how soon each of its runs found it."""
     return {
         "fault": one.kind,
         "size": one.size,
@@ -114,7 +114,7 @@ def line(one: Case, looks: Sequence[Look]) -> dict[str, Any]:
 
 
 def harmless(kind: str, heat: float, pairs: Sequence[tuple[Look, Look]]) -> dict[str, Any]:
-    """Runs at one temperature, under both boxes."""
+    """Return the row of the runs at one temperature, under both boxes."""
     return {
         "planted": kind,
         "T": heat,

@@ -1,4 +1,4 @@
-"""The figures of the certificate."""
+"""Figures of the study of the certificate."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,7 @@ INKS = {"black": "e2e_tv", "white": "hard_ce"}
 
 
 def draw(results: Everything, folder: Path) -> dict[str, str]:
-    """All figures, each with the sentence below it."""
+    """Draw all figures; return the caption of each file."""
     tokens(results, folder / "tokens.svg")
     evidence(results, folder / "evidence.svg")
     return {
@@ -28,7 +28,7 @@ def draw(results: Everything, folder: Path) -> dict[str, str]:
 
 
 def tokens(results: Everything, path: Path) -> None:
-    """One row a case."""
+    """Draw the tokens until each planted fault is proved, one row per case."""
     with figure(path, 1, 7.0, 6.2) as axes:
         for row, one in enumerate(reversed(CASES)):
             axes.plot([one.budget] * 2, [row - 0.35, row + 0.35], color="#9ca3af", lw=2)
@@ -39,7 +39,7 @@ def tokens(results: Everything, path: Path) -> None:
 
 
 def evidence(results: Everything, path: Path) -> None:
-    """Without a fault."""
+    """Draw the evidence in runs without a fault."""
     with figure(path, 2, 4.4, 3.4) as (left, right):
         for pair in results.live["none"]:
             for look, box in zip(pair, INKS, strict=True):

@@ -1,4 +1,4 @@
-"""Intact engines: simulated, with tokens drawn again from the reference's own distributions, and live."""
+"""Intact engines: simulated ones, whose tokens are redrawn from the reference's distributions, and live ones."""
 
 import dataclasses
 import math
@@ -16,15 +16,15 @@ from recipes.reproduce.certificate.runs import ALPHA, cohorts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """Parallel runs at one temperature."""
+    """Parallel simulated runs at one temperature."""
 
     heat: float
     tokens: int  # of each run
-    highest: NDArray[np.float64]  # [R] sup of ln E
+    highest: NDArray[np.float64]  # [R] highest ln E that a run reached
 
 
 class DrawnRun(Ledger):
-    """Run ``number`` of several over the same texts, which share one draw of uniforms."""
+    """Ledger of run ``number`` among several over the same texts, which share one draw of uniforms."""
 
     def __init__(self, vocabulary: int, number: int, runs: int, seed: int) -> None:
         super().__init__(vocabulary, alpha=ALPHA, seed=seed, enumerate_rows=False)
@@ -36,8 +36,10 @@ class DrawnRun(Ledger):
 
 
 def simulated(heat: float, runs: int, count: int, seed: int) -> Simulated:
-    """So many runs over the texts of one live run of ``count`` cohorts: what stands before a token is given, and the
-    token is drawn anew from the distribution that the reference has there."""
+    """Simulate runs over the texts of one live run of ``count`` cohorts.
+
+    The tokens before a position are given. The token there is drawn anew from the reference's distribution.
+    """
     engine, reference = live(Planted(heat=heat), seed), ModelReference(trusted())
     ledgers = [DrawnRun(reference.policy.vocab_size, number, runs, seed) for number in range(runs)]
     numbers = torch.Generator().manual_seed(seed)
@@ -49,14 +51,14 @@ def simulated(heat: float, runs: int, count: int, seed: int) -> Simulated:
         for ledger, tokens in zip(ledgers, drawn, strict=True):
             logprobs = block.probs.gather(1, tokens[:, None])[:, 0].log()
             ledger.update(dataclasses.replace(block, tokens=tokens, cells=tokens, logprobs=logprobs))
-        for ledger in ledgers[1:]:  # pairs of tokens are learned from run 0, which is nobody's future
+        for ledger in ledgers[1:]:  # all runs share the bigrams learned from run 0's past tokens
             ledger.bigram.load_state_dict(ledgers[0].bigram.state_dict())
     highest = np.array([ledger.highest for ledger in ledgers])
     return Simulated(heat=heat, tokens=ledgers[0].tokens, highest=highest)
 
 
 def share_beyond(highest: NDArray[np.float64], level: float) -> tuple[float, float, float]:
-    """Share of runs whose E ever reached ``level``, with Wilson's interval of 95 %."""
+    """Return the share of runs whose E ever reached ``level``, with Wilson's 95 % interval (share, low, high)."""
     z, n = 1.959964, len(highest)
     share = float((highest >= math.log(level)).mean())
     middle, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))

@@ -1,4 +1,4 @@
-"""A live embedded engine with one thing wrong. Each fault has a hook of its own: nothing of the engine is patched."""
+"""Live embedded engines with one planted fault. Each fault has a hook of its own: nothing of the engine is patched."""
 
 import copy
 import dataclasses
@@ -31,25 +31,28 @@ DECODING = DecodingConfig(system="bebop", draft_tokens=DRAFTS)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """Planted(kind="bonus row", size=0.1): ``size`` is its strength, or the share of what it strikes."""
+    """A planted fault: Planted(kind="bonus row", size=0.1).
+
+    ``size`` is its strength, or the share of rows, tokens or requests that it hits.
+    """
 
     kind: str = "none"
     size: float = 1.0
-    heat: float = 1.0  # the temperature that is asked for
+    heat: float = 1.0  # the requested temperature
 
 
 @cache
 def trusted() -> Policy:
-    """The built-in model in fp32, intact; nobody may change it."""
+    """Load the intact built-in model in fp32; the cached object must not be changed."""
     return load_policy(ModelConfig(path="tiny", device="cpu"), need_head=True)
 
 
 def live(planted: Planted, seed: int, *, inside: bool = False) -> EmbeddedEngine:
-    """An engine with a fault; ``inside``: with a white box, which is shown what the faulty parts did."""
+    """Return an engine with a fault; ``inside`` adds a white box, which sees what the faulty parts did."""
     policy = (
         WEIGHTS[planted.kind](copy.deepcopy(trusted()), planted.size, seed) if planted.kind in WEIGHTS else trusted()
     )
-    # ``StaleCache`` looks for entries in slots.
+    # ``StaleCache`` needs a slot cache, not a paged one.
     engine = TorchEngine(policy, DECODING, slots=SLOTS, max_length=LENGTH, measure=False, paged=False)
     decoder = engine.decoder
     assert isinstance(decoder, DraftVerify)
@@ -72,7 +75,7 @@ def live(planted: Planted, seed: int, *, inside: bool = False) -> EmbeddedEngine
 
 
 def _off(policy: Policy, size: float, seed: int) -> Policy:
-    """Every weight of the target off by ``size``, up or down: as if an update of Adam were missing."""
+    """Move every weight of the target up or down by ``size``, as if an update of Adam were missing."""
     numbers = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in policy.backbone.parameters():
@@ -81,7 +84,7 @@ def _off(policy: Policy, size: float, seed: int) -> Policy:
 
 
 def _zeroed(policy: Policy, size: float, seed: int) -> Policy:
-    """A head without weights."""
+    """Set all weights of the head to 0."""
     assert policy.mtp is not None
     with torch.no_grad():
         for weight in policy.mtp.parameters():
@@ -90,7 +93,7 @@ def _zeroed(policy: Policy, size: float, seed: int) -> Policy:
 
 
 def _stale(policy: Policy, size: float, seed: int) -> Policy:
-    """A head of another model: every matrix off by noise of ``size`` times its own spread."""
+    """Make the head resemble one of another model: add noise of ``size`` times its own spread to every matrix."""
     assert policy.mtp is not None
     numbers = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -111,17 +114,17 @@ WEIGHTS: Mapping[str, Callable[[Policy, float, int], Policy]] = {
 
 
 def _hotter(q: Tensor, u: Tensor, size: float, struck: Tensor, stops: Tensor) -> Tensor:
-    """Drawn at a temperature higher by a share."""
+    """Draw drafts at a temperature that is higher by the factor 1 + size."""
     return sample(q ** (1 / (1 + size)), u)
 
 
 def _argmax(q: Tensor, u: Tensor, size: float, struck: Tensor, stops: Tensor) -> Tensor:
-    """The likeliest token where it strikes."""
+    """Use the likeliest token in the struck rows."""
     return torch.where(struck, q.argmax(-1), sample(q, u))
 
 
 def _no_stops(q: Tensor, u: Tensor, size: float, struck: Tensor, stops: Tensor) -> Tensor:
-    """Never a stop token where it strikes."""
+    """Never draw a stop token in the struck rows."""
     return torch.where(struck, sample(q.index_fill(-1, stops, 0.0), u), sample(q, u))
 
 
@@ -133,7 +136,7 @@ DRAWS: Mapping[str, Callable[[Tensor, Tensor, float, Tensor, Tensor], Tensor]] =
 
 
 class FaultyDrafter(MTPDrafter):
-    """Draws drafts from something else than the distribution that it records."""
+    """A drafter that draws drafts from another distribution than the one it records."""
 
     def __init__(self, engine: TorchEngine, kind: str, size: float, seed: int) -> None:
         super().__init__(engine.policy, engine.slots, engine.decoding)
@@ -142,7 +145,7 @@ class FaultyDrafter(MTPDrafter):
         self.stops = torch.tensor(engine.policy.eos_token_ids)
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
-        """See ``Drafter``; a chain of K."""
+        """Propose a chain of K drafts with the fault; see ``Drafter``."""
         hidden = self.hidden[: rows.batch]
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
@@ -160,14 +163,17 @@ class FaultyDrafter(MTPDrafter):
 
 
 class StaleCache(SlotContext):
-    """A rollback that goes wrong in a share of cycles: the first token of a verification finds the key and value of the
-    draft that was rejected at its place, and leaves them there."""
+    """A KV cache whose rollback fails in a share of cycles.
+
+    In those, the first token of a verification finds the key and value of the draft that was rejected at its place, and
+    leaves them there.
+    """
 
     share: float
     numbers: torch.Generator
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See ``AttentionContext``."""
+        """Attend, with stale first entries in the struck rows of a verification; see ``AttentionContext``."""
         if self.verifying(key):
             if layer == 0:
                 self.struck = torch.rand(len(key), generator=self.numbers) < self.share
@@ -181,22 +187,22 @@ class StaleCache(SlotContext):
         return super().attend(layer, query, key, value, scaling)
 
     def verifying(self, key: Tensor) -> bool:
-        """Whether this is the pass over a newest token and its drafts."""
+        """Return whether this is the pass over the newest token and its drafts."""
         return self.first_slot == 0 and key.shape[2] == DRAFTS + 1
 
 
-# ---- what is asked for, and what is told
+# ---- requests and reports
 
 
 class FaultyClient(EmbeddedEngine):
-    """An engine whose front changes what it is asked for, or what it says of its answers."""
+    """An engine whose front end alters requests, or what it reports of completions."""
 
     def __init__(self, engine: TorchEngine, planted: Planted, seed: int, white_box: WhiteBox | None) -> None:
         super().__init__(engine, white_box=white_box)
         self.planted, self.numbers = planted, np.random.default_rng(seed)
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """See ``LiveEngine``."""
+        """Sample completions of altered requests and alter their report; see ``LiveEngine``."""
         answers = super().sample([self._asked(request) for request in requests], progress)
         seeds = [request.params.seed for request in requests]
         return [dataclasses.replace(self._told(a), seed=seed) for a, seed in zip(answers, seeds, strict=True)]
@@ -206,12 +212,12 @@ class FaultyClient(EmbeddedEngine):
         if kind == "temperature off":
             params = dataclasses.replace(params, temperature=params.temperature * (1 + size))
         if kind == "shared seeds" and request.id % 2 and self.numbers.random() < size:
-            # Half of them with the request of the same prompt, half with one of another.
+            # Half of them share a seed with the request of the same prompt, half with one of another prompt.
             params = dataclasses.replace(params, seed=params.seed - (1 if request.id % 4 == 1 else 2))
         return dataclasses.replace(request, params=params)
 
     def _told(self, answer: Answer) -> Answer:
-        """Log-probs of a share of tokens are those of the token before."""
+        """Give a share of tokens the log-prob of the token before."""
         if self.planted.kind != "wrong log-probs" or answer.logprobs is None or not len(answer.logprobs):
             return answer
         struck = self.numbers.random(len(answer.logprobs)) < self.planted.size

@@ -1,35 +1,35 @@
-"""The rules of README.md, and the faults that they are about. Numbers are counts of runs: their own intervals."""
+"""The rules of README.md, and the planted faults that they test. Numbers are counts of runs and have no interval."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from recipes.reproduce.verdicts import Part, Rule
 
-NEEDED = 3.5  # of them have to be found: four
-NAMED = 0.799  # of what was found has to be named rightly: 80 %
-RARE = 0.05  # of runs without a fault may ever reach E = 20 (Ville's inequality)
+NEEDED = 3.5  # four of five runs must find the fault
+NAMED = 0.799  # 80 % of the runs that found a fault must name its cause
+RARE = 0.05  # share of runs without a fault that may ever reach E = 20 (Ville's inequality)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A planted fault, and within how many tokens it has to be found; ``size``: see ``Planted``."""
+    """A planted fault, and the budget of tokens within which it must be found; ``size``: see ``Planted``."""
 
     kind: str
     size: float
     heat: float
     box: Literal["black", "white"]
     budget: int
-    causes: tuple[str, ...]  # names by which it is named rightly
+    causes: tuple[str, ...]  # names that count as the right cause
 
     @property
     def name(self) -> str:
-        """As numbers and pages call it."""
+        """Return the name of the case in numbers and on pages."""
         size = {1e-4: "1e-4"}.get(self.size, f"{100 * self.size:g} %" if self.size != 1 else "always")
         return f"{self.kind}, {size}, T = {self.heat:g}, {self.box} box"
 
 
 def case(box: Literal["black", "white"], budget: int, heat: float, kind: str, size: float, *causes: str) -> Case:
-    """A row of the table."""
+    """Return one row of the table ``CASES``."""
     return Case(kind=kind, size=size, heat=heat, box=box, budget=budget, causes=causes)
 
 
@@ -60,7 +60,7 @@ HARMLESS = ("zeroed head", "stale head")  # the distribution stays right, drafts
 
 
 def found(one: Case) -> Rule:
-    """Soon enough, in four runs of five."""
+    """Return a rule: the fault is found within its budget in four runs of five."""
     within = f"within {one.budget:,} tokens"
     return Rule(
         claim="certificate 1" if one.box == "black" else "certificate 2",
@@ -73,7 +73,7 @@ def found(one: Case) -> Rule:
 
 
 def none(number: str, statement: str, evidence: str) -> Rule:
-    """No run at all with a false alarm."""
+    """Return a rule: no run raises a false alarm."""
     return Rule(
         claim="certificate 3",
         statement=statement,

@@ -1,4 +1,4 @@
-"""What is run: every job is kept on disk by itself, so that a study that was stopped goes on."""
+"""Jobs of the study; each is kept on disk by itself, so a stopped study resumes."""
 
 import os
 from collections.abc import Callable
@@ -15,44 +15,44 @@ from recipes.reproduce.study import QUICK, everywhere, once
 
 STUDY = "certificate"
 HEATS = (1.0, 2.0)
-# Without a bar: how long it takes after all, and from within.
+# Cases without a bar: how long detection takes beyond the budget, and with the white box.
 BESIDE = (
     case("black", 60_000, 1, "stops filtered", 1, "stop_token"),
     case("white", 10_000, 1, "stops filtered", 1, "draft_draw"),
 )
 REPEATS = 1 if QUICK else 5  # runs of each fault, with seeds of their own
-FEW = 1 if QUICK else 2  # runs of what has no bar
+FEW = 1 if QUICK else 2  # runs of each case without a bar
 HARM = 1 if QUICK else 4  # runs of each head
 SIMULATED = 4 if QUICK else 125  # at each temperature
 COHORTS = 1 if QUICK else 8  # of a simulated run
 LIVE = 1 if QUICK else 6  # at each temperature
 LONG = 500 if QUICK else 6_000  # tokens of a live run without a fault
-FIRST = 0 if QUICK else 10_000  # seeds and with them prompts: a smoke run shows nothing of those of the study
+FIRST = 0 if QUICK else 10_000  # first seed, which also selects prompts: a smoke run uses none of the study's
 SIZES = {"zeroed head": 1.0, "stale head": 1.0}
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One process's work: a case, or what should raise no alarm, with a seed."""
+    """The work of one process: a case, or an engine that should raise no alarm, with a seed."""
 
     kind: str  # fault, beside, simulated, live
-    place: int  # of the case, of the temperature, or of what is harmless: 0 is nothing planted
+    place: int  # index of the case, of the temperature, or of the harmless kind, where 0 plants nothing
     seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Everything:
-    """All that was measured."""
+    """All measurements of the study."""
 
     faults: dict[str, list[Look]]  # by the name of the case
-    beside: dict[str, list[Look]]  # the same of what has no bar
+    beside: dict[str, list[Look]]  # the same for cases without a bar
     simulated: list[Simulated]
-    live: dict[str, list[tuple[Look, Look]]]  # by what is planted: black and white box
+    live: dict[str, list[tuple[Look, Look]]]  # by planted kind: black and white box
 
 
 def plan() -> list[Job]:
-    """Long ones first, so that two processes end together."""
+    """Return the jobs, long ones first, so that two processes end together."""
     slow = sorted(range(len(CASES)), key=lambda i: -CASES[i].budget)
     faults = [Job(kind="fault", place=i, seed=FIRST + 100 * (i + 1) + run) for i in slow for run in range(REPEATS)]
     simulations = [Job(kind="simulated", place=i, seed=FIRST + 5000 + i) for i in range(len(HEATS))]
@@ -69,7 +69,7 @@ def plan() -> list[Job]:
 
 
 def done(job: Job) -> Look | Simulated | tuple[Look, Look]:
-    """What a job came to, run now unless it is kept."""
+    """Return the result of a job, which runs unless its result is stored."""
     torch.set_num_threads(1)
     if job.kind in ("fault", "beside"):
         one = (CASES if job.kind == "fault" else BESIDE)[job.place]
@@ -84,7 +84,7 @@ def done(job: Job) -> Look | Simulated | tuple[Look, Look]:
 
 
 def everything() -> Everything:
-    """All jobs, in as many processes as ``BEBOP_CERTIFICATE_WORKERS`` says (1)."""
+    """Run all jobs in as many processes as ``BEBOP_CERTIFICATE_WORKERS`` says (1 by default)."""
     jobs = plan()
     found = dict(
         zip(

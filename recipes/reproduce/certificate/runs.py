@@ -22,7 +22,7 @@ from bebop.trajectory import SamplingParams
 from recipes.reproduce.certificate.faults import SLOTS, Planted, live, trusted
 
 ALPHA = 1e-4
-COHORT, TOKENS = 16, 160  # requests side by side, tokens of an answer at most
+COHORT, TOKENS = 16, 160  # concurrent requests, maximal tokens of a completion
 
 SHOWN = 3  # directions that are kept of each run
 assert COHORT <= SLOTS
@@ -30,33 +30,33 @@ assert COHORT <= SLOTS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a run came to."""
+    """Outcome of a run under one box."""
 
     planted: Planted
     seed: int
-    found: int | None  # tokens after which it was proved, within the budget
+    found: int | None  # tokens after which the fault was proved, within the budget
     tokens: int
     log_e: float
     highest: float
-    cause: str  # that the evidence names, whether it is enough or not
+    cause: str  # the cause that the evidence names, sufficient or not
     strongest: tuple[tuple[str, float], ...]  # direction, ln of its share of the evidence
     acceptance: float
     history: tuple[tuple[int, float], ...]  # tokens, ln E
 
     @property
     def alarm(self) -> bool:
-        """Whether the evidence was ever enough, also beyond the budget."""
+        """Return whether the evidence ever sufficed, even beyond the budget."""
         return self.highest >= math.log(1 / ALPHA)
 
 
 @cache
 def prompts() -> PromptSource:
-    """Questions of the built-in model's own task."""
+    """Return questions of the built-in model's own task."""
     return PromptSource(TaskConfig(), chat_encoder(trusted().tokenizer), 256)
 
 
 def cohorts(engine: EmbeddedEngine, heat: float, seed: int) -> Iterator[tuple[SamplingParams, list[Answer]]]:
-    """Answers without end: two of each prompt, every request with a seed of its own."""
+    """Yield cohorts of completions without end: two of each prompt, every request with a seed of its own."""
     source, stops = prompts(), trusted().eos_token_ids
     params = SamplingParams(temperature=heat, max_new_tokens=TOKENS, stop_token_ids=stops)
     first = 0
@@ -74,7 +74,7 @@ def cohorts(engine: EmbeddedEngine, heat: float, seed: int) -> Iterator[tuple[Sa
 
 
 def black_box(planted: Planted, budget: int, seed: int) -> Look:
-    """From outside: answers and log-probs alone."""
+    """Run the black box, which sees only completions and log-probs."""
     engine, reference = live(planted, seed), ModelReference(trusted())
     ledger = Ledger(reference.policy.vocab_size, alpha=ALPHA, seed=seed)
     counts = np.zeros(2)
@@ -93,7 +93,7 @@ def black_box(planted: Planted, budget: int, seed: int) -> Look:
 
 
 def white_box(planted: Planted, budget: int, seed: int) -> Look:
-    """From within: what verification was given and decided."""
+    """Run the white box, which sees the inputs and decisions of verification."""
     engine = live(planted, seed, inside=True)
     box = engine.white_box
     assert box is not None
@@ -119,7 +119,7 @@ def white_box(planted: Planted, budget: int, seed: int) -> Look:
 
 
 def watched(planted: Planted, tokens: int, seed: int) -> tuple[Look, Look]:
-    """The black and the white box on the same answers, to the end: for what should raise no alarm."""
+    """Run both boxes on the same completions to the end, for engines that should raise no alarm."""
     engine, reference = live(planted, seed, inside=True), ModelReference(trusted())
     box, ledger = engine.white_box, Ledger(reference.policy.vocab_size, alpha=ALPHA, seed=seed)
     assert box is not None
@@ -142,7 +142,7 @@ def watched(planted: Planted, tokens: int, seed: int) -> tuple[Look, Look]:
 
 
 def _drafts(answers: Sequence[Answer]) -> NDArray[np.float64]:
-    """Accepted, and tested."""
+    """Return the counts of accepted and of tested drafts [2]."""
     return np.sum([answer.accepted or (0, 0) for answer in answers], 0).astype(float)
 
 

@@ -1,4 +1,4 @@
-"""Chain verification with one thing wrong: each fault is a function of a chain, beside the intact one."""
+"""Chain verification with one planted fault: each fault is a function of a chain, next to the intact verification."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from torch import Tensor
 from bebop.kernels.verify import sample
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 
-ODD = 7  # the token that an overriding engine puts in
+ODD = 7  # the token that an overriding engine inserts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """What verification is given; ``size``: strength of the fault, or the share of rows that it strikes."""
+    """Inputs of verification; ``size``: strength of the fault, or the share of rows that it hits."""
 
     tokens: Tensor  # [B, K]
     q: Tensor  # [B, K, V]
@@ -26,15 +26,15 @@ class Chain:
 
     @property
     def drafts(self) -> int:
-        """K."""
+        """Return K."""
         return self.tokens.shape[1]
 
     def at(self, probs: Tensor) -> Tensor:
-        """Probabilities [B, K] of the drafted tokens under [B, K, V]."""
+        """Return the probabilities [B, K] of the drafted tokens under ``probs`` [B, K or more, V]."""
         return probs[:, : self.drafts].gather(-1, self.tokens[..., None])[..., 0]
 
     def or_struck(self, own: Tensor, other: Tensor) -> Tensor:
-        """``other`` [B, ...] in the rows that are struck."""
+        """Return ``own`` [B, ...] with the struck rows replaced by those of ``other``."""
         return torch.where(self.struck.reshape(-1, *[1] * (own.dim() - 1)), other, own)
 
 
@@ -52,10 +52,10 @@ def verified(
     u: Callable[[Tensor], Tensor] | None = None,
     draw: Callable[[Tensor, Tensor], Tensor] = sample,
 ) -> Outcome:
-    """Rejection sampling, with whatever is given in the place of what is right.
+    """Verify by rejection sampling, with each given argument in place of the right one.
 
-    ``passed`` [B, K]: tests; ``left(rows, at)``: what a recovered token is drawn from; ``bonus`` [B, V]; ``u(at)`` [B]:
-    its uniform; ``draw``: how it is drawn.
+    ``passed`` [B, K]: tests; ``left(rows, at)``: weights from which a recovered token is drawn; ``bonus`` [B, V]: the
+    bonus token's distribution; ``u(at)`` [B]: the recovered token's uniform; ``draw``: its sampler.
     """
     q, p = chain.q if q is None else q, chain.p if p is None else p
     passed = chain.u[:, : chain.drafts] * chain.at(q) < chain.at(p) if passed is None else passed
@@ -71,17 +71,17 @@ def verified(
 
 
 def _bonus_row(c: Chain) -> Outcome:
-    """The bonus token from row K, as printed in the paper's Algorithms 3 and 4."""
+    """Draw the bonus token from row K, as printed in the paper's Algorithms 3 and 4."""
     return verified(c, bonus=c.or_struck(c.p[:, -1], c.p[:, -2]))
 
 
 def _row_shift(c: Chain) -> Outcome:
-    """All of the target's rows one place late."""
+    """Use all target rows one place late."""
     return verified(c, p=c.or_struck(c.p, torch.cat([c.p[:, :1], c.p[:, :-1]], 1)))
 
 
 def _unnormalised(c: Chain) -> Outcome:
-    """The residual's CDF is searched as if it ended at 1."""
+    """Search the residual's CDF as if it ended at 1."""
 
     def draw(residual: Tensor, u: Tensor) -> Tensor:
         cdf = residual.cumsum(-1)
@@ -92,7 +92,7 @@ def _unnormalised(c: Chain) -> Outcome:
 
 
 def _residual_is_target(c: Chain) -> Outcome:
-    """A recovered token from p."""
+    """Draw a recovered token from p."""
 
     def left(rows: Tensor, at: Tensor) -> Tensor:
         return c.or_struck((c.p[rows, at] - c.q[rows, at]).clamp_min(0), c.p[rows, at])
@@ -101,7 +101,7 @@ def _residual_is_target(c: Chain) -> Outcome:
 
 
 def _residual_of_row_before(c: Chain) -> Outcome:
-    """A recovered token from what the q of the draft before leaves of p."""
+    """Draw a recovered token from the residual of p with the q of the previous draft."""
 
     def left(rows: Tensor, at: Tensor) -> Tensor:
         own, before = c.q[rows, at], c.q[rows, (at - 1).clamp_min(0)]
@@ -111,13 +111,13 @@ def _residual_of_row_before(c: Chain) -> Outcome:
 
 
 def _q_before_temperature(c: Chain) -> Outcome:
-    """Verification is given softmax(logits), while drafts are drawn at the temperature."""
+    """Verify with q = softmax(logits), while drafts are drawn at the temperature."""
     raw = c.q**c.heat
     return verified(c, q=c.or_struck(c.q, raw / raw.sum(-1, keepdim=True)))
 
 
 def _reused_uniform(c: Chain) -> Outcome:
-    """A recovered token is drawn with the uniform of the test that failed."""
+    """Draw a recovered token with the uniform of the test that failed."""
 
     def u(at: Tensor) -> Tensor:
         tested = c.u.gather(1, at[:, None])[:, 0]
@@ -127,26 +127,26 @@ def _reused_uniform(c: Chain) -> Outcome:
 
 
 def _more_accepted(c: Chain) -> Outcome:
-    """Accepted with min(1, (1 + size) p / q)."""
+    """Accept with probability min(1, (1 + size) p / q)."""
     return verified(c, passed=c.u[:, : c.drafts] * c.at(c.q) < (1 + c.size) * c.at(c.p))
 
 
 def _power_accepted(c: Chain) -> Outcome:
-    """Accepted with min(1, p / q) to the power of 1 - size."""
+    """Accept with probability min(1, p / q) to the power of 1 - size."""
     chance = (c.at(c.p) / c.at(c.q)).clamp(max=1)
     return verified(c, passed=c.u[:, : c.drafts] < chance ** (1 - c.size))
 
 
 def _unlikely_dropped(c: Chain) -> Outcome:
-    """Drafts with q < size are never accepted."""
+    """Never accept drafts with q < size."""
     sound = c.u[:, : c.drafts] * c.at(c.q) < c.at(c.p)
     return verified(c, passed=sound & (c.at(c.q) >= c.size))
 
 
 def _override(c: Chain) -> Outcome:
-    """A share of tokens (those of a cycle count together) is replaced by one that nobody drew."""
+    """Replace a share of tokens (those of a cycle count together) by one that nobody drew."""
     accepted, token = verified(c)
-    chance = c.u[:, -1] * 2.0**20 % 1  # bits of the bonus token's uniform that nothing else looks at
+    chance = c.u[:, -1] * 2.0**20 % 1  # low bits of the bonus token's uniform, which nothing else uses
     return accepted, torch.where(chance < c.size * (accepted + 1), ODD, token)
 
 
@@ -166,19 +166,19 @@ RULES: Mapping[str, Callable[[Chain], Outcome]] = {
 
 
 class FaultyRule:
-    """An acceptance rule that takes itself for rejection sampling."""
+    """A faulty acceptance rule that claims to be exact rejection sampling."""
 
     exact, stepwise = True, True
     layers: tuple[int, ...] = ()
     counts: tuple[str, ...] = ()
 
     def __init__(self, kind: str, size: float, heat: float, seed: int) -> None:
-        """``kind``: of ``RULES``; ``heat``: the temperature; ``seed``: of which rows are struck."""
+        """Select the fault ``kind`` of ``RULES``; ``heat``: the temperature; ``seed``: decides the struck rows."""
         self.fault, self.size, self.heat = RULES[kind], size, heat
         self.numbers = torch.Generator().manual_seed(seed)
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        """See ``AcceptanceRule``."""
+        """Verify drafts with the fault; see ``AcceptanceRule``."""
         assert draft.probs is not None
         struck = torch.rand(rows.batch, generator=self.numbers) < self.size
         chain = Chain(

@@ -1,4 +1,4 @@
-"""What the runs say: slopes of acceptance on entropy, drops, the direct mismatch, online updates."""
+"""Analysis of the runs: slopes of acceptance on entropy, drops, the direct mismatch, and online updates."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,12 +26,12 @@ from recipes.reproduce.record import begin, keep
 from recipes.reproduce.study import SEEDS, everywhere, results_folder
 
 HERE = results_folder(Path(__file__).parent)
-ENDS = 3  # evaluations that are averaged at either end
+ENDS = 3  # evaluations to average at the start and at the end
 FROZEN = [name for name, (_, during) in ARMS.items() if during is None]
 
 
 def main() -> None:
-    """Run, judge, draw, write."""
+    """Run all jobs, judge, draw and write."""
     started = begin("drift")
     jobs = [(seed, direction) for seed in SEEDS for direction in DIRECTIONS]
     runs = everywhere(train, jobs, "drift")
@@ -55,36 +55,36 @@ def main() -> None:
 
 
 def series() -> list[tuple[str, bool]]:
-    """Arms with sampled drafts, then two with greedy ones (arm, greedy)."""
+    """Return pairs (arm, greedy): all arms with sampled drafts, then three with greedy ones."""
     return [*((arm, False) for arm in ARMS), ("hard_ce", True), ("ce", True), ("e2e_tv", True)]
 
 
 def label(arm: str, greedy: bool) -> str:
-    """As in the tables: TO is target-only, RS rejection sampling."""
+    """Return the label of an arm in tables: TO is target-only, RS is rejection sampling."""
     return f"{'TO' if greedy else 'RS'} + {arm}"
 
 
 def accept(evaluation: Evaluation, arm: str, greedy: bool) -> float:
-    """Accept length at one evaluation."""
+    """Return the accept length of an arm at one evaluation."""
     totals, counts = (evaluation.greedy if greedy else evaluation.accept)[arm]
     return float(totals.sum() / counts.sum())
 
 
 def ends(run: Run, arm: str, greedy: bool) -> tuple[float, float]:
-    """Means over the first and the last evaluations."""
+    """Return the mean accept lengths over the first and over the last evaluations."""
     values = [accept(evaluation, arm, greedy) for evaluation in run.evaluations]
     count = min(ENDS, len(values) // 2)
     return float(np.mean(values[:count])), float(np.mean(values[-count:]))
 
 
 def change(runs: Sequence[Run], direction: str, arm: str, greedy: bool = False) -> Interval:
-    """Last minus first, mean over seeds."""
+    """Return the last minus the first accept length, as a mean over seeds."""
     pairs = [ends(run, arm, greedy) for run in runs if run.direction == direction]
     return across_seeds([last - first for first, last in pairs])
 
 
 def slopes(runs: Sequence[Run], arm: str, greedy: bool) -> list[float]:
-    """Per seed: least squares of accept length on entropy, over the evaluations of both of its runs."""
+    """Return the slope per seed: least squares of accept length on entropy, over the evaluations of both its runs."""
     slopes = []
     for seed in SEEDS:
         evaluations = [evaluation for run in runs if run.seed == seed for evaluation in run.evaluations]
@@ -95,7 +95,7 @@ def slopes(runs: Sequence[Run], arm: str, greedy: bool) -> list[float]:
 
 
 def mismatch(run: Run, arm: str) -> tuple[float, float, float]:
-    """Change of the probe set's mean overlap at step 1, and its entropy and mismatch parts."""
+    """Return the change of the probe set's mean overlap at step 1, and its entropy and mismatch parts."""
     before, after, *sweep = (
         ProbeReading(overlap=p.numbers["overlap"][:, 0], entropy=p.numbers["target_entropy"][:, 0], unit=p.row)
         for p in (run.first[arm], run.last[arm], *run.tempered[arm])
@@ -105,7 +105,7 @@ def mismatch(run: Run, arm: str) -> tuple[float, float, float]:
 
 
 def numbers(runs: Sequence[Run]) -> dict[str, Number]:
-    """What the rules speak of."""
+    """Return the numbers that the rules test or quote."""
     by_name = {f"slope {label(arm, greedy)}": over_seeds(slopes(runs, arm, greedy)) for arm, greedy in series()}
     by_name["slope e2e_tv - ce"] = over_seeds(np.subtract(slopes(runs, "e2e_tv", False), slopes(runs, "ce", False)))
     for direction in DIRECTIONS:
@@ -122,7 +122,7 @@ def numbers(runs: Sequence[Run]) -> dict[str, Number]:
 
 
 def updates(runs: Sequence[Run], arm: str, frozen: str) -> Interval:
-    """Accept length at the end with updates, minus that of the frozen head: mean over both directions, then seeds."""
+    """Return the final accept length with updates minus that of the frozen head: mean over directions, then seeds."""
     return across_seeds(
         [
             np.mean([ends(r, arm, False)[1] - ends(r, frozen, False)[1] for r in runs if r.seed == seed])
@@ -135,7 +135,7 @@ def updates(runs: Sequence[Run], arm: str, frozen: str) -> Interval:
 
 
 def run_row(run: Run) -> dict[str, Any]:
-    """One run: does the policy learn, and where does its entropy go."""
+    """Return the row of a run: reward and entropy at its start and end."""
     count = min(ENDS, len(run.evaluations) // 2)
     first, last = run.evaluations[:count], run.evaluations[-count:]
     row: dict[str, Any] = {"seed": run.seed, "entropy": run.direction}
@@ -146,7 +146,7 @@ def run_row(run: Run) -> dict[str, Any]:
 
 
 def ends_row(runs: Sequence[Run], direction: str, arm: str, greedy: bool) -> dict[str, Any]:
-    """Accept length of an arm at both ends of the runs of a direction."""
+    """Return the row of an arm: its accept length at both ends of the runs of a direction."""
     pairs = [ends(run, arm, greedy) for run in runs if run.direction == direction]
     first, last = (across_seeds(values) for values in zip(*pairs, strict=True))
     moved = change(runs, direction, arm, greedy)
@@ -154,12 +154,12 @@ def ends_row(runs: Sequence[Run], direction: str, arm: str, greedy: bool) -> dic
 
 
 def slope_row(runs: Sequence[Run], arm: str, greedy: bool) -> dict[str, Any]:
-    """Slope of an arm, tokens per nat."""
+    """Return the row of an arm: its slope in tokens per nat."""
     return {"arm": label(arm, greedy), "slope": across_seeds(slopes(runs, arm, greedy))}
 
 
 def probe_set_row(runs: Sequence[Run], direction: str, arm: str) -> dict[str, Any]:
-    """Parts of the change of overlap on the fixed contexts."""
+    """Return the row of a head: the parts of its change of overlap on the fixed contexts."""
     parts = [mismatch(run, arm) for run in runs if run.direction == direction]
     named = zip(("change", "entropy part", "mismatch part"), zip(*parts, strict=True), strict=True)
     return {"entropy": direction, "head": arm} | {name: across_seeds(values) for name, values in named}
@@ -169,7 +169,7 @@ def probe_set_row(runs: Sequence[Run], direction: str, arm: str) -> dict[str, An
 
 
 def mean_curve(runs: Sequence[Run], direction: str, arm: str, greedy: bool) -> list[float]:
-    """Accept length at each evaluation, mean over seeds."""
+    """Return the accept length at each evaluation, as a mean over seeds."""
     rows = [
         [accept(evaluation, arm, greedy) for evaluation in run.evaluations]
         for run in runs
@@ -179,7 +179,7 @@ def mean_curve(runs: Sequence[Run], direction: str, arm: str, greedy: bool) -> l
 
 
 def draw(runs: Sequence[Run]) -> None:
-    """All three figures."""
+    """Draw the three figures."""
     steps = [evaluation.step for evaluation in runs[0].evaluations]
     with figure(HERE / "figures" / "steps.svg", 2, 5.0, sharey=True) as panels:
         for axes, direction in zip(panels, DIRECTIONS, strict=True):

@@ -1,8 +1,8 @@
-"""The rules of README.md. Directions are those that the runs were meant to take: falling and rising entropy."""
+"""The rules of README.md. Directions are the intended ones of the runs: falling and rising entropy."""
 
 from recipes.reproduce.verdicts import Need, Part, Rule
 
-MISMATCH = 0.01  # acceptance that C4 may be off by
+MISMATCH = 0.01  # acceptance within which a mismatch counts as 0
 ROSE = Need(
     number="entropy change, rising",
     kind="above",
@@ -19,7 +19,7 @@ CONVERGED = Need(
 
 
 def still(direction: str, need: Need) -> Rule:
-    """No cost of the weights' drift, in one direction of entropy."""
+    """Return a rule: drift of the weights costs nothing, in one direction of entropy."""
     return Rule(
         claim="C4",
         statement=f"Drift of the weights costs almost nothing while entropy is {direction}: direct mismatch on fixed "

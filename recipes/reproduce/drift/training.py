@@ -1,7 +1,7 @@
 """One GRPO run with many heads beside it: the policy does not depend on them, so all of them see the same run.
 
-Decoding is exact, so which head drafts changes nothing about the answers: one run serves every arm, and the arms are
-compared on the same tokens. Synchronous, in one process: engine and trainer share the backbone.
+Decoding is exact, so the drafting head does not change the completions. One run serves every arm, and the arms are
+compared on the same tokens. The run is synchronous and in one process: engine and trainer share the backbone.
 """
 
 import copy
@@ -38,9 +38,9 @@ STEPS = 4 if QUICK else 36
 GROUPS, ANSWERS = (2, 4) if QUICK else (6, 8)
 LEARNING_RATE = 1.5e-4
 EVERY = 2 if QUICK else 3  # steps between two evaluations of the heads
-EVALUATED = 4 if QUICK else 24  # answers that heads are evaluated on
-PROBE_ANSWERS = 4 if QUICK else 48  # held-out answers of the first policy: the fixed contexts
-PROBE_TEMPERATURES = (0.3, 0.5, 0.75, 1.4, 2.0, 3.0)  # of the first distributions, beside 1
+EVALUATED = 4 if QUICK else 24  # completions that heads are evaluated on
+PROBE_ANSWERS = 4 if QUICK else 48  # held-out completions of the first policy: the fixed contexts
+PROBE_TEMPERATURES = (0.3, 0.5, 0.75, 1.4, 2.0, 3.0)  # temperatures of the first policy's distributions, besides 1
 # arm -> objective before RL, and the one it is updated with during RL (None: frozen)
 ARMS: dict[str, tuple[str, str | None]] = {
     "hard_ce": ("hard_ce", None),
@@ -58,19 +58,19 @@ PROBED_ARMS = ("hard_ce", "ce", "e2e_tv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The heads at one step: per arm the mean over answers, with sums per answer for intervals."""
+    """Evaluation of all heads at one step: per arm, totals and counts per completion, and the mean overlaps."""
 
     step: int
     reward: float
     entropy: float  # of the policy, nats, mean over tokens
-    accept: dict[str, tuple[Array, Array]]  # arm -> totals and counts per answer of the accept length (sampled drafts)
+    accept: dict[str, tuple[Array, Array]]  # arm -> totals and counts of accept length per completion (sampled drafts)
     greedy: dict[str, tuple[Array, Array]]  # the same for greedy drafts
     overlap: dict[str, list[float]]  # arm -> mean overlap at each position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A whole run: evaluations in order, and the probe set of fixed contexts before and after."""
+    """A whole run: evaluations in order, and probes of the fixed contexts before and after."""
 
     seed: int
     direction: str
@@ -81,7 +81,7 @@ class Run:
 
 
 def configuration(seed: int, direction: str) -> JobConfig:
-    """GRPO with few answers a step."""
+    """Return the configuration of GRPO with few completions per step."""
     sizes = (f"trainer.groups_per_step={GROUPS}", f"trainer.group_size={ANSWERS}", f"trainer.steps={STEPS}")
     data = ("task=chain_sum", f"task.seed={500 + seed}", "rollout.staleness=0", f"runtime.seed={seed}")
     return job_config([*sizes, *data, f"trainer.lr={LEARNING_RATE}", "model.device=cpu", *DIRECTIONS[direction]])
@@ -123,18 +123,18 @@ def train(job: tuple[int, str]) -> Run:
 
 
 def with_head(model: Policy, objective: str, seed: int) -> Policy:
-    """``model`` with a trained head of its own; the backbone is the same object for all."""
+    """Return ``model`` with a trained head of its own; all share one backbone object."""
     return dataclasses.replace(model, mtp=copy.deepcopy(head(Arm(objective=objective, seed=seed)).mtp))
 
 
 def online_trainer(model: Policy, objective: str) -> HeadTrainer:
-    """Updates during RL, with an optimizer of the head's own."""
+    """Return a trainer that updates a head during RL, with an optimizer of its own."""
     config = HeadConfig(objective=objective, depth=3, lr=5e-4, lr_warmup_steps=3, max_tokens=2048)
     return HeadTrainer(FSDPBackend(model, Sampling()), config)
 
 
 def rollouts(engine: TorchEngine, asked: Sequence[Prompt], config: JobConfig, step: int) -> list[Completion]:
-    """``ANSWERS`` answers to each prompt under the current weights."""
+    """Sample ``ANSWERS`` completions of each prompt under the current weights."""
     requests = []
     for i, prompt in enumerate(asked):
         for g in range(ANSWERS):
@@ -145,7 +145,7 @@ def rollouts(engine: TorchEngine, asked: Sequence[Prompt], config: JobConfig, st
 
 
 def grouped(asked: Sequence[Prompt], answers: Sequence[Completion], reward: Any) -> tuple[Group, ...]:
-    """Answers with their rewards, by prompt."""
+    """Return the completions with their rewards, grouped by prompt."""
     return tuple(
         Group(
             prompt=prompt,
@@ -167,7 +167,7 @@ def evaluate(
     states: Sequence[Tensor],
     seed: int,
 ) -> Evaluation:
-    """Probe every head on some of the step's answers: text of the current policy, so the estimates are unbiased."""
+    """Probe every head on some of the step's completions: text of the current policy, so estimates are unbiased."""
     chosen = np.random.default_rng([seed, step]).choice(len(rows), EVALUATED, replace=False)
     some, known = [rows[i] for i in chosen], [states[i] for i in chosen]
     probes = {name: probe(model, some, 3, Sampling(), states=known) for name, model in heads.items()}
@@ -183,6 +183,6 @@ def evaluate(
 
 
 def sums(probed: Probe, numbers: Array) -> tuple[Array, Array]:
-    """Totals and counts per answer of one number an anchor."""
+    """Return totals and counts per completion of a number that each anchor has."""
     count = int(probed.row.max()) + 1
     return np.bincount(probed.row, numbers, count), np.bincount(probed.row, minlength=count).astype(float)

@@ -1,1 +1,1 @@
-"""Pseudo hidden states of future tokens inside the backbone: the claims of FIRP, on the built-in model."""
+"""Study of FIRP's claims on the built-in model: pseudo hidden states of future tokens inside the backbone."""

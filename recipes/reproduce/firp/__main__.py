@@ -1,4 +1,4 @@
-"""``python -m recipes.reproduce.firp``: pseudo hidden states, what they are held against, and what they depend on."""
+"""``python -m recipes.reproduce.firp``: pseudo hidden states, their rivals, and the effect of layers and losses."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ HERE = results_folder(Path(__file__).parent)
 
 
 def main() -> None:
-    """Train, measure, judge, draw, write."""
+    """Train, measure, judge, draw and write."""
     started = begin("firp")
     everywhere(texts.prepare, SEEDS, "texts")
     everywhere(comparison.measure_one, comparison.jobs(), "arms")

@@ -1,4 +1,4 @@
-"""Ways to predict several tokens at once, each trained on the same answers, anchors and number of updates."""
+"""Ways to predict several tokens at once, trained on the same completions, anchors and number of updates."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -17,9 +17,9 @@ from recipes.reproduce.study import QUICK
 
 STEPS = 3  # K
 LAYERS = (5, 6, 7)  # t_k of the main arms: the default of the training
-UPDATES = 4 if QUICK else 200  # of each step
-SHORT = 2 if QUICK else 80  # of each arm in the sweeps over layers
-ROWS, ANCHORS = 16, 16  # answers in an update, places in an answer
+UPDATES = 4 if QUICK else 200  # updates of each step
+SHORT = 2 if QUICK else 80  # updates of each arm in the sweeps over layers
+ROWS, ANCHORS = 16, 16  # completions in an update, anchors in a completion
 WARM = 0.3  # share of the updates on KL before another objective, as in the product
 RATES = {"firp": 1e-2, "medusa": 2e-2, "exit": 4e-2}
 FIRST = (1, 3, 5, 7, 9, 11, 12)  # layers of step 1 in its sweep
@@ -28,7 +28,7 @@ SECOND = (5, 6, 8, 10, 12)  # layers of step 2 in its sweep, step 1 at LAYERS[0]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """Arm(kind="firp", objective="tv")."""
+    """A way to predict and its training: Arm(kind="firp", objective="tv")."""
 
     kind: str  # firp, identity, random; medusa, exit
     objective: str = "kl"
@@ -53,18 +53,18 @@ SECOND_SWEEP = {f"step 2 at {t}": Arm(kind="firp", layers=(LAYERS[0], t), update
 
 
 def trained(own: Seed, arm: Arm) -> PseudoStates | Heads:
-    """The network of an arm, trained now unless it is kept."""
+    """Return the network of an arm, which is trained unless it is stored."""
     return KINDS[arm.kind](own, arm)
 
 
 def untrained(own: Seed, arm: Arm) -> PseudoStates:
-    """Matrices that are the identity."""
+    """Return pseudo states whose matrices are the identity."""
     size = own.policy.backbone.config.hidden_size
     return PseudoStates(hidden_size=size, layers=arm.layers, masked=arm.masked).requires_grad_(False)
 
 
 def random(own: Seed, arm: Arm) -> PseudoStates:
-    """Matrices of normal numbers."""
+    """Return pseudo states whose matrices are random normal numbers."""
     network, numbers = untrained(own, arm), torch.Generator().manual_seed(own.number)
     for one in network.parameters():
         one.copy_(torch.randn(one.shape, generator=numbers) / one.shape[1] ** 0.5)
@@ -72,7 +72,7 @@ def random(own: Seed, arm: Arm) -> PseudoStates:
 
 
 def pseudo(own: Seed, arm: Arm) -> PseudoStates:
-    """Trained matrices."""
+    """Return pseudo states with trained matrices."""
     network = untrained(own, arm)
     for step in range(1, len(arm.layers) + 1):
         network.maps[step - 1].weight.copy_(matrix(own, arm, step))
@@ -80,17 +80,17 @@ def pseudo(own: Seed, arm: Arm) -> PseudoStates:
 
 
 def medusa(own: Seed, arm: Arm) -> Heads:
-    """Trained Medusa heads."""
+    """Return trained Medusa heads."""
     return fitted(own, arm, MedusaHeads(own.policy, STEPS))
 
 
 def exits(own: Seed, arm: Arm) -> Heads:
-    """Trained early exits."""
+    """Return trained early exits."""
     return fitted(own, arm, EarlyExits(own.policy, arm.layers))
 
 
 def fitted(own: Seed, arm: Arm, heads: Heads) -> Heads:
-    """Heads as they are after training."""
+    """Load the trained weights of all steps into the heads, and freeze them."""
     for step in range(1, STEPS + 1):
         key = (own.number, ANSWERS, arm, step, RATES, ROWS, ANCHORS)
         kept = once("head", key, lambda step=step: fit_head(own, heads, arm, step))  # type: ignore[misc]
@@ -104,7 +104,10 @@ KINDS: Mapping[str, Callable[[Seed, Arm], PseudoStates | Heads]] = {
 
 
 def matrix(own: Seed, arm: Arm, step: int) -> Tensor:
-    """W_k of an arm. What does not differ yet is shared: e2e TV of one step is TV, and a first step sees no other."""
+    """Return the matrix W_k of an arm.
+
+    Arms share matrices as long as they do not differ: e2e TV of one step is TV, and the first step sees no earlier one.
+    """
     same = replace(
         arm,
         layers=arm.layers[:step],
@@ -117,7 +120,7 @@ def matrix(own: Seed, arm: Arm, step: int) -> Tensor:
 
 
 def fit_matrix(own: Seed, arm: Arm) -> Tensor:
-    """The last step of an arm, the earlier ones being there and frozen (SPEC 3.2)."""
+    """Train the matrix of the arm's last step; the earlier ones are frozen (SPEC 3.2)."""
     model, step = own.policy, len(arm.layers)
     network = untrained(own, arm)
     for earlier in range(1, step):
@@ -133,7 +136,7 @@ def fit_matrix(own: Seed, arm: Arm) -> Tensor:
 
 
 def fit_head(own: Seed, heads: Heads, arm: Arm, step: int) -> dict[str, Tensor]:
-    """The head of a step."""
+    """Train the head of a step."""
 
     def loss(texts: Anchored, ids: Tensor, _: int) -> Tensor:
         return head_loss(own.policy, heads, texts, ids, step, arm.objective)
@@ -152,8 +155,10 @@ def fit(
     rate: float,
     layers: Collection[int],
 ) -> None:
-    """As ``bebop.adapt part=firp`` trains a step; all arms see the same answers and anchors in the same order. States
-    after ``layers`` are read."""
+    """Train a step as ``bebop.adapt part=firp`` does, on states read after ``layers``.
+
+    All arms see the same completions and anchors in the same order.
+    """
     rates = TrainerConfig(lr=rate, steps=updates, lr_schedule="cosine", lr_warmup_steps=20)
     optimizer = GuardedAdamW(dict(named), rates, setting="lr", loss="the loss", causes="weights")
     rows, read = own.texts.training, [text.only(layers) for text in own.training]
@@ -169,5 +174,5 @@ def fit(
 
 
 def seed(own: Seed, version: int) -> int:
-    """Of the anchors of an update."""
+    """Return the seed of the anchors of an update."""
     return (own.number << 32) + version

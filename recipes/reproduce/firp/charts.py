@@ -1,4 +1,4 @@
-"""The figures of the firp recipe."""
+"""Figures of the FIRP study."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ KINDS = {"own": "-", "other": ":"}
 
 
 def draw(results: Sequence[Found], folder: Path) -> dict[str, str]:
-    """All figures, each with the sentence below it."""
+    """Draw all figures; return the caption of each file."""
     accuracy(results, folder / "accuracy.svg")
     layers(results, folder / "layers.svg")
     cosine(results, folder / "cosine.svg")
@@ -38,7 +38,7 @@ def draw(results: Sequence[Found], folder: Path) -> dict[str, str]:
 
 
 def accuracy(results: Sequence[Found], path: Path) -> None:
-    """Accuracy by step, accept length by nodes."""
+    """Draw accuracy by step, and accept length by number of nodes."""
     with figure(path, 2, 5.0, 3.8) as (left, right):
         for place, (arm, ink) in enumerate(INKS.items()):
             shift = 0.06 * (place - len(INKS) / 2)
@@ -55,7 +55,7 @@ def accuracy(results: Sequence[Found], path: Path) -> None:
 
 
 def layers(results: Sequence[Found], path: Path) -> None:
-    """Both sweeps."""
+    """Draw accuracy by the layer at which a step enters, for both sweeps."""
     with figure(path, 2, 4.6, 3.4, sharey=True) as axes:
         for panel, step, swept in zip(axes, (1, 2), (FIRST, SECOND), strict=True):
             found = [across_seeds([one.arms[f"step {step} at {t}"].accuracy(step) for one in results]) for t in swept]
@@ -65,7 +65,7 @@ def layers(results: Sequence[Found], path: Path) -> None:
 
 
 def cosine(results: Sequence[Found], path: Path) -> None:
-    """Cosines over layers."""
+    """Draw cosines over layers."""
     with figure(path, 2, 4.8, 3.6) as (left, right):
         for k, (first, ink) in enumerate(zip(LAYERS, STEP_INKS, strict=True)):
             for kind, dashes in KINDS.items():
@@ -83,7 +83,7 @@ def cosine(results: Sequence[Found], path: Path) -> None:
 
 
 def objectives(results: Sequence[Found], path: Path) -> None:
-    """KL, TV and e2e TV."""
+    """Draw tokens per cycle for training on KL, TV and e2e TV."""
     names = list(OBJECTIVES)
     with figure(path, 2, 3.6, 3.2) as (left, right):
         bars(left, names, [across_seeds([one.arms[a].chain for one in results]) for a in names], [*OBJECTIVES.values()])

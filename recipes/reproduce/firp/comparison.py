@@ -1,4 +1,4 @@
-"""From what was measured of each arm and seed to the numbers of the rules and the tables."""
+"""Numbers of the rules and tables, computed from the measurements of each arm and seed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,43 +18,46 @@ MEDUSA = ("Medusa", "Medusa, KL")
 PAIRS = (("FIRP", "early exits"), ("FIRP", "FIRP, masked"), ("FIRP, TV", "FIRP"), ("FIRP, e2e TV", "FIRP"),
          ("FIRP, e2e TV", "FIRP, TV"))  # fmt: skip
 MEASURED = {**ARMS, **FIRST_SWEEP, **SECOND_SWEEP}
-MIDDLE, HIGH = 5, 11  # layers of step 1 that are held against one another
+MIDDLE, HIGH = 5, 11  # layers of step 1 whose accuracy is compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """All that was measured of a seed."""
+    """All measurements of a seed."""
 
     arms: Mapping[str, Measured]  # by name, those of the sweeps too
     cosines: Mapping[str, Array]  # see ``measures.cosines``
 
 
 def jobs() -> list[tuple[int, str]]:
-    """Seed and arm of all measurements: arm by arm, as later arms go on from matrices of earlier ones of their seed."""
+    """Return seed and arm of all measurements.
+
+    They go arm by arm, because later arms continue from matrices of earlier ones of their seed.
+    """
     return [(seed, name) for name in MEASURED for seed in SEEDS]
 
 
 def measure_one(job: tuple[int, str]) -> None:
-    """Train and measure an arm, if it is not kept yet."""
+    """Train and measure an arm, unless its result is stored."""
     seed, name = job
     measured(texts_of(seed), MEASURED[name])
 
 
 @lru_cache(maxsize=len(SEEDS))
 def texts_of(seed: int) -> Seed:
-    """The texts of a seed, which a process reads once for all of its jobs."""
+    """Return the texts of a seed, which a process reads once for all its jobs."""
     return Seed(seed)
 
 
 def run(seed: int) -> Found:
-    """All of a seed; what is not kept yet is made now."""
+    """Return all measurements of a seed; missing ones are made now."""
     own = Seed(seed)
     arms = {name: measured(own, arm) for name, arm in MEASURED.items()}
     return Found(arms=arms, cosines=cosines(own, ARMS["FIRP"]))
 
 
 def rule_numbers(results: Sequence[Found]) -> dict[str, Number]:
-    """What the rules speak of, over seeds."""
+    """Return the numbers that the rules test or quote, over seeds."""
     values: dict[str, list[float]] = {}
 
     def put(name: str, value: Callable[[Found], float]) -> None:
@@ -80,7 +83,7 @@ def rule_numbers(results: Sequence[Found]) -> dict[str, Number]:
 
 
 def sweep_numbers(results: Sequence[Found]) -> dict[str, list[float]]:
-    """Of the layers at which steps 1 and 2 enter."""
+    """Return the numbers on the layers at which steps 1 and 2 enter."""
     first = {t: np.array([one.arms[f"step 1 at {t}"].accuracy(1) for one in results]) for t in FIRST}
     second = {t: np.array([one.arms[f"step 2 at {t}"].accuracy(2) for one in results]) for t in SECOND}
     low = np.array([first[t] for t in FIRST if t <= MIDDLE])
@@ -98,7 +101,7 @@ def sweep_numbers(results: Sequence[Found]) -> dict[str, list[float]]:
 
 
 def cosine_numbers(results: Sequence[Found]) -> dict[str, list[float]]:
-    """How cosines grow from where a step enters to the last layer."""
+    """Return the growth of cosines from the layer where a step enters to the last layer."""
     found = {}
     for k, layer in enumerate(LAYERS):
         for name, kind in (("cosine", "own"), ("centred", "centred")):
@@ -123,19 +126,19 @@ def tables(results: Sequence[Found]) -> dict[str, list[dict[str, Any]]]:
 
 
 def over(results: Sequence[Found], arm: str, value: Callable[[Measured], float]) -> Interval:
-    """A number of an arm over seeds."""
+    """Return the mean of a number of an arm over seeds, with its interval."""
     return across_seeds([value(one.arms[arm]) for one in results])
 
 
 def length_line(results: Sequence[Found], arm: str) -> dict[str, Any]:
-    """Tokens a cycle."""
+    """Return the row of an arm: tokens per cycle by number of nodes."""
     line: dict[str, Any] = {"arm": arm, "parameters": results[0].arms[arm].parameters}
     line["chain of 3"] = over(results, arm, lambda m: m.length(CHAIN))
     return line | {f"{n} nodes": over(results, arm, lambda m, n=n: m.length(n)) for n in NODES}  # type: ignore[misc]
 
 
 def pooled(results: Sequence[Found], arm: str, nodes: int, task: str = "") -> tuple[Array, Array]:
-    """Tokens and cycles of all prompts of all seeds, or of those of a task."""
+    """Return tokens and cycles of all prompts of all seeds, or of those of a task."""
     parts = [one.arms[arm] for one in results]
     kept = [np.array([task in ("", t) for t in part.tasks]) for part in parts]
     tokens = np.concatenate([part.tokens[k] for part, k in zip(parts, kept, strict=True)])
@@ -143,20 +146,20 @@ def pooled(results: Sequence[Found], arm: str, nodes: int, task: str = "") -> tu
 
 
 def task_line(results: Sequence[Found], arm: str) -> dict[str, Any]:
-    """Tokens a cycle, resampled by prompt."""
+    """Return the row of an arm: tokens per cycle, resampled by prompt."""
     line: dict[str, Any] = {"arm": arm}
     line |= {f"{n} nodes": ratio(*pooled(results, arm, n)) for n in NODES}
     return line | {task: ratio(*pooled(results, arm, NODES[0], task)) for task in TASKS}
 
 
 def gap_line(results: Sequence[Found], arm: str) -> dict[str, Any]:
-    """How much more FIRP accepts on the same prompts."""
+    """Return the row of an arm: tokens per cycle of FIRP minus its own, on the same prompts."""
     pairs = {n: (pooled(results, "FIRP", n), pooled(results, arm, n)) for n in NODES}
     return {"FIRP less": arm, **{f"{n} nodes": ratio_difference(*pair) for n, pair in pairs.items()}}
 
 
 def accuracy_line(results: Sequence[Found], arm: str) -> dict[str, Any]:
-    """Top 1 and top 5 by step."""
+    """Return the row of an arm: top-1 and top-5 accuracy by step."""
     steps = range(1, STEPS + 1)
     cells = {
         f"step {k}, top {top}": over(results, arm, lambda m, k=k, top=top: m.accuracy(k, top))  # type: ignore[misc]
@@ -167,7 +170,7 @@ def accuracy_line(results: Sequence[Found], arm: str) -> dict[str, Any]:
 
 
 def sampled_line(results: Sequence[Found], arm: str) -> dict[str, Any]:
-    """Overlap and KL by step, tokens a cycle of a chain."""
+    """Return the row of an arm: overlap and KL by step, and tokens per cycle of a chain."""
     line: dict[str, Any] = {"arm": arm, "tokens a cycle, chain of 3": over(results, arm, lambda m: m.chain)}
     for name in ("overlap", "divergence"):
         for k in range(STEPS):
@@ -178,7 +181,7 @@ def sampled_line(results: Sequence[Found], arm: str) -> dict[str, Any]:
 
 
 def layer_line(results: Sequence[Found], name: str) -> dict[str, Any]:
-    """The step that a sweep is about."""
+    """Return the row of a sweep's arm: accuracy and overlap of the step whose layer varies."""
     step = int(name.split()[1])
     return {
         "arm": name,
@@ -189,7 +192,7 @@ def layer_line(results: Sequence[Found], name: str) -> dict[str, Any]:
 
 
 def cosine_line(results: Sequence[Found], k: int) -> dict[str, Any]:
-    """Where step k + 1 enters and after the last layer."""
+    """Return the row of step k + 1: cosines at the layer where it enters and after the last layer."""
     line: dict[str, Any] = {"step": k + 1}
     for kind in ("own", "other", "centred"):
         for name, at in (("enters", LAYERS[k]), ("last", -1)):

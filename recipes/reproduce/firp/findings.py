@@ -1,20 +1,20 @@
-"""The rules of README.md. Names of numbers: what, of which arm; "A - B" is the difference of a seed's arms."""
+"""The rules of README.md. Numbers are named "quantity, arm"; "A - B" is the difference of two arms of one seed."""
 
 from recipes.reproduce.verdicts import Part, Rule
 
 LENGTH = 1.7  # the project's bars at 16 nodes, temperature 0
 CONTROL = 1.3
-FLAT = 0.33  # how far layers up to the middle may differ, as a share of what is lost from there to high layers
+FLAT = 0.33  # largest spread of layers up to the middle, as a share of the loss from the middle to high layers
 NODES = (16, 32, 63)
 
 
 def one(claim: str, statement: str, text: str, evidence: str, *parts: Part) -> Rule:
-    """A rule all of whose parts have to hold."""
+    """Return a rule whose parts must all hold."""
     return Rule(claim=claim, statement=statement, text=text, evidence=evidence, any_of=(parts,))
 
 
 def longer(arm: str, rivals: str) -> Rule:
-    """FIRP against another way with heads, trees of three sizes."""
+    """Return a rule: FIRP accepts more than another arm, with trees of three sizes."""
     return one(
         "FIRP 2",
         f"FIRP accepts more than {rivals} trained on the same answers with as many updates, at 16, 32 and 63 nodes.",
@@ -29,7 +29,7 @@ def longer(arm: str, rivals: str) -> Rule:
 
 
 def helps(arm: str, name: str) -> Rule:
-    """Another objective against KL, at temperature 1."""
+    """Return a rule: another objective beats KL at temperature 1."""
     return one(
         "beyond FIRP",
         f"Trained on {name} instead of KL, more sampled drafts of a chain are accepted at temperature 1.",

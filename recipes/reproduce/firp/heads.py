@@ -1,4 +1,4 @@
-"""What FIRP is compared with: Medusa heads and early exits. Neither is a part of the product."""
+"""Rivals of FIRP: Medusa heads and early exits. Neither is a part of the product."""
 
 from collections.abc import Callable
 
@@ -14,9 +14,9 @@ from bebop.systems.firp.network import RealText
 
 
 class Heads(nn.Module):
-    """A vocabulary matrix of its own for each step, the language-model head's at first."""
+    """Draft heads with one vocabulary matrix per step, initialised from the language-model head."""
 
-    layers: tuple[int, ...] = ()  # after which it reads states, beside the last one
+    layers: tuple[int, ...] = ()  # the heads read states after these layers, besides the last one
 
     def __init__(self, policy: Policy, steps: int) -> None:
         super().__init__()
@@ -24,15 +24,15 @@ class Heads(nn.Module):
         self.out = nn.ParameterList(nn.Parameter(head.clone()) for _ in range(steps))
 
     def states(self, step: int, real: RealText, anchors: Tensor) -> Tensor:
-        """What the matrix of ``step`` (from 0) is applied to, [B,A,d]."""
+        """Return the states [B,A,d] to which the matrix of ``step`` (from 0) is applied."""
         raise NotImplementedError
 
     def own(self, step: int) -> dict[str, nn.Parameter]:
-        """What is trained with a step."""
+        """Return the parameters that are trained with a step."""
         return {f"out.{step}": self.out[step]}
 
     def drafts(self) -> Drafts:
-        """Logits of all steps."""
+        """Return a function that computes the logits of all steps."""
 
         def logits(real: RealText, anchors: Tensor) -> Tensor:
             states = [self.states(step, real, anchors) for step in range(len(self.out))]
@@ -42,7 +42,7 @@ class Heads(nn.Module):
 
 
 class MedusaHeads(Heads):
-    """Medusa-1 (arXiv 2401.10774): out_k(h + SiLU(W_k h + b_k)) of the final state h, W_k and b_k zero at first."""
+    """Medusa-1 (arXiv 2401.10774): out_k(h + SiLU(W_k h + b_k)) of the final state h, W_k and b_k initially zero."""
 
     def __init__(self, policy: Policy, steps: int) -> None:
         super().__init__(policy, steps)
@@ -62,7 +62,7 @@ class MedusaHeads(Heads):
 
 
 class EarlyExits(Heads):
-    """out_k(norm(h)) of the state h after layer t_k; the norm is the model's last one, frozen."""
+    """Early exits: out_k(norm(h)) of the state h after layer t_k. The norm is the model's last one, frozen."""
 
     def __init__(self, policy: Policy, layers: tuple[int, ...]) -> None:
         super().__init__(policy, len(layers))
@@ -75,7 +75,7 @@ class EarlyExits(Heads):
 
 
 def head_loss(policy: Policy, heads: Heads, texts: Anchored, token_ids: Tensor, step: int, kind: str) -> Tensor:
-    """As ``firp_loss``, of a head; ``token_ids`` [B,L] of the texts, for ``hard_ce``."""
+    """Return the loss of a head, as ``firp_loss`` does; ``hard_ce`` needs ``token_ids`` [B,L] of the texts."""
     _, target_weight = shared_tables(policy)
     last = token_ids.shape[1] - 1
     counted, anchors = texts.mask(step)[..., -1], texts.anchors.clamp_max(last)

@@ -1,4 +1,4 @@
-"""What is measured of an arm on held-out prompts: ranks in greedy text, overlap in sampled text, cosines."""
+"""Measurements of an arm on held-out prompts: ranks in greedy text, overlap in sampled text, cosines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,47 +20,47 @@ from recipes.reproduce.firp.heads import Heads
 from recipes.reproduce.firp.texts import Seed, once
 
 NODES = (16, 32, 63)
-CHAIN = 3  # the K drafts that are likeliest, one after another: what ``firp_chain`` verifies
+CHAIN = 3  # a chain of the K likeliest drafts, as ``firp_chain`` verifies
 TOP = (1, 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """An arm of K steps on R held-out prompts of a seed."""
+    """Measurements of an arm of K steps on R held-out prompts of a seed."""
 
     tasks: tuple[str, ...]  # R
     tokens: Array  # [R] of the greedy answers
     cycles: dict[int, Array]  # nodes of the tree -> [R]
-    hits: Array  # [R, K, 2] places of greedy answers where the token that came was among the 1 or 5 likeliest
-    places: Array  # [R, K]
+    hits: Array  # [R, K, 2] places of greedy completions whose token was among the 1 or 5 likeliest
+    places: Array  # [R, K] places of greedy completions with a token at that step
     overlap: Array  # [R, K] sums over places of sampled answers
     divergence: Array  # [R, K] sums of KL
     accepted: Array  # [R] sums of the drafts of a chain that would be accepted at temperature 1
-    anchors: Array  # [R] places of all three
+    anchors: Array  # [R] places summed in overlap, divergence and accepted
     parameters: int
 
     def length(self, nodes: int) -> float:
-        """Tokens a cycle at temperature 0."""
+        """Return tokens per cycle at temperature 0."""
         return float(self.tokens.sum() / self.cycles[nodes].sum())
 
     def accuracy(self, step: int, top: int = 1) -> float:
-        """Of ``step`` (from 1) on greedy answers."""
+        """Return the top-``top`` accuracy of ``step`` (from 1) on greedy completions."""
         return float(self.hits[:, step - 1, TOP.index(top)].sum() / self.places[:, step - 1].sum())
 
     @property
     def chain(self) -> float:
-        """Tokens a cycle at temperature 1, were a cycle to begin at every place."""
+        """Return tokens per cycle at temperature 1, if a cycle began at every anchor."""
         return float(1 + self.accepted.sum() / self.anchors.sum())
 
 
 def measured(own: Seed, arm: Arm) -> Measured:
-    """An arm of a seed, kept."""
+    """Return the measurements of an arm of a seed, from disk if they are stored."""
     return once("measured", (own.number, arm, NODES), lambda: measure(own, trained(own, arm)))
 
 
 @torch.no_grad()
 def measure(own: Seed, network: PseudoStates | Heads) -> Measured:
-    """Trees are shaped by ranks on prompts of the training, for each arm its own."""
+    """Measure a network; each arm has its own trees, shaped by ranks on prompts of the training."""
     drafts = network.drafts() if isinstance(network, Heads) else drafts_of(own.policy, network)
     texts, read = own.texts, own.judged
     calibration = token_ranks(drafts, texts.calibration, read["calibration"], own.batch)
@@ -84,17 +84,17 @@ def measure(own: Seed, network: PseudoStates | Heads) -> Measured:
 
 
 def hits(answer: Sequence[Sequence[int]]) -> NDArray[np.float64]:
-    """[K, 2] places with a rank below 1, below 5."""
+    """Return the number of places [K, 2] with a rank below 1 and below 5."""
     ranks = np.array(answer)
     return np.stack([((ranks >= 0) & (ranks < top)).sum(0) for top in TOP], -1).astype(float)
 
 
 def sampled(own: Seed, drafts: Drafts, rows: Sequence[TokenRow], read: Sequence[RealText]) -> tuple[Array, ...]:
-    """Sums over the places of some answers from which all K steps lie in the text: overlap [R, K], KL [R, K], accepted
-    drafts of a chain [R], and how many places [R].
+    """Return sums over the anchors of some completions from which all K steps lie in the text.
 
-    Step j of a chain counts alpha_j times the product over i < j of min(1, q_i(y_i) / p_i(y_i)) of the tokens y that
-    came, which were drawn from p: its mean is what rejection sampling accepts (SPEC 0.6).
+    They are overlap [R, K], KL [R, K], accepted drafts of a chain [R], and the number of anchors [R]. Step j of a chain
+    counts alpha_j times the product over i < j of min(1, q_i(y_i) / p_i(y_i)). The tokens y of the text were drawn from
+    p, so the mean is what rejection sampling accepts (SPEC 0.6).
     """
     real = RealText.beside(read)
     length = real.hidden.shape[1]
@@ -121,9 +121,11 @@ def sampled(own: Seed, drafts: Drafts, rows: Sequence[TokenRow], read: Sequence[
 
 
 def cosines(own: Seed, arm: Arm) -> dict[str, Array]:
-    """By name [K, layers + 1], NaN before a step enters: mean cosine of pseudo states after each layer with the real
-    states of the token that they stand for (``own``), of another place of the text (``other``), and of the former once
-    the mean of all real states is taken away from both (``centred``)."""
+    """Return mean cosines of pseudo states after each layer by name, each [K, layers + 1], NaN before a step enters.
+
+    ``own``: with the real state of the token that the pseudo state stands for. ``other``: with that of another place of
+    the text. ``centred``: as ``own``, after the mean of all real states is subtracted from both.
+    """
     return once("cosines", (own.number, arm), lambda: _cosines(own, arm))
 
 
@@ -157,5 +159,5 @@ def _cosines(own: Seed, arm: Arm) -> dict[str, Array]:
 
 
 def total(a: Tensor, b: Tensor) -> float:
-    """Sum of cosines."""
+    """Return the sum of cosines."""
     return float(cosine_similarity(a, b, dim=-1).sum())

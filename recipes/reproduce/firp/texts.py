@@ -1,4 +1,4 @@
-"""Text of a seed: answers to train on, greedy and sampled answers to held-out prompts; and jobs that are kept."""
+"""Texts of a seed: completions to train on, greedy and sampled completions of held-out prompts; and stored jobs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ from bebop.trajectory import Prompt
 from recipes.reproduce import study
 from recipes.reproduce.study import QUICK, policy, settings
 
-ANSWERS = 16 if QUICK else 400  # to train on
-CALIBRATION = 6 if QUICK else 48  # of their prompts, answered at temperature 0, from which trees are shaped
-HELD_OUT = 6 if QUICK else 64  # prompts that are nowhere in the training
-READ = tuple(range(1, 13))  # layers after which states are kept: all
+ANSWERS = 16 if QUICK else 400  # completions to train on
+CALIBRATION = 6 if QUICK else 48  # training prompts whose greedy completions shape the trees
+HELD_OUT = 6 if QUICK else 64  # prompts that the training does not contain
+READ = tuple(range(1, 13))  # states after these layers are kept: all 12
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """All answers of a seed."""
+    """All completions of a seed."""
 
     training: Sequence[TokenRow]  # sampled at temperature 1
     calibration: Sequence[TokenRow]  # greedy
@@ -36,9 +36,9 @@ class Texts:
 
 
 class Seed:
-    """The model and the texts of a seed, read when they are asked for."""
+    """The model and the texts of a seed; states are computed on first use."""
 
-    batch = 16  # texts that are measured side by side
+    batch = 16  # texts that are measured together
 
     def __init__(self, seed: int) -> None:
         self.number = seed
@@ -46,33 +46,33 @@ class Seed:
 
     @cached_property
     def policy(self) -> Policy:
-        """The built-in model, frozen."""
+        """Load the built-in model, frozen."""
         model = policy()
         model.backbone.requires_grad_(False)
         return model
 
     @cached_property
     def training(self) -> list[RealText]:
-        """What pseudo states read of the answers to train on."""
+        """Return the hidden states of the training completions, as pseudo states read them."""
         return self.read(self.texts.training)
 
     @cached_property
     def judged(self) -> dict[str, list[RealText]]:
-        """The same of all other answers, by name."""
+        """Return the hidden states of all other completions, by name."""
         return {name: self.read(getattr(self.texts, name)) for name in ("calibration", "greedy", "sampled")}
 
     def read(self, rows: Sequence[TokenRow]) -> list[RealText]:
-        """Real states of some answers."""
+        """Return the real states of some completions."""
         return read_text(self.policy, READ, [row.token_ids for row in rows])
 
 
 def prepare(seed: int) -> None:
-    """Write the answers of a seed, so that no two processes do it at the same time."""
+    """Store the completions of a seed, so that no two processes make them at the same time."""
     Seed(seed)
 
 
 def answers(seed: int) -> Texts:
-    """Held-out prompts do not occur among those of the training (``question_streams``)."""
+    """Sample the texts of a seed; no held-out prompt is among the training prompts (``question_streams``)."""
     config, model = settings(seed, f"evaluation.prompts={HELD_OUT}"), policy()
     training, held_out = question_streams(config, model)
     greedy = SamplingConfig(temperature=0.0, max_new_tokens=config.data.sampling.max_new_tokens)
@@ -91,10 +91,10 @@ def answers(seed: int) -> Texts:
 
 
 def token_ids(rows: Sequence[TokenRow]) -> Tensor:
-    """Texts side by side [B, L], right-padded with 0."""
+    """Return the token ids of texts [B, L], right-padded with 0."""
     return pad_sequence([torch.tensor(row.token_ids) for row in rows], batch_first=True)
 
 
 def once(name: str, settings: object, make: Callable[[], T]) -> T:
-    """See ``study.once``."""
+    """Return the stored result of a job of this study, or make it; see ``study.once``."""
     return study.once("firp", name, (settings, QUICK), make)

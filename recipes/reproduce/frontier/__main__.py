@@ -1,4 +1,4 @@
-"""``python -m recipes.reproduce.frontier``: all systems, speed against total variation and right answers."""
+"""``python -m recipes.reproduce.frontier``: speed of all systems against total variation and against right answers."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ HERE = results_folder(Path(__file__).parent)
 
 
 def main() -> None:
-    """Time, watch, judge, draw, write."""
+    """Time and observe the arms, judge, draw and write."""
     started = begin("frontier")
     results = jobs.everything()
     plan = {

@@ -1,4 +1,4 @@
-"""From the chunks to the numbers of the rules, the facts beside them and the table."""
+"""Numbers of the rules, facts and the table, computed from the chunks."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -13,14 +13,14 @@ from recipes.reproduce.frontier.jobs import Everything, Timed, Watched
 from recipes.reproduce.measured import Number, of
 from recipes.reproduce.verdicts import LEVEL, holm
 
-CHEAP = 0.05  # right answers that a system may lose against plain decoding to count as cheap
+CHEAP = 0.05  # a cheap system loses at most this share of right answers against plain decoding
 EXACT_ARMS = tuple(arm for arm in ARMS if arm.exact)
 INEXACT_ARMS = tuple(arm for arm in ARMS if not arm.exact)
 BASE = next(arm for arm in ARMS if arm.system == DRAFTS_OF and arm.exact)  # the planted rule at epsilon 0
 
 
 def family(name: str) -> list[Arm]:
-    """The arms of a system at several options, or of the planted rule."""
+    """Return the arms of one family: those of a system at several options, or of the planted rule."""
     return [arm for arm in ARMS if arm.family == name]
 
 
@@ -28,50 +28,50 @@ def family(name: str) -> list[Arm]:
 
 
 def variation(one: Watched) -> Interval:
-    """Sampled total variation a token."""
+    """Return the sampled total variation per token."""
     return ratio(one.sums["witness"], one.tokens)
 
 
 def computed(one: Watched) -> Interval:
-    """Computed total variation a token; NaN where there is no formula."""
+    """Return the computed total variation per token; NaN where there is no formula."""
     return ratio(one.sums["computed"], one.tokens)
 
 
 def misses(one: Watched) -> Interval:
-    """Sampled less computed."""
+    """Return the sampled minus the computed total variation per token."""
     return ratio(one.sums["witness"] - one.sums["computed"], one.tokens)
 
 
 def utility(one: Watched) -> Interval:
-    """The share of right answers."""
+    """Return the share of right answers."""
     return ratio(one.success, np.ones_like(one.success))
 
 
 def against_plain(results: Everything, one: Watched) -> Interval:
-    """Right answers less those of plain decoding to the same prompts."""
+    """Return the share of right answers minus that of plain decoding on the same prompts."""
     difference = one.success - results.watched[PLAIN.name].success
     return ratio(difference, np.ones_like(difference))
 
 
 def logs(results: Everything, arm: Arm, batch: int, clock: str = "processor") -> Array:
-    """ln of an arm's tokens a second over plain's, chunk by chunk [chunks]."""
+    """Return ln of an arm's tokens per second over those of plain decoding, per chunk [chunks]."""
     own, plain = (results.timed[batch][name] for name in (arm.name, PLAIN.name))
     return np.log([speed(a, clock) / speed(b, clock) for a, b in zip(own, plain, strict=True)])
 
 
 def speed(one: Timed, clock: str) -> float:
-    """Tokens a second."""
+    """Return tokens per second."""
     return float(one.tokens / getattr(one, clock))
 
 
 def times_plain(results: Everything, arm: Arm, batch: int, clock: str = "processor") -> Interval:
-    """Speed over plain's: the geometric mean over chunks, which are what is resampled."""
+    """Return the speed relative to plain decoding: the geometric mean over chunks, with chunks resampled."""
     values = logs(results, arm, batch, clock)
     return resampled(lambda w: np.exp(w @ values / w.sum(1)), len(values))
 
 
 def rate(results: Everything, arm: Arm, batch: int, clock: str) -> float:
-    """Tokens a second over all chunks."""
+    """Return tokens per second over all chunks."""
     chunks = results.timed[batch][arm.name]
     return sum(one.tokens for one in chunks) / sum(float(getattr(one, clock)) for one in chunks)
 
@@ -80,7 +80,10 @@ def rate(results: Everything, arm: Arm, batch: int, clock: str) -> float:
 
 
 def slope(over: Callable[[Watched, Array], tuple[Array, Array]], parts: Sequence[Watched]) -> Number:
-    """Slope less 1 of a line through 0, over arms: ``over`` gives y and x [R] of an arm under weights [R, N]."""
+    """Return the slope minus 1 of a line through 0, over arms.
+
+    ``over`` returns y and x [R] of an arm under weights [R, N].
+    """
 
     def statistic(weights: Array) -> Array:
         y, x = (np.stack(column) for column in zip(*(over(one, weights) for one in parts), strict=True))
@@ -91,25 +94,25 @@ def slope(over: Callable[[Watched, Array], tuple[Array, Array]], parts: Sequence
 
 
 def sampled_on_computed(one: Watched, weights: Array) -> tuple[Array, Array]:
-    """Total variation a token."""
+    """Return the sampled and the computed total variation per token."""
     tokens = weights @ one.tokens
     return weights @ one.sums["witness"] / tokens, weights @ one.sums["computed"] / tokens
 
 
 def gained_on_spent(one: Watched, weights: Array) -> tuple[Array, Array]:
-    """Acceptance beyond the overlap, and total variation, a tested draft."""
+    """Return the acceptance beyond the overlap and the total variation, both per tested draft."""
     tested = weights @ one.sums["reached"]
     return weights @ (one.sums["accepted"] - one.sums["overlap"]) / tested, weights @ one.sums["computed"] / tested
 
 
 def p_values(numbers: Sequence[Interval]) -> list[float]:
-    """Two-sided, that each is 0, corrected by Holm's method."""
+    """Return two-sided p-values that each number is 0, corrected by Holm's method."""
     found = [of(one) for one in numbers]
     return holm([min(1.0, 2 * min(one.above(0), one.below(0))) for one in found])
 
 
 def farthest(results: Everything) -> tuple[Arm, Number]:
-    """The exact arm whose interval reaches farthest from 0, and how far it is."""
+    """Return the exact arm whose interval reaches farthest from 0, and its variation with a positive sign."""
     found = {arm.name: variation(results.watched[arm.name]) for arm in EXACT_ARMS}
     arm = max(EXACT_ARMS, key=lambda one: max(abs(found[one.name].low), abs(found[one.name].high)))
     own = found[arm.name]
@@ -118,8 +121,10 @@ def farthest(results: Everything) -> tuple[Arm, Number]:
 
 
 def at_equal_variation(results: Everything) -> dict[str, Array]:
-    """By arm of PAD, right answers [N] less those of the planted rule, interpolated at the same computed total
-    variation; arms beyond the strongest planted one are left out."""
+    """Return right answers [N] of each PAD arm minus those of the planted rule at equal computed total variation.
+
+    Those of the planted rule are interpolated. PAD arms beyond the strongest planted arm are left out.
+    """
     line = [(0.0, results.watched[BASE.name].success)]
     line += [(computed(one).value, one.success) for one in (results.watched[arm.name] for arm in family("planted"))]
     found = {}
@@ -135,17 +140,20 @@ def at_equal_variation(results: Everything) -> dict[str, Array]:
 
 
 def cheap(results: Everything) -> list[Arm]:
-    """Inexact arms that lose no more than ``CHEAP`` of the right answers."""
+    """Return the inexact arms that lose no more than ``CHEAP`` of the right answers."""
     return [arm for arm in INEXACT_ARMS if against_plain(results, results.watched[arm.name]).value >= -CHEAP]
 
 
 def fastest(results: Everything, arms: Sequence[Arm], batch: int) -> Arm:
-    """By processor time."""
+    """Return the fastest arm by processor time."""
     return max(arms, key=lambda arm: float(logs(results, arm, batch).mean()))
 
 
 def over_exact(results: Everything, arms: Sequence[Arm], batch: int) -> Number:
-    """Speed of the fastest of some arms over that of the fastest exact one, less 1; both are chosen in every draw."""
+    """Return the speed of the fastest of ``arms`` over that of the fastest exact arm, minus 1.
+
+    Both are chosen anew in every draw of the bootstrap.
+    """
     ours, theirs = (np.stack([logs(results, arm, batch) for arm in group]) for group in (arms, EXACT_ARMS))
 
     def statistic(weights: Array) -> Array:
@@ -160,12 +168,12 @@ def over_exact(results: Everything, arms: Sequence[Arm], batch: int) -> Number:
 
 
 def counted(number: float) -> Number:
-    """A count has no error."""
+    """Return a count as a number without error."""
     return Number(value=number, low=number, high=number)
 
 
 def rule_numbers(results: Everything) -> dict[str, Number]:
-    """What the rules decide by."""
+    """Return the numbers that the rules test."""
     seen = results.watched
     exact = p_values([variation(seen[arm.name]) for arm in EXACT_ARMS])
     numbers = {
@@ -190,7 +198,7 @@ def rule_numbers(results: Everything) -> dict[str, Number]:
 
 
 def facts(results: Everything) -> dict[str, Any]:
-    """What the rules tell beside their numbers."""
+    """Return the facts that evidence quotes beside the numbers."""
     seen = results.watched
     told: dict[str, Any] = {"exact arms": len(EXACT_ARMS), "farthest exact arm": farthest(results)[0].name}
     exact = p_values([variation(seen[arm.name]) for arm in EXACT_ARMS])
@@ -217,12 +225,12 @@ def facts(results: Everything) -> dict[str, Any]:
 
 
 def which(arms: Sequence[Arm], corrected: Sequence[float]) -> str:
-    """Names of the arms whose p is below the level."""
+    """Return the names of the arms whose p is at or below the level."""
     return ", ".join(arm.name for arm, p in zip(arms, corrected, strict=True) if p <= LEVEL) or "none"
 
 
 def changed(results: Everything) -> str:
-    """How many answers came out otherwise where they were timed."""
+    """Return how many timed completions differ from the observed ones, by batch size."""
     told = []
     for batch in BATCHES:
         pairs = [
@@ -239,12 +247,12 @@ def changed(results: Everything) -> str:
 
 
 def table(results: Everything) -> list[dict[str, Any]]:
-    """A row an arm."""
+    """Return the table with one row per arm."""
     return [row(results, arm) for arm in ARMS]
 
 
 def row(results: Everything, arm: Arm) -> dict[str, Any]:
-    """An arm, at its batch sizes."""
+    """Return the row of an arm, with columns for its batch sizes."""
     one = results.watched[arm.name]
     plain = results.watched[PLAIN.name]
     formula = computed(one)
@@ -269,10 +277,10 @@ def row(results: Everything, arm: Arm) -> dict[str, Any]:
 
 
 def percent(one: Interval) -> Interval:
-    """A hundred times as much."""
+    """Return an interval times 100."""
     return Interval(100 * one.value, 100 * one.low, 100 * one.high)
 
 
 def held(one: Watched) -> float:
-    """Layers times entries that caches hold at the end of an answer, a token of prompt and answer."""
+    """Return layers times cache entries held at the end of a completion, per token of prompt and completion."""
     return float(one.sums["entries"].sum() / (one.tokens + one.asked).sum())

@@ -1,4 +1,4 @@
-"""The figure: speed against total variation and against right answers, at both batch sizes."""
+"""Figure of the study: speed against total variation and against right answers, at both batch sizes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,17 +11,17 @@ from recipes.reproduce.frontier.arms import ARMS, BY_VARIATION, INKS, Arm
 from recipes.reproduce.frontier.findings import BATCHES
 from recipes.reproduce.frontier.jobs import Everything, Watched
 
-# Of names at their points, in turns; in points of print. Right answers set the settings of a system apart.
+# Offsets of names from their points, used in turn, in points of print. Right answers keep a system's settings apart.
 Offsets = Mapping[str, Sequence[tuple[int, int]]]
 BY_ANSWERS: Offsets = {"pad": ((4, -9),)}
-GAP = 0.052  # of the height between two names
-LINEAR, LEFT, RIGHT = 0.01, -0.0125, 0.36  # the axis of total variation: logarithmic beyond the first
+GAP = 0.052  # share of the height between two names
+LINEAR, LEFT, RIGHT = 0.01, -0.0125, 0.36  # axis of total variation: logarithmic beyond LINEAR, and its ends
 TICKS = (0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 Measure = Callable[[Watched], Interval]
 
 
 def draw(results: Everything, folder: Path) -> dict[str, str]:
-    """One file, with the sentence below it."""
+    """Draw the figure; return its caption by file name."""
     with figure(folder / "frontier.svg", 2, 6.4, 4.6, rows=len(BATCHES)) as axes:
         for (left, right), batch in zip(axes, BATCHES, strict=True):
             left.set_xscale("symlog", linthresh=LINEAR, linscale=0.9)
@@ -45,7 +45,7 @@ def draw(results: Everything, folder: Path) -> dict[str, str]:
 
 
 def points(axes: Any, results: Everything, batch: int, measure: Measure) -> None:
-    """Speed against what ``measure`` gives of an arm; each family with its line."""
+    """Draw speed against the ``measure`` of each arm, with a line per family."""
     groups: dict[str, Sequence[Arm]] = {"exact": EXACT_ARMS}
     groups |= {arm.family: family(arm.family) for arm in ARMS if not arm.exact}
     for name, arms in groups.items():
@@ -59,7 +59,7 @@ def points(axes: Any, results: Everything, batch: int, measure: Measure) -> None
 
 
 def settings(axes: Any, results: Everything, batch: int, measure: Measure, beside: Offsets) -> None:
-    """What an inexact arm is set to, at its point."""
+    """Write the setting of each inexact arm at its point."""
     for arm in ARMS:
         if arm.exact:
             continue
@@ -72,7 +72,7 @@ def settings(axes: Any, results: Everything, batch: int, measure: Measure, besid
 
 
 def names(axes: Any, results: Everything, batch: int) -> None:
-    """Of exact arms, beside the axis and above one another, each with a line to its point."""
+    """Write the names of exact arms beside the axis, one above another, each with a line to its point."""
     low, high = axes.get_ylim()
     sorted_arms = sorted(EXACT_ARMS, key=lambda arm: times_plain(results, arm, batch).value)
     speeds = [times_plain(results, arm, batch).value for arm in sorted_arms]
@@ -85,7 +85,7 @@ def names(axes: Any, results: Everything, batch: int) -> None:
 
 
 def spread(values: Sequence[float], low: float, high: float) -> list[float]:
-    """Rising places for names of rising values, ``GAP`` of the height apart at least and inside of it."""
+    """Return rising places for the names of rising values, at least ``GAP`` of the height apart and within it."""
     gap = (high - low) * min(GAP, 0.96 / len(values))
     places: list[float] = []
     for value in values:

@@ -1,18 +1,18 @@
-"""The rules of README.md. What is counted, and which systems are compared, is worked out in ``analysis.py``."""
+"""The rules of README.md. ``analysis.py`` computes the counts and chooses the compared systems."""
 
 from recipes.reproduce.verdicts import Part, Rule
 
 BATCHES = (1, 32)
-NONE = 0.5  # below it a count is 0
-EXACT = 0.005  # as far from the target as an exact system's tokens may seem: the planted rule at epsilon .02 does
-LANDS = {"planted": 0.1, "pad": 0.15}  # by how much the slope of sampled on computed total variation may miss 1
+NONE = 0.5  # a count below this is 0
+EXACT = 0.005  # largest total variation that an exact system may show; the planted rule at epsilon .02 has as much
+LANDS = {"planted": 0.1, "pad": 0.15}  # largest distance from 1 of the slope of sampled on computed total variation
 SLOPE = {"planted": 0.15, "pad": 0.2}  # the same of acceptance gained on total variation spent
-POWER = 0.02  # total variation of the strongest planted rule has to be seen to be at least this
+POWER = 0.02  # least total variation that must be measured for the strongest planted rule
 ABOUT = {"planted": "the planted rule", "pad": "PAD"}
 
 
 def none(number: str, statement: str, text: str, evidence: str) -> Rule:
-    """No arm at all, at a family-wise level."""
+    """Return a rule: no arm differs, at a family-wise level."""
     return Rule(
         claim="frontier 1",
         statement=statement,
@@ -23,7 +23,7 @@ def none(number: str, statement: str, text: str, evidence: str) -> Rule:
 
 
 def lands(family: str) -> Rule:
-    """Sampled total variation is the computed one."""
+    """Return a rule: the sampled total variation is the computed one."""
     power = (Part(number="planted, strongest", bound=POWER),) if family == "planted" else ()
     asked = f", and the strongest is seen to be above {POWER:g}" if power else ""
     told = " Strongest: {planted, strongest}." if power else ""
@@ -37,7 +37,7 @@ def lands(family: str) -> Rule:
 
 
 def gain(family: str) -> Rule:
-    """SPEC 4.4."""
+    """Return a rule: acceptance gained equals total variation spent (SPEC 4.4)."""
     return Rule(
         claim="frontier 2",
         statement=f"Where {ABOUT[family]} tests a draft, a point of acceptance gained is a point of total variation.",
@@ -49,7 +49,7 @@ def gain(family: str) -> Rule:
 
 
 def faster(batch: int, cheap: bool) -> Rule:
-    """Whether the fastest system is an inexact one."""
+    """Return a rule: the fastest system is an inexact one."""
     which = "An inexact arm within .05 of plain's right answers" if cheap else "Some inexact arm"
     among = "cheap" if cheap else "inexact"
     return Rule(

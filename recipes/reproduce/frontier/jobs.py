@@ -1,4 +1,4 @@
-"""What is run: prompts in chunks, every arm on a chunk in turns, each job kept on disk so that a study goes on."""
+"""Jobs of the study: every arm on a chunk of prompts in turn. Each is kept on disk, so a stopped study resumes."""
 
 import time
 import zlib
@@ -24,13 +24,13 @@ from recipes.reproduce.frontier.witness import COLUMNS, Witness, watching
 from recipes.reproduce.study import QUICK, everywhere, once
 
 STUDY = "frontier"
-SEED = 7 if QUICK else 11  # of prompts and requests: no other study has it, nor what was tried before the rules
+SEED = 7 if QUICK else 11  # seed of prompts and requests; no other study and no trial before the rules used it
 PROMPTS = 8 if QUICK else 512
-# Batch size -> prompts of a chunk, chunks. At batch 1 the first prompts alone are timed: it takes ten times as long.
+# Batch size -> prompts of a chunk, chunks. At batch 1 only the first prompts are timed: it takes ten times as long.
 CHUNKS = {1: (1, 2), 32: (4, 2)} if QUICK else {1: (8, 16), 32: (64, 8)}
 BATCHES = tuple(CHUNKS)
-WATCHED = 32  # the batch size at which all else is measured, apart from what is timed
-LONGEST = 24 if QUICK else 160  # tokens of an answer
+WATCHED = 32  # batch size of all measurements other than times
+LONGEST = 24 if QUICK else 160  # maximal tokens of a completion
 Kind = Literal["timed", "watched"]
 
 
@@ -44,23 +44,23 @@ class Job:
 
     @property
     def first(self) -> int:
-        """Number of its first prompt."""
+        """Return the index of the chunk's first prompt."""
         return self.chunk * CHUNKS[self.batch][0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """An arm on a chunk of n prompts."""
+    """Timing of an arm on a chunk of n prompts."""
 
-    processor: float  # seconds, prompts read as well
+    processor: float  # seconds, including prefill
     wall: float
     tokens: int
-    answers: tuple[int, ...]  # n checksums: the same answers come out however they are batched
+    answers: tuple[int, ...]  # n checksums, to compare completions across batch sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """N answers of an arm, and what was seen of their cycles."""
+    """N completions of an arm, and sums over their observed cycles."""
 
     success: Array  # [N] 1 or 0
     tokens: Array  # [N] of the answer
@@ -74,7 +74,7 @@ class Watched:
 
     @classmethod
     def joined(cls, parts: Sequence["Watched"]) -> "Watched":
-        """Chunks one after another."""
+        """Concatenate chunks."""
         names = ("success", "tokens", "asked", "passes", "truncated", "operations", "emitted")
         return cls(
             **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names},
@@ -85,14 +85,14 @@ class Watched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Everything:
-    """All that was measured, by the name of the arm."""
+    """All measurements, by name of the arm."""
 
     timed: dict[int, dict[str, list[Timed]]]  # batch -> arm -> a chunk each
     watched: dict[str, Watched]
 
 
 def plan() -> list[Job]:
-    """In an order in which every kind gets on."""
+    """Return the jobs in an order in which every kind makes progress."""
     jobs = [
         Job(kind="timed", batch=batch, chunk=chunk) for batch, (_, count) in CHUNKS.items() for chunk in range(count)
     ]
@@ -101,7 +101,7 @@ def plan() -> list[Job]:
 
 
 def everything() -> Everything:
-    """All jobs, in one process after another: nothing else of the study may run beside what is timed."""
+    """Run all jobs one after another: no other part of the study may run beside timed work."""
     jobs = plan()
     found = dict(zip(jobs, everywhere(done, jobs, "chunks", workers=1), strict=True))
 
@@ -121,7 +121,7 @@ def everything() -> Everything:
 
 
 def done(job: Job) -> dict[str, Timed | Watched]:
-    """What each arm came to on a chunk, run now unless it is kept."""
+    """Return the result of each arm on a chunk, which runs unless it is stored."""
     settings = (ARMS, PROMPTS, CHUNKS, SEED, LONGEST)
     return once(STUDY, f"{job.kind}-{job.batch}-{job.chunk}", settings, lambda: _done(job))
 
@@ -138,13 +138,13 @@ def _done(job: Job) -> dict[str, Timed | Watched]:
 
 @cache
 def questions() -> list[Prompt]:
-    """Questions of chain_sum that nothing was trained on."""
+    """Return questions of chain_sum that no part was trained on."""
     return arms.questions(SEED, PROMPTS)
 
 
 @cache
 def ready() -> Policy:
-    """The policy, after a few tokens of every arm: what a process does once is not timed."""
+    """Return the policy after a few tokens of every arm, so that one-time costs of a process are not timed."""
     model = policy()
     requests = [request(model, PROMPTS + i, prompt, 8) for i, prompt in enumerate(questions()[:4])]
     for arm in ARMS:
@@ -154,7 +154,7 @@ def ready() -> Policy:
 
 
 def request(model: Policy, number: int, prompt: Prompt, longest: int = LONGEST) -> Request:
-    """What every arm is asked, with the same seed."""
+    """Return a request for a prompt; every arm has the same one, with the same seed."""
     sampling = config(SEED, f"data.sampling.max_new_tokens={longest}").data.sampling
     return Request(
         id=number, token_ids=prompt.token_ids, params=sampling_params(model, sampling, (SEED << 40) + number)
@@ -162,7 +162,7 @@ def request(model: Policy, number: int, prompt: Prompt, longest: int = LONGEST) 
 
 
 def timing(model: Policy, arm: Arm, batch: int, requests: Sequence[Request]) -> Timed:
-    """Answer the requests, with nothing observed."""
+    """Complete the requests without observers and return the times."""
     made = engine(model, arm, batch)
     wall, processor = time.perf_counter(), time.process_time()
     answers = generate(made, requests)
@@ -172,7 +172,7 @@ def timing(model: Policy, arm: Arm, batch: int, requests: Sequence[Request]) -> 
 
 
 def watch(model: Policy, arm: Arm, batch: int, chunk: Sequence[Prompt], requests: Sequence[Request]) -> Watched:
-    """Answer the requests, with every cycle observed."""
+    """Complete the requests with every cycle observed."""
     variation = None if arm.epsilon is None else Planted(arm.epsilon).variation
     witness = Witness([one.params.seed for one in requests], variation)
     made = engine(model, arm, batch, watched=True)
@@ -203,5 +203,5 @@ def watch(model: Policy, arm: Arm, batch: int, chunk: Sequence[Prompt], requests
 
 
 def checksums(answers: Sequence[Completion]) -> tuple[int, ...]:
-    """One an answer, of its tokens."""
+    """Return a checksum of the tokens of each completion."""
     return tuple(zlib.crc32(np.asarray(answer.token_ids, np.int64).tobytes()) for answer in answers)

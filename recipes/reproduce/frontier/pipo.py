@@ -1,4 +1,4 @@
-"""Pairs of tokens in the study: thresholds, questions that the network of pairs has not seen, and its witness."""
+"""PIPO's pairs of tokens in the study: thresholds, questions that its network has not seen, and its witness."""
 
 from collections.abc import Sequence
 
@@ -17,17 +17,17 @@ from recipes.reproduce.frontier.witness import evidence
 from recipes.reproduce.pipo.arms import config as config
 from recipes.reproduce.pipo.arms import held_out as held_out
 
-# Its own threshold, where none is given, lies between .95 and 1.
+# The default threshold lies between .95 and 1.
 SETTINGS = ({"tau": 0.5}, {"tau": 0.95}, {}, {"tau": 1.0})
-INK = "nla"  # of its points in the figure
-OFFSETS = ((6, -2), (-24, 4), (6, -9))  # of their names, in points of print
+INK = "nla"  # colour of its points in the figure
+OFFSETS = ((6, -2), (-24, 4), (6, -9))  # offsets of the points' names, in points of print
 
 
 @torch.no_grad()
 def of_pairs(policy: Policy, prompts: Sequence[Prompt], answers: Sequence[Completion]) -> NDArray[np.float64]:
-    """The witness summed over each answer [N] that was drawn in pairs, at temperature 1.
+    """Return the witness summed over each completion [N] that was drawn in pairs, at temperature 1.
 
-    p is the policy's own, which reads the text; drafts and what they were drawn from come out of the network of pairs.
+    p is that of the policy, which reads the text. Drafts and their distributions come from the network of pairs.
     """
     network = policy.parts["pipo"]
     assert isinstance(network, PairModel)
@@ -54,22 +54,22 @@ def of_pairs(policy: Policy, prompts: Sequence[Prompt], answers: Sequence[Comple
 def pair_terms(
     pairs: Sequence[tuple[int, int]], drafts: Sequence[int], pad: int, p: Tensor, first: Tensor, second: Tensor
 ) -> Tensor:
-    """The witness of each of the T tokens of an answer in n pairs.
+    """Return the witness of each of the T tokens of a completion in n pairs.
 
-    What a place is tested with has to be fixed before its token. A first token has the distribution that it is drawn
-    from. A second place has the draft's, whether or not the draft is kept: if it is dropped, the token that comes to
-    stand there is the next pair's first, and is tested with the draft's all the same.
+    The distribution that tests a place must be fixed before its token. A first token is tested with the distribution
+    that it is drawn from. A second place is tested with the draft's distribution, whether or not the draft is kept: if
+    it is dropped, the next pair's first token takes the place and is still tested with the draft's distribution.
 
     Args:
-        pairs: second tokens ``pad`` where there is none.
+        pairs: Tokens of each pair; the second is ``pad`` where there is none.
         drafts: [n] second tokens that were drawn, ``pad`` if none was.
-        pad: stands for no token.
-        p: [T, V] of the target.
-        first: [n, V] that the first token of a pair was drawn from.
-        second: [n, V] that its draft was drawn from.
+        pad: Id that stands for no token.
+        p: [T, V] distributions of the target.
+        first: [n, V] distributions from which the first token of each pair was drawn.
+        second: [n, V] distributions from which its draft was drawn.
     """
     tokens, distributions = [], []
-    dropped: Tensor | None = None  # what a draft for the next place was drawn from
+    dropped: Tensor | None = None  # distribution of a dropped draft for the next place
     for place, (one, other) in enumerate(pairs):
         tokens.append(one)
         distributions.append(first[place] if dropped is None else dropped)

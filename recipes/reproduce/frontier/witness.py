@@ -1,10 +1,10 @@
-"""Total variation to the target, sampled: from tokens alone, given the distributions that were known before them.
+"""Sampled total variation to the target: from tokens alone, given the distributions known before them.
 
-Of a token, let p be the target's distribution, q that of a draft for its place, and A = {x: q(x) > p(x)}, which is
-known before the token is drawn from P. Then 1[token in A] - p(A) has the mean P(A) - p(A) <= TV(P, p), whatever P is.
-For rules that move mass to tokens that drafts favour, and away from others alone, it is the total variation itself: 0
-for exact ones, epsilon TV(p, q) for the planted one, R_N for PAD (SPEC 4.4). All of it is of single tokens, given the
-decoder's state before each, and averaged over all tokens emitted; those without a draft count 0.
+For a token, let p be the target's distribution, q that of a draft for its place, and A = {x: q(x) > p(x)}. A is known
+before the token is drawn from P. Then 1[token in A] - p(A) has the mean P(A) - p(A) <= TV(P, p), whatever P is. For
+rules that move mass only from other tokens to those that drafts favour, it is the total variation itself: 0 for exact
+rules, epsilon TV(p, q) for the planted one, R_N for PAD (SPEC 4.4). Each term is about a single token, given the
+decoder's state before it. The average is over all emitted tokens; those without a draft count 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,26 +21,26 @@ from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.torch_engine import TorchEngine
 
 COLUMNS = ("witness", "computed", "reached", "accepted", "overlap", "positions", "entries")
-BIAS = "bias"  # what rules that know their own total variation count it as
-# TV(P, p) [...] by a rule of target and draft [..., V].
+BIAS = "bias"  # name of the count by which rules report their own total variation
+# Target and draft distributions [..., V] -> TV(P, p) [...] of a rule.
 Variation = Callable[[Tensor, Tensor], Tensor]
 
 
 class Witness:
-    """Sums over the answers of an engine, by request (``COLUMNS``); an observer of cycles of draft and verification.
+    """Observer of cycles of draft and verification that sums ``COLUMNS`` over completions, by request.
 
-    ``computed``: TV(P, p) from distributions, of what the rule counts or of ``variation``; ``entries``: layers times
-    entries that caches hold at the end; ``positions``: that the backbone was fed, rejected drafts among them.
+    ``computed``: TV(P, p) from distributions, as the rule counts it or by ``variation``. ``entries``: layers times
+    cache entries held at the end. ``positions``: positions that the backbone was fed, including rejected drafts.
     """
 
     def __init__(self, seeds: Sequence[int], variation: Variation | None = None) -> None:
-        """``seeds``: of the requests, in their order: by these they are known again in any slot."""
+        """Register the ``seeds`` of the requests in order; they identify a request in any slot."""
         self.places = {seed: place for place, seed in enumerate(seeds)}
         self.variation = variation
         self.sums = {name: torch.zeros(len(seeds), dtype=torch.float64) for name in COLUMNS}
 
     def of(self, rows: Rows) -> Tensor:
-        """Which request [B] is in each row."""
+        """Return the index of the request in each row [B]."""
         return torch.tensor([self.places[seed] for seed in rows.slots.seed[: rows.batch].tolist()])
 
     def add(self, name: str, places: Tensor, values: Tensor) -> None:
@@ -48,7 +48,7 @@ class Witness:
         self.sums[name].index_add_(0, places, values.double())
 
     def __call__(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted, emitted: Tensor) -> None:
-        """See ``draft_verify.Observer``."""
+        """Add the tested drafts of a cycle; see ``draft_verify.Observer``."""
         drafts = draft.tokens.shape[1]
         steps = torch.arange(drafts)
         tested = steps < emitted[:, None]
@@ -71,20 +71,20 @@ class Witness:
 
 
 def evidence(tokens: Tensor, p: Tensor, q: Tensor) -> Tensor:
-    """1[token in A] - p(A) [n] of tokens [n], with A = {q > p} of distributions [n, V]."""
+    """Return 1[token in A] - p(A) [n] of tokens [n], with A = {q > p} of distributions [n, V]."""
     favoured = q > p
     return favoured.gather(-1, tokens[:, None])[:, 0].double() - (p * favoured).sum(-1)
 
 
 class CountsFed:
-    """A rule as it is, that counts the positions which each row fed: its newest token and its drafts."""
+    """An acceptance rule that delegates and counts the positions fed by each row: its newest token and its drafts."""
 
     def __init__(self, rule: AcceptanceRule, witness: Witness) -> None:
         self.rule, self.witness = rule, witness
         self.exact, self.stepwise, self.layers, self.counts = rule.exact, rule.stepwise, rule.layers, rule.counts
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        """See ``AcceptanceRule``."""
+        """Count the fed positions, then delegate; see ``AcceptanceRule``."""
         all_of_them = torch.full_like(rows.last, draft.tokens.shape[1])
         fed = 1 + (all_of_them if draft.lengths is None else draft.lengths)
         self.witness.add("positions", self.witness.of(rows), fed)
@@ -93,14 +93,14 @@ class CountsFed:
 
 @contextmanager
 def watching(engine: TorchEngine, witness: Witness) -> Iterator[list[float]]:
-    """Within this block all that ``witness`` wants is taken down; gives the floating-point operations of the cycles."""
+    """Record everything that ``witness`` needs within the block; yield the floating-point operations of the cycles."""
     decoder, slots = engine.decoder, engine.slots
     if isinstance(decoder, DraftVerify):
         decoder.observers.append(witness)
         decoder.rule = CountsFed(decoder.rule, witness)
     layers = sum(len(cache.keys) for cache in slots.caches.values())
     with products(engine.policy, engine) as spent:
-        inner = decoder.cycle  # that counts products
+        inner = decoder.cycle  # this one counts products
 
         def cycle(batch: int, *args: Any) -> Tensor:
             done = inner(batch, *args)

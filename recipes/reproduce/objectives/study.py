@@ -1,4 +1,4 @@
-"""Nine losses, three seeds, two amounts of data; README.md says what counts."""
+"""Nine losses with three seeds and two amounts of data; README.md says what counts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -33,7 +33,7 @@ from recipes.reproduce.study import (
 OBJECTIVES = ("hard_ce", "ce", "kl", "rkl", "tv", "e2e_tv", "e2e_tv_corrected", "nla", "hybrid")
 LOW_DATA = ("hard_ce", "ce", "nla", "e2e_tv")
 FEW = 16 if QUICK else 100  # sequences in the low-data regime: each is seen sixteen times
-DECODED = ("start", "hard_ce", "ce", "e2e_tv")  # arms that are decoded with as well
+DECODED = ("start", "hard_ce", "ce", "e2e_tv")  # arms that decode as well
 OUTSIDE = 4 if QUICK else 48  # prompts of a task that neither heads nor backbone were trained on
 DRAFTS = {"bebop": "sampled", "target_only": "greedy"}  # decoding system -> its drafts
 STILL = 0.009  # tokens: .3 % of three drafts, by which the paper's greedy drafts move at most
@@ -41,11 +41,11 @@ STILL = 0.009  # tokens: .3 % of three drafts, by which the paper's greedy draft
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadResult:
-    """What one head does on the held-out text of its seed."""
+    """Measurements of one head on the held-out text of its seed."""
 
     inside: Probe
-    outside: Probe  # the task that nothing was trained on
-    decoded: dict[str, Measured]  # decoding system -> what decoding gave; empty for most arms
+    outside: Probe  # on a task (lcm) that nothing was trained on
+    decoded: dict[str, Measured]  # decoding system -> measurements; empty for most arms
 
     def mean(self, name: str, position: int | None = None, task: str | None = None) -> float:
         """Return the mean of a probed number at a position, or over all; ``task``: lcm is the one from outside."""
@@ -66,7 +66,7 @@ def unseen(seed: int) -> list[TokenRow]:
 
 
 def measure(arm: tuple[Arm | None, bool], seed: int) -> HeadResult:
-    """Train a head, or find it; probe it, and decode with it where that is asked for."""
+    """Train or load a head, probe it, and decode with it if the arm says so."""
     trained, decodes = arm
     model = policy() if trained is None else head(replace(trained, seed=seed))
     decoded = {}
@@ -127,7 +127,7 @@ RULES = (
 
 
 def at(name: str, position: int | None = None, task: str | None = None) -> Value:
-    """Return what reads the mean of a probed number from a head."""
+    """Return a function that reads the mean of a probed number from a head."""
     return lambda head: head.mean(name, position, task)
 
 
@@ -142,12 +142,12 @@ BY_TASK = {task: at("overlap", task=task) for task in (*TASKS, "lcm")}  # lcm is
 
 
 def counted(system: str, name: str, position: int | None = None) -> Value:
-    """Return what reads a number that the engine counted while a head decoded."""
+    """Return a function that reads a number that the engine counted while a head decoded."""
     return lambda head: head.decoded[system].interval(name, position).value
 
 
 def decoded_rows(results: Results[HeadResult]) -> list[Row]:
-    """The same heads, decoding."""
+    """Return rows of the decoded heads: accept length and acceptance by position, one per kind of draft."""
     columns = {
         system: {"accept length": counted(system, "accept_length")}
         | {f"acceptance {k}": counted(system, "accepted", k) for k in (1, 2, 3)}
@@ -161,7 +161,7 @@ def decoded_rows(results: Results[HeadResult]) -> list[Row]:
 
 
 def tables(results: Results[HeadResult]) -> Mapping[str, Sequence[Row]]:
-    """Losses, tasks, and what was decoded."""
+    """Return the tables of losses, tasks and decoding."""
     whole = [arm for arm in results.arms if not arm.endswith("few")]
     return {
         "Objectives": rows(results, COLUMNS, head="objective"),
@@ -171,7 +171,7 @@ def tables(results: Results[HeadResult]) -> Mapping[str, Sequence[Row]]:
 
 
 def draw_lengths(results: Results[HeadResult], path: Path) -> None:
-    """Accept lengths of all arms: sampled drafts on the left, greedy ones on the right."""
+    """Draw the accept lengths of all arms: sampled drafts on the left, greedy ones on the right."""
     names = [arm.removesuffix(", few") for arm in results.arms]
     with figure(path, 2, 5.6, sharey=True) as panels:
         for axes, stat, drafts in zip(panels, (LENGTH, GREEDY), DRAFTS.values(), strict=True):
@@ -180,7 +180,7 @@ def draw_lengths(results: Results[HeadResult], path: Path) -> None:
 
 
 def draw_positions(results: Results[HeadResult], path: Path) -> None:
-    """Overlap at each position, and by task."""
+    """Draw the overlap at each position, and by task."""
 
     def curves(values: Sequence[Value], x: Sequence[int]) -> list[Curve]:
         arms = ("start", "hard_ce", "ce", "nla", "tv", "e2e_tv")
@@ -194,12 +194,12 @@ def draw_positions(results: Results[HeadResult], path: Path) -> None:
 
 
 def trained(objective: str, **other: Any) -> tuple[Arm, bool]:
-    """Return an arm as ``measure`` takes it: how a head is trained, and whether it decodes as well."""
+    """Return an arm for ``measure``: the training of a head, and whether it decodes as well."""
     arm = Arm(objective=objective, seed=0, **other)
     return arm, arm.sequences != FEW and objective in DECODED
 
 
-# ``kl`` has the gradient of ``ce``: another order of the data, so that it shows chance.
+# ``kl`` has the gradient of ``ce``. It gets another order of the data, so that it shows chance.
 ARMS: dict[str, Any] = {"start": (None, True)}
 ARMS |= {name: trained(name, order=int(name == "kl")) for name in OBJECTIVES}
 ARMS |= {f"{name}, few": trained(name, sequences=FEW) for name in LOW_DATA}

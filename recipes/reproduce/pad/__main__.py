@@ -1,4 +1,4 @@
-"""``python -m recipes.reproduce.pad``: rejected drafts kept by a classifier, and by controls; see README.md."""
+"""``python -m recipes.reproduce.pad``: keep rejected drafts by a classifier, and by controls; see README.md."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ HERE = results_folder(Path(__file__).parent)
 
 
 def main() -> None:
-    """Train, test, decode, judge, draw, write."""
+    """Train the classifiers, test them, decode with every arm, judge, draw and store the results."""
     started = begin("pad")
     everywhere(prepare, ("head", "skewed"), "states")
     keys = [(drafter, seed) for drafter in decoding.DRAFTERS for seed in SEEDS]
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def classifiers() -> dict[str, HeldOut]:
-    """Every kind of classifier on the test prompts of its seeds."""
+    """Train every kind of classifier for each seed and test it on that seed's test prompts."""
     one = Kind()
     kinds: dict[str, tuple[Kind, str]] = {
         "head": (one, "head"), "skewed": (one, "skewed"), "head, trained on it alone": (Kind(train=("head",)), "head"),

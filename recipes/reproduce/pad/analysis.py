@@ -1,7 +1,7 @@
-"""From arms and classifiers to numbers and tables.
+"""Numbers and tables of the study, computed from decoded arms and tested classifiers.
 
-Intervals of decoding are bootstraps over the prompts of all three seeds, two arms on the same prompts; those of AUC
-and kappa are bootstraps over the labelled prompts. What differs from seed to seed has a table of its own.
+Decoding intervals are bootstraps over the prompts of all three seeds; two arms are compared on the same prompts.
+Intervals of AUC and kappa are bootstraps over the labelled prompts. A table of its own shows each seed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,52 +23,55 @@ LABELS = {"classifier": "classifier, chosen tau", "compared": "classifier, compa
 
 
 def arm(runs: Runs, drafter: str, name: str) -> list[Decoded]:
-    """An arm, seed by seed; ``classifier`` is at the tau that the seed chose, ``compared`` at that of the controls."""
+    """Return an arm's decoded prompts, seed by seed.
+
+    ``classifier`` is at the tau that the seed chose, ``compared`` at the tau of the comparison with the controls.
+    """
     chosen = [runs[drafter, seed] for seed in SEEDS]
     at = {"classifier": "tau", "compared": "compared"}
     return [run.arms[f"tau {getattr(run, at[name])}" if name in at else name] for run in chosen]
 
 
 def every(decoded: Sequence[Decoded], field: str) -> Array:
-    """A field of all answers of all seeds."""
+    """Concatenate one field of the completions of all seeds."""
     return np.concatenate([getattr(d, field) for d in decoded])
 
 
 def mean(values: Array) -> Interval:
-    """Mean over answers."""
+    """Return the mean over completions, with a bootstrap interval."""
     return resampled(lambda w: (w @ values) / w.sum(1), len(values))
 
 
 def accept_length(decoded: Sequence[Decoded]) -> Interval:
-    """Tokens a cycle."""
+    """Return the tokens per cycle."""
     return ratio(every(decoded, "tokens"), every(decoded, "cycles"))
 
 
 def utility_less(one: Sequence[Decoded], other: Sequence[Decoded]) -> Interval:
-    """Difference in the share of answers that succeed, prompt by prompt."""
+    """Return the difference ``one - other`` in the share of completions that succeed, prompt by prompt."""
     return mean(every(one, "success") - every(other, "success"))
 
 
 def length_less(one: Sequence[Decoded], other: Sequence[Decoded]) -> Interval:
-    """Difference in accept length, on the same prompts."""
+    """Return the difference ``one - other`` in accept length, on the same prompts."""
     a, b = ((every(d, "tokens"), every(d, "cycles")) for d in (one, other))
     return ratio_difference(a, b)
 
 
 def share_lost(one: Sequence[Decoded], plain: Sequence[Decoded]) -> Interval:
-    """1 - utility over that of plain rejection sampling."""
+    """Return 1 - the utility of ``one`` over the utility of plain rejection sampling."""
     a, b = every(one, "success"), every(plain, "success")
     with np.errstate(divide="ignore", invalid="ignore"):
         return resampled(lambda w: 1 - (w @ a) / (w @ b), len(a))
 
 
 def rate_ratio(one: Sequence[Decoded], other: Sequence[Decoded]) -> Interval:
-    """Override rate of an arm over that of another, a pair a seed."""
+    """Return the override rate of one arm over that of another, with one pair per seed."""
     return across_seeds([a.rate / max(b.rate, 1e-9) for a, b in zip(one, other, strict=True)])
 
 
 def numbers(runs: Runs, tests: Mapping[str, HeldOut]) -> dict[str, Number]:
-    """What the rules speak of."""
+    """Return the numbers that the rules use, by name."""
     found = {f"AUC {name}": of(tests[name].area()) for name in ("head", "skewed")}
     found["AUC all - scalars"] = of(difference(tests["head"], tests["head, scalars"]))
     for drafter in DRAFTERS:
@@ -90,7 +93,7 @@ def numbers(runs: Runs, tests: Mapping[str, HeldOut]) -> dict[str, Number]:
 
 
 def decoding_table(runs: Runs, drafter: str) -> list[dict[str, Any]]:
-    """A row an arm, all seeds together."""
+    """Return one row per arm, with all seeds together."""
     plain, rows = arm(runs, drafter, "plain"), []
     for name in ARMS:
         own = arm(runs, drafter, name)
@@ -113,7 +116,7 @@ def decoding_table(runs: Runs, drafter: str) -> list[dict[str, Any]]:
 
 
 def seed_table(runs: Runs, tests: Mapping[str, HeldOut]) -> list[dict[str, Any]]:
-    """What was chosen by each seed, and what came of it."""
+    """Return, for each drafter and seed, the tau that validation chose and its results on the test prompts."""
     rows = []
     for (drafter, seed), run in runs.items():
         plain, own = run.arms["plain"], run.arms[f"tau {run.tau}"]
@@ -136,7 +139,7 @@ def seed_table(runs: Runs, tests: Mapping[str, HeldOut]) -> list[dict[str, Any]]
 
 
 def classifier_table(tests: Mapping[str, HeldOut]) -> list[dict[str, Any]]:
-    """A row a classifier."""
+    """Return one row per classifier: its AUC and its share of pivots."""
     return [
         {
             "classifier": name,
@@ -149,7 +152,7 @@ def classifier_table(tests: Mapping[str, HeldOut]) -> list[dict[str, Any]]:
 
 
 def label_table() -> list[dict[str, Any]]:
-    """How far labels can be trusted, and what they say by other definitions and tolerances."""
+    """Compare two independent label sets, and labels by other definitions, numbers of continuations and tolerances."""
     first, second = labelled("head"), stored("head_again")
     again = Labelled(rows=second, states=first.states[: len(second)])
     both = Labelled(rows=first.rows[: len(second)], states=again.states)
@@ -172,7 +175,7 @@ def label_table() -> list[dict[str, Any]]:
 
 
 def calibration_table(tests: Mapping[str, HeldOut]) -> list[dict[str, Any]]:
-    """Mean score and share of pivots in five bins."""
+    """Return the mean score and the share of pivots in five bins of the score."""
     return [
         {"drafts": name, "mean score": round(score, 3), "pivots": share, "candidates": count}
         for name in ("head", "skewed")
@@ -181,7 +184,7 @@ def calibration_table(tests: Mapping[str, HeldOut]) -> list[dict[str, Any]]:
 
 
 def facts(runs: Runs) -> dict[str, object]:
-    """Words for the evidence."""
+    """Return the chosen and the compared taus as text, for the evidence of the rules."""
     chosen = {f"{drafter}, taus": ", ".join(str(runs[drafter, s].tau) for s in SEEDS) for drafter in DRAFTERS}
     compared = {f"{d}, compared taus": ", ".join(str(runs[d, s].compared) for s in SEEDS) for d in DRAFTERS}
     return {**chosen, **compared}

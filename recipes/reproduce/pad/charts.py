@@ -1,4 +1,4 @@
-"""The figures of the study: Table 1 and Figs 1 and 3 of the paper in shape."""
+"""Figures of the study, shaped like Table 1 and Figs 1 and 3 of the paper."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ TITLES = {"head": "the head's drafts", "skewed": "sharpened drafts (temperature 
 
 
 def draw(runs: Runs, tests: Mapping[str, HeldOut], folder: Path) -> dict[str, str]:
-    """All figures, each with the sentence below it."""
+    """Draw all figures; return their captions by file name."""
     over_tau(runs, folder / "tau.svg")
     trade(runs, folder / "trade.svg")
     roc(tests, folder / "roc.svg")
@@ -33,13 +33,13 @@ def draw(runs: Runs, tests: Mapping[str, HeldOut], folder: Path) -> dict[str, st
 
 
 def points(runs: Runs, drafter: str, names: tuple[str, ...]) -> tuple[list[Interval], list[Interval]]:
-    """Utility and accept length of arms."""
+    """Return utility and accept length of the named arms."""
     arms = [arm(runs, drafter, name) for name in names]
     return [mean(every(a, "success")) for a in arms], [accept_length(a) for a in arms]
 
 
 def over_tau(runs: Runs, path: Path) -> None:
-    """Two panels, a line a drafter."""
+    """Draw utility and accept length over tau in two panels, with one line per drafter."""
     with figure(path, 2, 4.8, 3.4) as panels:
         for drafter, shade in zip(DRAFTERS, ("#16407a", "#d1603d"), strict=True):
             found = points(runs, drafter, ("plain", *(f"tau {tau}" for tau in TAUS)))
@@ -55,7 +55,7 @@ def over_tau(runs: Runs, path: Path) -> None:
 
 
 def trade(runs: Runs, path: Path) -> None:
-    """A panel a drafter."""
+    """Draw utility against accept length, with one panel per drafter."""
     with figure(path, 2, 4.8, 3.6, sharey=True) as panels:
         for panel, drafter in zip(panels, DRAFTERS, strict=True):
             utility, length = points(runs, drafter, ("plain", *(f"tau {tau}" for tau in TAUS)))
@@ -74,7 +74,7 @@ def trade(runs: Runs, path: Path) -> None:
 
 
 def roc(tests: Mapping[str, HeldOut], path: Path) -> None:
-    """Curves of all seeds together, and of each."""
+    """Draw the ROC curves of all seeds together and of each seed."""
     with figure(path, 1, 4.4, 4.0) as panel:
         shown = {
             "head": ("head, all features", "#16407a"),

@@ -1,4 +1,4 @@
-"""Classifiers of a seed, and how well they tell pivots on prompts that they have not seen."""
+"""Classifiers trained for each seed, and their scores of pivots on prompts that they have not seen."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LR, DECAY = 1e-3, 1e-2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """How a classifier is trained: Kind(features="hidden")."""
+    """Settings of one kind of classifier: its training data, features and labels, such as Kind(features="hidden")."""
 
     train: tuple[str, ...] = ("head", "skewed")  # whose candidates it learns from
     features: Features = "all"
@@ -31,7 +31,7 @@ class Kind:
 
 
 def fit(kind: Kind, seed: int) -> PivotNetwork:
-    """A classifier of a seed: its prompts for training and validation, and its first weights, differ with it."""
+    """Train the classifier of one seed. The seed sets its training and validation prompts and its initial weights."""
     parts = [_split(kind, labelled(name), seed) for name in kind.train]
     train, validation = (parts[0][i] if len(parts) == 1 else joined(parts[0][i], parts[1][i]) for i in (0, 1))
     torch.manual_seed(seed)
@@ -53,30 +53,30 @@ def _split(kind: Kind, own: Labelled, seed: int) -> tuple[Examples, Examples]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """A kind's classifiers on the test prompts of their seeds: n candidates a seed."""
+    """Scores of one kind of classifier on the test prompts of each seed: n candidates per seed."""
 
     scores: Mapping[int, Floats]
     labels: Mapping[int, Bools]
     prompts: Mapping[int, Array]
 
     def area(self) -> Interval:
-        """AUC, mean over seeds; resampled by prompt, the same prompts for all seeds."""
+        """Return the AUC, mean over seeds. It is resampled by prompt, with the same prompts for all seeds."""
         return resampled(self.areas, PROMPTS)
 
     def areas(self, weights: Array) -> Array:
-        """Mean AUC over seeds [R] with prompts weighted [R, prompts]."""
+        """Return the mean AUC over seeds [R], for prompt weights [R, prompts]."""
         found = [
             [auc(self.scores[s], self.labels[s], row[self.prompts[s].astype(int)]) for s in SEEDS] for row in weights
         ]
         return np.array(found).mean(1)
 
     def seed_area(self, seed: int) -> float:
-        """AUC of one seed."""
+        """Return the AUC of one seed."""
         return auc(self.scores[seed], self.labels[seed])
 
 
 def tested(kind: Kind, on: str, networks: Mapping[int, PivotNetwork]) -> HeldOut:
-    """Classifiers of ``kind``, one a seed, on the test prompts' candidates of ``on``, labelled by its definition."""
+    """Score the test candidates of ``on`` with one classifier of ``kind`` per seed; label them as ``kind`` defines."""
     own = labelled(on)
     labels = own.labels(kind.definition, ROLLOUTS, kind.tol)
     examples = own.examples(labels, kind.layer, kind.position)
@@ -89,17 +89,17 @@ def tested(kind: Kind, on: str, networks: Mapping[int, PivotNetwork]) -> HeldOut
 
 
 def fitted(kind: Kind) -> dict[int, PivotNetwork]:
-    """One classifier a seed."""
+    """Train one classifier per seed."""
     return {seed: fit(kind, seed) for seed in SEEDS}
 
 
 def difference(one: HeldOut, other: HeldOut) -> Interval:
-    """AUC of one less that of the other, on the same prompts."""
+    """Return the AUC of ``one`` minus the AUC of ``other``, on the same prompts."""
     return resampled(lambda w: one.areas(w) - other.areas(w), PROMPTS)
 
 
 def agreement(first: Bools, second: Bools, prompts: Array) -> Interval:
-    """Cohen's kappa of two label sets, resampled by prompt."""
+    """Return Cohen's kappa of two label sets, resampled by prompt."""
 
     def by_prompt(values: Bools) -> Array:
         return np.bincount(prompts.astype(int), values.astype(float), minlength=PROMPTS)
@@ -115,7 +115,7 @@ def agreement(first: Bools, second: Bools, prompts: Array) -> Interval:
 
 
 def mean_score_bins(one: HeldOut, bins: int = 5) -> list[tuple[float, Interval, int]]:
-    """Calibration over all seeds: mean score, share of pivots (resampled by prompt) and number in each bin."""
+    """Return mean score, share of pivots (resampled by prompt) and number of candidates in each bin, over all seeds."""
     given = np.concatenate([one.scores[s] for s in SEEDS])
     labels = np.concatenate([one.labels[s] for s in SEEDS]).astype(float)
     prompts = np.concatenate([one.prompts[s] for s in SEEDS]).astype(int)

@@ -1,4 +1,4 @@
-"""What takes the classifier's place in the controls, and a rule that takes down what it overrides and what it might.
+"""Controls that replace the classifier, and an acceptance rule that records what it overrides and what it could.
 
 The rule of PAD asks its part for a score of each token, so a control is a part that gives other scores.
 """
@@ -20,7 +20,10 @@ CONTROLS = ("random", "inverted", "probability", "entropy")
 
 
 class Control(PivotNetwork):
-    """A classifier's states and features with another score: encoded [..., inner], p [...], entropy [...] -> [...]."""
+    """Network with a classifier's states and features but another score function.
+
+    The function maps encoded [..., inner], p [...] and entropy [...] to scores [...].
+    """
 
     def __init__(self, network: PivotNetwork, scored: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         super().__init__(
@@ -31,15 +34,15 @@ class Control(PivotNetwork):
         self.scored = scored
 
     def score(self, encoded: Tensor, p: Tensor, entropy: Tensor) -> Tensor:
-        """In [0, 1]; the lower, the sooner overridden."""
+        """Return scores in [0, 1]; the rule overrides low scores first."""
         return self.scored(encoded, p, entropy)
 
 
 def control(name: str, network: PivotNetwork, seed: int) -> PivotNetwork:
-    """The part of an arm: the classifier itself, or what stands for it.
+    """Return the part of an arm: the classifier itself, or the control that replaces it.
 
-    ``random``: a number of its own for every question; ``inverted``: the classifier turned round; ``probability``:
-    likely tokens first; ``entropy``: tokens of places where the target is in doubt first.
+    ``random`` draws a new score for every question. ``inverted`` turns the classifier round. ``probability`` overrides
+    likely tokens first. ``entropy`` first overrides tokens where the target's entropy is high.
     """
     numbers = torch.Generator().manual_seed(seed)
     scored: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -52,10 +55,10 @@ def control(name: str, network: PivotNetwork, seed: int) -> PivotNetwork:
 
 
 class Recorded(PivotOverride):
-    """The rule as it is, which takes down every draft that it may override: those that fail the test with p >= p_min.
+    """Acceptance rule of PAD that records every draft it may override: drafts that fail the test with p >= p_min.
 
-    ``offered``, ``overridden``: how many drafts; ``next_tested``, ``next_accepted``: of the draft right after an
-    override; ``asked``: score of the classifier ``judge``, p and H(p) of each draft offered [n, 3].
+    ``offered`` and ``overridden`` count drafts. ``next_tested`` and ``next_accepted`` count drafts right after an
+    override. ``asked`` holds, for each draft offered, the score of the classifier ``judge``, p and H(p) [n, 3].
     """
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig, judge: PivotNetwork) -> None:

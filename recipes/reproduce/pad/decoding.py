@@ -1,4 +1,4 @@
-"""Arms on prompts: what each decodes, and how tau and the thresholds of the controls are chosen."""
+"""Decoding of prompts with every arm, and the choice of tau and of the controls' thresholds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ SLOTS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """n answers of an arm, and what its rule took down."""
+    """Results of n completions of one arm, with the counts of its acceptance rule."""
 
     success: Array  # [n] 1 or 0
     tokens: Array  # [n] of the answer
@@ -47,13 +47,13 @@ class Decoded:
 
     @property
     def rate(self) -> float:
-        """Share of the drafts on offer that were overridden."""
+        """Return the share of the drafts offered that were overridden."""
         return self.overridden / max(1, self.offered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """All arms of one drafter and one seed on its test prompts, and how they were chosen."""
+    """All arms of one drafter and one seed on its test prompts, with the settings chosen on validation prompts."""
 
     tau: float  # chosen on validation prompts
     compared: float  # that at which the controls are held against the classifier
@@ -63,7 +63,7 @@ class Run:
 
 
 def run(key: tuple[str, int]) -> Run:
-    """A drafter and a seed: choose on validation prompts, then decode test prompts with every arm."""
+    """Choose the settings of a drafter and a seed on validation prompts, then decode test prompts with every arm."""
     path = FOLDER / "pad" / f"run-{key[0]}-{key[1]}.pt"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,27 +92,30 @@ def _run(drafter: str, seed: int) -> Run:
 
 
 def change(one: Decoded, plain: Decoded) -> tuple[float, float]:
-    """By how much utility and accept length differ from those of plain rejection sampling."""
+    """Return the differences in utility and accept length from plain rejection sampling."""
     lengths = [d.tokens.sum() / d.cycles.sum() for d in (one, plain)]
     return float((one.success - plain.success).mean()), float(lengths[0] - lengths[1])
 
 
 def best_tau(changes: Mapping[float, tuple[float, float]]) -> float:
-    """Of the tau that cost at most ``ALLOWED`` on validation prompts, that with the longest accept length.
+    """Return the tau with the longest accept length among those that cost at most ``ALLOWED`` on validation prompts.
 
-    The smallest if all cost more.
+    If all cost more, return the smallest tau.
     """
     cheap = [tau for tau, (utility, _) in changes.items() if utility >= -ALLOWED]
     return max(cheap, key=lambda tau: changes[tau][1]) if cheap else min(changes)
 
 
 def compared_tau(changes: Mapping[float, tuple[float, float]], tau: float) -> float:
-    """``tau`` if it gains ``GAIN`` on validation prompts, else the smallest that does, or the largest of all."""
+    """Return ``tau`` if it gains ``GAIN`` on validation prompts, else the smallest tau that does, or the largest."""
     return next((t for t in (tau, *sorted(changes)) if changes[t][1] >= GAIN), max(changes))
 
 
 def thresholds(asked: Array, tau: float) -> dict[str, float]:
-    """Where each control overrides the share of the drafts on offer [n, 3] that the classifier does at ``tau``."""
+    """Return the threshold at which each control overrides the same share of the drafts as the classifier at ``tau``.
+
+    ``asked`` [n, 3] holds score, p and H(p) of the drafts offered.
+    """
     score, p, doubt = asked.T
     rate = float((score < tau).mean()) if len(score) else 0.0
     own = {"inverted": 1 - score, "probability": 1 - p, "entropy": np.exp(-doubt)}
@@ -129,7 +132,10 @@ def decode(
     tau: float,
     temperature: float | None,
 ) -> tuple[Decoded, Array]:
-    """One answer to each prompt; every arm draws the same numbers. Also score, p and H(p) of what was on offer."""
+    """Decode one completion per prompt; every arm draws the same random numbers.
+
+    Also return score, p and H(p) of every draft offered [n, 3].
+    """
     config = DecodingConfig(
         system="pad", draft_tokens=DEPTH, draft_temperature=temperature, options={"tau": tau, "p_min": P_MIN}
     )
@@ -150,7 +156,7 @@ def decode(
 
 
 def collected(answers: Sequence[Completion], success: Sequence[bool], rule: Recorded) -> Decoded:
-    """Numbers of answers."""
+    """Gather the statistics of the completions and of the rule."""
     stats = [a.stats for a in answers]
     return Decoded(
         success=np.array(success, dtype=float),

@@ -1,4 +1,4 @@
-"""The rules of README.md. Names of numbers: drafter, what."""
+"""The rules of README.md. Numbers are named by drafter, then quantity."""
 
 from recipes.reproduce.verdicts import Need, Part, Rule
 
@@ -11,7 +11,7 @@ WORDS = {"head": "drafts of the head", "skewed": "sharpened drafts"}
 
 
 def told(drafter: str) -> Rule:
-    """PAD 1 by the area under the curve."""
+    """Return the rule of PAD 1 on the area under the curve."""
     return Rule(
         claim="PAD 1",
         statement=f"The classifier tells pivots from other rejected tokens well above chance, {WORDS[drafter]}.",
@@ -22,7 +22,7 @@ def told(drafter: str) -> Rule:
 
 
 def kept(drafter: str) -> Rule:
-    """PAD 2 at the tau that validation prompts chose."""
+    """Return the rule of PAD 2 at the tau that validation prompts chose."""
     return Rule(
         claim="PAD 2",
         statement="At the tau chosen on validation prompts a quarter of a token more is accepted and utility falls by "
@@ -41,7 +41,7 @@ def kept(drafter: str) -> Rule:
 
 
 def same_rate(drafter: str, name: str) -> tuple[Need, Need]:
-    """A control overrides as often as the classifier."""
+    """Require that a control overrides about as often as the classifier, within ``RATES``."""
     number, words = f"{drafter}, {name}, rate ratio", "it does not override at the rate of the classifier"
     return (
         Need(number=number, kind="not below", bound=RATES[0], otherwise=words),
@@ -50,7 +50,7 @@ def same_rate(drafter: str, name: str) -> tuple[Need, Need]:
 
 
 def by_chance(drafter: str) -> Rule:
-    """PAD 3: the control that the paper lacks."""
+    """Return the rule of PAD 3 on random overrides, a control that the paper lacks."""
     return Rule(
         claim="PAD 3",
         statement=f"Overriding as many drafts at random loses 0.05 more utility than the classifier, {WORDS[drafter]}.",
@@ -66,7 +66,7 @@ def by_chance(drafter: str) -> Rule:
 
 
 def turned_round(drafter: str) -> Rule:
-    """PAD 3: the wrong drafts."""
+    """Return the rule of PAD 3 on the inverted classifier, which overrides the wrong drafts."""
     return Rule(
         claim="PAD 3",
         statement=f"With the classifier turned round, utility collapses at the same rate, {WORDS[drafter]}.",
@@ -79,7 +79,7 @@ def turned_round(drafter: str) -> Rule:
 
 
 def over_probability(drafter: str) -> Rule:
-    """Whether a classifier is needed at all."""
+    """Return the rule that asks if a classifier is needed at all."""
     return Rule(
         claim="beyond",
         statement="The classifier keeps more utility than overriding the likeliest drafts at the same rate, "

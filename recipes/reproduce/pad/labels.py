@@ -1,6 +1,6 @@
-"""The stored labels: candidates of 350 prompts with their continuations, and the states that a classifier reads.
+"""Stored labels: candidates of 350 prompts with their continuations, and the hidden states that a classifier reads.
 
-Made by ``python -m bebop.adapt part=pivot`` (the commands are in README.md), stored as they came.
+``python -m bebop.adapt part=pivot`` made them (README.md has the commands). They are stored unchanged.
 """
 
 import gzip
@@ -29,26 +29,26 @@ POSITIONS: tuple[Position, ...] = ("pred", "cand")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labelled:
-    """Candidates of one kind of draft with the states at them, and what turns both into examples."""
+    """Candidates of one kind of draft and their hidden states; makes training examples from both."""
 
     rows: list[Rollouts]
     states: Tensor  # [n, layers, 2, d]
 
     @property
     def prompts(self) -> Floats:
-        """Number of the prompt [n]."""
+        """Return the prompt number of each candidate [n]."""
         return np.array([row.prompt for row in self.rows], dtype=np.float64)
 
     def losses(self, definition: Definition = "residual", k: int = ROLLOUTS) -> Floats:
-        """What each candidate costs [n], by the first ``k`` continuations."""
+        """Return the loss in value of each candidate [n], by the first ``k`` continuations."""
         return loss_of_value(self.rows, definition, 0, k)
 
     def labels(self, definition: Definition = "residual", k: int = ROLLOUTS, tol: float = TOL) -> Bools:
-        """Which candidates are pivots [n]."""
+        """Mark the candidates [n] that are pivots."""
         return pivots(self.losses(definition, k), tol, np.array([row.judged for row in self.rows], dtype=bool))
 
     def examples(self, labels: Bools, layer: int = 8, position: Position = "pred") -> Examples:
-        """What a classifier of that layer and position sees."""
+        """Return the inputs and labels of a classifier for this layer and position."""
         return Examples(
             hidden=self.states[:, LAYERS.index(layer), POSITIONS.index(position)],
             p=torch.tensor([row.p for row in self.rows]),
@@ -57,18 +57,18 @@ class Labelled:
         )
 
     def within(self, split: str, seed: int) -> Bools:
-        """Which candidates [n] belong to a split; the prompts are dealt anew by each seed."""
+        """Mark the candidates [n] that belong to a split; each seed splits the prompts anew."""
         return np.array([split_of(row.prompt, seed) == split for row in self.rows], dtype=bool)
 
 
 def joined(one: Examples, other: Examples) -> Examples:
-    """Two sets of examples as one."""
+    """Concatenate two sets of examples."""
     fields = ("hidden", "p", "entropy", "pivots")
     return Examples(**{name: torch.cat([getattr(one, name), getattr(other, name)]) for name in fields})
 
 
 def stored(name: str) -> list[Rollouts]:
-    """Rows of a stored file: ``head``, ``head_again`` (the second, independent set) or ``skewed``."""
+    """Read the rows of a stored file: ``head``, ``head_again`` (the second, independent set) or ``skewed``."""
     with gzip.open(STORED / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     return [Rollouts(**{**row, "prefix": tuple(row["prefix"])}) for row in rows if row["prompt"] < FEWEST]
@@ -76,7 +76,7 @@ def stored(name: str) -> list[Rollouts]:
 
 @cache
 def labelled(name: str) -> Labelled:
-    """Candidates with their states, which are computed once and kept under ``runs/reproduce``."""
+    """Return candidates with their states; the states are computed once and kept under ``runs/reproduce``."""
     rows = stored(name)
     path = FOLDER / "pad" / f"{name}-{len(rows)}.pt"
     if not path.is_file():
@@ -86,5 +86,5 @@ def labelled(name: str) -> Labelled:
 
 
 def prepare(name: str) -> None:
-    """Compute the states once, so that no two processes do it at the same time."""
+    """Compute the states once, so that no two processes compute them at the same time."""
     labelled(name)

@@ -1,1 +1,1 @@
-"""PAD inside RL: log-probs of the distribution that was really emitted, against none, on the built-in model."""
+"""PAD inside RL on the built-in model: log-probs of the distribution that emitted the tokens, against no weights."""

@@ -1,4 +1,4 @@
-"""Jobs for every arm and seed, held-out reward of what they trained, and what weights do for one policy's answers."""
+"""Jobs of every arm and seed, held-out reward of the trained policies, and the effect of weights on one policy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """All that was measured; keys are (arm, seed)."""
+    """All measurements of the study; keys are (arm, seed)."""
 
     taus: Mapping[str, float]
     rows: Mapping[tuple[str, int], Rows]  # the metrics of each step of a job
@@ -52,7 +52,7 @@ class Results:
 
 
 def main() -> None:
-    """Run, judge, draw, write."""
+    """Run the jobs, judge, draw and store the results."""
     started = begin("pad_training")
     results = measure()
     tables = {
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def measure() -> Results:
-    """Choose both tau, decode, then train and judge arm after arm, seed by seed."""
+    """Choose both taus, decode with the built-in model, then train and judge arm after arm, seed by seed."""
     model = built_in()
 
     def probed(tau: float) -> JobConfig:
@@ -85,20 +85,22 @@ def measure() -> Results:
 
 
 def learned(job: tuple[str, int, Mapping[str, float]]) -> tuple[Rows, float]:
-    """Metrics of the steps of a job, and held-out reward after them. Two jobs run at a time: a synchronous one decodes
-    or trains, hardly ever both."""
+    """Train one job; return the metrics of its steps and its held-out reward.
+
+    Two jobs run at a time: a synchronous job decodes or trains, but hardly ever both.
+    """
     arm, seed, taus = job
     done = train(arm, seed, taus)
     return done.rows(), judged_reward(trained(done.policy), seed)
 
 
 def judged_reward(policy: Any, seed: int) -> float:
-    """Mean reward of a policy's answers to held-out questions, drawn from its own distribution."""
+    """Return the mean reward of completions to held-out questions, sampled from the policy's own distribution."""
     return float(answers(policy, configuration(PLAIN, seed, {}), HELD_OUT, 50 + seed).reward.mean())
 
 
 def numbers(results: Results) -> dict[str, Number]:
-    """What the rules speak of."""
+    """Return the numbers that the rules use, by name."""
     held, decoded = results.held_out, results.decoded
 
     def difference(a: str, b: str) -> Number:
@@ -124,22 +126,22 @@ def numbers(results: Results) -> dict[str, Number]:
 
 
 def weighted(one: Answers) -> float:
-    """Mean reward with the weights of whole answers, whose mean is 1 in expectation."""
+    """Return the mean reward with one weight per completion; the weights have mean 1 in expectation."""
     return float((np.exp(one.log_weight) * one.reward).mean())
 
 
 def speed(one: Answers) -> float:
-    """Answer tokens per second of the processor."""
+    """Return the completion tokens per second of processor time."""
     return one.tokens / one.seconds
 
 
 def of_steps(results: Results, arm: str, name: str) -> Number:
-    """A metric of the jobs of an arm: mean over steps, then seeds."""
+    """Return a metric of an arm's jobs: the mean over steps, then over seeds."""
     return over_seeds([np.mean([row[name] for row in results.rows[arm, s]]) for s in USED])
 
 
 def by_position(row: Mapping[str, Any], name: str) -> float:
-    """A metric that has a value for each draft position: their mean; 0 where the system does not have it."""
+    """Return the mean of a metric over the draft positions; 0 if the system does not have it."""
     found = [value for key, value in row.items() if key.startswith(f"rollout/{name}/")]
     return float(np.mean(found)) if found else 0.0
 
@@ -148,7 +150,7 @@ def by_position(row: Mapping[str, Any], name: str) -> float:
 
 
 def job_row(results: Results, arm: str, seed: int) -> dict[str, Any]:
-    """One job: reward of its own answers at both ends, and of its policy on held-out questions."""
+    """Return the row of one job: reward of its own completions at both ends, and held-out reward of its policy."""
     rows = results.rows[arm, seed]
     count = min(ENDS, len(rows) // 2)
     reward = [float(np.mean([row["reward/mean"] for row in part])) for part in (rows[:count], rows[-count:])]
@@ -160,7 +162,7 @@ def job_row(results: Results, arm: str, seed: int) -> dict[str, Any]:
 
 
 def arm_row(results: Results, arm: str) -> dict[str, Any]:
-    """Means over the steps of an arm's jobs, with intervals over seeds; weights where answers have them."""
+    """Return means over the steps of an arm's jobs, with intervals over seeds; weights only if the arm has them."""
 
     def mean(value: Any) -> Any:
         return across_seeds([np.mean([value(row) for row in results.rows[arm, s]]) for s in USED])
@@ -181,7 +183,7 @@ def arm_row(results: Results, arm: str) -> dict[str, Any]:
 
 
 def decoded_row(results: Results, arm: str) -> dict[str, Any]:
-    """One way of decoding the built-in model's answers."""
+    """Return the row of one way of decoding with the built-in model."""
     own: Sequence[Answers] = [results.decoded[arm, s] for s in USED]
 
     def mean(value: Any) -> Any:

@@ -18,7 +18,7 @@ def draw(
     start: Mapping[int, float],
     seeds: Sequence[int],
 ) -> dict[str, str]:
-    """Reward over the steps, and held-out reward after them; the sentence below it."""
+    """Draw training reward over the steps and held-out reward after training; return the caption by file name."""
     with figure(folder / "reward.svg", 2, 5.2, 3.8) as (left, right):
         for place, arm in enumerate(ARMS):
             jobs = [rows[arm, seed] for seed in seeds]

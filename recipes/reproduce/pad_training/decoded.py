@@ -1,4 +1,4 @@
-"""Answers of one policy to held-out questions: under plain decoding, and under PAD with the weights of its answers."""
+"""Completions of one policy to held-out questions, by plain decoding and by PAD with its importance weights."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ TAUS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """Answers to the same questions, one each, and what it took to decode them."""
+    """One completion per question for a fixed list of questions, with the cost of decoding them."""
 
     reward: Array  # [questions]
     log_weight: Array  # [questions] log p / P of the whole answer; 0 under an exact system
@@ -41,24 +41,24 @@ class Answers:
     unweighable: int  # tokens whose log P is not finite
 
     def per_draft(self, name: str) -> float:
-        """Sum of one of the rule's counts over all verified drafts, over their number; 0 if the rule has none."""
+        """Return the total of one of the rule's counts per verified draft; 0 if the rule has no such count."""
         counts = self.stats.counts.get(name)
         return 0.0 if counts is None else float(counts.sum() / self.stats.reached.sum())
 
 
 def built_in() -> Policy:
-    """The built-in model with its pivot classifier."""
+    """Load the built-in model with its pivot classifier."""
     torch.set_num_threads(1)
     return load_policy(ModelConfig(path="tiny", device="cpu", check=False), needs=("pivot",))
 
 
 def trained(folder: Path) -> Policy:
-    """The policy that a job left."""
+    """Load the policy that a job saved."""
     return load_policy(ModelConfig(path=str(folder), device="cpu", check=False))
 
 
 def answers(policy: Policy, config: JobConfig, count: int, seed: int) -> Answers:
-    """Answers to ``count`` held-out questions of a seed, by the decoding and sampling of ``config``."""
+    """Decode ``count`` held-out questions of a seed, with the decoding and sampling of ``config``."""
     source = PromptSource(replace(config.task, seed=9700 + seed), chat_encoder(policy.tokenizer), 352)
     asked = [source.prompt(i) for i in range(count)]
     engine = TorchEngine(policy, config.decoding, slots=SLOTS, measure=False)
@@ -83,9 +83,9 @@ def answers(policy: Policy, config: JobConfig, count: int, seed: int) -> Answers
 
 
 def chosen(policy: Policy, config: Callable[[float], JobConfig], wanted: Sequence[float]) -> list[float]:
-    """For each R_N that is ``wanted``, ascending: the smallest tau at which a verified draft has it on average.
+    """Return, for each R_N in ``wanted`` (ascending), the smallest tau whose verified drafts reach it on average.
 
-    The largest tau there is where none has it. ``config`` makes the job of a tau.
+    If no tau reaches it, return the largest. ``config`` makes the job of a tau.
     """
     found: list[float] = []
     for tau in TAUS:

@@ -1,4 +1,4 @@
-"""The rules of README.md. Differences are of held-out reward after training, in the same questions."""
+"""The rules of README.md. Differences are in held-out reward after training, on the same questions."""
 
 from recipes.reproduce.verdicts import Need, Part, Rule
 
@@ -10,7 +10,7 @@ MOVED = "overrides did not move the distribution that tokens are drawn from (R_N
 
 
 def kept(arm: str, statement: str, biased: str) -> Rule:
-    """An arm of PAD ends where rejection sampling does."""
+    """Return the rule that an arm of PAD ends where rejection sampling does."""
     return Rule(
         claim="PAD 4",
         statement=statement,

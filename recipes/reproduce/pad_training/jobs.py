@@ -1,4 +1,4 @@
-"""The main job as a user starts it, ``python -m bebop.run``, once for each arm and seed."""
+"""Run ``python -m bebop.run``, the main job as a user starts it, for each arm and seed."""
 
 import hashlib
 import json
@@ -36,18 +36,18 @@ COMMON = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What a job left."""
+    """Output of a finished job: its folder and its last policy."""
 
     folder: Path
     policy: Path  # the last one, a Hugging Face folder
 
     def rows(self) -> list[dict[str, Any]]:
-        """The metrics of each step."""
+        """Return the metrics of each step."""
         return read_jsonl(self.folder / "metrics.jsonl")
 
 
 def decoding(arm: str, taus: Mapping[str, float]) -> tuple[str, ...]:
-    """The overrides that are an arm's own; ``taus`` of ``SMALL`` and ``LARGE``."""
+    """Return the overrides that only this arm has; ``taus`` holds those of ``SMALL`` and ``LARGE``."""
     if arm == PLAIN:
         return ("decoding=bebop",)
     pad = ("decoding=pad", f"decoding.options.tau={taus[SMALL if arm == SMALL else LARGE]}")
@@ -56,20 +56,20 @@ def decoding(arm: str, taus: Mapping[str, float]) -> tuple[str, ...]:
 
 
 def overrides(arm: str, seed: int, taus: Mapping[str, float]) -> list[str]:
-    """The command line of a job; arms of a seed have the same questions and random numbers."""
+    """Return the command line of a job; arms of a seed share questions and random numbers."""
     return [*COMMON, f"task.seed={700 + seed}", f"runtime.seed={seed}", *decoding(arm, taus)]
 
 
 def configuration(arm: str, seed: int, taus: Mapping[str, float]) -> JobConfig:
-    """The same as dataclasses."""
+    """Return the job's configuration as dataclasses."""
     return job_config(overrides(arm, seed, taus))
 
 
 def train(arm: str, seed: int, taus: Mapping[str, float]) -> Trained:
-    """Run a job in processes of its own, unless the same one with the same classifier has ended well before.
+    """Run a job in processes of its own, unless the same job with the same classifier has already succeeded.
 
     Raises:
-        UserError: It did not end well; its output is in the named file.
+        UserError: The job failed; the message names the file with its output.
     """
     wanted = overrides(arm, seed, taus)
     key = hashlib.sha256(json.dumps([classifier(), wanted]).encode()).hexdigest()[:10]
@@ -89,5 +89,5 @@ def train(arm: str, seed: int, taus: Mapping[str, float]) -> Trained:
 
 
 def classifier() -> str:
-    """Which pivot classifier the jobs load: the hash of its file."""
+    """Return the hash of the pivot classifier file that the jobs load."""
     return hashlib.sha256(find_part(ModelConfig(path="tiny"), "pivot").read_bytes()).hexdigest()[:16]

@@ -1,1 +1,1 @@
-"""PIPO: pairs of tokens in and out, by a network that is trained on answers of the built-in model."""
+"""PIPO: reads and emits pairs of tokens, with a network trained on completions of the built-in model."""

@@ -1,4 +1,4 @@
-"""``python -m recipes.reproduce.pipo``: networks of pairs, from SFT and by distillation; see README.md."""
+"""``python -m recipes.reproduce.pipo``: pair networks, from SFT and by distillation; see README.md."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ HERE = results_folder(Path(__file__).parent)
 
 
 def main() -> None:
-    """Train, answer, judge, draw, write."""
+    """Train the networks, decode, judge, draw and store the results."""
     started = begin("pipo")
     arms.corpus()  # shared by the seeds
     everywhere(jobs.timed, SEEDS, "first tokens", workers=1)  # nothing else may run beside what is timed

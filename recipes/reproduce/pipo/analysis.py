@@ -1,4 +1,4 @@
-"""The numbers that the rules speak of, and the tables."""
+"""Numbers that the rules use, and the tables of the study."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,26 +18,26 @@ BINS = 10
 
 
 def reward(one: Answers, budget: str = WHOLE) -> float:
-    """Mean reward of the answers that end within a budget."""
+    """Return the mean reward of the completions that end within a budget; longer ones count as 0."""
     of, most = BUDGETS[budget]
     return one.within(most, of)
 
 
 def plain_reward(one: Measured, budget: str) -> float:
-    """The same of plain decoding, where a token is a pass and fills a pair."""
+    """Return the reward of plain decoding within a budget; there a token costs one pass and fills one pair."""
     rewards, tokens = one.plain
     return float((rewards * (tokens <= BUDGETS[budget][1])).mean())
 
 
 def area(one: Answers) -> float:
-    """AUC of the confidence against acceptance: a draft counts as accepted with its chance to be."""
+    """Return the AUC of the confidence against acceptance; each draft counts as accepted with its probability."""
     scores = np.concatenate([one.confidence, one.confidence])
     labels = np.repeat([True, False], len(one.confidence))
     return auc(scores, labels, np.concatenate([one.accepted, 1 - one.accepted]))
 
 
 def numbers(results: Sequence[Measured]) -> dict[str, Number]:
-    """Over seeds: other training runs, other questions."""
+    """Return the numbers that the rules use, over seeds; each seed has its own training runs and questions."""
 
     def seeds(value: Callable[[Measured], float]) -> Number:
         return over_seeds([value(one) for one in results])
@@ -81,18 +81,18 @@ def numbers(results: Sequence[Measured]) -> dict[str, Number]:
 
 
 def compared() -> list[tuple[str, str]]:
-    """Arms whose rewards are held against one another."""
+    """Return the pairs of arms whose rewards are compared."""
     ablations = [(DEFAULT, arm) for arm in ABLATIONS]
     return [(DISTILLED, DEFAULT), (DISTILLED, MORE), (SHIPPED_OPD, SHIPPED_SFT), *ablations]
 
 
 def bias(one: Answers) -> float:
-    """Mean confidence less the mean chance of acceptance at the same places."""
+    """Return the mean confidence minus the mean probability of acceptance at the same places."""
     return float(one.confidence.mean() - one.overlap.mean())
 
 
 def reliability(many: Sequence[Answers]) -> list[tuple[float, float, int]]:
-    """Mean confidence, mean overlap and number of the drafts of each bin of confidence."""
+    """Return mean confidence, mean overlap and number of drafts in each bin of confidence."""
     said, true = (np.concatenate([getattr(a, name) for a in many]) for name in ("confidence", "overlap"))
     places = np.minimum((said * BINS).astype(int), BINS - 1)
     held: list[Array] = [places == i for i in range(BINS)]
@@ -118,12 +118,12 @@ def tables(results: Sequence[Measured]) -> dict[str, list[dict[str, Any]]]:
 
 
 def budget_row(arm: str, value: Callable[[Measured, str], float], results: Sequence[Measured]) -> dict[str, Any]:
-    """Reward of one arm by budget; plain decoding at equal pairs has a token a pair."""
+    """Return the reward of one arm by budget; at equal pairs, plain decoding has one token per pair."""
     return {"arm": arm, **{budget: across_seeds([value(m, budget) for m in results]) for budget in BUDGETS}}
 
 
 def gate_row(results: Sequence[Measured], arm: str, share: float) -> dict[str, Any]:
-    """One network with one gate."""
+    """Return the row of one network with one gate."""
     own = [m.answers[arm, share] for m in results]
 
     def mean(value: Callable[[Answers], float]) -> Any:
@@ -138,7 +138,7 @@ def gate_row(results: Sequence[Measured], arm: str, share: float) -> dict[str, A
 
 
 def network_row(results: Sequence[Measured], arm: str) -> dict[str, Any]:
-    """One network: how it predicts, and what its confidence is worth."""
+    """Return the row of one network: its quality of prediction, and the quality of its confidence."""
     own = [m.answers[arm, MAIN] for m in results]
 
     def mean(value: Callable[[Answers], float]) -> Any:
@@ -154,7 +154,7 @@ def network_row(results: Sequence[Measured], arm: str) -> dict[str, Any]:
 
 
 def shipped_row(results: Sequence[Measured]) -> dict[str, Any]:
-    """The shipped network, at its own threshold, on the questions of all seeds."""
+    """Return the row of the shipped network, at its own threshold, on the questions of all seeds."""
     own = [m.shipped for m in results]
     milliseconds = [1e3 * np.median(m.first, 0) for m in results]
     return {
@@ -168,6 +168,6 @@ def shipped_row(results: Sequence[Measured]) -> dict[str, Any]:
 
 
 def probe_row(results: Sequence[Measured], arm: str) -> dict[str, Any]:
-    """The compressor of an arm."""
+    """Return the compressor measurements of an arm."""
     names = results[0].probes[arm]
     return {"arm": arm, **{name: across_seeds([m.probes[arm][name] for m in results]) for name in names}}

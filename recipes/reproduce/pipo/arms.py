@@ -1,4 +1,4 @@
-"""The networks of the study: what each is trained on, for how long; kept on disk, so that a study goes on."""
+"""Training of the study's networks; each is kept on disk, so that an interrupted study resumes."""
 
 import copy
 import shutil
@@ -40,7 +40,7 @@ RATE_OF_MORE = 5e-4  # the learning rate of distillation, for more SFT as well
 
 
 def config(seed: int, *overrides: str) -> AdaptConfig:
-    """The same questions to train on for all seeds; held-out ones of the seed's own."""
+    """Return the configuration of a seed: all seeds train on the same questions, but each has its own held-out ones."""
     own = (
         "part=pipo", "task=chain_sum", f"seed={seed}", "model.device=cpu", "model.check=false", "train.threads=1",
         f"data.sequences={QUESTIONS}", "data.slots=128", "train.save_every=40", "train.keep=1", "progress=false",
@@ -52,7 +52,7 @@ def config(seed: int, *overrides: str) -> AdaptConfig:
 
 
 def held_out(seed: int, count: int = HELD_OUT) -> list[Prompt]:
-    """Questions of a seed that nothing was trained on."""
+    """Return questions of a seed that no network was trained on."""
     asked = config(seed, f"task.seed={1 + seed}", f"evaluation.prompts={max(2, 2 * count)}")
     known = {prompt.token_ids for prompt in question_streams(config(0, f"data.sequences={SHIPPED}"), policy())[0]}
     _, fresh = question_streams(asked, policy())
@@ -60,7 +60,7 @@ def held_out(seed: int, count: int = HELD_OUT) -> list[Prompt]:
 
 
 def corpus() -> list[TokenRow]:
-    """The built-in model's right answers to the questions of training, drawn once."""
+    """Return the built-in model's right answers to the training questions, sampled once."""
     path = RUNS / "corpus.jsonl"
     if not path.is_file():
         began = time.process_time()
@@ -74,7 +74,7 @@ def corpus() -> list[TokenRow]:
 
 
 def part(arm: str, seed: int) -> Path:
-    """The file of an arm's network, trained now unless it is kept already."""
+    """Return the file of an arm's network; train it first if it is missing."""
     if arm == SHIPPED_SFT:
         return find_part(ModelConfig(path="tiny"), "pipo")
     folder = RUNS / "arms" / f"{arm.replace(' ', '_')}-{seed}"
@@ -113,19 +113,19 @@ def _train(arm: str, seed: int, folder: Path, rows: list[TokenRow], first: Path 
 
 
 def once(name: str, make: Callable[[], T]) -> T:
-    """See ``study.once``."""
+    """Run ``make`` once and keep its result; see ``study.once``."""
     return study.once(KEPT, name, (), make)
 
 
 def note(name: str, began: float) -> None:
-    """Write down the processor seconds of a training, or of the corpus."""
+    """Record the processor seconds of a training, or of the corpus."""
     RUNS.mkdir(parents=True, exist_ok=True)
     with (RUNS / "seconds.tsv").open("a", encoding="utf-8") as file:
         file.write(f"{name}\t{time.process_time() - began:.1f}\n")
 
 
 def spent() -> float:
-    """Processor seconds of all jobs that are kept."""
+    """Return the processor seconds of all jobs that are kept."""
     path = RUNS / "seconds.tsv"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return study.spent(KEPT) + sum(float(line.split("\t")[1]) for line in lines)

@@ -15,7 +15,7 @@ INKS = {DEFAULT: "ce", DISTILLED: "tv", BY_CHANCE: "hard_ce", "plain": "start"} 
 
 
 def draw(results: Sequence[Measured], folder: Path) -> dict[str, str]:
-    """All figures, each with the sentence below it."""
+    """Draw all figures; return their captions by file name."""
     sweep(results, folder / "sweep.svg")
     budgets(results, folder / "budgets.svg")
     confidence(results, folder / "reliability.svg")
@@ -30,7 +30,7 @@ def draw(results: Sequence[Measured], folder: Path) -> dict[str, str]:
 
 
 def sweep(results: Sequence[Measured], path: Path) -> None:
-    """Reward and variation over the pad ratio."""
+    """Draw reward and total variation over the pad ratio."""
     with figure(path, 2, 4.8, 3.4) as axes:
         for arm in (*SWEPT, BY_CHANCE):
             shares = [share for share in SHARES if (arm, share) in results[0].answers]
@@ -49,7 +49,7 @@ def sweep(results: Sequence[Measured], path: Path) -> None:
 
 
 def budgets(results: Sequence[Measured], path: Path) -> None:
-    """Reward over the budget."""
+    """Draw reward over the budget, in passes and in tokens."""
     with figure(path, 2, 4.8, 3.4) as axes:
         for panel, of, most in zip(axes, ("pairs", "tokens"), (100, 160), strict=True):
             at = np.linspace(20, most, 29)
@@ -64,7 +64,7 @@ def budgets(results: Sequence[Measured], path: Path) -> None:
 
 
 def confidence(results: Sequence[Measured], path: Path) -> None:
-    """Overlap over confidence."""
+    """Draw the overlap of drafts over their confidence."""
     with figure(path, 1, 4.4, 3.6) as axes:
         axes.plot([0, 1], [0, 1], color="#9aa3ad", linestyle=":")
         for arm in SWEPT:

@@ -1,4 +1,4 @@
-"""Answers in pairs at chosen gates: reward, tokens and pairs of each, and how far what came out is from the teacher."""
+"""Completions decoded in pairs with chosen gates: reward, tokens and pairs, and distance from the teacher."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ CALIBRATION = 2 if QUICK else 48  # questions of the training set on which thres
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """N answers of one network with one gate."""
+    """Results of N completions of one network with one gate."""
 
     reward: Array  # [N]
     tokens: Array  # [N]
@@ -45,35 +45,35 @@ class Answers:
 
     @property
     def tokens_per_pair(self) -> float:
-        """2 less the pad ratio."""
+        """Return the tokens per pair: 2 minus the pad ratio."""
         return float(self.tokens.sum() / self.pairs.sum())
 
     @property
     def pad_ratio(self) -> float:
-        """The share of pairs with one token."""
+        """Return the share of pairs with only one token."""
         return 2 - self.tokens_per_pair
 
     @property
     def kept(self) -> float:
-        """The share of drafts that were kept."""
+        """Return the share of drafts that were kept."""
         return float((self.tokens - self.pairs).sum() / self.drafts)
 
     def within(self, budget: float, of: str) -> float:
-        """Mean reward of the answers that end within so many ``tokens`` or ``pairs``; others get none."""
+        """Return the mean reward of completions within a budget of ``tokens`` or ``pairs``; longer ones count as 0."""
         return float((self.reward * (getattr(self, of) <= budget)).mean())
 
 
 def loaded(path: Path | None) -> Policy:
-    """The built-in model with a network of pairs; None: the shipped one."""
+    """Load the built-in model with a pair network; None loads the shipped one."""
     model = dataclasses.replace(config(0).model, parts={"pipo": None if path is None else str(path)})
     torch.set_num_threads(1)
     return load_policy(model, needs=("pipo",))
 
 
 def thresholds(model: Policy, prompts: Sequence[Prompt], shares: Sequence[float], seed: int) -> dict[float, float]:
-    """The threshold that each share of drafts falls below, on questions of the training set; 0 keeps all, 1 none.
+    """Return the threshold that each share of drafts falls below, on training questions; share 0 keeps all, 1 none.
 
-    What is drafted depends on the gate, so that there are two rounds: all drafts kept, then the middle share dropped.
+    The gate changes which drafts are made, so there are two rounds: keep all drafts, then drop the middle share.
     """
     tau, confidences = -1.0, np.zeros(1)
     for _ in range(2):
@@ -87,7 +87,7 @@ def thresholds(model: Policy, prompts: Sequence[Prompt], shares: Sequence[float]
 
 
 def measure(model: Policy, prompts: Sequence[Prompt], options: dict[str, Any], seed: int) -> Answers:
-    """Answer the prompts with a gate."""
+    """Decode the prompts with a gate, and compare the first completions with the teacher."""
     asked = config(seed)
     answers = pair_answers(asked, model, prompts, options, 500 + seed)
     network = model.parts["pipo"]
@@ -105,7 +105,7 @@ def measure(model: Policy, prompts: Sequence[Prompt], options: dict[str, Any], s
 
 
 def counts(answers: Sequence[Completion]) -> dict[str, Array]:
-    """Tokens and passes of each answer."""
+    """Return the tokens and backbone passes of each completion."""
     return {
         "tokens": np.array([len(a.token_ids) for a in answers], float),
         "pairs": np.array([a.stats.cycles for a in answers], float),
@@ -113,7 +113,7 @@ def counts(answers: Sequence[Completion]) -> dict[str, Array]:
 
 
 def short(model: Policy, prompts: Sequence[Prompt], seed: int) -> tuple[int, int]:
-    """PADs, and answers of at most 16 tokens to questions: the shortest in which a PAD could come."""
+    """Count PADs in completions of at most 16 tokens, the shortest that could hold one; return PADs and completions."""
     asked = config(seed, "data.sampling.max_new_tokens=16")
     answers = pair_answers(asked, model, prompts, {}, 300 + seed)
     network = model.parts["pipo"]
@@ -122,7 +122,7 @@ def short(model: Policy, prompts: Sequence[Prompt], seed: int) -> tuple[int, int
 
 
 def plain(prompts: Sequence[Prompt], seed: int) -> tuple[Array, Array]:
-    """Reward and tokens of the built-in model's own answers."""
+    """Return reward and tokens of the built-in model's own completions."""
     asked, model = config(seed), policy()
     answers = run_engine(model, prompts, asked.data, drafting_config(model), 700 + seed)
     reward = make_reward(asked.task)
@@ -131,7 +131,7 @@ def plain(prompts: Sequence[Prompt], seed: int) -> tuple[Array, Array]:
 
 @torch.no_grad()
 def held_against(network: PairModel, model: Policy, rows: Sequence[PairRow]) -> dict[str, Any]:
-    """What the drafts of rows were worth, and how far what emitted tokens were drawn from is from the teacher's."""
+    """Compare rows with the teacher: the quality of their drafts, and the distance of the sampling distributions."""
     batch = batch_rows(rows, network.pad)
     h, u = network.read(model, batch.pairs)
     teacher = teacher_logprobs(model, network, batch)

@@ -1,4 +1,4 @@
-"""The rules of README.md. Arms are compared where 35 % of the drafts are dropped, on questions of the seed."""
+"""The rules of README.md. Arms are compared at 35 % of the drafts dropped, on the seed's questions."""
 
 from recipes.reproduce.verdicts import Need, Part, Rule
 
@@ -12,12 +12,12 @@ CALIBRATED = 0.05  # confidence that counts as right on average
 
 
 def one(claim: str, statement: str, text: str, evidence: str, *parts: Part, needs: tuple[Need, ...] = ()) -> Rule:
-    """A rule all of whose parts have to hold."""
+    """Return a rule all of whose parts have to hold."""
     return Rule(claim=claim, statement=statement, text=text, evidence=evidence, any_of=(parts,), needs=needs)
 
 
 def compared(claim: str, statement: str, arm: str, base: str, budget: str = "whole answers") -> Rule:
-    """One arm above another in reward, by more than two runs of one arm differ."""
+    """Return the rule that one arm beats another in reward by more than two runs of one arm differ."""
     return one(
         claim,
         statement,

@@ -1,4 +1,4 @@
-"""What is measured for one seed; each part is kept on disk, so the study goes on where it stopped."""
+"""Measurements of one seed; each part is kept on disk, so an interrupted study resumes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ PROBES = 8 if QUICK else 64  # pairs of tokens whose compression is looked at
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """All that was measured of a seed."""
+    """All measurements of one seed."""
 
     answers: dict[tuple[str, float], Answers]  # (arm, share of drafts dropped)
     shipped: Answers  # by the shipped part, at its own threshold
@@ -52,7 +52,7 @@ class Measured:
 
 
 def run(seed: int) -> Measured:
-    """Train what is missing, then answer."""
+    """Train the missing networks of a seed, then measure all of them."""
     prompts = held_out(seed)
     answers: dict[tuple[str, float], Answers] = {}
     for arm in ARMS:
@@ -83,17 +83,20 @@ def run(seed: int) -> Measured:
 
 
 def training(seed: int, count: int = QUESTIONS) -> list[Prompt]:
-    """Questions of training, and beyond: the first ``count`` of their stream."""
+    """Return the first ``count`` questions of the training stream; it goes on beyond the training set."""
     return question_streams(config(seed, f"data.sequences={count}"), policy())[0]
 
 
 def timed(seed: int) -> Array:
-    """What ``first_tokens`` gave, kept."""
+    """Return the result of ``first_tokens``, computed once and kept."""
     return once(f"first-{seed}", lambda: first_tokens(seed))
 
 
 def first_tokens(seed: int) -> Array:
-    """Processor seconds to the first token of random prompts, arms in turns; the first turn is not counted."""
+    """Return processor seconds to the first token of random prompts [rounds, 2]: plain, then in pairs.
+
+    Both systems take turns; the first turn is dropped.
+    """
     model = loaded(None)
     turns = [
         [first_token(model, system, PROMPT, seed * 100 + turn)[0] for system in ("autoregressive", "pipo")]
@@ -106,7 +109,7 @@ def first_tokens(seed: int) -> Array:
 
 
 def probes(model: Policy, rows: Sequence[TokenRow], seed: int) -> dict[str, float]:
-    """What the compressor makes of pairs of neighbouring tokens of answers, as means (SPEC 2.6)."""
+    """Measure how the compressor maps pairs of neighbouring tokens in completions, as means (SPEC 2.6)."""
     network = model.parts["pipo"]
     assert isinstance(network, PairModel)
     numbers = np.random.default_rng(seed)
@@ -135,7 +138,7 @@ def probes(model: Policy, rows: Sequence[TokenRow], seed: int) -> dict[str, floa
 
 
 def jacobian_share(network: PairModel, pair: Tensor) -> float:
-    """Of the derivative with respect to both embeddings [2, d], the share of the first, by Frobenius norms."""
+    """Return the first embedding's share of the derivative with respect to both [2, d], by Frobenius norms."""
     jacobian = torch.autograd.functional.jacobian(network.compress, pair)  # [d, 2, d]
     first, second = (float(jacobian[:, i].norm()) for i in (0, 1))
     return first / (first + second)

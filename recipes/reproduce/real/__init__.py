@@ -1,1 +1,1 @@
-"""The paper's claims on SmolLM2-135M-Instruct: corpus, states, heads, and how they draft on held-out text."""
+"""Study of the paper's claims on SmolLM2-135M-Instruct: corpus, hidden states, heads, drafting on held-out text."""

@@ -1,7 +1,7 @@
-"""The study on SmolLM2-135M-Instruct: its corpus, the states, the heads, and how they draft on held-out prompts.
+"""Study on SmolLM2-135M-Instruct: make the corpus and states, train the heads, evaluate them on held-out prompts.
 
-``python -m recipes.reproduce.real [--stage NAME ...] [--heads NAME ...] [--share I/N] [--quick]``: hours a stage, each
-of which goes on where it was stopped. All is kept in runs/reproduce/real ($BEBOP_REPRODUCE/real).
+``python -m recipes.reproduce.real [--stage NAME ...] [--heads NAME ...] [--share I/N] [--quick]``: each stage takes
+hours and resumes where it was stopped. All results are in runs/reproduce/real ($BEBOP_REPRODUCE/real).
 """
 
 import argparse
@@ -30,11 +30,11 @@ from recipes.reproduce.real.states import make_states, read_text
 from recipes.reproduce.study import QUICK
 
 ROOT = Path(__file__).resolve().parents[3]
-CLAIMS = ("real_entropy", "real_drafts", "real_losses")  # studies of what the other stages leave
+CLAIMS = ("real_entropy", "real_drafts", "real_losses")  # studies that read the results of the other stages
 
 
 def main(given: list[str]) -> None:
-    """Run the stages that were asked for, in their order."""
+    """Run the requested stages in their order."""
     options = arguments(given)
     check_writable("BEBOP_REPRODUCE", HERE)
     runs = chosen(all_runs(), options.heads)
@@ -44,7 +44,7 @@ def main(given: list[str]) -> None:
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
-    """The command line; ``--quick`` itself is read in ``study.py``."""
+    """Parse the command line; ``study.py`` reads ``--quick`` itself."""
     parser = Parser(prog="python -m recipes.reproduce.real", description=__doc__)
     names = ", ".join(STAGES)
     parser.add_argument("--stage", nargs="+", choices=tuple(STAGES), default=list(STAGES), metavar="NAME", help=names)
@@ -62,7 +62,11 @@ def arguments(given: list[str]) -> argparse.Namespace:
 
 
 def chosen(runs: Sequence[HeadRun], patterns: Sequence[str]) -> list[HeadRun]:
-    """The runs whose names match; ``UserError`` for a pattern that matches none."""
+    """Return the runs whose names match a pattern.
+
+    Raises:
+        UserError: A pattern matches no run.
+    """
     for pattern in patterns:
         if not any(fnmatch(run.name, pattern) for run in runs):
             names = ", ".join(run.name for run in runs)
@@ -71,7 +75,7 @@ def chosen(runs: Sequence[HeadRun], patterns: Sequence[str]) -> list[HeadRun]:
 
 
 def train_heads(runs: Sequence[HeadRun], options: argparse.Namespace) -> None:
-    """Train every head that has not ended, one after the other."""
+    """Train every unfinished head, one after the other."""
     left = [run for run in runs if not done(run, HERE)]
     if not left:
         return
@@ -83,13 +87,13 @@ def train_heads(runs: Sequence[HeadRun], options: argparse.Namespace) -> None:
 
 
 def look_at_heads(runs: Sequence[HeadRun], options: argparse.Namespace) -> None:
-    """Look at every head that has ended."""
+    """Evaluate every finished head."""
     model, text = load(PLAN), read_text(HERE, PLAN)
     evaluate([run for run in runs if done(run, HERE)], HERE, replace(model, mtp=MTPHead(model.backbone)), text)
 
 
 def fused_losses(runs: Sequence[HeadRun], options: argparse.Namespace) -> None:
-    """Time and memory of the losses, and a table of them."""
+    """Measure time and memory of the losses, and print a table."""
     lines = compare_losses(HERE, load(PLAN), read_text(HERE, PLAN))
     show(
         table(
@@ -99,7 +103,7 @@ def fused_losses(runs: Sequence[HeadRun], options: argparse.Namespace) -> None:
 
 
 def judge_claims(runs: Sequence[HeadRun], options: argparse.Namespace) -> None:
-    """Each study of the claims in a process of its own, whether or not the one before it succeeded.
+    """Run each study of the claims in its own process, even if an earlier one failed.
 
     Raises:
         UserError: One of them failed.
@@ -114,7 +118,7 @@ def judge_claims(runs: Sequence[HeadRun], options: argparse.Namespace) -> None:
 
 
 def judge_claim(name: str) -> bool:
-    """One study; whether it succeeded, or is not there to be run."""
+    """Run one study; return whether it succeeded or does not exist yet."""
     if not (ROOT / "recipes" / "reproduce" / name / "__main__.py").is_file():
         show(f"{name}: nothing computes its numbers yet\n")
         return True

@@ -1,7 +1,7 @@
-"""``python -m recipes.reproduce.real.built_in``: put the head that Bebop brings for SmolLM2 in its place, in fp16.
+"""``python -m recipes.reproduce.real.built_in``: install the head that Bebop ships for SmolLM2, in fp16.
 
-It is that of end-to-end total variation whose validation was best, of those that have ended. The study itself never
-reads it: its heads begin where ``starts.py`` says.
+It is the finished head of end-to-end total variation with the best validation. The study itself never reads it: its
+heads start as described in ``starts.py``.
 """
 
 import json
@@ -21,7 +21,7 @@ OBJECTIVE = "e2e_tv"
 
 
 def main(given: list[str]) -> None:
-    """Choose, convert, say which."""
+    """Choose the head, convert it, and report which one it is."""
     Parser(prog="python -m recipes.reproduce.real.built_in", description=__doc__).parse_args(given)
     name, length = best_head(HERE)
     bring(HERE / "heads" / name / BEST, HEAD, {"head": name, "accept length on validation prompts": f"{length:.3f}"})
@@ -29,10 +29,10 @@ def main(given: list[str]) -> None:
 
 
 def best_head(place: Path) -> tuple[str, float]:
-    """Name and accept length of the head.
+    """Return the name and accept length of the best finished head.
 
     Raises:
-        UserError: None has ended.
+        UserError: No head has finished training.
     """
     ended = sorted((place / "heads").glob(f"{OBJECTIVE}-[0-9]/{DONE}"))
     if not ended:
@@ -46,7 +46,7 @@ def best_head(place: Path) -> tuple[str, float]:
 
 
 def bring(source: Path, target: Path, told: dict[str, str]) -> None:
-    """Write the head in half the bytes; what is ``told`` stands in the file's header."""
+    """Write the head in fp16, half the bytes, with ``told`` as the metadata in the file's header."""
     halved = {name: tensor.to(torch.float16) for name, tensor in load_file(source).items()}
     save_file(halved, target, metadata=told)
 

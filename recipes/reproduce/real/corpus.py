@@ -1,7 +1,7 @@
-"""Answers of the model itself at temperature 1: made in shards, each a run of the embedded engine of its own.
+"""Completions of the model itself at temperature 1, sampled in shards with the embedded engine.
 
-What a shard holds depends on the plan and its number alone, so a stopped corpus goes on where it was and comes out as
-if it had not been stopped. ``corpus/shard-0007.jsonl`` has a line an answer: prompt, answer, seed, log-probs.
+A shard depends only on the plan and its own number. A stopped corpus therefore continues where it was, with the same
+result as without a stop. ``corpus/shard-0007.jsonl`` has one line per completion: prompt, completion, seed, log-probs.
 """
 
 import json
@@ -28,7 +28,10 @@ from recipes.reproduce.real.prompts import RealPrompt, make_prompts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A prompt with what the model said: Answer(number=812, kind="story", split="test", seed=812, ...)."""
+    """Prompt with the model's completion.
+
+    Example: Answer(number=812, kind="story", split="test", seed=812, ...).
+    """
 
     number: int
     kind: str
@@ -41,18 +44,18 @@ class Answer:
 
     @property
     def row(self) -> TokenRow:
-        """As training takes it; the task is the kind."""
+        """Return the tokens as a training row, with the kind as its task."""
         return TokenRow(prompt=self.prompt, answer=self.answer, task=self.kind)
 
 
 def shard_paths(folder: Path, plan: Plan) -> list[Path]:
-    """Of all shards of the plan, made or not."""
+    """Return the paths of all shards of the plan, sampled or not."""
     count = math.ceil(plan.prompts / plan.shard)
     return [folder / "corpus" / f"shard-{shard:04d}.jsonl" for shard in range(count)]
 
 
 def make_corpus(folder: Path, plan: Plan, policy: Policy | None = None, share: tuple[int, int] = (1, 1)) -> None:
-    """Sample the shards that are not there yet; says how many tokens a second of processor time that makes.
+    """Sample the missing shards, and report tokens per second of processor time.
 
     ``share``: (i, n) takes every n-th shard from the i-th, for n processes side by side.
 
@@ -84,7 +87,10 @@ def _answers(shards: Sequence[int], plan: Plan, prompts: Sequence[RealPrompt]) -
 
 
 def sample_shard(plan: Plan, policy: Policy, prompts: Sequence[RealPrompt], bar: tqdm) -> list[Answer]:
-    """An answer to each prompt, all side by side; the seed of a request is that of the plan and the prompt's number."""
+    """Sample one completion for each prompt, all in one batch.
+
+    The seed of a request comes from the plan and the prompt's number.
+    """
     sampling = SamplingConfig(max_new_tokens=plan.max_new_tokens)
     length = plan.max_prompt_tokens + plan.max_new_tokens
     plain = DecodingConfig(system="autoregressive", draft_tokens=0)
@@ -118,7 +124,7 @@ def _answer(plan: Plan, prompt: RealPrompt, completion: Completion) -> Answer:
 
 
 def write_shard(path: Path, answers: Sequence[Answer]) -> None:
-    """Whole or not at all."""
+    """Write a shard of completions, atomically."""
     lines = [
         json.dumps({name: getattr(answer, name) for name in Answer.__slots__} | {"logprobs": _rounded(answer.logprobs)})
         for answer in answers
@@ -133,20 +139,24 @@ def _rounded(values: Sequence[float]) -> list[float]:
 
 
 def read_shard(path: Path) -> list[Answer]:
-    """As ``write_shard`` wrote it."""
+    """Read the file of ``write_shard``."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     lists = ("prompt", "answer", "logprobs")
     return [Answer(**(row | {name: tuple(row[name]) for name in lists})) for row in rows]
 
 
 def read_corpus(folder: Path, plan: Plan, most: int | None = None) -> list[Answer]:
-    """Every answer in order; with ``most``, of the first shards only. ``UserError`` if one of them is not there."""
+    """Read all completions in order, or those of the first ``most`` shards.
+
+    Raises:
+        UserError: A shard is missing.
+    """
     paths = shard_paths(folder, plan)[:most]
     missing(paths, "corpus")
     return [answer for path in paths for answer in read_shard(path)]
 
 
 def corpus_size(folder: Path, plan: Plan) -> dict[str, int]:
-    """Answers and their tokens in the shards that are there, for whoever tells of them."""
+    """Return the numbers of completions and of their tokens in the existing shards."""
     answers = [answer for path in shard_paths(folder, plan) if path.is_file() for answer in read_shard(path)]
     return {"answers": len(answers), "tokens": sum(len(answer.answer) for answer in answers)}

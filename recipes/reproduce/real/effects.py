@@ -1,23 +1,23 @@
-"""Numbers of heads that were trained with several seeds and looked at on the same prompts, with intervals over both.
+"""Numbers of heads that were trained with several seeds and evaluated on the same prompts, with intervals over both.
 
-*Two levels, crossed.* An arm is one head a seed; every head of every arm drafts on the same prompts. Another study
-would have other seeds and other prompts, so both vary, but not one within the other: a hard prompt is hard for all
+*Two levels, crossed.* An arm has one head per seed; every head of every arm drafts on the same prompts. Another study
+would have other seeds and other prompts. Both vary, but neither is nested in the other: a hard prompt is hard for all
 seeds at once. Hence
 
-- *prompts* are bootstrapped (all chains of a prompt go together), and one draw of prompts serves all seeds and both
-  arms of a comparison. Prompts that are drawn anew for each seed would average away what seeds have in common, and
-  chains that are drawn one by one what those of a prompt have;
-- *seeds* are taken by Student's t of the numbers of single seeds. Three seeds have but ten different resamples, and a
-  bootstrap over them alone holds the truth in about 75 of 100 cases where 95 are promised.
+- *prompts* are bootstrapped, with all chains of a prompt together. One draw of prompts serves all seeds and both arms
+  of a comparison. Prompts drawn anew for each seed would average away what seeds have in common. Chains drawn one by
+  one would average away what the chains of a prompt have in common;
+- *seeds* get Student's t of the numbers of single seeds. Three seeds have only ten different resamples, and a bootstrap
+  over them alone holds the truth in about 75 of 100 cases where 95 are promised.
 
-Both half widths are added in squares, each with the quantile of its own level, which holds the truth as often as
-promised whichever level the spread comes from (``tests/recipes/reproduce/test_real_effects.py`` simulates it). What
-differs from seed to seed *and* prompt to prompt is counted at both levels, and kinds of prompts are drawn as they come
-instead of in fixed shares: a little wide. p is two-sided: the level at which the interval would just reach 0.
+Both half widths are added in squares, each with the quantile of its own level. The sum holds the truth as often as
+promised, whichever level the spread comes from (``tests/recipes/reproduce/test_real_effects.py`` simulates it). The
+interval is slightly too wide: the interaction of seed and prompt counts at both levels, and kinds of prompts are drawn
+freely instead of in fixed shares. p is two-sided: the level at which the interval would just reach 0.
 
-*Noise floor*: how far two seeds of one arm lie apart, root mean square, of the noisier arm. It comes from seeds within
-an arm, never from arms of one seed, which share the order of the answers. *Size*: an effect over the noise floor.
-Within a claim p-values are corrected by ``verdicts.holm``.
+*Noise floor*: the root-mean-square difference of two seeds of one arm, for the noisier arm. It comes from seeds within
+an arm, never from arms of one seed, which share the order of the completions. *Size*: an effect over the noise floor.
+Within a claim, p-values are corrected by ``verdicts.holm``.
 """
 
 import math
@@ -35,49 +35,54 @@ from recipes.reproduce.measured import Number
 
 Array = NDArray[np.float64]
 T = TypeVar("T")
-DECISIVE = 0.001  # level at which ``Effect.number`` is no surer than the effect: below .05 over all findings of a claim
+DECISIVE = 0.001  # level where ``Effect.number`` is no surer than the effect: below .05 over all findings of a claim
 MOST_DEGREES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """A number of one head as a function of sums over prompts, so that a bootstrap is a product with weights."""
+    """Number of one head as a function of sums over prompts, so that a bootstrap is a product with weights."""
 
     sums: Array  # [N, M] of each prompt
     of: Callable[[Array], Array]  # sums over prompts [R, M] -> the number [R]
 
     def __call__(self, weights: Array) -> Array:
-        """The number [R] under weights of the prompts [R, N]."""
+        """Return the number [R] under weights of the prompts [R, N]."""
         return self.of(weights @ self.sums)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """A number of an arm, or a difference of two: Effect(value=.031, low=.018, high=.044, p=.004, floor=.006, ...)."""
+    """Number of one arm, or difference of two arms, with its interval and noise floor.
+
+    Example: Effect(value=.031, low=.018, high=.044, p=.004, floor=.006, ...).
+    """
 
     value: float
     low: float
     high: float  # of the 95 % interval
     p: float  # two-sided, against 0
-    floor: float  # noise: how far two seeds of one arm lie apart; NaN with one seed
+    floor: float  # noise: RMS difference of two seeds of one arm; NaN with one seed
     seeds: int
     seed_error: float  # standard error over seeds; NaN with one seed
     prompt_error: float  # standard error over prompts
 
     @property
     def size(self) -> float:
-        """The value in units of the noise floor, signed."""
+        """Return the value in units of the noise floor, signed."""
         return self.value / self.floor if self.floor else math.copysign(math.inf, self.value)
 
     def reach(self, level: float) -> float:
-        """Half the width of the interval that leaves out ``level`` of all cases."""
+        """Return half the width of the interval that excludes a share ``level`` of all cases."""
         over_seeds = student_t(self.seeds - 1, level) * self.seed_error if self.seeds > 1 else math.nan
         return math.hypot(over_seeds, NormalDist().inv_cdf(1 - level / 2) * self.prompt_error)
 
     def number(self) -> Number:
-        """As the rules of ``verdicts`` take it: the same interval, and Student's t with as many degrees of freedom as
-        keep p at ``DECISIVE`` from being smaller than that of the effect. ``Number.seeds`` is one more than those, not
-        how many runs there were, so a noise floor is to be had from ``seeds_of`` alone.
+        """Return the effect as a ``Number`` for the rules of ``verdicts``, with the same interval.
+
+        Its Student's t has as many degrees of freedom as keep p at ``DECISIVE`` from being smaller than that of the
+        effect. ``Number.seeds`` is one more than those, not the number of runs. A noise floor therefore has to come
+        from ``seeds_of``.
         """
         if math.isnan(self.low):
             return Number(value=self.value, low=self.low, high=self.high, seeds=self.seeds)
@@ -94,32 +99,32 @@ class Effect:
 
 
 def prompts(chains: Chains) -> NDArray[np.int64]:
-    """Which prompt each chain is of [n], counted from 0 among those that have chains."""
+    """Return the prompt index of each chain [n], counted from 0 among the prompts that have chains."""
     return np.unique(chains.row, return_inverse=True)[1].astype(np.int64)
 
 
 def by_prompt(chains: Chains, columns: Sequence[Array]) -> Array:
-    """Sums of numbers of chains [n], or of their steps [n, K], over each prompt [N, M]."""
+    """Return sums over each prompt [N, M] of numbers of chains [n] or of their steps [n, K]."""
     place = prompts(chains)
     totals = [column if column.ndim == 1 else column.sum(1) for column in columns]
     return np.stack([np.bincount(place, total) for total in totals], 1)
 
 
 def mean_of(chains: Chains, values: Array) -> Statistic:
-    """The mean over all chains [n] or steps [n, K]; NaN is left out."""
+    """Return the mean over all chains [n] or steps [n, K]; NaN is left out."""
     known = np.isfinite(values)
     return Statistic(by_prompt(chains, [np.where(known, values, 0), known.astype(float)]), _ratio)
 
 
 def slope_of(chains: Chains, x: Array, y: Array) -> Statistic:
-    """Least-squares slope of y on x over all chains or steps, both [n] or [n, K]; NaN is left out."""
+    """Return the least-squares slope of y on x over all chains or steps, both [n] or [n, K]; NaN is left out."""
     known = np.isfinite(x) & np.isfinite(y)
     a, b = np.where(known, x, 0), np.where(known, y, 0)
     return Statistic(by_prompt(chains, [known.astype(float), a, b, a * a, a * b]), _slope)
 
 
 def accept_length(chains: Chains) -> Statistic:
-    """Tokens a cycle with sampled drafts, what most comparisons are about."""
+    """Return the tokens per cycle with sampled drafts, the number of most comparisons."""
     return mean_of(chains, chains.accept)
 
 
@@ -137,29 +142,29 @@ def _slope(sums: Array) -> Array:
 
 
 def single(arm: Sequence[T], what: Callable[[T], Statistic]) -> Effect:
-    """A number of one arm: ``what`` of each seed's head, averaged over seeds."""
+    """Return a number of one arm: ``what`` of each seed's head, averaged over seeds."""
     return _effect([what(one) for one in arm], None)
 
 
 def paired(first: Sequence[T], second: Sequence[T], what: Callable[[T], Statistic]) -> Effect:
-    """``what`` of the first arm minus that of the second, seed by seed on the same prompts."""
+    """Return ``what`` of the first arm minus that of the second, seed by seed on the same prompts."""
     assert len(first) == len(second), "a comparison takes the same seeds of both arms"
     return _effect([what(one) for one in first], [what(one) for one in second])
 
 
 def contrast(first: Sequence[Statistic], second: Sequence[Statistic]) -> Effect:
-    """The same for statistics that are there already: two numbers of one arm, such as two kinds of drafts."""
+    """Return the difference of two lists of statistics, paired by seed, such as two kinds of drafts of one arm."""
     assert len(first) == len(second), "a comparison takes the same seeds of both arms"
     return _effect(first, second)
 
 
 def seeds_of(arm: Sequence[T], what: Callable[[T], Statistic]) -> Array:
-    """The number of each seed's head [S], from which a noise floor is."""
+    """Return the number of each seed's head [S], the input of a noise floor."""
     return _values([what(one) for one in arm])
 
 
 def noise(values: Array) -> float:
-    """How far two seeds of one arm lie apart, root mean square over all pairs; NaN with one seed."""
+    """Return the root-mean-square difference of two seeds of one arm, over all pairs; NaN with one seed."""
     return math.sqrt(2) * float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
@@ -172,7 +177,7 @@ def _effect(first: Sequence[Statistic], second: Sequence[Statistic] | None) -> E
     assert all(len(one.sums) == count for one in (*first, *(second or ()))), "all heads draft on the same prompts"
 
     def averaged(weights: Array) -> Array:
-        """Over seeds [R], for one draw of prompts a row."""
+        """Return the mean over seeds [R], for one draw of prompts a row."""
         found: Array = np.mean([one(weights) for one in first], 0)
         return found - np.mean([one(weights) for one in second], 0) if second is not None else found
 
@@ -196,7 +201,7 @@ def _with_interval(effect: Effect) -> Effect:
 
 
 def p_value(effect: Effect) -> float:
-    """The level at which the interval around an effect just reaches 0; 1 without an interval, and for no effect."""
+    """Return the level at which the interval around an effect just reaches 0; 1 without an interval or effect."""
     if math.isnan(effect.reach(0.05)) or effect.value == 0:
         return 1.0
     low, high = math.log(1e-12), 0.0

@@ -1,9 +1,9 @@
-"""How a trained head drafts on prompts that it was not trained on: chain by chain, at several temperatures.
+"""Evaluation of trained heads on held-out prompts: chain by chain, at several temperatures.
 
-The text is the same for every head: answers to the prompts of the test, and of kinds of prompts that no head has seen.
-It was drawn at temperature 1, so the estimate of the accept length is unbiased there alone; at other temperatures
-overlaps and entropies are those of the contexts that the text visits. Drafts at a temperature of their own are looked
-at along the same text with the target at 1, so there the estimate is unbiased at every one of them (``looks.py``).
+Every head is evaluated on the same text: completions of test prompts, and of kinds of prompts that no head was trained
+on. The text was sampled at temperature 1, so the estimate of the accept length is unbiased only there. At other
+temperatures, overlaps and entropies are those of the contexts in the text. Drafts with a temperature of their own use
+the same text with the target at 1, so their estimate is unbiased at every draft temperature (``looks.py``).
 """
 
 import json
@@ -25,18 +25,21 @@ from recipes.reproduce.real.runs import BRIEF, LAST, SHARED, HeadRun
 from recipes.reproduce.real.states import Text
 from recipes.reproduce.study import QUICK
 
-EVERY = 2 if QUICK else 32  # of the chains, each so many-th
+EVERY = 2 if QUICK else 32  # every n-th chain is evaluated
 HELD_OUT = ("test", "unseen")  # splits
 TEMPERATURES = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
 TOP_P = 0.9
-SWEPT = ("hard_ce", "ce", "e2e_tv")  # losses whose heads are looked at at every temperature; those of others at 1 alone
+SWEPT = ("hard_ce", "ce", "e2e_tv")  # losses evaluated at every temperature; all others at 1
 DRAFT_TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the draft alone; 0 is greedy
-DRAFTED = ("ce", "e2e_tv")  # losses whose heads are looked at with them
+DRAFTED = ("ce", "e2e_tv")  # losses whose heads are evaluated at draft temperatures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """A head at a sampling, on a split: Evaluated(head="e2e_tv-0", file="best.safetensors", split="test", ...)."""
+    """Evaluation of one head at one sampling on one split.
+
+    Example: Evaluated(head="e2e_tv-0", file="best.safetensors", split="test", ...).
+    """
 
     head: str  # name of its run
     file: str  # of its folder: the best head, or one at a mark
@@ -45,17 +48,21 @@ class Evaluated:
 
     @property
     def name(self) -> str:
-        """Of the file without its ending: e2e_tv-0, best, T0.40, test."""
+        """Return the file name without its ending: e2e_tv-0, best, T0.40, test."""
         cut = f" p{self.sampling.target_top_p:.2f}" if self.sampling.target_top_p < 1 else ""
         return f"{self.head}, {Path(self.file).stem}, T{self.sampling.temperature:.2f}{cut}, {self.split}"
 
     def path(self, place: Path) -> Path:
-        """Where its chains are kept."""
+        """Return the file that stores the chains."""
         return place / "evaluation" / f"{self.name}.npz"
 
 
 def samplings(run: HeadRun, file: str) -> list[Sampling]:
-    """What a head is looked at with."""
+    """Return the samplings at which a head is evaluated.
+
+    The shared head and the best heads of swept losses get all temperatures and top-p. All other heads, fresh ones
+    included, get temperature 1 alone.
+    """
     plain = Sampling()
     if file != BEST or run.name.startswith("fresh-") or (run.name != SHARED and run.objective not in SWEPT):
         return [plain]
@@ -63,10 +70,10 @@ def samplings(run: HeadRun, file: str) -> list[Sampling]:
 
 
 def wanted(run: HeadRun, place: Path) -> Iterator[Evaluated]:
-    """All that is asked of a run that has ended: its best head, and those at its marks.
+    """Yield the evaluations of a finished run: of its best head, and of its heads at marks.
 
-    Kinds of prompts that no head has seen are for best heads at temperature 1: what is asked of the others is how they
-    differ, which the test tells.
+    Unseen kinds of prompts are for best heads at temperature 1 alone. The other evaluations compare heads, and the test
+    split suffices for that.
     """
     for path in sorted(run.folder(place).glob("*.safetensors")):
         if not _counts(run, path.name):
@@ -77,15 +84,24 @@ def wanted(run: HeadRun, place: Path) -> Iterator[Evaluated]:
 
 
 def _counts(run: HeadRun, file: str) -> bool:
-    """Whether a rule or a table asks for a head: of the shared one for the best, of losses that are compared after
-    equal steps alone for that and the last mark of steps."""
+    """Return whether a rule or a table needs this head.
+
+    The shared run needs only its best head. Losses compared after equal steps need that and the last mark of steps. All
+    other runs need every mark.
+    """
     if run.name == SHARED:
         return file == BEST
     return run.objective not in (*BRIEF, "kl") or file in (BEST, f"step-{LAST:05d}.safetensors")
 
 
 def evaluate(runs: Sequence[HeadRun], place: Path, model: Policy, text: Text) -> list[dict[str, Any]]:
-    """Look at every head that has ended and was not looked at; the lines of the table, also in ``evaluation.json``."""
+    """Evaluate every head of finished runs that has no results yet.
+
+    Returns the lines of the table, which are also written to ``evaluation.json``.
+
+    Raises:
+        UserError: No head has finished training.
+    """
     asked = [(run, each) for run in runs for each in wanted(run, place)]
     if not asked:
         raise UserError(f"{place / 'heads'} holds no head that has ended: run --stage heads first")
@@ -103,7 +119,7 @@ def evaluate(runs: Sequence[HeadRun], place: Path, model: Policy, text: Text) ->
 
 
 def look_at(run: HeadRun, asked: Sequence[Evaluated], place: Path, model: Policy, text: Text) -> None:
-    """All that is asked of one head on one split and not there yet, from the same logits."""
+    """Run the missing evaluations of one head on one split, all from the same logits."""
     head = asked[0]
     left = [each for each in asked if not each.path(place).is_file()]
     drafts = drafts_path(place, run.name) if has_drafts(run, head) else None
@@ -122,18 +138,18 @@ def look_at(run: HeadRun, asked: Sequence[Evaluated], place: Path, model: Policy
 
 
 def has_drafts(run: HeadRun, head: Evaluated) -> bool:
-    """Whether a head is looked at with draft temperatures."""
+    """Return whether a head is evaluated at separate draft temperatures."""
     begun = run.start == SHARED and run.objective in DRAFTED
     return begun and (head.file, head.split) == (BEST, HELD_OUT[0])
 
 
 def drafts_path(place: Path, head: str) -> Path:
-    """Where a best head's chains with draft temperatures are: ce-0, best, drafts, test.npz."""
+    """Return the file of a best head's chains with draft temperatures: ce-0, best, drafts, test.npz."""
     return place / "evaluation" / f"{head}, {Path(BEST).stem}, drafts, {HELD_OUT[0]}.npz"
 
 
 def write_drafts(path: Path, found: Drafts) -> None:
-    """Whole or not at all."""
+    """Write chains with draft temperatures, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".new")
     columns = {name: getattr(found, name) for name in Drafts.__slots__}
@@ -144,7 +160,7 @@ def write_drafts(path: Path, found: Drafts) -> None:
 
 
 def read_drafts(path: Path) -> Drafts:
-    """As ``write_drafts`` wrote them."""
+    """Read the file of ``write_drafts``."""
     with np.load(path) as kept:
         columns = {name: kept[name] for name in Drafts.__slots__}
     columns |= {name: columns[name].astype(float) for name in ("overlap", "accept")}
@@ -152,7 +168,7 @@ def read_drafts(path: Path) -> Drafts:
 
 
 def write_chains(path: Path, found: Probe, text: Text) -> None:
-    """Numbers of n chains with K steps, and which prompt and kind each is of; whole or not at all."""
+    """Write the numbers of n chains with K steps, with the prompt and kind of each chain, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     numbers = np.array([answer.number for answer in text.answers])[found.row]
     columns = {name: found.numbers[name].astype(np.float32) for name in NUMBERS}
@@ -166,7 +182,7 @@ def write_chains(path: Path, found: Probe, text: Text) -> None:
 
 
 def read_chains(path: Path) -> Probe:
-    """As ``write_chains`` wrote them."""
+    """Read the file of ``write_chains``."""
     with np.load(path) as kept:
         return Probe(
             row=kept["row"], place=kept["place"], task=kept["task"], accept=kept["accept"],
@@ -175,7 +191,7 @@ def read_chains(path: Path) -> Probe:
 
 
 def line(run: HeadRun, each: Evaluated, found: Probe) -> dict[str, Any]:
-    """Means over chains, with intervals over prompts."""
+    """Return one line of the table: means over chains, with intervals over prompts."""
 
     def mean(values: Any) -> Mapping[str, float]:
         return asdict(found.mean(values))

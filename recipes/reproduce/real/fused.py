@@ -1,7 +1,7 @@
-"""What a large vocabulary asks of a loss: processor time and memory of the fused losses, and of plain autograd.
+"""Cost of the losses with a large vocabulary: processor time and memory of the fused losses and of plain autograd.
 
-Both are given the same states of the same chains, in turns, in one process; memory is that of tensors. Plain autograd
-makes all logits at once.
+Both get the same states of the same chains, in turns, in one process. Memory is that of tensors. Plain autograd makes
+all logits at once.
 """
 
 import json
@@ -21,25 +21,25 @@ from bebop.trainer.objectives import OBJECTIVES, Sampling, Steps
 from recipes.reproduce.real.states import Text
 from recipes.reproduce.study import QUICK
 
-ROWS, EVERY, DEPTH = 8, 8, 5  # a step of the shared head, see ``runs.HeadRun``
+ROWS, EVERY, DEPTH = 8, 8, 5  # one training step of the shared head, see ``runs.HeadRun``
 TURNS = 1 if QUICK else 3
 
 Loss = Callable[[Steps], Tensor]
 
 
 def eager_tv(steps: Steps) -> Tensor:
-    """Mean total variation of the steps that exist."""
+    """Return the mean total variation of the existing steps."""
     return 1 - torch.minimum(*_probs(steps)).sum(-1).mean()
 
 
 def eager_ce(steps: Steps) -> Tensor:
-    """Mean cross-entropy with soft labels."""
+    """Return the mean cross-entropy with soft labels."""
     draft, target = _logits(steps)
     return -(target.softmax(-1) * draft.log_softmax(-1)).sum(-1).mean()
 
 
 def eager_e2e_tv(steps: Steps) -> Tensor:
-    """1 - accepted drafts / K_eff, averaged over chains (SPEC Eq. 13)."""
+    """Return 1 - accepted drafts / K_eff, averaged over chains (SPEC Eq. 13)."""
     overlap = torch.minimum(*_probs(steps)).sum(-1)
     alpha = torch.zeros(steps.mask.shape, dtype=overlap.dtype).masked_scatter(steps.mask, overlap)
     length = steps.mask.sum(-1)
@@ -60,7 +60,10 @@ def _probs(steps: Steps) -> tuple[Tensor, Tensor]:
 
 
 def example(model: Policy, text: Text) -> Steps:
-    """The chains of a training step; the draft's states are the target's of one token earlier, with noise."""
+    """Return the chains of one training step.
+
+    The draft's states are those of the target one token earlier, with noise.
+    """
     part = text.at(range(min(ROWS, len(text.answers))))
     rows = spaced(chain_rows([answer.row for answer in part.answers], DEPTH), EVERY, seed=0)
     hidden = torch.nn.utils.rnn.pad_sequence(list(part.states), batch_first=True)
@@ -79,7 +82,7 @@ def example(model: Policy, text: Text) -> Steps:
 
 
 def measured(loss: Loss, steps: Steps) -> tuple[float, float]:
-    """Forward and backward: the loss, and seconds of processor time."""
+    """Run forward and backward; return the loss and the seconds of processor time."""
     steps.draft.grad = None
     began = time.process_time()
     value = loss(steps)
@@ -88,13 +91,16 @@ def measured(loss: Loss, steps: Steps) -> tuple[float, float]:
 
 
 def held(loss: Loss, steps: Steps) -> float:
-    """MB that forward and backward held at the highest."""
-    steps.draft.grad = None  # what an earlier call left would count as given back
+    """Return the peak MB that forward and backward hold."""
+    steps.draft.grad = None  # a gradient left by an earlier call would count as freed
     return peak_bytes(lambda: measured(loss, steps)) / 2**20
 
 
 def compare_losses(place: Path, model: Policy, text: Text) -> list[dict[str, Any]]:
-    """A line a loss and arm, the best time of some turns after one that is not counted; also in ``fused.json``."""
+    """Return one line per loss and arm, also written to ``fused.json``.
+
+    The time is the best of several turns after one uncounted turn.
+    """
     steps = example(model, text)
     arms = [(name, arm) for name in EAGER for arm in ("fused", "eager")]
     losses = {(name, arm): OBJECTIVES[name].loss if arm == "fused" else EAGER[name] for name, arm in arms}

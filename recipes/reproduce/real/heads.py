@@ -1,8 +1,8 @@
-"""Training of one head from stored states until its curve is flat; a stopped run goes on from its last validation.
+"""Training of one head from stored states until its curve is flat; a stopped run resumes from its last validation.
 
 A run's folder holds ``run.json`` (its settings), ``curve.json`` (its validations), ``best.safetensors`` and the heads
-at its marks, ``done.json`` once it has ended, and until then a checkpoint. What is computed depends on the settings and
-the corpus alone, so a run that was stopped comes out as if it had not been.
+at its marks, ``done.json`` once it has ended, and until then a checkpoint. The result depends on the settings and the
+corpus alone, so a stopped run ends like one without a stop.
 """
 
 import dataclasses
@@ -38,19 +38,19 @@ from recipes.reproduce.real.runs import HeadRun
 from recipes.reproduce.real.starts import STARTS
 from recipes.reproduce.real.states import Text
 
-FIT_ROWS = 256  # answers that ``fitted`` sees
-DROP = 0.25  # of the learning rate, where a curve is flat
+FIT_ROWS = 256  # completions that ``fitted`` reads
+DROP = 0.25  # factor of the learning rate at each drop
 BEST, DONE, CURVE = "best.safetensors", "done.json", "curve.json"
 
 
 class Training:
-    """One run: its head, its optimizer, its curve."""
+    """Training run of one head: its weights, its optimizer and its validation curve."""
 
     def __init__(self, run: HeadRun, place: Path, model: Policy, text: Text) -> None:
-        """Begin the run, or go on from its checkpoint.
+        """Begin the run, or resume it from its checkpoint.
 
         Raises:
-            UserError: The folder holds a run of other settings, or the head to begin from is not there.
+            UserError: The folder holds a run of other settings, or the head to start from is missing.
         """
         self.run, self.place, self.folder = run, place, run.folder(place)
         agree(self.folder / "run.json", json.loads(json.dumps(dataclasses.asdict(run))), "a head")
@@ -64,8 +64,8 @@ class Training:
         self.config = HeadConfig(objective="ce", depth=run.depth, lr=run.lr, lr_warmup_steps=10)
         self.curve: list[Validation] = []
         self.kept: dict[str, Tensor] = {}  # the head of the best validation
-        self.seconds, self.drops, self.since = 0.0, 0, 0  # in updates; drops of the rate so far, the step of the last
-        self.losses: list[float] = []  # of the steps since the last validation
+        self.seconds, self.drops, self.since = 0.0, 0, 0  # seconds in updates; drops so far; step of the last drop
+        self.losses: list[float] = []  # losses of the steps since the last validation
         found = store(self.folder).newest_sound()
         if found is None:
             self._begin()
@@ -74,7 +74,10 @@ class Training:
             self._restore(read(found))
 
     def _begin(self) -> None:
-        """The head as the run starts with it; what a start of ``STARTS`` gives is kept for the other runs."""
+        """Load the initial weights of the head.
+
+        The result of a start of ``STARTS`` is stored for the other runs.
+        """
         if self.run.start not in STARTS:
             found = Path(self.run.start)
             file = found if found.suffix == ".safetensors" else self.place / "heads" / found / BEST
@@ -88,7 +91,7 @@ class Training:
         load_head(self.policy, path, self.run.start)
 
     def fit(self) -> dict[str, Any]:
-        """Train to the end; what ``done.json`` says."""
+        """Train to the end; return the content of ``done.json``."""
         objective = COMPARED[self.run.objective]
         if not self.curve:
             self._validate()
@@ -113,20 +116,26 @@ class Training:
     # ---- one step
 
     def _rows(self) -> tuple[list[Any], list[Tensor]]:
-        """The answers of the next step, with their states."""
+        """Return the completions of the next step and their states."""
         count = len(self.train.answers)
         chosen = rows_of_step(count, self.run.rows_per_step, self.run.seed, self.trainer.version)
         return [self.train.answers[i].row for i in chosen], [self.train.states[i] for i in chosen]
 
     def _warm_up(self) -> None:
-        """One pass that teaches nothing: loops that are compiled at their first call do not count as training time."""
+        """Run one update and undo it.
+
+        Functions compiled at their first call thus do not count as training time.
+        """
         rows, hidden = self._rows()
         state = self.trainer.state_dict()
         self.trainer.update(rows, COMPARED[self.run.objective], hidden, self.run.every)
         self.trainer.load_state_dict(state)
 
     def _ended(self) -> str | None:
-        """Why the run is over; drops the learning rate where the curve is flat and another drop is left."""
+        """Return why the run is over, or None.
+
+        Lowers the learning rate instead where the curve is flat and another drop is left.
+        """
         since = [one for one in self.curve if one.step >= self.since]
         at = [dataclasses.replace(one, step=one.step - self.since) for one in since]
         if self.curve[-1].step == self.trainer.version and flat(at, self.run.patience, self.run.rise):
@@ -142,7 +151,7 @@ class Training:
         self.trainer.config = dataclasses.replace(self.config, lr=self.run.lr * DROP**self.drops)
 
     def _mark(self, before: float) -> None:
-        """Keep the head where a mark was reached in this step; ``before``: seconds of processor time at its start."""
+        """Store the head if this step reached a mark; ``before``: seconds of processor time at its start."""
         version = self.trainer.version
         if version in self.run.marks:
             save(self.folder / f"step-{version:05d}.safetensors", self.trainer.weights())
@@ -153,7 +162,7 @@ class Training:
     # ---- validating and keeping
 
     def _validate(self) -> None:
-        """Validate, keep the head if it is the best so far, write curve and checkpoint."""
+        """Validate, keep the head if it is the best so far, and write curve and checkpoint."""
         overlaps = overlaps_of(self.policy, self.held_out, self.run)
         chain = np.nan_to_num(overlaps).cumprod(1).sum(1)
         self.curve.append(
@@ -196,7 +205,7 @@ class Training:
         }  # fmt: skip
         save(self.folder / BEST, self.kept)
         self._write(DONE, told)
-        shutil.rmtree(store(self.folder).folder)  # some 70 MB a run, which nobody goes on from
+        shutil.rmtree(store(self.folder).folder)  # some 70 MB a run, no longer needed
         return told
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
@@ -206,14 +215,17 @@ class Training:
 
 
 def overlaps_of(policy: Policy, text: Text, run: HeadRun) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Overlap of draft and target at each step of the validation chains [n, K], in fp32; NaN where there is no step."""
+    """Return the overlap of draft and target at each step of the validation chains [n, K].
+
+    It is in fp32, and NaN where there is no step.
+    """
     rows = [answer.row for answer in text.answers]
     found = probe(policy, rows, run.depth, Sampling(), batch=8, states=text.states, every=run.validation_chains)
     return found.numbers["overlap"]
 
 
 def save(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Keep a head, whole or not at all."""
+    """Write the weights of a head, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.name}.new")
     save_file(dict(weights), scratch)
@@ -222,7 +234,11 @@ def save(path: Path, weights: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def load_head(policy: Policy, path: Path, name: str) -> None:
-    """Give a policy the head of another run."""
+    """Load the head of another run into a policy.
+
+    Raises:
+        UserError: The file is missing.
+    """
     if not path.is_file():
         raise UserError(
             f"{path} is not there: train the head {name!r} first, with "
@@ -233,5 +249,5 @@ def load_head(policy: Policy, path: Path, name: str) -> None:
 
 
 def done(run: HeadRun, place: Path) -> bool:
-    """Whether a run has ended."""
+    """Return whether a run has ended."""
     return (run.folder(place) / DONE).is_file()

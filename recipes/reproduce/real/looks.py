@@ -1,9 +1,9 @@
-"""One look at a head on given text: the numbers of ``bebop.adaptation.probe`` for several samplings from the same
-logits, and what its drafts would be accepted with at temperatures of their own.
+"""Evaluation of one head on given text: the numbers of ``bebop.adaptation.probe`` for several samplings from one set of
+logits, and the acceptance of its drafts at separate draft temperatures.
 
-With a vocabulary of 49,152 nearly all of a look is two products with the language-model head and passes over their
-results, so products are made once and passes are few. Chains follow the text, as the probe's do: the text is the
-target's own at temperature 1, so with q the draft's distribution at any temperature of its own,
+With a vocabulary of 49,152 nearly all the time goes to two products with the language-model head and to passes over
+their results. Products are therefore made once, and passes are few. Chains follow the text, as the probe's do. The text
+is the target's own at temperature 1, so with q the draft's distribution at any temperature of its own,
 
     1 + sum over k of min(1, q_1/p_1)(y_1) ... min(1, q_{k-1}/p_{k-1})(y_{k-1}) * sum_v min(p_k, q_k)(v)
 
@@ -29,14 +29,14 @@ from bebop.trainer.objectives import Sampling
 Array = NDArray[np.float64]
 Columns = dict[str, Tensor]  # numbers of m steps, each [m]
 PRODUCT = 256  # steps whose logits exist at a time
-ROWS = 4  # of them in one pass: what stays in a cache
-LEAST = -70.0  # below the largest logit: e^-70 a token is nothing, and numbers too small to be normal are slow
+ROWS = 4  # steps in one pass: few enough to stay in the processor's cache
+LEAST = -70.0  # below the largest logit: e^-70 a token is negligible, and subnormal numbers are slow
 NOTHING = -1e4  # log of a probability of 0, so that 0 times it is 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
-    """n chains of K steps with drafts sampled at D temperatures of their own, the target's being 1."""
+    """Acceptance of n chains of K steps with drafts at D temperatures of their own, while the target's is 1."""
 
     row: NDArray[np.int64]  # [n] as in ``Probe``
     place: NDArray[np.int64]  # [n]
@@ -57,10 +57,12 @@ def look(
     drafts: Sequence[float] = (),
     batch: int = 8,
 ) -> tuple[list[Probe], Drafts]:
-    """A ``Probe`` for each sampling, and the chains at each of the temperatures ``drafts``; else as ``probe``.
+    """Return a ``Probe`` for each sampling, and the chains at each temperature of ``drafts``.
+
+    The other arguments are those of ``probe``.
 
     Raises:
-        UserError: None of the chains that are asked for exists.
+        UserError: None of the requested chains exists.
     """
     kept: list[list[dict[str, Array]]] = [[] for _ in samplings]
     cold: list[dict[str, Array]] = []
@@ -90,8 +92,11 @@ def look(
 
 
 def accepted(ratio: Array, overlap: Array) -> Array:
-    """The estimate [n] from min(1, q/p) of the text's token and the acceptance of a draft, both [n, K], NaN where there
-    is no step."""
+    """Return the estimate of the accept length [n].
+
+    ``ratio`` is min(1, q/p) of the text's token and ``overlap`` the acceptance of a draft. Both are [n, K], and NaN
+    where there is no step.
+    """
     before = np.concatenate([np.ones_like(ratio[:, :1]), np.nan_to_num(ratio)[:, :-1]], 1).cumprod(1)
     total: Array = 1 + (before * np.nan_to_num(overlap)).sum(1)
     return total
@@ -113,7 +118,7 @@ def _joined(parts: Sequence[Mapping[str, Array]], name: str) -> Array:
 
 
 def _spread(columns: Columns, mask: Tensor, depth: int) -> dict[str, Array]:
-    """Numbers of the steps [m] at their places [n, K], NaN elsewhere."""
+    """Return the numbers of the steps [m] at their places [n, K], NaN elsewhere."""
     where, found = mask.numpy(), {}
     for name, values in columns.items():
         found[name] = np.full((len(where), depth), np.nan)
@@ -132,8 +137,10 @@ def _columns(
     samplings: Sequence[Sampling],
     drafts: Sequence[float],
 ) -> tuple[list[Columns], Columns]:
-    """Of m steps, from hidden states [m, d] and the text's tokens [m]: for each sampling, and for temperatures of the
-    draft alone."""
+    """Return the numbers of m steps for each sampling, and for each temperature of the draft alone.
+
+    The inputs are hidden states [m, d] and the text's tokens [m].
+    """
     kept: list[list[Columns]] = [[] for _ in samplings]
     cold: list[Columns] = []
     for q, p, y in zip(draft.split(PRODUCT), target.split(PRODUCT), tokens.split(PRODUCT), strict=True):
@@ -153,7 +160,7 @@ def _together(parts: Sequence[Columns]) -> Columns:
 
 
 def _parts(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of a distribution below their maximum z [m, V], e^z, and the sum of the latter [m, 1]."""
+    """Return z [m, V], the logits minus their maximum, with e^z and the sum of e^z [m, 1]."""
     z = logits - logits.amax(-1, keepdim=True)
     if sampling.temperature != 1:
         z.div_(sampling.temperature)
@@ -164,7 +171,7 @@ def _parts(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _pair(q_logits: Tensor, p_logits: Tensor, tokens: Tensor, first: Tensor, sampling: Sampling) -> Columns:
-    """NUMBERS of some steps, min(1, q/p) of the text's token, and whether it is the draft's first choice."""
+    """Return NUMBERS of some steps, min(1, q/p) of the text's token, and whether it is the draft's first choice."""
     (q_z, q, q_sum), (p_z, p, p_sum) = (_parts(logits, sampling) for logits in (q_logits, p_logits))
     lost = (
         ((p_z > NOTHING) & (q_z == NOTHING)).any(-1) if sampling.target_top_p < 1 or sampling.target_top_k > 0 else None
@@ -178,7 +185,7 @@ def _pair(q_logits: Tensor, p_logits: Tensor, tokens: Tensor, first: Tensor, sam
     overlap = torch.minimum(p, q).sum(-1)
     kept = _dot(p, (q >= p).to(p.dtype))
     log_ratio = q_z.gather(-1, label)[:, 0] - q_log - p_z.gather(-1, label)[:, 0] + p_log
-    known = p_z.gather(-1, label)[:, 0] > NOTHING  # else the text's token is none of this distribution
+    known = p_z.gather(-1, label)[:, 0] > NOTHING  # otherwise this distribution excludes the text's token
     return {
         "overlap": overlap, "target_only": p.gather(-1, first[:, None])[:, 0], "draft_entropy": draft_entropy,
         "target_entropy": target_entropy, "alpha_p_gt_q": overlap - kept, "alpha_q_ge_p": kept,
@@ -188,7 +195,7 @@ def _pair(q_logits: Tensor, p_logits: Tensor, tokens: Tensor, first: Tensor, sam
 
 
 def _cold(q_logits: Tensor, p_logits: Tensor, tokens: Tensor, first: Tensor, drafts: Sequence[float]) -> Columns:
-    """Acceptance and min(1, q/p) of the text's token for a draft at each temperature, the target's being 1."""
+    """Return acceptance and min(1, q/p) of the text's token for each temperature of the draft; the target's is 1."""
     (q_z, _, _), (p_z, p, p_sum) = (_parts(logits, Sampling()) for logits in (q_logits, p_logits))
     p.div_(p_sum)
     label = tokens[:, None]

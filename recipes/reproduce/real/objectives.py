@@ -1,4 +1,4 @@
-"""The losses that are compared, by name: those of ``bebop.trainer``, and total variation on the K largest logits."""
+"""Losses of the comparison by name: those of ``bebop.trainer``, and total variation on the K largest logits."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,7 +16,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def top_k_mean(steps: Steps, top_k: int, mode: str) -> Tensor:
-    """``top_k_tv`` averaged over the steps that exist, logits never kept."""
+    """Return ``top_k_tv`` averaged over the existing steps, without keeping the logits."""
     draft, target = steps.draft[steps.mask], steps.target[steps.mask]
 
     def loss(q: Tensor, p: Tensor) -> Tensor:
@@ -27,14 +27,15 @@ def top_k_mean(steps: Steps, top_k: int, mode: str) -> Tensor:
 
 
 class _Chunked(torch.autograd.Function):
-    """A sum over rows [N, d], chunk by chunk; the gradient is made on the way, as in ``kernels/linear_losses.py``.
+    """Sum of a loss over rows [N, d], chunk by chunk, with the gradient computed in the forward pass.
 
-    Logits that are made again in the backward pass would cost as much as those of the forward pass.
+    ``kernels/linear_losses.py`` does the same. Recomputing the logits in the backward pass would cost as much as the
+    forward pass.
     """
 
     @staticmethod
     def forward(ctx: Any, draft: Tensor, target: Tensor, loss: Loss) -> Tensor:
-        """The sum; ``loss`` of some rows of both."""
+        """Return the sum of ``loss`` over chunks of draft and target rows."""
         total, gradient = draft.new_zeros((), dtype=torch.float32), torch.zeros_like(draft)
         for start in range(0, len(draft), CHUNK):
             rows = slice(start, start + CHUNK)

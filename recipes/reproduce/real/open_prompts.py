@@ -1,4 +1,4 @@
-"""Open questions, put together from templates and topics: what reasoning-gym does not ask, and has no single answer.
+"""Open questions built from templates and topics: requests without a single answer, which reasoning-gym does not have.
 
 Every kind is a list of templates with places for topics; a question is one combination. They are drawn without
 repetition from all combinations of a kind, in an order that the seed alone determines.
@@ -65,7 +65,7 @@ ISSUES = (
     "pets in offices", "public transport", "fast food",
 )  # fmt: skip
 
-# kind -> templates, and the topics that go into {0} and {1}
+# kind -> templates, and the topics for {0} and {1}
 KINDS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
     "story": (
         ("Write a short story about {0} in {1}.", "Tell me a story that begins in {1} and is about {0}.",
@@ -134,10 +134,10 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
 
 
 def open_questions(kind: str, count: int, seed: int) -> list[str]:
-    """``count`` different questions of a kind; the first ones are the same whatever the count.
+    """Return ``count`` different questions of a kind; the first ones are the same for every count.
 
     Raises:
-        UserError: There are not so many combinations.
+        UserError: The kind has fewer combinations.
     """
     templates, topics = KINDS[kind]
     every = [template.format(*chosen) for template in templates for chosen in product(*topics)]

@@ -1,4 +1,4 @@
-"""What the study on a real model is made of: which model, which prompts, how many; a smoke run on the built-in one."""
+"""Plan of the study on a real model: model, prompts and sizes; a smoke run uses the built-in model."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ SHARES = (0.80, 0.05)  # of the prompts of a kind, to train on and for validatio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of prompt: Kind(name="story", count=160, open=True)."""
+    """Kind of prompt: Kind(name="story", count=160, open=True)."""
 
     name: str  # of reasoning-gym's data set, or of ``open_prompts.KINDS``
     count: int
@@ -52,7 +52,7 @@ def _later() -> tuple[Kind, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All that the corpus depends on: another plan is another corpus."""
+    """All settings that the corpus depends on: another plan is another corpus."""
 
     model: str = "smollm2"
     kinds: tuple[Kind, ...] = _kinds()
@@ -60,15 +60,15 @@ class Plan:
     seed: int = 0
     max_prompt_tokens: int = 224  # longer questions are passed over
     max_new_tokens: int = 128
-    shard: int = 64  # answers that are decoded together, and lost if the run is stopped meanwhile
+    shard: int = 64  # completions decoded together; a stop in between loses them
 
     @property
     def prompts(self) -> int:
-        """How many there are."""
+        """Return the number of prompts."""
         return sum(kind.count for kind in (*self.kinds, *self.later))
 
     def as_dict(self) -> dict[str, Any]:
-        """For a file."""
+        """Return the plan as JSON types, for a file."""
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         return plain
 
@@ -86,16 +86,19 @@ HERE = FOLDER / "real"
 
 
 def load(plan: Plan, init_mtp: bool = False) -> Policy:
-    """The plan's model in fp32 on the CPU, one thread; ``init_mtp``: with a head, if it brings none a fresh one."""
+    """Return the plan's model in fp32 on the CPU, and set torch to one thread.
+
+    ``init_mtp``: load it with a head, a fresh one if the model has none.
+    """
     torch.set_num_threads(1)
     return load_policy(ModelConfig(path=plan.model, device="cpu", init_mtp=init_mtp))
 
 
 def agree(path: Path, settings: dict[str, Any], what: str) -> None:
-    """Write down what something is made with, or hold it against what is written.
+    """Write the settings to ``path``, or compare them with those already there.
 
     Raises:
-        UserError: What is there was made with other settings.
+        UserError: The file has other settings.
     """
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +116,11 @@ def agree(path: Path, settings: dict[str, Any], what: str) -> None:
 
 
 def missing(wanted: Sequence[Path], stage: str) -> None:
-    """``UserError`` that names the stage to run first, if one of the files is not there."""
+    """Check that all files are there.
+
+    Raises:
+        UserError: A file is missing; the message names the stage to run first.
+    """
     lacking = [path for path in wanted if not path.is_file()]
     if lacking:
         raise UserError(

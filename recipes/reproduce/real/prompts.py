@@ -1,4 +1,4 @@
-"""The prompts of the study: questions of several kinds under the chat template, each in one split, none twice."""
+"""Prompts of the study: questions of several kinds under the chat template, each in one split, without duplicates."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -16,7 +16,10 @@ TRIES = 20  # candidates for one prompt: items of some data sets repeat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealPrompt:
-    """A prompt: RealPrompt(number=812, kind="story", split="test", text="Write a ...", token_ids=(1, 4093, ...))."""
+    """One prompt of the corpus.
+
+    Example: RealPrompt(number=812, kind="story", split="test", text="Write a ...", token_ids=(1, 4093, ...)).
+    """
 
     number: int  # in the corpus
     kind: str
@@ -26,12 +29,12 @@ class RealPrompt:
 
 
 def make_prompts(plan: Plan, policy: Policy) -> list[RealPrompt]:
-    """Every prompt of the plan, kinds mixed, so that any stretch of them is like the whole.
+    """Return every prompt of the plan, with kinds mixed so that every stretch resembles the whole.
 
-    The kinds by which a corpus grew follow the others, mixed among themselves: shards that are full stay what they are.
+    Kinds added later follow the others and are mixed among themselves, so existing shards keep their content.
 
     Raises:
-        UserError: A kind has not so many different questions that are short enough.
+        UserError: A kind has too few different questions that are short enough.
     """
     encode = chat_encoder(policy.tokenizer)
     prompts: list[RealPrompt] = []
@@ -48,7 +51,7 @@ def make_prompts(plan: Plan, policy: Policy) -> list[RealPrompt]:
 def _chosen(
     kind: Kind, plan: Plan, encode: Callable[[str], tuple[str, tuple[int, ...]]]
 ) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Split, question and tokens of each prompt of a kind."""
+    """Return split, question and token ids of each prompt of a kind."""
     known: dict[str, tuple[int, ...]] = {}
     for text in _questions(kind, plan.seed):
         ids = encode(text)[1]
@@ -63,7 +66,7 @@ def _chosen(
 
 
 def split_of(kind: Kind, place: int, seed: int) -> str:
-    """The split of a kind's question number ``place``: exactly 80 %, 5 % and 15 % of each kind, up to rounding."""
+    """Return the split of a kind's question number ``place``: exactly 80 %, 5 %, 15 % of each kind, up to rounding."""
     if not kind.seen:
         return "unseen"
     order = random.Random(f"{kind.name}/split/{seed}").sample(range(kind.count), kind.count)
@@ -73,7 +76,7 @@ def split_of(kind: Kind, place: int, seed: int) -> str:
 
 
 def _questions(kind: Kind, seed: int) -> Iterator[str]:
-    """Candidates, in order."""
+    """Yield candidate questions of a kind, in order."""
     if kind.open:
         yield from open_questions(kind.name, kind.count, seed)
         return

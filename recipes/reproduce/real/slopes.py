@@ -1,7 +1,7 @@
-"""How acceptance goes with entropy on the chains of a head, as statistics that a bootstrap over prompts can weigh.
+"""Dependence of acceptance on entropy on the chains of a head, as statistics that a bootstrap over prompts can weigh.
 
 Least squares throughout, signed, in acceptance per nat. x is the target's entropy, y a number of NUMBERS such as
-``overlap`` (acceptance of sampled drafts) or ``target_only`` (of greedy ones). A step that does not exist is left out.
+``overlap`` (acceptance of sampled drafts) or ``target_only`` (of greedy ones). Steps that do not exist are left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,10 @@ TENTHS = 10
 
 
 def over_points(sums: Array, of: Callable[[Array, Array], Array]) -> Statistic:
-    """A number of P points, from sums of each prompt over the steps of each point [N, 3 P]: how many, of x, of y."""
+    """Return a statistic of P points from sums of each prompt over the steps of each point [N, 3 P].
+
+    The three sums of a point are its count, x and y.
+    """
 
     def number(totals: Array) -> Array:
         n, x, y = np.moveaxis(totals.reshape(len(totals), -1, 3), 2, 0)
@@ -32,13 +35,15 @@ def over_points(sums: Array, of: Callable[[Array, Array], Array]) -> Statistic:
 
 
 def temperature_points(looks: Sequence[Probe], name: str, x: str = ENTROPY) -> Array:
-    """Sums [N, 3 P] of one head at P temperatures: a point each, over all contexts and positions."""
+    """Return sums [N, 3 P] of one head at P temperatures: one point each, over all contexts and positions."""
     return np.concatenate([_sums(look, look.numbers[x], look.numbers[name], 1) for look in looks], 1)
 
 
 def tenth_points(chains: Probe, name: str, x: str = ENTROPY) -> Array:
-    """Sums [N, 30]: a point a tenth of all steps by x. Which tenth a step is in stays as it is when prompts are drawn
-    anew."""
+    """Return sums [N, 30]: one point for each tenth of all steps, ordered by x.
+
+    The assignment of steps to tenths stays fixed when prompts are resampled.
+    """
     return _sums(chains, chains.numbers[x], chains.numbers[name], TENTHS)
 
 
@@ -52,22 +57,24 @@ def _sums(chains: Probe, x: Array, y: Array, parts: int) -> Array:
 
 
 def slope(x: Array, y: Array) -> Array:
-    """Slopes [R] of lines through points [R, P]."""
+    """Return the slopes [R] of lines through points [R, P]."""
     a, b = x - x.mean(1, keepdims=True), y - y.mean(1, keepdims=True)
     slopes: Array = (a * b).sum(1) / (a * a).sum(1)
     return slopes
 
 
 def r_squared(x: Array, y: Array) -> Array:
-    """Share of the variance of y [R, P] that a line explains [R]."""
+    """Return the share of the variance of y [R, P] that a line explains [R]."""
     a, b = x - x.mean(1, keepdims=True), y - y.mean(1, keepdims=True)
     shares: Array = (a * b).sum(1) ** 2 / ((a * a).sum(1) * (b * b).sum(1))
     return shares
 
 
 def bend(x: Array, y: Array) -> Array:
-    """Slope of the upper half of the points [R, P], which are in the order of their entropy, minus that of the lower
-    half [R]; 0 for a straight line."""
+    """Return the slope of the upper half of the points minus that of the lower half [R]; 0 for a straight line.
+
+    The points [R, P] have to be in the order of their entropy.
+    """
     half = x.shape[1] // 2
     return slope(x[:, -half:], y[:, -half:]) - slope(x[:, :half], y[:, :half])
 
@@ -76,19 +83,19 @@ def bend(x: Array, y: Array) -> Array:
 
 
 def over_temperatures(looks: Sequence[Probe], name: str) -> Statistic:
-    """Slope of mean acceptance on mean entropy, a point a temperature."""
+    """Return the slope of mean acceptance on mean entropy, with one point per temperature."""
     return over_points(temperature_points(looks, name), slope)
 
 
 def between_tokens(chains: Probe, name: str) -> Statistic:
-    """Slope over all steps: a point a context and position."""
+    """Return the slope over all steps, with one point per context and position."""
     return slope_of(chains, chains.numbers[ENTROPY], chains.numbers[name])
 
 
 def between_prompts(chains: Probe, name: str) -> Statistic:
-    """Slope over prompts: a point a prompt, its means over steps less the means of the prompts of its kind.
+    """Return the slope over prompts: each point is a prompt's mean over steps, minus the mean of its kind.
 
-    Kinds are centred anew in every draw of prompts: the slope is that of sums within kinds.
+    Kinds are centred anew in every resampling of prompts: the slope is that of sums within kinds.
     """
     x, y = chains.numbers[ENTROPY], chains.numbers[name]
     known = np.isfinite(x) & np.isfinite(y)
@@ -100,7 +107,7 @@ def between_prompts(chains: Probe, name: str) -> Statistic:
 
     def number(sums: Array) -> Array:
         count, x, y, xx, xy = np.split(sums, 5, 1)
-        count = np.maximum(count, 1)  # where a kind is not drawn all its sums are 0
+        count = np.maximum(count, 1)  # the sums of a kind that was not drawn are all 0
         with np.errstate(invalid="ignore", divide="ignore"):
             slopes: Array = (xy - x * y / count).sum(1) / (xx - x * x / count).sum(1)
         return slopes
@@ -109,7 +116,7 @@ def between_prompts(chains: Probe, name: str) -> Statistic:
 
 
 def of_kind(chains: Probe) -> NDArray[np.bool_]:
-    """Whether each prompt is of each kind [N, kinds], kinds in alphabetical order."""
+    """Return whether each prompt is of each kind [N, kinds], with kinds in alphabetical order."""
     kinds, kind = np.unique(chains.task, return_inverse=True)
     found = np.zeros((int(prompts(chains).max()) + 1, len(kinds)), bool)
     found[prompts(chains), kind] = True
@@ -117,7 +124,7 @@ def of_kind(chains: Probe) -> NDArray[np.bool_]:
 
 
 def correlation(chains: Probe, x: str, y: str) -> Statistic:
-    """Pearson's correlation of two numbers over all steps; squared it is the R squared of either on the other."""
+    """Return Pearson's correlation of two numbers over all steps; its square is R squared of either on the other."""
     a, b = chains.numbers[x], chains.numbers[y]
     known = np.isfinite(a) & np.isfinite(b)
     a, b = np.where(known, a, 0), np.where(known, b, 0)
@@ -125,7 +132,7 @@ def correlation(chains: Probe, x: str, y: str) -> Statistic:
 
 
 def told_by(chains: Probe, x: str, y: str = "overlap") -> Statistic:
-    """R squared of y on x over all steps: how much of acceptance an entropy tells, token by token."""
+    """Return R squared of y on x over all steps: how much of acceptance an entropy explains, token by token."""
     found = correlation(chains, x, y)
     return Statistic(found.sums, lambda sums: _correlation(sums) ** 2)
 

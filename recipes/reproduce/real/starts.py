@@ -1,8 +1,8 @@
-"""Where a fresh head begins: a copy of the backbone's last layer, behind one of several projections into it.
+"""Initial weights of a fresh head: a copy of the backbone's last layer behind one of several input projections.
 
-The layer was trained on what the layer before it gives out; what a projection feeds it decides how much of that it can
-still use. ``fitted`` solves for the projection that comes closest to it (least squares over text), which takes one pass
-over some ten thousand tokens and no training.
+The last layer was trained on the output of the layer before it. The projection decides how much of that training the
+head can still use. ``fitted`` solves for the closest projection by least squares over text. It takes one pass over some
+ten thousand tokens and no training.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,19 +15,19 @@ from bebop.model.backbone import Policy, tapped
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.trainer.chains import TokenRow
 
-RIDGE = 1e-3  # of the mean of the squares; keeps directions that the text does not have at 0
+RIDGE = 1e-3  # relative to the mean square of the inputs; keeps directions that the text lacks at 0
 
 Start = Callable[[Policy, Sequence[TokenRow]], None]
 
 
 def last_layer(policy: Policy, rows: Sequence[TokenRow]) -> None:
-    """As ``bebop.adapt`` begins: half of the token's embedding plus half of the state."""
+    """Start as ``bebop.adapt`` does: half of the token's embedding plus half of the hidden state."""
     init_from_backbone(_head(policy), policy.backbone)
 
 
 @torch.no_grad()
 def passing(policy: Policy, rows: Sequence[TokenRow]) -> None:
-    """The state passes through, the token is not seen at first: the head begins as the target one token late."""
+    """Pass the hidden state through and ignore the token at first: the head begins as the target one token late."""
     last_layer(policy, rows)
     weight = _head(policy).project.weight
     size = len(weight)
@@ -37,7 +37,7 @@ def passing(policy: Policy, rows: Sequence[TokenRow]) -> None:
 
 @torch.no_grad()
 def fitted(policy: Policy, rows: Sequence[TokenRow]) -> None:
-    """The projection that gives the last layer what it would be given one token later, as nearly as one can."""
+    """Fit the projection by least squares to the last layer's input one token later."""
     last_layer(policy, rows)
     head = _head(policy)
     inputs, outputs = _pairs(policy, rows)
@@ -48,7 +48,7 @@ STARTS: Mapping[str, Start] = {"last": last_layer, "passing": passing, "fitted":
 
 
 def least_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
-    """The matrix [d, e] that takes inputs [n, e] to outputs [n, d] at the least sum of squares, plus a small ridge."""
+    """Return the matrix [d, e] that maps inputs [n, e] to outputs [n, d] with least squared error and a small ridge."""
     x, y = inputs.double(), outputs.double()
     square = x.T @ x
     square.diagonal().add_(RIDGE * float(square.diagonal().mean()))
@@ -56,10 +56,10 @@ def least_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _pairs(policy: Policy, rows: Sequence[TokenRow]) -> tuple[Tensor, Tensor]:
-    """What the projection reads at position t [n, 2d], and what the last layer is given at t + 1 [n, d].
+    """Return the projection's inputs at position t [n, 2d] and the last layer's inputs at t + 1 [n, d].
 
-    Positions are weighted by the size of the latter, which its first norm takes away. The first two tokens of a text
-    are left out: their states are many times as large as all others.
+    Both are divided by the root mean square of the latter, because the last layer's first norm removes this scale. The
+    first two tokens of a text are left out: their states are many times as large as all others.
     """
     head, layers = _head(policy), policy.backbone.get_decoder().layers
     inputs, outputs = [], []

@@ -1,9 +1,9 @@
-"""The backbone's hidden states of the corpus, computed once: memory-mapped, a file a shard.
+"""Hidden states of the backbone over the corpus: computed once and memory-mapped, one file per shard.
 
-States are all that is kept of the target. A head reads them, and its targets are the language-model head times the same
-states: exact, over the whole vocabulary, for the price of one product a position, where a chain of five drafts takes
-ten of its own. The likeliest 64 tokens would be smaller (384 bytes a position against 4 d), but no training could do
-without the states beside them, and at high entropy they leave out what total variation is about.
+The study stores nothing else of the target. A head reads the states, and its targets are the language-model head times
+the same states. These targets are exact over the whole vocabulary and cost one product a position, where a chain of
+five drafts takes ten products of its own. The likeliest 64 tokens would be smaller (384 bytes a position against 4 d).
+Training would still need the states beside them, and at high entropy they omit what total variation depends on.
 """
 
 import time
@@ -25,34 +25,34 @@ from recipes.reproduce.cli import part_of
 from recipes.reproduce.real.corpus import Answer, read_shard, shard_paths
 from recipes.reproduce.real.plan import Plan, load, missing
 
-BATCH = 8  # answers that go through the backbone side by side
-CLOSE = 0.01  # nats by which log p from the states may differ from the engine's, which has other products
+BATCH = 8  # completions in one forward pass of the backbone
+CLOSE = 0.01  # nats; largest allowed difference from the engine's log p, whose matrix products differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """Answers with the states of their tokens, which stay on disk until they are read."""
+    """Completions with the hidden states of their tokens; the states stay on disk until they are read."""
 
     answers: tuple[Answer, ...]
     states: tuple[Tensor, ...]  # of each answer [P + T, d], fp32; P + T tokens
 
     def only(self, *splits: str) -> "Text":
-        """The answers of some splits."""
+        """Return the completions of the given splits."""
         chosen = [i for i, answer in enumerate(self.answers) if answer.split in splits]
         return self.at(chosen)
 
     def at(self, chosen: Sequence[int]) -> "Text":
-        """Some answers, by number."""
+        """Return the completions with the given indices."""
         return Text(answers=tuple(self.answers[i] for i in chosen), states=tuple(self.states[i] for i in chosen))
 
 
 def state_path(shard: Path) -> Path:
-    """Where the states of a shard of the corpus are."""
+    """Return the path of the states of a corpus shard."""
     return shard.parent.parent / "states" / shard.with_suffix(".npy").name
 
 
 def make_states(folder: Path, plan: Plan, policy: Policy | None = None, share: tuple[int, int] = (1, 1)) -> None:
-    """Compute the states of every shard of the corpus that has none yet; holds them against the engine's log-probs.
+    """Compute the states of every corpus shard that has none yet, and check them against the engine's log-probs.
 
     ``share``: (i, n) takes every n-th shard from the i-th, as in ``make_corpus``.
 
@@ -65,7 +65,7 @@ def make_states(folder: Path, plan: Plan, policy: Policy | None = None, share: t
 
 
 def make_states_of(shards: Sequence[Path], plan: Plan, policy: Policy | None = None) -> None:
-    """Of some shards, one after the other."""
+    """Compute, check and write the states of the given shards, one after the other."""
     if not shards:
         return
     policy = load(plan) if policy is None else policy
@@ -82,7 +82,11 @@ def make_states_of(shards: Sequence[Path], plan: Plan, policy: Policy | None = N
 
 @torch.no_grad()
 def check_states(policy: Policy, answers: Sequence[Answer], states: Sequence[Tensor], shard: Path) -> None:
-    """Of one answer of a shard: its tokens have the log-probs under these states that the engine gave them."""
+    """Check the longest completion of a shard: its log-probs under these states must match those of the engine.
+
+    Raises:
+        UserError: They differ by more than ``CLOSE`` nats.
+    """
     place = max(range(len(answers)), key=lambda i: len(answers[i].answer))
     answer, hidden = answers[place], states[place]
     first = len(answer.prompt) - 1
@@ -97,7 +101,7 @@ def check_states(policy: Policy, answers: Sequence[Answer], states: Sequence[Ten
 
 
 def write_states(path: Path, states: Sequence[Tensor]) -> None:
-    """All rows end to end [tokens, d], whole or not at all."""
+    """Write the states of all rows end to end [tokens, d], atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".new")
     shape = (sum(len(one) for one in states), states[0].shape[1])
@@ -108,8 +112,12 @@ def write_states(path: Path, states: Sequence[Tensor]) -> None:
 
 
 def read_states(path: Path, lengths: Sequence[int]) -> tuple[Tensor, ...]:
-    """What ``write_states`` wrote, of texts of these lengths; ``UserError`` if they hold another number of tokens."""
-    # Copy on write: torch takes no array that may not be written, and nothing here writes.
+    """Read the file of ``write_states`` and split it into texts of the given lengths.
+
+    Raises:
+        UserError: The file and the texts have different numbers of tokens.
+    """
+    # Copy on write: torch rejects read-only arrays, and nothing here writes.
     whole = torch.from_numpy(np.load(path, mmap_mode="c"))
     if len(whole) != sum(lengths):
         raise UserError(
@@ -120,7 +128,7 @@ def read_states(path: Path, lengths: Sequence[int]) -> tuple[Tensor, ...]:
 
 
 def read_text(folder: Path, plan: Plan, most: int | None = None) -> Text:
-    """Answers and states of all shards; with ``most``, of the first ones only.
+    """Read the completions and states of all shards, or of the first ``most``.
 
     Raises:
         UserError: A shard of the corpus or its states are missing, or do not belong together.

@@ -15,21 +15,24 @@ from recipes.reproduce.real.looks import Drafts
 from recipes.reproduce.real_drafts.findings import HEADS, INSIDE, TEMPERATURES, at
 from recipes.reproduce.real_drafts.sides import DRAFTS, SHARES, WORTHS, acceptance, kinds_won
 
-TRUNCATED = " under top-p"  # what the numbers of truncated distributions are called by
+TRUNCATED = " under top-p"  # suffix of the numbers of truncated distributions
 ENDS = (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looks:
-    """A loss's heads: their chains by what the numbers are called by, "" at temperature 1, and at draft
-    temperatures."""
+    """Evaluations of the heads of one loss.
+
+    ``by`` has their chains by the suffix of the numbers' names, "" at temperature 1. ``cold`` has those at draft
+    temperatures.
+    """
 
     by: Mapping[str, Arm[Probe]]
     cold: Arm[Drafts]
 
     @property
     def plain(self) -> Arm[Probe]:
-        """At temperature 1."""
+        """Return the chains at temperature 1."""
         return self.by[""]
 
 
@@ -37,10 +40,10 @@ Results = Mapping[str, Looks]
 
 
 def read(place: Path) -> Results:
-    """All heads that the rules ask for.
+    """Read the evaluations of all heads that the rules need.
 
     Raises:
-        UserError: No head was looked at, or not all on the same chains.
+        UserError: No head was evaluated, or not all on the same chains.
     """
     found = {name: looks(place, name) for name in HEADS}
     every = [one for each in found.values() for arm in each.by.values() for one in arm.values()]
@@ -49,7 +52,7 @@ def read(place: Path) -> Results:
 
 
 def looks(place: Path, name: str) -> Looks:
-    """The chains of one loss's heads."""
+    """Read the chains of one loss's heads."""
     samplings = {at(t): Sampling(temperature=t) for t in TEMPERATURES} | {TRUNCATED: Sampling(target_top_p=TOP_P)}
     by = {which: heads(place, name, sampling=sampling) for which, sampling in samplings.items()}
     paths = {seed: drafts_path(place, f"{name}-{seed}") for seed in evaluated(place, name)}
@@ -57,7 +60,7 @@ def looks(place: Path, name: str) -> Looks:
 
 
 def accepted_at(cold: Arm[Drafts], temperature: float) -> Arm[Statistic]:
-    """Accept length with drafts at a temperature of their own."""
+    """Return the accept length with drafts at a temperature of their own."""
 
     def length(drafts: Drafts) -> Statistic:
         place = np.unique(drafts.row, return_inverse=True)[1]
@@ -69,7 +72,7 @@ def accepted_at(cold: Arm[Drafts], temperature: float) -> Arm[Statistic]:
 
 
 def measure(results: Results, place: Path) -> Measured:
-    """What ``findings.py`` asks for."""
+    """Return the numbers and facts that the rules of ``findings.py`` need."""
     told = Measured()
     for head, looks in results.items():
         told.curves(place, head)
@@ -83,7 +86,7 @@ def measure(results: Results, place: Path) -> Measured:
 
 
 def by_acceptance(told: Measured, head: str, looks: Looks) -> None:
-    """Both kinds of draft at every temperature and under top-p, and in accept length."""
+    """Add acceptance of both kinds of draft at every temperature and under top-p, and their accept lengths."""
     for which, arm in looks.by.items():
         sampled, greedy = (each(arm, acceptance(drafts)) for drafts in DRAFTS)
         told.arm(f"{head}, sampled{which}", sampled)
@@ -104,13 +107,13 @@ LENGTHS = {
 
 
 def by_position(told: Measured, head: str, looks: Looks) -> None:
-    """On which side positions and kinds of prompts lie, and what choosing by position adds."""
+    """Add the shares of positions and of kinds of prompts on each side, and the gain of choosing by position."""
     for name, what in {**SHARES, "kinds": kinds_won, **WORTHS}.items():
         told.arm(f"{head}, {name}", each(looks.plain, what))
 
 
 def by_draft_temperature(told: Measured, head: str, looks: Looks) -> None:
-    """Accept length at every draft temperature, and over both ends."""
+    """Add the accept length at every draft temperature, and its difference to both ends."""
     arms = {t: accepted_at(looks.cold, t) for t in (*INSIDE, *ENDS)}
     for t, arm in arms.items():
         told.arm(f"{head}, draft at {t}", arm)

@@ -1,4 +1,4 @@
-"""The figures of the study on drafts."""
+"""Figures of the study on drafts."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from recipes.reproduce.real_drafts.tables import PLACES, both, by_kind, kinds
 
 
 def draw(results: Results, folder: Path) -> dict[str, str]:
-    """All figures that there are heads for, each with the sentence below it."""
+    """Draw every figure that has heads; return the caption of each file."""
     there = {head: looks for head, looks in results.items() if looks.plain}
     swept = {head: looks for head, looks in there.items() if all(looks.by[at(t)] for t in TEMPERATURES)}
     cold = {head: looks for head, looks in there.items() if looks.cold}
@@ -40,7 +40,7 @@ def draw(results: Results, folder: Path) -> dict[str, str]:
 
 
 def planes(results: Results, path: Path) -> None:
-    """TV against 1 - p(argmax q), a panel a head."""
+    """Draw TV against 1 - p(argmax q), one panel per head."""
     with figure(path, len(results), 3.8, 3.6, sharey=True, squeeze=False) as axes:
         for panel, (head, looks) in zip(axes[0], results.items(), strict=True):
             columns = [
@@ -57,7 +57,7 @@ def planes(results: Results, path: Path) -> None:
 
 
 def by_kinds(results: Results, path: Path) -> None:
-    """A column a kind, in the order of the first head's advantage."""
+    """Draw one column per kind of prompt, in the order of the first head's advantage."""
     found: dict[str, dict[str, Interval]] = {
         head: {kind: by_kind(looks.plain, kind)["sampled - greedy"] for kind in kinds(results)}
         for head, looks in results.items()
@@ -78,7 +78,7 @@ def by_kinds(results: Results, path: Path) -> None:
 
 
 def temperatures(results: Results, path: Path) -> None:
-    """The difference over the temperature of both."""
+    """Draw the difference of acceptance over the temperature of target and draft."""
     with figure(path, 1, 5.4, 3.6) as axes:
         for head, looks in results.items():
             some = [both(looks.by[at(t)])["sampled - greedy"] for t in TEMPERATURES]
@@ -89,7 +89,7 @@ def temperatures(results: Results, path: Path) -> None:
 
 
 def drafts(results: Results, path: Path) -> None:
-    """Accept length over the draft's temperature."""
+    """Draw the accept length over the draft's temperature."""
     with figure(path, 1, 5.4, 3.6) as axes:
         for head, looks in results.items():
             band(axes, PLACES, [interval(of_arm(accepted_at(looks.cold, t))) for t in PLACES], head, marker="o", ms=4)

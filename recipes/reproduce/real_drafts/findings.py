@@ -1,7 +1,7 @@
-"""The rules of README.md. Names of numbers: head, what; "..., seeds": over seeds alone, for noise.
+"""Rules of README.md. Numbers are named "head, what"; "..., seeds" is the number over seeds alone, for the noise floor.
 
-Every number is over seeds and prompts (``recipes.reproduce.real.effects``). ``size of NAME`` is a fact: the number
-in units of what two seeds of one arm differ by. ``curves of HEAD``: how many of its validation curves are flat.
+Every number is over seeds and prompts (``recipes.reproduce.real.effects``). The fact ``size of NAME`` is the number in
+units of the difference of two seeds of one arm. ``curves of HEAD``: how many of its validation curves are flat.
 """
 
 from recipes.reproduce.verdicts import Need, Part, Rule
@@ -9,7 +9,7 @@ from recipes.reproduce.verdicts import Need, Part, Rule
 HEADS = ("hard_ce", "ce", "e2e_tv")
 TEMPERATURES = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)  # of target and draft
 INSIDE = (0.2, 0.4, 0.6, 0.8)  # temperatures of the draft alone, between greedy and the target's
-DRAFTS = 1.2  # tokens of accept length from which on a head counts as one that drafts; one that does not has 1
+DRAFTS = 1.2  # accept length, tokens, above which a head counts as drafting; one that drafts nothing has 1
 MOST = 0.5  # share of positions
 NEARLY_ALL = 0.9  # share of kinds of prompts; the paper has 23 of 24
 WORTH = 0.01  # acceptance that a choice by position must add to be worth having
@@ -17,25 +17,25 @@ NOISE = "by more than the noise of the arms, refuted if below by as much; tested
 
 
 def drafting(head: str) -> tuple[Need, ...]:
-    """Claims about acceptance need a head that drafts."""
+    """Return the condition of claims about acceptance: the head drafts at all."""
     number = f"{head}, accept length"
     return (Need(number=number, kind="above", bound=DRAFTS, otherwise=f"the heads of {head} hardly draft"),)
 
 
 def at(temperature: float) -> str:
-    """What the numbers of a temperature are called by."""
+    """Return the suffix of the numbers at a temperature."""
     return "" if temperature == 1 else f" at {temperature}"
 
 
 def advantage(head: str, temperature: float = 1.0, way: str = "") -> Part:
-    """Acceptance of sampled minus greedy drafts."""
+    """Return the part of a rule about acceptance of sampled minus greedy drafts."""
     which = way or at(temperature)
     arms = tuple(f"{head}, {drafts}{which}, seeds" for drafts in ("sampled", "greedy"))
     return Part(number=f"{head}, advantage{which}", arms=arms)
 
 
 def average(head: str) -> Rule:
-    """C2 by acceptance."""
+    """Return the rule of C2 on mean acceptance."""
     return Rule(
         claim="C2",
         statement=f"On SmolLM2, sampled drafts of {head} heads are accepted more often than greedy ones, on average.",
@@ -48,7 +48,7 @@ def average(head: str) -> Rule:
 
 
 def everywhere(head: str) -> Rule:
-    """C2 at every temperature."""
+    """Return the rule of C2 at every temperature."""
     values = ", ".join(f"{{{head}, advantage{at(t)}}}" for t in TEMPERATURES)
     return Rule(
         claim="C2",
@@ -62,7 +62,7 @@ def everywhere(head: str) -> Rule:
 
 
 def positions(head: str) -> Rule:
-    """C2 by positions."""
+    """Return the rule of C2 on the share of positions."""
     return Rule(
         claim="C2",
         statement=f"On SmolLM2, they are so at most positions, {head} heads.",
@@ -76,7 +76,7 @@ def positions(head: str) -> Rule:
 
 
 def kinds(head: str) -> Rule:
-    """C2 by kinds of prompts, Fig 13 of the paper."""
+    """Return the rule of C2 on the share of kinds of prompts, Fig 13 of the paper."""
     return Rule(
         claim="C2",
         statement=f"On SmolLM2, they are so for nearly all kinds of prompts, {head} heads.",
@@ -89,7 +89,7 @@ def kinds(head: str) -> Rule:
 
 
 def choice(head: str, what: str, statement: str, bound: float, more: str) -> Rule:
-    """What choosing between both kinds of draft by position adds."""
+    """Return the rule on the gain of choosing between both kinds of draft by position."""
     return Rule(
         claim="beyond",
         statement=f"On SmolLM2, {statement}, {head} heads.",
@@ -101,7 +101,7 @@ def choice(head: str, what: str, statement: str, bound: float, more: str) -> Rul
 
 
 def draft_temperature(head: str) -> Rule:
-    """A temperature of the draft between greedy and the target's."""
+    """Return the rule on a draft temperature between greedy and the target's."""
     arms = [f"{head}, draft at {t}, seeds" for t in (0.0, 1.0)]
     groups = tuple(
         tuple(
@@ -124,7 +124,7 @@ def draft_temperature(head: str) -> Rule:
 
 
 def under_top_p(head: str) -> Rule:
-    """C2's question where rollouts are truncated."""
+    """Return the rule of C2's question for truncated rollouts."""
     return Rule(
         claim="beyond",
         statement=f"On SmolLM2, sampled drafts beat greedy ones under top-p 0.9 as well, {head} heads.",
@@ -137,7 +137,7 @@ def under_top_p(head: str) -> Rule:
 
 
 def truncated(head: str, drafts: str) -> Rule:
-    """What truncating both distributions does to acceptance."""
+    """Return the rule on the effect of truncating both distributions on acceptance."""
     number = f"{head}, {drafts}, top-p - full"
     arms = (f"{head}, {drafts} under top-p, seeds", f"{head}, {drafts}, seeds")
     return Rule(

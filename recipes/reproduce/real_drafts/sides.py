@@ -1,6 +1,6 @@
 """Sampled against greedy drafts, as statistics of one head's chains that a bootstrap over prompts can weigh.
 
-All are over the steps that exist, of all contexts and positions: a sampled draft is accepted with the overlap, a greedy
+All are over the existing steps of all contexts and positions. A sampled draft is accepted with the overlap, a greedy
 one with p(argmax q).
 """
 
@@ -18,18 +18,18 @@ DRAFTS = {"sampled": "overlap", "greedy": "target_only"}
 
 
 def acceptance(drafts: str) -> Callable[[Probe], Statistic]:
-    """Mean acceptance of a kind of draft."""
+    """Return the statistic of the mean acceptance of a kind of draft."""
     return lambda chains: mean_of(chains, chains.numbers[DRAFTS[drafts]])
 
 
 def margin(chains: Probe) -> Array:
-    """What sampled drafts have over greedy ones at every step [n, K]; NaN where there is none."""
+    """Return acceptance of sampled minus greedy drafts at every step [n, K]; NaN where there is none."""
     found: Array = chains.numbers["overlap"] - chains.numbers["target_only"]
     return found
 
 
 def share(chains: Probe, beyond: Callable[[Array], NDArray[np.bool_]]) -> Statistic:
-    """Share of positions whose margin is as asked."""
+    """Return the share of positions whose margin satisfies ``beyond``."""
     found = margin(chains)
     return mean_of(chains, np.where(np.isfinite(found), beyond(found), np.nan))
 
@@ -42,7 +42,7 @@ SHARES: dict[str, Callable[[Probe], Statistic]] = {
 
 
 def kinds_won(chains: Probe) -> Statistic:
-    """Share of the kinds of prompts for which sampled drafts are accepted more often on average."""
+    """Return the share of kinds of prompts for which sampled drafts have the higher mean acceptance."""
     kinds = np.unique(chains.task)
     found = margin(chains)
     columns = [np.where((chains.task == kind)[:, None] & np.isfinite(found), found, 0) for kind in kinds]
@@ -57,7 +57,10 @@ def kinds_won(chains: Probe) -> Statistic:
 
 
 def worth(chains: Probe, chosen: Array) -> Statistic:
-    """What a choice by position, accepted with ``chosen`` [n, K], adds to the better of the two fixed ones."""
+    """Return the gain of a choice by position over the better of the two fixed kinds of draft.
+
+    ``chosen`` [n, K] is the acceptance of the choice.
+    """
     known = np.isfinite(margin(chains))
     columns = (chosen, chains.numbers["overlap"], chains.numbers["target_only"])
     sums = by_prompt(chains, [known.astype(float), *(np.where(known, column, 0) for column in columns)])
@@ -65,14 +68,17 @@ def worth(chains: Probe, chosen: Array) -> Statistic:
 
 
 def better(chains: Probe) -> Array:
-    """Acceptance of the better kind of draft at every step [n, K]: what no choice can exceed."""
+    """Return acceptance of the better kind of draft at every step [n, K]: the upper bound of every choice."""
     found: Array = np.maximum(chains.numbers["overlap"], chains.numbers["target_only"])
     return found
 
 
 def switch(chains: Probe) -> Array:
-    """Acceptance at every step [n, K] of a switch on the draft's entropy: greedy up to a bound that the other half of
-    the prompts gave, each other prompt being of a half. Bounds stay as they are when prompts are drawn anew."""
+    """Return acceptance at every step [n, K] of a switch on the draft's entropy: greedy drafts up to a bound.
+
+    Even and odd prompts form two halves, and each half uses the bound fitted on the other. The bounds stay fixed when
+    prompts are resampled.
+    """
     known = np.isfinite(margin(chains))
     prompt = np.broadcast_to(prompts(chains)[:, None], known.shape)
     names = ("draft_entropy", "overlap", "target_only")

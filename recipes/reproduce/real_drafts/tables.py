@@ -1,4 +1,4 @@
-"""The tables of the study on drafts."""
+"""Tables of the study on drafts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ PLACES = (ENDS[0], *INSIDE, ENDS[1])  # temperatures of the draft alone
 
 
 def tables(results: Results) -> Mapping[str, list[Line]]:
-    """All of them, by title."""
+    """Return all tables by title."""
     there = {head: looks for head, looks in results.items() if looks.plain}
     found = {
         "Sampled and greedy drafts": [
@@ -47,22 +47,22 @@ def tables(results: Results) -> Mapping[str, list[Line]]:
 
 
 def name(which: str) -> str:
-    """Of a temperature or truncation, for a table."""
+    """Return the table's name of a temperature or truncation."""
     return which.removeprefix(" at ").strip() or "1.0"
 
 
 def depth(looks: Looks) -> int:
-    """Steps of a chain."""
+    """Return the number of steps of a chain."""
     return int(next(iter(looks.plain.values())).numbers["overlap"].shape[1])
 
 
 def kinds(results: Results) -> list[str]:
-    """Of all prompts."""
+    """Return the kinds of all prompts, sorted."""
     return sorted({str(kind) for looks in results.values() for one in looks.plain.values() for kind in one.task})
 
 
 def both(arm: Arm[Probe]) -> Line:
-    """Acceptance of both kinds of draft, and their difference."""
+    """Return acceptance of both kinds of draft, and their difference."""
     sampled, greedy = (each(arm, acceptance(drafts)) for drafts in DRAFTS)
     return {
         "sampled": interval(of_arm(sampled)), "greedy": interval(of_arm(greedy)),
@@ -71,7 +71,7 @@ def both(arm: Arm[Probe]) -> Line:
 
 
 def positions(looks: Looks) -> Line:
-    """Shares of positions and kinds, what choices add, and the accept length with either kind of draft."""
+    """Return shares of positions and kinds, the gains of choices, and the accept length with either kind of draft."""
     line: Line = {}
     for label, what in {**SHARES, "kinds": kinds_won, **WORTHS}.items():
         line[label] = interval(of_arm(each(looks.plain, what)))
@@ -81,17 +81,17 @@ def positions(looks: Looks) -> Line:
 
 
 def at_step(arm: Arm[Probe], k: int) -> Arm[Probe]:
-    """The chains with nothing but one of their steps."""
+    """Return the chains with one of their steps alone."""
     return {seed: only(one, np.arange(one.numbers["overlap"].shape[1]) == k) for seed, one in arm.items()}
 
 
 def by_kind(arm: Arm[Probe], kind: str) -> Line:
-    """The same for the prompts of a kind."""
+    """Return acceptance of both kinds of draft, and their difference, for the prompts of a kind."""
     return both({seed: only(one, (one.task == kind)[:, None]) for seed, one in arm.items()})
 
 
 def only(chains: Probe, chosen: Any) -> Probe:
-    """Chains with NaN at all steps but those chosen, which is as if they were not there."""
+    """Return the chains with NaN at all steps but the chosen ones, which removes these steps."""
     rows = np.broadcast_to(chosen, chains.numbers["overlap"].shape)
     kept = rows.any(1)
     numbers = {of: np.where(rows, values, np.nan)[kept] for of, values in chains.numbers.items()}

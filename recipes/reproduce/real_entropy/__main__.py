@@ -1,5 +1,6 @@
-"""``python -m recipes.reproduce.real_entropy``: acceptance against entropy on SmolLM2, from what real has; see
-README.md."""
+"""``python -m recipes.reproduce.real_entropy``: relate acceptance to entropy on SmolLM2, from the heads of ``real``;
+see README.md.
+"""
 
 from pathlib import Path
 
@@ -16,7 +17,7 @@ HERE = results_folder(Path(__file__).parent)
 
 
 def main() -> None:
-    """Read, measure, judge, draw, write."""
+    """Measure the stored evaluations, judge the rules, draw the figures and write the results."""
     started = begin("real_entropy")
     results = read(REAL)
     told = measure(results, REAL)

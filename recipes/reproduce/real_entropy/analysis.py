@@ -25,12 +25,15 @@ from recipes.reproduce.real.slopes import (
 )
 
 HEADS = ("hard_ce", "ce", "e2e_tv")
-DRAFTS = {"greedy": "target_only", "sampled": "overlap"}  # what a draft of either kind is accepted with
+DRAFTS = {"greedy": "target_only", "sampled": "overlap"}  # probability that accepts each kind of draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looks:
-    """A loss's heads: their chains at temperature 1, and at every temperature, for the seeds that have all of them."""
+    """Evaluations of the heads of one loss: their chains at temperature 1, and at every temperature.
+
+    ``swept`` has only the seeds that were evaluated at all temperatures.
+    """
 
     plain: Arm[Probe]
     swept: Arm[Sequence[Probe]]
@@ -40,10 +43,10 @@ Results = Mapping[str, Looks]
 
 
 def read(place: Path) -> Results:
-    """All heads that the rules ask for.
+    """Read the evaluations of all heads that the rules need.
 
     Raises:
-        UserError: No head was looked at, or not all on the same chains.
+        UserError: No head was evaluated, or not all on the same chains.
     """
     found = {name: looks(place, name) for name in HEADS}
     every = [
@@ -54,14 +57,14 @@ def read(place: Path) -> Results:
 
 
 def looks(place: Path, name: str) -> Looks:
-    """The chains of one loss's heads."""
+    """Read the chains of one loss's heads."""
     by_temperature = [heads(place, name, sampling=Sampling(temperature=t)) for t in TEMPERATURES]
     seeds = sorted(set.intersection(*(set(arm) for arm in by_temperature)))
     return Looks(plain=heads(place, name), swept={seed: [arm[seed] for arm in by_temperature] for seed in seeds})
 
 
 def slopes(looks: Looks, drafts: str) -> dict[str, Arm[Statistic]]:
-    """Slopes of acceptance of one kind of draft on the target's entropy, by way."""
+    """Return the slopes of acceptance of one kind of draft on the target's entropy, over each kind of points."""
     name = DRAFTS[drafts]
     return {
         "temperatures": each(looks.swept, lambda sweep: over_temperatures(sweep, name)),
@@ -71,7 +74,7 @@ def slopes(looks: Looks, drafts: str) -> dict[str, Arm[Statistic]]:
 
 
 def straightness(looks: Looks, drafts: str) -> dict[str, Arm[Statistic]]:
-    """R squared and bend of few points, by the number's name."""
+    """Return R squared and bend of the points over temperatures and over tenths of tokens, by name."""
     name, found = DRAFTS[drafts], {}
     for label, number in {"R squared": r_squared, "bend": bend}.items():
         found[f"{label}, {drafts}, temperatures"] = {
@@ -84,12 +87,12 @@ def straightness(looks: Looks, drafts: str) -> dict[str, Arm[Statistic]]:
 
 
 def entropy(looks: Looks, side: str) -> Arm[Statistic]:
-    """Mean entropy of draft or target at temperature 1, nats, over all contexts and positions."""
+    """Return the mean entropy of draft or target at temperature 1, nats, over all contexts and positions."""
     return each(looks.plain, lambda chains: mean_of(chains, chains.numbers[f"{side}_entropy"]))
 
 
 def measure(results: Results, place: Path) -> Measured:
-    """What ``findings.py`` asks for."""
+    """Return the numbers and facts that the rules of ``findings.py`` need."""
     told = Measured()
     for head, looks in results.items():
         told.curves(place, head)

@@ -1,4 +1,4 @@
-"""The figures of the study on entropy."""
+"""Figures of the study on entropy."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ X = "entropy of the target, nats"
 
 
 def draw(results: Results, folder: Path) -> dict[str, str]:
-    """All figures that there are heads for, each with the sentence below it."""
+    """Draw every figure that has heads; return the caption of each file."""
     there = {head: looks for head, looks in results.items() if looks.plain}
     swept = {head: looks for head, looks in there.items() if looks.swept}
     captions = {}
@@ -41,7 +41,7 @@ def draw(results: Results, folder: Path) -> dict[str, str]:
 
 
 def points(panel: Any, x: list[Interval], y: list[Interval], head: str) -> None:
-    """A line through points with intervals of y."""
+    """Draw a line through points with intervals of y."""
     panel.errorbar(
         [one.value for one in x], [one.value for one in y], errors(y), marker="o", ms=4, capsize=2, color=color(head),
         label=head,
@@ -49,7 +49,7 @@ def points(panel: Any, x: list[Interval], y: list[Interval], head: str) -> None:
 
 
 def temperatures(results: Results, path: Path) -> None:
-    """A point a temperature."""
+    """Draw acceptance against entropy, one point per temperature."""
     with figure(path, 2, 5.2, 3.6, sharey=True) as axes:
         for panel, drafts in zip(axes, ("sampled", "greedy"), strict=True):
             for head, looks in results.items():
@@ -61,7 +61,7 @@ def temperatures(results: Results, path: Path) -> None:
 
 
 def prompt_points(looks: Looks) -> Any:
-    """Entropy and acceptance of each prompt, means over seeds, less those of its kind [N, 2]."""
+    """Return entropy and acceptance of each prompt [N, 2], means over seeds minus the mean of its kind."""
     found = []
     for chains in looks.plain.values():
         numbers = [chains.numbers[name] for name in (ENTROPY, "overlap")]
@@ -78,7 +78,7 @@ def prompt_points(looks: Looks) -> Any:
 
 
 def between(results: Results, path: Path) -> None:
-    """A point a prompt, a panel a head."""
+    """Draw acceptance against entropy, one point per prompt and one panel per head."""
     with figure(path, len(results), 3.6, 3.4, sharey=True, sharex=True, squeeze=False) as axes:
         for panel, (head, looks) in zip(axes[0], results.items(), strict=True):
             x, y = prompt_points(looks).T
@@ -93,7 +93,7 @@ def between(results: Results, path: Path) -> None:
 
 
 def tokens(results: Results, path: Path) -> None:
-    """A point a tenth of all tokens."""
+    """Draw acceptance against entropy, one point per tenth of all tokens."""
     with figure(path, 2, 5.2, 3.6, sharey=True) as axes:
         for panel, drafts in zip(axes, ("sampled", "greedy"), strict=True):
             for head, looks in results.items():
@@ -105,7 +105,7 @@ def tokens(results: Results, path: Path) -> None:
 
 
 def sides(results: Results, path: Path) -> None:
-    """The draft's entropy against the target's."""
+    """Draw the draft's entropy against the target's."""
     with figure(path, 2, 5.2, 3.6) as axes:
         for head, looks in results.items():
             if looks.swept:

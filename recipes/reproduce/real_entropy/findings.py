@@ -1,13 +1,14 @@
-"""The rules of README.md. Names of numbers: head, drafts, over what; "..., seeds": over seeds alone, for noise.
+"""Rules of README.md. Numbers are named "head, drafts, over what"; "..., seeds" is over seeds alone, for the noise
+floor.
 
-Every number is over seeds and prompts (``recipes.reproduce.real.effects``). ``size of NAME`` is a fact: the number
-in units of what two seeds of one arm differ by. ``curves of HEAD``: how many of its validation curves are flat.
+Every number is over seeds and prompts (``recipes.reproduce.real.effects``). The fact ``size of NAME`` is the number in
+units of the difference of two seeds of one arm. ``curves of HEAD``: how many of its validation curves are flat.
 """
 
 from recipes.reproduce.verdicts import Need, Part, Rule
 
 STRAIGHT = 0.9  # R squared above which a relation is called linear
-DRAFTS = 1.2  # tokens of accept length from which on a head counts as one that drafts; one that does not has 1
+DRAFTS = 1.2  # accept length, tokens, above which a head counts as drafting; one that drafts nothing has 1
 FOLLOWS = 0.5  # correlation above which the draft's entropy is said to follow the target's
 CONVERGED = 0.99  # share of seeds whose validation curve is flat
 WHERE = {
@@ -18,21 +19,21 @@ WHERE = {
 
 
 def drafting(head: str) -> Need:
-    """Claims about acceptance need a head that drafts."""
+    """Return the condition of claims about acceptance: the head drafts at all."""
     return Need(
         number=f"{head}, accept length", kind="above", bound=DRAFTS, otherwise=f"the heads of {head} hardly draft"
     )
 
 
 def converged(head: str) -> Need:
-    """Claims about what a loss leads to need heads that have learned what they can."""
+    """Return the condition of claims about a loss's result: the validation curves of its heads are flat."""
     return Need(
         number=f"{head}, flat", kind="above", bound=CONVERGED, otherwise=f"not all validation curves of {head} are flat"
     )
 
 
 def falls(drafts: str, way: str, head: str = "ce", claim: str = "C1") -> Rule:
-    """Acceptance of a kind of draft falls with entropy."""
+    """Return the rule that acceptance of a kind of draft falls with entropy."""
     number = f"{head}, {drafts}, {way}"
     other = f" ({{hard_ce, {drafts}, {way}}} with hard_ce)" if head == "ce" else ""
     return Rule(
@@ -47,7 +48,7 @@ def falls(drafts: str, way: str, head: str = "ce", claim: str = "C1") -> Rule:
 
 
 def linear(drafts: str, way: str) -> Rule:
-    """C1: linearly."""
+    """Return the rule of C1 that acceptance falls linearly."""
     points = "six temperatures" if way == "temperatures" else "tenths of all tokens by their entropy"
     return Rule(
         claim="C1",

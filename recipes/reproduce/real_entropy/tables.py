@@ -1,4 +1,4 @@
-"""The tables of the study on entropy."""
+"""Tables of the study on entropy."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ Line = dict[str, Any]
 
 
 def tables(results: Results) -> Mapping[str, list[Line]]:
-    """All of them, by title."""
+    """Return all tables by title."""
     there = {head: looks for head, looks in results.items() if looks.plain}
     return {
         "Slopes of acceptance on the target's entropy, per nat": [
@@ -42,23 +42,23 @@ def tables(results: Results) -> Mapping[str, list[Line]]:
 
 
 def at(looks: Looks, k: int) -> Arm[Probe]:
-    """The chains at one of the temperatures."""
+    """Return the chains at temperature number ``k``."""
     return {seed: sweep[k] for seed, sweep in looks.swept.items()}
 
 
 def mean(arm: Arm[Probe], name: str) -> Interval:
-    """Of a number over all contexts and positions."""
+    """Return the mean of a number over all contexts and positions."""
     return interval(of_arm(each(arm, lambda chains: mean_of(chains, chains.numbers[name]))))
 
 
 def means(arm: Arm[Probe]) -> Line:
-    """What the slopes over temperatures are slopes of."""
+    """Return the means at one temperature: the points of the slopes over temperatures."""
     names = {"entropy": ENTROPY, "entropy of the draft": "draft_entropy", "sampled": "overlap", "greedy": "target_only"}
     return {label: mean(arm, name) for label, name in names.items()}
 
 
 def in_tenth(looks: Looks, name: str, j: int) -> Interval:
-    """Mean of a number over the steps of one tenth by the target's entropy."""
+    """Return the mean of a number over the steps in tenth ``j`` by the target's entropy."""
 
     def value(chains: Probe) -> Statistic:
         return over_points(tenth_points(chains, name)[:, 3 * j : 3 * j + 3], lambda _, y: y[:, 0])
@@ -67,13 +67,13 @@ def in_tenth(looks: Looks, name: str, j: int) -> Interval:
 
 
 def tenth(looks: Looks, j: int) -> Line:
-    """A line of the table of tenths."""
+    """Return a line of the table of tenths."""
     names = {"entropy": ENTROPY, "entropy of the draft": "draft_entropy", "sampled": "overlap", "greedy": "target_only"}
     return {label: in_tenth(looks, name, j) for label, name in names.items()}
 
 
 def sides(looks: Looks) -> Line:
-    """Entropies, how they go together, and what each tells of acceptance."""
+    """Return both entropies, their correlation, and R squared of acceptance on each."""
     every = looks.plain
     chains = sum(len(one.row) for one in every.values())
     return {

@@ -19,17 +19,17 @@ HERE = results_folder(Path(__file__).parent)
 
 
 def main() -> None:
-    """Measure what is there of the arms, judge, draw, write.
+    """Measure the existing arms, judge the rules, draw the figures and write the results.
 
     Raises:
-        UserError: No head was looked at yet, or not all on the same chains.
+        UserError: No head was evaluated yet, or not all on the same chains.
     """
     check_writable("BEBOP_REPRODUCE", HERE)
     study(PLACE, HERE)
 
 
 def study(place: Path, folder: Path) -> None:
-    """From the evaluation in ``place`` to the results in ``folder``."""
+    """Turn the evaluation in ``place`` into the results in ``folder``."""
     arms = {name: heads(place, name) for name in NAMES}
     looked_at(place, [one for arm in arms.values() for one in arm.values()])
     found = {name: len(arm) for name, arm in arms.items()}

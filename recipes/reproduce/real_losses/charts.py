@@ -1,4 +1,6 @@
-"""The figures: validation curves, gains over soft cross-entropy, overlap along a chain, acceptance against entropy."""
+"""Figures of the losses: validation curves, gains over soft cross-entropy, overlap along a chain, acceptance against
+entropy.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +19,7 @@ from recipes.reproduce.real_losses.findings import MARKS
 from recipes.reproduce.real_losses.tables import depth, gain, number, shown
 
 GREY = "#6b7280"
-# Of losses that figures.COLORS does not have.
+# Colors of losses that figures.COLORS lacks.
 SHADES = {
     "top_4": "#84cc16", "top_4_renormalised": "#4d7c0f", "top_64": "#f472b6", "top_64_renormalised": "#9d174d",
 }  # fmt: skip
@@ -37,7 +39,7 @@ CAPTIONS: Mapping[str, str] = {
 
 
 def draw(place: Path, runs: Sequence[Trained], folder: Path) -> dict[str, str]:
-    """All four; their captions."""
+    """Draw all four figures; return their captions."""
     draw_curves(folder / "curves.svg", runs)
     draw_gains(folder / "gains.svg", place)
     draw_positions(folder / "positions.svg", place)
@@ -46,7 +48,7 @@ def draw(place: Path, runs: Sequence[Trained], folder: Path) -> dict[str, str]:
 
 
 def draw_curves(path: Path, runs: Sequence[Trained]) -> None:
-    """A row a start, a column a clock."""
+    """Draw the validation curves: one row per start, one column per clock."""
     with figure(path, 2, 5.6, 3.4, 2, squeeze=False) as panels:
         for row, from_shared in zip(panels, (True, False), strict=True):
             own = [one for one in runs if (one.run.start == SHARED) == from_shared]
@@ -80,14 +82,14 @@ def _shade(name: str) -> str:
 
 
 def _legend(axes: Any, **options: Any) -> None:
-    """A name once, whatever the number of its seeds."""
+    """Draw a legend with each name once, however many seeds it has."""
     found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     if found:
         axes.legend(found.values(), found.keys(), **options)
 
 
 def draw_gains(path: Path, place: Path) -> None:
-    """Best heads on the left, heads of equal steps on the right."""
+    """Draw the gains: best heads on the left, heads after equal steps on the right."""
     with figure(path, 2, 5.0, 3.6) as (left, right):
         _gains(left, place, [name for name in CONVERGED if name != "ce"], ("", " greedy", " on unseen kinds"))
         others = [name for name in NAMES if name not in ("ce", SHARED, f"{FRESH}ce")]
@@ -116,7 +118,7 @@ def _gains(axes: Any, place: Path, names: Sequence[str], times: Sequence[str]) -
 
 
 def draw_positions(path: Path, place: Path) -> None:
-    """A line a loss."""
+    """Draw overlap by position in the chain, one line per loss."""
     steps = range(depth(place))
     with figure(path, 1, 5.6, 3.6) as axes:
         for name in (SHARED, *CONVERGED):
@@ -130,7 +132,7 @@ def draw_positions(path: Path, place: Path) -> None:
 
 
 def draw_entropy(path: Path, place: Path) -> None:
-    """Over temperatures, and between tokens."""
+    """Draw acceptance against entropy, over temperatures and between tokens."""
     with figure(path, 2, 4.8, 3.6) as (left, right):
         for name in SLOPED:
             for looks in swept(place, name).values():
@@ -144,7 +146,7 @@ def draw_entropy(path: Path, place: Path) -> None:
 
 
 def _points(axes: Any, sums: Any, name: str) -> None:
-    """Means of points from sums over prompts [N, 3 P]."""
+    """Draw the means of points from sums over prompts [N, 3 P]."""
     n, x, y = sums.sum(0).reshape(-1, 3).T
     known = n > 0
     axes.plot(

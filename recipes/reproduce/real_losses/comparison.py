@@ -1,4 +1,4 @@
-"""The numbers of findings.py: arms of losses, what is compared of them, and when."""
+"""Numbers for findings.py: the arms of the losses, their comparisons, and the stages of training."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from recipes.reproduce.real.runs import CONVERGED as LONGEST
 from recipes.reproduce.real.runs import FRESH as BEGUN
 from recipes.reproduce.real_losses.findings import BASES, CUT, GREEDY, MARKS
 
-FRESH = "fresh "  # what heads from the fitted start are called by
+FRESH = "fresh "  # prefix of heads from the fitted start
 OURS = "e2e_tv"
 ALL_MARKS = tuple(mark for marks in MARKS.values() for mark in marks)
 TEST, UNSEEN = "test", "unseen"  # splits
-NAMES = (SHARED, *LONGEST, *BRIEF, "kl", *(f"{FRESH}{name}" for name in BEGUN))  # of all arms
+NAMES = (SHARED, *LONGEST, *BRIEF, "kl", *(f"{FRESH}{name}" for name in BEGUN))  # names of all arms
 COMPARED = (
     *((OURS, base) for base in (*BASES, "tv")),
     *((f"{FRESH}{OURS}", f"{FRESH}{base}") for base in BASES),
@@ -32,7 +32,7 @@ SLOPED = (OURS, *BASES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class When:
-    """Which heads are looked at, on what, with which drafts: When(words=" at step 100", at="step 100")."""
+    """Selection of heads, text and drafts for one comparison: When(words=" at step 100", at="step 100")."""
 
     words: str  # after "accept length"
     at: str = "best"
@@ -40,7 +40,7 @@ class When:
     greedy: bool = False
 
     def statistics(self, place: Path, name: str) -> Arm[Statistic]:
-        """The accept length of every head of an arm."""
+        """Return the accept length of every head of an arm."""
         what = greedy_length if self.greedy else accept_length
         return each(heads(place, name, self.at, split=self.split), what)
 
@@ -53,12 +53,12 @@ TIMES = (BEST, GREEDILY, ON_UNSEEN, *AT_MARKS)
 
 @cache
 def heads(place: Path, name: str, at: str = "best", sampling: Sampling = arms.PLAIN, split: str = TEST) -> Arm[Probe]:
-    """The chains of an arm by its name, such as "fresh ce"; read once."""
+    """Return the chains of an arm by its name, such as "fresh ce"; each file is read once."""
     return arms.heads(place, name.removeprefix(FRESH), at, sampling, split, fresh=name.startswith(FRESH))
 
 
 def everything(place: Path) -> Iterator[list[Probe]]:
-    """All chains that are there, by split."""
+    """Yield all existing chains of each split."""
     swept = [Sampling(temperature=t) for t in TEMPERATURES if t != 1]
     yield [
         *(one for name in NAMES for at in ("best", *ALL_MARKS) for one in heads(place, name, at).values()),
@@ -68,10 +68,10 @@ def everything(place: Path) -> Iterator[list[Probe]]:
 
 
 def measure(place: Path) -> Measured:
-    """All numbers and facts that can be measured of what is there.
+    """Return all numbers and facts that the existing chains allow.
 
     Raises:
-        UserError: The heads were not all looked at on the same chains.
+        UserError: The heads were not all evaluated on the same chains.
     """
     for chains in everything(place):
         arms.same_chains(chains)
@@ -86,7 +86,7 @@ def measure(place: Path) -> Measured:
 
 
 def lengths(told: Measured, place: Path) -> None:
-    """Accept lengths of all arms that are compared, and their differences, at every time."""
+    """Add the accept lengths of all compared arms, and their differences, for every entry of ``TIMES``."""
     for when in TIMES:
         statistics = {name: when.statistics(place, name) for name in dict.fromkeys(sum(COMPARED, ()))}
         for name, arm in statistics.items():
@@ -97,18 +97,21 @@ def lengths(told: Measured, place: Path) -> None:
 
 
 def halves(told: Measured, place: Path) -> None:
-    """Half of what sampled drafts gain minus what greedy ones do: of means, so of each head by itself."""
+    """Add half of the gain of sampled drafts minus that of greedy ones, computed for each head by itself."""
     first, second = (each(heads(place, name), half_less_greedy) for name in (OURS, "ce"))
     told.difference(GREEDY, first, second)
 
 
 def along_chains(told: Measured, place: Path) -> None:
-    """Overlap that is lost from the first draft of a chain to the last."""
+    """Add the overlap lost from the first draft of a chain to the last."""
     _with_differences(told, "overlap lost along a chain", lambda name: each(heads(place, name), lost_overlap))
 
 
 def slopes(told: Measured, place: Path) -> None:
-    """Of acceptance of sampled drafts on the target's entropy, three ways; and less half of the slope of ``ce``."""
+    """Add the slopes of sampled drafts' acceptance on the target's entropy, over each kind of points.
+
+    Also adds the slope of end-to-end TV minus half of that of ``ce``.
+    """
     for way, of in WAYS.items():
         _with_differences(told, f"slope over {way}", lambda name, of=of: of(place, name))  # type: ignore[misc]
         half = each(of(place, "ce"), lambda one: Statistic(one.sums, lambda sums: one.of(sums) / 2))
@@ -116,7 +119,7 @@ def slopes(told: Measured, place: Path) -> None:
 
 
 def _with_differences(told: Measured, what: str, of: Callable[[str], Arm[Statistic]]) -> None:
-    """A number of the losses that are claimed of, and how much more end-to-end TV has of it."""
+    """Add a number of end-to-end TV and of each base, and their differences."""
     statistics = {name: of(name) for name in (OURS, *BASES)}
     for name, arm in statistics.items():
         told.arm(f"{name}, {what}", arm)
@@ -128,23 +131,23 @@ def _with_differences(told: Measured, what: str, of: Callable[[str], Arm[Statist
 
 
 def swept(place: Path, name: str) -> Arm[list[Probe]]:
-    """The chains of each head at all temperatures; only of heads that were looked at with all of them."""
+    """Return the chains of each head at all temperatures, for the heads that were evaluated at all of them."""
     looks = [heads(place, name, sampling=Sampling(temperature=t)) for t in TEMPERATURES]
     return {seed: [look[seed] for look in looks] for seed in looks[0] if all(seed in look for look in looks)}
 
 
 def over_temperatures(place: Path, name: str) -> Arm[Statistic]:
-    """A point a temperature."""
+    """Return the slope of each head with one point per temperature."""
     return each(swept(place, name), lambda looks: entropy.over_temperatures(looks, "overlap"))
 
 
 def between_prompts(place: Path, name: str) -> Arm[Statistic]:
-    """A point a prompt, less the mean of its kind."""
+    """Return the slope of each head with one point per prompt, minus the mean of its kind."""
     return each(heads(place, name), lambda chains: entropy.between_prompts(chains, "overlap"))
 
 
 def between_tokens(place: Path, name: str) -> Arm[Statistic]:
-    """A point a context and position."""
+    """Return the slope of each head with one point per context and position."""
     return each(heads(place, name), lambda chains: entropy.between_tokens(chains, "overlap"))
 
 
@@ -157,16 +160,16 @@ WAYS: Mapping[str, Callable[[Path, str], Arm[Statistic]]] = {
 
 
 def greedy_length(chains: Probe) -> Statistic:
-    """Tokens a cycle with greedy drafts."""
+    """Return the tokens per cycle with greedy drafts."""
     return mean_of(chains, chains.accept_greedy)
 
 
 def half_less_greedy(chains: Probe) -> Statistic:
-    """Half of the accept length of sampled drafts minus that of greedy ones."""
+    """Return half of the accept length of sampled drafts minus that of greedy ones."""
     return mean_of(chains, chains.accept / 2 - chains.accept_greedy)
 
 
 def lost_overlap(chains: Probe) -> Statistic:
-    """Overlap of the first draft minus that of the last, over the chains that have a last one: the same contexts."""
+    """Return the overlap of the first draft minus that of the last, over the chains that have a last one."""
     overlap = chains.numbers["overlap"]
     return mean_of(chains, overlap[:, 0] - overlap[:, -1])

@@ -1,4 +1,4 @@
-"""Validation curves of the runs, and where on them the learning rate was lowered."""
+"""Validation curves of the runs, and the drops of the learning rate on them."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from recipes.reproduce.real.runs import HeadRun, all_runs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """A run with what it wrote so far."""
+    """Run with the files that it has written so far."""
 
     run: HeadRun
     curve: tuple[Validation, ...]
@@ -21,12 +21,12 @@ class Trained:
 
     @property
     def drops(self) -> list[Validation]:
-        """Where its learning rate was lowered."""
+        """Return the validations at which the learning rate was lowered."""
         return drops(self.run, self.curve)
 
 
 def trained(place: Path) -> list[Trained]:
-    """All runs that have a curve, in their order; with the settings that they ran with."""
+    """Return all runs that have a curve, in their order, with the settings stored in their folders."""
     found = []
     for run in all_runs():
         folder = run.folder(place)
@@ -44,15 +44,17 @@ def trained(place: Path) -> list[Trained]:
 
 
 def settings(path: Path) -> HeadRun:
-    """A run as its folder has it."""
+    """Read the settings of a run from the file in its folder."""
     kept: dict[str, Any] = json.loads(path.read_text())
     options: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
     return HeadRun(**options)
 
 
 def drops(run: HeadRun, curve: Sequence[Validation]) -> list[Validation]:
-    """The validations after which the learning rate was lowered, by the rule of ``heads.Training``: where the curve
-    since the last of them was flat and another one was left; none after the last validation, where the run was over.
+    """Return the validations after which the learning rate was lowered, by the rule of ``heads.Training``.
+
+    The rate drops where the curve since the last drop is flat and another drop is left. The last validation ends the
+    run and is never one of them.
     """
     found: list[Validation] = []
     since = 0
@@ -65,7 +67,7 @@ def drops(run: HeadRun, curve: Sequence[Validation]) -> list[Validation]:
 
 
 def line(one: Trained) -> dict[str, Any]:
-    """A run for a table."""
+    """Return the line of a run for a table."""
     done = one.done or {}
     return {
         "run": one.run.name,

@@ -1,13 +1,13 @@
-"""The rules of README.md. Names of numbers: head, what; "A - B": of the same seeds; "..., seeds": for noise.
+"""Rules of README.md. Numbers are named "head, what"; "A - B": over the same seeds; "..., seeds": for the noise floor.
 
-Every number is over seeds and prompts (``recipes.reproduce.real.effects``). ``size of NAME`` is a fact: the number
-in units of what two seeds of one arm differ by. ``curves of HEAD``: how many of its validation curves are flat. "at
+Every number is over seeds and prompts (``recipes.reproduce.real.effects``). The fact ``size of NAME`` is the number in
+units of the difference of two seeds of one arm. ``curves of HEAD``: how many of its validation curves are flat. "at
 step 100", "at second 30": heads at the marks of training; "fresh": from the fitted start instead of the shared head.
 """
 
 from recipes.reproduce.verdicts import Kind, Need, Part, Rule
 
-DRAFTS = 1.2  # tokens of accept length from which on a head counts as one that drafts; one that does not has 1
+DRAFTS = 1.2  # accept length, tokens, above which a head counts as drafting; one that drafts nothing has 1
 CONVERGED = 0.99  # share of seeds whose validation curve is flat
 BASES = ("hard_ce", "ce")
 MARKS = {"steps": ("step 100", "step 200"), "processor time": ("second 30", "second 60")}
@@ -22,13 +22,13 @@ FLAT = "tested if the accept length is above 1.2 and all validation curves are f
 
 
 def drafting(head: str, when: str = "") -> Need:
-    """Claims about acceptance need a head that drafts."""
+    """Return the condition of claims about acceptance: the head drafts at all."""
     otherwise = f"the heads of {head}{when} hardly draft"
     return Need(number=f"{head}, accept length{when}", kind="above", bound=DRAFTS, otherwise=otherwise)
 
 
 def converged(*heads: str) -> tuple[Need, ...]:
-    """What losses lead to is told by heads that draft, and have learned what they can."""
+    """Return the conditions of claims about a loss's result: its heads draft, and their curves are flat."""
     flat = (
         Need(number=f"{h}, flat", kind="above", bound=CONVERGED, otherwise=f"not all validation curves of {h} are flat")
         for h in heads
@@ -37,13 +37,13 @@ def converged(*heads: str) -> tuple[Need, ...]:
 
 
 def gain(head: str, base: str, when: str = "", kind: Kind = "above") -> Part:
-    """What one head has more than another."""
+    """Return the part of a rule about the accept length of one head minus that of another."""
     arms = tuple(f"{arm}, accept length{when}, seeds" for arm in (head, base))
     return Part(number=f"{head} - {base}, accept length{when}", kind=kind, arms=arms)
 
 
 def over(base: str, statement: str, more: str = "") -> Rule:
-    """The gain over another loss where both have learned what they can."""
+    """Return the rule on the gain over another loss where both have converged."""
     part = gain("e2e_tv", base)
     return Rule(
         claim="C3",
@@ -57,7 +57,7 @@ def over(base: str, statement: str, more: str = "") -> Rule:
 
 
 def unseen(base: str) -> Rule:
-    """Transfer to kinds of prompts that no head was trained on."""
+    """Return the rule on the gain for kinds of prompts that no head was trained on."""
     part = gain("e2e_tv", base, " on unseen kinds")
     return Rule(
         claim="C3",
@@ -71,7 +71,7 @@ def unseen(base: str) -> Rule:
 
 
 def early(base: str, equal: str) -> Rule:
-    """At small budgets, from the shared head."""
+    """Return the rule on the gain after little training, from the shared head."""
     parts = tuple(gain("e2e_tv", base, f" at {mark}") for mark in MARKS[equal])
     told = "; ".join(f"{mark}: {{{part.number}}}" for mark, part in zip(MARKS[equal], parts, strict=True))
     return Rule(
@@ -87,7 +87,7 @@ def early(base: str, equal: str) -> Rule:
 
 
 def fresh(base: str, equal: str) -> Rule:
-    """From the beginning; the paper itself goes on from a trained head."""
+    """Return the rule on training from the fitted start; the paper itself continues from a trained head."""
     mark = MARKS[equal][-1]
     part = gain("fresh e2e_tv", f"fresh {base}", f" at {mark}", kind="below")
     return Rule(
@@ -103,7 +103,7 @@ def fresh(base: str, equal: str) -> Rule:
 
 
 def flatter(base: str, way: str) -> Rule:
-    """Slope removal: acceptance of sampled drafts falls less with entropy."""
+    """Return the rule on slope removal: acceptance of sampled drafts falls less with entropy."""
     number = f"e2e_tv - {base}, slope over {way}"
     arms = tuple(f"{head}, slope over {way}, seeds" for head in ("e2e_tv", base))
     falls = Need(number=f"{base}, slope over {way}", kind="below", otherwise=f"acceptance of {base} does not fall")
@@ -121,7 +121,7 @@ def flatter(base: str, way: str) -> Rule:
 
 
 def mostly(way: str) -> Rule:
-    """The paper: from -1.68 tokens per nat to -.06."""
+    """Return the rule that more than half of the slope is removed; the paper: from -1.68 tokens per nat to -.06."""
     number = f"e2e_tv - half of ce, slope over {way}"
     arms = tuple(f"{head}, slope over {way}, seeds" for head in ("e2e_tv", "ce"))
     falls = Need(number=f"ce, slope over {way}", kind="below", otherwise="acceptance of ce does not fall")
@@ -138,7 +138,7 @@ def mostly(way: str) -> Rule:
 
 
 def steadier(base: str) -> Rule:
-    """From the first draft of a chain to the last."""
+    """Return the rule on the overlap lost from the first draft of a chain to the last."""
     number = f"e2e_tv - {base}, overlap lost along a chain"
     arms = tuple(f"{head}, overlap lost along a chain, seeds" for head in ("e2e_tv", base))
     return Rule(
@@ -154,7 +154,7 @@ def steadier(base: str) -> Rule:
 
 
 def whole(size: int) -> Rule:
-    """Fig 14b, the table of losses on the K largest draft logits."""
+    """Return the rule of Fig 14b, the table of losses on the K largest draft logits."""
     mark = MARKS["steps"][-1]
     parts = tuple(gain("tv", cut, f" at {mark}") for cut in CUT if cut.split("_")[1] == str(size))
     told = "; ".join(f"{{{part.number}}}" for part in parts)
@@ -174,7 +174,7 @@ GREEDY = "e2e_tv - ce, half of sampled - greedy"
 
 
 def greedy_gains() -> Rule:
-    """The paper: less than 0.3 %."""
+    """Return the rule that greedy drafts gain nothing; the paper: less than 0.3 %."""
     arms = tuple(f"{head}, accept length greedy, seeds" for head in ("e2e_tv", "ce"))
     gains = Need(number="e2e_tv - ce, accept length", kind="above", otherwise="sampled drafts gain nothing themselves")
     return Rule(

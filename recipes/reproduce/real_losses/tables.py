@@ -1,4 +1,7 @@
-"""Tables of every loss; an arm of one seed has intervals over prompts alone, and an arm without heads no line."""
+"""Tables of every loss.
+
+An arm of one seed has intervals over prompts alone, and an arm without heads has no line.
+"""
 
 import json
 from collections.abc import Callable, Collection
@@ -33,7 +36,7 @@ STOPPED = (*BRIEF, "kl")  # arms whose runs end at the last mark
 
 
 def number(name: str, step: int | None = None) -> Callable[[Probe], Statistic]:
-    """The mean of a probed number at a step of the chains, from 0; None: over all steps."""
+    """Return the statistic of the mean of a probed number at one step of the chains, from 0; None: over all steps."""
 
     def what(chains: Probe) -> Statistic:
         table = chains.numbers[name]
@@ -43,23 +46,23 @@ def number(name: str, step: int | None = None) -> Callable[[Probe], Statistic]:
 
 
 def shown(statistics: Arm[Statistic]) -> Interval | None:
-    """A number of an arm; None without heads."""
+    """Return the interval of a number over an arm; None without heads."""
     return arms.interval(arms.of_arm(statistics)) if statistics else None
 
 
 def difference(first: Arm[Statistic], second: Arm[Statistic]) -> Interval | None:
-    """The difference of two arms; None without common seeds."""
+    """Return the difference of two arms; None without common seeds."""
     found = arms.of_difference(first, second)
     return arms.interval(found) if found else None
 
 
 def depth(place: Path) -> int:
-    """Steps of a chain."""
+    """Return the number of steps of a chain."""
     return max((one.numbers["overlap"].shape[1] for name in NAMES for one in heads(place, name).values()), default=0)
 
 
 def best_lines(place: Path) -> list[Line]:
-    """The best heads of every arm."""
+    """Return one line per arm for its best heads."""
     steps = range(depth(place))
     columns = {
         "accept length": accept_length, "greedy drafts": greedy_length,
@@ -78,7 +81,7 @@ def best_lines(place: Path) -> list[Line]:
 
 
 def mark_lines(place: Path) -> list[Line]:
-    """Accept lengths at the marks of training."""
+    """Return the accept lengths at the marks of training."""
     lines: list[Line] = []
     for name in NAMES:
         found = {when.words.removeprefix(" at "): shown(when.statistics(place, name)) for when in AT_MARKS}
@@ -88,9 +91,9 @@ def mark_lines(place: Path) -> list[Line]:
 
 
 def gain_lines(place: Path) -> list[Line]:
-    """Accept length over that of ``ce``, fresh heads over fresh ones; paired by seed.
+    """Return the accept lengths minus that of ``ce``, fresh heads against fresh ones, paired by seed.
 
-    Runs that end at the last mark have no best heads to hold against those of ``ce``, which went on.
+    Runs that end at the last mark have no best heads comparable with those of ``ce``, which trained for longer.
     """
     lines: list[Line] = []
     for name in NAMES:
@@ -104,7 +107,7 @@ def gain_lines(place: Path) -> list[Line]:
 
 
 def look_lines(place: Path) -> list[Line]:
-    """Gains in accept length of the seeds of the first look, and of those that were added after it."""
+    """Return gains in accept length of the seeds of the first evaluation, and of the seeds added after it."""
     lines: list[Line] = []
     for first, second in COMPARED:
         ours, theirs = (BEST.statistics(place, name) for name in (first, second))
@@ -120,18 +123,18 @@ def _only(arm: Arm[Statistic], seeds: Collection[int]) -> Arm[Statistic]:
 
 
 def title(words: str) -> str:
-    """A column's name."""
+    """Return a column's name."""
     return words.strip().removeprefix("at ") or "best"
 
 
 def gain(place: Path, name: str, base: str, words: str) -> Interval | None:
-    """Accept length of one arm over that of another at one of ``TIMES``."""
+    """Return the accept length of one arm minus that of another at one of ``TIMES``."""
     when = next(one for one in TIMES if one.words == words)
     return difference(when.statistics(place, name), when.statistics(place, base))
 
 
 def slope_lines(place: Path) -> list[Line]:
-    """Slopes of acceptance on entropy per nat, and those less that of ``ce``."""
+    """Return the slopes of acceptance on entropy per nat, and these slopes minus that of ``ce``."""
     lines: list[Line] = []
     for name in SLOPED:
         found: Line = {}
@@ -145,7 +148,7 @@ def slope_lines(place: Path) -> list[Line]:
 
 
 def kind_lines(place: Path) -> list[Line]:
-    """Gain over ``ce`` by kind of prompt, best heads."""
+    """Return the gain over ``ce`` by kind of prompt, for the best heads."""
     lines = []
     for split in ("test", UNSEEN):
         bases = heads(place, "ce", split=split)
@@ -160,7 +163,7 @@ def kind_lines(place: Path) -> list[Line]:
 
 
 def _of_kind(kind: str) -> Callable[[Probe], Statistic]:
-    """Accept length over the chains of one kind, whose prompts alone are drawn anew."""
+    """Return the statistic of the accept length over the chains of one kind; only its prompts are resampled."""
 
     def what(chains: Probe) -> Statistic:
         own = chains.task == kind
@@ -174,8 +177,11 @@ def _of_kind(kind: str) -> Callable[[Probe], Statistic]:
 
 
 def fused(place: Path) -> tuple[list[Line], dict[str, object]]:
-    """Time and memory of the fused losses beside plain autograd, as ``real.fused`` left them: lines and facts; empty
-    where it has not run."""
+    """Return lines and facts on time and memory of the fused losses and of plain autograd, from the file of
+    ``real.fused``.
+
+    Both are empty if it has not run.
+    """
     path = place / "fused.json"
     if not path.is_file():
         return [], {}

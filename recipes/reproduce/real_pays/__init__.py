@@ -1,1 +1,1 @@
-"""Whether drafts pay on SmolLM2-135M-Instruct: accept length against what a cycle costs, measured on this machine."""
+"""Study of whether drafts pay on SmolLM2-135M-Instruct: accept length against the cost of a cycle on this machine."""

@@ -1,4 +1,4 @@
-"""``python -m recipes.reproduce.real_pays [--quick]``: accept length against what it costs; see README.md."""
+"""``python -m recipes.reproduce.real_pays [--quick]``: compare accept length with its cost; see README.md."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ HERE = results_folder(Path(__file__).parent)
 
 
 def main() -> None:
-    """Time, judge, draw, write."""
+    """Time all arms, judge the rules, draw the figures and write the results."""
     check_writable("BEBOP_REPRODUCE", HERE)
     started = begin("real_pays")
     model = policy()

@@ -1,4 +1,4 @@
-"""From rounds to tables, and to the numbers that the rules speak of."""
+"""Tables and numbers of the rules, computed from timed rounds."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,39 +12,42 @@ from recipes.reproduce.throughput.analysis import minus_one
 
 
 def over_rounds(rounds: Sequence[Round], number: Callable[[Round], float]) -> Interval:
-    """A number of each round: mean, with the interval of Student's t."""
+    """Return the mean of a number over rounds, with the interval of Student's t."""
     return across_seeds([number(one) for one in rounds])
 
 
 def best_length(rounds: Sequence[Round], system: str) -> int:
-    """The number of drafts with the highest mean speed-up."""
+    """Return the number of drafts with the highest mean speed-up."""
     return max(DRAFTING[system], key=lambda k: float(np.mean([one.ratio((system, k)) for one in rounds])))
 
 
 def chosen(rounds: Sequence[Round], system: str) -> list[Arm]:
-    """Of each round the arm whose number of drafts was best in the other rounds."""
+    """Return for each round the arm whose number of drafts was best in the other rounds."""
     return [(system, best_length([*rounds[:i], *rounds[i + 1 :]], system)) for i in range(len(rounds))]
 
 
 def at_best(rounds: Sequence[Round], system: str, base: str | None = None) -> Interval:
-    """Speed-up at the number of drafts so chosen, over plain decoding or over another system that chooses as well."""
+    """Return the speed-up at the number of drafts of ``chosen``.
+
+    It is over plain decoding, or over another system with its own choice.
+    """
     others = chosen(rounds, base) if base else [PLAIN] * len(rounds)
     pairs = zip(rounds, chosen(rounds, system), others, strict=True)
     return across_seeds([one.ratio(arm, other) for one, arm, other in pairs])
 
 
 def break_even(one: Round, drafts: int) -> float:
-    """The accept length that pays for a cycle: what its passes cost, in plain steps."""
+    """Return the accept length that pays for a cycle: the cost of its passes in plain steps."""
     return drafts * one.costs.draft + one.costs.verify[drafts]
 
 
 def modelled(one: Round, arm: Arm) -> float:
-    """The speed-up by accept length and the costs of single passes."""
+    """Return the speed-up predicted from the accept length and the costs of single passes."""
     return one.timed[arm].accept_length / break_even(one, arm[1])
 
 
 def decoding_ratio(one: Round, arm: Arm) -> float:
-    """The speed-up over plain decoding with prefill left out of both."""
+    """Return the speed-up over plain decoding with prefill left out of both."""
 
     def alone(which: Arm) -> float:
         return one.timed[which].speed / (1 - one.timed[which].shares.get("prefill", 0.0))
@@ -53,17 +56,17 @@ def decoding_ratio(one: Round, arm: Arm) -> float:
 
 
 def beside_model(one: Round) -> float:
-    """Measured over modelled speed-up - 1, averaged over the arms that draft."""
+    """Return measured over modelled speed-up - 1, averaged over the arms that draft."""
     return float(np.mean([decoding_ratio(one, arm) / modelled(one, arm) for arm in ARMS[1:]])) - 1
 
 
 def accept_length(rounds: Sequence[Round], arm: Arm) -> Interval:
-    """Accepted drafts a cycle + 1."""
+    """Return the accepted drafts per cycle + 1."""
     return over_rounds(rounds, lambda one: one.timed[arm].accept_length)
 
 
 def numbers(found: Rounds) -> dict[str, Number]:
-    """What the rules speak of."""
+    """Return the numbers of the rules by name."""
     largest = found[max(found)]
     by_name = {"accept length": of(accept_length(largest, ("bebop", max(LENGTHS))), len(largest))}
     for batch, rounds in found.items():
@@ -80,12 +83,12 @@ def numbers(found: Rounds) -> dict[str, Number]:
 
 
 def facts(found: Rounds) -> dict[str, object]:
-    """What the evidence tells beside them."""
+    """Return the facts that the evidence of the rules states: the best K of each batch size."""
     return {f"batch {batch}: best K": best_length(rounds, "bebop") for batch, rounds in found.items()}
 
 
 def speeds_table(found: Rounds, unit: str = "tokens per CPU second") -> list[dict[str, Any]]:
-    """A line a batch size and arm: speed, speed-up measured and modelled, where the time went."""
+    """Return one line per batch size and arm: speed, measured and modelled speed-up, and shares of the time."""
     return [_speed(batch, rounds, arm, unit) for batch, rounds in found.items() for arm in ARMS]
 
 
@@ -104,9 +107,10 @@ def _speed(batch: int, rounds: Sequence[Round], arm: Arm, unit: str) -> dict[str
 
 
 def costs_table(found: Rounds) -> list[dict[str, Any]]:
-    """A line a batch size and number of drafts: costs in plain steps, and the accept length that is there for them.
+    """Return one line per batch size and number of drafts: costs in plain steps beside the measured accept length.
 
-    ``cycle``: what a whole cycle took, from the speed of decoding: as much accept length would have paid for it.
+    ``cycle``: the cost of a whole cycle, from the speed of decoding; an accept length of this size would have paid for
+    it.
     """
     return [_costs(batch, rounds, k) for batch, rounds in found.items() for k in LENGTHS]
 
@@ -127,12 +131,12 @@ def _costs(batch: int, rounds: Sequence[Round], k: int) -> dict[str, Any]:
 
 
 def cycle(one: Round, arm: Arm) -> float:
-    """What a whole cycle took in plain steps, prefill left out."""
+    """Return the cost of a whole cycle in plain steps, prefill left out."""
     return one.timed[arm].accept_length / decoding_ratio(one, arm)
 
 
 def best_table(found: Rounds) -> list[dict[str, Any]]:
-    """A line a batch size: what drafts bring at the number of them that was best in the other rounds."""
+    """Return one line per batch size: the speed-up at the number of drafts that was best in the other rounds."""
     return [
         {"batch": batch}
         | {f"{system}, x plain": at_best(rounds, system) for system in DRAFTING}

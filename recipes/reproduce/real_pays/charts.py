@@ -1,4 +1,4 @@
-"""The figure of a study of what drafts bring."""
+"""Figure of the studies of whether drafts pay."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ SHADES = {"bebop": "#16407a", "target_only": "#d1603d"}
 
 
 def draw(found: Rounds, folder: Path) -> None:
-    """Speed-ups above, accept lengths below; a column a batch size."""
+    """Draw speed-ups above and accept lengths below, one column per batch size."""
     with figure(folder / "pays.svg", len(found), 3.4, 2.8, 2, squeeze=False) as panels:
         for (batch, rounds), above, below in zip(found.items(), *panels, strict=True):
             for system, lengths in DRAFTING.items():

@@ -1,14 +1,14 @@
-"""The rules of README.md. Names of numbers: "batch N: what"; every interval is over rounds, each with its own prompts.
+"""Rules of README.md. Numbers are named "batch N: what"; every interval is over rounds, each with its own prompts.
 
-"accept length": of sampled drafts at K = 3 in the rounds of the largest batch, which have the most answers; it is that
-of the head, whatever the batch. There is one head, so nothing here is over
-training seeds, and no noise floor of arms can be had.
+"accept length": of sampled drafts at K = 3 in the rounds of the largest batch, which have the most completions. It is a
+property of the head, whatever the batch. There is one head, so no number is over training seeds, and there is no noise
+floor of arms.
 """
 
 from recipes.reproduce.verdicts import Need, Part, Rule
 
 BATCHES = (1, 8, 32)
-DRAFTS = 1.2  # tokens of accept length from which on a head counts as one that drafts; one that does not has 1
+DRAFTS = 1.2  # accept length, tokens, above which a head counts as drafting; one that drafts nothing has 1
 TENTH = 0.1  # relative
 
 
@@ -17,7 +17,7 @@ DRAFTING = (Need(number="accept length", kind="above", bound=DRAFTS, otherwise="
 
 
 def faster(batch: int) -> Rule:
-    """C5 as far as a processor can tell: drafts make decoding faster at all."""
+    """Return the rule of C5 as far as a processor can tell: drafts make decoding faster at all."""
     return Rule(
         claim="C5",
         statement=f"On SmolLM2 and a processor, decoding with a trained head gives more tokens per second than plain "
@@ -32,7 +32,7 @@ def faster(batch: int) -> Rule:
 
 
 def sampled(batch: int) -> Rule:
-    """C2 in tokens per second."""
+    """Return the rule of C2 in tokens per second."""
     return Rule(
         claim="C2",
         statement=f"On SmolLM2 and a processor, sampled drafts decode more tokens per second than greedy ones of the "
@@ -46,7 +46,7 @@ def sampled(batch: int) -> Rule:
 
 
 def modelled(batch: int) -> Rule:
-    """What is predicted elsewhere comes from this model."""
+    """Return the rule that the cost model, the source of predictions elsewhere, gives the measured speed-up."""
     return Rule(
         claim="beyond",
         statement=f"On SmolLM2 and a processor, accept length over the costs of single passes gives the speed-up to a "

@@ -1,4 +1,4 @@
-"""What the simulator's costs say of drafts on an H100: roofline arithmetic with this model's shape, not measured."""
+"""Prediction for drafts on an H100: roofline arithmetic of the simulator with this model's shape, not measured."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,14 +10,14 @@ from bebop.simulation.roofline import GPUS, Gpu, Model
 from recipes.cluster.roofline import Lengths, Plan, Roofline
 from recipes.reproduce.real_pays.rounds import LENGTHS, NEW_TOKENS
 
-# The constants of the day on which the prediction was written down. Those of ``bebop.simulation`` were fitted later.
+# Constants of the day on which the prediction was written. Those of ``bebop.simulation`` were fitted later.
 H100 = replace(GPUS["h100"], products=0.5, draft_launch=0.0)
 BATCHES = (1, 8, 32, 256)
 WORD = "PREDICTION, not measured: an H100 by roofline arithmetic"
 
 
 def shape(policy: Policy) -> Model:
-    """The model's shape as the roofline takes it; its head is one layer and a projection, as there."""
+    """Return the model's shape for the roofline; its head is one layer and a projection, as there."""
     config: Any = policy.backbone.config
     heads = config.num_attention_heads
     return Model(
@@ -32,7 +32,7 @@ def shape(policy: Policy) -> Model:
 
 
 def roofline(model: Model, batch: int, prompt: float, gpu: Gpu = H100) -> Roofline:
-    """One GPU with one engine of ``batch`` rows; what concerns a trainer plays no part."""
+    """Return the roofline of one GPU with one engine of ``batch`` rows; the trainer's settings play no part."""
     plan = Plan(
         tensor_parallel=1, slots=batch, trainer_gpus=1, sequence_parallel=1, recompute=False, micro_batch=1,
         by_network=False, one_machine=True,
@@ -42,12 +42,15 @@ def roofline(model: Model, batch: int, prompt: float, gpu: Gpu = H100) -> Roofli
 
 
 def cycle(model: Model, batch: int, prompt: float, drafts: int) -> float:
-    """Seconds of a cycle of a full engine; 0 drafts: of a plain step."""
+    """Return the seconds of a cycle of a full engine, or of a plain step with 0 drafts."""
     return Costs(roofline(model, batch, prompt).costs(drafts), drafts).cycle(batch)
 
 
 def table(model: Model, prompt: float, lengths: Mapping[int, float]) -> list[dict[str, Any]]:
-    """A line a batch size and number of drafts; ``lengths``: the accept length measured here with each of them."""
+    """Return one line per batch size and number of drafts.
+
+    ``lengths``: the accept length measured here with each number of drafts.
+    """
     rows = []
     for batch in BATCHES:
         plain = cycle(model, batch, prompt, 0)

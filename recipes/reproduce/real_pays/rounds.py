@@ -1,4 +1,4 @@
-"""Decoding on a clock in rounds: in each all arms take turns over the same prompts, which no other round has."""
+"""Timed decoding in rounds: in each, all arms take turns over the same prompts, which no other round has."""
 
 import math
 import time
@@ -25,9 +25,9 @@ LENGTHS = (1, 2, 3)  # K of sampled drafts
 DRAFTING = {"bebop": LENGTHS, "target_only": (1, 2)}
 ARMS: tuple[Arm, ...] = (PLAIN, *((system, k) for system, lengths in DRAFTING.items() for k in lengths))
 ROUNDS = 2 if QUICK else 5
-ANSWERS = dict.fromkeys(BATCHES, 2) if QUICK else {1: 1, 8: 8, 32: 32}  # of a round, by batch size
-GROUP = 4  # answers to a prompt where several are decoded side by side, as training asks for them
-NEW_TOKENS = 8 if QUICK else 64  # of an answer at most
+ANSWERS = dict.fromkeys(BATCHES, 2) if QUICK else {1: 1, 8: 8, 32: 32}  # completions per round, by batch size
+GROUP = 4  # completions per prompt in a batch, as in training
+NEW_TOKENS = 8 if QUICK else 64  # maximum per completion
 LONG_ENOUGH = 64  # tokens, where single passes are timed
 REPEATS = 2 if QUICK else 3  # passes of each kind in a round, of which the median counts
 HEAD = HERE / "heads" / SHARED / BEST
@@ -35,13 +35,13 @@ HEAD = HERE / "heads" / SHARED / BEST
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One round at one batch size."""
+    """Timings and pass costs of one round at one batch size."""
 
     timed: dict[Arm, Timed]
     costs: Costs
 
     def ratio(self, arm: Arm, base: Arm = PLAIN) -> float:
-        """Tokens per second, of processor time or by the GPU's clock, over those of another arm."""
+        """Return the tokens per second, by processor time or GPU clock, over those of another arm."""
         return self.timed[arm].speed / self.timed[base].speed
 
 
@@ -50,21 +50,21 @@ Rounds = dict[int, list[Round]]  # by batch size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is measured."""
+    """Amount of measurement: rounds, completions per round and repeated passes."""
 
     rounds: int
-    answers: Mapping[int, int]  # of a round, by batch size
+    answers: Mapping[int, int]  # completions per round, by batch size
     repeats: int  # passes of each kind in a round
     seconds: float = math.inf  # after which no further round begins, once there are two
 
     @property
     def runs(self) -> int:
-        """What ``measure`` reports progress of."""
+        """Return the number of progress reports of ``measure``."""
         return self.rounds * len(self.answers) * (len(ARMS) + 1)
 
 
 def policy() -> Policy:
-    """The model with the shared head; in a smoke run the built-in one with the head that it comes with.
+    """Load the model with the shared head; a smoke run loads the built-in model with its own head.
 
     Raises:
         UserError: The head is not trained yet.
@@ -82,13 +82,15 @@ def policy() -> Policy:
 
 
 def held_out_prompts(model: Policy) -> list[tuple[int, ...]]:
-    """Prompts of the test, kinds mixed: no head was trained on them."""
+    """Return the prompts of the test split, kinds mixed: no head was trained on them."""
     return [prompt.token_ids for prompt in make_prompts(PLAN, model) if prompt.split == "test"]
 
 
 def requests(model: Policy, prompts: Sequence[tuple[int, ...]], count: int, turn: int) -> list[Request]:
-    """``count`` answers, in groups, to prompts that no other turn has, as long as there are so many; the turn chooses
-    the random numbers."""
+    """Return ``count`` requests, in groups, to prompts that no other turn has.
+
+    Prompts repeat once all are used. The turn chooses the random numbers.
+    """
     sampling, group = SamplingConfig(max_new_tokens=NEW_TOKENS), min(GROUP, count)
     first, start = (1 + turn) << 20, turn * -(-count // group)
     chosen = [prompts[(start + i // group) % len(prompts)] for i in range(count)]
@@ -98,7 +100,10 @@ def requests(model: Policy, prompts: Sequence[tuple[int, ...]], count: int, turn
 
 
 def endless(wanted: Sequence[Request]) -> list[Request]:
-    """The same, running on past stop tokens: single passes are timed in the middle of answers, however short."""
+    """Return the requests without stop tokens.
+
+    Single passes are thus timed in the middle of completions, however short these would be.
+    """
     return [replace(one, params=replace(one.params, stop_token_ids=(), max_new_tokens=LONG_ENOUGH)) for one in wanted]
 
 
@@ -124,5 +129,5 @@ def measure(model: Policy, prompts: Sequence[tuple[int, ...]], progress: Callabl
 
 
 def run(model: Policy, arm: Arm, wanted: Sequence[Request], batch: int) -> Timed:
-    """One arm in one round."""
+    """Time one arm in one round."""
     return timed(model, DecodingConfig(system=arm[0], draft_tokens=arm[1]), wanted, batch)

@@ -1,1 +1,1 @@
-"""Whether drafts pay on SmolLM2-135M-Instruct on one GPU, beside what was predicted of an H100."""
+"""Study of whether drafts pay on SmolLM2-135M-Instruct on one GPU, compared with the prediction for an H100."""

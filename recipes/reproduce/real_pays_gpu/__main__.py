@@ -1,4 +1,4 @@
-"""Accept length against what it costs a GPU: ``python -m recipes.reproduce.real_pays_gpu``; see README.md."""
+"""Compare accept length with its cost on a GPU: ``python -m recipes.reproduce.real_pays_gpu``; see README.md."""
 
 import argparse
 import math
@@ -32,7 +32,7 @@ SIZES = Sizes(rounds=2, answers=dict.fromkeys(BATCHES, 2), repeats=2) if QUICK e
 
 
 def policy() -> Policy:
-    """The model with the head that Bebop brings for it, on the GPU; a smoke run takes what there is.
+    """Load the model with the head that Bebop ships for it, on the GPU; a smoke run without a GPU uses the CPU.
 
     Raises:
         UserError: There is no GPU.
@@ -45,13 +45,13 @@ def policy() -> Policy:
 
 
 def predict(model: Policy, prompt: float) -> Predicted:
-    """What the roofline says of cycles with prompts of so many tokens."""
+    """Return the roofline's seconds per cycle, for prompts of ``prompt`` tokens."""
     shape = prediction.shape(model)
     return {b: {k: prediction.cycle(shape, b, prompt, k) for k in (0, *LENGTHS)} for b in BATCHES}
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
-    """The command line; ``--quick`` itself is read in ``study.py``."""
+    """Parse the command line; ``study.py`` reads ``--quick`` itself."""
     parser = Parser(prog="python -m recipes.reproduce.real_pays_gpu", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke run on next to nothing; overwrites no results")
     ends = "after which no further round begins; two are always made (default: all, some ten minutes)"
@@ -60,7 +60,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
 
 
 def main(given: list[str]) -> None:
-    """Time, judge, draw, write."""
+    """Time all arms, judge the rules, draw the figures and write the results."""
     sizes = replace(SIZES, seconds=arguments(given).seconds)
     check_writable("BEBOP_REPRODUCE", HERE)
     started = begin("real_pays_gpu")

@@ -1,4 +1,4 @@
-"""From rounds on a GPU to what was predicted of them."""
+"""Comparison of timed rounds on a GPU with their prediction."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,13 +14,16 @@ Predicted = Mapping[int, Mapping[int, float]]  # seconds of a cycle by batch siz
 
 
 def beside_prediction(one: Round, seconds: Mapping[int, float]) -> float:
-    """Measured over predicted speed-up - 1, averaged over K; both with the accept length that was measured."""
+    """Return measured over predicted speed-up - 1, averaged over K.
+
+    Both speed-ups use the measured accept length.
+    """
     costs = {k: seconds[k] / seconds[0] for k in LENGTHS}
     return float(np.mean([costs[k] / cycle(one, ("bebop", k)) for k in LENGTHS])) - 1
 
 
 def numbers(found: Rounds, predicted: Predicted) -> dict[str, Number]:
-    """What the rules speak of."""
+    """Return the numbers of the rules by name."""
     by_name = analysis.numbers(found)
     for batch, rounds in found.items():
         beside = over_rounds(rounds, lambda one, seconds=predicted[batch]: beside_prediction(one, seconds))  # type: ignore[misc]
@@ -33,13 +36,13 @@ def numbers(found: Rounds, predicted: Predicted) -> dict[str, Number]:
 
 
 def facts(found: Rounds, predicted: Predicted) -> dict[str, object]:
-    """What the evidence tells beside them."""
+    """Return the facts that the evidence of the rules states: best K and predicted step of each batch size."""
     steps = {f"batch {batch}: predicted step, ms": f"{1e3 * predicted[batch][0]:.2f}" for batch in found}
     return analysis.facts(found) | steps
 
 
 def prediction_table(found: Rounds, predicted: Predicted) -> list[dict[str, Any]]:
-    """A line a batch size and number of drafts: what was predicted of passes, and what they took."""
+    """Return one line per batch size and number of drafts: predicted and measured costs of passes."""
     return [_line(batch, rounds, predicted[batch], k) for batch, rounds in found.items() for k in LENGTHS]
 
 

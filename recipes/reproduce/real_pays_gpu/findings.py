@@ -1,13 +1,13 @@
-"""The rules of README.md. Names of numbers: "batch N: what"; every interval is over rounds, each with its own prompts.
+"""Rules of README.md. Numbers are named "batch N: what"; every interval is over rounds, each with its own prompts.
 
-"accept length": of sampled drafts at K = 3 in the rounds of the largest batch. There is one head and one GPU, so
-nothing here is over training seeds or machines.
+"accept length": of sampled drafts at K = 3 in the rounds of the largest batch. There is one head and one GPU, so no
+number is over training seeds or machines.
 """
 
 from recipes.reproduce.verdicts import Need, Part, Rule
 
 BATCHES = (1, 8, 32, 256)
-DRAFTS = 1.2  # tokens of accept length from which on a head counts as one that drafts; one that does not has 1
+DRAFTS = 1.2  # accept length, tokens, above which a head counts as drafting; one that drafts nothing has 1
 TENTH = 0.1  # relative
 
 
@@ -16,7 +16,7 @@ DRAFTING = (Need(number="accept length", kind="above", bound=DRAFTS, otherwise="
 
 
 def faster(batch: int) -> Rule:
-    """C5 as far as one small model on one GPU can tell: drafts make decoding faster at all."""
+    """Return the rule of C5 as far as one small model on one GPU can tell: drafts make decoding faster at all."""
     return Rule(
         claim="C5",
         statement=f"On SmolLM2 and a GPU, the embedded engine gives more tokens per second with a trained head than "
@@ -31,7 +31,7 @@ def faster(batch: int) -> Rule:
 
 
 def sampled(batch: int) -> Rule:
-    """C2 in tokens per second."""
+    """Return the rule of C2 in tokens per second."""
     return Rule(
         claim="C2",
         statement=f"On SmolLM2 and a GPU, sampled drafts decode more tokens per second than greedy ones of the same "
@@ -45,7 +45,7 @@ def sampled(batch: int) -> Rule:
 
 
 def modelled(batch: int) -> Rule:
-    """What is predicted elsewhere comes from this model."""
+    """Return the rule that the cost model, the source of predictions elsewhere, gives the measured speed-up."""
     return Rule(
         claim="beyond",
         statement=f"On SmolLM2 and a GPU, accept length over the costs of single passes gives the speed-up to a tenth, "
@@ -59,7 +59,7 @@ def modelled(batch: int) -> Rule:
 
 
 def predicted(batch: int) -> Rule:
-    """The roofline's costs, before anything had run on a GPU."""
+    """Return the rule on the roofline's costs, predicted before anything had run on a GPU."""
     return Rule(
         claim="beyond",
         statement=f"The roofline of an H100 predicts to a tenth what drafts bring SmolLM2 on a GPU, given their accept "

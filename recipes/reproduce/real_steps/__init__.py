@@ -1,1 +1,1 @@
-"""Whether drafts make the steps of RL on SmolLM2-135M-Instruct shorter: whole jobs with and without, side by side."""
+"""Study of whether drafts shorten RL steps on SmolLM2-135M-Instruct: whole jobs with and without, side by side."""

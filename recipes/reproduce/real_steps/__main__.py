@@ -1,4 +1,4 @@
-"""``python -m recipes.reproduce.real_steps [--quick]``: steps of RL with drafts and without; see README.md."""
+"""``python -m recipes.reproduce.real_steps [--quick]``: time RL steps with and without drafts; see README.md."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -29,7 +29,7 @@ PLACE = FOLDER / "real_steps"
 
 
 def main() -> None:
-    """Run pairs of jobs, judge, draw, write."""
+    """Run pairs of jobs, judge the rules, draw the figure and write the results."""
     check_writable("BEBOP_REPRODUCE", HERE)
     started = begin("real_steps")
     model, questions, drafting = PLACE / "model", PLACE / "questions.jsonl", policy()
@@ -53,13 +53,13 @@ def main() -> None:
 
 
 def saved(drafting: Policy, folder: Path) -> dict[str, Any]:
-    """A stage: the first policy with its head, as jobs read it."""
+    """Save the first policy with its head as a stage, in the format that jobs read."""
     save_policy(drafting, folder)
     return {}
 
 
 def numbers(pairs: Sequence[Pair]) -> dict[str, Number]:
-    """What the rules speak of."""
+    """Return the numbers of the rules by name."""
     found = {name: [ratio(pair, name) for pair in pairs] for name in ("rollouts", "steps")}
     found |= {"share": [share(pair) for pair in pairs]}
     found |= {"accept length": [float(np.mean(pair["drafts"].accept_length)) for pair in pairs]}
@@ -67,7 +67,7 @@ def numbers(pairs: Sequence[Pair]) -> dict[str, Number]:
 
 
 def rows(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-    """A line a job: seconds of a step and its parts, means of the counted steps."""
+    """Return one line per job: seconds of a step and of its parts, means over the counted steps."""
     return [
         {
             "pair": number,
@@ -85,7 +85,7 @@ def rows(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
 
 
 def draw(pairs: Sequence[Pair]) -> None:
-    """A bar a job: rollouts, update, and the rest of the step."""
+    """Draw one bar per job: rollouts, update, and the rest of the step."""
     jobs = [(f"{arm} {number}", job) for number, pair in enumerate(pairs) for arm, job in pair.items()]
     names = [name for name, _ in jobs]
     parts = {

@@ -1,12 +1,15 @@
-"""The rules of README.md. Every interval is over pairs of jobs, each with its own prompts; there is one head."""
+"""Rules of README.md. Every interval is over pairs of jobs, each with its own prompts; there is one head."""
 
 from recipes.reproduce.verdicts import Need, Part, Rule
 
-DRAFTS = 1.2  # tokens of accept length from which on a head counts as one that drafts; one that does not has 1
+DRAFTS = 1.2  # accept length, tokens, above which a head counts as drafting; one that drafts nothing has 1
 
 
 def faster(what: str, number: str, times: str) -> Rule:
-    """C5 as far as a processor can tell: the two parts of its claim, each as a ratio of times above 1."""
+    """Return a rule of C5 as far as a processor can tell: a ratio of times above 1.
+
+    The claim has two parts, rollouts and steps, with one rule each.
+    """
     return Rule(
         claim="C5",
         statement=f"On SmolLM2 and a processor, sampled drafts make {what} of a synchronous job shorter.",

@@ -1,4 +1,4 @@
-"""Pairs of jobs: the same prompts from the first policy on, decoded plainly and with sampled drafts."""
+"""Pairs of jobs with the same first policy and prompts, one decoded plainly and one with sampled drafts."""
 
 import json
 import shutil
@@ -13,19 +13,19 @@ from recipes.reproduce.real.rl.jobs import PLAIN, settings
 from recipes.reproduce.real.rl.plan import FALLING, RL_PLAN
 from recipes.reproduce.study import QUICK
 
-ARMS: Mapping[str, tuple[str, ...]] = {  # which K: the one that was best at batch 8 and 32 in ``real_pays``
+ARMS: Mapping[str, tuple[str, ...]] = {  # K is the best one at batch 8 and 32 in ``real_pays``
     "plain": PLAIN,
     "drafts": ("decoding=bebop", "decoding.draft_tokens=1"),
 }
 PAIRS = 2 if QUICK else 3
-STEPS = 2 if QUICK else 4  # of a job; the first is not counted, as much is done there for the first time
+STEPS = 2 if QUICK else 4  # of a job; the first is not counted, because it warms up
 GROUPS = 2 if QUICK else 4  # prompts of a step
 NUMBERS = ("time/step", "time/rollout", "time/update", "response/tokens", "rollout/accept_length")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What the counted steps of a job took: seconds, tokens of answers, and tokens a cycle, by step."""
+    """Seconds, tokens of completions, and accept length of a job, one value per counted step."""
 
     step: Sequence[float]
     rollout: Sequence[float]
@@ -35,7 +35,10 @@ class Job:
 
     @property
     def per_token(self) -> float:
-        """Seconds of rollouts over tokens of answers: those of the two jobs of a pair are not equally long."""
+        """Return the seconds of rollouts per token of completions.
+
+        The two jobs of a pair have completions of different lengths.
+        """
         return sum(self.rollout) / sum(self.tokens)
 
 
@@ -43,14 +46,20 @@ Pair = Mapping[str, Job]  # by arm
 
 
 def overrides(model: Path, questions: Path, pair: int, arm: str, run: Path) -> list[str]:
-    """Of the job of an arm: that of ``real.rl``, with fewer prompts a step and no checkpoint but the last."""
+    """Return the settings of the job of an arm.
+
+    They are those of ``real.rl``, with fewer prompts a step and only the last checkpoint.
+    """
     plan = replace(RL_PLAN, groups=GROUPS, dtype="float32")
     own = [f"model.path={model}", f"trainer.steps={STEPS}", f"trainer.save_every={STEPS}", "trainer.keep=1"]
     return [*settings(plan, FALLING, pair, questions, ARMS[arm]), *own, f"runtime.dir={run}"]
 
 
 def carry_out(model: Path, questions: Path, pair: int, arm: str, place: Path) -> Job:
-    """Run a job, or read what it took if it has ended; a stopped one is begun again, since its start counts."""
+    """Run a job, or read the timings of a finished one.
+
+    A stopped job starts over, because its start counts.
+    """
     run = place / f"{arm}-{pair}"
 
     def stage(folder: Path) -> Mapping[str, Mapping[str, Sequence[float]]]:
@@ -65,7 +74,7 @@ def carry_out(model: Path, questions: Path, pair: int, arm: str, place: Path) ->
 
 
 def ratio(pair: Pair, number: str) -> float:
-    """Plain over with drafts: of the time of rollouts per token, or of a step."""
+    """Return the time of plain decoding over that with drafts: of rollouts per token, or of a step."""
     plain, drafts = pair["plain"], pair["drafts"]
     if number == "rollouts":
         return plain.per_token / drafts.per_token
@@ -73,5 +82,5 @@ def ratio(pair: Pair, number: str) -> float:
 
 
 def share(pair: Pair) -> float:
-    """Of a plain step that is spent on rollouts."""
+    """Return the share of a plain step that rollouts take."""
     return float(np.sum(pair["plain"].rollout) / np.sum(pair["plain"].step))

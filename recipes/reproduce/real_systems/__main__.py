@@ -1,6 +1,6 @@
 """FIRP, PAD, BlockPilot and PIPO on SmolLM2: ``python -m recipes.reproduce.real_systems [--stage NAME ...] [--quick]``.
 
-Stages take hours and go on where they were stopped; README.md says how long each takes. All is kept in
+Stages take hours and resume where they were stopped; README.md says how long each takes. All files are in
 runs/reproduce/real_systems ($BEBOP_REPRODUCE/real_systems).
 """
 
@@ -38,7 +38,7 @@ STAGES = ("parts", "arms", "transfer", "ablations", "rounds", "claims")
 
 
 def main(given: list[str]) -> None:
-    """Run the stages that were asked for, in their order; ``claims`` judges what there is."""
+    """Run the requested stages in their order; ``claims`` judges the existing results."""
     options = arguments(given)
     check_writable("BEBOP_REPRODUCE", HERE)
     started = begin("real_systems")
@@ -68,7 +68,7 @@ def main(given: list[str]) -> None:
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
-    """The command line; ``--quick`` itself is read in ``study.py``."""
+    """Parse the command line; ``study.py`` reads ``--quick`` itself."""
     parser = Parser(prog="python -m recipes.reproduce.real_systems", description=__doc__)
     parser.add_argument(
         "--stage", nargs="+", choices=STAGES, default=list(STAGES), metavar="NAME", help=", ".join(STAGES)
@@ -86,13 +86,13 @@ def arguments(given: list[str]) -> argparse.Namespace:
 
 
 def made_rounds() -> Rounds:
-    """All rounds of the arms whose parts are there."""
+    """Measure or read all rounds of the arms whose parts are trained."""
     with tqdm(total=SIZES.rounds * len(settings(SIZES)), desc="rounds", unit="round") as bar:
         return measure(PLACE, SIZES, bar.update)
 
 
 def made_transfer() -> dict[str, Number]:
-    """Gains of block sizes that were chosen in other answers."""
+    """Measure or read the gains of block sizes that were chosen on other completions."""
     options = SIZES.options["block_length"]
     sizes = 2 * (int(options["largest"]) - int(options["smallest"]) + 1)
     with tqdm(total=sizes, desc="transfer", unit="sweep") as bar:
@@ -100,14 +100,14 @@ def made_transfer() -> dict[str, Number]:
 
 
 def made_arms(own: firp_arms.RealSeed | None = None) -> dict[str, Any]:
-    """FIRP and what it is compared with."""
+    """Train and measure FIRP and its rivals, or read their results."""
     own = own or firp_arms.RealSeed(PLACE, SIZES)
     with tqdm(total=len(firp_arms.arms(own.depth)), desc="arms", unit="arm") as bar:
         return firp_arms.compare(own, bar.update)
 
 
 def made_ablations() -> list[dict[str, Any]]:
-    """What a choice of block sizes sees, and how wide it is."""
+    """Train or read the choices of block sizes with other inputs and other widths."""
     with tqdm(total=len(SEEN) + len(WIDTHS), desc="ablations", unit="network") as bar:
         return ablations(PLACE, SIZES, bar.update)
 
@@ -116,7 +116,7 @@ MADE = {"arms": made_arms, "transfer": made_transfer, "ablations": made_ablation
 
 
 def costs() -> list[dict[str, Any]]:
-    """A line a part: hours of processor time, and how large it is."""
+    """Return one line per part: hours of processor time, and its size in MiB."""
     return [
         {"part": one.name, "hours": one.hours, "MiB": part_path(PLACE, one.name).stat().st_size / 2**20}
         for one in trained(PLACE)
@@ -124,7 +124,7 @@ def costs() -> list[dict[str, Any]]:
 
 
 def draw(found: Rounds, numbers: dict[str, Number]) -> None:
-    """Speed-ups, tokens a cycle and rewards; a column for each setting that has arms."""
+    """Draw speed-ups, tokens per cycle and rewards, one column per setting that has arms."""
     shown = [name for name, setting in settings(SIZES).items() if there(PLACE, setting) and found.get(name)]
     rows = ("x plain", "length", "reward")
     with figure(HERE / "figures" / "arms.svg", len(shown), 4.2, 2.8, len(rows), squeeze=False) as panels:

@@ -1,4 +1,4 @@
-"""From rounds, cards and sweeps to the numbers of the rules and the tables."""
+"""Numbers of the rules and tables, computed from rounds, cards of parts, and sweeps."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ from recipes.reproduce.real_systems.rounds import PLAIN, Round
 from recipes.reproduce.study import QUICK
 
 Rounds = Mapping[str, Sequence[Round]]  # by setting
-TRANSFERRED = 4 if QUICK else 120  # prompts with two answers for each size
+TRANSFERRED = 4 if QUICK else 120  # prompts with two completions for each size
 PAIRS = (  # (setting, arm, base): differences that rules and tables speak of
     ("open, greedy", "FIRP, tree", "MTP, tree"),
     ("open, greedy", "BlockPilot", "block"),
@@ -38,7 +38,9 @@ PAIRS = (  # (setting, arm, base): differences that rules and tables speak of
 
 
 def of_rounds(found: Rounds) -> dict[str, Number]:
-    """Return every arm's speed over plain decoding, tokens a cycle and reward, and the differences of ``PAIRS``."""
+    """Return every arm's speed over plain decoding, tokens per cycle, reward, entropy, and the differences of
+    ``PAIRS``.
+    """
     numbers: dict[str, Number] = {}
 
     def put(name: str, values: Sequence[float]) -> None:
@@ -61,7 +63,7 @@ def of_rounds(found: Rounds) -> dict[str, Number]:
 def _pipo(
     rounds: Sequence[Round], put: Callable[[str, Sequence[float]], None], numbers: dict[str, Number]
 ) -> dict[str, Number]:
-    """Return what the rules on PIPO speak of: rewards at each gate, the teacher, and the random gate."""
+    """Return the numbers of the rules on PIPO: rewards at each gate, the teacher, and the random gate."""
     for gate in ("all kept", "part", "none kept"):
         for base in ("SFT", "more SFT"):
             own = [one for one in rounds if {f"OPD, {gate}", f"{base}, {gate}"} <= one.keys()]
@@ -75,11 +77,11 @@ def _pipo(
     return numbers
 
 
-# ---- what the parts' own reports and files say
+# ---- numbers from the parts' own reports and files
 
 
 def of_pad(place: Path, sizes: Sizes) -> dict[str, Number]:
-    """Return how well the classifier tells pivots apart on the prompts of the test, and what its choice costs."""
+    """Return how well the classifier separates pivots on the test prompts, and what its choice costs."""
     path = place / "pivot" / LABELS
     if not part_path(place, "pivot").is_file() or not path.is_file():
         return {}
@@ -98,10 +100,10 @@ def of_pad(place: Path, sizes: Sizes) -> dict[str, Number]:
 
 
 def choice(test: Sequence[Rollouts], given: Array, rollouts: int) -> dict[str, Number]:
-    """Return what keeping the share ``SHARE`` of candidates with the lowest scores does to the chance of success.
+    """Return the change in the chance of success from keeping the share ``SHARE`` of candidates with the lowest scores.
 
-    ``classifier - random``: against as many at random, whose expectation is the mean of all candidates. Bootstrap over
-    prompts; which candidates are chosen is settled once, on all of them.
+    ``classifier - random`` compares with as many random candidates, whose expectation is the mean of all candidates.
+    The bootstrap is over prompts; the candidates are chosen once, on all prompts.
     """
     losses = loss_of_value(test, "residual", 0, rollouts)
     chosen = np.zeros(len(test))
@@ -120,7 +122,7 @@ def choice(test: Sequence[Rollouts], given: Array, rollouts: int) -> dict[str, N
 
 
 def of_block(place: Path, sizes: Sizes) -> dict[str, Number]:
-    """Return what the choice of a block size is worth on held-out prompts, and on how many it was trained."""
+    """Return the worth of choosing a block size on held-out prompts, and the number of training prompts."""
     from bebop.model.parts import read_card
 
     path = part_path(place, "block_length")
@@ -136,10 +138,11 @@ def of_block(place: Path, sizes: Sizes) -> dict[str, Number]:
 
 
 def transfer(place: Path, sizes: Sizes, progress: Callable[[], object]) -> dict[str, Number]:
-    """Return what sizes that are best in one answer to a prompt gain in another answer to it, in tokens a cycle.
+    """Return the relative gain, in another completion of a prompt, of the block sizes that are best in one completion.
 
-    Each size gives two answers to each prompt at the temperature of open questions. What is gained in the answer that
-    sizes are chosen on is chosen from noise as well; what is gained in the other one is not.
+    The gain is in tokens per cycle. Each size gives two completions of each prompt at the temperature of open
+    questions. The gain in the completion that sizes are chosen on comes partly from noise; the gain in the other one
+    does not.
     """
     if not part_path(place, "block").is_file():
         return {}
@@ -167,7 +170,7 @@ def transfer(place: Path, sizes: Sizes, progress: Callable[[], object]) -> dict[
 
 
 def gains(first: Array, second: Array) -> dict[str, Number]:
-    """Return gains of sizes chosen in ``first`` [N, C], in tokens a cycle, over the best fixed size.
+    """Return gains of sizes chosen in ``first`` [N, C], relative to the tokens per cycle of the best fixed size.
 
     Intervals are bootstraps over prompts.
     """
@@ -181,7 +184,7 @@ def gains(first: Array, second: Array) -> dict[str, Number]:
     return {"apparent gain": gain(first), "transferred gain": gain(second)}
 
 
-# What a choice of block sizes may look at beside the raw logits: what BlockPilot found worse, and what the product has.
+# Inputs of a choice of block sizes beside the raw logits: those that BlockPilot found worse, and normalised logits.
 SEEN: Mapping[str, Callable[[PromptEnd], Tensor]] = {
     **FEATURES,
     "logits, normalised": lambda end: (end.logits - end.logits.mean(1, keepdim=True)) / end.logits.std(1, keepdim=True),
@@ -191,7 +194,10 @@ WIDTHS = (16, 256)  # of the hidden layers, beside the 64 of the product
 
 
 def ablations(place: Path, sizes: Sizes, progress: Callable[[], object]) -> list[dict[str, Any]]:
-    """Return a line for each way to choose a block size, all trained on the same sweep: what it sees, and its width."""
+    """Return one line per way to choose a block size: its input, its width and its accuracy.
+
+    All are trained on the same sweep.
+    """
     path = part_path(place, "block_length")
     if not path.is_file():
         return []
@@ -223,7 +229,7 @@ def ablations(place: Path, sizes: Sizes, progress: Callable[[], object]) -> list
 
 
 def table(found: Rounds) -> list[dict[str, Any]]:
-    """Return a line for each setting and arm."""
+    """Return one line per setting and arm."""
     numbers = of_rounds(found)
     lines: list[dict[str, Any]] = []
     for setting, rounds in found.items():

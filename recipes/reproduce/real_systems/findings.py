@@ -1,27 +1,27 @@
-"""The rules of README.md, for four papers on SmolLM2. Names of numbers: "setting, arm: what", or what a part says.
+"""Rules of README.md, for four papers on SmolLM2. Numbers are named "setting, arm: what", or as in a part's report.
 
 Intervals are over rounds with questions of their own (Student's t), or bootstraps over held-out prompts. Each part is
-trained once, so that no interval holds what another training seed would give, and there is no noise floor of arms.
+trained once, so no interval covers other training seeds, and there is no noise floor of arms.
 """
 
 from recipes.reproduce.verdicts import Need, Part, Rule
 
-LENGTH = 1.7  # tokens a cycle with 16 nodes; a bar of ours, as on the built-in model
-LOSS = 0.05  # of reward; a bar of ours
-FLAT = 0.33  # how far layers up to the middle may differ, as a share of what is lost at high ones; a bar of ours
-PROMPTS = 500  # that a choice of block sizes is trained on
+LENGTH = 1.7  # tokens a cycle with 16 nodes; our own threshold, as on the built-in model
+LOSS = 0.05  # of reward; our own threshold
+FLAT = 0.33  # largest spread of layers up to the middle, relative to the loss at high ones; our own threshold
+PROMPTS = 500  # needed to train a choice of block sizes
 APART = 0.1  # pad ratios that differ by more are not compared
 NODES = (16, 32, 63)
 GATES = ("all kept", "part", "none kept")
 
 
 def one(claim: str, statement: str, text: str, evidence: str, *parts: Part, needs: tuple[Need, ...] = ()) -> Rule:
-    """Return a rule all of whose parts have to hold."""
+    """Return a rule that requires all of its parts."""
     return Rule(claim=claim, statement=statement, text=text, evidence=evidence, any_of=(parts,), needs=needs)
 
 
 def longer(rival: str) -> Rule:
-    """Return FIRP against another way with heads, trees of three sizes."""
+    """Return the rule of FIRP against another method with heads, with trees of three sizes."""
     return one(
         "FIRP 2",
         f"On SmolLM2 FIRP accepts more than {rival} trained on the same answers with as many updates, at 16, 32 and 63 "
@@ -34,7 +34,7 @@ def longer(rival: str) -> Rule:
 
 
 def distilled(base: str, gate: str) -> Rule:
-    """Return distillation against SFT at a gate, with a teacher that is better than the student."""
+    """Return the rule of distillation against SFT at a gate, if the teacher is better than the student."""
     return one(
         "PIPO 1",
         f"On SmolLM2 distillation from a better teacher gives more reward than {base}, gate: {gate}.",

@@ -1,7 +1,7 @@
 """FIRP beside Medusa heads and early exits on SmolLM2: the arms of ``recipes.reproduce.firp`` on another model.
 
-The code that trains and measures an arm is that study's, which keeps each matrix as it is trained. What differs is the
-text, whose answers to train on are those of the part ``firp``, and the layers: thirty in place of twelve.
+That study's code trains and measures the arms, and stores each matrix as it is trained. Only the text and the layers
+differ. The training completions are those of the part ``firp``, and the model has thirty layers in place of twelve.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,19 +29,19 @@ from recipes.reproduce.real_systems.parts import model_config, settings
 from recipes.reproduce.real_systems.plan import OPEN, Sizes
 from recipes.reproduce.study import QUICK
 
-NUMBER = 4_000  # of the text among what that study keeps; its own texts are 0 to 2
+NUMBER = 4_000  # number of this text in the cache of the FIRP study, whose own texts are 0 to 2
 ANSWERS = 6 if QUICK else 400
 CALIBRATION, HELD_OUT = (4, 4) if QUICK else (48, 64)
 UPDATES = 2 if QUICK else 200  # of each step, as on the built-in model
 SHORT = 1 if QUICK else 80  # in the sweep over layers
 STEPS = 3
-RIVALS = {"Medusa heads": ("Medusa", "Medusa, KL"), "early exits": ("early exits",)}  # of several the best counts
+RIVALS = {"Medusa heads": ("Medusa", "Medusa, KL"), "early exits": ("early exits",)}  # the best of several counts
 
 
 class RealSeed(Seed):
-    """The text of the study on the model of the other studies here; see ``Seed``."""
+    """Texts of the FIRP study on the model of this study; see ``Seed``."""
 
-    # Logits of every place and step, of two texts over 49,152 tokens: 80 MB a copy, and there are eight.
+    # The logits of two texts, every place and step, over 49,152 tokens take 80 MB a copy, and there are eight copies.
     batch = 2
 
     def __init__(self, place: Path, sizes: Sizes) -> None:
@@ -50,18 +50,18 @@ class RealSeed(Seed):
 
     @cached_property
     def policy(self) -> Policy:
-        """The model, frozen."""
+        """Return the model, frozen."""
         model = load_policy(model_config(self.place, self.sizes))
         model.backbone.requires_grad_(False)
         return model
 
     def read(self, rows: Sequence[TokenRow]) -> list[RealText]:
-        """Real states of some answers, after the layers that the arms read."""
+        """Return the real hidden states of some completions, after the layers that the arms read."""
         return read_text(self.policy, layers_read(self.depth), [row.token_ids for row in rows])
 
     @property
     def depth(self) -> int:
-        """Layers of the model."""
+        """Return the number of layers of the model."""
         return int(self.policy.backbone.config.num_hidden_layers)
 
     def _answers(self) -> Texts:
@@ -87,17 +87,17 @@ class RealSeed(Seed):
 
 
 def swept_layers(depth: int) -> tuple[int, ...]:
-    """Return the layers of step 1 in its sweep: low, between, the middle, between, high."""
+    """Return the layers in the sweep of step 1, from low to high; the third is the middle."""
     return (max(1, depth // 15), depth // 4 + 1, depth // 2, 3 * depth // 4, depth - 2)
 
 
 def layers_read(depth: int) -> tuple[int, ...]:
-    """Return the layers after which states are kept for all arms."""
+    """Return the layers after which states are stored for all arms."""
     return tuple(sorted({*middle_layers(depth), *swept_layers(depth)}))
 
 
 def arms(depth: int) -> dict[str, Arm]:
-    """Return the arms by name, those of the sweep last."""
+    """Return the arms by name; those of the sweep come last."""
     middle, whole = tuple(middle_layers(depth)), (UPDATES,) * STEPS
     main = {
         "FIRP": Arm(kind="firp", layers=middle, updates=whole),
@@ -109,7 +109,7 @@ def arms(depth: int) -> dict[str, Arm]:
 
 
 def compare(own: RealSeed, progress: Callable[[], object]) -> dict[str, Measured]:
-    """Train and measure every arm that is not kept yet."""
+    """Train and measure every arm without stored results; return the results of all arms."""
     found = {}
     for name, arm in arms(own.depth).items():
         found[name] = measured(own, arm)
@@ -118,7 +118,10 @@ def compare(own: RealSeed, progress: Callable[[], object]) -> dict[str, Measured
 
 
 def numbers(found: dict[str, Measured], depth: int) -> dict[str, Number]:
-    """Return what the rules speak of: bootstraps over held-out prompts, the same for both sides of a difference."""
+    """Return the numbers of the rules.
+
+    Intervals are bootstraps over held-out prompts; both sides of a difference use the same draws.
+    """
 
     def length(arm: str, nodes: int, weights: Array) -> Array:
         one = found[arm]
@@ -133,7 +136,7 @@ def numbers(found: dict[str, Measured], depth: int) -> dict[str, Number]:
         for rival, names in RIVALS.items():
 
             def best(weights: Array, names: Sequence[str] = names, nodes: int = nodes) -> Array:
-                # Which rival counts is chosen on all prompts, so that a resampling does not choose anew.
+                # The best rival is chosen once, on all prompts, and not again in each resampling.
                 chosen = max(names, key=lambda one: found[one].length(nodes))
                 return length(chosen, nodes, weights)
 
@@ -145,19 +148,21 @@ def numbers(found: dict[str, Measured], depth: int) -> dict[str, Number]:
 
 
 def accuracy(one: Measured, weights: Array) -> Array:
-    """Return how often step 1 names the token that came, for each row of weights over prompts."""
+    """Return how often step 1 predicts the actual token, for each row of weights over prompts."""
     return np.asarray((weights @ one.hits[:, 0, 0]) / (weights @ one.places[:, 0]))
 
 
 def _spread(found: dict[str, Measured], depth: int, weights: Array) -> Array:
-    """Return how far the layers up to the middle lie apart, over what is lost from there to the highest layer."""
+    """Return the spread of accuracy over layers up to the middle, divided by the loss from the middle to the highest
+    layer.
+    """
     by_layer = [accuracy(found[f"step 1 at {layer}"], weights) for layer in swept_layers(depth)]
     low = np.stack(by_layer[:3])
     return np.asarray((low.max(0) - low.min(0)) / np.maximum(by_layer[2] - by_layer[4], 1e-6))
 
 
 def rows(found: dict[str, Measured]) -> list[dict[str, object]]:
-    """Return a line of the table for each arm."""
+    """Return one line of the table per arm."""
     return [
         {
             "arm": name,

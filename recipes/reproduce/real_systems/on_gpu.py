@@ -1,9 +1,9 @@
 """The study in minutes on a GPU: ``python -m recipes.reproduce.real_systems.on_gpu --seconds 350 --out DIR``.
 
-Each part is trained in a process of its own, which ends after one and a half times its seconds; then arms decode in
+Each part is trained in its own process, which ends after one and a half times its seconds. Then the arms decode in
 turns until the time is over. Every row is written at once, in ``<number>_<stage>.json``. The rules are those of the
-study, on shorter trainings; ``findings.json`` has what they say. ``--dry-run`` does all of it on a CPU,
-on next to nothing.
+study, on shorter trainings; ``findings.json`` has their verdicts. ``--dry-run`` does all of it on a CPU with tiny
+sizes.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from recipes.reproduce.real_systems.plan import CPU, SMOKE, Sizes
 from recipes.reproduce.verdicts import judge
 
 SECONDS = 350
-# A third of the updates on a processor: what a GPU is asked for is the speed of arms, beside accept lengths.
+# Fewer updates than on a processor: a GPU run is for the speed of the arms, beside accept lengths.
 GPU = replace(
     CPU,
     device="cuda",
@@ -46,7 +46,7 @@ SHARES = {"firp": 60.0, "block": 60.0, "pivot": 60.0, "pipo_sft": 50.0, "pipo_op
 
 
 def train(place: Path, sizes: Sizes, name: str, context: Context) -> None:
-    """Train a part, and keep a row for each number of its own report."""
+    """Train a part, and write a row for each number of its own report."""
     from recipes.reproduce.real_systems.parts import train_parts, trained
 
     began = time.monotonic()
@@ -60,7 +60,7 @@ def train(place: Path, sizes: Sizes, name: str, context: Context) -> None:
 
 
 def decode(place: Path, sizes: Sizes, context: Context) -> None:
-    """Decode with all arms whose parts are there, round by round, and judge what came out."""
+    """Decode with all arms whose parts are trained, round by round, and judge the rules."""
     from recipes.reproduce.real_systems.analysis import of_rounds
     from recipes.reproduce.real_systems.rounds import measure
 
@@ -73,7 +73,7 @@ def decode(place: Path, sizes: Sizes, context: Context) -> None:
 
 
 def keep_rows(context: Context) -> Callable[[str, int, str, dict[str, object]], None]:
-    """Return what keeps a row for an arm as soon as it has decoded."""
+    """Return a function that writes a row for an arm as soon as it has decoded."""
 
     def keep(setting: str, turn: int, arm: str, numbers: dict[str, object]) -> None:
         context.keep("decoded", None, setting=setting, turn=turn, arm=arm, **numbers)
@@ -82,7 +82,7 @@ def keep_rows(context: Context) -> Callable[[str, int, str, dict[str, object]], 
 
 
 def stages(place: Path, sizes: Sizes) -> list[Stage]:
-    """Return the stages in the order in which they run; the last one has the time that is left."""
+    """Return the stages in the order in which they run; the last one gets the remaining time."""
     parts = [
         Stage(name=name, seconds=seconds, run=partial(train, place, sizes, name), decides="whether drafts are accepted")
         for name, seconds in SHARES.items()
@@ -116,7 +116,7 @@ def main(given: list[str]) -> int:
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = Parser(prog="python -m recipes.reproduce.real_systems.on_gpu", description=__doc__)
     parser.add_argument("--seconds", type=whole(1), default=SECONDS, help=f"of the whole run (default: {SECONDS})")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")

@@ -1,8 +1,8 @@
-"""The parts that the systems need, each trained by the job behind ``python -m bebop.adapt part=NAME``.
+"""Trained parts of the systems, each from the job behind ``python -m bebop.adapt part=NAME``.
 
-The jobs are called in this process, with settings that need no Hydra, so that they also run where a GPU is lent. A part
-that is there is not trained again. One whose training was stopped goes on from its newest checkpoint, its completions
-or the sizes that it has swept: what is lost is the work since the last of these.
+The jobs run in this process, with settings that need no Hydra, so they also run on a borrowed GPU. An existing part is
+not trained again. A stopped training resumes from its newest checkpoint, its completions or its swept sizes, and loses
+only the work since the last of these.
 """
 
 import json
@@ -32,19 +32,19 @@ KIND: Mapping[str, tuple[str, str, float]] = {
     "block": ("block", "open", OPEN),
     "block_length": ("block_length", "open", OPEN),
     "pipo_sft": ("pipo", "word", WORD),
-    "pipo_more": ("pipo", "word", WORD),  # SFT that goes on for as many steps as distillation takes
+    "pipo_more": ("pipo", "word", WORD),  # SFT that continues for as many steps as distillation takes
     "pipo_opd": ("pipo", "word", WORD),
 }
 BEGINS_FROM = {"block_length": "block", "pipo_opd": "pipo_sft"}  # parts that another one needs
 
 
 def part_path(place: Path, name: str) -> Path:
-    """Return where the weights of a trained part are."""
+    """Return the path of a trained part's weights."""
     return place / name / f"{KIND[name][0]}.safetensors"
 
 
 def model_config(place: Path, sizes: Sizes, parts: Sequence[str] = ()) -> ModelConfig:
-    """Return the model with its own MTP head, and with the parts that are named."""
+    """Return the configuration of the model with its own MTP head and the named parts."""
     chosen = {KIND[name][0]: str(part_path(place, name)) for name in parts}
     known = {name: None for name, part in AUX.items() if part.network}
     return ModelConfig(
@@ -83,7 +83,7 @@ def settings(place: Path, sizes: Sizes, name: str, resume: bool = False) -> dict
 
 
 def flat(values: Mapping[str, Any], where: str = "") -> list[str]:
-    """Return nested settings as a user would type them: ["data.slots=64", ...]."""
+    """Return nested settings as command-line overrides: ["data.slots=64", ...]."""
     lines: list[str] = []
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -94,7 +94,7 @@ def flat(values: Mapping[str, Any], where: str = "") -> list[str]:
 
 
 def train_part(place: Path, sizes: Sizes, name: str, progress: bool = True) -> None:
-    """Train a part unless it is there; whatever an earlier sitting kept is used."""
+    """Train a part unless it exists, from everything that earlier runs stored."""
     path = part_path(place, name)
     if card_of(path).is_file() and path.is_file():
         return
@@ -110,8 +110,8 @@ def train_part(place: Path, sizes: Sizes, name: str, progress: bool = True) -> N
     (folder / OVERRIDES).write_text(json.dumps(flat(settings(place, sizes, name))) + "\n")  # for the card's command
     job = AUX[config.part].job()(config, folder)
     if isinstance(job, PivotAdaptation):
-        # Tens of thousands of continuations are judged one by one. The reward is a line of our own, which needs no
-        # process of its own: a call there takes milliseconds, here microseconds.
+        # Tens of thousands of continuations are judged one by one. The reward is our own code and needs no separate
+        # process: a call there takes milliseconds, here microseconds.
         job.reward = lambda text, prompt: all_words(text, prompt.item)
     job.prepare()
     began = time.process_time()
@@ -121,7 +121,7 @@ def train_part(place: Path, sizes: Sizes, name: str, progress: bool = True) -> N
 
 
 def train_parts(place: Path, sizes: Sizes, names: Sequence[str], progress: Callable[[str], object]) -> None:
-    """Train parts in their order; ``progress`` is told each that begins.
+    """Train parts in their order; ``progress`` is called with the name of each part that begins.
 
     Raises:
         UserError: The folder holds parts of other sizes, or a part cannot be trained.
@@ -138,15 +138,15 @@ def train_parts(place: Path, sizes: Sizes, names: Sequence[str], progress: Calla
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """A part that is there: what its own report says, and what it cost."""
+    """Trained part: the results of its own report, and its training time."""
 
     name: str
-    results: dict[str, Any]  # of its card, on its own held-out prompts
+    results: dict[str, Any]  # from its card, on its own held-out prompts
     hours: float  # of processor time, of the sittings that ended
 
 
 def trained(place: Path) -> list[Trained]:
-    """Return the parts that are there."""
+    """Return all trained parts."""
     found = []
     for name in KIND:
         path = part_path(place, name)

@@ -1,4 +1,4 @@
-"""What the study trains and measures, and with how much: on a processor, on a GPU for minutes, and as a smoke run."""
+"""Plan of the study: what it trains and measures, and the sizes for a processor, minutes on a GPU, and a smoke run."""
 
 import json
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ REWARD = f"{Path(words.__file__)}:all_words"
 # mean entropy is 2.65 nats, and theirs is below .5. Matrices are trained on text between the two.
 OPEN, WORDS, WORD = 0.6, 0.6, 1.0  # temperatures: open questions, two words (PAD), one word (PIPO)
 STUDENT = 12  # layers of PIPO's student; its teacher has all 30
-PAD = 3  # <repo_name>, which no answer has: SmolLM2's own pad token ends completions
+PAD = 3  # <repo_name>, absent from all completions: SmolLM2's own pad token ends them
 DRAFTS = 3  # K of the MTP head and of look-ups
 NODES = 16  # of FIRP's trees
 BLOCK = 8  # B, slots of a block in training; a cycle then drafts 7
 TAUS = (0.1, 0.3, 0.5, 0.7)  # of PAD
 TAU = 0.3  # the one that the rule is about: the default of the product
 SHARE = 0.25  # of the candidates that are kept in PAD 3
-PAD_RATIO = 0.35  # that the threshold of a network of pairs is chosen for: the default of the product
+PAD_RATIO = 0.35  # target of the threshold of a network of pairs: the default of the product
 GATES = {"all kept": -1.0, "part": None, "none kept": 1.0}  # of PIPO: a threshold; None: the part's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is done: Sizes(model="smollm2", open=1000, ...)."""
+    """Model, amount of training and number of rounds: Sizes(model="smollm2", open=1000, ...)."""
 
     model: str
     device: str
@@ -42,7 +42,7 @@ class Sizes:
     train: Mapping[str, Any]  # ``train`` of every part
     prompts: int  # held-out prompts in a part's own report
     rounds: int
-    answers: Mapping[str, int]  # of a round, by kind of question
+    answers: Mapping[str, int]  # completions per round, by kind of question
     cache_mb: int = 6000
     parts: tuple[str, ...] = field(default_factory=lambda: PARTS)
 
@@ -87,7 +87,7 @@ SMOKE, CPU = _SMOKE, _CPU
 
 
 def questions(sizes: Sizes, test: bool) -> dict[str, list[dict[str, str]]]:
-    """Return the questions of each kind, to train on or of the test; none is in both."""
+    """Return the questions of each kind, either for training or for the test; none is in both."""
     if sizes.model == "tiny":
         count = sizes.pairs // 2 if test else sizes.pairs
         return {kind: words.sums(test, count) for kind in ("open", "words", "word")}
@@ -114,7 +114,7 @@ def open_rows(count: int, test: bool) -> list[dict[str, str]]:
 
 
 def write_questions(folder: Path, sizes: Sizes) -> dict[str, Path]:
-    """Write the questions to train on, a file of each kind, and return the files."""
+    """Write the training questions, one file per kind, and return the files."""
     folder.mkdir(parents=True, exist_ok=True)
     found = {}
     for kind, rows in questions(sizes, test=False).items():

@@ -1,7 +1,7 @@
-"""All arms decode in turns, round by round: speed, accept length and reward on held-out questions.
+"""Rounds in which all arms decode in turns: speed, accept length and reward on held-out questions.
 
-A round has questions of its own, the same for all arms, and begins with another arm than the one before. Each round is
-kept as it ends. What counts is processor time of one thread, or the clock on the wall once a GPU is done.
+A round has its own questions, the same for all arms, and begins with another arm than the round before. Each round is
+stored as it ends. The time is processor time of one thread, or the wall clock after the GPU has finished.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,17 +46,20 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """How some answers are decoded: Arm(system="pad", drafts=3, parts=("pivot",), options={"tau": .3})."""
+    """Way of decoding completions: Arm(system="pad", drafts=3, parts=("pivot",), options={"tau": .3})."""
 
     system: str
     drafts: int
-    parts: tuple[str, ...] = ()  # that it needs, by the names of ``parts.KIND``
+    parts: tuple[str, ...] = ()  # required parts, by the names of ``parts.KIND``
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Questions and a temperature at which arms are compared: Setting(kind="open", temperature=0.0, arms={...})."""
+    """Questions and temperature at which arms are compared.
+
+    Example: Setting(kind="open", temperature=0.0, arms={...}).
+    """
 
     kind: str
     temperature: float
@@ -65,7 +68,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """One arm in one round."""
+    """Measurements of one arm in one round."""
 
     seconds: float
     tokens: int
@@ -73,16 +76,16 @@ class Decoded:
     answers: int
     reward: float  # mean; NaN for questions without an answer
     entropy: float  # of the target at the first draft of a cycle, nats; NaN without drafts
-    counts: Mapping[str, float]  # what the system counts beside, summed
+    counts: Mapping[str, float]  # the system's own counters, summed
 
     @property
     def speed(self) -> float:
-        """Return tokens a second."""
+        """Return the tokens per second."""
         return self.tokens / self.seconds
 
     @property
     def length(self) -> float:
-        """Return tokens a cycle."""
+        """Return the tokens per cycle."""
         return self.tokens / self.cycles
 
 
@@ -90,7 +93,7 @@ Round = Mapping[str, Decoded]  # by arm
 
 
 def _drafted() -> dict[str, Arm]:
-    """Return what every setting compares with: plain decoding, the MTP head, and look-ups in the context."""
+    """Return the baselines of every setting: plain decoding, the MTP head, and look-ups in the context."""
     return {
         PLAIN: Arm(system="autoregressive", drafts=0),
         "MTP": Arm(system="bebop", drafts=DRAFTS),
@@ -99,7 +102,7 @@ def _drafted() -> dict[str, Arm]:
 
 
 def exact_arms(block: int = BLOCK) -> dict[str, Arm]:
-    """Return the exact systems."""
+    """Return the arms of the exact systems."""
     return {
         **_drafted(),
         "MTP, tree": Arm(system="bebop_tree", drafts=NODES),
@@ -113,14 +116,14 @@ def exact_arms(block: int = BLOCK) -> dict[str, Arm]:
 
 
 def pipo_arms() -> dict[str, Arm]:
-    """Return PIPO's networks at every gate, and a random gate that keeps half of the drafts."""
+    """Return PIPO's networks at every gate, and a random gate that keeps the share 1 - ``PAD_RATIO`` of the drafts."""
     names = {"SFT": "pipo_sft", "more SFT": "pipo_more", "OPD": "pipo_opd"}
     arms = {
         f"{name}, {gate}": Arm(system="pipo", drafts=1, parts=(part,), options={} if tau is None else {"tau": tau})
         for name, part in names.items()
         for gate, tau in GATES.items()
     }
-    # The threshold of the part is chosen for a pad ratio of .35, so a random gate keeps the other drafts' share.
+    # The part's threshold is chosen for a pad ratio of .35, so the random gate keeps the remaining share of the drafts.
     by_chance = Arm(system="pipo", drafts=1, parts=("pipo_opd",), options={"gate": "random", "keep": 1 - PAD_RATIO})
     return {**arms, "OPD, random": by_chance}
 
@@ -129,8 +132,8 @@ def settings(sizes: Sizes) -> dict[str, Setting]:
     """Return the settings by name."""
     block = int(sizes.options["block"]["block"])
     pad = {f"PAD {tau}": Arm(system="pad", drafts=DRAFTS, parts=("pivot",), options={"tau": tau}) for tau in TAUS}
-    # PIPO's baseline: one draft of the head a cycle stands whatever the target says, as every score is below 1. A draft
-    # that would end the completion is tested as ever.
+    # PIPO's baseline: every cycle keeps one draft of the head, whatever the target's probabilities, because all scores
+    # are below 1. A draft that would end the completion is verified as usual.
     unverified = Arm(system="pad", drafts=1, parts=("pivot",), options={"tau": 1.0, "p_min": 0.0})
     return {
         "open, greedy": Setting(kind="open", temperature=0.0, arms=exact_arms(block)),
@@ -150,7 +153,7 @@ def there(place: Path, setting: Setting) -> dict[str, Arm]:
 
 
 class Bench:
-    """A model that decodes with one arm after another; parts are loaded when they are first needed."""
+    """A model that decodes with one arm after another, and loads parts at their first use."""
 
     def __init__(self, place: Path, sizes: Sizes) -> None:
         torch.set_num_threads(1)
@@ -162,7 +165,7 @@ class Bench:
         self.asked = {kind: [(encode(row["question"])[1], row) for row in rows] for kind, rows in asked.items()}
 
     def decode(self, setting: Setting, arm: Arm, turn: int) -> Decoded:
-        """Decode the questions of a round one at a time."""
+        """Decode the questions of a round with an arm, one question at a time."""
         for name in arm.parts:
             if name not in self._parts:
                 self._parts[name] = load_part(KIND[name][0], part_path(self.place, name), self.policy)
@@ -204,14 +207,14 @@ def measure(
     late: Callable[[], bool] = lambda: False,
     keep: Callable[[str, int, str, dict[str, Any]], None] = lambda *_: None,
 ) -> dict[str, list[Round]]:
-    """Return the rounds of every setting; those that are kept on disk are not made again.
+    """Return the rounds of every setting; rounds stored on disk are not measured again.
 
     Args:
-        place: where the parts are; arms whose parts are not there are left out.
-        sizes: how many rounds and answers.
+        place: folder of the parts; arms with missing parts are left out.
+        sizes: number of rounds and completions.
         progress: called after each round of a setting.
-        late: asked before each of them; where it says yes, no further one begins.
-        keep: given setting, round, arm and numbers as soon as an arm has decoded.
+        late: called before each of them; once it returns True, no further one begins.
+        keep: called with setting, round, arm and numbers as soon as an arm has decoded.
     """
     bench = Bench(place, sizes)
     found: dict[str, list[Round]] = {name: [] for name in settings(sizes)}
@@ -231,14 +234,14 @@ def measure(
 
 
 def _made(place: Path, arm: Arm) -> list[int]:
-    """Return when the parts of an arm were written: rounds with other parts are other rounds."""
+    """Return the write times of an arm's parts: rounds with other parts are other rounds."""
     return [part_path(place, part).stat().st_mtime_ns for part in arm.parts]
 
 
 def _turns(
     bench: Bench, setting: Setting, arms: Mapping[str, Arm], turn: int, keep: Callable[[str, dict[str, Any]], None]
 ) -> Round:
-    """Decode a round with all arms, from another one on in each."""
+    """Decode a round with all arms, starting from another arm in each round."""
     names: Sequence[str] = [*arms]
     first = turn * len(names) // bench.sizes.rounds
     found: dict[str, Decoded] = {}

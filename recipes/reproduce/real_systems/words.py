@@ -1,7 +1,7 @@
-"""The questions of the study, and the reward of those that have an answer; imports nothing but Python itself.
+"""Questions of the study, and the reward of those that have an answer; imports nothing but Python itself.
 
 The reward is ``task.reward=words.py:all_words``, which runs in a process of its own. A question asks for a sentence
-that holds one or two given words. How the sentence goes is free, so most of its tokens do not matter; the words do.
+that holds one or two given words. The rest of the sentence is free, so most of its tokens do not matter; the words do.
 This is the task that SPEC 0.2 (iii) plans for PAD: most rejected drafts are harmless, and some are not.
 """
 
@@ -36,22 +36,22 @@ TWO = (
     "Use the words '{0}' and '{1}' in one sentence.",
     "Write one short sentence about a {0} and a {1}.",
 )
-TEST = 5  # every so many-th noun is for the test alone
+TEST = 5  # every fifth noun is for the test alone
 
 
 def nouns(test: bool) -> list[str]:
-    """Return the nouns that questions of the test have, or all others."""
+    """Return the nouns of the test questions, or all others."""
     return [noun for i, noun in enumerate(NOUNS) if (i % TEST == 0) == test]
 
 
 def one_word(test: bool) -> list[dict[str, str]]:
-    """Return every question with one noun, in random order; those of the test have nouns of their own."""
+    """Return every question with one noun, in random order; test questions have nouns of their own."""
     rows = [{"question": text.format(noun), "answer": noun} for text in ONE for noun in nouns(test)]
     return random.Random(f"one/{test}").sample(rows, len(rows))
 
 
 def two_words(test: bool, count: int) -> list[dict[str, str]]:
-    """Return ``count`` questions with two nouns, all different; those of the test have nouns of their own."""
+    """Return ``count`` different questions with two nouns; test questions have nouns of their own."""
     numbers, known = random.Random(f"two/{test}"), nouns(test)
     found: dict[str, dict[str, str]] = {}
     while len(found) < count:
@@ -62,7 +62,7 @@ def two_words(test: bool, count: int) -> list[dict[str, str]]:
 
 
 def sums(test: bool, count: int) -> list[dict[str, str]]:
-    """Return ``count`` sums that the built-in model can answer: a smoke run asks these in place of words."""
+    """Return ``count`` sums that the built-in model can answer, for a smoke run in place of words."""
     numbers = random.Random(f"sums/{test}")
     text = "State the final answer to the following arithmetic problem: {} ="
     rows = []

@@ -12,17 +12,17 @@ from recipes.reproduce.temperature.sweep import ARMS, DRAFTS, TEMPERATURES, Head
 
 
 def average(results: Results[HeadResult], arm: str, temperature: float, name: str) -> float:
-    """A mean over the seeds."""
+    """Return a mean over the seeds at one temperature."""
     return float(np.mean([one.means[temperature][name] for one in results.of(arm)]))
 
 
 def curve(results: Results[HeadResult], arm: str, name: str) -> list[float]:
-    """A mean over the seeds at every temperature."""
+    """Return a mean over the seeds at every temperature."""
     return [average(results, arm, t, name) for t in TEMPERATURES]
 
 
 def temperatures(results: Results[HeadResult], path: Path) -> None:
-    """Acceptance over entropy, a point a temperature."""
+    """Draw acceptance over entropy, with one point per temperature."""
     with figure(path, 2, 5.2, 3.6, sharey=True) as axes:
         for panel, (drafts, name) in zip(axes, DRAFTS.items(), strict=True):
             for arm in ARMS:
@@ -36,7 +36,7 @@ def temperatures(results: Results[HeadResult], path: Path) -> None:
 
 
 def positions(results: Results[HeadResult], path: Path) -> None:
-    """The same for sampled drafts, a panel a position."""
+    """Draw acceptance of sampled drafts over entropy, with one panel per draft position."""
     with figure(path, DEPTH, 3.8, 3.4, sharey=True) as axes:
         for k, panel in enumerate(axes, start=1):
             for arm in ARMS:
@@ -48,7 +48,7 @@ def positions(results: Results[HeadResult], path: Path) -> None:
 
 
 def bins(results: Results[HeadResult], path: Path) -> None:
-    """Acceptance in bins of tokens by entropy."""
+    """Draw acceptance in bins of tokens by entropy."""
     with figure(path, 2, 5.2, 3.6, sharey=True) as axes:
         for panel, (drafts, name) in zip(axes, DRAFTS.items(), strict=True):
             for arm in ARMS:
@@ -62,7 +62,7 @@ def bins(results: Results[HeadResult], path: Path) -> None:
 
 
 def split(results: Results[HeadResult], path: Path) -> None:
-    """Both parts of the overlap over temperature."""
+    """Draw both parts of the overlap over temperature."""
     titles = {"alpha_p_gt_q": "p > q: mass of the draft", "alpha_q_ge_p": "q >= p: mass of the target"}
     with figure(path, 2, 5.2, 3.4) as axes:
         for panel, (name, title) in zip(axes, titles.items(), strict=True):

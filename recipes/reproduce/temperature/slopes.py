@@ -1,7 +1,7 @@
-"""Slopes of acceptance on entropy, signed, in acceptance per nat: over tokens, over answers, over temperatures.
+"""Signed slopes of acceptance on entropy, in acceptance per nat: over tokens, over completions, over temperatures.
 
-Least squares throughout. Sums of one answer [S] are the unit, so that a bootstrap over answers is a product of weights
-[R, S] with them.
+All fits are least squares. The sums of each completion [S] are kept, so that a bootstrap over completions multiplies
+them by weights [R, S].
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ EDGES = (0.01, 0.05, 0.2, 0.5, 1.0, 1.3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Sums per answer over its points (entropy x, acceptance y)."""
+    """Sums per completion over its points (entropy x, acceptance y)."""
 
     n: Array  # [S]
     x: Array  # [S]
@@ -30,7 +30,7 @@ class Points:
     xy: Array  # [S]
 
     def slope(self, weights: Array | None = None) -> Array:
-        """Slopes [R] of least squares over all points of weighted answers [R, S]; None: each answer once."""
+        """Return least-squares slopes [R] over all points of completions weighted [R, S]; None weights each once."""
         w = np.ones((1, len(self.n))) if weights is None else weights
         n, x, y, xx, xy = (w @ sums for sums in (self.n, self.x, self.y, self.xx, self.xy))
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -38,12 +38,15 @@ class Points:
         return slopes
 
     def interval(self) -> Interval:
-        """The slope, bootstrapped over answers."""
+        """Return the slope with its bootstrap interval over completions."""
         return resampled(self.slope, len(self.n))
 
 
 def pairs(probe: Probe, name: str, position: int | None = None, task: str | None = None) -> tuple[Array, Array, Array]:
-    """Answer, target entropy and a probed number of every step that exists; ``position`` from 1, None: all."""
+    """Return completion, target entropy and probed number of every existing step.
+
+    ``position`` counts from 1; None takes all positions.
+    """
     where = slice(None) if position is None else slice(position - 1, position)
     x, y = probe.numbers["target_entropy"][:, where], probe.numbers[name][:, where]
     known = np.isfinite(x) & np.isfinite(y)
@@ -54,7 +57,7 @@ def pairs(probe: Probe, name: str, position: int | None = None, task: str | None
 
 
 def points(probe: Probe, name: str, of: str, task: str | None = None) -> Points:
-    """A probed number against entropy, all positions: a point a token, or a point an answer (``of``)."""
+    """Return the points of a probed number against entropy, all positions: one per token or per completion (``of``)."""
     rows, x, y = pairs(probe, name, task=task)
     if of == "tokens":
         return tokens(rows, x, y)
@@ -63,7 +66,7 @@ def points(probe: Probe, name: str, of: str, task: str | None = None) -> Points:
 
 
 def tokens(rows: ArrayLike, x: ArrayLike, y: ArrayLike) -> Points:
-    """Every step is a point; ``rows`` says which answer it is in."""
+    """Make every step a point; ``rows`` gives the completion of each step."""
     _, answer = np.unique(np.asarray(rows), return_inverse=True)
     entropy, value = np.asarray(x, float), np.asarray(y, float)
     columns = (np.ones_like(entropy), entropy, value, entropy**2, entropy * value)
@@ -72,7 +75,10 @@ def tokens(rows: ArrayLike, x: ArrayLike, y: ArrayLike) -> Points:
 
 
 def answers(rows: ArrayLike, x: ArrayLike, y: ArrayLike, tasks: NDArray[np.str_]) -> Points:
-    """Every answer is a point: its means over steps, less those of its task [n] (a hard task is no entropy effect)."""
+    """Make every completion a point: its means over steps [n], minus those of its task.
+
+    Without the subtraction, a hard task would look like an effect of entropy.
+    """
     sums = tokens(rows, x, y)
     mean_x, mean_y = sums.x / sums.n, sums.y / sums.n
     _, first = np.unique(np.asarray(rows), return_index=True)
@@ -84,7 +90,7 @@ def answers(rows: ArrayLike, x: ArrayLike, y: ArrayLike, tasks: NDArray[np.str_]
 
 
 def slope_difference(after: Points, before: Points) -> Interval:
-    """How much a slope rose from one head to another on the same answers, resampled together."""
+    """Return the rise of a slope from one head to another on the same completions, resampled together."""
     assert len(after.n) == len(before.n), "slopes are compared on the same answers"
 
     def difference(weights: Array) -> Array:
@@ -94,7 +100,7 @@ def slope_difference(after: Points, before: Points) -> Interval:
 
 
 def line(x: ArrayLike, y: ArrayLike) -> tuple[float, float]:
-    """Slope of a straight line through few points, and the share of the variance that it explains (R squared)."""
+    """Fit a straight line through a few points; return its slope and R squared, the share of variance explained."""
     entropy, value = np.asarray(x, float), np.asarray(y, float)
     slope, level = np.polyfit(entropy, value, 1)
     spread = float(((value - value.mean()) ** 2).sum())
@@ -103,7 +109,7 @@ def line(x: ArrayLike, y: ArrayLike) -> tuple[float, float]:
 
 
 def by_entropy(x: ArrayLike, y: ArrayLike) -> list[tuple[float, float, int]]:
-    """Mean entropy, mean value and number of steps in each bin of ``EDGES``; NaN in a bin without steps."""
+    """Return mean entropy, mean value and number of steps in each bin of ``EDGES``; NaN in a bin without steps."""
     entropy, value = np.asarray(x, float), np.asarray(y, float)
     empty = (float("nan"), float("nan"), 0)
     place = np.digitize(entropy, EDGES)
@@ -116,5 +122,5 @@ def by_entropy(x: ArrayLike, y: ArrayLike) -> list[tuple[float, float, int]]:
 
 
 def bin_names() -> list[str]:
-    """The bins of ``EDGES`` in words."""
+    """Return the bins of ``EDGES`` as text."""
     return [f"< {EDGES[0]}", *(f"{a}-{b}" for a, b in pairwise(EDGES)), f"> {EDGES[-1]}"]

@@ -28,21 +28,21 @@ WHERE = {
 
 
 def slope(name: str, way: str, task: str | None = None) -> Value:
-    """Return what reads a slope of a probed number on the target's entropy from a head."""
+    """Return a function that computes, for a head, the slope of a probed number on the target's entropy."""
     if way == "temperatures":
         return lambda one: one.swept(name)[0]
     return lambda one: float(points(one.plain, name, way, task).slope()[0])
 
 
 def slopes(drafts: str, way: str) -> Stat:
-    """The slope of the acceptance of one kind of draft on the target's entropy."""
+    """Return the statistic of the slope of one kind of draft's acceptance on the target's entropy."""
     name = f"slope per nat of {drafts} acceptance, {WHERE[way]},"
     arm, gains = f"{{arm}}, {drafts}, {way}", f"{{a}} - {{b}}, {way}"
     return Stat(name=name, value=slope(DRAFTS[drafts], way), arm=arm, gains=gains)
 
 
 def straight(drafts: str) -> Stat:
-    """How much of the variance over temperatures a straight line explains, head ce."""
+    """Return the statistic of the share of variance over temperatures that a straight line explains."""
     name = DRAFTS[drafts]
     return Stat(name="R squared", value=lambda one: one.swept(name)[1], arm=f"R squared, {drafts}")
 
@@ -51,21 +51,21 @@ SLOPES = {(drafts, way): slopes(drafts, way) for drafts in ("sampled", "greedy")
 
 
 def falls(drafts: str, way: str) -> Declared:
-    """C1 for one kind of draft."""
+    """Return the rule of C1 for one kind of draft: acceptance falls with entropy."""
     where = "over temperatures" if way == "temperatures" else "from token to token at temperature 1"
     says = f"Acceptance of {drafts} drafts of a cross-entropy head falls with the target's entropy, {where}."
     return below("C1", SLOPES[drafts, way]("ce"), 0.0, says=says, also={"with hard_ce": SLOPES[drafts, way]("hard_ce")})
 
 
 def linear(drafts: str) -> Declared:
-    """C1: linearly."""
+    """Return the rule of C1 that acceptance falls linearly over temperatures."""
     return above(
         "C1", straight(drafts)("ce"), STRAIGHT, says=f"With {drafts} drafts it does so linearly over temperatures."
     )
 
 
 def flattens(base: str, way: str) -> Declared:
-    """The second half of C3."""
+    """Return the rule of the second half of C3: end-to-end TV flattens the slope."""
     stat = SLOPES["sampled", way]
     says = f"End-to-end TV takes entropy dependence from sampled drafts: flatter than {base}, {WHERE[way]}."
     fallen = Condition(quantity=stat(base), side="below", otherwise=f"{base} does not fall")
@@ -89,20 +89,20 @@ RULES = (
 
 
 def measure(arm: Arm | None, seed: int) -> HeadResult:
-    """Train (or find) a head and probe it at every temperature."""
+    """Train a head, unless it is kept already, and probe it at every temperature."""
     model = policy() if arm is None else head(Arm(objective=arm.objective, seed=seed))
     probes = {t: probe(model, sampled(seed, t), DEPTH, Sampling(temperature=t)) for t in TEMPERATURES}
     return HeadResult(means={t: means(p) for t, p in probes.items()}, plain=probes[1.0])
 
 
 def pooled(results: Results[HeadResult], arm: str, way: str) -> Points:
-    """The points of all seeds together, for a bootstrap over answers."""
+    """Return the points of all seeds together, for a bootstrap over completions."""
     parts = [points(one.plain, "overlap", way) for one in results.of(arm)]
     return Points(**{f: np.concatenate([getattr(p, f) for p in parts]) for f in ("n", "x", "y", "xx", "xy")})
 
 
 def swept_row(results: Results[HeadResult], arm: str) -> Row:
-    """Slopes over temperatures, with how straight they are."""
+    """Return the slopes over temperatures with their R squared."""
     line: dict[str, Any] = {"head": arm}
     for drafts, name in DRAFTS.items():
         line[drafts] = results.mean(arm, slope(name, "temperatures"))
@@ -117,7 +117,7 @@ def swept_row(results: Results[HeadResult], arm: str) -> Row:
 
 
 def plain_row(results: Results[HeadResult], arm: str) -> Row:
-    """Slopes at temperature 1: intervals over seeds, and bootstrapped over the answers of all seeds."""
+    """Return the slopes at temperature 1, with intervals over seeds and bootstrap intervals over completions."""
     line: dict[str, Any] = {"head": arm}
     for way in ("tokens", "answers"):
         line |= {f"{way}, {drafts}": results.mean(arm, slope(name, way)) for drafts, name in DRAFTS.items()}
@@ -134,12 +134,12 @@ NAMES = {
 
 
 def mean_at(temperature: float, name: str) -> Value:
-    """Return what reads a mean at a temperature from a head."""
+    """Return a function that reads a head's mean at a temperature."""
     return lambda one: one.means[temperature][name]
 
 
 def tables(results: Results[HeadResult]) -> Mapping[str, Sequence[Row]]:
-    """Slopes in three ways, and what they are slopes of."""
+    """Return the slopes in three ways, and the means by temperature."""
     by_task = [
         {"drafts": drafts, **line}
         for drafts, name in DRAFTS.items()

@@ -1,4 +1,4 @@
-"""One head of one seed on text of every temperature: what it gives."""
+"""Measurements of one head of one seed on text of every temperature."""
 
 from dataclasses import dataclass
 
@@ -17,24 +17,24 @@ AVERAGED = ("overlap", "target_only", "target_entropy", "alpha_p_gt_q", "alpha_q
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadResult:
-    """What one head does: means at every temperature, and everything at temperature 1."""
+    """Results of one head: means at every temperature, and the whole probe at temperature 1."""
 
     means: dict[float, dict[str, float]]  # temperature -> overlap/1, ..., overlap (all positions), accept_length, ...
     plain: Probe  # at temperature 1
 
     def swept(self, name: str, over: str = "target_entropy") -> tuple[float, float]:
-        """Slope of a mean on a mean entropy over the temperatures, and R squared."""
+        """Return the slope of a mean on a mean entropy over the temperatures, and R squared."""
         return line([m[over] for m in self.means.values()], [m[name] for m in self.means.values()])
 
 
 def sampled(seed: int, temperature: float) -> list[TokenRow]:
-    """Text of the target at a temperature; that of temperature 1 is what other recipes probe on."""
+    """Return text sampled from the target at a temperature; other recipes probe on the text of temperature 1."""
     hot = [] if temperature == 1 else [f"data.sampling.temperature={temperature}"]
     return text(seed, HELD_OUT, *hot)
 
 
 def means(probe: Probe) -> dict[str, float]:
-    """Means over tokens, at each position and over all of them."""
+    """Return means over tokens, at each position and over all positions."""
     means = {"accept_length": float(probe.accept.mean()), "accept_greedy": float(probe.accept_greedy.mean())}
     for name in AVERAGED:
         means[name] = float(np.nanmean(probe.numbers[name]))

@@ -1,1 +1,1 @@
-"""Tokens per second of the real engine against acceptance (Fig 9b), and beside the cost model."""
+"""Tokens per second of the real engine, against acceptance (Fig 9b) and against the cost model."""

@@ -1,4 +1,4 @@
-"""``python -m recipes.reproduce.throughput``: tokens per second against acceptance; README.md says what counts."""
+"""``python -m recipes.reproduce.throughput``: tokens per second against acceptance; README.md states the rules."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +37,7 @@ TICKS = ("o", "s")  # a marker a batch size
 
 
 def main() -> None:
-    """Train with both cores, time on one, judge, draw, write."""
+    """Train on both cores, time on one, judge, draw and store the results."""
     started = begin("throughput")
     everywhere(prepare, SEEDS, "sequences")
     everywhere(make, arms(), "heads")
@@ -69,12 +69,12 @@ def main() -> None:
 
 
 def accepted_table(accepted: Accepted) -> list[dict[str, Any]]:
-    """Expected accepted drafts of each head."""
+    """Return the expected accepted drafts of each head."""
     return [{"head": n, f"accepted of {DRAFTS}": across_seeds([accepted[s][n] for s in SEEDS])} for n in HEADS]
 
 
 def draw(results: Results, accepted: Accepted) -> None:
-    """Both figures."""
+    """Draw both figures."""
     with figure(HERE / "figures" / "gain.svg", 2, 4.6, 3.6, sharey=True) as panels:
         for axes, batch in zip(panels, BATCHES, strict=True):
             draw_gain(axes, results, accepted, batch)
@@ -95,7 +95,7 @@ def draw(results: Results, accepted: Accepted) -> None:
 
 
 def draw_gain(axes: Any, results: Results, accepted: Accepted, batch: int) -> None:
-    """Points of every head and seed, and the line where both gains are equal."""
+    """Draw the points of every head and seed, and the line where both gains are equal."""
     points = np.stack([gains(results, accepted, seed, batch) for seed in SEEDS])  # [seeds, 2, heads]
     for i, name in enumerate(HEADS[1:]):
         axes.plot(*points[:, :, i].T, "o", markersize=5, color=color(COLORS[name]), label=name)
@@ -106,7 +106,7 @@ def draw_gain(axes: Any, results: Results, accepted: Accepted, batch: int) -> No
 
 
 def draw_lengths(axes: Any, results: Results, batch: int, tick: str, shade: str) -> None:
-    """Measured and modelled speed-up over K."""
+    """Draw measured and modelled speed-up over K."""
     means = [speed_up(results, batch, (BEST, "bebop", k)) for k in LENGTHS]
     lines = [speed_up_modelled(results, batch, (BEST, "bebop", k)).value for k in LENGTHS]
     style = {"fmt": tick, "capsize": 3, "color": shade, "label": f"batch {batch}"}

@@ -1,4 +1,4 @@
-"""From timed runs to tables, and to the numbers that the rules speak of."""
+"""Tables, and the numbers that the rules use, computed from timed runs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,25 +20,25 @@ Accepted = Mapping[int, Mapping[str, float]]  # seed -> head -> expected accepte
 
 
 def modelled(accept_length: float, drafts: int, draft_cost: float, verify_cost: float) -> float:
-    """The speed-up by SPEC 0.8: tokens per cycle over the cost of a cycle in units of a plain step."""
+    """Return the speed-up by SPEC 0.8: tokens per cycle over the cost of a cycle in units of a plain step."""
     return accept_length / (drafts * draft_cost + verify_cost)
 
 
 def model_of(measured: Measured, arm: TimedArm) -> float:
-    """The modelled speed-up of an arm, with its own accept length and the costs of the same run."""
+    """Return the modelled speed-up of an arm, from its own accept length and the costs of the same run."""
     drafts = arm[2]
     return modelled(measured.accept_length(arm), drafts, measured.draft_cost(), measured.verify_cost(drafts))
 
 
 def slope(x: Array, y: Array) -> float:
-    """Least squares with an intercept."""
+    """Return the slope of a least-squares line with an intercept."""
     return float(np.polyfit(x, y, 1)[0])
 
 
 def correlation(x: Array, y: Array) -> Interval:
-    """Pearson's r over the points [S, P] of S seeds; its interval says what other seeds would give.
+    """Return Pearson's r over the points [S, P] of S seeds, with an interval for other seeds.
 
-    Points of a seed share what they are held against, so they err together: a bootstrap over points held the truth in
+    Points of a seed share their baseline, so their errors are correlated: a bootstrap over points covered the truth in
     69 to 93 % of cases. This jackknife leaves out one seed after another, on Fisher's scale: 91 to 95 %.
     """
     assert x.shape == y.shape
@@ -50,12 +50,12 @@ def correlation(x: Array, y: Array) -> Interval:
 
 
 def pearson(x: Array, y: Array) -> float:
-    """Over all points together."""
+    """Return Pearson's r over all points together."""
     return float(np.corrcoef(x.ravel(), y.ravel())[0, 1])
 
 
 def gains(results: Results, accepted: Accepted, seed: int, batch: int) -> tuple[Array, Array]:
-    """Of each head but the first: relative gain in accept length and in tokens per second over the head as it came."""
+    """Return the relative gains of each other head over ``start``: in accept length, and in tokens per second."""
     base = ("start", "bebop", DRAFTS)
     names = [name for name in HEADS if name != "start"]
     length = [(1 + accepted[seed][name]) / (1 + accepted[seed]["start"]) - 1 for name in names]
@@ -64,32 +64,32 @@ def gains(results: Results, accepted: Accepted, seed: int, batch: int) -> tuple[
 
 
 def over_seeds(results: Results, batch: int, number: Callable[[Measured], float]) -> Interval:
-    """A number of each seed's runs at a batch size: mean with its interval."""
+    """Return the mean over seeds, with its interval, of one number of the runs at a batch size."""
     return across_seeds([number(results[seed, batch]) for seed in SEEDS])
 
 
 def speed_up(results: Results, batch: int, arm: TimedArm, base: TimedArm = PLAIN) -> Interval:
-    """Ratio of the speeds of two arms, over seeds."""
+    """Return the ratio of the speeds of two arms, over seeds."""
     return over_seeds(results, batch, lambda m: m.ratio(arm, base))
 
 
 def speed_up_modelled(results: Results, batch: int, arm: TimedArm) -> Interval:
-    """The same over plain decoding, by the cost model."""
+    """Return the speed-up over plain decoding by the cost model, over seeds."""
     return over_seeds(results, batch, lambda m: model_of(m, arm))
 
 
 def heads_table(results: Results) -> list[dict[str, Any]]:
-    """A line per batch size and arm at ``DRAFTS`` drafts."""
+    """Return one row per batch size and arm at ``DRAFTS`` drafts, plain decoding included."""
     return [line(results, batch, arm) for batch in BATCHES for arm in ARMS if arm[2] in (0, DRAFTS)]
 
 
 def lengths_table(results: Results) -> list[dict[str, Any]]:
-    """A line per batch size and number of drafts, for the best head."""
+    """Return one row per batch size and number of drafts, for the best head."""
     return [line(results, batch, (BEST, "bebop", k)) for batch in BATCHES for k in LENGTHS]
 
 
 def line(results: Results, batch: int, arm: TimedArm) -> dict[str, Any]:
-    """Speed, speed-up measured and modelled, and where the time went."""
+    """Return the row of an arm: speed, measured and modelled speed-up, and the shares of its time."""
     drafted = arm != PLAIN
     row: dict[str, Any] = {"batch": batch, "head": arm[0] if drafted else "none", "system": arm[1], "K": arm[2]}
     row |= {"tokens/s": over_seeds(results, batch, lambda m: m.typical(arm)).value}
@@ -102,12 +102,12 @@ def line(results: Results, batch: int, arm: TimedArm) -> dict[str, Any]:
 
 
 def share(results: Results, batch: int, arm: TimedArm, part: str) -> float:
-    """Part of the time of an arm, mean over seeds."""
+    """Return one part's share of an arm's time, mean over seeds."""
     return over_seeds(results, batch, lambda m: m.share(arm, part)).value
 
 
 def costs_table(results: Results) -> list[dict[str, Any]]:
-    """c and v(K) per batch size."""
+    """Return the costs c and v(K) per batch size."""
     return [
         {"batch": batch, "c": over_seeds(results, batch, Measured.draft_cost)}
         | {f"v({k})": verify_cost(results, batch, k) for k in LENGTHS}
@@ -116,12 +116,12 @@ def costs_table(results: Results) -> list[dict[str, Any]]:
 
 
 def verify_cost(results: Results, batch: int, length: int) -> Interval:
-    """v(K), over seeds."""
+    """Return v(K), mean over seeds with its interval."""
     return over_seeds(results, batch, lambda m: m.verify_cost(length))
 
 
 def fits_table(results: Results, accepted: Accepted) -> list[dict[str, Any]]:
-    """Per batch size: slope of throughput gain on the gain in accept length, and their correlation."""
+    """Return, per batch size, the slope of throughput gain on accept-length gain, and their correlation."""
     return [
         {"batch": b, "slope": gain_slope(results, accepted, b), "r": gain_correlation(results, accepted, b)}
         for b in BATCHES
@@ -129,18 +129,18 @@ def fits_table(results: Results, accepted: Accepted) -> list[dict[str, Any]]:
 
 
 def gain_slope(results: Results, accepted: Accepted, batch: int) -> Interval:
-    """Slope of ``gains``, one fit a seed."""
+    """Return the slope of ``gains``, with one fit per seed."""
     return across_seeds([slope(*gains(results, accepted, seed, batch)) for seed in SEEDS])
 
 
 def gain_correlation(results: Results, accepted: Accepted, batch: int) -> Interval:
-    """Correlation of ``gains`` over the points of all seeds."""
+    """Return the correlation of ``gains`` over the points of all seeds."""
     x, y = np.stack([gains(results, accepted, seed, batch) for seed in SEEDS], axis=1)
     return correlation(x, y)
 
 
 def numbers(results: Results, accepted: Accepted) -> dict[str, Number]:
-    """What the rules speak of."""
+    """Return the numbers that the rules use, by name."""
     by_name = {f"accepted {head}": mean_over_seeds([accepted[s][head] for s in SEEDS]) for head in HEADS}
     risen = [accepted[s][BEST] / accepted[s]["hard_ce"] - 1 for s in SEEDS]
     by_name["accepted: e2e_tv / hard_ce - 1"] = mean_over_seeds(risen)
@@ -150,7 +150,7 @@ def numbers(results: Results, accepted: Accepted) -> dict[str, Number]:
 
 
 def facts(results: Results) -> dict[str, object]:
-    """What the evidence tells beside them: the best number of drafts, and what it gives."""
+    """Return facts for the evidence: the best number of drafts, and its speed-up."""
     by_name: dict[str, object] = {}
     for batch in BATCHES:
         top = {k: speed_up(results, batch, (BEST, "bebop", k)) for k in LENGTHS}
@@ -160,17 +160,17 @@ def facts(results: Results) -> dict[str, object]:
 
 
 def minus_one(interval: Interval) -> Interval:
-    """A ratio as a relative gain."""
+    """Turn a ratio into a relative gain."""
     return Interval(interval.value - 1, interval.low - 1, interval.high - 1)
 
 
 def beside_model(measured: Measured) -> float:
-    """Measured over modelled speed-up - 1, averaged over the arms that draft."""
+    """Return measured over modelled speed-up - 1, averaged over the arms that draft."""
     return float(np.mean([measured.ratio(arm, PLAIN) / model_of(measured, arm) for arm in ARMS[1:]])) - 1
 
 
 def _of_batch(results: Results, accepted: Accepted, batch: int) -> dict[str, Number]:
-    """The numbers of one batch size."""
+    """Return the numbers of one batch size."""
     best, hard, greedy = (BEST, "bebop", DRAFTS), ("hard_ce", "bebop", DRAFTS), (BEST, "target_only", DRAFTS)
     arms = {"plain": PLAIN, BEST: best, "hard_ce": hard, f"{BEST} greedy": greedy}
     intervals = {f"x plain {name}": speed_up(results, batch, arm) for name, arm in arms.items()}

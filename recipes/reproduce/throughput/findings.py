@@ -1,4 +1,4 @@
-"""The rules of README.md. Names of numbers: batch, what."""
+"""The rules of README.md. Numbers are named by batch, then quantity."""
 
 from recipes.reproduce.verdicts import Part, Rule
 
@@ -7,13 +7,13 @@ PLAIN, SAMPLED, GREEDY, HARD = "plain", "e2e_tv", "e2e_tv greedy", "hard_ce"
 
 
 def compared(batch: int, number: str, bound: float, *arms: str) -> tuple[tuple[Part, ...], ...]:
-    """A ratio or relative gain of speeds."""
+    """Return the condition on a ratio or a relative gain of speeds."""
     names = tuple(f"batch {batch}: x plain {arm}" for arm in arms)
     return ((Part(number=f"batch {batch}: {number}", bound=bound, arms=names, relative=True),),)
 
 
 def of_batch(batch: int) -> tuple[Rule, ...]:
-    """The rules of one batch size."""
+    """Return the rules of one batch size."""
     at, name = f"at batch {batch}", f"batch {batch}: "
     return (
         Rule(

@@ -1,4 +1,4 @@
-"""Heads of rising quality: as it came, trained by two losses, and the best one with noise on its weights."""
+"""Heads of rising quality: untrained, trained by two losses, and the best one with noise on its weights."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,21 +22,21 @@ State = dict[str, Tensor]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """The model of a seed with all its heads."""
+    """The model of a seed with the weights of all its heads."""
 
     model: Policy
     states: dict[str, State]  # head -> weights
     accepted: dict[str, float]  # head -> expected accepted drafts of DRAFTS, on held-out text
 
     def use(self, name: str) -> Policy:
-        """The model with this head in it."""
+        """Load this head into the model and return the model."""
         assert self.model.mtp is not None
         self.model.mtp.load_state_dict(self.states[name])
         return self.model
 
 
 def arms() -> list[Arm]:
-    """The heads that are trained."""
+    """Return the arms of all heads to train."""
     return [Arm(objective=name, seed=seed) for seed in SEEDS for name in TRAINED]
 
 
@@ -46,7 +46,7 @@ def make(arm: Arm) -> None:
 
 
 def noisy(state: Mapping[str, Tensor], level: float, seed: int) -> State:
-    """Weights with Gaussian noise of ``level`` times each tensor's root mean square."""
+    """Return the weights with Gaussian noise of ``level`` times each tensor's root mean square."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: w + level * w.square().mean().sqrt() * torch.randn(w.shape, generator=generator, dtype=w.dtype)
@@ -55,7 +55,7 @@ def noisy(state: Mapping[str, Tensor], level: float, seed: int) -> State:
 
 
 def bench(seed: int) -> Bench:
-    """All heads of a seed, with their acceptance on held-out text."""
+    """Return all heads of a seed, with their acceptance on held-out text."""
     model = untrained(policy())
     assert model.mtp is not None
     states = {"start": _state(model)} | {name: _state(head(Arm(objective=name, seed=seed))) for name in TRAINED}

@@ -1,7 +1,7 @@
-"""Decoding on a clock: all arms take turns in one process, so that the machine is the same for all.
+"""Timed decoding: all arms take turns in one process, so that the machine is the same for all.
 
-The process has one thread and what counts is its processor time: other work on the machine distorts it little. On a GPU
-it is the time on the wall, once all has been done.
+The process has one thread, and its processor time counts: other work on the machine distorts it little. On a GPU
+wall-clock time counts, taken after the device is synchronized.
 """
 
 import math
@@ -44,7 +44,7 @@ ARMS: tuple[TimedArm, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """One arm in one round."""
+    """Speed and acceptance of one arm in one round."""
 
     speed: float  # tokens per second of processor time; on a GPU as ``wall``
     wall: float  # tokens per second by the clock on the wall
@@ -56,13 +56,13 @@ class Timed:
 
     @property
     def accept_length(self) -> float:
-        """Accepted drafts per cycle + 1."""
+        """Return accepted drafts per cycle + 1."""
         return 1 + self.accepted / self.cycles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Of single passes, in units of the target's pass over one token."""
+    """Costs of single passes, in units of the target's pass over one token."""
 
     draft: float  # c: one draft step, from logits to the next hidden state
     verify: dict[int, float]  # v(K): the target's pass over K + 1 tokens
@@ -71,38 +71,41 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """All rounds of a seed and batch size."""
+    """All rounds of one seed and batch size."""
 
     rounds: list[dict[TimedArm, Timed]]
     costs: list[Costs]  # one a round
 
     def ratio(self, arm: TimedArm, base: TimedArm) -> float:
-        """Median over rounds of the ratio of speeds within a round."""
+        """Return the median over rounds of the ratio of speeds within a round."""
         return float(np.median([r[arm].speed / r[base].speed for r in self.rounds]))
 
     def typical(self, arm: TimedArm, name: str = "speed") -> float:
-        """Median of speed or wall."""
+        """Return the median over rounds of ``speed`` or ``wall``."""
         return float(np.median([getattr(r[arm], name) for r in self.rounds]))
 
     def accept_length(self, arm: TimedArm) -> float:
-        """Of all rounds together."""
+        """Return the accept length of all rounds together."""
         return 1 + sum(r[arm].accepted for r in self.rounds) / sum(r[arm].cycles for r in self.rounds)
 
     def share(self, arm: TimedArm, part: str) -> float:
-        """Median over rounds."""
+        """Return one part's share of the wall time, median over rounds."""
         return float(np.median([r[arm].shares.get(part, 0.0) for r in self.rounds]))
 
     def draft_cost(self) -> float:
-        """c, median over rounds."""
+        """Return c, the cost of a draft step, median over rounds."""
         return float(np.median([c.draft for c in self.costs]))
 
     def verify_cost(self, length: int) -> float:
-        """v(K), median over rounds."""
+        """Return v(K), the cost of a verification, median over rounds."""
         return float(np.median([c.verify[length] for c in self.costs]))
 
 
 def measure(bench: Bench, seed: int, progress: Callable[[], Any]) -> dict[int, Measured]:
-    """Time all arms at every batch size; each round draws other answers, the same random numbers for every arm."""
+    """Time all arms at every batch size.
+
+    Each round samples new completions; within it every arm uses the same random numbers.
+    """
     asked = prompts(seed, max(BATCHES.values()))
     measured = {batch: Measured(rounds=[], costs=[]) for batch in BATCHES}
     decode(bench, PLAIN, requests(bench.model, asked[:2], 0, seed), 2)  # the first passes of a process are slow
@@ -117,7 +120,7 @@ def measure(bench: Bench, seed: int, progress: Callable[[], Any]) -> dict[int, M
 def _turns(
     bench: Bench, wanted: Sequence[Request], batch: int, turn: int, progress: Callable[[], Any]
 ) -> Iterator[tuple[TimedArm, Timed]]:
-    """All arms once; each round begins with another one."""
+    """Time all arms once; each round begins with another arm."""
     first = turn * len(ARMS) // ROUNDS
     for arm in (*ARMS[first:], *ARMS[:first]):
         yield arm, decode(bench, arm, wanted, batch)
@@ -125,7 +128,7 @@ def _turns(
 
 
 def requests(model: Policy, asked: Sequence[Prompt], turn: int, seed: int) -> list[Request]:
-    """The prompts as requests; the turn chooses the random numbers."""
+    """Turn the prompts into requests; ``turn`` chooses the random numbers."""
     sampling = settings(seed).data.sampling
     first = (100 * seed + turn) << 20
     return [
@@ -141,7 +144,7 @@ def decode(bench: Bench, arm: TimedArm, wanted: Sequence[Request], batch: int) -
 
 
 def stopwatch(device: torch.device) -> Callable[[], float]:
-    """Seconds that count: of the processor; with a GPU those on the wall, once it has done what it was given."""
+    """Return a clock in seconds: processor time, or on a GPU wall-clock time after synchronizing the device."""
     if device.type != "cuda":
         return time.process_time
 
@@ -155,8 +158,8 @@ def stopwatch(device: torch.device) -> Callable[[], float]:
 def timed(model: Policy, config: DecodingConfig, wanted: Sequence[Request], batch: int) -> Timed:
     """Decode the requests, ``batch`` at a time.
 
-    On a GPU the parts are timed in a run of their own: to time one the device is waited for, which the engine does once
-    a cycle.
+    On a GPU the parts are timed in a second run: timing a part waits for the device, which the engine does only once a
+    cycle.
     """
     engine, clock = TorchEngine(model, config, slots=batch, max_length=MAX_LENGTH), stopwatch(model.device)
     if model.device.type == "cuda":
@@ -180,7 +183,7 @@ def timed(model: Policy, config: DecodingConfig, wanted: Sequence[Request], batc
 def _decoded(
     engine: TorchEngine, wanted: Sequence[Request], clock: Callable[[], float]
 ) -> tuple[list[Completion], float, float]:
-    """Answers, seconds on the wall, and seconds that count."""
+    """Return the completions, the wall-clock seconds, and the seconds by ``clock``."""
     began, busy = time.perf_counter(), clock()
     answers = generate(engine, wanted)
     busy = clock() - busy
@@ -191,7 +194,7 @@ def _decoded(
 def costs(
     model: Policy, wanted: Sequence[Request], batch: int, lengths: Sequence[int] = LENGTHS, repeats: int = REPEATS
 ) -> Costs:
-    """Single passes over the engine's own caches, in the middle of its answers; kinds take turns, medians count."""
+    """Time single passes over the engine's own caches, in mid-completion; kinds take turns and medians count."""
     config = DecodingConfig(system="bebop", draft_tokens=max(lengths))
     engine = TorchEngine(model, config, slots=batch, max_length=MAX_LENGTH)
     for request in wanted[:batch]:

@@ -1,4 +1,4 @@
-"""Which heads are trained, on what, and what each of them gave."""
+"""Arms of the study: the start, loss and data of each head, and the results of its run."""
 
 import copy
 import dataclasses
@@ -25,7 +25,7 @@ Job = tuple[str, str, int]  # start, label, seed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What one run gave."""
+    """Results of one run: accept lengths and training curves."""
 
     sampled: float  # accept length on held-out text
     greedy: float
@@ -33,12 +33,12 @@ class RunResult:
 
 
 def labels() -> list[str]:
-    """``start`` (not trained), ``all``, and each K in each reading: ``K = 4, full``."""
+    """Return ``start`` (not trained), ``all``, and each K in each reading: ``K = 4, full``."""
     return ["start", "all", *(f"K = {k}, {mode}" for k, mode in product(SIZES, MODES))]
 
 
 def options(label: str) -> tuple[int | None, str]:
-    """K and reading of a label."""
+    """Return K and reading of a label."""
     if label == "all":
         return None, "full"
     size, mode = label.removeprefix("K = ").split(", ")
@@ -46,7 +46,7 @@ def options(label: str) -> tuple[int | None, str]:
 
 
 def begin(start: str) -> Policy:
-    """The built-in model with its own head, or with a fresh one made from its last layer."""
+    """Return the built-in model with its own head, or with a fresh one initialized from its last layer."""
     model = policy()
     if start == "built-in":
         return dataclasses.replace(model, mtp=copy.deepcopy(model.mtp))

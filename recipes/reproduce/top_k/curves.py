@@ -1,4 +1,4 @@
-"""Training with a look at fixed text after every step: its loss jumps with training, not with the batches."""
+"""Training that evaluates fixed text after every step: its loss jumps with training, not with the batches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curves:
-    """One training run of S steps."""
+    """Curves of one training run of S steps."""
 
     grad_norm: Array  # [S], of the batch of each step, before clipping
     loss: Array  # [S], as trained (K tokens), on the fixed text after each step
@@ -33,7 +33,7 @@ class Curves:
 
 @dataclass(slots=True, kw_only=True)
 class CurveRecorder:
-    """Collects the numbers of ``Curves`` on the fixed text."""
+    """Loss function that also records the numbers of ``Curves`` on the fixed text."""
 
     top_k: int | None
     mode: str
@@ -41,7 +41,7 @@ class CurveRecorder:
     seen: list[tuple[float, float, float]] = field(default_factory=list)
 
     def __call__(self, steps: Steps) -> Tensor:
-        """The loss of an ``Objective``, called without gradients."""
+        """Return the loss of an ``Objective``; called without gradients."""
         draft, target = chosen_logits(steps)
         loss = top_k_tv(draft, target, self.top_k, self.mode).mean()
         full = tv_loss(draft, target).loss.mean()
@@ -53,12 +53,12 @@ class CurveRecorder:
 
 
 def chosen_logits(steps: Steps) -> tuple[Tensor, Tensor]:
-    """Logits [N, V] of draft and target at the steps that exist."""
+    """Return the logits [N, V] of draft and target at the steps that exist."""
     return steps.draft[steps.mask] @ steps.weight.T, steps.target[steps.mask] @ steps.weight.T
 
 
 def objective(top_k: int | None, mode: str) -> Callable[[Steps], Tensor]:
-    """TV of single steps on the K largest draft logits, averaged over steps; None is the whole vocabulary."""
+    """Return TV of single steps on the K largest draft logits, averaged over steps; None is the whole vocabulary."""
 
     def loss(steps: Steps) -> Tensor:
         return top_k_tv(*chosen_logits(steps), top_k, mode).mean()
@@ -67,7 +67,7 @@ def objective(top_k: int | None, mode: str) -> Callable[[Steps], Tensor]:
 
 
 def churn(before: Tensor, now: Tensor, vocabulary: int) -> float:
-    """Share of the tokens of each set [N, K] that were not in it before, averaged over the N sets."""
+    """Return the share of tokens in each new set [N, K] that the old set lacked, averaged over the N sets."""
     was = torch.zeros(len(before), vocabulary, dtype=torch.bool).scatter_(1, before, True)
     return float(1 - was.gather(1, now).double().mean())
 
@@ -75,7 +75,7 @@ def churn(before: Tensor, now: Tensor, vocabulary: int) -> float:
 def fit(
     model: Policy, arm: Arm, rows: Sequence[TokenRow], watched: Sequence[TokenRow], top_k: int | None, mode: str
 ) -> Curves:
-    """Train the head of ``model`` in place; like ``study.train``, with ``watched`` text looked at after every step."""
+    """Train the head of ``model`` in place, like ``study.train``; evaluate the ``watched`` text after every step."""
     config = HeadConfig(depth=arm.depth, lr=arm.lr, lr_warmup_steps=6, max_tokens=2048)
     trainer = HeadTrainer(FSDPBackend(model, Sampling()), config)
     states, recorder, norms = backbone_states(model, rows), CurveRecorder(top_k=top_k, mode=mode), []
@@ -93,18 +93,18 @@ def fit(
 
 
 def jumps(values: Array, skip: int) -> Array:
-    """Step-to-step changes of the logarithm from step ``skip`` on: losses of different sizes can be compared."""
+    """Return step-to-step changes of the logarithm from step ``skip`` on, so that losses of any size are comparable."""
     changes: Array = np.diff(np.log(values[skip:]))
     return changes
 
 
 def spread(values: Array, skip: int) -> float:
-    """Standard deviation of ``jumps``: 0 for a curve that falls by the same share in every step."""
+    """Return the standard deviation of ``jumps``: 0 for a curve that falls by the same share in every step."""
     return float(np.nanstd(jumps(values, skip), ddof=1))
 
 
 def numbers(curves: Curves, skip: int) -> dict[str, float]:
-    """What a curve is summed up by; ``skip`` steps of warm-up are left out."""
+    """Return the numbers that sum up a curve, without ``skip`` steps of warm-up."""
     rises = jumps(curves.loss, skip)
     return {
         "loss spread": spread(curves.loss, skip),

@@ -9,8 +9,9 @@ MODES = ("full", "renormalised")
 
 
 def top_k_tv(draft: Tensor, target: Tensor, top_k: int | None, mode: str) -> Tensor:
-    """The loss [N] of logits [N, V]; its gradient goes into ``draft`` alone. None: of the whole vocabulary.
+    """Return the loss [N] of logits [N, V], on the ``top_k`` largest draft logits; None: on the whole vocabulary.
 
+    Only ``draft`` gets a gradient.
     full: distributions over the whole vocabulary, overlap over K tokens. The loss stays above 1 minus the target's mass
     there.
     renormalised: both distributions are restricted to K tokens and normalised there.

@@ -1,4 +1,4 @@
-"""Total variation on K tokens: two readings, two starts, three seeds; README.md says what counts."""
+"""Total variation on K tokens: two readings, two starts, three seeds; README.md states the rules."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -44,7 +44,7 @@ SHORT = [name for name, (_, label) in ARMS.items() if label.startswith("K")]
 
 
 def whole(name: str) -> str:
-    """The arm of the whole vocabulary from the same start."""
+    """Return the name of the whole-vocabulary arm with the same start."""
     return f"{ARMS[name][0]}: all"
 
 
@@ -54,13 +54,13 @@ def measure(arm: tuple[str, str], seed: int) -> RunResult:
 
 
 def summed(run: RunResult, name: str) -> float:
-    """A number that the curves of a trained head are summed up by."""
+    """Return one of the numbers that sum up the curves of a trained head."""
     assert run.curves is not None
     return numbers(run.curves, SKIP)[name]
 
 
 def row(results: Results[RunResult], name: str) -> Row:
-    """A line of the table of a start."""
+    """Return one row of the table of a start."""
     line: dict[str, Any] = {"tokens": ARMS[name][1], "accept length": results.mean(name, LENGTH.value)}
     line["greedy drafts"] = results.mean(name, lambda one: one.greedy)
     if name in TRAINED:
@@ -69,12 +69,12 @@ def row(results: Results[RunResult], name: str) -> Row:
 
 
 def tables(results: Results[RunResult]) -> Mapping[str, Sequence[Row]]:
-    """A table a start."""
+    """Return one table per start."""
     return {f"From the {start} head": [row(results, f"{start}: {label}") for label in labels()] for start in STARTS}
 
 
 def draw_lengths(results: Results[RunResult], path: Path) -> None:
-    """What few tokens cost, beside the whole vocabulary."""
+    """Draw the change in accept length with few tokens, relative to the whole vocabulary."""
 
     def curve(start: str, i: int, mode: str) -> Curve:
         gains = [LENGTH.gain(f"{start}: K = {k}, {mode}", f"{start}: all") for k in SIZES]
@@ -92,7 +92,7 @@ def draw_lengths(results: Results[RunResult], path: Path) -> None:
 
 
 def draw_curves(results: Results[RunResult], path: Path) -> None:
-    """Loss as trained, first seed."""
+    """Draw the loss as trained, for the first seed."""
 
     def curve(start: str, name: str) -> Curve:
         curves = results[f"{start}: {name if name == 'all' else f'{name}, full'}", SEEDS[0]].curves

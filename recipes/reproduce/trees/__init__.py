@@ -1,1 +1,1 @@
-"""Trees of drafts of the MTP head against chains with as many drafts, on the built-in model."""
+"""Draft trees of the MTP head against chains with as many drafts, on the built-in model."""

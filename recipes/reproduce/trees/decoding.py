@@ -1,4 +1,7 @@
-"""One arm of one seed: how often children are accepted by rank, and what a tree comes to. The jobs run side by side."""
+"""Measurements of one arm of one seed: acceptance of children by rank, and decoding with a tree.
+
+The jobs run side by side.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,9 +29,9 @@ Chances = tuple[tuple[float, ...], ...]
 
 
 class CountsRanks(TreeWalk):
-    """Counts at each depth, among the children of accepted nodes, how many of each rank there were and were accepted.
+    """Tree rule that counts, at each depth, the children of accepted nodes by rank: how many were offered and accepted.
 
-    The last cycle of an answer counts as a whole.
+    The last cycle of a completion counts as a whole.
     """
 
     def __init__(self, *parts: object) -> None:
@@ -50,7 +53,7 @@ class CountsRanks(TreeWalk):
         return accepted
 
     def chances(self) -> Chances:
-        """By depth and rank, as far down as there are numbers."""
+        """Return acceptance shares by depth and rank, down to the last depth with enough counts."""
         table = []
         for offered, accepted in zip(self.offered.tolist(), self.accepted.tolist(), strict=True):
             if offered[0] < FEWEST:
@@ -62,7 +65,7 @@ class CountsRanks(TreeWalk):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeArm:
-    """A tree and where it is measured."""
+    """Draft tree with the seed and temperature at which it is measured."""
 
     seed: int
     temperature: int
@@ -71,7 +74,7 @@ class TreeArm:
 
 
 def calibrate(key: tuple[int, int]) -> Chances:
-    """Chances of children by depth and rank, of a seed and a temperature."""
+    """Measure the acceptance of children by depth and rank, for a seed and a temperature."""
     seed, temperature = key
     model = policy()
     one = _engine(model, DecodingConfig(system="bebop_tree", draft_tokens=MAX_NODES, options={"ranks": BUSHY}))
@@ -83,7 +86,7 @@ def calibrate(key: tuple[int, int]) -> Chances:
 
 
 def measure(arm: TreeArm) -> DecodeStats:
-    """Decode the prompts of a seed that nothing was calibrated on."""
+    """Decode the prompts of a seed that calibration did not use."""
     model = policy()
     one = _engine(model, DecodingConfig(system="bebop_tree", draft_tokens=arm.nodes, options=arm.options))
     answers = generate(one, _asked(model, arm.seed, arm.temperature)[CALIBRATED_ON:])
@@ -91,7 +94,7 @@ def measure(arm: TreeArm) -> DecodeStats:
 
 
 def chain(nodes: int) -> dict[str, Any]:
-    """Options of a tree without siblings, which decodes as ``bebop`` does, to the bit."""
+    """Return options of a tree without siblings, which decodes bit for bit as ``bebop`` does."""
     return {"shape": [[0] * depth for depth in range(1, nodes + 1)]}
 
 

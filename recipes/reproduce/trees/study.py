@@ -1,4 +1,4 @@
-"""Trees of drafts against chains, at equal verified positions; see README.md."""
+"""Draft trees against chains, at equal verified positions; see README.md."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ RULES = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """A shape of drafts: Arm(shape="tree", nodes=16, temperature=1)."""
+    """Shape of the drafts: Arm(shape="tree", nodes=16, temperature=1)."""
 
     shape: str
     nodes: int
@@ -52,7 +52,7 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """The name of the arm in rules: 16 nodes, T = 1: tree."""
+        """Return the name of the arm in rules: 16 nodes, T = 1: tree."""
         return f"{self.nodes} nodes, T = {self.temperature}: {self.shape}"
 
 
@@ -62,7 +62,7 @@ ARMS = {
 
 
 def chances(seed: int, temperature: int) -> Chances:
-    """Chances of children by depth and rank, counted once for a seed and a temperature."""
+    """Return the acceptance of children by depth and rank, measured once for a seed and a temperature."""
     return once("trees", f"chances-{temperature}-{seed}", CALIBRATED_ON, lambda: calibrate((seed, temperature)))
 
 
@@ -74,7 +74,7 @@ def measure(arm: Arm, seed: int) -> DecodeStats:
 
 
 def row(results: Results[DecodeStats], arm: Arm) -> Row:
-    """A line of the table of a temperature."""
+    """Return one row of the table of a temperature."""
     return {
         "drafts": arm.nodes,
         "shape": SHAPES[arm.shape],
@@ -85,7 +85,7 @@ def row(results: Results[DecodeStats], arm: Arm) -> Row:
 
 
 def chance_rows(temperature: int) -> list[Row]:
-    """Chances of children at the first depths, means over seeds."""
+    """Return the acceptance of children at the first depths, means over seeds."""
     found = [chances(seed, temperature) for seed in SEEDS]
     return [
         {"temperature": temperature, "depth": depth + 1}
@@ -95,7 +95,7 @@ def chance_rows(temperature: int) -> list[Row]:
 
 
 def tables(results: Results[DecodeStats]) -> Mapping[str, Sequence[Row]]:
-    """Shapes by temperature, and what trees were calibrated on."""
+    """Return one table of shapes per temperature, and the acceptance that calibrated the trees."""
     shapes = {
         f"Temperature {t}": [row(results, Arm(shape=a, nodes=n, temperature=t)) for n in NODES for a in SHAPES]
         for t in TEMPERATURES
@@ -105,7 +105,7 @@ def tables(results: Results[DecodeStats]) -> Mapping[str, Sequence[Row]]:
 
 
 def draw_lengths(results: Results[DecodeStats], path: Path) -> None:
-    """Accept length by drafts, a panel a temperature."""
+    """Draw accept length by drafts, with one panel per temperature."""
 
     def curve(shape: str, temperature: int) -> Curve:
         arms = [Arm(shape=shape, nodes=n, temperature=temperature).label for n in NODES]

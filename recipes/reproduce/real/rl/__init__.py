@@ -1,1 +1,1 @@
-"""Drift of acceptance under GRPO on SmolLM2-135M-Instruct: claim C4, and what the monitor makes of it."""
+"""Study of acceptance drift under GRPO on SmolLM2-135M-Instruct: claim C4, and the verdicts of the monitor."""

@@ -1,8 +1,8 @@
 """Drift of acceptance under GRPO on SmolLM2: heads for its task, runs in two directions of entropy, planted streams.
 
 ``python -m recipes.reproduce.real.rl [--stage NAME ...] [--seeds N] [--share I/N] [--stored] [--head NAME=FILE ...]
-[--quick]``: hours, which go on where they were stopped. All is kept in runs/reproduce/real/rl
-($BEBOP_REPRODUCE/real/rl), and what has ended in stored/ beside the results.
+[--quick]``: takes hours and resumes where it was stopped. All files are in runs/reproduce/real/rl
+($BEBOP_REPRODUCE/real/rl), and finished runs in stored/ beside the results.
 """
 
 import argparse
@@ -39,21 +39,21 @@ STUDY = "real.rl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What was asked for."""
+    """Request of the command line: the plan, the heads, and the share of the runs."""
 
     plan: RLPlan
-    origins: Mapping[str, str]  # head -> what it begins with
+    origins: Mapping[str, str]  # head -> file or start of its initial weights
     part: tuple[int, int] = (1, 1)  # the i-th of n shares
-    skip_stored: bool = False  # leave out what the folder of the results has
+    skip_stored: bool = False  # leave out runs that the folder of the results has
 
     @property
     def folder(self) -> Path:
-        """Of the results."""
+        """Return the folder of the results."""
         return PLACE if QUICK else HERE
 
 
 def main(given: list[str]) -> None:
-    """Carry out the stages that were asked for, in their order."""
+    """Run the requested stages in their order."""
     options = arguments(given)
     plan = replace(RL_PLAN, seeds=options.seeds)
     origins = {**ORIGINS, **dict(options.head)}
@@ -65,7 +65,7 @@ def main(given: list[str]) -> None:
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
-    """The command line; ``--quick`` itself is read in ``study.py``."""
+    """Parse the command line; ``study.py`` reads ``--quick`` itself."""
     parser = Parser(prog="python -m recipes.reproduce.real.rl", description=__doc__)
     stages = ", ".join(STAGES)
     parser.add_argument("--stage", nargs="+", choices=tuple(STAGES), default=list(STAGES), metavar="NAME", help=stages)
@@ -82,7 +82,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
 
 
 def named_head(text: str) -> tuple[str, str]:
-    """ce=DIR/best.safetensors as a pair."""
+    """Parse ce=DIR/best.safetensors into a pair of head name and origin."""
     name, _, origin = text.partition("=")
     if name in ORIGINS and origin:
         return name, origin
@@ -90,37 +90,37 @@ def named_head(text: str) -> tuple[str, str]:
 
 
 def first_policy(plan: RLPlan) -> Policy:
-    """Without a head, on one thread."""
+    """Load the first policy without a head, and set torch to one thread."""
     torch.set_num_threads(1)
     policy = load_policy(ModelConfig(path=plan.model, device="cpu"))
     return replace(policy, mtp=None)
 
 
 def place_of(direction: str, seed: int) -> Path:
-    """Of a run with all that belongs to it."""
+    """Return the folder of a run."""
     return PLACE / f"{direction}-{seed}"
 
 
 def all_runs(plan: RLPlan) -> list[tuple[str, int]]:
-    """Direction and seed of every run, seed by seed."""
+    """Return the direction and seed of every run, seed by seed."""
     return [(direction, seed) for seed in range(plan.seeds) for direction in directions(plan)]
 
 
 def write_texts(work: Work) -> None:
-    """All answers that heads are trained on and looked at with; shares have the same."""
+    """Sample all completions that heads are trained and evaluated on; all shares use the same ones."""
     model = first_policy(work.plan)
     texts.fixed_texts(work.plan, PLACE, model)
     adapted.task_text(work.plan, PLACE, model)
 
 
 def train_heads(work: Work) -> None:
-    """The heads of a share, before RL."""
+    """Train the heads of a share before RL."""
     runs = part_of(adapted.head_runs(work.plan, work.origins), work.part)
     adapted.train(runs, work.plan, PLACE, first_policy(work.plan))
 
 
 def carry_out(work: Work) -> None:
-    """Every run of a share that has not ended; the checkpoints of one that has are removed."""
+    """Carry out every unfinished run of a share, and remove the checkpoints of finished ones."""
     plan, questions, heads = work.plan, PLACE / "questions.jsonl", adapted.trained(PLACE, work.origins)
     write_questions(questions, plan.questions)
     for direction, seed in part_of(all_runs(plan), work.part):
@@ -141,7 +141,7 @@ def carry_out(work: Work) -> None:
 
 
 def plant(work: Work) -> None:
-    """The confusion table of every seed of a share that has none."""
+    """Compute the confusion table of every seed of a share that has none."""
     plan, left = work.plan, []
     for seed in part_of(range(plan.seeds), work.part):
         had = work.skip_stored and stored.planted_file(work.folder, seed).is_file()
@@ -160,12 +160,12 @@ def plant(work: Work) -> None:
 
 
 def rows_file(seed: int) -> Path:
-    """The confusion table of a seed, where it is made."""
+    """Return the file to which the confusion table of a seed is first written."""
     return PLACE / f"planted-{seed}.json"
 
 
 def store(work: Work) -> None:
-    """What has ended, beside the results, so that it may be judged there with what was made elsewhere."""
+    """Copy finished runs and confusion tables beside the results, to judge them with those of other machines."""
     for direction, seed in all_runs(work.plan):
         place = place_of(direction, seed)
         if (place / DONE).is_file():
@@ -178,10 +178,10 @@ def store(work: Work) -> None:
 
 
 def judge(work: Work) -> None:
-    """Numbers, verdicts, tables and the figure, of what is stored beside the results.
+    """Write the numbers, verdicts, tables and figures of the runs stored beside the results.
 
     Raises:
-        UserError: A run or a confusion table is not there.
+        UserError: A run or a confusion table is missing.
     """
     plan, folder = work.plan, work.folder
     if work.part != (1, 1):

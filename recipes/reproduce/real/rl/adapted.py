@@ -1,7 +1,7 @@
-"""Heads that are trained before RL on what RL will ask: answers of the first policy to the questions of the runs.
+"""Heads that are trained before RL on the task of the runs: completions of the first policy to their questions.
 
-Of a head that has seen other text alone nobody could say whether what it gains during RL makes up for a policy that has
-changed, or for a task that it had not seen.
+A head trained only on other text could also gain during RL because the task is new to it. That gain could not be told
+apart from adaptation to a changed policy.
 """
 
 import json
@@ -29,7 +29,7 @@ SETTINGS: Mapping[str, object] = {
 
 
 def head_runs(plan: RLPlan, origins: Mapping[str, str]) -> list[HeadRun]:
-    """How each head is trained, until its curve is flat."""
+    """Return the settings with which each head is trained until its curve is flat."""
     settings = {**SETTINGS, "depth": plan.depth, **(SMALL | {"depth": plan.depth} if QUICK else {})}
     return [
         HeadRun(name=name, objective=name, seed=0, start=origins[name], **settings)  # type: ignore[arg-type]
@@ -38,7 +38,7 @@ def head_runs(plan: RLPlan, origins: Mapping[str, str]) -> list[HeadRun]:
 
 
 def task_text(plan: RLPlan, place: Path, model: Policy) -> Text:
-    """The answers with their states, made now unless they are kept in ``place``."""
+    """Return the completions of the task with their states, computed now unless ``place`` has them."""
     rows = task_texts(plan, place, model)
     path = place / "task.npy"
     if not path.is_file():
@@ -56,7 +56,7 @@ def _answer(number: int, row: TokenRow, split: str) -> Answer:
 
 
 def train(runs: Sequence[HeadRun], plan: RLPlan, place: Path, model: Policy) -> None:
-    """Every head that has not been trained to its end."""
+    """Train every unfinished head."""
     left = [run for run in runs if not (run.folder(place) / DONE).is_file()]
     if not left:
         return
@@ -67,7 +67,7 @@ def train(runs: Sequence[HeadRun], plan: RLPlan, place: Path, model: Policy) -> 
 
 
 def trained(place: Path, origins: Mapping[str, str]) -> dict[str, str]:
-    """The heads that the runs begin with.
+    """Return the files or starts of the heads with which the runs begin.
 
     Raises:
         UserError: One of them has not been trained to its end.
@@ -79,5 +79,5 @@ def trained(place: Path, origins: Mapping[str, str]) -> dict[str, str]:
 
 
 def curves(place: Path) -> dict[str, dict[str, object]]:
-    """How the training of each head ended, by name."""
+    """Return the outcome of each head's training, by name."""
     return {name: json.loads((place / "heads" / name / DONE).read_text()) for name in TRAINED}

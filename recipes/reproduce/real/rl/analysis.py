@@ -1,4 +1,4 @@
-"""From looks and metrics to the numbers of the rule, tables and a figure."""
+"""Numbers of the rules, tables and figures of the RL study, computed from evaluations of heads and from metrics."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from recipes.reproduce.measured import Number, of, over_seeds
 from recipes.reproduce.real.rl.plan import ARMS, FALLING, FROZEN, RISING
 from recipes.reproduce.real.rl.planted import CASES, share_right
 
-ENDS = 5  # steps that are averaged at either end, of reward and entropy
+ENDS = 5  # steps averaged at either end, for reward and entropy
 MAIN = "ce"  # the frozen head of the rule
-# The arms of the paper's figures: what they are called, the frozen head, the kind of its drafts.
+# Arms of the paper's figures: name -> frozen head and kind of its drafts.
 FIGURED = {
     "TO + CE": ("ce", "greedy"),
     "RS + CE": ("ce", "accept"),
@@ -28,7 +28,7 @@ UPDATED = {name: f"tv, {name} updates" for name in ("ce", "kl", "tv")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run of a direction and seed: what its job logged, and every look at the heads beside it."""
+    """One run of a direction and seed: the metrics of its job, and every evaluation of the heads beside it."""
 
     direction: str
     seed: int
@@ -40,20 +40,23 @@ class Run:
 
 
 def moved(run: Run, name: str) -> float:
-    """How far a metric of the job moved: mean of the last steps minus that of the first."""
+    """Return how far a metric of the job moved: mean of the last steps minus that of the first."""
     values = [row[name] for row in run.metrics]
     count = min(ENDS, len(values) // 2)
     return float(np.mean(values[-count:]) - np.mean(values[:count]))
 
 
 def accept(look: Mapping[str, Any], arm: str, kind: str = "accept") -> float:
-    """Accept length of K drafts at a look; ``kind``: ``greedy`` for greedy drafts."""
+    """Return the accept length of K drafts at an evaluation; ``kind``: ``greedy`` for greedy drafts."""
     own = look["arms"][arm]
     return float(sum(own[kind]) / sum(own["anchors"]))
 
 
 def means(look: Mapping[str, Any], arm: str) -> dict[str, float]:
-    """Means over the places of a look: acceptance of a first draft, sampled and greedy, and both entropies, nats."""
+    """Return means over the places of an evaluation.
+
+    They are the acceptance of a first draft, sampled and greedy, and the entropies of draft and target, nats.
+    """
     records = look["arms"][arm]["records"]
     names = {"sampled": "overlap", "greedy": "target_only", "draft entropy": "draft_entropy", "entropy": "entropy_sum"}
     count = np.sum(records["cycles"])
@@ -61,15 +64,16 @@ def means(look: Mapping[str, Any], arm: str) -> dict[str, float]:
 
 
 def slope(run: Run, arm: str, kind: str) -> float:
-    """Tokens of accept length a nat of entropy, by least squares over the looks of a run."""
+    """Return the tokens of accept length per nat of entropy, by least squares over the evaluations of a run."""
     entropies = [means(look, arm)["entropy"] for look in run.looks]
     return float(np.polyfit(entropies, [accept(look, arm, kind) for look in run.looks], 1)[0])
 
 
 def split_by_entropy(run: Run, arm: str, kind: str) -> NDArray[np.float64]:
-    """Eq. 16 at every look [n, 2]: the entropy part and the rest of the change of a first draft's acceptance.
+    """Return the terms of Eq. 16 at every evaluation [n, 2].
 
-    The slope is that over the answers of the first look, under the first weights.
+    They are the entropy part and the rest of the change of a first draft's acceptance. The slope is that over the
+    completions of the first evaluation, under the first weights.
     """
     records = run.looks[0]["arms"][arm]["records"]
     cycles = np.array(records["cycles"])
@@ -83,14 +87,17 @@ def split_by_entropy(run: Run, arm: str, kind: str) -> NDArray[np.float64]:
 
 
 def parts(run: Run, arm: str) -> tuple[float, float]:
-    """Entropy and mismatch part of the change of overlap on the fixed texts, first look to last."""
+    """Return entropy and mismatch parts of the change of overlap on the fixed texts, first to last evaluation."""
     before, after = (ProbeReading.from_row(look["arms"][arm]["fixed"]) for look in (run.looks[0], run.looks[-1]))
     found = direct(before, after, run.sweeps[arm].readings)
     return found.entropy.point, found.mismatch.point
 
 
 def residual(run: Run, arm: str) -> float:
-    """What Eq. 16 leaves of the change of the first draft's acceptance on the run's own answers."""
+    """Return the rest that Eq. 16 leaves of the change of the first draft's acceptance, first to last evaluation.
+
+    The change is that on the run's own completions.
+    """
     rate, entropy = zip(*(_first(look, arm) for look in (run.looks[0], run.looks[-1])), strict=True)
     sweep = run.sweeps[arm]
     slope = temperature_slope(sweep.entropy, sweep.length, sweep.sums).value.point
@@ -98,14 +105,14 @@ def residual(run: Run, arm: str) -> float:
 
 
 def _first(look: Mapping[str, Any], arm: str) -> tuple[float, float]:
-    """Acceptance of the first draft, and entropy, nats."""
+    """Return the acceptance of the first draft and the entropy of the target, nats."""
     records = look["arms"][arm]["records"]
     count = np.sum(records["cycles"])
     return float(np.sum(records["overlap"]) / count), float(np.sum(records["entropy_sum"]) / count)
 
 
 def numbers(runs: Sequence[Run], planted: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Number]:
-    """What the rule speaks of; ``planted``: rows of the confusion table by seed."""
+    """Return the numbers of the rules by name; ``planted``: rows of the confusion table by seed."""
     flat = [bool(told["flat"]) for run in runs for told in run.curves.values()]
     named = {"flat curves": _exactly(sum(flat) / len(flat))}
     for direction, bound, name in ((FALLING, max, "greatest"), (RISING, min, "least")):
@@ -130,12 +137,18 @@ def numbers(runs: Sequence[Run], planted: Mapping[int, Sequence[Mapping[str, Any
 
 
 def _exactly(value: float) -> Number:
-    """A number of these runs themselves, without an interval: an arm did what its name says, or it did not."""
+    """Return a number of the runs themselves, without an interval.
+
+    It says whether an arm did what its name says.
+    """
     return Number(value=value, low=value, high=value)
 
 
 def _gain(runs: Sequence[Run], arm: str) -> Interval:
-    """Accept length of an updated TV head at the end minus that of the frozen one: mean over directions, then seeds."""
+    """Return the final accept length of an updated TV head minus that of the frozen one.
+
+    It is averaged over directions, then over seeds.
+    """
     seeds = sorted({run.seed for run in runs})
     gaps = [[accept(r.looks[-1], arm) - accept(r.looks[-1], "tv") for r in runs if r.seed == seed] for seed in seeds]
     return across_seeds([float(np.mean(gap)) for gap in gaps])
@@ -145,13 +158,13 @@ def _gain(runs: Sequence[Run], arm: str) -> Interval:
 
 
 def head_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """How the training of the heads before RL ended: once for runs that began with the same ones."""
+    """Return the outcome of the heads' training before RL, once for all runs that share the same heads."""
     rows = [{"head": name, **told} for run in runs for name, told in run.curves.items()]
     return [row for place, row in enumerate(rows) if row not in rows[:place]]
 
 
 def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Does the policy learn, and where does its entropy go."""
+    """Return reward, entropy and completion length at both ends of each run: whether the policy learns."""
     names = {"reward": "reward/mean", "entropy": "policy/entropy", "tokens": "response/length"}
     ends = {"first": slice(ENDS), "last": slice(-ENDS, None)}
     return [
@@ -165,7 +178,7 @@ def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def arm_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Accept length of every arm at both ends."""
+    """Return the accept length of every arm at both ends."""
     rows = []
     for direction in dict.fromkeys(run.direction for run in runs):
         own = [run for run in runs if run.direction == direction]
@@ -178,7 +191,7 @@ def arm_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def part_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Both parts of the change on fixed texts, and the residual, of the frozen heads."""
+    """Return both parts of the change on fixed texts and the residual, for the frozen heads."""
     rows = []
     for direction in dict.fromkeys(run.direction for run in runs):
         own = [run for run in runs if run.direction == direction]

@@ -1,8 +1,9 @@
-"""All heads beside one run: each step's answers under the weights that wrote them, looked at and learned from.
+"""All heads beside one run: each is evaluated and updated on the completions of each step, under the weights of that
+step.
 
-Decoding is exact, so the answers of a run do not depend on the head that drafts: every arm is looked at on the same
-ones. A stop costs what has been done since the last segment, and what comes out is what would have come out without.
-``looks/step-0006.json`` holds a look, ``sweep.json`` the fixed texts at other temperatures under the first weights.
+Decoding is exact, so the completions of a run do not depend on the drafting head: every arm is evaluated on the same
+ones. A stop loses only the work since the last segment and does not change the results. ``looks/step-0006.json`` holds
+an evaluation, ``sweep.json`` the fixed texts at other temperatures under the first weights.
 """
 
 import dataclasses
@@ -41,15 +42,17 @@ BATCH = 16  # rows side by side
 
 
 class Beside:
-    """The arms of one run. ``model`` is the first policy, whose weights change in place."""
+    """Arms of one run, with the trainers of the updated ones. ``model`` is the first policy; its weights change in
+    place.
+    """
 
     def __init__(
         self, plan: RLPlan, place: Path, model: Policy, origins: Mapping[str, str], fixed: Sequence[TokenRow]
     ) -> None:
-        """Begin, or go on from the newest state in ``place``; ``fixed``: the texts of the direct measure.
+        """Begin, or resume from the newest state in ``place``; ``fixed``: the texts of the direct measure.
 
         Raises:
-            UserError: A head is not there.
+            UserError: A head is missing.
         """
         self.plan, self.place, self.model, self.fixed = plan, place, model, fixed
         model.backbone.requires_grad_(False)
@@ -66,7 +69,9 @@ class Beside:
                 trainer.load_state_dict(state["arms"][arm])
 
     def follow(self, until: int, bar: "tqdm[Any] | None" = None) -> None:
-        """All steps up to ``until``, whose weights are in the run folder; then a checkpoint of the heads."""
+        """Follow all steps up to ``until``, whose weights have to be in the run folder, then write a checkpoint of the
+        heads.
+        """
         for step in range(self.done + 1, until + 1):
             if step > 1:
                 put_weights(self.model, weights_of(self.place, step - 1))
@@ -102,7 +107,7 @@ class Beside:
             self._sweep(fixed_states)
 
     def _sweep(self, states: Sequence[Tensor]) -> None:
-        """Under the first weights: what overlap and entropy of each fixed context are at other temperatures."""
+        """Write overlap and entropy of each fixed context at other temperatures, under the first weights."""
         sweeps = {}
         for arm in FROZEN:
             probes = [self._probe(arm, self.fixed, states, temperature) for temperature in TEMPERATURES]
@@ -115,7 +120,10 @@ class Beside:
 
 
 def with_head(model: Policy, origin: str, rows: Sequence[TokenRow]) -> Policy:
-    """``model`` with a head of its own: of a file, or one of ``starts.STARTS``, which are worked out on ``rows``."""
+    """Return ``model`` with a head of its own.
+
+    The head comes from a file, or from one of ``starts.STARTS``, which is computed on ``rows``.
+    """
     policy = dataclasses.replace(model, mtp=MTPHead(model.backbone))
     if origin in STARTS:
         STARTS[origin](policy, rows)
@@ -126,7 +134,7 @@ def with_head(model: Policy, origin: str, rows: Sequence[TokenRow]) -> Policy:
 
 @torch.no_grad()
 def put_weights(model: Policy, folder: Path) -> None:
-    """The weights of another version into the backbone that all arms share."""
+    """Load the weights of another version into the backbone that all arms share."""
     dtype = "bfloat16" if model.backbone.dtype == torch.bfloat16 else "float32"
     fresh = load_backbone(ModelConfig(path=str(folder), device="cpu", dtype=dtype))
     for name, parameter in model.backbone.named_parameters():
@@ -134,22 +142,22 @@ def put_weights(model: Policy, folder: Path) -> None:
 
 
 def answers_of(place: Path, step: int) -> list[StoredAnswer]:
-    """What was trained on in a step, from 1."""
+    """Return the completions that a step trained on; steps count from 1."""
     with Trajectories(place / RUN / NAME) as stored:
         return stored.answers(range(step, step + 1))
 
 
 def row_of(answer: StoredAnswer) -> TokenRow:
-    """As training takes it."""
+    """Return a stored completion as a training row."""
     return TokenRow(prompt=tuple(answer.prompt_ids.tolist()), answer=tuple(answer.ids.tolist()), task=answer.task)
 
 
 @torch.no_grad()
 def check(model: Policy, answer: StoredAnswer, hidden: Tensor, step: int, allowed: Tolerance) -> None:
-    """That these weights wrote the answer: its log-probs are the engine's, and it bears their version.
+    """Check that these weights wrote the completion: its log-probs match the engine's, and it has their version.
 
     Raises:
-        UserError: They are not.
+        UserError: They did not.
     """
     versions = {answer.version_first, answer.version_last}
     if versions != {step - 1}:
@@ -166,13 +174,13 @@ def check(model: Policy, answer: StoredAnswer, hidden: Tensor, step: int, allowe
 
 
 def lengths(found: Probe, count: int) -> dict[str, list[float]]:
-    """Totals and counts per answer [count] of the accept length of K drafts, sampled and greedy."""
+    """Return totals and counts per completion [count] of the accept length of K drafts, sampled and greedy."""
     named = {"accept": found.accept, "greedy": found.accept_greedy, "anchors": np.ones(len(found.row))}
     return {name: np.bincount(found.row, values, count).round(5).tolist() for name, values in named.items()}
 
 
 def keep(path: Path, content: object) -> None:
-    """Write JSON, whole or not at all."""
+    """Write JSON, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".new")
     scratch.write_text(json.dumps(content) + "\n")

@@ -1,4 +1,4 @@
-"""The figures: over the steps of every run, over entropy, and Eq. 16 with the entropies of the drafts."""
+"""Figures of the RL study: curves over the steps, accept length over entropy, and Eq. 16 with the drafts' entropies."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,16 +10,16 @@ from recipes.reproduce.real.rl.analysis import FIGURED, Run, accept, means, slop
 from recipes.reproduce.real.rl.plan import ARMS
 
 FILE = "steps.svg"
-STYLES = {"ce": ":", "tv": "--"}  # of a head that is updated, by the one that it begins with
+STYLES = {"ce": ":", "tv": "--"}  # of an updated head, by its initial head
 
 
 def draw(runs: Sequence[Run], folder: Path) -> dict[str, str]:
-    """Draw all of them; file and caption."""
+    """Draw all figures; return the caption of each file."""
     return draw_steps(runs, folder) | draw_entropy(runs, folder) | draw_parts(runs, folder)
 
 
 def draw_steps(runs: Sequence[Run], folder: Path) -> dict[str, str]:
-    """Draw what moves over the steps of RL."""
+    """Draw reward, entropy and accept lengths over the steps of RL."""
     directions = list(dict.fromkeys(run.direction for run in runs))
     with figure(folder / FILE, 3, rows=len(directions), squeeze=False) as panels:
         for row, direction in zip(panels, directions, strict=True):
@@ -66,7 +66,7 @@ def draw_entropy(runs: Sequence[Run], folder: Path) -> dict[str, str]:
 
 
 def draw_parts(runs: Sequence[Run], folder: Path) -> dict[str, str]:
-    """Draw Eq. 16 over the looks with the arm of greedy drafts (figure 3), and both entropies (figure 11)."""
+    """Draw Eq. 16 over the evaluations with the arm of greedy drafts (figure 3), and both entropies (figure 11)."""
     directions = list(dict.fromkeys(run.direction for run in runs))
     arms = {"TO + CE": ("ce", "greedy"), "RS + CE": ("ce", "sampled"), "RS + TV": ("tv", "sampled")}
     with figure(folder / "parts.svg", len(arms) + 1, width=3.6, rows=len(directions), squeeze=False) as panels:

@@ -1,7 +1,7 @@
-"""The rule of the runs: what counts as confirmed, refuted, not told apart or void. It is older than they are.
+"""Rules of the RL study: what counts as confirmed, refuted, not told apart or void. They are older than the runs.
 
-*Void* is the word of README.md for "not tested" where an arm did not do what its name says; *not told apart* is
-"undecided".
+README.md calls a rule *void* that was "not tested" because an arm did not do what its name says. It calls "undecided"
+*not told apart*.
 """
 
 from recipes.reproduce.verdicts import Need, Part, Rule
@@ -30,11 +30,11 @@ CONVERGED = Need(
     number="flat curves", kind="above", bound=0.99,
     otherwise="not all validation curves of the heads were flat before RL (share that was)",
 )  # fmt: skip
-LITTLE = 0.05  # tokens a cycle that a head which was trained before RL may miss at its end
+LITTLE = 0.05  # tokens a cycle that a head trained before RL may lack at the end
 
 
 def still(direction: str, measure: str, need: Need) -> Rule:
-    """No cost of the weights' drift in one direction of entropy; ``measure``: direct or residual."""
+    """Return the rule that weight drift costs nothing in one direction of entropy; ``measure``: direct or residual."""
     how = {
         "direct": "direct mismatch on fixed texts, each context against itself at the temperature of its new entropy",
         "residual": "residual of Eq. 16 on the run's own answers, slope over temperatures of the first weights",
@@ -52,7 +52,7 @@ def still(direction: str, measure: str, need: Need) -> Rule:
 
 
 def mostly(direction: str, need: Need) -> Rule:
-    """Entropy moves acceptance by more than mismatch does."""
+    """Return the rule that entropy moves acceptance by more than mismatch does."""
     number = f"entropy part - mismatch part, {direction}"
     return Rule(
         claim="C4",
@@ -66,7 +66,7 @@ def mostly(direction: str, need: Need) -> Rule:
 
 
 def named(truth: str, cases: str) -> Rule:
-    """The monitor's verdict on planted streams."""
+    """Return the rule about the monitor's verdict on planted streams."""
     number = f"monitor right, {truth}"
     return Rule(
         claim="beyond",

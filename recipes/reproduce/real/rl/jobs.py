@@ -1,7 +1,8 @@
-"""The ordinary job, a few steps at a time: the heads look at each segment before its checkpoints go.
+"""GRPO job of the study, a few steps at a time: the heads are evaluated on each segment before its checkpoints are
+removed.
 
-Synchronous and decoded plainly: decoding is exact, so which head drafts changes nothing about the run, and all heads
-are looked at beside the same one.
+The job is synchronous and decodes without drafts. Decoding is exact, so the drafting head changes nothing about the
+run, and all heads are evaluated beside the same one.
 """
 
 import shutil
@@ -13,14 +14,14 @@ from recipes.reproduce.real.rl import task
 from recipes.reproduce.real.rl.plan import RLPlan, directions
 from recipes.stages import bebop
 
-RUN = "run"  # the run folder, below that of a direction and seed
+RUN = "run"  # run folder, inside that of a direction and seed
 
 
 PLAIN = ("decoding=autoregressive",)
 
 
 def settings(plan: RLPlan, direction: str, seed: int, questions: Path, decoding: Sequence[str] = PLAIN) -> list[str]:
-    """Of the job of a direction and seed; its number of steps and its folder are not among them."""
+    """Return the settings of the job of a direction and seed, except its number of steps and its folder."""
     return [
         f"model={plan.model}", "model.init_mtp=false", "model.device=cpu", f"model.dtype={plan.dtype}",
         *decoding, "task=file",
@@ -37,12 +38,12 @@ def settings(plan: RLPlan, direction: str, seed: int, questions: Path, decoding:
 
 
 def run_until(plan: RLPlan, direction: str, seed: int, place: Path, questions: Path, until: int) -> None:
-    """Let the job in ``place`` have done ``until`` steps; it goes on from its newest checkpoint if it has one."""
+    """Run the job in ``place`` up to ``until`` steps, from its newest checkpoint if it has one."""
     run = place / RUN
     kept = checkpoint.store(run)
     newest = kept.newest_sound()
     if newest is None:
-        shutil.rmtree(run, ignore_errors=True)  # of a job that was stopped in its first step
+        shutil.rmtree(run, ignore_errors=True)  # left by a job that was stopped in its first step
         chosen = settings(plan, direction, seed, questions)
         bebop("run", *chosen, f"runtime.dir={run}", f"trainer.steps={until}")
     elif kept.step(newest) < until:
@@ -50,7 +51,7 @@ def run_until(plan: RLPlan, direction: str, seed: int, place: Path, questions: P
 
 
 def weights_of(place: Path, version: int) -> Path:
-    """The Hugging Face folder of the weights after so many updates, from 1."""
+    """Return the Hugging Face folder of the weights after ``version`` updates, from 1."""
     kept = checkpoint.store(place / RUN)
     newest: dict[int, Path] = {kept.step(path): path for path in kept.all()}
     return newest[version] / "policy"

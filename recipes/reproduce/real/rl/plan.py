@@ -1,4 +1,4 @@
-"""How the runs are made: two directions of entropy, some seeds, and which heads are looked at beside them."""
+"""Plan of the RL runs: two directions of entropy, several seeds, and the heads evaluated beside them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,35 +14,38 @@ PLACE = FOLDER / "real" / "rl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLPlan:
-    """What the runs depend on: another plan is another study. ``seeds`` may grow."""
+    """Settings that the runs depend on: another plan is another study. ``seeds`` may grow."""
 
     model: str = "smollm2"
-    dtype: str = "bfloat16"  # of the job; its weights are looked at in fp32
+    dtype: str = "bfloat16"  # of the job; evaluations load its weights in fp32
     seeds: int = 3
     steps: int = 60
     segment: int = 10  # steps whose checkpoints, some 2 GB each, are kept until the heads have seen them
-    groups: int = 6  # prompts of a step
+    groups: int = 6  # prompts per step
     group_size: int = 8
     max_new_tokens: int = 32
     max_length: int = 128  # prompt + answer
     lr: float = 1e-5
     bonus: float = 0.15  # ``algorithm.entropy_coefficient`` where entropy is to rise; see README.md, Pilots
-    entropy_target: float = 3.7  # nats: the bonus is for answers whose mean entropy lies below
-    questions: int = 552  # to learn from; those behind them are for the fixed texts
-    answers_each: int = 3  # of the first policy to each of these questions, that heads are trained on before RL
-    held_out: int = 52  # of these questions: their answers are for validation
-    fixed: int = 48  # texts of the direct measure, one answer of the first policy each
-    look_every: int = 5  # steps between two looks at all heads
+    entropy_target: float = 3.7  # nats: only completions with a lower mean entropy get the bonus
+    questions: int = 552  # to learn from; the questions after them are for the fixed texts
+    answers_each: int = 3  # completions of the first policy per question, to train heads on before RL
+    held_out: int = 52  # questions whose completions are for validation
+    fixed: int = 48  # texts of the direct measure, each one completion of the first policy
+    look_every: int = 5  # steps between two evaluations of all heads
     depth: int = 3  # K
-    every: int = 4  # of the chains of an answer, in an update and a look
+    every: int = 4  # every 4th chain of a completion is used, in an update and an evaluation
     head_lr: float = 1e-4
     head_warmup: int = 3
     mixed: bool = True  # products of head updates in bfloat16
-    planted_answers: int = 24  # of a step of a planted stream
-    planted_orders: int = 8  # shuffles of the answers of a seed, each a stream of its own
+    planted_answers: int = 24  # completions in a step of a planted stream
+    planted_orders: int = 8  # shuffles of a seed's completions, each a separate stream
 
     def settled(self, bonus: bool = True) -> dict[str, Any]:
-        """What the runs of one study agree in; ``bonus``: whether that is of them, as of runs with rising entropy."""
+        """Return the settings that all runs of one study share.
+
+        ``bonus``: whether to include the entropy bonus, which only runs with rising entropy use.
+        """
         left_out = {"seeds"} if bonus else {"seeds", "bonus", "entropy_target"}
         return {name: getattr(self, name) for name in self.__slots__ if name not in left_out}
 
@@ -58,14 +61,14 @@ FALLING, RISING = "falling", "rising"
 
 
 def directions(plan: RLPlan) -> Mapping[str, tuple[str, ...]]:
-    """Direction of entropy -> what its jobs are given beside the rest."""
+    """Return the extra job settings of each direction of entropy."""
     return {
         FALLING: (),
         RISING: (f"algorithm.entropy_coefficient={plan.bonus}", f"algorithm.entropy_target={plan.entropy_target}"),
     }
 
 
-# Arm -> the head that it begins with, and the loss that it is updated by at every step (None: frozen).
+# Arm -> its initial head, and the loss that updates it at every step (None: frozen).
 ARMS: Mapping[str, tuple[str, str | None]] = {
     "ce": ("ce", None),
     "tv": ("tv", None),
@@ -79,7 +82,7 @@ FROZEN = tuple(arm for arm, (_, during) in ARMS.items() if during is None)
 ONLINE = tuple(arm for arm, (_, during) in ARMS.items() if during is not None)
 
 TRAINED = ("ce", "tv", "e2e_tv")  # heads, each trained before RL by the loss that it is named after
-# Head -> what it begins with: a file of ``recipes.reproduce.real --stage heads``, or a start of ``starts.py``.
+# Head -> its initial weights: a file of ``recipes.reproduce.real --stage heads``, or a start of ``starts.py``.
 # ``other`` is not trained further: planted mismatch.
 ORIGINS: Mapping[str, str] = (
     {**dict.fromkeys(TRAINED, "fitted"), "other": "passing"}

@@ -1,8 +1,9 @@
-"""Streams whose truth is known, shown to the monitor: how often it names the cause of a change rightly.
+"""Streams with known truth for the monitor: how often it names the cause of a change rightly.
 
-The weights are those of the first policy throughout. After five steps either nothing changes, or the temperature of
-target and draft does (entropy alone: the head fits as before), or another head drafts (mismatch alone: answers and
-entropy are the same). A stream's steps hold different answers; another order of the answers is another stream.
+The weights are those of the first policy throughout. After five steps one of three things happens: nothing changes, the
+temperature of target and draft changes, or another head drafts. The temperature changes entropy alone: the head fits as
+before. The other head changes mismatch alone: completions and entropy are the same. The steps of a stream hold
+different completions; another order of the completions is another stream.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,18 +26,18 @@ from recipes.reproduce.real.rl.beside import BATCH
 from recipes.reproduce.real.rl.plan import RLPlan
 from recipes.reproduce.real.rl.readings import reading, records_of, sweep_of
 
-BEFORE, AFTER = 5, 6  # steps until something changes, and from then on
+BEFORE, AFTER = 5, 6  # steps before and after the change
 COOLER, WARMER = 0.7, 1.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is planted: Case(name="cooler", truth="entropy-driven", temperature=0.7)."""
+    """Planted change of a stream: Case(name="cooler", truth="entropy-driven", temperature=0.7)."""
 
     name: str
     truth: str  # of ``STATES``
     temperature: float = 1.0  # of target and draft, after the change
-    other: bool = False  # whether another head drafts after it
+    other: bool = False  # whether another head drafts after the change
 
 
 CASES = (
@@ -48,7 +49,7 @@ CASES = (
 
 
 class Streams:
-    """Everything that the streams of a seed are made of."""
+    """Heads, completions and states of all streams of one seed."""
 
     def __init__(
         self,
@@ -57,9 +58,11 @@ class Streams:
         answers: Mapping[float, Sequence[TokenRow]],
         fixed: Sequence[TokenRow],
     ) -> None:
-        """``heads``: the one before the change (False) and the other one (True), of one backbone.
+        """Compute the states of all completions.
 
-        ``answers``: temperature -> answers of the first policy at it, each to a prompt of its own, at least
+        ``heads``: the one before the change (False) and the other one (True), of one backbone.
+
+        ``answers``: temperature -> completions of the first policy at it, each to a prompt of its own, at least
         ``wanted(plan)`` of them.
         """
         self.plan, self.heads, self.fixed = plan, heads, fixed
@@ -75,7 +78,7 @@ class Streams:
         return backbone_states(self.heads[False], rows, BATCH)
 
     def verdict(self, case: Case, order: int) -> str:
-        """What the monitor says at the end of a stream."""
+        """Return the state that the monitor reports at the end of a stream."""
         monitor = DriftMonitor(MonitorSettings(rate="overlap", steps=BEFORE + AFTER))
         rng = np.random.default_rng([order, STATES.index(case.truth), round(10 * case.temperature)])
         orders = {t: rng.permutation(len(rows)) for t, rows in self.answers.items()}
@@ -93,7 +96,7 @@ class Streams:
         return said
 
     def _seen(self, other: bool, temperature: float) -> tuple[StepRecords, ProbeReading]:
-        """Records of all answers at a temperature, and the fixed texts, with one of the heads."""
+        """Return the records of all completions at a temperature, and the fixed texts, with one of the heads."""
         if (other, temperature) not in self._known:
             rows = self.answers[temperature]
             own = self._probe(other, rows, self.states[temperature], temperature)
@@ -111,7 +114,7 @@ class Streams:
 
 
 def wanted(plan: RLPlan) -> dict[float, int]:
-    """Answers that the streams take, by temperature."""
+    """Return the number of completions that the streams take, by temperature."""
     return {
         1.0: (BEFORE + AFTER) * plan.planted_answers,
         **dict.fromkeys((COOLER, WARMER), AFTER * plan.planted_answers),
@@ -119,7 +122,7 @@ def wanted(plan: RLPlan) -> dict[float, int]:
 
 
 def confusion(streams: Streams, plan: RLPlan) -> list[dict[str, str | int]]:
-    """A row a case: what is true, and how many streams were called what."""
+    """Return one row per case: its truth, and the number of streams that got each verdict."""
     rows = []
     for case in CASES:
         said = [streams.verdict(case, order) for order in range(plan.planted_orders)]
@@ -128,6 +131,6 @@ def confusion(streams: Streams, plan: RLPlan) -> list[dict[str, str | int]]:
 
 
 def share_right(rows: Sequence[Mapping[str, str | int]], truth: str) -> float:
-    """Of the streams of one truth, over all its cases."""
+    """Return the share of rightly named streams among those of one truth, over all its cases."""
     own = [row for row in rows if row["truth"] == truth]
     return sum(int(row[truth]) for row in own) / sum(int(row[state]) for row in own for state in STATES)

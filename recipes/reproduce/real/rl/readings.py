@@ -1,7 +1,7 @@
-"""What the monitor is shown, from probes of text: records of the first draft, readings of fixed texts, their sweep.
+"""Inputs of the monitor, from probes of text: records of the first draft, readings of fixed texts, and their sweep.
 
-Every anchor of a probe stands for a cycle of one draft. Its overlap is the chance that the draft is accepted, exactly,
-so nothing has to be decoded, and the text is the same for every head.
+Every anchor of a probe stands for a cycle of one draft. Its overlap is the exact probability that the draft is
+accepted. So nothing has to be decoded, and the text is the same for every head.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,10 @@ Array = NDArray[np.float64]
 
 
 def records_of(found: Probe, units: Sequence[int], step: int) -> StepRecords:
-    """A row an answer that has an anchor; ``units``: the prompt of each answer that was probed."""
+    """Return one row of records per completion that has an anchor.
+
+    ``units``: the prompt of each probed completion.
+    """
     count = len(units)
 
     def total(values: Array) -> Array:
@@ -37,14 +40,14 @@ def records_of(found: Probe, units: Sequence[int], step: int) -> StepRecords:
 
 
 def reading(found: Probe) -> ProbeReading:
-    """The first draft at every anchor; texts are resampled."""
+    """Return the reading of the first draft at every anchor; the unit of resampling is the text."""
     return ProbeReading(
         overlap=found.numbers["overlap"][:, 0], entropy=found.numbers["target_entropy"][:, 0], unit=found.row
     )
 
 
 def sweep_of(probes: Sequence[Probe]) -> Sweep:
-    """Of the same texts at several temperatures, the first of which is the run's own."""
+    """Return the sweep of the same texts at several temperatures; the first one is the run's own."""
     readings = [reading(found) for found in probes]
     sums = [per_unit(probes[0].row, _columns(one)) for one in readings]
     return Sweep(
@@ -56,6 +59,6 @@ def sweep_of(probes: Sequence[Probe]) -> Sweep:
 
 
 def _columns(one: ProbeReading) -> Array:
-    """As ``Sweep.sums`` holds them, of each context [N, 4]: accept length and 1, entropy and 1."""
+    """Return columns for ``Sweep.sums`` of each context [N, 4]: accept length and 1, entropy and 1."""
     ones = np.ones(len(one.overlap))
     return np.stack([1 + one.overlap, ones, one.entropy, ones], 1)

@@ -1,8 +1,8 @@
-"""Runs that have ended, each in a file of some hundred kilobytes beside the results.
+"""Storage of finished runs beside the results, each in a file of some hundred kilobytes.
 
-They may so be made in several sittings and on several machines, and be judged again without being made again.
-``falling-0.json.gz`` holds what the job logged, all looks at the heads beside it, and how these had been trained;
-``planted-0.json.gz`` the confusion table of a seed.
+The runs can thus be made at several times and on several machines, and be judged again without being repeated.
+``falling-0.json.gz`` holds the metrics of the job, all evaluations of the heads beside it, and the training curves of
+these heads. ``planted-0.json.gz`` holds the confusion table of a seed.
 """
 
 import gzip
@@ -18,21 +18,24 @@ from recipes.reproduce.real.rl.analysis import Run
 from recipes.reproduce.real.rl.jobs import RUN
 from recipes.reproduce.real.rl.plan import RISING, RLPlan
 
-FOLDER = "stored"  # below that of the results
+FOLDER = "stored"  # inside the folder of the results
 
 
 def run_file(folder: Path, direction: str, seed: int) -> Path:
-    """Of a run."""
+    """Return the file of a stored run."""
     return folder / FOLDER / f"{direction}-{seed}.json.gz"
 
 
 def planted_file(folder: Path, seed: int) -> Path:
-    """Of the planted streams of a seed."""
+    """Return the file of the planted streams of a seed."""
     return folder / FOLDER / f"planted-{seed}.json.gz"
 
 
 def put(path: Path, plan: RLPlan, content: Mapping[str, Any]) -> None:
-    """Write what belongs to a run or seed of ``plan``, whole or not at all; the same bytes for the same content."""
+    """Write the content of a run or seed of ``plan``, atomically.
+
+    The same content gives the same bytes.
+    """
     told = json.dumps(
         {"plan": _settled(path, plan), "device": place_of({})["device"], **content}, separators=(",", ":")
     )
@@ -43,10 +46,10 @@ def put(path: Path, plan: RLPlan, content: Mapping[str, Any]) -> None:
 
 
 def get(path: Path, plan: RLPlan) -> dict[str, Any]:
-    """What ``put`` wrote.
+    """Read the file of ``put``.
 
     Raises:
-        UserError: It is not there, or of another plan.
+        UserError: The file is missing, or of another plan.
     """
     if not path.is_file():
         raise UserError(f"{path} is not there: run --stage runs planted keep first")
@@ -58,19 +61,22 @@ def get(path: Path, plan: RLPlan) -> dict[str, Any]:
 
 
 def _settled(path: Path, plan: RLPlan) -> dict[str, Any]:
-    """What a file depends on: on the bonus runs with rising entropy alone, so the others outlive a change of it."""
+    """Return the settings that a file depends on.
+
+    Only runs with rising entropy depend on the bonus, so the others stay valid when it changes.
+    """
     return plan.settled(bonus=path.name.startswith(RISING))
 
 
 def as_left(place: Path, curves: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What is kept of a run, from the folder in which it was made."""
+    """Return the content to store of a run, from the folder in which it was made."""
     rows = [json.loads(line) for line in (place / RUN / "metrics.jsonl").read_text().splitlines()]
     looks = [json.loads(path.read_text()) for path in sorted((place / "looks").glob("step-*.json"))]
     return {"metrics": rows, "looks": looks, "sweep": json.loads((place / "sweep.json").read_text()), "curves": curves}
 
 
 def runs(folder: Path, plan: RLPlan, wanted: Iterable[tuple[str, int]]) -> list[Run]:
-    """The runs of these directions and seeds."""
+    """Read the runs of these directions and seeds."""
     return [_run(get(run_file(folder, *each), plan), *each) for each in wanted]
 
 

@@ -1,7 +1,7 @@
 """A task that SmolLM2 can learn: one short sentence about something, checked by a rule.
 
 ``python -m bebop.run task=file task.path=FILE task.reward=recipes/reproduce/real/rl/task.py:score task.system=null``,
-where FILE is what ``write_questions`` wrote. Base rewards of this and of the tasks that were passed over: README.md.
+where ``write_questions`` wrote FILE. README.md has base rewards of this task and of the rejected ones.
 """
 
 import json
@@ -26,15 +26,17 @@ THINGS = (
     "island", "city", "coat", "farm", "picture", "village", "room", "car", "box", "cup", "song", "street", "castle",
     "bicycle", "theatre",
 )  # fmt: skip
-FEWEST, MOST = 4, 12  # words of an answer; the question asks for ten at most, and is not pedantic
+FEWEST, MOST = 4, 12  # words of a completion; the question asks for at most ten, the rule allows two more
 WORD = re.compile(r"[A-Za-z]+(?:['\u2019-][A-Za-z]+)*")
 
 
 def questions(count: int, seed: int = 0) -> list[dict[str, str]]:
-    """``count`` different questions, with the word that an answer has to hold; the first are the same for any count.
+    """Return ``count`` different questions, each with the word that a completion has to hold.
+
+    The first ones are the same for every count.
 
     Raises:
-        UserError: There are not so many combinations.
+        UserError: There are fewer combinations.
     """
     every = list(product(KINDS, THINGS))
     if not 1 <= count <= len(every):
@@ -47,9 +49,9 @@ def questions(count: int, seed: int = 0) -> list[dict[str, str]]:
 
 
 def write_questions(path: Path, count: int, seed: int = 0) -> None:
-    """As JSONL, for ``task.path``; whole or not at all."""
+    """Write the questions as JSONL for ``task.path``, atomically."""
     lines = [json.dumps(row) for row in questions(count, seed)]
-    scratch = path.with_suffix(f".{os.getpid()}.new")  # another share may be at it
+    scratch = path.with_suffix(f".{os.getpid()}.new")  # another share may write the same file
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch.write_text("\n".join(lines) + "\n")
@@ -57,10 +59,10 @@ def write_questions(path: Path, count: int, seed: int = 0) -> None:
 
 
 def score(text: str, item: Mapping[str, Any]) -> float:
-    """Half for one sentence of 4 to 12 words, half for the word that was asked about in it; 0, .5 or 1.
+    """Return the reward of a completion: 0, .5 or 1.
 
-    A sentence ends with a full stop, an exclamation or a question mark, and has no other; an answer that was cut off
-    seldom does.
+    Half is for one sentence of 4 to 12 words, half for holding the word of the question. A sentence ends with a full
+    stop, an exclamation mark or a question mark, and has no other. A truncated completion seldom does.
     """
     words = [word.lower() for word in WORD.findall(text)]
     ends = re.findall(r"[.!?]+", text)

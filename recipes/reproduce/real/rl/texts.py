@@ -1,5 +1,7 @@
-"""Answers of the first policy that no run learns from: what heads are trained on before RL, the fixed texts, and what
-planted streams are made of."""
+"""Completions of the first policy that no run learns from.
+
+Heads are trained on some of them before RL. Others are the fixed texts, and the material of planted streams.
+"""
 
 import os
 from collections.abc import Sequence
@@ -19,13 +21,16 @@ PLAIN = DecodingConfig(system="autoregressive", draft_tokens=0)
 
 
 def fixed_texts(plan: RLPlan, place: Path, model: Policy) -> list[TokenRow]:
-    """An answer to each of the questions that are kept back, kept in ``place``."""
+    """Return one completion for each held-back question, stored in ``place``."""
     every = questions(plan.questions + plan.fixed)[plan.questions :]
     return _sampled(plan, place / "fixed.jsonl", model, every, 1.0, seed=1)
 
 
 def task_texts(plan: RLPlan, place: Path, model: Policy) -> list[TokenRow]:
-    """Some answers to each of the questions of the runs, those of one question side by side, kept in ``place``."""
+    """Return ``answers_each`` completions for each question of the runs, stored in ``place``.
+
+    Those of one question are adjacent.
+    """
     every = [row for row in questions(plan.questions) for _ in range(plan.answers_each)]
     return _sampled(plan, place / "task.jsonl", model, every, 1.0, seed=2)
 
@@ -33,7 +38,7 @@ def task_texts(plan: RLPlan, place: Path, model: Policy) -> list[TokenRow]:
 def planted_texts(
     plan: RLPlan, place: Path, model: Policy, seed: int, temperature: float, count: int
 ) -> list[TokenRow]:
-    """``count`` answers at a temperature, to questions in an order of the seed's own."""
+    """Return ``count`` completions at a temperature, to questions in an order that depends on the seed."""
     every = questions(len(KINDS) * len(THINGS), seed=1 + seed)
     asked = [every[i % len(every)] for i in range(count)]
     path = place / f"planted-{seed}-{temperature:g}.jsonl"
@@ -53,7 +58,7 @@ def _sampled(
         data = DataConfig(slots=min(32, len(prompts)), max_length=plan.max_length, sampling=sampling)
         answers = run_engine(model, prompts, data, PLAIN, seed, path.stem)
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(f".{os.getpid()}.new")  # another share may be at it
+        scratch = path.with_suffix(f".{os.getpid()}.new")  # another share may write the same file
         write_corpus(token_rows(prompts, answers), scratch)
         scratch.replace(path)
     return read_corpus(path)
