@@ -68,14 +68,14 @@ def _model(options: argparse.Namespace) -> ModelConfig:
 
 
 def _systems(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the systems that were chosen, or all whose trained parts and draft model are there."""
+    """Return the chosen systems, or all whose trained parts and draft model are available."""
     model = _model(options)
     there = {name: all(has_part(model, part) for part in system.needs) for name, system in SYSTEMS.items()}
     return tuple(options.systems or [n for n, s in SYSTEMS.items() if there[n] and (model.draft or not s.separate)])
 
 
 def _common(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what ``rollout``, ``engines`` and ``sglang`` are given alike."""
+    """Return the settings shared by ``rollout``, ``engines`` and ``sglang``."""
     names = ("draft_tokens", "rounds", "waves", *(["max_new_tokens"] if "max_new_tokens" in options else []))
     given = {name: getattr(options, name) for name in names}
     return given | {
@@ -147,7 +147,7 @@ def _loop(options: argparse.Namespace) -> Measured:
 
 
 def _watched(run: Callable[[JobConfig, int], Rows], part: str) -> Callable[[argparse.Namespace], Measured]:
-    """Return how a benchmark is measured that runs a ``part`` of a job ("rollout", "trainer") on its threads."""
+    """Return the function that measures a benchmark of one ``part`` of a job ("rollout", "trainer") on its threads."""
 
     def measure(options: argparse.Namespace) -> Measured:
         config = job_config(options.overrides)
@@ -217,7 +217,7 @@ def _kernels(options: argparse.Namespace) -> Measured:
 
 
 def _on_one_thread(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what benchmarks of several models on one thread have in common."""
+    """Return the shared settings of benchmarks of several models on one thread."""
     torch.set_num_threads(1)
     models = tuple(ModelConfig(path=path, device="cpu", dtype="float32") for path in options.models)
     for model in models:
@@ -267,7 +267,7 @@ KINDS: dict[str, Callable[[argparse.Namespace], Measured]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Measure, print a table, keep the numbers."""
+    """Run one benchmark, print its table, and keep its numbers."""
     options = parser(__doc__).parse_args(arguments)
     origin = record.begin()
     out = options.out = options.out or Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -289,7 +289,7 @@ def main(arguments: list[str]) -> int:
 
 
 def parser(about: str) -> Parser:
-    """Return the parser of all that can be asked for; ``about``: what it says of all of it."""
+    """Return the parser of all benchmarks; ``about`` is its description."""
     top = Parser(prog="python -m bebop.bench", description=about)
     ended = "of one that is ended before it is done, what was measured is kept as KIND-unfinished"
     top.add_argument(
@@ -451,12 +451,12 @@ def _add_bound(kind: argparse.ArgumentParser) -> None:
 
 
 def _drafts(text: str) -> int | str:
-    """Return a type for ``add_argument``: auto, or a number of drafts."""
+    """Parse an argument of ``add_argument``: auto, or a number of drafts."""
     return text if text == "auto" else whole(1, 16)(text)
 
 
 def _part(text: str) -> tuple[str, str]:
-    """Return a type for ``add_argument``: the name and the file of a trained part."""
+    """Parse an argument of ``add_argument``: the name and the file of a trained part."""
     name, separator, path = text.partition("=")
     if not separator:
         raise argparse.ArgumentTypeError(f"{text[:80]!r} is not possible: give NAME=PATH")

@@ -1,15 +1,15 @@
-"""Trajectories of several turns: caches that wait against contexts read again, and environments that are slow.
+"""Trajectories of several turns: parked KV caches against contexts read again, and slow environments.
 
-``context N``: 16 conversations of N tokens, distinct ones, go on with 16 more: the engine's step that reads them and
-decodes one cycle, with parked caches and without, in turns.
+``context N``: 16 conversations of N distinct tokens continue with 16 more. Timed is the engine's step that reads them
+and decodes one cycle, with and without parked caches, in turns.
 
-``kept``: 16 trajectories of ``store`` with 30 turns each, beside one another, with parked caches and without
+``kept``: 16 trajectories of ``store`` with 30 turns each, side by side, with and without parked caches
 (``rollout.parked_bytes=0``), in turns. The policy is the built-in model, which cannot play ``store``: its turns end at
-the first digit, so that they have some ten tokens, and the environment plays on whatever it writes. Both ways draw the
-same tokens, which is counted; a difference is rounding, since a context is read in other pieces.
+the first digit, so they have some ten tokens, and the environment plays on whatever it writes. Both ways sample the
+same tokens, and the share that agrees is counted; a difference is rounding, since a context is read in other pieces.
 
-``slow``: 64 trajectories of ``STEPS`` turns on 64 slots, of which none and then a quarter have an environment that
-sleeps for 5 s at its first step; compared is when the last of the other 48 ends.
+``slow``: 64 trajectories of ``STEPS`` turns on 64 slots. First no environment, then a quarter of them, sleeps for 5 s
+at its first step. Compared is the time at which the last of the other 48 ends.
 
 The rule, written down before the run that it judges:
 
@@ -18,7 +18,7 @@ The rule, written down before the run that it judges:
 - ``kept``: the lower end of the interval of the ratio of times is 2 or more;
 - ``slow``: the upper end of the interval of the ratio of times is 1.1 or less.
 
-Intervals are of 95 %, Student's t over rounds (``ROUNDS``), each of which has other questions and draws; they vary
+Intervals are 95 %, Student's t over rounds (``ROUNDS``), each of which has other questions and random draws; they vary
 with the machine and the tokens.
 """
 
@@ -61,12 +61,12 @@ Row = dict[str, Any]
 
 
 class Sleeper:
-    """``store``, of which some sleep at their first step."""
+    """The environment ``store``, some episodes of which sleep at their first step."""
 
     blocking = False
 
     def __init__(self, sleepers: int = 0) -> None:
-        """Every ``sleepers``-th sleeps; 0: none."""
+        """Let every ``sleepers``-th episode sleep; 0: none."""
         self.store, self.sleepers, self.asleep = Store(), sleepers, False
 
     @staticmethod
@@ -80,7 +80,7 @@ class Sleeper:
         return await self.store.reset(item, seed)
 
     async def step(self, text: str) -> EnvStep:
-        """Answer as ``store`` does, a while later."""
+        """Answer as ``store`` does, after a sleep at the first step of a sleeper."""
         if self.asleep:
             self.asleep = False
             await asyncio.sleep(SLEEP)
@@ -92,7 +92,7 @@ class Sleeper:
 
 
 def task(name: str, turns: int, **args: Any) -> TaskConfig:
-    """Return the limits of ``turns`` turns and nothing else."""
+    """Return a task that is limited only to ``turns`` turns."""
     limits = EnvironmentConfig(max_turns=turns, max_seconds=float("inf"))
     return TaskConfig(source="environment", name=name, args=args, environment=limits)
 
@@ -100,7 +100,7 @@ def task(name: str, turns: int, **args: Any) -> TaskConfig:
 def play(
     policy: Policy, config: TaskConfig, count: int, slots: int, seed: int, parked: int
 ) -> tuple[list[Played], list[float]]:
-    """Trajectories 0, 1, ..., and when each ended, in seconds."""
+    """Play trajectories 0, 1, ...; return them and the seconds at which each ended."""
     thread = EngineThread(
         TorchEngine(policy, DecodingConfig(), slots=slots, max_length=ROOM, measure=False, parked_bytes=parked)
     )
@@ -134,7 +134,7 @@ def tokens(played: list[Played]) -> list[list[int]]:
 
 
 def conversations(policy: Policy, length: int, seed: int, parked: int) -> tuple[float, list[list[int]]]:
-    """Return the seconds of the step in which all go on, and the tokens of that turn."""
+    """Return the seconds of the step in which all conversations continue, and the tokens of that turn."""
     engine = TorchEngine(
         policy, DecodingConfig(), slots=SIDE_BY_SIDE, max_length=length + 64, measure=False, parked_bytes=parked
     )
@@ -162,7 +162,7 @@ def conversations(policy: Policy, length: int, seed: int, parked: int) -> tuple[
 
 
 def context(policy: Policy, length: int, rounds: int) -> Row:
-    """Contexts that are gone on from, and that are read again."""
+    """Compare parked contexts with contexts that are read again."""
     seconds: dict[str, list[float]] = {way: [] for way in PARKED}
     same = 0
     for seed in tqdm(range(rounds), desc=f"context {length}"):
@@ -185,7 +185,7 @@ def context(policy: Policy, length: int, rounds: int) -> Row:
 
 
 def kept(policy: Policy, rounds: int) -> Row:
-    """With parked caches and without."""
+    """Compare trajectories with and without parked caches."""
     seconds: dict[str, list[float]] = {way: [] for way in PARKED}
     same = turns = longest = 0
     for seed in tqdm(range(rounds), desc="kept"):

@@ -1,9 +1,9 @@
-"""What the certificate costs a job: readings of the trainer's, against its updates.
+"""Cost of the certificate in a job: the trainer's readings, against its updates.
 
-Processor seconds of this process, so that other work on the machine counts little. The trainer's time is the least that
-a step takes. Readings are timed by themselves, and updates with a reading and without one in turns, which says the same
-with more noise. Answers are of the weights before those of now, as an asynchronous job's are: a reading has to take
-these up, too.
+Times are processor seconds of this process, so that other work on the machine matters little. The trainer's time is the
+least that a step takes. Readings are timed alone; updates with and without a reading also take turns, which gives the
+same with more noise. Completions come from the previous weights, as in an asynchronous job: a reading has to load these
+weights, too.
 """
 
 import dataclasses
@@ -27,8 +27,10 @@ from bebop.trajectory import Batch, Completion, Group, Trajectory
 
 
 def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
-    """Seconds of an update, and what a reading each ``monitor.certify_every`` steps adds. ``UserError`` if there is
-    none."""
+    """Return the seconds of an update, and the seconds that a reading every ``monitor.certify_every`` steps adds.
+
+    Raises ``UserError`` if there is no reading.
+    """
     every = config.monitor.certify_every
     if not every or untestable(config):
         raise UserError(f"monitor.certify_every={every}: {untestable(config) or 'give 1 or more'}")
@@ -53,7 +55,7 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
 
 
 class _Bench:
-    """A trainer that learns from the same answers again and again, with a reading before the update or without."""
+    """Trainer that learns from the same completions repeatedly, with or without a reading before each update."""
 
     def __init__(self, config: JobConfig, trainer: PolicyTrainer, groups: Sequence[Group]) -> None:
         self.trainer, self.groups = trainer, groups
@@ -63,7 +65,7 @@ class _Bench:
         self.tokens = 0  # of a reading
 
     def step(self, reads: bool, counts: bool) -> None:
-        """One update, timed if it ``counts``."""
+        """Make one update; time it if ``counts``."""
         version = self.trainer.version
         batch = Batch(groups=tuple(written(self.groups, max(0, version - 1))))
         self.certifier.begin(0)  # answers that come again are no evidence
@@ -80,7 +82,7 @@ class _Bench:
 
 
 def written(groups: Sequence[Group], version: int) -> list[Group]:
-    """The same answers, said to be by ``version``, every other one rewarded."""
+    """Return the same completions as if sampled by ``version``; every other one gets a reward."""
 
     def one(answer: Completion, number: int) -> Trajectory:
         versions = np.full(len(answer.token_ids), version)

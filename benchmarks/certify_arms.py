@@ -1,16 +1,16 @@
-"""What the statistics of a certificate cost, and what a certificate sees beside Token-DiFR.
+"""Cost of a certificate's statistics, and its detection of faults beside Token-DiFR.
 
 ``speed`` times the black and the white box on random distributions, without an engine: p of softened normal logits, q a
-noisy copy of it. ``against`` names a checkout of an earlier commit, on which the same rows are timed by the same lines.
+noisy copy of it. ``against`` names a checkout of an earlier commit, on which the same code times the same rows.
 
 ``difr`` plants faults in a sampler of a table and asks two judges. Token-DiFR (Karvonen et al. 2025, arXiv 2511.20621)
 knows the seed: it draws the Gumbel noise g of every token again, and scores a token by how far it falls behind the
 winner, max(z + g) - (z + g)[token], cut off at ``CUT``. The certificate knows no seed; it is asked with and without the
-log-probs that the engine reports. DiFR's score is a mean; it counts as found where it lies 3.7 standard errors above
-that of an intact engine with the same rounding, which is a chance of 1e-4 at a look that was fixed beforehand. The
-certificate has that chance for all looks together.
+log-probs that the engine reports. DiFR's score is a mean. It counts as found if it lies 3.7 standard errors above that
+of an intact engine with the same rounding, which has a chance of 1e-4 at a look fixed beforehand. The certificate has
+that chance for all looks together.
 
-Only ``bebop.certify.answers``, ``ledger`` and ``white_box`` are used by ``timed``, so that earlier commits have them.
+``timed`` uses only ``bebop.certify.answers``, ``ledger`` and ``white_box``, which earlier commits also have.
 """
 
 import json
@@ -43,7 +43,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedBench:
-    """What is timed: ``vocabulary`` V, ``tokens`` for each box, and a checkout to compare with, or None."""
+    """Settings of the speed benchmark: ``vocabulary`` V, ``tokens`` for each box, and a checkout to compare with."""
 
     vocabulary: int = 152_000
     tokens: int = 48
@@ -51,7 +51,7 @@ class SpeedBench:
 
 
 def run_speed(bench: SpeedBench) -> Rows:
-    """Return processor seconds of each box, for 20,000 tokens and a token; raise ``UserError`` without a checkout."""
+    """Return processor seconds of each box, for 20,000 tokens and per token; raise ``UserError`` without a checkout."""
     rows = timed(bench.vocabulary, bench.tokens)
     if bench.against is None:
         return rows
@@ -113,19 +113,19 @@ def _white(vocabulary: int, tokens: int, numbers: torch.Generator) -> dict[str, 
 
 
 def _softened(numbers: torch.Generator, *shape: int) -> Tensor:
-    """Return distributions [..., V], whose entropy is about that of text at temperature 2."""
+    """Return distributions [..., V] with about the entropy of text at temperature 2."""
     return (2.5 * torch.randn(*shape, generator=numbers, dtype=torch.float64)).softmax(-1)
 
 
 def _beside(p: Tensor, numbers: torch.Generator) -> Tensor:
-    """Return what a draft head might guess at p."""
+    """Return a distribution such as a draft head might give for p."""
     return (p.log() + 0.5 * torch.randn(p.shape, generator=numbers, dtype=torch.float64)).softmax(-1)
 
 
 def _block(
     vocabulary: int, count: int, numbers: torch.Generator, *, first: int = 0, probs: Tensor | None = None
 ) -> Block:
-    """Return a cohort with tokens drawn from its rows, and all facts that directions ask for."""
+    """Return a cohort with tokens drawn from its rows, and all facts that the directions need."""
     p = _softened(numbers, count, vocabulary) if probs is None else probs
     tokens = torch.multinomial(p, 1, generator=numbers)[:, 0]
     return _with_tokens(p, tokens, _beside(p, numbers), numbers, first)
@@ -151,7 +151,7 @@ def _with_tokens(p: Tensor, tokens: Tensor, draft: Tensor, numbers: torch.Genera
 
 
 def _narrowed(block: Block, columns: int) -> Block:
-    """Return the block over its likeliest columns and one for all others, as a reference has it."""
+    """Return the block over its likeliest columns and one for all others, as a reference stores it."""
     assert block.before is not None and block.draft is not None and block.seen is not None
     likely = (block.probs + block.before + block.draft).topk(columns - 1, -1).indices.sort(-1).values
     ids = torch.cat([likely, torch.full_like(likely[:, :1], -1)], 1)
@@ -162,7 +162,7 @@ def _narrowed(block: Block, columns: int) -> Block:
 
 
 def _verified(p: Tensor, q: Tensor, y: Tensor, numbers: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return how many of the drafts [B, K] stand, and the token after them, by rejection sampling."""
+    """Return how many of the drafts [B, K] are accepted, and the token after them, by rejection sampling."""
     u = torch.rand(y.shape, generator=numbers, dtype=torch.float64)
     stands = u * q.gather(-1, y[..., None])[..., 0] < p[:, :-1].gather(-1, y[..., None])[..., 0]
     accepted = stands.long().cumprod(1).sum(1)
@@ -182,7 +182,7 @@ COHORT, LOOKS = 200, 50  # tokens of a cohort, and between two looks of DiFR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DifrBench:
-    """What is asked: ``vocabulary`` V, ``tokens`` at most, ``runs`` of each fault with seeds of their own."""
+    """Settings of the comparison: ``vocabulary`` V, ``tokens`` at most, ``runs`` of each fault with their own seeds."""
 
     vocabulary: int = 96
     tokens: int = 8000
@@ -194,7 +194,7 @@ Logits = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """A fault: what tokens are drawn by. DiFR has no noise to draw again where ``seeded`` is false."""
+    """Fault in the distribution that tokens are sampled from; if ``seeded`` is false, DiFR cannot redraw the noise."""
 
     logits: Logits
     exact: bool = False  # the distribution is the claimed one
@@ -251,7 +251,7 @@ PLANTED: Mapping[str, Planted] = {
 
 
 def run_difr(bench: DifrBench, names: Sequence[str] = tuple(PLANTED)) -> Rows:
-    """Return a row for each fault that is named: tokens to detection by either judge, and ms a token that they take."""
+    """Return a row per named fault: tokens to detection by either judge, and their ms per token."""
     mean, spread = _intact_scores(bench)
     rows = []
     for name in names:
@@ -274,13 +274,13 @@ def run_difr(bench: DifrBench, names: Sequence[str] = tuple(PLANTED)) -> Rows:
 
 
 def _median(found: list[int | None]) -> int | None:
-    """Return the median, None where it was not found in as many runs."""
+    """Return the median, or None if the median run did not find the fault."""
     ranked = sorted(found, key=lambda one: math.inf if one is None else one)
     return ranked[len(ranked) // 2]
 
 
 def _gumbel(shape: tuple[int, ...], seed: int) -> Tensor:
-    """Return the Gumbel noise that a seed stands for."""
+    """Return the Gumbel noise of a seed."""
     numbers = torch.Generator().manual_seed(seed)
     return -torch.empty(shape, dtype=torch.float64).exponential_(generator=numbers).log()
 
@@ -292,7 +292,7 @@ def _scores(z: Tensor, noise: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _drawn(planted: Planted, z: Tensor, q: Tensor, noise: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Return tokens [N] and the log-probs [N] that the engine reports."""
+    """Sample tokens [N]; return them with the log-probs [N] that the engine reports."""
     numbers = torch.Generator().manual_seed(seed + 1)
     rounded = z + ROUNDING * torch.randn(z.shape, generator=numbers, dtype=torch.float64)
     if planted.draw is not None:
@@ -321,7 +321,7 @@ def _intact_scores(bench: DifrBench) -> tuple[float, float]:
 
 
 def _judged(bench: DifrBench, planted: Planted, run: int, mean: float, spread: float) -> dict[str, Any]:
-    """Return tokens at which each judge found something, None: never, and what it took."""
+    """Return the tokens at which each judge found a fault (None: never), and the time that it needed."""
     ledgers = {
         name: Ledger(bench.vocabulary, enumerate_rows=False, tolerance=TOLERANCE) for name in ("tokens", "log-probs")
     }
@@ -353,7 +353,7 @@ def _judged(bench: DifrBench, planted: Planted, run: int, mean: float, spread: f
 
 
 def _first(scores: Tensor, mean: float, spread: float) -> int | None:
-    """Return the first look at which the mean score is too high, None: none yet."""
+    """Return the first look at which the mean score is too high, or None if there is none yet."""
     counts = torch.arange(LOOKS, len(scores) + 1, LOOKS)
     means = scores.cumsum(0)[counts - 1] / counts
     late = torch.nonzero(means > mean + Z * spread / counts.sqrt())

@@ -1,12 +1,14 @@
-"""Who gets which prompts: pulling against a fixed order, in virtual time, and both against what the engines could do.
+"""Dispatch of prompts in virtual time: pull against a fixed order, and both against the bound of the engines.
 
-The real loop, pool, dispatch and lanes of a job over simulated engines (``bebop.simulation``). Lengths of answers are
-log-normal with tails of three kinds (``SIGMAS``; cut at 8 medians), a batch has ``ROUNDS`` answers for each slot of the
-fleet, and the trainer is never what is waited for. In the rows with a slow worker, one of them decodes at half speed.
+The real loop, pool, dispatch and lanes of a job run over simulated engines (``bebop.simulation``). Lengths of
+completions are log-normal with tails of three kinds (``SIGMAS``; cut at 8 medians). A batch has ``ROUNDS`` completions
+for each slot of the fleet, and nothing ever waits for the trainer. In the rows with a slow worker, one of them decodes
+at half speed.
 
-An engine emits most if all its slots are in use, so that answers of W cycles in total take workers of speeds s at least
-W cycle(slots) / (slots sum(s)) seconds, and N prefills / sum(s) more: the bound, whoever decodes what. It leaves out
-that the longest answer of a batch has to end before prompts beyond ``staleness`` may start, which no dispatch changes.
+An engine emits most if all its slots are in use. So completions of W cycles in total take workers of speeds s at least
+W cycle(slots) / (slots sum(s)) seconds, and N prefills / sum(s) more: this is the bound, whoever decodes what. It
+ignores that the longest completion of a batch has to end before prompts beyond ``staleness`` may start, which no
+dispatch changes.
 
 The rule, written down before the runs that it judges (sizes were chosen on other seeds than theirs):
 
@@ -14,9 +16,9 @@ The rule, written down before the runs that it judges (sizes were chosen on othe
 - pull reaches 90 % of the bound wherever there are 8 workers and a staleness of 2, also with the slow one: the lower
   end of the interval does.
 
-Intervals are of 95 %, Student's t over ``SEEDS``: they vary the lengths of answers alone (virtual time repeats to the
-last digit), both ways get the same answers, and the ratio is taken seed by seed. What is decoded ahead when counting
-begins and ends is not the same, so that single values scatter around a bound that is reached.
+Intervals are 95 %, Student's t over ``SEEDS``. Seeds vary only the lengths of completions (virtual time repeats
+exactly), both ways get the same completions, and the ratio is taken seed by seed. The completions decoded ahead when
+counting begins and ends differ, so single values scatter around a bound that is reached.
 """
 
 import itertools
@@ -40,14 +42,14 @@ SLOTS, SIZE, ROUNDS = 8, 8, 4
 STEPS, SKIP = {2: 100, 8: 50, 64: 12}, 4
 SLOW = 0.5  # speed of the slow worker
 BAR = 0.9
-# What is the same for both ways is left out, but for what keeps a slot empty: reports, weights taken in.
+# Costs equal for both ways are left out, except those that keep a slot empty: reports, and loading weights.
 COSTS = CostsConfig(update=0.1, update_token=0.0, weights=0.0, fetch=0.0, step=0.0)
 Way = Literal["pull", "static"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A row of the table."""
+    """Configuration of one row of the table."""
 
     workers: int
     staleness: int
@@ -60,7 +62,7 @@ class Plan:
         return [SLOW if self.slow else 1.0, *[1.0] * (self.workers - 1)]
 
     def config(self, dispatch: Way, seed: int) -> SimulateConfig:
-        """Return the configuration that is simulated."""
+        """Return the configuration to simulate."""
         fleet = FleetConfig(
             workers=self.workers, slots=SLOTS, staleness=self.staleness, dispatch=dispatch, group_size=SIZE,
             groups_per_step=ROUNDS * SLOTS * self.workers // SIZE, steps=STEPS[self.workers], skip=SKIP,
@@ -70,14 +72,14 @@ class Plan:
 
 
 def plans() -> Iterator[Plan]:
-    """Measure all rows."""
+    """Yield the plans of all rows."""
     for workers, sigmas in SIGMAS.items():
         for staleness, slow, sigma in itertools.product(STALENESS, (False, True), sigmas):
             yield Plan(workers=workers, staleness=staleness, sigma=sigma, slow=slow)
 
 
 def bound(config: SimulateConfig, speeds: Sequence[float]) -> float:
-    """Return how many completions a second engines of these speeds can make at most, of those that count."""
+    """Return the most completions per second that engines of these speeds can make, of those that count."""
     fleet, costs, answers = config.fleet, Costs.of(config), Completions(config)
     counted = range(fleet.skip * fleet.groups_per_step, fleet.steps * fleet.groups_per_step)
     drawn = [cycles for index in counted for _, cycles in answers.draw(index)]
@@ -86,12 +88,12 @@ def bound(config: SimulateConfig, speeds: Sequence[float]) -> float:
 
 
 def throughput(plan: Plan, dispatch: Way, seed: int) -> float:
-    """Answers a second over the steps that count."""
+    """Return the completions per second over the steps that count."""
     return simulate(plan.config(dispatch, seed), plan.speeds).trajectories_per_second
 
 
 def row(plan: Plan, seeds: Sequence[int] = SEEDS) -> dict[str, Any]:
-    """Both ways on the same answers, and what the rule says."""
+    """Run both ways on the same completions; return their numbers and the parts of the rule that they break."""
     most = [bound(plan.config("pull", seed), plan.speeds) for seed in seeds]
     pull = [throughput(plan, "pull", seed) for seed in seeds]
     static = [throughput(plan, "static", seed) for seed in seeds]
@@ -108,7 +110,7 @@ def row(plan: Plan, seeds: Sequence[int] = SEEDS) -> dict[str, Any]:
 
 
 def misses(plan: Plan, gain: Interval, reached: Interval) -> list[str]:
-    """Return which parts of the rule a row breaks."""
+    """Return the parts of the rule that a row breaks."""
     judged = plan.workers == 8 and plan.staleness == 2
     broken = {"worse than static": gain.high < 1, "below the bar": judged and reached.low < BAR}
     return [name for name, found in broken.items() if found]

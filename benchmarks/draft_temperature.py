@@ -1,9 +1,9 @@
-"""What choosing draft temperatures is worth: ``auto`` against every fixed one, for heads of all training objectives.
+"""Gain of chosen draft temperatures: ``auto`` against every fixed one, for heads of all training objectives.
 
-Answers of the target are given, and decoding walks over them again: that a draft was accepted, given the token y that
-came out, has probability min(1, q(y) / p(y)) (SPEC 0.6), whatever was drafted. So every arm walks over the same text
+Completions of the target are given, and decoding walks over them again. Given the token y that was emitted, a draft was
+accepted with probability min(1, q(y) / p(y)) (SPEC 0.6), whatever was drafted. So every arm walks over the same text
 with the same random numbers, and arms differ by far less than two decodings would. The auto arm learns within each
-answer what the engine would, by the engine's own rule, and knows nothing else.
+completion by the engine's own rule, and uses nothing else.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ SHARE, SMALL = 0.9, 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Of N answers in which decoding may begin a cycle at each of T tokens, with up to K drafts."""
+    """Acceptance and overlap in N completions, where a cycle may begin at each of T tokens with up to K drafts."""
 
     survive: Tensor  # [N, T, K, D] probability that a draft was accepted, given the token that came out
     overlap: Tensor  # [N, T, K, D] of target and draft
@@ -39,7 +39,7 @@ class Table:
 
 
 def table(model: Policy, rows: Sequence[TokenRow], depth: int, temperatures: Sequence[float]) -> Table:
-    """Both models on text, for drafts of each temperature; the target's is 1."""
+    """Run both models on text, for drafts of each temperature; the target's temperature is 1."""
     from recipes.reproduce.beyond.on_text import TextSampling, pairs, states
 
     survive: list[Tensor] = []
@@ -64,10 +64,9 @@ def table(model: Policy, rows: Sequence[TokenRow], depth: int, temperatures: Seq
 
 
 def walk(known: Table, temperature: int | None, grid: slice, walks: int = WALKS, seed: int = 0) -> float:
-    """Return the tokens a cycle over all completions, with drafts at one temperature of the table; None: chosen by
-    ``Overlaps``.
+    """Return the tokens per cycle over all completions, with drafts at one temperature of the table.
 
-    ``grid``: where the temperatures of ``GRID`` are in the table.
+    ``temperature`` None: ``Overlaps`` chooses it. ``grid``: the places of ``GRID``'s temperatures in the table.
     """
     survive, overlap = (x.repeat(walks, 1, 1, 1) for x in (known.survive, known.overlap))
     lengths = known.lengths.repeat(walks)
@@ -94,7 +93,7 @@ def walk(known: Table, temperature: int | None, grid: slice, walks: int = WALKS,
 
 
 def arms(model: Policy, rows: Sequence[TokenRow], depth: int) -> dict[str, float]:
-    """Accept length of every fixed temperature, and of auto."""
+    """Return the accept length of every fixed temperature, and of auto."""
     known = table(model, rows, depth, [*FIXED, *GRID])
     grid = slice(len(FIXED), len(FIXED) + len(GRID))
     found = {str(t): walk(known, i, grid) for i, t in enumerate(FIXED)}
@@ -102,7 +101,7 @@ def arms(model: Policy, rows: Sequence[TokenRow], depth: int) -> dict[str, float
 
 
 def judged(head: str, found: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Return a row: means over seeds, and whether the rule holds."""
+    """Return a row with means over seeds, and whether the rule holds."""
     mean = {arm: sum(one[arm] for one in found) / len(found) for arm in found[0]}
     best = max(FIXED, key=lambda t: mean[str(t)])
     gain, own = mean[str(best)] - mean["1.0"], mean["auto"] - mean["1.0"]
@@ -122,7 +121,7 @@ def judged(head: str, found: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def run(heads: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Return a row for each arm of ``recipes.reproduce.objectives``; none named: all.
+    """Return a row for each named arm of ``recipes.reproduce.objectives``; without names, for all.
 
     Heads are trained, or found where a study has kept them (``BEBOP_REPRODUCE``).
     """

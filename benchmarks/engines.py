@@ -1,8 +1,8 @@
 """Rollout engines side by side in one run: Hugging Face ``generate``, the embedded engine and vLLM, plain and drafting.
 
-The built-in model answers its own task; another model (plain: ``--systems autoregressive``) the same questions. Each
-arm of vLLM has a process of its own, which rests while others have their turn: an engine settles its drafts when it
-starts, and two do not share a process. The best of the rounds counts.
+The built-in model answers its own task; another model (plain: ``--systems autoregressive``) answers the same questions.
+Each vLLM arm has its own process, which rests while others have their turn: an engine fixes its drafting when it
+starts, and two engines cannot share a process. The best of the rounds counts.
 """
 
 import multiprocessing
@@ -36,7 +36,7 @@ KEPT = ("tokens/s", "accept length", "passes/token", "mean answer")
 
 
 def arms(systems: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Name: engine, and what it is asked for."""
+    """Return, for each arm's name, its engine and its way of decoding."""
     return {
         "hf_generate": ("transformers", "hf_generate"),
         **{f"embedded, {system}": ("bebop-rl", system) for system in systems},
@@ -74,7 +74,7 @@ def run(bench: RolloutBench) -> list[dict[str, Any]]:
 
 
 class Served:
-    """vLLM with a way of decoding, in a process of its own."""
+    """vLLM with one way of decoding, in its own process."""
 
     def __init__(self, bench: RolloutBench, system: str) -> None:
         context = multiprocessing.get_context("spawn")
@@ -94,7 +94,7 @@ class Served:
             self._process.join()
 
     def measure(self, asked: Sequence[Request], batch: int) -> dict[str, Any]:
-        """Return a row of numbers."""
+        """Measure one turn; return a row of numbers."""
         self._here.send((list(asked), batch))
         return self._answer(None)
 
@@ -109,7 +109,7 @@ class Served:
 
 
 def _serve(pipe: Connection, bench: RolloutBench, system: str) -> None:
-    """Runs in vLLM's process."""
+    """Run vLLM in this process and answer the requests of the pipe."""
     from bebop.rollout.vllm.builder import make
 
     torch.set_num_threads(1)
@@ -127,7 +127,7 @@ def _serve(pipe: Connection, bench: RolloutBench, system: str) -> None:
 
 
 def job(bench: RolloutBench, system: str) -> JobConfig:
-    """Return what vLLM is started from: as many seats as the largest batch."""
+    """Return the configuration that vLLM is started with; it has as many slots as the largest batch."""
     return JobConfig(
         model=bench.model,
         task=bench.task,
@@ -143,7 +143,7 @@ def job(bench: RolloutBench, system: str) -> JobConfig:
 
 
 def timed(answer: Any) -> dict[str, Any]:
-    """Return a row of what the completions, and the time for them, say."""
+    """Time ``answer``; return the row of its completions' statistics and speed."""
     started = time.perf_counter()
     answers = answer()
     seconds = time.perf_counter() - started
@@ -157,7 +157,7 @@ def timed(answer: Any) -> dict[str, Any]:
 
 
 def version_of(name: str) -> str:
-    """Name and version of a program, or of its build for a CPU."""
+    """Return name and version of a program, or of its build for a CPU."""
     for known in (name, f"{name}-cpu"):
         try:
             return f"{known} {version(known)}"

@@ -1,7 +1,7 @@
-"""Time to the first token of an answer: what reading a prompt costs, by its length, one request at a time.
+"""Time to the first token of a completion: the cost of reading a prompt, by its length, one request at a time.
 
-Which tokens a prompt has makes no difference to that, so they are random. The arms take turns, prompt by prompt, and
-are compared within a turn. ``admit`` reads many prompts of a long-tailed distribution of lengths at once.
+The tokens of a prompt do not matter for this, so they are random. The arms take turns, prompt by prompt, and are
+compared within a turn. ``admit`` reads many prompts of a long-tailed distribution of lengths at once.
 """
 
 import random
@@ -26,7 +26,7 @@ from bebop.trajectory import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstTokenBench:
-    """What is measured."""
+    """Settings of the benchmark."""
 
     model: ModelConfig
     systems: tuple[str, ...]
@@ -40,10 +40,10 @@ def run(bench: FirstTokenBench) -> list[dict[str, Any]]:
 
 
 def measure(policy: Policy, bench: FirstTokenBench) -> list[dict[str, Any]]:
-    """Measure a policy that is there.
+    """Measure a loaded policy.
 
     ``ms`` and ``x plain`` (plain over arm, turn by turn) are medians over the rounds, with their 5th and 95th percent;
-    ``entries`` is how many a cache has after the first token. The first turn warms up and does not count.
+    ``entries`` is the number of cache entries after the first token. The first turn warms up and does not count.
     """
     rows, arms = [], bench.systems
     plain = next((arm for arm in arms if not SYSTEMS[arm].drafts), arms[0])
@@ -66,9 +66,9 @@ def measure(policy: Policy, bench: FirstTokenBench) -> list[dict[str, Any]]:
 
 
 def first_token(policy: Policy, system: str, length: int, seed: int) -> tuple[float, int]:
-    """Return the seconds from a request of random tokens to its first, and the entries of a cache then.
+    """Return the seconds from a request of random tokens to its first token, and the cache entries then.
 
-    Processor time, or on a GPU that of the clock.
+    The seconds are processor time, or wall-clock time on a GPU.
     """
     decoding = DecodingConfig(system=system, draft_tokens=SYSTEMS[system].draft_tokens if SYSTEMS[system].drafts else 0)
     engine = TorchEngine(policy, decoding, slots=1, max_length=length + 32)
@@ -88,7 +88,7 @@ MEDIAN, SIGMA, SHORTEST = 300, 1.0, 50  # tokens of a prompt: log-normal, cut of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionBench:
-    """What is measured: one admission of many prompts, with budgets of a pass that take turns."""
+    """Settings of the benchmark: one admission of many prompts, with pass budgets that take turns."""
 
     model: ModelConfig
     prompts: int
@@ -100,9 +100,9 @@ class AdmissionBench:
 def admit(policy: Policy, bench: AdmissionBench) -> list[dict[str, Any]]:
     """Return one row per budget, the first one a pass over all prompts, padded to the longest.
 
-    ``computed``: positions of the target, padding included, as counted in its passes; ``padding %``: of them those
-    above ``tokens``, in per cent of ``tokens``. Every turn has lengths of its own, and all arms read the same prompts.
-    The first turn warms up and does not count.
+    ``computed``: positions of the target, padding included, as counted in its passes; ``padding %``: those above
+    ``tokens``, in percent of ``tokens``. Every turn has lengths of its own, and all arms read the same prompts. The
+    first turn warms up and does not count.
     """
     arms = {f"at most {budget}" if i else "one pass": budget for i, budget in enumerate((2**40, *bench.budgets))}
     seconds: dict[str, list[float]] = {arm: [] for arm in arms}
@@ -132,9 +132,9 @@ def admit(policy: Policy, bench: AdmissionBench) -> list[dict[str, Any]]:
 
 
 def admission(policy: Policy, lengths: Sequence[int], budget: int) -> tuple[float, int, int]:
-    """Return seconds of an admission of prompts of ``lengths`` tokens, its passes, and the positions that they compute.
+    """Admit prompts of ``lengths`` tokens; return the seconds, the passes, and the positions that they compute.
 
-    Of random tokens, so that no two are equal.
+    The tokens are random, so that no two prompts are equal.
     """
     engine = TorchEngine(
         policy, DecodingConfig(system="autoregressive", draft_tokens=0), slots=len(lengths),
@@ -161,7 +161,7 @@ def admission(policy: Policy, lengths: Sequence[int], budget: int) -> tuple[floa
 
 
 def _spread(name: str, values: list[float]) -> dict[str, float]:
-    """Median, and the 5th and 95th percent."""
+    """Return the median, and the 5th and 95th percent."""
     ordered = sorted(values)
     low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.05, 0.95))
     return {name: statistics.median(values), f"{name}, 5 %": low, f"{name}, 95 %": high}

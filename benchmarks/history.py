@@ -1,8 +1,8 @@
-"""Drafts from history: what remembering and looking up cost, and decoding with past answers beside plain and Bebop.
+"""Drafts from history: the cost of remembering and lookups, and decoding with past completions beside plain and Bebop.
 
-The past answers are the built-in model's own, under the weights of now, as right after an epoch in which it hardly
-moved: the best case. Each arm has an engine of its own that is told of them first, within its time. Arms take turns;
-time is the processor's, and the best of the rounds counts.
+The past completions are the built-in model's own, under its current weights, as right after an epoch in which it hardly
+changed: the best case. Each arm has its own engine, which first receives them; this counts in its time. Arms take
+turns; processor time counts, and the best of the rounds.
 """
 
 import time
@@ -29,7 +29,7 @@ from bebop.trajectory import DecodeStats, SamplingParams
 
 ARMS = ("autoregressive", "bebop", "ngram", "history", "bebop_history")
 Past = Mapping[tuple[int, ...], Sequence[Sequence[int]]]  # prompt -> answers
-# What is timed within a cycle: lookups themselves, and what is kept and learned of rows beside them.
+# Functions timed within a cycle: the lookups, and the bookkeeping of rows beside them.
 TIMED: tuple[tuple[str, type, tuple[str, ...]], ...] = (
     ("lookup", SuffixMatch, ("advance",)),
     ("lookup", Next, ("of",)),
@@ -40,7 +40,7 @@ TIMED: tuple[tuple[str, type, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryBench:
-    """What is measured."""
+    """Settings of the benchmark."""
 
     model: ModelConfig
     task: TaskConfig
@@ -82,7 +82,7 @@ def engine(policy: Policy, bench: HistoryBench, batch: int, arm: str) -> TorchEn
 
 
 def remembered(one: TorchEngine, asked: Sequence[Request], answers: int) -> Past:
-    """Other answers to the same prompts."""
+    """Return other completions of the same prompts."""
     again = [
         replace(r, params=replace(r.params, seed=(1 + k) * len(asked) + r.id)) for r in asked for k in range(answers)
     ]
@@ -93,7 +93,7 @@ def remembered(one: TorchEngine, asked: Sequence[Request], answers: int) -> Past
 
 
 def lookups(past: Past) -> dict[str, Any]:
-    """Return what it costs to remember a token, in time and memory, and to look one up."""
+    """Return the cost of remembering a token, in time and memory, and of a lookup."""
     tracemalloc.start()
     kept = [_built(answers) for answers in past.values()]
     size, _ = tracemalloc.get_traced_memory()
@@ -131,7 +131,7 @@ def _built(answers: Sequence[Sequence[int]]) -> Automaton:
 
 
 def decoded(make: Callable[[str], TorchEngine], asked: Sequence[Request], past: Past, arm: str) -> dict[str, Any]:
-    """Return a row of one turn of an arm."""
+    """Time one turn of an arm; return its row."""
     one = make(arm)
     with looking_up(SYSTEMS[arm].history) as spent:
         started = time.process_time()
@@ -156,7 +156,7 @@ def decoded(make: Callable[[str], TorchEngine], asked: Sequence[Request], past: 
 
 @contextmanager
 def looking_up(history: bool) -> Iterator[dict[str, float]]:
-    """Seconds by the parts of TIMED; of calls within one another the outer one counts."""
+    """Yield the seconds of each part of TIMED; of nested calls only the outer one counts."""
     spent = dict.fromkeys(("lookup", "bookkeeping"), 0.0)
     if not history:
         yield spent

@@ -1,10 +1,10 @@
-"""Drafts from past answers in real vLLM beside the embedded engine: acceptance before and after they are told of them.
+"""Drafts from past completions in vLLM beside the embedded engine: acceptance before and after they receive them.
 
-The past answers are the built-in model's own under the weights of now: the best case, as in ``history``. Every arm
-answers each prompt once, all of them at once, knowing nothing, past answers to other prompts alone, or those to the
-same: vLLM's tree is one for all prompts, the embedded engine looks among answers to the same alone. vLLM drafts what is
-likeliest (``decoding.draft_temperature=0``), the embedded engine that, too, or samples as is its own way. Intervals are
-over prompts, of differences those of the same prompts.
+The past completions are the built-in model's own under its current weights: the best case, as in ``history``. Every arm
+answers each prompt once, all at once. It knows nothing, only past completions of other prompts, or those of the same
+prompt. vLLM has one tree for all prompts; the embedded engine searches only completions of the same prompt. vLLM drafts
+the likeliest tokens (``decoding.draft_temperature=0``). The embedded engine also does, or it samples, which is its
+default. Intervals are over prompts; those of differences are over the same prompts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ Counts = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrimingBench:
-    """What is measured."""
+    """Settings of the benchmark."""
 
     model: ModelConfig
     task: TaskConfig
@@ -66,7 +66,7 @@ Turn = tuple[Sequence[Request], Past]  # what is asked, and what is told of befo
 
 
 def run(bench: PrimingBench) -> list[dict[str, Any]]:
-    """Return a row for each arm and what it knows."""
+    """Return a row for each arm and each kind of knowledge."""
     if find_spec("vllm") is None:
         raise UserError("bench told needs vLLM: pip install -e '.[vllm]', see recipes/vllm")
     policy = load_policy(bench.model)
@@ -94,7 +94,10 @@ def run(bench: PrimingBench) -> list[dict[str, Any]]:
 
 
 def turns(asked: Sequence[Request], past: Past, known: str) -> list[Turn]:
-    """Everybody is asked once; where only others' answers are known, in two halves that know one another's."""
+    """Return turns in which every prompt is asked once.
+
+    If only other prompts' completions are known, there are two halves, and each knows those of the other.
+    """
     if known != OTHERS:
         return [(asked, past if known == OWN else {})]
     halves = asked[::2], asked[1::2]
@@ -104,13 +107,13 @@ def turns(asked: Sequence[Request], past: Past, known: str) -> list[Turn]:
 
 
 def by_prompt(found: Sequence[Completion]) -> Counts:
-    """Tokens, cycles, drafts and accepted ones of each answer [4, S], a column each."""
+    """Return tokens, cycles, drafts and accepted drafts of each completion [4, S], one column each."""
     stats = [one.stats for one in found]
     return np.array([[s.emitted, s.cycles, s.reached.sum(), s.accepted.sum()] for s in stats], dtype=float).T
 
 
 def row(counts: Mapping[str, Counts], known: str) -> dict[str, Any]:
-    """Rates of an arm, and how its accept length differs from that with nothing known."""
+    """Return the rates of an arm, and the change of its accept length from that with nothing known."""
     tokens, cycles, drafts, accepted = counts[known]
     found = {"accept length": asdict(ratio(tokens, cycles)), "accepted": asdict(ratio(accepted, drafts))}
     found["drafts/cycle"] = asdict(ratio(drafts, cycles))
@@ -121,13 +124,13 @@ def row(counts: Mapping[str, Counts], known: str) -> dict[str, Any]:
 
 
 def embedded(bench: PrimingBench, policy: Policy, temperature: float | None) -> TorchEngine:
-    """Return a new engine."""
+    """Return a new embedded engine."""
     decoding = DecodingConfig(system=SYSTEM, draft_tokens=bench.draft_tokens, draft_temperature=temperature)
     return TorchEngine(policy, decoding, slots=32)
 
 
 def vllm(bench: PrimingBench) -> ServedEngine:
-    """In this process, with a seat for each prompt."""
+    """Start vLLM in this process, with a slot for each prompt."""
     from bebop.rollout.vllm.builder import make
 
     config = JobConfig(
@@ -146,7 +149,7 @@ def vllm(bench: PrimingBench) -> ServedEngine:
 
 
 def forgotten(engine: ServedEngine) -> ServedEngine:
-    """Return the same engine, which has forgotten all completions."""
+    """Clear the past completions of the engine and return it."""
     server: Any = engine.server
     server.core.past.clear()
     return engine

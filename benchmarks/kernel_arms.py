@@ -1,6 +1,6 @@
-"""The arms of the kernel benchmark: Bebop's kernels, plain and compiled PyTorch, and other projects' where installed.
+"""Arms of the kernel benchmark: Bebop's kernels, plain and compiled PyTorch, and other projects' if installed.
 
-A peer is imported, or, where its package cannot be, loaded from its one file on the Python path: an unpacked wheel on
+A peer is imported. If its package cannot be imported, its one file is loaded from the Python path: an unpacked wheel on
 PYTHONPATH is enough.
 """
 
@@ -24,7 +24,7 @@ from bebop.kernels.verify import chain_verify, reference
 
 
 class Skip(Exception):
-    """An arm that cannot be measured here; the message says why."""
+    """Raised by an arm that cannot be measured here; the message states why."""
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # draft, target -> [N]
@@ -36,7 +36,7 @@ MakeVerify = Callable[..., Callable[[], object]]  # device, tokens, draft, targe
 
 
 def _peer(module: str, distribution: str) -> ModuleType:
-    """Return a module of another project."""
+    """Import a module of another project, or load its file."""
     try:
         return importlib.import_module(module)
     except ImportError as failure:
@@ -70,7 +70,7 @@ def _needs_gpu(device: str, name: str) -> None:
 
 
 def tv_of_softmaxes(draft: Tensor, target: Tensor) -> Tensor:
-    """Compute total variation as one writes it first."""
+    """Return the total variation by the most direct formula."""
     return 1 - torch.minimum(draft.float().softmax(-1), target.float().softmax(-1)).sum(-1)
 
 
@@ -135,7 +135,7 @@ def _jensen_shannon(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
     return (both[0] + both[1]) / 2
 
 
-# What one writes first. All compute less than ours, which also give the overlap and both entropies; ce, hard_ce least.
+# The direct formulas. All compute less than ours, which also give the overlap and both entropies; ce, hard_ce least.
 EAGER: dict[str, LabelledLoss] = {
     "tv": lambda q, p, labels: tv_of_softmaxes(q, p),
     "ce": lambda q, p, labels: cross_entropy(q, p.softmax(-1), reduction="none"),
@@ -158,7 +158,7 @@ def _eager_kind(kind: str) -> LabelledLoss:
 
 
 def _speculators_kind(kind: str) -> LabelledLoss:
-    """Return a loss of speculators for a CPU."""
+    """Return a loss of speculators that runs on a CPU."""
     peer = _peer("speculators.losses.eager", "speculators")
     if kind not in SPECULATORS:
         raise Skip(f"speculators has no {kind}")
@@ -199,7 +199,7 @@ LINEAR: dict[str, MakeLinear] = {
 def _sglang_verify(
     device: str, tokens: Tensor, q: Tensor, p: Tensor, u: Tensor, block: bool = False
 ) -> Callable[[], object]:
-    """Return the verifier of SGLang 0.5.23; ``block``: by block verification."""
+    """Return the verifier of SGLang 0.5.23; ``block`` selects block verification."""
     _needs_gpu(device, "the verifier of SGLang")
     peer = _peer("sglang.kernels.ops.speculative.reject_sampling", "sglang")
     batch, drafts = tokens.shape
@@ -221,7 +221,10 @@ def _sglang_verify(
 
 
 def _vllm_verify(device: str, tokens: Tensor, q: Tensor, p: Tensor, u: Tensor) -> Callable[[], object]:
-    """With the draw of its bonus token and of its own random numbers, which the others are given or do inside."""
+    """Return the verifier of vLLM.
+
+    It also draws the bonus token and its own random numbers; other arms receive these or draw them inside.
+    """
     _needs_gpu(device, "the verifier of vLLM")
     peer = _peer("vllm.v1.sample.rejection_sampler", "vllm")
     batch, drafts = tokens.shape
@@ -241,7 +244,7 @@ def _vllm_verify(device: str, tokens: Tensor, q: Tensor, p: Tensor, u: Tensor) -
 
 
 def _tried(verify: Callable[[], object], name: str) -> Callable[[], object]:
-    """Call once now: a peer whose signature or requirements have changed is skipped, with what it said."""
+    """Call ``verify`` once and return it; skip a peer with a changed signature or requirement, with its message."""
     try:
         verify()
     except (TypeError, ValueError, AttributeError, AssertionError, RuntimeError) as failure:
@@ -252,7 +255,7 @@ def _tried(verify: Callable[[], object], name: str) -> Callable[[], object]:
 
 
 def _read(device: str, tokens: Tensor, q: Tensor, p: Tensor, u: Tensor) -> Callable[[], object]:
-    """Sum the rows that the next tokens come from, side by side in memory: what reading them once costs."""
+    """Return a sum over the rows that give the next tokens, contiguous in memory: the cost of reading them once."""
     accepted, _ = reference(tokens, q, p, u)
     requests = torch.arange(len(tokens), device=p.device)
     rejected = accepted < tokens.shape[1]

@@ -1,7 +1,7 @@
 """The CPU kernels on several threads, alone and beside neighbours that keep a core busy: wall time.
 
-Processor time does not show what threads gain, and other work on the machine can only slow a run down: arms take turns,
-and the best of each counts.
+Processor time does not show the gain of threads, and other work on the machine can only slow a run down. So arms take
+turns, and the best of each counts.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ WARM_UP = 2  # calls of an arm before it is timed: one compiles, one touches its
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadsBench:
-    """What is measured; ``seconds`` ends it: shapes that are not reached are kept as skipped."""
+    """Settings of the benchmark; it ends after ``seconds``, and the remaining shapes are kept as skipped."""
 
     threads: tuple[int, ...]
     busy: int  # neighbours of the second half of the turns; 0: no such half
@@ -47,7 +47,7 @@ class ThreadsBench:
 
 
 def default(threads: Sequence[int], busy: int) -> ThreadsBench:
-    """Vocabularies of three models, in fp32."""
+    """Return a benchmark over the vocabularies of three models, in fp32."""
     return ThreadsBench(
         threads=tuple(threads),
         busy=busy,
@@ -62,7 +62,7 @@ def default(threads: Sequence[int], busy: int) -> ThreadsBench:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is computed from the same inputs by every arm."""
+    """One computation that every arm does on the same inputs."""
 
     what: str
     shape: str
@@ -71,10 +71,10 @@ class Case:
 
 
 def run(bench: ThreadsBench) -> list[Row]:
-    """Return a row per case, arm, number of threads and of neighbours, times in ms.
+    """Return a row per case, arm, number of threads and number of neighbours, with times in ms.
 
-    ``x one thread`` is the speed relative to the same arm on one thread, ``x eager`` relative to the fastest that plain
-    PyTorch is on any of the numbers of threads; both beside as many neighbours. ``saved MB`` is what lives between
+    ``x one thread`` is the speed relative to the same arm on one thread. ``x eager`` is relative to the fastest plain
+    PyTorch on any number of threads; both are with the same number of neighbours. ``saved MB`` is the memory between
     forward and backward pass beyond the inputs, which is the same on every run.
     """
     before, ends, rows = torch.get_num_threads(), time.monotonic() + bench.seconds, list[Row]()
@@ -119,7 +119,7 @@ def _measure(case: Case, bench: ThreadsBench) -> list[Row]:
 
 
 def saved_bytes(call: Call, inputs: Sequence[Tensor]) -> int:
-    """Return the bytes of all tensors that autograd keeps for a backward pass in ``call``, without those of inputs."""
+    """Return the bytes of all tensors that autograd saves for a backward pass in ``call``, without the inputs."""
     own, kept = {x.untyped_storage().data_ptr() for x in inputs}, dict[int, int]()
 
     def keep(tensor: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ def saved_bytes(call: Call, inputs: Sequence[Tensor]) -> int:
 
 
 def _best(calls: dict[str, Call], bench: ThreadsBench) -> dict[tuple[str, int], float]:
-    """Milliseconds of the fastest call of each arm on each number of threads."""
+    """Return the milliseconds of the fastest call of each arm on each number of threads."""
     best: dict[tuple[str, int], float] = {}
     for _ in range(bench.turns):
         for arm, threads in ((arm, threads) for arm in calls for threads in bench.threads):
@@ -148,7 +148,7 @@ def _best(calls: dict[str, Call], bench: ThreadsBench) -> dict[tuple[str, int], 
 
 @contextlib.contextmanager
 def neighbours(count: int) -> Iterator[list[int]]:
-    """Processes that do nothing but keep a core busy each, by number; they end with the block, or with this process."""
+    """Start processes that each keep a core busy; yield their ids. They end with the block, or with this process."""
     spin = f"import os\nwhile os.getppid() == {os.getpid()}: sum(range(10**5))"
     processes = [subprocess.Popen([sys.executable, "-I", "-S", "-c", spin]) for _ in range(count)]
     try:
@@ -163,7 +163,7 @@ def neighbours(count: int) -> Iterator[list[int]]:
 
 
 def _cases(bench: ThreadsBench) -> Iterator[Case]:
-    """Yield every sort at its first shape, then at its second: where time runs out, every sort has been measured."""
+    """Yield each kind's first shape, then each kind's second: if time runs out, every kind has been measured."""
     for at in range(max(map(len, (bench.losses, bench.linear, bench.chains)))):
         for kind, (rows, vocabulary) in ((kind, shape) for kind in LOSSES for shape in bench.losses[at : at + 1]):
             yield _loss(kind, rows, vocabulary)
@@ -174,14 +174,14 @@ def _cases(bench: ThreadsBench) -> Iterator[Case]:
 
 
 def _logits(rows: int, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Return logits of draft and target [rows, V], which resemble each other."""
+    """Return similar logits of draft and target [rows, V]."""
     generator = torch.Generator().manual_seed(0)
     target = torch.empty(rows, vocabulary).normal_(0, 2, generator=generator)
     return torch.empty_like(target).normal_(0, 0.4, generator=generator).add_(target), target
 
 
 def _loss(kind: str, rows: int, vocabulary: int) -> Case:
-    """Forward and backward from logits. Inputs are made when the first arm is."""
+    """Return the case of a loss, forward and backward from logits. The first arm made creates the inputs."""
     inputs: list[Tensor] = []
 
     def prepared(make: Callable[[str], kernel_arms.LabelledLoss]) -> Call:
@@ -202,7 +202,7 @@ def _loss(kind: str, rows: int, vocabulary: int) -> Case:
 
 
 def _linear(rows: int, vocabulary: int, width: int) -> Case:
-    """TV, forward and backward from hidden states."""
+    """Return the case of TV, forward and backward from hidden states."""
     generator = torch.Generator().manual_seed(0)
     hidden, states = (torch.randn(rows, width, generator=generator) for _ in range(2))
     weight = torch.randn(vocabulary, width, generator=generator) / width**0.5
@@ -221,7 +221,7 @@ def _linear(rows: int, vocabulary: int, width: int) -> Case:
 
 
 def _decoding(batch: int, drafts: int, vocabulary: int) -> Iterator[Case]:
-    """Verification, statistics and truncation of B chains of K drafts."""
+    """Yield the cases of verification, statistics and truncation of B chains of K drafts."""
     logits, target = (x.view(batch, drafts + 1, vocabulary) for x in _logits(batch * (drafts + 1), vocabulary))
     q, p = logits[:, :drafts].softmax(-1), target.softmax(-1)
     numbers = torch.rand(batch, 2 * drafts + 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -239,5 +239,5 @@ def _decoding(batch: int, drafts: int, vocabulary: int) -> Iterator[Case]:
 
 
 def _made(call: Call) -> Call:
-    """Return the call itself, which needs nothing to be made first."""
+    """Return the call itself, which needs no preparation."""
     return call

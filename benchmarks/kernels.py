@@ -1,4 +1,4 @@
-"""Draft losses and chain verification: time, share of the copy bandwidth, peak memory, against what others offer."""
+"""Draft losses and chain verification: time, share of the copy bandwidth, peak memory, beside other implementations."""
 
 import dataclasses
 import gc
@@ -20,14 +20,14 @@ from bebop.kernels.block_verify import reference as block_reference
 from bebop.kernels.verify import reference, sample
 
 Row = dict[str, Any]
-# Bytes written between two runs on a GPU: more than any second-level cache, and some 0.3 ms, in which the launches of
-# what is timed are queued.
+# Bytes written between two runs on a GPU: more than any second-level cache. It takes some 0.3 ms, in which the launches
+# of the timed call are queued.
 FLUSH = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class KernelBench:
-    """What is measured; ``seconds`` ends it: shapes that are not reached are kept as skipped."""
+    """Settings of the benchmark; it ends after ``seconds``, and the remaining shapes are kept as skipped."""
 
     device: str
     losses: tuple[tuple[int, int], ...]  # (N, V) of the losses from logits
@@ -43,7 +43,7 @@ VOCABULARIES = (32_000, 151_936, 248_320)
 
 
 def on_gpu() -> KernelBench:
-    """Return full vocabularies, 1k-16k rows, batches of 1-256: some minutes on one device."""
+    """Return full vocabularies, 1k-16k rows, batches of 1-256, which take some minutes on one device."""
     batches = [(b, k) for b in (1, 8, 64, 256) for k in (1, 3, 7)]
     return KernelBench(
         device="cuda",
@@ -58,7 +58,7 @@ def on_gpu() -> KernelBench:
 
 
 def on_cpu() -> KernelBench:
-    """Return the same arms on smaller shapes, in fp32: about a minute with one thread."""
+    """Return the same arms on smaller shapes, in fp32, which take about a minute with one thread."""
     return KernelBench(
         device="cpu",
         losses=((128, 32_000), (512, 32_768), (64, 151_936), (32, 248_320)),
@@ -72,8 +72,10 @@ def on_cpu() -> KernelBench:
 
 
 def run(bench: KernelBench) -> list[Row]:
-    """Return one row per arm and shape; times in ms, ``x eager`` is the speed relative to plain PyTorch at that
-    shape."""
+    """Return one row per arm and shape, with times in ms.
+
+    ``x eager`` is the speed relative to plain PyTorch at that shape.
+    """
     timer = Timer(bench.device, bench.repeats)
     ends = time.monotonic() + bench.seconds
     bandwidth = _copy_bandwidth(timer)
@@ -92,7 +94,7 @@ def run(bench: KernelBench) -> list[Row]:
 
 
 def _in_turns(bench: KernelBench) -> list[tuple[Callable[..., Iterator["Case"]], tuple[int, ...]]]:
-    """Return all shapes, one of each sort after the other: where time runs out, every sort has been measured."""
+    """Return all shapes, one of each kind after the other: if time runs out, every kind has been measured."""
     sorts = ((_loss_cases, bench.losses), (_linear_cases, bench.linear), (_chain_cases, bench.chains))
     turns = zip_longest(*([(cases, shape) for shape in shapes] for cases, shapes in sorts))
     return [case for turn in turns for case in turn if case is not None]
@@ -109,7 +111,7 @@ class Case:
     traffic: float  # bytes that any implementation must move
 
     def row(self, **numbers: object) -> Row:
-        """Return what is kept of the case."""
+        """Return the row of the case."""
         blank: Row = dict.fromkeys(("ms", "GB/s", "% of copy", "peak MB", "x eager", "skipped"))
         return {"what": self.what, "shape": self.shape, "arm": self.arm, **blank, **numbers}
 
@@ -134,7 +136,7 @@ def _measure(case: Case, timer: "Timer", bandwidth: float) -> Row:
 
 
 def _loss_cases(bench: KernelBench, shape: tuple[int, int]) -> Iterator[Case]:
-    """TV forward and backward from logits; at least both logits are read and the gradient written."""
+    """Yield TV forward and backward from logits; any implementation reads both logits and writes the gradient."""
     rows, vocabulary = shape
     draft, target = _logits(bench, rows, vocabulary)
     traffic = 3 * draft.numel() * draft.element_size()
@@ -153,7 +155,7 @@ def _loss_cases(bench: KernelBench, shape: tuple[int, int]) -> Iterator[Case]:
 
 
 def _linear_cases(bench: KernelBench, shape: tuple[int, int]) -> Iterator[Case]:
-    """TV forward and backward from hidden states and heads; at least the heads and states are read."""
+    """Yield TV forward and backward from hidden states and heads; any implementation reads the heads and states."""
     rows, vocabulary = shape
     generator = torch.Generator(bench.device).manual_seed(0)
 
@@ -179,7 +181,7 @@ def _linear_cases(bench: KernelBench, shape: tuple[int, int]) -> Iterator[Case]:
 
 
 def _chain_cases(bench: KernelBench, shape: tuple[int, int, int]) -> Iterator[Case]:
-    """Verification of probabilities (fp32) and of logits; at least the rows that decide are read."""
+    """Yield verification of probabilities (fp32); any implementation reads the rows that decide."""
     batch, drafts, vocabulary = shape
     draft, target = (x.detach().view(batch, -1, vocabulary) for x in _logits(bench, batch * (drafts + 1), vocabulary))
     draft = draft[:, :drafts].contiguous()
@@ -208,7 +210,7 @@ def _chain_cases(bench: KernelBench, shape: tuple[int, int, int]) -> Iterator[Ca
 
 
 def _logits(bench: KernelBench, rows: int, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Draft (a leaf) and target [rows, V] that resemble each other; made in place, as they are large."""
+    """Return similar draft (a leaf) and target [rows, V]; they are large, so they are made in place."""
     generator = torch.Generator(bench.device).manual_seed(0)
     target = torch.empty(rows, vocabulary, dtype=bench.dtype, device=bench.device)
     target.normal_(0, 2, generator=generator)
@@ -220,7 +222,7 @@ def _logits(bench: KernelBench, rows: int, vocabulary: int) -> tuple[Tensor, Ten
 
 
 class Timer:
-    """Median milliseconds of a call: device events with cold caches on a GPU; on a CPU the wall clock, caches warm."""
+    """Median milliseconds of a call: device events with cold caches on a GPU; wall clock with warm caches on a CPU."""
 
     def __init__(self, device: str, repeats: int) -> None:
         self.cuda = torch.device(device).type == "cuda"
@@ -229,7 +231,7 @@ class Timer:
         self.copy_ms = 0.0
 
     def __call__(self, call: Callable[[], object], limit: float = 2.0) -> float:
-        """At least 3 runs after a warm-up, then until ``limit`` seconds or ``repeats`` runs are reached."""
+        """Time at least 3 runs after a warm-up, then more until ``limit`` seconds or ``repeats`` runs are reached."""
         call()
         call()
         times: list[float] = []
@@ -253,7 +255,7 @@ class Timer:
         return float(first.elapsed_time(last))
 
     def peak(self, call: Callable[[], object]) -> float:
-        """Return the bytes that one call needs beyond what was there, its results included."""
+        """Return the bytes that one call allocates at its peak, its results included."""
         if self.cuda:
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()
@@ -265,7 +267,7 @@ class Timer:
 
 
 def _copy_bandwidth(timer: Timer) -> float:
-    """GB/s of a copy, reads and writes counted: what the other rows are held against."""
+    """Return the GB/s of a copy, reads and writes counted; the other rows are compared with it."""
     source = torch.ones(1 << 26, device=timer.device)
     into = torch.empty_like(source)
     timer.copy_ms = timer(lambda: into.copy_(source))
@@ -278,7 +280,7 @@ def default() -> KernelBench:
 
 
 def charts(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return what was measured, apart from the copy and what was skipped: the rows of one bar chart each."""
+    """Return the measured rows by kind, without the copy and skipped rows; each list makes one bar chart."""
     by_kind: dict[str, list[Row]] = {}
     for row in rows:
         if row["what"] != "copy" and row.get("ms") is not None:

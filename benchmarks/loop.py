@@ -1,7 +1,7 @@
-"""The whole job, asynchronous against synchronous: the same work, samples trained per second, and who waited.
+"""The whole job, asynchronous against synchronous: the same work, samples trained per second, and idle time.
 
-Synchronous work is also measured with every core given to whichever phase is running, so that asynchrony is not
-credited with a core that the synchronous job merely left idle.
+Synchronous work is also measured with every core given to the running phase, so that asynchrony gets no credit for a
+core that the synchronous job merely left idle.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a call holds of a CPU's memory, by the record of every allocation: whatever the system does with its pages."""
+"""CPU memory held by a call, from a record of every allocation, independent of the system's handling of pages."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -9,13 +9,15 @@ from torch._C._profiler import _EventType as EventType
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """Most bytes of tensors that ``call`` held at a time, beyond what was there: the highest sum of allocations minus
-    releases, in the order in which they happened."""
+    """Return the most bytes of tensors that ``call`` held at once beyond earlier ones.
+
+    This is the highest sum of allocations minus releases, in the order in which they happened.
+    """
     return max(0, *_sums(call))
 
 
 def left_bytes(call: Callable[[], object]) -> int:
-    """Return the bytes of tensors that are still held when ``call`` has returned, by its result or by others."""
+    """Return the bytes of tensors still held after ``call`` has returned, by its result or otherwise."""
     return _sums(call)[-1]
 
 

@@ -1,9 +1,9 @@
-"""What watching costs: statistics of drafts, the monitor's own work, and readings of the probe set.
+"""Cost of monitoring: statistics of drafts, the monitor's own work, and readings of the probe set.
 
-Statistics are timed where they are taken; decoding with and without them in turns says the same with more noise.
+Statistics are timed where they are computed; decoding with and without them in turns gives the same with more noise.
 
-Processor seconds of this process, so that other work on the machine counts little. The share is of the rollout time
-of a step: what the decoding without statistics takes for as many answers.
+Times are processor seconds of this process, so that other work on the machine matters little. The share is of the
+rollout time of a step: the time to decode as many completions without statistics.
 """
 
 import tempfile
@@ -34,8 +34,10 @@ from bebop.trajectory import Completion, Group, SamplingParams, Trajectory
 
 
 def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
-    """Return one row a part of the monitor: seconds a step without it, and what it adds. ``UserError`` if nothing
-    drafts."""
+    """Return one row per part of the monitor: seconds per step without it, and the seconds that it adds.
+
+    Raises ``UserError`` if nothing drafts.
+    """
     if not engine_module(config).EMBEDDED or not SYSTEMS[config.decoding.system].drafts:
         what = f"rollout.engine={config.rollout.engine} decoding.system={config.decoding.system}"
         raise UserError(f"{what} cannot be measured here: give the embedded engine and a system that drafts")
@@ -95,7 +97,7 @@ def step_requests(config: JobConfig, policy: Policy, source: PromptSource) -> li
 def decode(
     config: JobConfig, policy: Policy, asked: Sequence[Request], measure: bool
 ) -> tuple[float, list[Completion]]:
-    """Processor seconds of one step's answers; the same tokens with and without statistics."""
+    """Decode one step's completions; return processor seconds. Tokens are the same with and without statistics."""
     engine = TorchEngine(
         policy, config.decoding, slots=config.rollout.slots, max_length=config.rollout.max_length, measure=measure
     )
@@ -117,8 +119,10 @@ def grouped(config: JobConfig, source: PromptSource, answers: Sequence[Completio
 
 
 def _watching(config: JobConfig, groups: Sequence[Group], steps: int = 20) -> float:
-    """Return the seconds a step: to collect, estimate, explain and write down; the last half of the steps, with all
-    windows."""
+    """Return the seconds per step to collect, estimate, explain and write.
+
+    The median is over the last half of the steps, which have all windows.
+    """
     with tempfile.TemporaryDirectory() as folder:
         watch, seconds = JobMonitor(config, Path(folder)), []
         for number in range(1, steps + 1):
@@ -130,7 +134,7 @@ def _watching(config: JobConfig, groups: Sequence[Group], steps: int = 20) -> fl
 
 
 def _reading(config: JobConfig, policy: Policy, groups: Sequence[Group]) -> float:
-    """Return the seconds of one reading of the probe set, later ones, without the sweep."""
+    """Return the seconds of one later reading of the probe set, without the sweep."""
     trainer, texts = PolicyTrainer(policy, config), choose(groups, config.monitor.probe_completions)
     seconds = []
     for _ in range(4):
@@ -141,7 +145,7 @@ def _reading(config: JobConfig, policy: Policy, groups: Sequence[Group]) -> floa
 
 
 def percent(spent: dict[bool, list[float]]) -> dict[str, float]:
-    """Return total over total in percent, rounds resampled."""
+    """Return the total with over the total without, as added percent, with rounds resampled."""
     on, off = np.array(spent[True]), np.array(spent[False])
     ratio = resampled(lambda weights: (weights @ on) / (weights @ off), len(on))
     return {"added %": 100 * (ratio.value - 1), "low %": 100 * (ratio.low - 1), "high %": 100 * (ratio.high - 1)}

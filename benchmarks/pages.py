@@ -1,7 +1,7 @@
-"""Keys and values in pages against slots: the speed of both, and how many requests the same bytes hold.
+"""KV cache in pages against slots: the speed of both, and the number of requests that the same bytes hold.
 
 Speed: the arms answer the same requests in turns, in processor time, and are compared within a turn. On a CPU attention
-over pages copies what it reads.
+over pages copies the entries that it reads.
 
 Requests in flight: the lengths of completions are lognormal, cut at ``LONGEST``, and more requests wait than can run.
 Slots hold ``SLOTS`` requests of the longest kind. Pages have the same bytes, and four times as many slots.
@@ -31,7 +31,7 @@ MEDIAN, SIGMA = 60, 1.0  # of the lognormal lengths, before they are cut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagesBench:
-    """What is measured."""
+    """Settings of the benchmark."""
 
     model: ModelConfig
     systems: tuple[str, ...] = ("autoregressive", "bebop")
@@ -78,12 +78,12 @@ def _speeds(policy: Policy, bench: PagesBench, system: str, batch: int, progress
 
 
 def _in_flight(policy: Policy, count: int) -> list[dict[str, Any]]:
-    """Return for each arm the requests that run on average while some wait, and how often one was preempted."""
+    """Return, for each arm, the mean number of running requests while others wait, and the number of preemptions."""
     lengths = np.random.default_rng(0).lognormal(np.log(MEDIAN), SIGMA, count).clip(1, LONGEST).astype(int).tolist()
     plain = DecodingConfig(system="autoregressive", draft_tokens=0)
     length = PROMPT + LONGEST
     slots = TorchEngine(policy, plain, slots=SLOTS, max_length=length, paged=False)
-    # The pool has pages beside its tokens: what a cycle writes, and the one of nobody.
+    # The pool has more pages than its tokens need: those that a cycle writes, and one that belongs to no request.
     room = SLOTS * slots.slots.capacity - 64
     paged = TorchEngine(policy, plain, slots=4 * SLOTS, max_length=length, paged=True, cache_tokens=room)
     rows = []
@@ -101,7 +101,7 @@ def _in_flight(policy: Policy, count: int) -> list[dict[str, Any]]:
 
 
 def _requests(policy: Policy, lengths: Sequence[int]) -> list[Request]:
-    """Return requests of random prompts, each with a completion of so many tokens."""
+    """Return requests with random prompts, each with a completion of the given length."""
     numbers = np.random.default_rng(1)
     return [
         Request(

@@ -1,7 +1,7 @@
-"""What machines can do at most: floating-point operations, bytes a second, memory, links. One table for all rooflines.
+"""Peak rates of machines: floating-point operations, bytes per second, memory, links. One table for all rooflines.
 
-The numbers of a card are its data sheet's until ``python -m bebop.bench.gpu`` has measured one of the kind: what that
-kept in ``benchmarks/gpu/<card>/0_card.json`` then takes the place of operations and bandwidth (``measured``).
+A card's numbers come from its data sheet until ``python -m bebop.bench.gpu`` has measured one of its kind. Then the
+results in ``benchmarks/gpu/<card>/0_card.json`` replace operations and bandwidth (``measured``).
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ class Peaks:
     source: str
 
 
-# One 400 Gb/s InfiniBand port a GPU, as in a DGX H100 or H200. A link's data sheet counts both ways together. A name
-# that holds another one stands before it, as ``card_of`` takes the first that a device's name holds.
+# One 400 Gb/s InfiniBand port per GPU, as in a DGX H100 or H200. A link's data sheet counts both ways together. A name
+# that contains another comes before it, because ``card_of`` returns the first one found in a device's name.
 PEAKS = {
     "h100": Peaks(
         flops=989e12, bandwidth=3.35e12, memory=80e9, nvlink=450e9, network=50e9, host=64e9,
@@ -72,7 +72,7 @@ PEAKS = {
 
 
 def measured(name: str, folder: Path = MEASURED) -> Peaks:
-    """Return a row of ``PEAKS``, with the operations and the bandwidth of a card of the kind where one was measured.
+    """Return a row of ``PEAKS``, with the operations and the bandwidth of such a card if one was measured.
 
     Raises:
         KeyError: There is no such row.
@@ -88,7 +88,7 @@ def measured(name: str, folder: Path = MEASURED) -> Peaks:
 
 
 def card_of(device: str) -> str | None:
-    """Return the row of ``PEAKS`` that a device's name belongs to; None: it has none.
+    """Return the row of ``PEAKS`` that a device's name belongs to, or None.
 
     >>> card_of("NVIDIA H100 80GB HBM3")
     'h100'

@@ -1,7 +1,7 @@
-"""How far log-probs of the embedded engine in bf16 and fp16 lie from fp32, beside the bounds of ``certify.precision``.
+"""Distance of the embedded engine's log-probs in bf16 and fp16 from fp32, beside the bounds of ``certify.precision``.
 
 Completions of one model in the coarse type are scored by transformers in fp32 with the very same weights. Models are
-the built-in one, SmolLM2 where it is there, and random ones by depth and width; these have logits of a realistic size.
+the built-in one, SmolLM2 if present, and random ones by depth and width; these have logits of a realistic size.
 """
 
 import copy
@@ -38,7 +38,7 @@ DEPTHS, WIDTHS = ((2, 64), (8, 64), (24, 64)), ((8, 256), (8, 576))  # layers an
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionBench:
-    """What is measured."""
+    """Settings of the benchmark."""
 
     models: tuple[str, ...]  # paths; random ones are measured beside
     completions: int
@@ -75,7 +75,7 @@ def random_shape(layers: int, width: int, vocabulary: int = 512) -> Shape:
 
 @torch.no_grad()
 def random_policy(shape: Shape, device: str = "cpu", seed: int = 0) -> Policy:
-    """Return a policy in bf16 whose layers keep the size of their inputs, and whose logits have that of real ones."""
+    """Return a bf16 policy whose layers keep the size of their inputs, and whose logits are as large as real ones."""
     policy = policy_of(shape, torch.device(device))
     torch.manual_seed(seed)
     for parameter in policy.backbone.parameters():
@@ -89,7 +89,7 @@ def random_policy(shape: Shape, device: str = "cpu", seed: int = 0) -> Policy:
 def deviations_of(
     policy: Policy, dtype: str, completions: int, tokens: int, temperature: float = 1.0
 ) -> tuple[dict[str, Any], Deviations]:
-    """Return what is measured of a policy whose weights are bf16, decoded in ``dtype`` on its device.
+    """Measure a policy whose weights are bf16, decoded in ``dtype`` on its device.
 
     ``sampler``: the largest distance of a reported log-prob from those of its own logits, in nats. ``TV``: the mean of
     |e^d - 1| / 2 over tokens, an estimate of the total variation from fp32.

@@ -1,11 +1,10 @@
-"""Publishing weights from trainer to engine: copies of the model, seconds in all, and the seconds for which decoding
-stops for them.
+"""Publication of weights from trainer to engine: copies of the model, total seconds, and seconds of paused decoding.
 
-Copies are counted where they happen: by a dispatch mode of PyTorch, which sees moves to shared memory as well, by what
-is pickled for the object store, and by what a broadcast passes on. The broadcast goes by gloo over loopback between
-threads of this process, as it would between machines. The object store is counted within one machine, where readers map
-it. SGLang's half is its own deserialisation and ``copy_``, as its loaders call it, in this process. What its processes
-do beside that (messages, checksums) is not in the seconds.
+Copies are counted where they happen. A dispatch mode of PyTorch counts them, moves to shared memory included. The bytes
+pickled for the object store and those that a broadcast passes on are added. The broadcast goes by gloo over loopback
+between threads of this process, as it would between machines. The object store is counted within one machine, where
+readers map it. SGLang's half is its own deserialisation and ``copy_``, as its loaders call it, in this process. The
+seconds exclude the other work of its processes (messages, checksums).
 """
 
 import asyncio
@@ -68,15 +67,14 @@ class Copies(TorchDispatchMode):
 
 
 class ObjectStore:
-    """What Ray's object store does with weights: it copies what is pickled into shared memory once, and readers map
-    it."""
+    """Model of Ray's object store: it copies pickled weights into shared memory once, and readers map it."""
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, mmap.PAGESIZE)
         self.bytes = 0  # copied last
 
     def passed(self, sent: CheckedWeights) -> CheckedWeights:
-        """Return the weights as a reader has them."""
+        """Return the weights as a reader gets them."""
         buffers: list[pickle.PickleBuffer] = []
         stream = pickle.dumps(sent, protocol=5, buffer_callback=buffers.append)
         raw = [buffer.raw() for buffer in buffers]
@@ -94,28 +92,28 @@ class ObjectStore:
 
 @dataclass(slots=True, kw_only=True)
 class Scheduler:
-    """SGLang's end: a backend that loads what it is sent into a model, and notes for how long it was paused."""
+    """SGLang's end: a backend that loads the weights it receives into a model, and records its pauses."""
 
     model: Mapping[str, Tensor]  # under the names of checkpoints
     pauses: list[float] = field(default_factory=list)
     since: float = 0.0
 
     async def start(self) -> None:
-        """Do nothing: it is there."""
+        """Do nothing: it needs no start."""
 
     async def generate(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Fail: nothing is decoded."""
+        """Fail: this backend does not decode."""
         raise AssertionError("it only loads")
 
     def dead(self) -> str | None:
-        """Return that it is not."""
+        """Return None: it is alive."""
         return None
 
     async def close(self) -> None:
         """Do nothing: nothing was started."""
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what SGLang does at this call."""
+        """Do the work of SGLang in this call."""
         if name == "pause_generation":
             self.since = time.perf_counter()
         elif name == "continue_generation":
@@ -130,7 +128,7 @@ class Scheduler:
 
 
 class Loopback:
-    """A broadcast by gloo to one receiver, which might lie on another machine."""
+    """Broadcast by gloo to one receiver, as if on another machine."""
 
     def __init__(self, bucket: int) -> None:
         self.sender, self.receiver, self.bytes = WeightSender(CPU), WeightReceiver(CPU), 0  # passed on last
@@ -142,7 +140,7 @@ class Loopback:
         self.threads = ThreadPoolExecutor(1)
 
     def passed(self, sent: SharedWeights) -> SharedWeights:
-        """Return where the receiver has the weights."""
+        """Return the receiver's copy of the weights."""
         sending = self.threads.submit(self.sender.send, self.meeting, sent)
         found = self.receiver.receive(self.meeting, 1, sent)
         failure = sending.result()
@@ -155,7 +153,7 @@ class Loopback:
 
 
 class Publishing:
-    """A trainer and an engine with random weights of one shape, and the ways between them."""
+    """Trainer and engine with random weights of one shape, and the ways between them."""
 
     def __init__(self, shape: Shape, device: torch.device = CPU) -> None:
         self.device = device
@@ -170,7 +168,7 @@ class Publishing:
         self.bytes = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in layout)
 
     def sent(self, way: str) -> CheckedWeights | SharedWeights:
-        """Return the trainer's weights as a worker is given them."""
+        """Return the trainer's weights as a worker receives them."""
         if way == "store":
             return self.store.passed(with_manifest(self.trainer.weights()))
         found: SharedWeights = pickle.loads(
@@ -179,7 +177,7 @@ class Publishing:
         return found if way == "shared" else self.loopback.passed(found)
 
     def embedded(self, way: str) -> tuple[float, float]:
-        """Publish to the embedded engine; seconds in all, and of the pause."""
+        """Publish to the embedded engine; return the total seconds and the seconds of the pause."""
         began, self.version = time.perf_counter(), self.version + 1
         self.worker.set_weights(self.sent(way), self.version)
         self.worker.turn()
@@ -188,13 +186,15 @@ class Publishing:
         return time.perf_counter() - began, self.worker.thread.progress().swap
 
     def sglang(self, way: str) -> tuple[float, float]:
-        """Publish to SGLang; seconds in all, and of the pause. Before there was shared memory it was flattened in the
-        pause, which stays the arm of the object store."""
+        """Publish to SGLang; return the total seconds and the seconds of the pause.
+
+        Before shared memory existed, weights were flattened during the pause; the object store's arm still does this.
+        """
         from bebop.rollout.sglang.engine import SglangServer  # its HTTP client is not everywhere
         from bebop.rollout.sglang.transfer import TensorTransfer
 
         class InPause(TensorTransfer):
-            """The way of before: the pause begins with the copies."""
+            """The earlier way: the pause begins with the copies."""
 
             async def prepare(self, *args: Any, **more: Any) -> Any:
                 async def send() -> None:
@@ -222,7 +222,7 @@ class Publishing:
         return time.perf_counter() - began, scheduler.pauses[0]
 
     def copies(self, engine: Callable[[str], object], way: str) -> float:
-        """Return the bytes that a way copies for each byte of weights. The first time settles what is reused."""
+        """Return the bytes that a way copies per byte of weights. A first run allocates the buffers that are reused."""
         self.forget()
         engine(way)
         counter = Copies(torch.bfloat16)
@@ -232,19 +232,21 @@ class Publishing:
         return (counter.bytes + passed[way]) / self.bytes
 
     def forget(self) -> None:
-        """Clear the engine's weights: they would be the trainer's before they arrive."""
+        """Clear the engine's weights, which would otherwise equal the trainer's before they arrive."""
         for parameter in self.policy.weights().values():
             parameter.data.zero_()
 
     def arrived(self) -> bool:
-        """Return whether the engine has the trainer's weights to the bit."""
+        """Return whether the engine has the trainer's weights bit for bit."""
         own = self.policy.weights()
         return all(torch.equal(own[name].cpu(), tensor) for name, tensor in self.trainer.weights().items())
 
 
 def run(rounds: int, shape: Shape = SHAPES["SmolLM2-135M"]) -> list[dict[str, Any]]:
-    """Return a row for each engine: copies and medians of seconds by the object store, by shared memory and by a
-    broadcast, whose turns alternate, and the ratios of the latter two to the first."""
+    """Return a row for each engine: copies, and median seconds by object store, shared memory and broadcast.
+
+    The three take turns. The row also has the ratios of the latter two to the first.
+    """
     both, rows = Publishing(shape), list[dict[str, Any]]()
     engines: dict[str, Callable[[str], tuple[float, float]]] = {"embedded": both.embedded}
     if find_spec("sglang"):

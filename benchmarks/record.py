@@ -1,4 +1,4 @@
-"""Where a measurement was made, and how it is kept: JSON, a table, a bar chart."""
+"""Records of measurements: where they were made, and their files: JSON, a table, a bar chart."""
 
 import json
 import platform
@@ -23,9 +23,9 @@ ROOT = machine.ROOT
 
 
 def begin(root: Path = ROOT) -> dict[str, object]:
-    """Ask what has to be known before anything is measured: the commit, whether the tree differed from it, the command.
+    """Return the facts to record before a measurement: the commit, whether the tree differed from it, the command.
 
-    A commit made while a measurement runs is not the one that was measured. See ``machine.commit``.
+    A commit made while a measurement runs is not the one measured. See ``machine.commit``.
     """
     given = [without_folders(word) for word in sys.orig_argv[1:]]
     began = datetime.now(UTC).isoformat(timespec="seconds")
@@ -33,7 +33,7 @@ def begin(root: Path = ROOT) -> dict[str, object]:
 
 
 def place(origin: Mapping[str, object]) -> dict[str, object]:
-    """Device, versions, and the ``origin`` that ``begin`` gave: what a number means nothing without."""
+    """Return the device, the versions, and the ``origin`` from ``begin``, without which a number means nothing."""
     cuda = torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name() if cuda else processor(),
@@ -54,7 +54,7 @@ def keep(
     settings: Mapping[str, object],
     origin: Mapping[str, object],
 ) -> None:
-    """Write ``name``.json with settings, place and rows; ``origin`` is what ``begin`` gave before the measurement."""
+    """Write ``name``.json with settings, place and rows; ``origin`` comes from ``begin``, before the measurement."""
     content = {"settings": dict(settings), "place": place(origin), "rows": [dict(row) for row in rows]}
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ _noted: list[dict[str, Any]] = []  # by the benchmark that is running
 
 
 def noted(row: dict[str, Any]) -> dict[str, Any]:
-    """Note a row, or turn of one, and return it; it is kept even if the benchmark is ended before it is done."""
+    """Record a row, or one turn of it, and return it; it is kept even if the benchmark ends early."""
     _noted.append(row)
     return row
 
@@ -74,7 +74,7 @@ def noted(row: dict[str, Any]) -> dict[str, Any]:
 def kept_if_ended(
     folder: Path, name: str, settings: Mapping[str, object], origin: Mapping[str, object]
 ) -> Iterator[None]:
-    """Where the block is left by an error or an interrupt, what was ``noted`` in it is kept as ``name``-unfinished."""
+    """Keep the rows ``noted`` in the block as ``name``-unfinished if an error or an interrupt ends it."""
     _noted.clear()
     try:
         yield
@@ -97,7 +97,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def bars(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], *, group: str, bar: str, height: str) -> None:
-    """A bar chart as a self-contained page: a group per value of ``group``, a bar per value of ``bar``."""
+    """Draw a bar chart as a self-contained page: one group per value of ``group``, one bar per value of ``bar``."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -117,10 +117,9 @@ def best_of(
     progress: "tqdm[Any]",
     **about: object,
 ) -> dict[str, dict[str, Any]]:
-    """Return the best row of each arm by ``by``; arms take turns, as other work on the machine can only slow a run
-    down.
+    """Return the best row of each arm by ``by``; arms take turns, as other work on the machine can only slow a run.
 
-    ``about``: what else a turn is of, where it is ``noted``.
+    ``about``: further columns of each ``noted`` turn.
     """
     best: dict[str, dict[str, Any]] = {}
     for arm in [*arms] * rounds:

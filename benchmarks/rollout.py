@@ -27,14 +27,14 @@ from bebop.systems import SYSTEMS
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import DecodeStats, SamplingParams
 
-# The rule for draft_tokens=auto, older than the run: at every batch size so much of the speed of plain decoding, and of
-# the best fixed number of drafts.
+# The rule for draft_tokens=auto, older than the run: least shares, at every batch size, of the speed of plain decoding
+# and of the best fixed number of drafts.
 PLAIN, BEST = 0.98, 0.95
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBench:
-    """What is measured."""
+    """Settings of the benchmark."""
 
     model: ModelConfig
     task: TaskConfig
@@ -47,7 +47,7 @@ class RolloutBench:
     most_drafts: int = 5
 
     def arms(self) -> dict[str, DecodingConfig]:
-        """Return what is measured, by the name of its row."""
+        """Return the decoding of each arm, by the name of its row."""
         made = {}
         for name in self.systems:
             system = SYSTEMS[name]
@@ -109,7 +109,7 @@ def _held(best: Mapping[str, dict[str, Any]], arm: str, plain: float) -> dict[st
 
 
 def requests(bench: RolloutBench, policy: Policy, source: PromptSource, count: int) -> list[Request]:
-    """Return the prompts in groups of four, as training asks them."""
+    """Return requests for the prompts in groups of four, as in training."""
     return [
         Request(
             id=i,
@@ -123,7 +123,7 @@ def requests(bench: RolloutBench, policy: Policy, source: PromptSource, count: i
 
 
 def measure(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch: int, arm: str) -> dict[str, Any]:
-    """Return a row of one turn of an arm: a system, or ``hf_generate``."""
+    """Time one turn of an arm, a system or ``hf_generate``; return its row."""
     if arm == "hf_generate":
         return _hugging_face(bench, policy, asked, batch)
     engine = TorchEngine(policy, bench.arms()[arm], slots=batch, max_length=512)
@@ -147,10 +147,10 @@ def measure(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch
 
 @contextmanager
 def products(policy: Policy, engine: TorchEngine) -> Iterator[list[float]]:
-    """Floating-point operations of the block's cycles: two a weight and position, of all linear layers.
+    """Count floating-point operations of the block's cycles: two per weight and position, of all linear layers.
 
-    Drafter, target and what enters beside it count alike, as do rows that are padded; prefill and attention's products
-    of queries and keys do not.
+    Drafter, target and other parts count alike, as do padded rows. Prefill and attention's products of queries and keys
+    do not.
     """
     spent, decoder = [0.0], engine.decoder
     cycling = [False]
@@ -182,7 +182,7 @@ def products(policy: Policy, engine: TorchEngine) -> Iterator[list[float]]:
 
 @contextmanager
 def split(engine: TorchEngine) -> Iterator[dict[str, float]]:
-    """Seconds spent in prefill, verification and drafting while the block runs; the rest is sampling, bookkeeping."""
+    """Time prefill, verification and drafting in seconds while the block runs; the rest is sampling and bookkeeping."""
     seconds: dict[str, float] = defaultdict(float)
     parts = engine.decoder.stages()
 

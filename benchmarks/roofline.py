@@ -1,13 +1,13 @@
-"""How far plain decoding is from what this machine can do: its speed beside the bounds by memory and by arithmetic.
+"""Distance of plain decoding from the limits of this machine: its speed beside the bounds by memory and by arithmetic.
 
-A cycle of B rows reads every matrix once and what the cache holds of each row, and multiplies each weight with B
-vectors. Bytes and operations follow from the model's settings, what one thread can do of each is measured ("machine
-peaks" below), and the smaller of the two bounds is the roof. Small models do not come near it, for what calls take is
-in neither: a model of as many layers, so narrow that it computes next to nothing, makes the same calls. Sampling, norms
-and what is written are left out of the bounds, which makes them no less true.
+A cycle of B rows reads every matrix once and each row's cache entries, and multiplies each weight with B vectors. Bytes
+and operations follow from the model's settings; the rate of one thread for each is measured ("machine peaks" below).
+The smaller of the two bounds is the roof. Small models do not come near it, because neither bound includes the cost of
+calls. A model of as many layers, so narrow that it computes next to nothing, makes the same calls. The bounds leave out
+sampling, norms and writes, which makes them no less true.
 
 A pass that verifies K drafts at batch 1 multiplies K + 1 rows, as plain decoding of K + 1 requests does. So the rows of
-batch 1 to 8 also say what its products cost, beside reading the weights and beside the two libraries.
+batch 1 to 8 also show the cost of its products, beside reading the weights and beside the two libraries.
 """
 
 import statistics
@@ -45,7 +45,7 @@ HEAD, INNER, VOCABULARY = 2, 8, 16  # sizes of a head, the MLP and the vocabular
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineBench:
-    """What is measured."""
+    """Settings of the benchmark."""
 
     models: tuple[ModelConfig, ...]
     task: TaskConfig
@@ -56,7 +56,7 @@ class RooflineBench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a cycle of plain decoding has to do, from a model's settings."""
+    """Work of a cycle of plain decoding, from a model's settings."""
 
     matrices: dict[tuple[int, int], int]  # [N, K] as the engine joins them: how many
     layers: int
@@ -66,8 +66,7 @@ class Work:
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> Self:
-        """Return the work of a decoder with grouped queries and a gated MLP; embeddings are looked up, which costs
-        nothing."""
+        """Return the work of a decoder with grouped queries and a gated MLP; looking up embeddings costs nothing."""
         heads, hidden, inner = config.num_attention_heads, config.hidden_size, config.intermediate_size
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         size = getattr(config, "head_dim", None) or hidden // heads
@@ -80,27 +79,27 @@ class Work:
 
     @property
     def weights(self) -> int:
-        """Return numbers in the matrices."""
+        """Return the number of weights in the matrices."""
         return sum(rows * columns * count for (rows, columns), count in self.matrices.items())
 
     def cache(self, context: float) -> float:
-        """Return keys and values of a row with so many entries."""
+        """Return the number of keys and values of a row with ``context`` entries."""
         return 2 * self.layers * self.kv_heads * self.head_dim * context
 
     def operations(self, context: float) -> float:
-        """Multiplications and additions for a token behind so many entries."""
+        """Return the multiplications and additions for a token after ``context`` entries."""
         return 2 * self.weights + 4 * self.layers * self.heads * self.head_dim * context
 
 
 class Turn(NamedTuple):
-    """A measured one."""
+    """Measurement of one turn."""
 
     seconds: float  # processor time of a cycle
     context: float  # entries that a row looks at, on average
 
 
 def run(bench: RooflineBench) -> list[dict[str, Any]]:
-    """Return one row a model and batch size; the engine and its hollow twin take turns, and the best counts."""
+    """Return one row per model and batch size; the engine and its hollow twin take turns, and the best counts."""
     rows = []
     call = call_seconds()
     with tqdm(total=len(bench.models) * len(bench.batches), desc="bound") as progress:
@@ -122,8 +121,10 @@ def run(bench: RooflineBench) -> list[dict[str, Any]]:
 
 
 def bound(work: Work, batch: int, found: Turn, calls: float, operators: tuple[int, float]) -> dict[str, Any]:
-    """Return a row. ``calls``: seconds of a cycle that computes next to nothing; ``operators``: of a cycle, seconds of
-    one."""
+    """Return the row of one model and batch size.
+
+    ``calls``: seconds of a cycle that computes next to nothing. ``operators``: operators of a cycle, seconds of one.
+    """
     weights, cache = BYTES * work.weights, BYTES * batch * work.cache(found.context)
     read = peak_bandwidth(int(weights + cache))
     rate = peak_arithmetic(batch, [*work.matrices])
@@ -144,7 +145,7 @@ def bound(work: Work, batch: int, found: Turn, calls: float, operators: tuple[in
 
 
 def charted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a bar for each of the speeds in a row."""
+    """Return one bar for each of the speeds in a row."""
     speeds = ("tokens/s", "products alone", "bound by memory", "bound by arithmetic")
     return [
         {"case": f"{row['model']}, batch {row['batch']}", "what": "measured" if what == "tokens/s" else what}
@@ -155,7 +156,7 @@ def charted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def turn(policy: Policy, prompts: Sequence[Sequence[int]], cycles: int) -> Turn:
-    """Cycles in which all rows go on, without those that read the prompts."""
+    """Time cycles in which all rows decode, without those that read the prompts."""
     engine = started(policy, prompts, cycles + 3)
     engine.step()
     engine.step()
@@ -167,7 +168,7 @@ def turn(policy: Policy, prompts: Sequence[Sequence[int]], cycles: int) -> Turn:
 
 
 def started(policy: Policy, prompts: Sequence[Sequence[int]], tokens: int) -> TorchEngine:
-    """Return an engine whose requests have so many tokens each."""
+    """Return an engine whose requests each decode ``tokens`` tokens."""
     longest = max(map(len, prompts)) + tokens
     engine = TorchEngine(policy, DecodingConfig(system="autoregressive"), slots=len(prompts), max_length=longest)
     for i, prompt in enumerate(prompts):
@@ -177,7 +178,7 @@ def started(policy: Policy, prompts: Sequence[Sequence[int]], tokens: int) -> To
 
 @torch.inference_mode()
 def passes(policy: Policy, prompts: Sequence[Sequence[int]], rounds: int) -> dict[str, float]:
-    """Return what a pass over two and over four tokens of each row takes, in passes over one; they take turns."""
+    """Return the time of a pass over two and over four tokens of each row, in passes over one; they take turns."""
     engine = started(policy, prompts, 16)
     engine.step()
     assert isinstance(engine.decoder, DraftVerify)
@@ -195,9 +196,10 @@ def passes(policy: Policy, prompts: Sequence[Sequence[int]], rounds: int) -> dic
 
 @torch.inference_mode()
 def products(work: Work, arms: Sequence[tuple[int, Callable[[Tensor, Tensor], Tensor]]]) -> list[float]:
-    """Return the seconds of a cycle's products with matrices, one after the other, and nothing else.
+    """Return the seconds of a cycle's matrix products, one after the other, and nothing else.
 
-    ``arms`` are numbers of rows and what multiplies; they take turns over the same matrices, and the best turn counts.
+    ``arms`` are numbers of rows with a multiply function. They take turns over the same matrices, and the best turn
+    counts.
     """
     layer = [shape for shape, count in work.matrices.items() if count >= work.layers]
     order = [*layer * work.layers, *(shape for shape in work.matrices if shape not in layer)]
@@ -225,7 +227,7 @@ def narrow(policy: Policy) -> Policy:
 
 
 def operators(policy: Policy, prompts: Sequence[Sequence[int]]) -> int:
-    """Operators that a cycle calls."""
+    """Return the number of operators that a cycle calls."""
     engine = started(policy, prompts, 8)
     engine.step()
     with counted() as calls:
@@ -235,7 +237,7 @@ def operators(policy: Policy, prompts: Sequence[Sequence[int]]) -> int:
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """How many operators reach a backend within this block."""
+    """Count the operators that reach a backend within this block."""
     calls = [0]
 
     class Count(TorchDispatchMode):
@@ -254,7 +256,7 @@ def counted() -> Iterator[list[int]]:
 
 
 def fastest(work: Callable[[], object]) -> float:
-    """Processor seconds of one call of ``work``, which has been called before."""
+    """Return the processor seconds of one call of ``work``, after a warm-up call."""
     work()
     best, calls, turns = float("inf"), 1, 0
     while turns < TURNS:
@@ -271,8 +273,10 @@ def fastest(work: Callable[[], object]) -> float:
 
 @torch.inference_mode()
 def peak_bandwidth(size: int) -> float:
-    """Return bytes a second read from a buffer of ``size`` bytes, by the best of three ways, again and again: a small
-    buffer stays in a cache."""
+    """Return the bytes per second of repeated reads from a buffer of ``size`` bytes, by the best of three ways.
+
+    A small buffer stays in a cache.
+    """
     values = torch.ones(max(4096, size // 4 // 4096 * 4096))
     matrix, vector = values.view(-1, 4096), torch.ones(4096)
     readers: list[Callable[[], object]] = [values.sum, lambda: torch.dot(values, values), lambda: matrix @ vector]
@@ -281,8 +285,11 @@ def peak_bandwidth(size: int) -> float:
 
 @torch.inference_mode()
 def peak_arithmetic(rows: int, shapes: list[tuple[int, int]]) -> float:
-    """Floating-point operations a second of the fastest product of [rows, K] with one of the matrices [N, K], by the
-    better of two libraries, again and again: where it fits, a matrix is in a cache."""
+    """Return the operations per second of the fastest product of [rows, K] with one of the matrices [N, K].
+
+    These are floating-point operations. The better of two libraries counts, over repeated products: a matrix that fits
+    is in a cache.
+    """
     best = 0.0
     for outputs, inputs in shapes:
         x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
@@ -295,7 +302,7 @@ def peak_arithmetic(rows: int, shapes: list[tuple[int, int]]) -> float:
 
 @torch.inference_mode()
 def call_seconds() -> float:
-    """Return the seconds that calling an operator takes, beside what it does: of one that adds two numbers."""
+    """Return the seconds to call an operator, apart from its work, measured on one that adds two numbers."""
     one = torch.ones(1)
     into = torch.ones(1)
 

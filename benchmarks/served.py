@@ -1,7 +1,7 @@
 """SGLang's decoding speed: plain, greedy drafts and sampled drafts at several batch sizes, with and without the plugin.
 
-Each arm has an engine of its own, since drafting is settled when SGLang starts; the best of the rounds counts. Needs
-SGLang, and a GPU for numbers that mean anything.
+Each arm has its own engine, since SGLang fixes drafting when it starts; the best of the rounds counts. It needs SGLang,
+and a GPU for meaningful numbers.
 """
 
 import dataclasses
@@ -27,15 +27,17 @@ LONGEST_PROMPT = 1024  # tokens
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServedBench(RolloutBench):
-    """What is measured."""
+    """Settings of the benchmark."""
 
     every: int  # verification steps of which the plugin measures one, in the arms that have it
     sglang: SglangConfig
 
 
 def run(bench: ServedBench) -> list[dict[str, Any]]:
-    """Return one row per arm and batch size; ``x plain`` and ``x without plugin`` are ratios of tokens/s at the same
-    size."""
+    """Return one row per arm and batch size.
+
+    ``x plain`` and ``x without plugin`` are ratios of tokens/s at the same size.
+    """
     for system, every in arms(bench):
         check(job(bench, system, every, LONGEST_PROMPT))
     asked, rows = prompts(bench), list[dict[str, Any]]()
@@ -52,7 +54,7 @@ def run(bench: ServedBench) -> list[dict[str, Any]]:
 
 
 def arms(bench: ServedBench) -> Iterator[tuple[str, int]]:
-    """System and sampling of the plugin; 0 is without it."""
+    """Yield each system with the plugin's sampling interval; 0 is without the plugin."""
     for system in bench.systems:
         yield system, 0
         if SYSTEMS[system].drafts and bench.every:
@@ -60,13 +62,13 @@ def arms(bench: ServedBench) -> Iterator[tuple[str, int]]:
 
 
 def prompts(bench: ServedBench) -> list[tuple[int, ...]]:
-    """Return as many as the largest batch needs, in groups of four, as training asks them."""
+    """Return as many prompts as the largest batch needs, in groups of four, as in training."""
     source = PromptSource(bench.task, chat_encoder(load_tokenizer(bench.model)), LONGEST_PROMPT)
     return [source.prompt(i // 4).token_ids for i in range(max(bench.batches) * bench.waves)]
 
 
 def job(bench: ServedBench, system: str, every: int, longest: int) -> JobConfig:
-    """Return the configuration that an arm's engine is made from; ``longest`` prompt, in tokens."""
+    """Return the configuration of an arm's engine; ``longest`` is the longest prompt, in tokens."""
     return JobConfig(
         model=bench.model,
         task=bench.task,

@@ -1,8 +1,8 @@
 """The simulator against real jobs: six configurations of the built-in model, three of which set its constants.
 
 The rule, written down before the runs that it judges. It is the second: by the first (``simulate_first``) five of nine
-numbers of held-out jobs missed. Then one constant stood for all that drafts cost; now cycles are measured on the engine
-alone (``cycle_seconds``), and jobs give one factor on them. Bounds are as they were, the held-out jobs are other ones.
+numbers of held-out jobs missed. Then one constant stood for the whole cost of drafts; now cycles are measured on the
+engine alone (``cycle_seconds``), and jobs give one factor on them. Bounds are unchanged; the held-out jobs are others.
 
 - ``FITTED`` jobs give the constants, ``HELD_OUT`` jobs none. Lengths of answers and acceptance rates are measured
   quantities too: those of the fitted jobs are used for all six.
@@ -12,8 +12,8 @@ alone (``cycle_seconds``), and jobs give one factor on them. Bounds are as they 
   rollouts, if it differs by at most ``WITHIN`` of what was measured or by ``SHARE`` of the step, whichever is more.
 - The claim holds if all three numbers of all six jobs agree. Each number's verdict is in the table, misses included.
 
-Every part of a job has one thread, and no more than two parts work at a time, as there are two cores: what several
-processes take from one another is not in the cost model.
+Every part of a job has one thread, and no more than two parts work at a time, as there are two cores. The cost model
+does not include the slowdown of processes by one another.
 """
 
 import json
@@ -69,7 +69,7 @@ ENOUGH = 5  # cycles of one size
 
 
 def drafts(name: str) -> int:
-    """K of a job."""
+    """Return the number K of drafts of a job."""
     return int(name.rsplit("K = ", 1)[1])
 
 
@@ -86,7 +86,7 @@ def overrides(name: str, fleet: FleetConfig) -> list[str]:
 
 
 def measured(name: str, fleet: FleetConfig) -> dict[str, Any]:
-    """Run it for real: metrics of the steps that count, lengths of the answers."""
+    """Run the real job; return the metrics of the steps that count, and the lengths of the completions."""
     with tempfile.TemporaryDirectory(prefix="bebop-") as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "bebop.run", f"runtime.dir={run}", *overrides(name, fleet)]
@@ -101,7 +101,7 @@ def measured(name: str, fleet: FleetConfig) -> dict[str, Any]:
 
 
 def numbers(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the three numbers that are compared."""
+    """Return the three numbers to compare."""
     spent = sum(row["time/step"] for row in rows)
     idle = {key: sum(row[f"time/{name}"] for row in rows) / spent for key, name in
             (("trainer idle", "idle"), ("rollout idle", "rollout_idle"))}  # fmt: skip
@@ -109,7 +109,7 @@ def numbers(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def of(result: Simulated) -> dict[str, float]:
-    """Return the same numbers of a simulation."""
+    """Return the three numbers to compare, of a simulation."""
     return {
         "step seconds": result.step_seconds,
         "trainer idle": result.trainer_idle,
@@ -118,7 +118,7 @@ def of(result: Simulated) -> dict[str, float]:
 
 
 def configured(name: str, fleet: FleetConfig, answers: CompletionsConfig, costs: CostsConfig) -> SimulateConfig:
-    """Return the configuration that a job is simulated with."""
+    """Return the configuration that simulates a job."""
     return SimulateConfig(
         fleet=replace(fleet, steps=STEPS, skip=SKIP),
         completions=replace(answers, draft_tokens=drafts(name)),
@@ -129,9 +129,9 @@ def configured(name: str, fleet: FleetConfig, answers: CompletionsConfig, costs:
 def fitted(
     jobs: Mapping[str, Mapping[str, Any]], cycles: Sequence[tuple[int, int, float]], prefill: float
 ) -> tuple[CompletionsConfig, CostsConfig, float]:
-    """Constants from the engine alone and from the fitted jobs, and the factor of decoding.
+    """Fit the constants to the engine alone and to the fitted jobs; also return the factor of decoding.
 
-    Of the trainer by least squares, of decoding so that the times of the jobs come out.
+    The trainer's constants are fitted by least squares, those of decoding so that the jobs' times match.
     """
     lengths = [n for job in jobs.values() for n in job["lengths"]]
     drafted = [row for name, job in jobs.items() if drafts(name) for row in job["rows"]]
@@ -156,8 +156,7 @@ def fitted(
 def decoding(
     jobs: Mapping[str, Mapping[str, Any]], answers: CompletionsConfig, costs: CostsConfig
 ) -> tuple[CostsConfig, float]:
-    """Return what a cycle in a job takes against the engine alone, and a report, so that busy and step times come
-    out."""
+    """Fit the cost of a cycle in a job against the engine alone, and of a report, so that busy and step times match."""
     seen = {
         name: (numbers(job["rows"]), np.mean([row["time/rollout"] for row in job["rows"]]))
         for name, job in jobs.items()
@@ -181,7 +180,7 @@ def decoding(
 
 
 def agrees(name: str, simulated: float, real: float) -> bool:
-    """Say whether one number of one job agrees, by the rule above."""
+    """Return whether one number of one job agrees, by the rule above."""
     if name == "step seconds":
         return abs(simulated / real - 1) <= WITHIN
     return abs(simulated - real) <= max(WITHIN * real, SHARE)
@@ -190,7 +189,7 @@ def agrees(name: str, simulated: float, real: float) -> bool:
 def compared(
     jobs: Mapping[str, Mapping[str, Any]], answers: CompletionsConfig, costs: CostsConfig
 ) -> list[dict[str, Any]]:
-    """Return a row a job."""
+    """Return one row per job."""
     table = []
     for name, fleet in {**FITTED, **HELD_OUT}.items():
         real = numbers(jobs[name]["rows"])
@@ -204,7 +203,7 @@ def compared(
 
 
 def run(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Six jobs, the constants, the comparison; ``folder`` keeps what was measured, which is not measured again."""
+    """Run six jobs, fit the constants and compare; ``folder`` keeps the measurements, which are not repeated."""
     cycles, prefill = _kept(folder / "simulate_jobs" / "cycles.json", partial(cycle_seconds, rounds=3))
     jobs: dict[str, Any] = {}
     every = [(name, fleet, turn) for turn in range(ROUNDS) for name, fleet in {**FITTED, **HELD_OUT}.items()]
@@ -219,7 +218,7 @@ def run(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def _kept(place: Path, measure: Callable[[], Any]) -> Any:
-    """Return what ``place`` holds; if there is nothing, what is measured now."""
+    """Return the content of ``place``; if it does not exist, measure now and store the result."""
     place.parent.mkdir(parents=True, exist_ok=True)
     if not place.exists():
         place.write_text(json.dumps(measure()))
@@ -227,9 +226,9 @@ def _kept(place: Path, measure: Callable[[], Any]) -> Any:
 
 
 def own_cost(most: int) -> list[dict[str, Any]]:
-    """Processor microseconds a trajectory of everything but waiting: fleets of all sizes, then one long job.
+    """Return processor microseconds per trajectory of everything but waiting: fleets of all sizes, then one long job.
 
-    Prompts a step grow with the workers, as they do in real jobs; answers are short, since their length costs nothing
+    Prompts per step grow with the workers, as they do in real jobs. Answers are short, since their length costs nothing
     but the simulation itself. The rule, written before the run: the loop's cost is flat if all rows lie within ``FLAT``
     of the middle between the least and the largest; processor seconds count, so that others may run beside it.
 
@@ -255,12 +254,12 @@ def own_cost(most: int) -> list[dict[str, Any]]:
 # ---- seconds of a cycle of the embedded engine, alone, by drafts and rows, as ``costs.cycles`` of the simulator
 #
 # A wave of completions leaves one row after another, so that one run sees all sizes. Sizes seen less than ``ENOUGH``
-# times do not count: between two others the simulator goes on a straight line. Straight lines in all would not do: on a
+# times do not count: between two others the simulator interpolates. One straight line for all would be wrong: on a
 # processor a batch of 64 rows costs no more than one of 56.
 
 
 class Size(NamedTuple):
-    """Of a cycle."""
+    """Size of a cycle: its drafts, its rows, and the requests admitted in it."""
 
     drafts: int
     rows: int
@@ -268,8 +267,10 @@ class Size(NamedTuple):
 
 
 def cycle_seconds(rounds: int) -> tuple[list[tuple[int, int, float]], float]:
-    """Return median seconds of (drafts, rows), and of what each admission adds; the arms in turns, after a wave to warm
-    up."""
+    """Return median seconds of (drafts, rows), and the seconds that each admission adds.
+
+    The arms take turns, after a wave to warm up.
+    """
     torch.set_num_threads(1)
     policy = load_policy(ModelConfig(), need_head=True, needs=[])
     source = PromptSource(TaskConfig(), chat_encoder(policy.tokenizer), 1024)
@@ -282,8 +283,7 @@ def cycle_seconds(rounds: int) -> tuple[list[tuple[int, int, float]], float]:
 
 
 def medians(seen: Sequence[tuple[Size, float]]) -> tuple[list[tuple[int, int, float]], float]:
-    """Return the medians of cycles without admissions by (drafts, rows), and of what an admission adds to such a
-    cycle."""
+    """Return the medians of cycles without admissions by (drafts, rows), and the time that an admission adds."""
     by_size: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for size, seconds in seen:
         if not size.admitted:
@@ -300,7 +300,7 @@ def medians(seen: Sequence[tuple[Size, float]]) -> tuple[list[tuple[int, int, fl
 
 
 def _wave(policy: Policy, source: PromptSource, drafts: int, slots: int) -> list[tuple[Size, float]]:
-    """Twice as many answers as slots, until the last has ended."""
+    """Decode twice as many completions as slots, until the last has ended; return the time of each cycle."""
     config = DecodingConfig(system="bebop" if drafts else "autoregressive", draft_tokens=drafts)
     engine = TorchEngine(policy, config, slots=slots, max_length=512)
     for i in range(2 * slots):

@@ -1,7 +1,7 @@
-"""What choosing draft temperatures costs: its share of the processor time of a cycle, from a request's first cycle on.
+"""Cost of choosing draft temperatures: its share of a cycle's processor time, from a request's first cycle on.
 
-A model without an MTP head gets a fresh one: what choosing takes does not depend on what is drafted. All requests begin
-at once, so that what is measured most often, the first cycles of a request, falls together; in a job it does not.
+A model without an MTP head gets a fresh one: the cost of choosing does not depend on the drafts. All requests start at
+once, so their first cycles, which are measured most often, coincide; in a job they do not.
 """
 
 import time
@@ -23,13 +23,13 @@ from bebop.rollout.torch_engine import TorchEngine
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import SamplingParams
 
-# The rule, older than the run: of a cycle, percent.
+# The rule, older than the run: the most percent of a cycle.
 BUDGET = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBench:
-    """What is measured."""
+    """Settings of the benchmark."""
 
     models: tuple[ModelConfig, ...]
     task: TaskConfig
@@ -40,7 +40,7 @@ class CostBench:
 
 
 def run(bench: CostBench) -> list[dict[str, Any]]:
-    """Return one row a model and batch size; the round with the fastest cycles counts."""
+    """Return one row per model and batch size; the round with the fastest cycles counts."""
     rows = []
     with tqdm(total=len(bench.models) * len(bench.batches) * bench.rounds, desc="cost") as progress:
         for model in bench.models:
@@ -59,7 +59,7 @@ def run(bench: CostBench) -> list[dict[str, Any]]:
 
 
 def with_head(policy: Policy) -> Policy:
-    """With a fresh MTP head, if it has none."""
+    """Return the policy with a fresh MTP head if it has none."""
     if policy.mtp is not None:
         return policy
     with torch.random.fork_rng(devices=[]):
@@ -69,7 +69,7 @@ def with_head(policy: Policy) -> Policy:
 
 @torch.inference_mode()
 def turn(policy: Policy, prompts: list[tuple[int, ...]], cycles: int, drafts: int) -> dict[str, Any]:
-    """Measure one turn; the cycle that reads the prompts is counted without reading them."""
+    """Measure one turn; the cycle that reads the prompts counts without that reading."""
     tokens = cycles * (drafts + 1) + 1
     config = DecodingConfig(draft_tokens=drafts, draft_temperature="auto")
     engine = TorchEngine(policy, config, slots=len(prompts), max_length=max(map(len, prompts)) + tokens)

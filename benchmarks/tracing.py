@@ -1,9 +1,9 @@
-"""What traces cost the embedded engine: of no answer, of those of one prompt in 16, of all.
+"""Cost of traces in the embedded engine: of no completion, of those of one prompt in 16, of all.
 
-The arms decode the same requests and take turns, in an order of their own each round. Costs are in processor seconds of
-this process, so that other work on the machine counts little; on a GPU in seconds. Tracing is timed where it is done,
-too: turns with and without it say the same with more noise. The second model has the vocabulary
-of Qwen2.5 and two narrow layers: the larger the vocabulary beside the layers, the more a trace weighs.
+The arms decode the same requests and take turns, in a new order each round. Costs are processor seconds of this
+process, so that other work on the machine matters little; on a GPU wall-clock seconds. The tracer itself is also timed:
+turns with and without it give the same with more noise. The second model has the vocabulary of Qwen2.5 and two narrow
+layers: the larger the vocabulary relative to the layers, the larger the cost of a trace.
 """
 
 import time
@@ -37,7 +37,7 @@ LARGE = "random"  # the model with the large vocabulary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceBench:
-    """What is measured."""
+    """Settings of the benchmark."""
 
     model: ModelConfig
     task: TaskConfig
@@ -50,7 +50,7 @@ class TraceBench:
 
 
 def run(bench: TraceBench) -> list[dict[str, Any]]:
-    """Return one row a model, batch size and arm."""
+    """Return one row per model, batch size and arm."""
     policy = load_policy(bench.model, need_head=True)
     if 0 < bench.vocabulary < policy.vocab_size:
         raise UserError(f"--vocabulary {bench.vocabulary} is not possible: give at least {policy.vocab_size}, or 0")
@@ -71,8 +71,7 @@ def run(bench: TraceBench) -> list[dict[str, Any]]:
 
 
 def large(like: Policy, bench: TraceBench) -> Policy:
-    """Return a random policy of two layers with a large vocabulary and a random head, which reads prompts of
-    ``like``."""
+    """Return a random policy of two layers with a large vocabulary and a random head; it reads prompts of ``like``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = Qwen2Config(
@@ -88,7 +87,7 @@ def large(like: Policy, bench: TraceBench) -> Policy:
 
 
 def wanted(prompts: Sequence[tuple[int, ...]], tokens: int, stops: tuple[int, ...]) -> list[Request]:
-    """Return the requests of a step, a group a prompt."""
+    """Return the requests of a step, one group per prompt."""
     params = SamplingParams(max_new_tokens=tokens, stop_token_ids=stops)
     return [
         Request(id=i, token_ids=prompts[i // GROUP], params=replace(params, seed=i))
@@ -110,7 +109,7 @@ class Turn:
 def turns(
     policy: Policy, asked: Sequence[Request], batch: int, rounds: int, progress: "tqdm[Any]"
 ) -> Mapping[str, list[Turn]]:
-    """Take the turns of every arm; the first round warms up."""
+    """Run the turns of every arm; the first round warms up."""
     found: dict[str, list[Turn]] = {arm: [] for arm in ARMS}
     for number in range(rounds + 1):
         first = number % len(ARMS)
@@ -123,7 +122,7 @@ def turns(
 
 
 def decode(policy: Policy, asked: Sequence[Request], batch: int, arm: TraceMode) -> Turn:
-    """Decode all requests; of a step's prompts, the first is the sample."""
+    """Decode all requests; for the arm ``sample``, the step's first prompt is traced."""
     step = len(asked) // GROUP
     chosen = [replace(request, trace=is_traced(arm, request.id // GROUP, step)) for request in asked]
     engine = TorchEngine(policy, DecodingConfig(), slots=batch, max_length=512)
@@ -141,7 +140,7 @@ def decode(policy: Policy, asked: Sequence[Request], batch: int, arm: TraceMode)
 
 
 def timed(engine: TorchEngine, clock: Callable[[], float]) -> list[float]:
-    """Note the seconds of each call of an engine's tracer from now on."""
+    """Record the seconds of each call of an engine's tracer from now on."""
     assert isinstance(engine.decoder, DraftVerify)
     spent: list[float] = []
     engine.decoder.observers = [clocked(observe, spent, clock) for observe in engine.decoder.observers]
@@ -150,7 +149,7 @@ def timed(engine: TorchEngine, clock: Callable[[], float]) -> list[float]:
 
 
 def compared(found: Mapping[str, list[Turn]]) -> list[dict[str, Any]]:
-    """Return a row an arm; what it adds to the cost of ``off`` is total over total, rounds resampled."""
+    """Return one row per arm; its added cost over ``off`` is total over total, with rounds resampled."""
     rows = []
     off = np.array([turn.cost for turn in found["off"]])
     for arm, of_arm in found.items():
@@ -173,5 +172,5 @@ def compared(found: Mapping[str, list[Turn]]) -> list[dict[str, Any]]:
 
 
 def size(trace: Trace) -> int:
-    """Return the bytes of its arrays."""
+    """Return the bytes of a trace's arrays."""
     return sum(getattr(trace, f.name).nbytes for f in fields(Trace) if f.name != "names")

@@ -1,7 +1,6 @@
-"""Memory of an update: what a token leaves for the backward pass in each layer, copies of weights, peaks of a model of
-0.1 billion parameters.
+"""Memory of an update: bytes per token and layer for the backward pass, copies of weights, and peaks of a 0.1 B model.
 
-The first two are counted, by the record of every allocation of a forward pass: they are linear in tokens and in layers,
+The first two are counted by the record of every allocation of a forward pass. They are linear in tokens and in layers,
 so that two lengths and two depths give both. The peaks are resident memory of processes that make two updates.
 """
 
@@ -45,7 +44,7 @@ ARMS = {  # of a rank's process: ranks, checkpointing
 
 @contextmanager
 def one_rank_group() -> Iterator[None]:
-    """Be a process group of one rank within this block: FSDP2 gathers and releases weights as with several."""
+    """Form a process group of one rank within this block: FSDP2 gathers and releases weights as with several."""
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", f"file://{folder}/meeting", rank=0, world_size=1)
         try:
@@ -64,7 +63,7 @@ def packed(tokens: int, rows: int = 4, vocabulary: int = NARROW.vocabulary) -> P
 
 
 def kept(layers: int, tokens: int, checkpointing: bool, sharded: bool) -> int:
-    """Return the bytes that a forward pass in bfloat16 leaves; ``sharded`` takes a process group."""
+    """Return the bytes that a bfloat16 forward pass keeps; ``sharded`` needs a process group."""
     policy = policy_of(replace(NARROW, layers=layers), CPU)
     policy.backbone.float().requires_grad_(True)
     scorer = Scorer(policy, 1.0, mixed=True)
@@ -78,8 +77,10 @@ def kept(layers: int, tokens: int, checkpointing: bool, sharded: bool) -> int:
 
 
 def counted(checkpointing: bool, sharded: bool) -> dict[str, float]:
-    """Return the bytes that a token leaves in a layer, as multiples of the width h, and those of weights that are kept,
-    for each parameter of a layer."""
+    """Return the bytes that a token keeps in a layer, as multiples of the width h, and the kept bytes of weights.
+
+    The bytes of weights are per parameter of a layer.
+    """
     (a, b), (c, d) = ([kept(layers, n, checkpointing, sharded) for n in LENGTHS] for layers in DEPTHS)
     layers, tokens = DEPTHS[1] - DEPTHS[0], LENGTHS[1] - LENGTHS[0]
     each = ((d - c) - (b - a)) / (layers * tokens)
@@ -91,7 +92,7 @@ def counted(checkpointing: bool, sharded: bool) -> dict[str, float]:
 
 
 def rank_process(rank: int, world: int, folder: Path, checkpointing: bool, tokens: int) -> dict[str, float]:
-    """Make two updates as one rank of a trainer; gigabytes at the highest once the model is there, and at the end."""
+    """Make two updates as one rank of a trainer; return peak gigabytes after loading the model, and at the end."""
     config = JobConfig(
         model=ModelConfig(path=str(folder / "model"), device="cpu", check=False),
         rollout=RolloutConfig(staleness=0, max_length=4096, sampling=SamplingConfig(max_new_tokens=2048)),
@@ -108,12 +109,12 @@ def rank_process(rank: int, world: int, folder: Path, checkpointing: bool, token
 
 
 def highest() -> float:
-    """Return the most gigabytes that this process had in memory so far."""
+    """Return the peak memory of this process so far, in gigabytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def processes(model: Path, world: int, checkpointing: bool, tokens: int) -> dict[str, float]:
-    """Return what the rank with the larger numbers says."""
+    """Run the ranks as processes; return the larger of their numbers."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / "model").symlink_to(model)
@@ -126,7 +127,7 @@ def processes(model: Path, world: int, checkpointing: bool, tokens: int) -> dict
 
 
 def run(tokens: int) -> list[dict[str, Any]]:
-    """Return a row for each way to compute, then one for each arm of processes with ``tokens`` a micro-batch."""
+    """Return a row for each way to compute, then one for each arm of processes with ``tokens`` per micro-batch."""
     rows: list[dict[str, Any]] = []
     with one_rank_group():
         for sharded in (False, True):

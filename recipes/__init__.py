@@ -1,1 +1,1 @@
-"""Recipes: what is built with bebop, and how its numbers were made."""
+"""Recipes: programs built with bebop, and the studies that measured its numbers."""

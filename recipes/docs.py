@@ -1,19 +1,19 @@
-"""Numbers in Markdown come from stored files: ``python -m recipes.docs`` fills them in, ``--check`` only compares.
+"""Fill stored numbers into Markdown: ``python -m recipes.docs`` writes them, ``--check`` only compares.
 
-Numbers stand in tables. A table is written between two lines, the first of which says what is in it:
+Numbers stand in tables. A table is written between two comment lines, and the first line describes its contents:
 
     <!-- rows cpu/precision > rows where dtype=bfloat16 sorted by model | model | mean .4f | TV .4f: total variation -->
     <!-- / -->
 
-``rows`` gives one line for each row of a stored list. The path begins with a stored file: ``cpu/precision`` is
+``rows`` writes one line per row of a stored list. The path begins with a stored file: ``cpu/precision`` is
 ``benchmarks/cpu/precision.json``, ``objectives`` the ``results.json`` of that study. A step is a key, a place in a list
-(``0``), or conditions that one row of a list meets (``batch=1, arm=bebop``). ``where`` takes rows by conditions
-(``batch=1 or 8, arm!=plain``), and ``sorted by`` orders them (``batch, -TV`` ends with the smallest TV). A path to a
-mapping is a list as well: its keys are the column ``name``, its values the column ``value``.
+(``0``), or conditions that exactly one row of a list meets (``batch=1, arm=bebop``). ``where`` selects rows by
+conditions (``batch=1 or 8, arm!=plain``), and ``sorted by`` orders them (``batch, -TV`` ends with the smallest TV). A
+path to a mapping is also a list: its keys are the column ``name``, its values the column ``value``.
 
-A column is a key. As needed a format of Python follows (default ``.3g``), the keys of an interval
+A column is a key. These may follow: a Python format (default ``.3g``), the keys of an interval
 (``ratio .1f [low to high]``), other words for its values (``model (tiny = built-in; smollm2 = SmolLM2)``) and
-``: HEADING``. What a row lacks is a dash. A number stored with an interval is shown with it: 3.03 [2.99, 3.08].
+``: HEADING``. A missing value is a dash. A number stored with an interval is shown with it: 3.03 [2.99, 3.08].
 
 ``table`` is for numbers of several files. Its lines are the table, with paths in braces:
 
@@ -23,18 +23,18 @@ A column is a key. As needed a format of Python follows (default ``.3g``), the k
     -->
     <!-- / -->
 
-A verdict has a path too (``recipes/reproduce/claim_text.py``): ``claim > C3 as line`` is one line on all models, the
-real one first; ``claim > C3 > SmolLM2 as counts`` and ``as verdict`` are a few words on one model (``built-in`` is the
-other).
-``<!-- table docs/what_to_expect.md -->`` copies the first table of that page, which the README does.
+A verdict has a path too (``recipes/reproduce/claim_text.py``). ``claim > C3 as line`` is one line on all models, the
+real model first. ``claim > C3 > SmolLM2 as counts`` and ``as verdict`` are a few words on one model (``built-in`` is
+the other).
+``<!-- table docs/what_to_expect.md -->`` copies the first table of that page; the README does this.
 
 Outside these tables and code, prose may hold whole numbers up to ``WHOLE``. A larger number, a sign, a decimal point, a
-unit behind it (``UNIT``) and a cell with a number alone are mistakes: such numbers are mostly measured. A definition, a
-setting or a version is code (`0.05`). Names (fp32), versions of three parts and years of citations need nothing.
-The picture of the README is drawn from stored files in the same way.
+unit after it (``UNIT``) and a cell with only a number are mistakes: such numbers are mostly measured. Write a
+definition, a setting or a version as code (`0.05`). Names (fp32), versions of three parts and years of citations are
+allowed. The picture of the README is drawn from stored files in the same way.
 
 The pages of ``PLAIN`` are in plain English: their sentences have at most ``MEAN`` words on average and none has more
-than ``LONGEST``. A line of a list and a cell of a table end a sentence; cells count for the longest alone.
+than ``LONGEST``. A line of a list and a cell of a table end a sentence; cells count only for the longest.
 """
 
 import json
@@ -55,9 +55,9 @@ from recipes.reproduce.claim_text import claim_text, stored
 from recipes.reproduce.pages import within
 
 STUDIES = Path(rule_hash.__file__).parent
-# Nothing in them was measured: the mathematics, and two pages that are made from the code.
+# Pages without measurements: the mathematics, and two pages generated from the code.
 APART = [Path("docs", name) for name in ("SPEC.md", "metrics.md", "settings.md")]
-# Pages whose sentences are short: new ones join, older ones as they are rewritten.
+# Pages whose sentences must be short: every new page, and older pages once they are rewritten.
 PLAIN = (
     "README.md",
     "docs/install.md",
@@ -123,7 +123,7 @@ UNIT = re.compile(r"\s?(%|\u00d7|(x|times|[m\u00b5u]?s|min|h|seconds|minutes|hou
 
 
 def documents(root: Path = ROOT) -> list[Path]:
-    """Return the pages whose numbers are compared with what is stored."""
+    """Return the pages whose numbers are compared with the stored ones."""
     pages = [root / "README.md", *sorted(root.glob("docs/**/*.md"))]
     return [page for page in pages if page.relative_to(root) not in APART]
 
@@ -132,10 +132,10 @@ def documents(root: Path = ROOT) -> list[Path]:
 
 
 def filled(text: str, root: Path = ROOT, studies: Path = STUDIES, up: str = "") -> str:
-    """Return a page with every table, number and verdict as stored; ``up``: the way from the page to the root.
+    """Return a page with every table, number and verdict as stored; ``up`` is the path from the page to the root.
 
     Raises:
-        UserError: A path leads nowhere, or to something that is no number.
+        UserError: A path leads nowhere, or to a value that is no number.
     """
     results = cache(lambda: stored(studies))
 
@@ -170,7 +170,7 @@ def filled(text: str, root: Path = ROOT, studies: Path = STUDIES, up: str = "") 
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Return a table of Markdown, its heading first, with columns of one width, so that its source can be read."""
+    """Return a Markdown table, its heading first, padded to columns of equal width so that its source is readable."""
     width = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
     shown = ["| " + " | ".join(map(str.ljust, line, width)) + " |\n" for line in lines]
     return "".join([shown[0], "|" + "|".join("-" * (each + 2) for each in width) + "|\n", *shown[1:]])
@@ -228,7 +228,7 @@ def _column(
 
 
 def cell_text(value: Any, form: str | None, path: str) -> str:
-    """Return a value as the text of a cell: a number by its format, a dash for what was not measured."""
+    """Return a value as the text of a cell: a number by its format, a dash for a missing measurement."""
     if value is None or value == "":
         return "\u2013"
     if isinstance(value, bool):
@@ -239,7 +239,7 @@ def cell_text(value: Any, form: str | None, path: str) -> str:
 
 
 def _copied_table(page: str, root: Path, studies: Path, up: str) -> str:
-    """Return the first table of a page: no comments inside, links as seen from ``up``."""
+    """Return the first table of a page without comments; its links are relative to ``up``."""
     file = root / page
     text = filled(file.read_text(), root, studies, way_up(file, root)) if file.is_file() else ""
     table = re.search(r"^\|.*\n\|[-| :]+\|\n(?:\|.*\n)+", text, re.MULTILINE)
@@ -255,7 +255,7 @@ def _copied_table(page: str, root: Path, studies: Path, up: str) -> str:
 
 
 def looked_up(path: str, root: Path = ROOT, studies: Path = STUDIES) -> Any:
-    """Return what stands at a path."""
+    """Return the stored value at a path."""
     name, *steps = path.split(" > ")
     file = within(studies, name) / "results.json" if "/" not in name else root / "benchmarks" / f"{name}.json"
     if not file.is_file():
@@ -294,7 +294,7 @@ def format_number(value: Any, form: str, path: str) -> str:
 
 
 def way_up(page: Path, root: Path = ROOT) -> str:
-    """Return the way from the folder of a page to the root: ``../`` for ``docs/findings.md``."""
+    """Return the relative path from the folder of a page to the root: ``../`` for ``docs/findings.md``."""
     return "../" * (len(page.relative_to(root).parts) - 1)
 
 
@@ -302,7 +302,7 @@ def way_up(page: Path, root: Path = ROOT) -> str:
 
 
 def free_numbers(text: str) -> Iterator[tuple[int, str]]:
-    """Yield line and text of every number that stands in prose and may not: see the rule at the head of this file."""
+    """Yield line and text of every number that prose may not hold: see the rule at the head of this file."""
     for pattern in BESIDE:
         text = pattern.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
     for found in NUMBER.finditer(text):
@@ -315,7 +315,7 @@ def free_numbers(text: str) -> Iterator[tuple[int, str]]:
 
 
 def problems(root: Path = ROOT, studies: Path = STUDIES) -> list[str]:
-    """Return what is wrong with the pages, a line each."""
+    """Return the mistakes on the pages, one line each."""
     wrong = []
     for page in documents(root):
         name, text = page.relative_to(root).as_posix(), page.read_text()
@@ -333,7 +333,7 @@ def problems(root: Path = ROOT, studies: Path = STUDIES) -> list[str]:
 
 
 def sentences(text: str) -> tuple[list[str], list[str]]:
-    """Return the sentences of a page: of its text and lists, and of its tables. Code in a sentence is one word."""
+    """Return the sentences of a page: first of its text and lists, then of its tables. Inline code is one word."""
     for pattern, shown in ((FENCED, "\n"), (INDENTED, "\n"), (re.compile(r"<!--.*?-->", re.DOTALL), "")):
         text = pattern.sub(shown, text)
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", re.sub(r"`[^`]*`", "code", text))
@@ -377,7 +377,7 @@ def long_sentences(root: Path = ROOT) -> list[str]:
 
 
 def stale_results() -> list[str]:
-    """Return a line if RESULTS.md is not what ``recipes.reproduce --rebuild`` would write."""
+    """Return a line if RESULTS.md differs from the output of ``recipes.reproduce --rebuild``."""
     from recipes.reproduce import __main__ as reproduce
 
     text = reproduce.page(reproduce.checked({name: within(STUDIES, name) for name in reproduce.STUDIES}))
@@ -386,7 +386,7 @@ def stale_results() -> list[str]:
 
 
 def stale_picture(picture: Path = PICTURE) -> list[str]:
-    """Return a line if the picture is another than the stored files make."""
+    """Return a line if the picture differs from the one that the stored files make."""
     with tempfile.TemporaryDirectory() as folder:
         draw(Path(folder, picture.name))
         fresh = Path(folder, picture.name).read_text()
@@ -396,7 +396,7 @@ def stale_picture(picture: Path = PICTURE) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Fill in or compare; 1 if something is wrong. ``UserError`` if a path leads nowhere."""
+    """Fill in or compare; return 1 if there are mistakes. Raise ``UserError`` if a path leads nowhere."""
     parser = Parser(prog="python -m recipes.docs", description="Numbers in Markdown from stored files.")
     parser.add_argument("--check", action="store_true", help="change nothing; the status is 1 if something is wrong")
     options = parser.parse_args(arguments)

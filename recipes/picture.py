@@ -21,14 +21,14 @@ ROUNDING = 0.01  # points
 
 
 def draw(path: Path = PICTURE) -> None:
-    """Speed against plain decoding by batch size, and accept length by temperature."""
+    """Draw the speed over plain decoding by batch size, and the accept length by temperature."""
     with figure(path, 2, 5.0, 3.4) as (left, right):
         speeds(left, json.loads(SPEEDS.read_text())["rows"])
         lengths(right, json.loads((STUDIES / "temperature" / "results.json").read_text())["tables"])
 
 
 def speeds(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """A group of bars a batch size, a bar a system."""
+    """Draw one group of bars per batch size, with one bar per system."""
     batches = sorted({row["batch"] for row in rows})
     for i, (system, color) in enumerate(SYSTEMS.items()):
         values = {row["batch"]: row["x plain"] for row in rows if row["arm"] == system}
@@ -42,7 +42,7 @@ def speeds(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def lengths(axes: Any, tables: dict[str, list[dict[str, Any]]]) -> None:
-    """A line a head, sampled drafts in full and greedy ones broken, with intervals over seeds."""
+    """Draw two lines per head, solid for sampled drafts and dotted for greedy ones, with intervals over seeds."""
     for head, label in HEADS.items():
         rows = [row for row in tables["Means by temperature"] if row["head"] == head]
         for drafts, column, line in (("sampled", "accept length", "-"), ("greedy", "greedy drafts", ":")):
@@ -53,7 +53,7 @@ def lengths(axes: Any, tables: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two pictures show the same: their numbers may differ by rounding, and with them the names of clips."""
+    """Return whether two pictures agree: numbers may differ by rounding, and so may the clip names hashed from them."""
     parts = [re.split(NUMBER, re.sub(NAME, "", text)) for text in (one, other)]
     if len(parts[0]) != len(parts[1]):
         return False

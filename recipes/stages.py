@@ -1,4 +1,4 @@
-"""Stages of a recipe: each leaves a folder, whole or not at all, and a finished one is not done again."""
+"""Stages of a recipe: each writes one folder, wholly or not at all, and a finished stage is not repeated."""
 
 import dataclasses
 import json
@@ -19,11 +19,11 @@ STAGE = "stage.json"  # of a finished stage: its seconds, and what it measured
 
 
 def claim(plan: Any, out: Path) -> None:
-    """Make the folder, or find it to be of the same plan, a dataclass with ``seeds``."""
+    """Create the folder, or check that it belongs to the same plan, a dataclass with ``seeds``."""
     path, wanted = out / SETTINGS, dataclasses.asdict(plan)
     if path.is_file():
         found = json.loads(path.read_text())
-        # More seeds only add jobs to what is there.
+        # More seeds only add jobs to the finished ones.
         if {**found, "seeds": 0} != {**wanted, "seeds": 0}:
             differing = ", ".join(name for name in wanted if found.get(name) != wanted[name])
             raise UserError(f"--out {out} was begun with other settings ({differing}): give another folder")
@@ -33,7 +33,7 @@ def claim(plan: Any, out: Path) -> None:
 
 
 def once(folder: Path, stage: Callable[[Path], Mapping[str, Any]]) -> None:
-    """Carry out a stage unless it is finished; what a stopped one left is begun again."""
+    """Run a stage unless it is finished; a stopped stage starts again from the beginning."""
     if (folder / STAGE).is_file():
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -47,19 +47,19 @@ def once(folder: Path, stage: Callable[[Path], Mapping[str, Any]]) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What a finished stage measured."""
+    """Return the measurements of a finished stage."""
     found: dict[str, Any] = json.loads((folder / STAGE).read_text())
     return found
 
 
 def bebop(command: str, *overrides: str) -> None:
-    """One of the commands, in a process of its own with its own progress bars; ``UserError`` if it fails."""
+    """Run one of Bebop's commands in its own process, with its own progress bars; raise ``UserError`` if it fails."""
     done = subprocess.run([sys.executable, "-m", f"bebop.{command}", *overrides], check=False)
     if done.returncode != 0:
         raise UserError(f"bebop.{command} ended with status {done.returncode}; run it again to go on from this stage")
 
 
 def processor_seconds() -> float:
-    """Of this process and of its children that have ended."""
+    """Return the processor seconds of this process and of its finished children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system

@@ -1,13 +1,14 @@
 """``python -m bebop.bench.gpu`` (``make gpu``): seven stages on one GPU, the most valuable ones first, in a given time.
 
-A GPU is there for minutes, on a machine without a network. So this command
+A GPU is available for minutes, on a machine without a network. So this command
 
 - imports only what such a machine has beside torch, Triton and transformers: no Ray, no Hydra;
-- runs each stage in a process of its own, which an error, a lack of memory or a time that is over ends alone;
-- writes ``<number>_<stage>.json`` as each row is measured, and leaves out, with a line, what would be late;
-- ends by itself after ``--seconds``, with a page of ratios and what follows from them (``summary.md``): eight files.
+- runs each stage in its own process, so that an error, a lack of memory or a timeout ends only that stage;
+- writes ``<number>_<stage>.json`` as each row is measured, and leaves out, with a line, stages that would be late;
+- ends by itself after ``--seconds``, with a page of ratios and their consequences (``summary.md``): eight files.
 
-``--dry-run`` runs every stage on a CPU with tiny shapes: its numbers mean nothing, but no slip is left for the GPU.
+``--dry-run`` runs every stage on a CPU with tiny shapes: its numbers mean nothing, but it finds mistakes before the GPU
+run.
 """
 
 import argparse
@@ -33,7 +34,7 @@ LEAST = 0.4  # of its seconds that a stage needs: with less it is left out
 
 
 def main(arguments: list[str]) -> int:
-    """Run the stages; the exit code is 1 if one of them failed."""
+    """Run the stages; return 1 if one of them failed."""
     options = _parser().parse_args(arguments)
     dry: bool = options.dry_run
     if not dry and not (GPUS.exists() or shutil.which("nvidia-smi")):
@@ -62,9 +63,9 @@ def main(arguments: list[str]) -> int:
 
 
 def carried_out(run: Any, context: Context) -> str:
-    """Run a stage in a process of its own, which has half as much time again for what it is in the middle of.
+    """Run a stage in its own process, with half as much time again to finish what it has begun.
 
-    The parent never touches the GPU, so that forking it, which spares each stage the imports, is safe.
+    The parent never touches the GPU, so it is safe to fork it, which spares each stage the imports.
     """
     began = time.monotonic()
     process = multiprocessing.get_context("fork").Process(target=_stage, args=(run, context))
@@ -84,7 +85,7 @@ def carried_out(run: Any, context: Context) -> str:
 
 
 def _stage(run: Any, context: Context) -> None:
-    """In the stage's own process: measure; of an error keep its last line, and show the rest."""
+    """Measure, in the stage's own process; keep the last line of an error, and show the rest."""
     try:
         run(context)
         context.write()

@@ -1,21 +1,21 @@
-"""The headline of *Breaking Entropy Bounds* on one GPU: what drafts bring a dense 7B shape at *planted* acceptance.
+"""The headline of *Breaking Entropy Bounds* on one GPU: the gain of drafts for a dense 7B at *planted* acceptance.
 
-The model has random weights, so that its head is hardly ever accepted as a trained one is. One thing is therefore
-planted: how many drafts of a cycle stand. All else is the embedded engine's own cycle.
+The model has random weights, so its head's drafts are accepted far less often than a trained head's. One thing is
+therefore planted: how many drafts of a cycle are accepted. All else is the embedded engine's own cycle.
 
 - *Computed*: the passes of the head, draws from its logits, the target's pass, every read of p and q in verification,
-  the draws after it, statistics, and the pass of the head over what was emitted; as CUDA graphs, launched ahead.
-- *Planted*: the uniforms that drafts are tested with. A test that its row of the table lets pass is made with 0, one
-  that it does not with infinity, which no p / q exceeds. The kernels read and compute what they do in a job.
-- *Cost of the plant*: four small kernels a cycle, so that drafts look slower rather than faster. Nothing is read from
+  the draws after it, statistics, and the pass of the head over the emitted tokens; as CUDA graphs, launched ahead.
+- *Planted*: the uniforms that drafts are tested with. A test that its row of the table lets pass gets 0, one that it
+  does not gets infinity, which no p / q exceeds. The kernels read and compute the same as in a job.
+- *Cost of the plant*: four small kernels per cycle, so that drafts look slower rather than faster. Nothing is read from
   the device.
 - *Only here*: no setting and no decoding system leads to ``PlantedAcceptance``, which only code can put into an engine.
-  Its completions say that they are not exact, and a trainer refuses them.
+  Its completions are marked as not exact, and a trainer refuses them.
 - *Left out*: prefill, contexts above 256 entries, and the tail of a rollout, where few rows run.
 
-Speed is the accept length that was planted, 1 + E[A], over the measured time of a cycle; the accept length that was
-measured stands beside it, and a page says so if it is not the planted one. Arms take turns, each from the same prompts
-on, and a ratio is within a round.
+Speed is the planted accept length, 1 + E[A], over the measured time of a cycle. The measured accept length is shown
+beside it, and a page warns if it is not the planted one. Arms take turns, each from the same prompts on, and a ratio is
+within a round.
 
 **The rule, written before anything had run on a GPU.** At each batch with K = 3, at the mean of the five tasks and at
 the highest of them in the paper's Table 2 with end-to-end TV: 2.4 times as fast as plain decoding, the paper's number
@@ -70,14 +70,14 @@ PAPER_DRAFTS = 3  # K of both tables
 
 @takes_logits
 class PlantedAcceptance(Rejection):
-    """Rejection sampling whose tests pass with the chances of a table, whatever the draft and the target say."""
+    """Rejection sampling whose tests pass with the chances of a table, independent of draft and target."""
 
     exact = False
 
     def __init__(self, chances: Tensor) -> None:
-        """``chances`` [K] float64 on the device: of each draft, once those before it stand.
+        """Set ``chances`` [K] float64 on the device: for each draft, given that those before it are accepted.
 
-        The tensor may be filled with other numbers between two cycles: a graph reads it anew.
+        The tensor may be filled with other numbers between two cycles: a graph reads it again each time.
         """
         super().__init__()
         self.chances = chances
@@ -97,18 +97,18 @@ def plant(engine: TorchEngine, chances: Tensor) -> None:
 
 
 def expected(chance: float, drafts: int) -> float:
-    """Return the mean of accepted drafts, where each stands with ``chance`` once those before it do."""
+    """Return the mean number of accepted drafts, if each is accepted with ``chance`` given those before it."""
     return sum(chance**place for place in range(1, drafts + 1))
 
 
 def variance(chance: float, drafts: int) -> float:
-    """Return the variance of accepted drafts A: E[A^2] is the sum of (2 j - 1) P(A >= j)."""
+    """Return the variance of the number of accepted drafts A: E[A^2] is the sum of (2 j - 1) P(A >= j)."""
     second = sum((2 * place - 1) * chance**place for place in range(1, drafts + 1))
     return second - expected(chance, drafts) ** 2
 
 
 def chance_of(percent: float) -> float:
-    """Return the chance of each draft that gives a percentage of the paper's tables, accepted over drafted at K = 3."""
+    """Return the chance of each draft for a percentage of the paper's tables, accepted over drafted at K = 3."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -126,8 +126,10 @@ CHANCES = (0.5, 0.7, *(chance_of(one) for one in JUDGED.values()))
 
 
 def headline(context: Context) -> None:
-    """Cycles of a 7B shape at planted acceptance beside plain ones, over K and batch; then the pair of a rollout and an
-    update, on the largest shape whose update has room."""
+    """Time cycles of a 7B shape at planted acceptance beside plain ones, over K and batch.
+
+    Then time the pair of a rollout and an update, on the largest shape whose update fits.
+    """
     name, shape = ("tiny", TINY) if context.dry else ("dense 7B", DENSE_7B)
     context.keep("label", None, text=LABEL, parameters=question(shape, 1, True).model.parameters)
     policy = policy_of(shape, context.device)
@@ -157,7 +159,7 @@ def _grid(
 ) -> None:
     """Keep the milliseconds of cycles: each number of drafts beside plain ones in every round, its chances in turns.
 
-    ``leave``: the share of the stage's seconds at which no further round begins.
+    ``leave``: no further round begins once this share of the stage's seconds is left.
     """
     about: Row = {"model": model, "batch": batch}
     ends = leave * context.seconds
@@ -180,16 +182,16 @@ def _grid(
 
 
 def _free(context: Context) -> None:
-    """Give the memory of engines and models that are gone back: the update of the pair takes most of the card."""
+    """Release the memory of deleted engines and models: the update of the pair takes most of the card."""
     gc.collect()  # an engine and its parts know one another
     if context.device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def _engine(context: Context, policy: Policy, batch: int, drafts: int) -> tuple[Decoding, str, Tensor]:
-    """Return an engine in the middle of its completions, how it launches cycles, and the table of its chances [K].
+    """Return an engine in mid-completion, how it launches cycles, and the table of its chances [K].
 
-    As CUDA graphs that are launched ahead, if it can; a row says why it cannot.
+    It uses CUDA graphs that are launched ahead, if possible; otherwise a row gives the reason.
     """
     chances = torch.ones(max(1, drafts), dtype=torch.float64, device=context.device)
     system = "bebop" if drafts else "autoregressive"
@@ -213,7 +215,7 @@ def _visit(
     chance: float | None,
     about: Row,
 ) -> None:
-    """Keep a row of one arm in one round: its cycles from the prompts on; plain ones where there is no chance."""
+    """Keep a row of one arm in one round: its cycles from the prompts on. Without a chance, it decodes plainly."""
     run, how, chances = arms[0 if chance is None else drafts]
     if chance is not None:
         chances.fill_(chance)
@@ -230,7 +232,7 @@ def _visit(
 
 
 def _pair(context: Context) -> None:
-    """Keep the seconds of an update of so many tokens and of a rollout of as many, plain and at planted acceptance."""
+    """Keep the seconds of an update and of a rollout of as many tokens, plain and at planted acceptance."""
     memory = torch.cuda.get_device_properties(0).total_memory if context.device.type == "cuda" else 0
     shapes = {"dense 7B": DENSE_7B, "Qwen3-1.7B": SHAPES["Qwen3-1.7B"]}
     tokens, batch = (64, 2) if context.dry else (PAIR_TOKENS, PAIR_BATCH)
@@ -253,12 +255,12 @@ def _pair(context: Context) -> None:
 
 
 def synchronous(share: float, rollouts: float) -> float:
-    """Return how many times as fast a step is whose rollouts, ``share`` of it, are ``rollouts`` times as fast."""
+    """Return the speed-up of a step if its rollouts, ``share`` of it, are ``rollouts`` times as fast."""
     return 1 / (1 - share + share / rollouts)
 
 
 def asynchronous(share: float, rollouts: float) -> float:
-    """Return the same where rollouts and updates run side by side on machines of their own: the longer one counts.
+    """Return the speed-up if rollouts and updates run in parallel on separate machines: the longer one counts.
 
     ``share``: rollouts over rollouts plus updates, on those machines.
     """
@@ -266,7 +268,7 @@ def asynchronous(share: float, rollouts: float) -> float:
 
 
 def needed_share(steps: float, rollouts: float) -> float:
-    """Return the share of rollouts at which a synchronous step is ``steps`` times as fast: .57 for 1.5 at 2.4."""
+    """Return the share of rollouts that makes a synchronous step ``steps`` times as fast: .57 for 1.5 at 2.4."""
     return (1 - 1 / steps) / (1 - 1 / rollouts)
 
 
@@ -274,7 +276,7 @@ def needed_share(steps: float, rollouts: float) -> float:
 
 
 def ratios(rows: Sequence[Row], model: str, batch: int, drafts: int, chance: float) -> Interval | None:
-    """Return times plain decoding, over the rounds that have both arms; None where fewer than two have."""
+    """Return the speed relative to plain decoding, over the rounds with both arms; None if fewer than two have both."""
     found = []
     for number in sorted({row["round"] for row in rows if row["what"] == "cycle" and row["value"]}):
         same = {"model": model, "batch": batch, "round": number, "beside": drafts}
@@ -298,7 +300,7 @@ def cells(rows: Sequence[Row]) -> list[tuple[str, int, int, float]]:
 
 
 def deviation(rows: Sequence[Row]) -> float:
-    """Return how many standard errors the accept length of an arm lies from the planted one, at most of all arms."""
+    """Return the largest deviation of any arm's accept length from the planted one, in standard errors."""
     found = []
     for model, batch, drafts, chance in cells(rows):
         visits = _cycles(rows, model=model, batch=batch, K=drafts, chance=chance)
@@ -309,7 +311,7 @@ def deviation(rows: Sequence[Row]) -> float:
 
 
 def verdict(interval: Interval) -> str:
-    """Return what the rule at the head of this file says of an interval of ratios."""
+    """Return the verdict of the rule at the head of this file on an interval of ratios."""
     if interval.low > ROLLOUTS:
         return "reached"
     return "missed" if interval.high < ROLLOUTS else "open"
@@ -338,7 +340,7 @@ def page(rows: list[Row]) -> list[str]:
 
 
 def _marks(rows: list[Row]) -> list[str]:
-    """Return times plain decoding at each acceptance of the paper's Table 2, between the chances that were measured."""
+    """Return the speed relative to plain decoding at each acceptance of the paper's Table 2, interpolated."""
     lines = ["| model | B | Table 2 | " + " | ".join(TABLE_2["cross-entropy"]) + " |", "|---|---|---|" + "---|" * 5]
     for model, batch in sorted({(row["model"], row["batch"]) for row in _cycles(rows)}):
         curve = _curve(rows, model, batch, PAPER_DRAFTS)
@@ -355,7 +357,7 @@ def _curve(rows: Sequence[Row], model: str, batch: int, drafts: int) -> list[tup
 
 
 def _between(curve: Sequence[tuple[float, Interval]], chance: float) -> str:
-    """Return the ratio at a chance, linear between those that were measured; nothing is said beyond them."""
+    """Return the ratio at a chance, interpolated linearly; unknown outside of the measured chances."""
     for (left, low), (right, high) in itertools.pairwise(curve):
         if left <= chance <= right:
             return f"{low.value + (high.value - low.value) * (chance - left) / (right - left):.2f}"
@@ -363,7 +365,7 @@ def _between(curve: Sequence[tuple[float, Interval]], chance: float) -> str:
 
 
 def _pair_lines(rows: list[Row]) -> list[str]:
-    """Return what the pair says by both formulas, and what shares the paper's numbers need."""
+    """Return the results of the pair by both formulas, and the shares that the paper's numbers need."""
     need = ", ".join(f"{steps} times needs {needed_share(steps, ROLLOUTS):.2f}" for steps in (1.5, STEPS))
     lines = [f"- With rollouts {ROLLOUTS} times as fast, of a synchronous step: {need} of it to be rollouts."]
     for row in rows:
@@ -391,7 +393,7 @@ def _pair_lines(rows: list[Row]) -> list[str]:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Draw times plain decoding over the planted chance, a panel a batch, with the paper's acceptances marked."""
+    """Draw the speed relative to plain decoding by planted chance, a panel per batch; mark the paper's acceptances."""
     from recipes.reproduce.figures import figure  # matplotlib, which a machine with a lent GPU may lack
 
     panels = sorted({key[:2] for key in cells(rows)})
@@ -413,7 +415,7 @@ def draw(rows: list[Row], path: Path) -> None:
 
 
 def _rugs(axes: Any) -> None:
-    """Mark the acceptances of the paper's tables at K = 3, a line of ticks a head."""
+    """Mark the acceptances of the paper's tables at K = 3, with one line of ticks per head."""
     tables = {f"Table 2, {head}": tuple(tasks.values()) for head, tasks in TABLE_2.items()}
     tables |= {f"Table 3, {name}": percents for name, percents in TABLE_3.items()}
     for place, (name, percents) in enumerate(tables.items()):

@@ -1,8 +1,8 @@
 """A GRPO job in one process: the real loop, worker, engine and trainer, called directly instead of through Ray.
 
-A machine that is lent for minutes has no Ray. The job is synchronous, so its answers do not depend on who runs when.
-There is one of the built-in model, which learns, and one of random weights in the shape of SmolLM2-135M, of which the
-time alone means something.
+A machine lent for minutes has no Ray. The job is synchronous, so its completions do not depend on timing. One job uses
+the built-in model, which learns. Another uses random weights in the shape of SmolLM2-135M; only its time means
+something.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ def score(text, item):
     return float(bool(numbers) and numbers[-1] == item["answer"])
 '''
 PLAIN, DRAFTS = {"system": "autoregressive", "draft_tokens": 0}, {"system": "bebop", "draft_tokens": 3}
-# How an arm decodes, and whether cycles are CUDA graphs that are launched before the one before is read.
+# Decoding of an arm, and whether cycles are CUDA graphs launched before the previous cycle is read.
 ARMS = {
     "plain": (PLAIN, False),
     "drafts": (DRAFTS, False),
@@ -58,7 +58,7 @@ ARMS = {
 
 
 class InProcess:
-    """Worker and trainer behind the loop's protocols, and the sink of its numbers."""
+    """Worker and trainer behind the loop's protocols, and the sink of the loop's metrics."""
 
     def __init__(self, config: JobConfig, folder: Path) -> None:
         self.worker, self.trainer, self.folder = make_worker(config), TrainerRank(config), folder
@@ -66,7 +66,7 @@ class InProcess:
         self.seconds: list[dict[str, float]] = []  # of each step, by what took them
 
     async def submit(self, assignments: Sequence[Assignment]) -> None:
-        """Give the worker prompts to answer."""
+        """Give the worker prompts to decode."""
         self.worker.submit(assignments)
 
     async def set_weights(self, weights: CheckedWeights | SharedWeights, version: int) -> None:
@@ -74,11 +74,11 @@ class InProcess:
         self.worker.set_weights(weights, version)
 
     async def configure(self, decoding: Any) -> None:
-        """Let the worker draft as ``decoding`` says from now on."""
+        """Let the worker draft by ``decoding`` from now on."""
         self.worker.configure(decoding)
 
     async def collect(self, seen: int) -> WorkerReport:
-        """Run one engine cycle and return what it ended."""
+        """Run one engine cycle and return its finished completions."""
         await asyncio.sleep(0)
         self.worker.turn()
         return self.worker.collect(0, seen)
@@ -87,7 +87,7 @@ class InProcess:
         """Do nothing: no part of one process dies by itself."""
 
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
-        """Learn from a batch."""
+        """Train on a batch."""
         return self.trainer.update(batch, cotrain)
 
     async def abandon(self) -> None:
@@ -99,7 +99,7 @@ class InProcess:
         return {}
 
     async def read_probe_set(self, *_: Any) -> Any:
-        """Fail: there is no monitor that could ask."""
+        """Fail: no monitor exists that could call it."""
         raise AssertionError("no monitor")
 
     async def head_fingerprint(self) -> str:
@@ -111,7 +111,7 @@ class InProcess:
         return self.trainer.certify(groups, since)
 
     async def weights(self, head: bool) -> CheckedWeights | SharedWeights:
-        """Return the weights that are published."""
+        """Return the weights to publish."""
         return self.trainer.weights(head)
 
     async def save(self, step: int, loop_state: dict[str, Any], best: int | None = None) -> None:
@@ -127,11 +127,11 @@ class InProcess:
         self.seconds.append({name: value for name, value in row.items() if name.startswith(TIMED)})
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 def questions(file: Path, count: int) -> None:
-    """Sums of eight to eleven digits, as the built-in model was trained on, written to a file."""
+    """Write questions to a file: sums of eight to eleven digits, as in the built-in model's training."""
     numbers = random.Random(0)
     lines = []
     for _ in range(count):
@@ -146,7 +146,7 @@ def questions(file: Path, count: int) -> None:
 
 
 def written(shape: Shape, folder: Path, device: str) -> None:
-    """Write a model of random weights, with a word for each token, which a job can load."""
+    """Write a loadable model of random weights, whose tokenizer has one word per token."""
     policy = policy_of(shape, torch.device(device))
     words = {"<eos>": 0, "=": 1} | {str(number): number for number in range(2, shape.vocabulary)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="="))
@@ -156,7 +156,7 @@ def written(shape: Shape, folder: Path, device: str) -> None:
 
 
 def carried_out(folder: Path, arm: str, steps: int, size: int, device: str, model: str = "tiny") -> dict[str, float]:
-    """Run a job of an arm; reward at its beginning and end, and the median seconds of a step and of its parts.
+    """Run a job of an arm; return its reward at both ends, and the median seconds of a step and of its parts.
 
     ``model``: the built-in one, or a folder.
     """

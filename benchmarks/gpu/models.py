@@ -1,4 +1,4 @@
-"""Models with random weights in the shapes of known ones, decoding and training: speed needs no more of a model."""
+"""Decoding and training of models with random weights in the shapes of known ones, which is enough to measure speed."""
 
 import time
 from collections.abc import Callable
@@ -41,7 +41,7 @@ WARM = 4  # cycles before those that are timed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The sizes of a model."""
+    """Sizes of a model."""
 
     qwen: bool  # else Llama
     layers: int
@@ -75,7 +75,7 @@ TINY = Shape(qwen=True, layers=2, hidden=32, inner=48, heads=4, kv_heads=2, head
 def policy_of(shape: Shape, device: torch.device, *, mimo: bool = False) -> Policy:
     """Return a random policy with an MTP head in bfloat16, made on its device.
 
-    ``mimo``: with Qwen2 layers and a language-model head of its own, as in MiMo, the one family of this size for which
+    ``mimo``: with Qwen2 layers and a separate language-model head, as in MiMo, the only family of this size for which
     vLLM has an MTP layer. Its products have the same sizes; Qwen3 adds norms of queries and keys.
     """
     common: dict[str, Any] = {
@@ -107,12 +107,12 @@ def policy_of(shape: Shape, device: torch.device, *, mimo: bool = False) -> Poli
 
 
 def prompt_of(number: int, vocabulary: int) -> tuple[int, ...]:
-    """Return the tokens of a row's prompt: none of them ends a text."""
+    """Return the tokens of a row's prompt; none of them is a stop token."""
     return tuple((7 * number + 3 * place) % (vocabulary - 1) + 1 for place in range(PROMPT))
 
 
 class Decoding:
-    """An engine with all rows in the middle of their completions."""
+    """Engine with all rows in mid-completion."""
 
     def __init__(
         self,
@@ -125,9 +125,12 @@ class Decoding:
         paged: bool | None = None,
         prepare: Callable[[TorchEngine], None] | None = None,
     ) -> None:
-        """``graphs``: whether a cycle is launched as one; without a GPU its body runs as if it were. ``overlap``:
-        whether it is launched before the one before is read. ``paged``: whether keys and values lie in pages; None: on
-        a GPU. ``prepare``: is shown the engine before its first cycle."""
+        """Make the engine and start a batch of prompts.
+
+        ``graphs``: whether a cycle is launched as a graph; without a GPU its body runs as if it were. ``overlap``:
+        whether it is launched before the previous cycle is read. ``paged``: whether the KV cache is in pages; None: on
+        a GPU. ``prepare``: gets the engine before its first cycle.
+        """
         config = DecodingConfig(system=system, draft_tokens=max(1, drafts))
         length = PROMPT + CYCLES * (drafts + 1)
         self.device = policy.device
@@ -146,7 +149,7 @@ class Decoding:
         self.restart(batch)
 
     def restart(self, batch: int, first_seed: int = 0) -> None:
-        """End what runs, begin with so many prompts and stop after ``WARM`` cycles."""
+        """End all requests, start ``batch`` prompts and run ``WARM`` cycles."""
         self.engine.abort()
         size = self.engine.policy.vocab_size
         for number in range(batch):
@@ -156,9 +159,9 @@ class Decoding:
             self.engine.step()
 
     def cycles(self, count: int) -> list[float]:
-        """Return the seconds of so many cycles, each with its read of the device at the end.
+        """Return the seconds of ``count`` cycles, each with its read of the device at the end.
 
-        With overlap a step reads the cycle before, and nothing else is waited for: the device goes on meanwhile.
+        With overlap a step reads only the previous cycle and waits for nothing else; the device works on meanwhile.
         """
         seconds = []
         for _ in range(count):
@@ -170,8 +173,11 @@ class Decoding:
         return seconds
 
     def counted(self) -> dict[str, float]:
-        """Count in one cycle kernels, what the host calls to launch them, milliseconds in which they run, copies and
-        waits for the device; tokens of a row, and the memory of graphs."""
+        """Count the work of one cycle.
+
+        Counted are kernels, host calls that launch kernels or copies, milliseconds in which kernels run, waits for the
+        device, tokens per row, and the memory of graphs.
+        """
         cuda = self.device.type == "cuda"
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
         before = int(self.engine.slots.count.sum())
@@ -206,11 +212,11 @@ class Decoding:
 def update(
     shape: Shape, device: torch.device, tokens: int, checkpointing: bool = False, rank: int = 0
 ) -> dict[str, float | None]:
-    """Return the seconds of an update on ``tokens`` tokens in one micro-batch, of log-probs alone; gigabytes at the
-    highest, and as ``bebop.simulate memory`` predicts them.
+    """Return the seconds of an update on ``tokens`` tokens in one micro-batch, and of its log-probs alone.
 
-    ``checkpointing``: whether layers are computed again in the backward pass. ``rank``: of an adapter that is trained;
-    0: all weights are. The prediction is for all.
+    Also return the peak gigabytes, measured and as ``bebop.simulate memory`` predicts them. ``checkpointing``: whether
+    layers are computed again in the backward pass. ``rank``: the rank of a trained adapter; 0: all weights are trained.
+    The prediction is for training all weights.
     """
     policy = policy_of(shape, device)
     rows, length = 2 * GROUP, tokens // (2 * GROUP)
@@ -260,7 +266,7 @@ def update(
 
 
 def question(shape: Shape, tokens: int, checkpointing: bool) -> Question:
-    """Return what ``bebop.simulate memory`` is asked about an update on one GPU."""
+    """Return the question for ``bebop.simulate memory`` about an update on one GPU."""
     model = Model(
         layers=shape.layers, hidden=shape.hidden, heads=shape.heads, kv_heads=shape.kv_heads,
         head_dim=shape.head_dim, intermediate=shape.inner, vocabulary=shape.vocabulary, tied=True,
@@ -270,7 +276,7 @@ def question(shape: Shape, tokens: int, checkpointing: bool) -> Question:
 
 
 def batch_of(rows: int, length: int, vocabulary: int, seed: int) -> Batch:
-    """Two groups of completions whose rewards differ; prompts are an eighth of ``PROMPT`` long."""
+    """Return two groups of completions whose rewards differ; prompts are an eighth of ``PROMPT`` long."""
     rng = np.random.default_rng(seed)
     groups = []
     for number in range(2):

@@ -1,4 +1,4 @@
-"""What a cycle does between logits and tokens: from probabilities, and from the logits themselves."""
+"""The work of a cycle between logits and tokens: from probabilities, and from the logits themselves."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +14,10 @@ from bebop.rollout.decoding.sampling import BatchSampling, entropy
 
 
 class SamplingCycle:
-    """Draft, verify and measure from given logits: the numbers that a cycle of system bebop needs."""
+    """Drafting, verification and measurement from given logits: all numbers that a cycle of system bebop needs."""
 
     def __init__(self, device: torch.device, batch: int, drafts: int, vocabulary: int) -> None:
-        """Make logits in bf16 of drafts (K of [B, V]) and target [B, K + 1, V] that resemble each other."""
+        """Make similar bf16 logits of drafts (K of [B, V]) and target [B, K + 1, V]."""
         target = torch.randn(batch, drafts + 1, vocabulary, device=device).mul_(2)
         self.drafts = [
             (target[:, j] + 0.4 * torch.randn(batch, vocabulary, device=device)).bfloat16() for j in range(drafts)
@@ -28,8 +28,10 @@ class SamplingCycle:
         self.checks = torch.rand(batch, drafts + 2, dtype=torch.float64, device=device)
 
     def from_probabilities(self) -> tuple[Tensor, ...]:
-        """Return tokens, accepted drafts, overlap, p(argmax q), entropies and log-probs, as ``draft_verify.py`` does
-        on a CPU."""
+        """Compute a cycle from probabilities, as ``draft_verify.py`` does on a CPU.
+
+        Return tokens, accepted drafts, overlap, p(argmax q), entropies and log-probs.
+        """
         sampling, K = BatchSampling(temperature=self.temperature), len(self.drafts)
         distributions = [sampling.probs(logits[:, None])[:, 0] for logits in self.drafts]
         spreads = torch.stack([entropy(one) for one in distributions], 1)
@@ -42,7 +44,7 @@ class SamplingCycle:
         return emitted, accepted, overlap, chance, spreads, entropy(p[:, :K]), logprobs
 
     def from_logits(self) -> tuple[Tensor, ...]:
-        """Return the same from logits."""
+        """Compute the same numbers as ``from_probabilities`` from logits."""
         K = len(self.drafts)
         made = [draw.draw(logits, self.temperature, self.draws[:, j]) for j, logits in enumerate(self.drafts)]
         rows, tokens = [one for one, _ in made], torch.stack([token for _, token in made], 1)
@@ -55,24 +57,25 @@ class SamplingCycle:
         return emitted, accepted, overlap, chance, spreads, target.entropy[:, :K], target.logprobs(emitted)
 
     def bytes_of_logits(self) -> int:
-        """Return what the kernels of ``from_logits`` move if all drafts are accepted, but for a tile a draw.
+        """Return the bytes that the kernels of ``from_logits`` move, except one tile per draw.
 
-        That is all logits once, and once more those of each draft and of the target at its place.
+        This assumes that all drafts are accepted: all logits once, and the logits of each draft and of the target at
+        its place once more.
         """
         drafts = sum(logits.numel() for logits in self.drafts)
         return 2 * (drafts + self.target.numel() + 2 * drafts)
 
     def bytes_of_probabilities(self) -> int:
-        """Return what the operators of ``from_probabilities`` move: all that goes into them and comes out."""
+        """Return the bytes that the operators of ``from_probabilities`` move: all of their inputs and outputs."""
         with Moved() as moved:
             self.from_probabilities()
         return moved.total
 
 
 class Moved(TorchDispatchMode):
-    """Counts the bytes of what operators take and give; views move nothing.
+    """Counts the bytes of operators' inputs and outputs; views move nothing.
 
-    Of a gathering operator this is more than it reads, and of kernels in Triton nothing is seen.
+    For a gathering operator this is more than it reads, and Triton kernels are not seen at all.
     """
 
     def __init__(self) -> None:

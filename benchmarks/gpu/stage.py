@@ -1,4 +1,4 @@
-"""What the stages of the GPU benchmark share: rows that are kept at once, time that is left, how time is measured."""
+"""Shared parts of the GPU benchmark's stages: rows that are stored at once, the time left, and timing of calls."""
 
 import json
 import time
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 @dataclass(slots=True, kw_only=True)
 class Context:
-    """What a stage is given."""
+    """Inputs of a stage, and the rows that it has measured."""
 
     file: Path  # where its rows go
     seconds: float  # that it may take
@@ -38,23 +38,23 @@ class Context:
 
     @property
     def left(self) -> float:
-        """Return the seconds until the stage has to be done."""
+        """Return the seconds until the stage has to end."""
         return self.seconds - (time.monotonic() - self.began)
 
     @property
     def timer(self) -> Timer:
-        """Return the timer of calls, made with the first one: it takes a gigabyte to flush the caches with."""
+        """Return the timer of calls; the first call makes it: it takes a gigabyte to flush the caches with."""
         if self._timer is None:
             self._timer = Timer(str(self.device), repeats=3 if self.dry else 30)
         return self._timer
 
     def keep(self, what: str, value: float | None, **more: object) -> None:
-        """Keep a row, in the file at once."""
+        """Add a row and write it to the file at once."""
         self.rows.append({"what": what, "value": value, **more})
         self.write()
 
     def write(self) -> None:
-        """Write what there is."""
+        """Write all rows so far."""
         content = {"seconds": self.seconds, "dry": self.dry, "place": record.place(self.origin), "rows": self.rows}
         self.file.write_text(json.dumps(content, indent=1) + "\n")
 
@@ -63,8 +63,8 @@ class Context:
     ) -> None:
         """Keep the milliseconds of a call, with cold caches: the better of two medians, and whether both agree.
 
-        ``bytes_`` and ``flops``: what any implementation has to move and to compute; rates are kept beside. Where time
-        or memory is short, a row says so.
+        ``bytes_`` and ``flops``: the traffic and computation of any implementation; rates are kept beside. If time or
+        memory runs out, the row gives the reason.
         """
         if self.left < 0:
             self.keep(what, None, skipped="time is up", **more)
@@ -86,7 +86,7 @@ class Context:
 
     @contextmanager
     def tried(self, what: str, **more: object) -> Iterator[None]:
-        """Go on where the block fails: its row says why."""
+        """Continue if the block fails; a row gives the reason."""
         try:
             yield
         except Exception as error:
@@ -94,12 +94,12 @@ class Context:
 
 
 def _line(error: Exception) -> str:
-    """Return an error in one line, bounded."""
+    """Return an error as one line of bounded length."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def warmed(calls: Sequence[Callable[[], object]]) -> None:
-    """Call everything once, side by side: Triton compiles for seconds a kernel, on one core each."""
+    """Call everything once in parallel: Triton compiles each kernel for seconds, on one core each."""
 
     def call(one: Callable[[], object]) -> None:
         try:
@@ -115,7 +115,7 @@ def warmed(calls: Sequence[Callable[[], object]]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One part of the run."""
+    """One stage of the run."""
 
     name: str
     seconds: float  # of a run of 435 seconds

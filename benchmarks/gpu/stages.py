@@ -44,7 +44,7 @@ LORA = 8  # rank of an adapter
 
 
 def card(context: Context) -> None:
-    """What the card and its machine can do at most."""
+    """Measure the peak rates of the card and its machine."""
     device, dry = context.device, context.dry
     if shutil.which("nvidia-smi"):
         asked = "name,driver_version,clocks.sm,clocks.mem,memory.total,power.limit"
@@ -77,7 +77,7 @@ def card(context: Context) -> None:
 
 
 def _copy_rate(context: Context) -> float | None:
-    """Return the GB/s of a copy of 1 GiB, which is a row too."""
+    """Time a copy of 1 GiB, which adds a row; return its GB/s."""
     size = 1 << (14 if context.dry else 28)  # of float32
     source = torch.ones(size, device=context.device)
     into = torch.empty_like(source)
@@ -87,7 +87,7 @@ def _copy_rate(context: Context) -> float | None:
 
 
 def _wall(call: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds on the clock, the best of five."""
+    """Return the wall-clock seconds of a call, the best of five."""
     found = []
     for _ in range(6):
         if device.type == "cuda":
@@ -101,7 +101,7 @@ def _wall(call: Callable[[], object], device: torch.device) -> float:
 
 
 def _graph(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """Return a captured call."""
+    """Return a call as a captured CUDA graph."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call()
@@ -116,10 +116,10 @@ def _graph(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
 
 
 def tests(context: Context) -> None:
-    """Whether kernels, engine and trainer are right on this card: ``pytest -m gpu``, a line a failure.
+    """Test kernels, engine and trainer on this card by ``pytest -m gpu``, with one line per failure.
 
-    Left out are files without such a test, the tests of an engine that is not installed, and plugins: they import
-    what is not there.
+    Left out are files without such a test, the tests of engines that are not installed, and plugins: they import
+    missing packages.
     """
     found = sorted(file for file in Path("tests").rglob("test_*.py") if "pytest.mark.gpu" in file.read_text())
     files = [str(file) for file in found if file.parts[1] != "integration" or find_spec(file.parts[2])]
@@ -145,7 +145,10 @@ def tests(context: Context) -> None:
 
 
 def tv(context: Context) -> None:
-    """The kernel alone; what an upstream gradient costs, as it was, now, and folded in; tiles; memory traffic."""
+    """Time the TV loss: the kernel alone, the cost of an upstream gradient, tiles of other widths, and memory traffic.
+
+    The upstream gradient is applied as before, as now, and folded in.
+    """
     rows, vocabulary = (4, 200) if context.dry else (8192, VOCABULARY)
     draft, target = _logits(context, rows, vocabulary)
     size = draft.numel() * draft.element_size()
@@ -197,14 +200,14 @@ BLOCKS = (2048, 4096, 8192, 16_384)
 
 
 def _launched(draft: Tensor, target: Tensor, block: int) -> object:
-    """Return the kernel with tiles of another width."""
+    """Run the kernel with tiles of another width."""
     from bebop.kernels.row_losses_triton import launch  # Triton is not everywhere
 
     return launch(draft, target, "tv", 1.0, None, 3.0, True, splits=1, block=block)
 
 
 def _traffic(context: Context, rows: int, vocabulary: int) -> None:
-    """Bytes that reach memory and hits in the second-level cache, by Nsight Compute, where it is there."""
+    """Keep the bytes that reach memory and the hits in the second-level cache, by Nsight Compute if it is installed."""
     if shutil.which("ncu") is None:
         context.keep("ncu", None, skipped="it is not there")
         return
@@ -227,7 +230,7 @@ def _traffic(context: Context, rows: int, vocabulary: int) -> None:
 
 
 def _logits(context: Context, rows: int, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Draft (a leaf) and target [rows, V] that resemble each other, in bf16; made in place, as they are large."""
+    """Return similar draft (a leaf) and target [rows, V] in bf16; they are large, so they are made in place."""
     generator = torch.Generator(context.device).manual_seed(0)
     target = torch.empty(rows, vocabulary, dtype=torch.bfloat16, device=context.device).normal_(
         0, 2, generator=generator
@@ -240,7 +243,7 @@ def _logits(context: Context, rows: int, vocabulary: int) -> tuple[Tensor, Tenso
 
 
 def linear(context: Context) -> None:
-    """Chunk sizes of the losses from hidden states and of the trainer's log-probs, beside their products alone."""
+    """Time chunk sizes of the losses from hidden states and of the trainer's log-probs, beside their products alone."""
     rows, width, vocabulary = (8, 16, 96) if context.dry else (8192, 2048, VOCABULARY)
     hidden = torch.randn(rows, width, device=context.device, dtype=torch.bfloat16).requires_grad_()
     target = torch.randn(rows, width, device=context.device, dtype=torch.bfloat16)
@@ -275,8 +278,11 @@ def linear(context: Context) -> None:
 
 
 def verify(context: Context) -> None:
-    """What a cycle computes on [B, K + 1, V] beside the model: verification, draws, entropies, truncation; and all of
-    it from probabilities and from logits. And what the attention of four queries a row takes, over pages and slots."""
+    """Time a cycle's work on [B, K + 1, V] beside the model: verification, draws, entropies, truncation.
+
+    All of it is also timed together, from probabilities and from logits. Then the attention of four queries per row is
+    timed, over pages and over slots.
+    """
     for batch in (2,) if context.dry else (1, 32, 256):
         for made in (_cases, sampling_cycles):
             cases = made(context.device, batch, 3, 96 if context.dry else VOCABULARY)
@@ -287,10 +293,10 @@ def verify(context: Context) -> None:
 
 
 def _attention(context: Context) -> None:
-    """Attention of K + 1 = 4 queries a row over pages, by the kernel, and over slots, with a mask as the engine has it.
+    """Time attention of K + 1 = 4 queries per row over pages, by the kernel, and over slots, with the engine's mask.
 
-    Rows have as many entries as given, or between one and as many. ``of_copy``: the rate at which the entries that
-    rows have are read, as a share of a copy's.
+    Rows have ``entries`` entries, or between one and as many. ``of_copy``: the rate at which the rows' entries are
+    read, as a share of the rate of a copy.
     """
     copy = _copy_rate(context)
     for name, shape in ({"tiny": TINY} if context.dry else SHAPES).items():
@@ -316,7 +322,7 @@ PAGE = 64  # entries
 def _attention_cases(
     device: torch.device, shape: Shape, batch: int, entries: int, uneven: bool
 ) -> tuple[dict[str, Callable[[], Tensor]], float]:
-    """Return calls by name, with the same answer [B, 4, H, D], and the bytes of the keys and values that they see."""
+    """Return calls by name, with equal results [B, 4, H, D], and the bytes of the keys and values that they see."""
     dtype, width = torch.bfloat16, 4
     group, heads = shape.heads // shape.kv_heads, (shape.heads, shape.kv_heads)
     ends = torch.full((batch,), entries, device=device)
@@ -352,7 +358,7 @@ def _attention_cases(
 def _cases(
     device: torch.device, batch: int, drafts: int, vocabulary: int
 ) -> dict[str, tuple[Callable[[], object], float]]:
-    """Calls by name, each with the bytes that any implementation moves."""
+    """Return calls by name, each with the bytes that any implementation moves."""
     p = torch.randn(batch, drafts + 1, vocabulary, device=device).mul_(2).softmax(-1)
     q = (p[:, :drafts].log() + 0.4 * torch.randn(batch, drafts, vocabulary, device=device)).softmax(-1)
     numbers = torch.rand(batch, 2 * drafts + 2, dtype=torch.float64, device=device)
@@ -374,8 +380,10 @@ def _cases(
 
 
 def engine(context: Context) -> None:
-    """Wall time of a cycle, kernel by kernel, as a CUDA graph, and as one that is launched before the one before is
-    read; launches in it, the share of it in which the device works, reads of the device."""
+    """Time a cycle: kernel by kernel, as a CUDA graph, and as a graph launched before the previous one is read.
+
+    Rows also have its launches, the share of it in which the device works, and reads of the device.
+    """
     shapes = {"tiny": TINY} if context.dry else SHAPES
     for name, shape in shapes.items():
         policy = policy_of(shape, context.device)
@@ -411,7 +419,7 @@ def engine(context: Context) -> None:
 
 
 def _beside_slots(context: Context, name: str, policy: Policy) -> None:
-    """Wall time of a captured cycle with keys and values in pages, and in slots, where attention is PyTorch's."""
+    """Time a captured cycle with the KV cache in pages, and in slots, where attention is PyTorch's."""
     batch = 2 if context.dry else 32
     for paged in (True, False):
         about = {"model": name, "batch": batch, "system": "bebop", "K": 3, "graphs": True, "paged": paged}
@@ -427,7 +435,7 @@ def _beside_slots(context: Context, name: str, policy: Policy) -> None:
 
 
 def precise(context: Context) -> None:
-    """Log-probs of an engine in bf16 and fp16 against fp32, TF32 off, and how many bounds they exceed: none should."""
+    """Compare an engine's log-probs in bf16 and fp16 with fp32, TF32 off; no bound should be exceeded."""
     sizes = [(2, 64)] if context.dry else [(8, 256), (24, 256), (28, 1024)]
     completions, tokens = (8, 8) if context.dry else (64, 64)
     for (layers, width), dtype in product(sizes, TYPES):
@@ -446,8 +454,10 @@ def precise(context: Context) -> None:
 
 
 def trainer(context: Context) -> None:
-    """An update of so many tokens: seconds, the share of log-probs, the memory at its highest and as predicted; with
-    and without checkpointing. Then what publishing the weights takes."""
+    """Time updates with and without checkpointing: seconds, share of log-probs, peak memory measured and predicted.
+
+    Then time the publication of the weights.
+    """
     for name, shape in ({"tiny": TINY} if context.dry else TRAINED).items():
         arms = list(product((64,) if context.dry else (4096, 8192), (False, True), (0,)))
         if find_spec("peft"):  # it may have to be carried there
@@ -465,8 +475,10 @@ def trainer(context: Context) -> None:
 
 
 def _published(context: Context, name: str, shape: Shape) -> None:
-    """Seconds from trainer to embedded engine, and of the pause: by the object store's copies, by shared memory, and by
-    gloo's broadcast over loopback."""
+    """Time publication from trainer to embedded engine, in total and in the pause.
+
+    The ways are the object store's copies, shared memory, and gloo's broadcast over loopback.
+    """
     about: dict[str, object] = {"model": name}
     if context.left < 0:
         context.keep("publish", None, skipped="time is up", **about)
@@ -489,8 +501,10 @@ def _published(context: Context, name: str, shape: Shape) -> None:
 
 
 def job(context: Context) -> None:
-    """A GRPO job, plain and with drafts, eager and overlapped, in turns: seconds of a step. Of the built-in model, and
-    whether it learns; then of random weights in SmolLM2's shape."""
+    """Run a GRPO job, plain and with drafts, eager and overlapped, in turns; keep the seconds of a step.
+
+    First with the built-in model, to see if it learns; then with random weights in SmolLM2's shape.
+    """
     steps, size, rounds = (2, 1, 1) if context.dry else (15, 8, 2)
     with tempfile.TemporaryDirectory() as scratch:
         other = "tiny shape" if context.dry else "SmolLM2-135M"

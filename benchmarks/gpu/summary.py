@@ -1,4 +1,4 @@
-"""The page that a GPU run leaves: what was measured in ratios, and what follows from each."""
+"""Summary page of a GPU run: the measurements as ratios, and the consequence of each."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ Row = dict[str, Any]
 
 
 def summary(folder: Path, where: Mapping[str, object], outcomes: Mapping[str, str]) -> str:
-    """Return the page, from the files of the stages that there are."""
+    """Return the page, from the files of the finished stages."""
     files = {file.stem.partition("_")[2]: json.loads(file.read_text()) for file in sorted(folder.glob("?_*.json"))}
     stages: dict[str, list[Row]] = {name: content["rows"] for name, content in files.items()}
     place = next(iter(files.values()))["place"] if files else {}
@@ -38,7 +38,7 @@ def summary(folder: Path, where: Mapping[str, object], outcomes: Mapping[str, st
 
 
 def value(rows: list[Row], what: str, **about: object) -> float | None:
-    """Return the value of the first row of this kind."""
+    """Return the value of the first row of this kind, or None."""
     return next(
         (row["value"] for row in rows if row["what"] == what and all(row.get(k) == v for k, v in about.items())), None
     )
@@ -120,7 +120,7 @@ def _verify(rows: list[Row]) -> list[str]:
 
 
 def _attention(row: Row, rows: list[Row]) -> str:
-    """Return the line of attention over pages, beside that over slots."""
+    """Return the table line of attention over pages, beside attention over slots."""
     about = {name: row[name] for name in ("model", "batch", "entries", "uneven")}
     slots = value(rows, "attention over slots", **about)
     entries = f"{'up to ' if row['uneven'] else ''}{row['entries']}"
@@ -160,7 +160,7 @@ def _engine(rows: list[Row]) -> list[str]:
 
 
 def _graphs_gain(rows: list[Row]) -> list[str]:
-    """Return by model how many times faster graphs make a plain cycle of one row: ten times is the goal."""
+    """Return, by model, how many times faster graphs make a plain cycle of one row: ten times is the goal."""
     found = [row for row in rows if row["what"] == "cycle" and row["batch"] == 1 and row.get("of_eager")]
     alone = [row for row in found if row["graphs"] and row["K"] == 0]
     return [
@@ -171,7 +171,7 @@ def _graphs_gain(rows: list[Row]) -> list[str]:
 
 
 def _pages_gain(rows: list[Row]) -> list[str]:
-    """Return by model what share of the time of a cycle in slots one in pages takes."""
+    """Return, by model, the time of a cycle in pages relative to one in slots."""
     found = {(row["model"], row["paged"]): row for row in rows if row["what"] == "cache" and row["value"]}
     return [
         f"- {model}, B = {row['batch']}: with keys and values in pages a cycle takes "

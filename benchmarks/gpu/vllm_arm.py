@@ -1,4 +1,4 @@
-"""What happens in the process of an arm of ``vllm_run``: one engine of vLLM, timed or compared with transformers."""
+"""Work in the process of one arm of ``vllm_run``: one engine of vLLM, timed or compared with transformers."""
 
 import os
 import time
@@ -23,19 +23,19 @@ from bebop.rollout.vllm.arguments import BLOCK, HOSTINGS
 from bebop.rollout.vllm.steps import STEPS, StepRecord
 from bebop.systems import SYSTEMS
 
-# vLLM's CPU kernels want heads of 64.
+# vLLM's CPU kernels need heads of size 64.
 SHAPES = {**models.SHAPES, "tiny": replace(TINY, hidden=128, inner=256, heads=2, kv_heads=1, head_dim=64)}
 BATCHES = {"cuda": (1, 32, 256), "cpu": (1, 4)}
 TIMED = 30  # cycles, as in the engine stage
 CACHE = {"cuda": 12 << 30, "cpu": 64 << 20}  # bytes: 256 rows of 288 tokens take 9 GB in the larger model
-# Nats that log-probs may be from transformers', on average. In SmolLM2's shape bfloat16 is 0.005 from float32; half the
+# Mean nats that log-probs may be from transformers'. In SmolLM2's shape bfloat16 is 0.005 from float32; half the
 # rotary frequency makes 0.02, twice the scale of attention 0.04, a layer without attention 0.2.
 FAR = 0.015
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One engine and what is asked of it, ``Qwen3-1.7B-v2-bebop3`` for instance."""
+    """One engine and its task, ``Qwen3-1.7B-v2-bebop3`` for instance."""
 
     model: str  # in SHAPES
     runner: str = "v2"
@@ -47,7 +47,7 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """Return the name that it is chosen by."""
+        """Return the name that selects this arm."""
         kind = "check" if self.check else f"{self.system}{self.drafts or ''}"
         return "-".join([self.model, self.runner, kind, *self._more])
 
@@ -57,7 +57,7 @@ class Arm:
 
 
 def plan(device: str) -> list[Arm]:
-    """Return the arms in their order: first whether it is right, then what decides most. 240 s hold about ten."""
+    """Return the arms in their order: first correctness, then the most decisive ones. 240 s hold about ten."""
     qwen, smol = (partial(Arm, model=name) for name in ("Qwen3-1.7B", "SmolLM2-135M"))
     bebop3: dict[str, Any] = {"system": "bebop", "drafts": 3}
     bebop1, greedy3 = {**bebop3, "drafts": 1}, {**bebop3, "system": "target_only"}
@@ -75,7 +75,7 @@ def plan(device: str) -> list[Arm]:
 
 
 def logged(call: Callable[[Context], None], context: Context) -> None:
-    """Call; what is printed meanwhile, by libraries too, goes to the log."""
+    """Run ``call`` with all output, also of libraries, redirected to the log."""
     log = os.open(context.file.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)
@@ -83,7 +83,7 @@ def logged(call: Callable[[Context], None], context: Context) -> None:
 
 
 def make_model(shape: Shape, folder: Path, context: Context) -> None:
-    """Write a checkpoint with random weights. In a process of its own: vLLM gets a GPU that nothing was done on."""
+    """Write a checkpoint with random weights, in its own process, so that vLLM gets an unused GPU."""
     began, made = time.perf_counter(), folder.with_name(f"{folder.name}.made")
     save_policy(policy_of(shape, context.device, mimo=True), made)
     made.rename(folder)  # one that was cut off is made again
@@ -91,7 +91,7 @@ def make_model(shape: Shape, folder: Path, context: Context) -> None:
 
 
 def run(arm: Arm, model: Path, context: Context) -> None:
-    """Carry an arm out."""
+    """Run one arm."""
     print(f"---- {arm.name}", flush=True)
     os.environ[plugin.RUNNER] = str(int(arm.runner == "v2"))
     if arm.statistics:
@@ -124,23 +124,23 @@ def measure(arm: Arm, model: Path, context: Context) -> None:
 
 
 def plain(rows: Sequence[Row], row: Row) -> float | None:
-    """Milliseconds of plain decoding of the same model and batch, by the same runner and kernels."""
+    """Return the milliseconds of plain decoding of the same model and batch, by the same runner and kernels."""
     same = ("model", "batch", "runner", "attention")
     cycles = [one for one in rows if one["what"] == "cycle" and one["K"] == 0]
     return next((one["value"] for one in cycles if all(one[name] == row[name] for name in same)), None)
 
 
 def without_statistics(rows: Sequence[Row], row: Row) -> float | None:
-    """Milliseconds of the same arm and batch where the plugin looks at nothing."""
+    """Return the milliseconds of the same arm and batch without the plugin's statistics."""
     same = ("model", "batch", "runner", "attention", "system", "K")
     cycles = [one for one in rows if one["what"] == "cycle" and not one["statistics"]]
     return next((one["value"] for one in cycles if all(one[name] == row[name] for name in same)), None)
 
 
 def acceptance_check(records: Sequence[StepRecord]) -> dict[str, float]:
-    """Return how often first drafts were accepted in the measured steps, and their mean overlap, which predicts it.
+    """Return the acceptance rate of first drafts in the measured steps, and their mean overlap, which predicts it.
 
-    Nothing where nothing was measured. For greedy drafts the overlap is p of the draft.
+    Without measured steps, return nothing. For greedy drafts the overlap is p of the draft.
     """
     found = [one for record in records for one in record.verified().values() if one.weight]
     if not found:
@@ -153,7 +153,7 @@ def acceptance_check(records: Sequence[StepRecord]) -> dict[str, float]:
 
 
 def engine_arguments(arm: Arm, device: str, batches: Sequence[int]) -> dict[str, Any]:
-    """Arguments of ``vllm.EngineArgs`` but for the model's folder."""
+    """Return the arguments of ``vllm.EngineArgs``, except the model's folder."""
     decoding = DecodingConfig(system=arm.system, draft_tokens=max(1, arm.drafts))
     arguments: dict[str, Any] = {
         "dtype": "bfloat16", "max_num_seqs": max(batches), "max_num_batched_tokens": 8192,
@@ -179,13 +179,15 @@ def engine_arguments(arm: Arm, device: str, batches: Sequence[int]) -> dict[str,
 
 
 def capture_sizes(batches: Sequence[int], drafts: int) -> list[int]:
-    """Return the tokens of the steps that get a CUDA graph: a token a row of the MTP layer, ``drafts`` + 1 of the
-    target."""
+    """Return the token counts of the steps that get a CUDA graph.
+
+    A row has one token for the MTP layer, and ``drafts`` + 1 for the target.
+    """
     return sorted({rows * tokens for rows in batches for tokens in (1, drafts + 1)})
 
 
 class Step(NamedTuple):
-    """A step that brought tokens."""
+    """Step of vLLM that emitted tokens."""
 
     seconds: float  # on the clock, when it ended
     tokens: int
@@ -195,7 +197,7 @@ class Step(NamedTuple):
 
 
 def start(model: Path, arguments: dict[str, Any]) -> Any:
-    """Make vLLM's engine, in this process."""
+    """Start vLLM's engine in this process."""
     from vllm import EngineArgs, LLMEngine
 
     return LLMEngine.from_engine_args(EngineArgs(model=str(model), **arguments))
@@ -209,12 +211,12 @@ def decode(
     records: list[StepRecord] | None = None,
     **sampling: Any,
 ) -> tuple[list[Step], list[list[Any]]]:
-    """Decode a batch at temperature 1, all rows at once, which have tokens for so many cycles.
+    """Decode a batch at temperature 1, all rows at once; each row has tokens for ``cycles`` cycles.
 
-    ``records`` gets what the plugin saw of each step.
+    ``records`` receives the plugin's record of each step.
 
     Returns:
-        The steps, whose clock starts with the requests, and of each row vLLM's ``CompletionOutput``s, one a step.
+        The steps, timed from the start of the requests, and for each row vLLM's ``CompletionOutput``s, one per step.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -246,9 +248,9 @@ def decode(
 
 
 def cycle(steps: Sequence[Step], batch: int) -> dict[str, Any]:
-    """Return milliseconds of a cycle in which all rows decode, after the first ones, and what a row gets in one.
+    """Return milliseconds of a cycle in which all rows decode, after the first ones, and the tokens of a row in it.
 
-    ``ValueError`` where there are fewer than two.
+    Raises ``ValueError`` if there are fewer than two.
     """
     full = [step for step in steps if step.begun == batch and not step.ended]
     timed = full[WARM:][: TIMED + 1]
@@ -270,7 +272,7 @@ def cycle(steps: Sequence[Step], batch: int) -> dict[str, Any]:
 
 
 def check(arm: Arm, model: Path, context: Context) -> None:
-    """Keep how far vLLM's log-probs of drawn tokens are from transformers', and raise if they are another model's."""
+    """Compare vLLM's log-probs of sampled tokens with transformers'; raise if they belong to another model."""
     batch = 4
     engine = start(model, engine_arguments(arm, context.device.type, [batch]))
     _, outputs = decode(engine, arm, batch, cycles=32, logprobs=0)

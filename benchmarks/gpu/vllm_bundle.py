@@ -1,15 +1,15 @@
 """``python -m bebop.bench.gpu.vllm_bundle FOLDER``: vLLM in one file, for a GPU machine without a network.
 
-Such a machine has Python 3.12, torch 2.11 for CUDA 13, Triton and transformers, and takes 64 MiB a call, the working
-tree included. vLLM's wheel has 327 MB. ``FOLDER/vllm.tar.xz`` holds what decoding needs of it:
+Such a machine has Python 3.12, torch 2.11 for CUDA 13, Triton and transformers, and accepts 64 MiB per call, the
+working tree included. vLLM's wheel has 327 MB. ``FOLDER/vllm.tar.xz`` holds the parts that decoding needs:
 
-- its Python files, and two extensions that are built on torch's stable ABI: vLLM pins torch 2.13, but these load in
-  2.11 as well. Machine code for other GPUs than ``--arch`` becomes zeros, which compress to nothing;
-- the libraries that vLLM imports and the machine lacks, and modules of names alone for those that are large and not
+- its Python files, and two extensions that are built on torch's stable ABI: vLLM pins torch 2.13, but these also load
+  in 2.11. Machine code for other GPUs than ``--arch`` becomes zeros, which compress to nothing;
+- the libraries that vLLM imports and the machine lacks, and modules with only names for those that are large and not
   used here (``STAND_INS``).
 
 Left out are experts, MLA, quantised weights, FlashAttention 2, FlashInfer, structured output, the Rust front end and
-its servers: models that need one of them fail where vLLM loads them. The file is the same to the byte each time.
+its servers: models that need one of them fail when vLLM loads them. The file is the same to the byte each time.
 
 On the machine: ``python3 -m tarfile -e vllm.tar.xz SITE``, then ``PYTHONPATH=SITE``. Nothing is installed.
 """
@@ -49,7 +49,7 @@ OPERATORS = "vllm/_C_stable_libtorch.abi3.so"
 FLASH_ATTENTION = "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"
 KEPT = (".py", ".json", ".typed", ".jinja", ".dist-info/METADATA", ".dist-info/entry_points.txt")
 LEFT_OUT = ("vllm/benchmarks/", "vllm/third_party/deep_gemm/", "vllm/third_party/fmha_sm100/")
-# One place takes FlashInfer for granted on CUDA: file, text in it, what precedes that text in the bundle.
+# One place assumes FlashInfer on CUDA: the file, a text in it, and the guard put before that text in the bundle.
 SAMPLER = "vllm/v1/sample/ops/topk_topp_sampler.py"
 IMPORT = "    from vllm.v1.attention.backends.flashinfer import FlashInferBackend\n\n    capability ="
 GUARD = "    return False  # FlashInfer is not in this bundle\n\n"
@@ -94,7 +94,7 @@ sys.meta_path.append(_Submodules())
 
 
 def main(arguments: list[str]) -> None:
-    """Write the file, and say how large it is."""
+    """Write the file, and print its size."""
     parser = Parser(prog="python -m bebop.bench.gpu.vllm_bundle", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help=f"where {FILE} goes")
     parser.add_argument("--arch", type=int, default=90, help="of the GPU, as in sm_90 (default: 90, Hopper)")
@@ -114,7 +114,7 @@ def main(arguments: list[str]) -> None:
 
 
 def download(wheels: Path) -> None:
-    """Get the wheels that are not there yet, for the machine's Python and not for this one."""
+    """Download the missing wheels, for the machine's Python and not for this one."""
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(wheels)]
     command += ["--python-version", "3.12", "--implementation", "cp"]
     for platform in PLATFORMS:
@@ -129,7 +129,7 @@ def _wheels(folder: Path, wanted: str) -> list[Path]:
 
 
 def unpack(wheels: Path, site: Path, arch: int) -> None:
-    """Write into ``site`` what the machine needs of the wheels."""
+    """Write the parts of the wheels that the machine needs into ``site``."""
     for wanted in LIBRARIES:
         with zipfile.ZipFile(_wheels(wheels, wanted)[0]) as wheel:
             names = [n for n in wheel.namelist() if "/tests/" not in n and ".data/" not in n]
@@ -147,7 +147,7 @@ def unpack(wheels: Path, site: Path, arch: int) -> None:
 
 
 def pack(site: Path, file: Path) -> None:
-    """Write an archive of ``site`` which depends on names and contents alone."""
+    """Write an archive of ``site`` that depends only on names and contents."""
     # A dictionary of 192 MB spans everything: the libraries compress by what vLLM's own files have in common with them.
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 192 << 20}]
     with lzma.open(file, "wb", filters=filters) as packed, tarfile.open(fileobj=packed, mode="w|") as archive:
@@ -172,7 +172,7 @@ SHT_NOBITS = 8  # a section that takes no place in the file
 
 
 class FatBinary(NamedTuple):
-    """Where one is in a file, and its entries, each (kind, arch, bytes with its header)."""
+    """Place of a fat binary in a file, and its entries, each (kind, arch, bytes with its header)."""
 
     start: int  # of the entries
     header: int  # where its header begins
@@ -181,11 +181,11 @@ class FatBinary(NamedTuple):
 
 
 def slim(binary: bytes, arch: int) -> bytes:
-    """Return the same extension with machine code for one GPU, and without symbols for debuggers.
+    """Return the extension with machine code for one GPU only, and without symbols for debuggers.
 
-    Nothing moves: what goes becomes zeros, so that no address in the file has to change. A fat binary without machine
-    code for ``arch`` gets the smallest entry of another GPU: its kernels could not be had before either, and one
-    without any entry is nothing that a compiler writes. Raises ``UserError`` where no code for ``arch`` is left.
+    Nothing moves: removed parts become zeros, so that no address in the file has to change. A fat binary without
+    machine code for ``arch`` gets the smallest entry of another GPU. Its kernels were not usable before either, and
+    compilers never write one without entries. Raises ``UserError`` if no code for ``arch`` is left.
     """
     data, places = bytearray(binary), sections(binary)
     for offset, size in (places[name] for name in SYMBOLS if name in places):
@@ -206,7 +206,7 @@ def slim(binary: bytes, arch: int) -> bytes:
 
 
 def sections(binary: bytes) -> dict[str, tuple[int, int]]:
-    """Offset and size of the sections of a 64-bit ELF file that have contents, by name."""
+    """Return offset and size, by name, of the sections of a 64-bit ELF file that have contents."""
     (table,) = struct.unpack_from("<Q", binary, 0x28)
     size, count, names = struct.unpack_from("<HHH", binary, 0x3A)
     rows = [struct.unpack_from("<IIQQQQ", binary, table + size * index) for index in range(count)]

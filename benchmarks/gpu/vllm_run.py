@@ -1,16 +1,16 @@
 """``python -m bebop.bench.gpu.vllm_run``: vLLM on one GPU, in the shapes and batches of the engine stage beside it.
 
 An arm is one engine: a model with random weights, one of vLLM's two model runners, plain decoding or drafts of an MTP
-layer, batches of 1, 32 and 256. The arms that tell most come first; those that would be late are left out. Each is
-forked once everything is imported, before CUDA is touched: one that fails or hangs costs its own time alone.
+layer, batches of 1, 32 and 256. The most informative arms come first; arms that would be late are left out. Each is
+forked after all imports, before CUDA is touched: one that fails or hangs costs only its own time.
 
-``vllm.json`` has the rows as they are measured, with the names of the engine stage: ``cycle`` is a step in which all
-rows decode, at the same lengths. ``vllm.log`` has what vLLM said. To be read with the numbers:
+``vllm.json`` gets the rows as they are measured, with the names of the engine stage: ``cycle`` is a step in which all
+rows decode, at the same lengths. ``vllm.log`` has vLLM's output. Facts to read with the numbers:
 
 - the model is in MiMo's layout (``policy_of``), since vLLM has no MTP layer for Llama or Qwen3;
 - random drafts are accepted by chance: sampled ones about half of the time, greedy ones (vLLM's default) hardly ever;
-- runner v2 is vLLM's default on a GPU, with asynchronous scheduling. v1 without it is what the plugin of
-  ``rollout=vllm`` asks for. Its MTP layer runs without a CUDA graph here; the target, and all of v2, replay graphs;
+- runner v2 is vLLM's default on a GPU, with asynchronous scheduling. The plugin of ``rollout=vllm`` asks for v1 without
+  it. Its MTP layer runs without a CUDA graph here; the target, and all of v2, replay graphs;
 - nothing goes through Inductor, which would take minutes.
 """
 
@@ -32,7 +32,7 @@ from bebop.errors import UserError
 SECONDS, ARM_SECONDS = 240, 50
 GRACE = 10  # seconds that ``carried_out`` gives an arm beside half as much again
 LEAST = 25  # seconds that an arm needs to start and to measure a batch
-ENVIRONMENT = {  # torch, transformers and vLLM read it as they are imported
+ENVIRONMENT = {  # torch, transformers and vLLM read it at their import
     "HF_HUB_OFFLINE": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # whether there is a GPU is asked without touching CUDA
     "TOKENIZERS_PARALLELISM": "false",
@@ -41,7 +41,7 @@ ENVIRONMENT = {  # torch, transformers and vLLM read it as they are imported
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
 }
-# The CPU build verifies sampled drafts wrongly without the plugin's mends; on CUDA vLLM is as it comes.
+# The CPU build verifies sampled drafts wrongly without the plugin's fixes; on CUDA vLLM is unchanged.
 PLUGIN = {
     "cuda": {"VLLM_PLUGINS": ""},
     "cpu": {"VLLM_PLUGINS": "bebop", "BEBOP_VLLM_CPU": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
@@ -49,7 +49,7 @@ PLUGIN = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run the arms, in processes of their own, as this one must not touch CUDA; 1 if one of them failed."""
+    """Run the arms in their own processes, as this one must not touch CUDA; return 1 if one of them failed."""
     options = _parser().parse_args(arguments)
     device, out = options.device, options.out or Path("runs") / f"vllm-{time.strftime('%Y%m%d-%H%M%S')}"
     check_writable("--out", out)
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
         (out / old).unlink(missing_ok=True)
 
     def limited(call: Callable[[Context], None]) -> str:
-        """Call in a process of its own, which ends with this run at the latest."""
+        """Run ``call`` in its own process, which ends with this run at the latest."""
         context.seconds = min(ARM_SECONDS, (ends - time.monotonic() - GRACE) / 1.5)
         context.began = time.monotonic()
         outcome = carried_out(partial(logged, call), context)
@@ -115,7 +115,10 @@ def main(arguments: list[str]) -> int:
 
 
 def import_all(device: str) -> str:
-    """Import what every arm needs, and return vLLM's version; ``UserError`` if it is not there or another build."""
+    """Import the modules that every arm needs, and return vLLM's version.
+
+    Raises ``UserError`` if vLLM is missing or another build.
+    """
     try:
         import vllm
     except ModuleNotFoundError as error:
@@ -135,20 +138,20 @@ def import_all(device: str) -> str:
         import vllm.v1.worker.gpu_worker
 
         assert not torch.cuda.is_initialized(), "an import touched CUDA: no arm can be forked"
-    # It looks at model classes in a process of its own, which imports everything once more.
+    # It inspects model classes in a separate process, which would import everything again.
     registry._run_in_subprocess = lambda call: call()
     return str(vllm.__version__)
 
 
 def room() -> Path | None:
-    """Return where models go: memory, if it holds both (5 GB), else the folder for temporary files."""
+    """Return the folder for models: in memory if it has room for both (5 GB), else None for the temporary folder."""
     memory = Path("/dev/shm")
     space = os.statvfs(memory) if memory.is_dir() else None
     return memory if space is not None and space.f_bavail * space.f_frsize > 8 << 30 else None
 
 
 def content_of(file: Path) -> dict[str, Any]:
-    """Return what the arms have written; nothing where there is no file, or one that was cut off with its arm."""
+    """Return the content that the arms have written; nothing if the file is missing or was cut off with its arm."""
     try:
         content: dict[str, Any] = json.loads(file.read_text())
     except (FileNotFoundError, json.JSONDecodeError):

@@ -1,7 +1,7 @@
-"""``python -m bebop.bench.published``: compare what ``bebop.simulate --gpu`` predicts with published speed-ups.
+"""``python -m bebop.bench.published``: compare predictions of ``bebop.simulate --gpu`` with published speed-ups.
 
 ``points.yaml`` has the points, their sources and the rule; it was committed before the first comparison. The result is
-``pays.json`` and ``pays.md``. ``--fit`` prints the two constants that the rule allows to be fitted; they stand in
+``pays.json`` and ``pays.md``. ``--fit`` prints the two constants that the rule allows to be fitted; their values are in
 ``bebop/simulation/roofline.py``.
 """
 
@@ -46,7 +46,7 @@ def predicted(point: Mapping[str, Any], gpus: dict[str, Gpu] | None = None, data
 
 
 def sign(speedup: float) -> int:
-    """Return 1 or -1 for a speed-up above or below 1, 0 if it is too near."""
+    """Return 1 or -1 for a speed-up above or below 1, and 0 if it is too near."""
     return 0 if abs(speedup - 1) <= NO_SIGN else 1 if speedup > 1 else -1
 
 
@@ -103,7 +103,7 @@ def verdict(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def fit(content: Mapping[str, Any]) -> dict[str, float]:
-    """Return the constants at which the predictions of their points equal what was published."""
+    """Return the constants at which the predictions of their points equal the published speed-ups."""
     points = {point["id"]: point for point in content["points"]}
     found = {"products": 0.5, "draft_launch": 0.0}
     for _ in range(3):  # each hardly depends on the other
@@ -120,7 +120,7 @@ def fit(content: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _root(off: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a monotonic function is nought between two bounds, or the bound that is nearer to it."""
+    """Return the root of a monotonic function between two bounds, or the bound nearer to it."""
     rising = off(high) > off(low)
     for _ in range(25):
         middle = (low + high) / 2
@@ -129,7 +129,7 @@ def _root(off: Callable[[float], float], low: float, high: float) -> float:
 
 
 def main(arguments: list[str]) -> int:
-    """Compare and store, or fit."""
+    """Compare and store the predictions, or fit the constants."""
     parser = Parser(prog="python -m bebop.bench.published", description="Predictions against published speed-ups.")
     parser.add_argument("--fit", action="store_true", help="print the constants that the rule allows to be fitted")
     options = parser.parse_args(arguments)

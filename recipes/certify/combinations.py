@@ -1,17 +1,17 @@
-"""Exactness under everything at once: certificates of an engine whose features are on together, pair by pair.
+"""Exactness with many features on at once: certificates of an engine for every pair of feature levels.
 
 Each feature that can disturb a request is a factor: weights that change in flight, aborts, a second turn, scarce pages,
 truncation, penalties. A pairwise covering array holds every pair of levels of two factors in some row. Each row is a
-certificate of the built-in model with those levels. A row counts only if what it switches on also happened, and passes
-if every fault that was looked for moves less than ``LIMIT`` of the probability of a token.
+certificate of the built-in model with those levels. A row counts only if the features that it switches on also took
+effect. It passes if every fault that was tested for moves less than ``LIMIT`` of the probability of a token.
 
-    python -m recipes.certify.combinations                        # hours; rows that are stored are not run again
-    python -m recipes.certify.combinations --rows 3 --tokens 4000 # the first three that are missing, a look
-    python -m recipes.certify.combinations --engine vllm          # what vLLM can do, in its environment; or sglang
-    python -m recipes.certify.combinations --page                 # the page alone, from what is stored
+    python -m recipes.certify.combinations                        # hours; stored rows are not run again
+    python -m recipes.certify.combinations --rows 3 --tokens 4000 # the first three missing rows, as a trial
+    python -m recipes.certify.combinations --engine vllm          # the factors of vLLM, in its environment; or sglang
+    python -m recipes.certify.combinations --page                 # only the page, from the stored rows
 
-New weights are those of the model with noise. The reference knows both and holds every token against the weights of
-its version, so the engine has to read contexts anew (``on_update=recompute``).
+New weights are the model's own with noise. The reference knows both and tests every token against the weights of its
+version, so the engine has to compute contexts again after an update (``on_update=recompute``).
 """
 
 import argparse
@@ -102,7 +102,7 @@ TRUNCATION: Mapping[str, Mapping[str, Any]] = {
 
 
 def possible(row: Mapping[str, str]) -> bool:
-    """Return whether the levels that are chosen so far go together."""
+    """Return whether the levels chosen so far are compatible."""
     system = SYSTEMS[row["system"]] if "system" in row else None
     drafts = row.get("drafts", "fixed")
     if system is None or drafts == "fixed":
@@ -114,14 +114,14 @@ def possible(row: Mapping[str, str]) -> bool:
 
 
 def pairs(row: Mapping[str, str]) -> Iterator[frozenset[tuple[str, str]]]:
-    """Yield the pairs of levels of a row, whole or not."""
+    """Yield the pairs of levels of a row, complete or not."""
     return (frozenset(pair) for pair in itertools.combinations(row.items(), 2))
 
 
 def covering(
     factors: Mapping[str, Sequence[str]], fits: Callable[[Mapping[str, str]], bool], seed: int = 0
 ) -> list[Row]:
-    """Return rows that hold every possible pair of levels of two factors, each row the best of some tries (AETG).
+    """Return rows that hold every possible pair of levels of two factors, each row the best of several tries (AETG).
 
     The same arguments give the same rows.
     """
@@ -145,7 +145,7 @@ def _filled(
     left: Mapping[frozenset[tuple[str, str]], None],
     rng: random.Random,
 ) -> Row:
-    """Return a whole row that begins with some levels; each next one is in as many pairs that are left as possible."""
+    """Complete a row that has some levels; each new level is chosen to be in as many uncovered pairs as possible."""
     for name in rng.sample([*factors], len(factors)):
         if name not in row:
             levels = [level for level in rng.sample([*factors[name]], len(factors[name])) if fits({**row, name: level})]
@@ -160,20 +160,22 @@ def _filled(
 
 @dataclass(slots=True, kw_only=True)
 class Waiting:
-    """A request to be asked for, at once or later."""
+    """Request that is still to be sent, at once or later."""
 
     request: Request
     turn: int = 1
 
 
 class BusyEngine(EmbeddedEngine):
-    """The embedded engine while weights change, requests are aborted and go on, and turns follow one another."""
+    """Embedded engine with weights that change, requests that are aborted and resumed, and several turns."""
 
     pace = 1  # cycles from one change to the next, as a multiple of what is usual
 
     def __init__(self, row: Row, policy: Policy, sets: Sequence[Mapping[str, Tensor]], box: WhiteBox | None) -> None:
-        """``sets``: the weights of version v are those at v modulo their number. ``box``: sees every engine that is
-        made."""
+        """Make the engine.
+
+        ``sets``: version v has the weights at v modulo their number. ``box``: observes every engine that is made.
+        """
         self.row, self.policy, self.sets, self.box = row, policy, sets, box
         self.happened: Counter[str] = Counter()  # what was switched on, and how often it came
         self.cycle = 0
@@ -199,7 +201,7 @@ class BusyEngine(EmbeddedEngine):
         return engine
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """Decode a cohort while everything happens to it; two answers for each request where there are two turns."""
+        """Decode a cohort under all disturbances of the row; with two turns, return two completions per request."""
         two = self.row["turns"] == "two"
         queue = deque(Waiting(request=replace(request, park=two)) for request in requests)
         asked: dict[int, Waiting] = {}
@@ -222,13 +224,13 @@ class BusyEngine(EmbeddedEngine):
         return self._answers(requests, done, cycles)
 
     def _count(self) -> None:
-        """Count what the engine did by itself since the last count."""
+        """Count preemptions and reused entries since the last count."""
         self.happened["preempted"] += self.engine.preempted
         self.happened["reused entries"] += self.engine.retention.counts.reused
         self.engine.preempted = self.engine.retention.counts.reused = 0
 
     def _let_in(self, queue: deque[Waiting], asked: dict[int, Waiting], cycles: dict[int, list[int]]) -> None:
-        """Queue requests in the engine: all, or one in every second cycle."""
+        """Add requests to the engine: all at once, or one in every second cycle."""
         few = self.row["arrivals"] == "one by one"
         for _ in range(int(self.cycle % 2 == 0) if few else len(queue)):
             if queue:
@@ -241,7 +243,7 @@ class BusyEngine(EmbeddedEngine):
     def _disturb(
         self, asked: dict[int, Waiting], queue: deque[Waiting], cycles: dict[int, list[int]]
     ) -> list[Finished]:
-        """Do what the row says between two cycles; return requests that ended by themselves meanwhile."""
+        """Apply the row's disturbances between two cycles; return requests that ended by themselves in the meantime."""
         ended: list[Finished] = []
         if self.row["drafts"] == "changed" and self.cycle % 5 == 0:
             drafts = 1 + self.cycle // 5 % 4
@@ -268,7 +270,7 @@ class BusyEngine(EmbeddedEngine):
         return ended
 
     def _move(self, asked: Mapping[int, Waiting]) -> None:
-        """Go on in a new engine, as a job does that was resumed; nothing is in the old one any more."""
+        """Continue in a new engine, as a resumed job does; the old engine is empty by then."""
         number = self.engine.version
         assert not self.engine.unfinished
         self._count()
@@ -279,14 +281,16 @@ class BusyEngine(EmbeddedEngine):
         self.happened["new engine"] += 1
 
     def _next_turn(self, request: Request, ended: Finished, cohort: int) -> Request:
-        """Return the request that goes on from a turn's tokens and what an environment says, here part of a prompt."""
+        """Return the request after a turn: its context and tokens, then an observation, here part of a prompt."""
         said = request.token_ids[:7]
         context = (*request.token_ids, *ended.completion.token_ids.tolist(), *said)
         return Request(id=request.id + cohort, token_ids=context, params=request.params)
 
     def _remember(self, requests: Sequence[Request]) -> None:
-        """Tell the engine the completions of the cohort before, as if they were of these prompts: drafts from them are
-        poor, and may not matter."""
+        """Give the engine the completions of the previous cohort as if they belonged to these prompts.
+
+        Drafts from them are poor, which must not matter.
+        """
         if self.row["past"] == "remembered" and self.past:
             latest = [answers for _, answers in [*self.past.items()][-COHORT:]]
             for request, answers in zip(requests, latest, strict=False):
@@ -312,12 +316,12 @@ class BusyEngine(EmbeddedEngine):
 
 
 class BusyServer(BusyEngine):
-    """vLLM or SGLang in this process, as a job runs it, to which the same happens."""
+    """vLLM or SGLang in this process, as a job runs it, under the same disturbances."""
 
     places_known = False
 
     def __init__(self, name: str, row: Row, folder: Path, sets: Sequence[Mapping[str, Tensor]]) -> None:
-        """``folder``: the model's. ``sets``: see ``BusyEngine``; drafts keep their weights."""
+        """Start the engine on the model in ``folder``; ``sets``: see ``BusyEngine``. Drafts keep their weights."""
         self.name, self.row, self.sets, self.white_box = name, row, sets, None
         self.pace = PACE.get(name, 1)
         self.happened, self.cycle, self.past = Counter(), 0, {}
@@ -350,28 +354,28 @@ class BusyServer(BusyEngine):
         self.engine.close()
 
     def _count(self) -> None:
-        """Do nothing: a server says nothing of that."""
+        """Do nothing: a server does not report these counts."""
 
     def _note(self, cycles: dict[int, list[int]], finished: Sequence[Finished]) -> int:
-        """Return the tokens of what finished; in which cycle each came is not known."""
+        """Return the tokens of the finished requests; a server does not report the cycle of each token."""
         return sum(len(one.completion.token_ids) for one in finished)
 
 
 class VersionedReference:
-    """A ``Reference`` that holds every token against the weights of its version."""
+    """``Reference`` that tests every token against the weights of its version."""
 
     name = "model"
 
     def __init__(self, references: Sequence[ModelReference]) -> None:
-        """``references``: of version v is the one at v modulo their number."""
+        """Set ``references``; version v has the one at v modulo their number."""
         self.references = references
 
     def describe(self) -> dict[str, Any]:
-        """Return what the references are."""
+        """Return the descriptions of the references."""
         return {str(number): one.describe() for number, one in enumerate(self.references)}
 
     def block(self, answers: Sequence[Answer], params: SamplingParams) -> Block:
-        """Return the distributions at every position, row by row those of the token's version."""
+        """Return the distributions at every position, each row under the weights of its token's version."""
         blocks = [one.block(answers, params) for one in self.references]
         given = [one.versions for one in answers if len(one.token_ids)]
         which = torch.cat(
@@ -390,7 +394,7 @@ class VersionedReference:
 
 
 def decoding_of(row: Row) -> DecodingConfig:
-    """Return the decoding of a row; a separate draft model and the model itself differ in temperature alone."""
+    """Return the decoding of a row; a separate draft model is the model itself at another temperature."""
     system = SYSTEMS[row["system"]]
     auto, most = row["drafts"] == "auto", min(3, system.width) if system.drafts else 0
     return DecodingConfig(
@@ -402,7 +406,7 @@ def decoding_of(row: Row) -> DecodingConfig:
 
 
 def params_of(row: Row, model: ModelConfig) -> SamplingParams:
-    """Return the claim of a row."""
+    """Return the sampling parameters that a row claims."""
     return SamplingParams(
         temperature=float(row["temperature"]),
         repetition_penalty=1.0 if row["penalty"] == "none" else float(row["penalty"]),
@@ -413,7 +417,7 @@ def params_of(row: Row, model: ModelConfig) -> SamplingParams:
 
 
 def expected(row: Row) -> list[str]:
-    """Return the names of what has to have happened for a row to count."""
+    """Return the names of the events that must have happened for a row to count."""
     wanted = {
         "drafts changed": row["drafts"] == "changed",
         "weights changed in flight": row["weights"] == "in flight",
@@ -428,14 +432,14 @@ def expected(row: Row) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was found of a row."""
+    """Result of one row: its certificate, its events and its duration."""
 
     certificate: Certificate
     happened: Mapping[str, int]
     seconds: float = field(default=0.0)
 
     def stored(self, row: Row) -> dict[str, Any]:
-        """Return what ``combinations.json`` keeps."""
+        """Return the content for ``combinations.json``."""
         one = self.certificate
         return {
             "row": row,
@@ -454,7 +458,7 @@ class Outcome:
 
 
 def noisy(policy: Policy, scale: float = 0.05, seed: int = 1) -> dict[str, Tensor]:
-    """Return a model's weights with noise of ``scale`` of their own spread."""
+    """Return a model's weights with noise of ``scale`` times their own standard deviation."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: tensor.detach() + scale * tensor.detach().std() * torch.randn(tensor.shape, generator=generator)
@@ -464,7 +468,7 @@ def noisy(policy: Policy, scale: float = 0.05, seed: int = 1) -> dict[str, Tenso
 
 
 def run_row(row: Row, tokens: int, seed: int = 0, *, name: str = "embedded", progress: bool = True) -> Outcome:
-    """Certify one row with an engine; nothing is stored."""
+    """Certify one row with an engine; store nothing."""
     began = time.perf_counter()
     system = SYSTEMS[row["system"]]
     model = ModelConfig(path="tiny", device="cpu", dtype="float32", draft="tiny" if system.separate else None)
@@ -508,7 +512,7 @@ def run_row(row: Row, tokens: int, seed: int = 0, *, name: str = "embedded", pro
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return what is stored; nothing yet gives no rows."""
+    """Return the stored results; without a file, return no rows."""
     return json.loads(path.read_text()) if path.exists() else {"limit_tv": LIMIT, "alpha": ALPHA, "rows": []}
 
 
@@ -518,12 +522,12 @@ def find(stored: Mapping[str, Any], engine: str, row: Row) -> dict[str, Any] | N
 
 
 def holds(one: Mapping[str, Any]) -> bool:
-    """Return whether a row passed, and what it switches on happened."""
+    """Return whether a row passed and all events that it needs happened."""
     return one["verdict"] == "pass" and not one["missing"]
 
 
 def page(stored: Mapping[str, Any]) -> str:
-    """Return the page, Markdown."""
+    """Return the page as Markdown."""
     lines = [
         "# What is certified",
         "",
@@ -562,7 +566,7 @@ def _line(factors: Mapping[str, Sequence[str]], row: Row, one: Mapping[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing; 0 if every row of the engine that is stored passed."""
+    """Run the missing rows; return 0 if every stored row of the engine passed."""
     parser = argparse.ArgumentParser(prog="python -m recipes.certify.combinations", description=__doc__.splitlines()[0])
     parser.add_argument("--engine", choices=[*ENGINES], default="embedded", help="default: embedded")
     parser.add_argument("--rows", type=int, help="how many of the missing rows are run; default: all")

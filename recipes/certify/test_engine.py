@@ -1,4 +1,7 @@
-"""A sampler of one's own, certified; a faulty one is not. Replace ``sample`` and ``logits`` by those of your engine."""
+"""Test of your own sampler: a correct one is certified, a faulty one is not.
+
+Replace ``sample`` and ``logits`` by those of your engine.
+"""
 
 from collections.abc import Sequence
 
@@ -14,14 +17,14 @@ CLAIM = SamplingParams(temperature=1.0, max_new_tokens=64, stop_token_ids=(STOP,
 
 
 def logits(prompt: Sequence[int], answer: Sequence[int]) -> np.ndarray:
-    """[T, V]: what each token of the answer was drawn under."""
+    """Return the logits [T, V] from which each token of the completion was sampled."""
     return TABLE[[prompt[-1], *answer[:-1]]]
 
 
 def sample(
     prompts: Sequence[Sequence[int]], seeds: Sequence[int], max_new_tokens: int, temperature: float = 1.0
 ) -> list[tuple[list[int], list[float]]]:
-    """An answer each, with the log-probs of its tokens; a ``temperature`` other than 1 is a fault."""
+    """Return one completion per prompt, with the log-probs of its tokens; a ``temperature`` other than 1 is a fault."""
     answers = []
     for prompt, seed in zip(prompts, seeds, strict=True):
         rng, ids, logprobs = np.random.default_rng(seed), [prompt[-1]], []
@@ -35,12 +38,12 @@ def sample(
 
 
 def test_the_engine_is_certified() -> None:
-    """One line a test: anything but a pass raises."""
+    """Certify the engine in one line; anything but a pass raises."""
     certify(sample, logits, PROMPTS, vocabulary=VOCABULARY, params=CLAIM).require_pass()
 
 
 def test_an_engine_that_is_five_per_cent_too_hot_is_not() -> None:
-    """Drawn at temperature 1.05, claimed to be drawn at 1."""
+    """Sample at temperature 1.05 and claim temperature 1: the certificate must fail."""
 
     def hot(prompts: Sequence[Sequence[int]], seeds: Sequence[int], most: int) -> list[tuple[list[int], list[float]]]:
         return sample(prompts, seeds, most, temperature=1.05)

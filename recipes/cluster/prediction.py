@@ -24,7 +24,7 @@ DIGITS = 4  # stored
 
 
 def predict(recipe: Recipe) -> dict[str, float]:
-    """Return numbers of the whole job, over the steps that count, and gigabytes on a GPU."""
+    """Return predicted numbers of the whole job, over the steps that count, and gigabytes per GPU."""
     found = simulate(recipe.simulation)
     numbers = {name: float(getattr(found, name)) for name in REPORTED}
     numbers["speedup"] = speedup(recipe)
@@ -35,7 +35,7 @@ def predict(recipe: Recipe) -> dict[str, float]:
 
 
 def speedup(recipe: Recipe) -> float:
-    """Return the tokens a second of a full engine with drafts, over those without."""
+    """Return the tokens per second of a full engine with drafts, over those without."""
     slots, answers = recipe.roofline.plan.slots, recipe.simulation.completions
     with_drafts = Costs(recipe.roofline.costs(answers.draft_tokens), answers.draft_tokens).cycle(slots)
     without = Costs(recipe.roofline.costs(0), 0).cycle(slots)
@@ -43,11 +43,11 @@ def speedup(recipe: Recipe) -> float:
 
 
 def waiting(recipe: Recipe) -> dict[str, float]:
-    """Return what environments add to a trajectory of the most turns, by arithmetic; nothing of it is simulated.
+    """Return the extra cost of environments for a trajectory of the most turns, by arithmetic; none of it is simulated.
 
-    These are the seconds that it waits; the trajectories that an engine has open if all its rows are in use; and the
-    gigabytes on a GPU of the engine if the contexts of waiting trajectories stay in memory. A recipe without
-    environments has none of them.
+    The numbers are the seconds of waiting, and the open trajectories of an engine with all its rows in use. The
+    third is the gigabytes per engine GPU if the contexts of waiting trajectories stay in memory. A recipe without
+    environments returns none.
     """
     task, roofline, answers = recipe.job.task, recipe.roofline, recipe.simulation.completions
     if not task.turns:

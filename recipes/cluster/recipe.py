@@ -1,4 +1,4 @@
-"""A recipe is a YAML file that names GPUs, model and job; it is refused where they do not fit one another."""
+"""Recipes as YAML files that name GPUs, model and job; a recipe whose parts do not fit together is refused."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ GIGABYTE = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeFile(Settings):
-    """The contents of a recipe."""
+    """Contents of a recipe file."""
 
     about: str = setting("", "a line")
     gpu: str = setting("h100", "a row of PEAKS in benchmarks/peaks.py", choice(GPUS))
@@ -47,7 +47,7 @@ class RecipeFile(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A recipe that fits its GPUs."""
+    """Recipe whose parts fit its GPUs."""
 
     name: str
     file: RecipeFile
@@ -67,7 +67,7 @@ def names() -> list[str]:
 
 
 def load(name: str, folder: Path = FOLDER) -> Recipe:
-    """Return a recipe by its name; raise ``UserError`` if there is none, or if it is not possible."""
+    """Return a recipe by its name; raise ``UserError`` if there is none, or if it is impossible."""
     path = folder / f"{name}.yaml"
     if "/" in name or not path.is_file():
         raise UserError(f"{name!r} is no recipe; there are {', '.join(names())}")
@@ -84,7 +84,7 @@ def load(name: str, folder: Path = FOLDER) -> Recipe:
 
 
 def build(name: str, file: RecipeFile) -> Recipe:
-    """Return a recipe with everything that follows from its file; raise ``UserError`` if something does not fit."""
+    """Return a recipe with all settings derived from its file; raise ``UserError`` if they do not fit together."""
     given = any(override.startswith("model.path=") for override in file.job)
     job = job_config([*file.job, *["model.path=tiny"] * (not given)])  # the folder is its user's
     for section, keys in DERIVED.items():
@@ -146,7 +146,7 @@ def _plan(file: RecipeFile, job: JobConfig, gpu: Gpu) -> Plan:
 
 
 def _check_counts(file: RecipeFile, job: JobConfig, roofline: Roofline) -> None:
-    """Check that there are enough GPUs, and that each part lies where it can."""
+    """Check that engines and trainer use all GPUs, and that each part fits on the machines it needs."""
     gpu, plan = roofline.gpu, roofline.plan
     have = file.machines * gpu.per_machine
     wanted = job.rollout.workers * plan.tensor_parallel + plan.trainer_gpus

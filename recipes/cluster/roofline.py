@@ -1,7 +1,7 @@
 """Computes seconds and bytes of a job from the data of its GPUs and its model; nothing is measured.
 
-A single pass is ``bebop/simulation/roofline.py``'s. The simulator's costs are straight lines in the number of rows:
-here the chord from one row to all slots, which lies above a convex roofline.
+``bebop/simulation/roofline.py`` computes a single pass. The simulator's costs are linear in the number of rows. Here
+they are the chord from one row to all slots, which lies above a convex roofline.
 """
 
 from dataclasses import dataclass
@@ -41,13 +41,13 @@ class Lengths:
 
     @property
     def context(self) -> float:
-        """Return the mean number of tokens before the position that a row decodes: long completions run for longer."""
+        """Return the mean number of tokens before the decoded position of a row: long completions run for longer."""
         return self.prompt + self.weighted / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a job uses its GPUs."""
+    """Use of the GPUs by a job."""
 
     tensor_parallel: int  # GPUs of one engine
     slots: int  # rows of one engine
@@ -76,7 +76,7 @@ class Roofline:
         )  # fmt: skip
 
     def target(self, rows: int, positions: int) -> float:
-        """Return the seconds of a pass of the policy that verifies ``positions - 1`` drafts of each row."""
+        """Return the seconds of a policy pass that verifies ``positions - 1`` drafts of each row."""
         return self.gpu.launch + self.passes(rows, positions, self.model.layers, self.model.multiplied)
 
     def draft(self, rows: int) -> float:
@@ -101,7 +101,7 @@ class Roofline:
         return 2 * kept / (self.gpu.bandwidth * self.gpu.traffic)
 
     def weights(self) -> tuple[float, float, float]:
-        """Return the bytes a second into one engine, the seconds to gather the weights, and those to load them."""
+        """Return the bytes per second into one engine, the seconds to gather the weights, and those to load them."""
         gpu, size, ranks = self.gpu, BF16 * self.model.parameters, self.plan.tensor_parallel
         if self.plan.by_network:  # each GPU of the engine has a port of its own
             together = size / (gpu.network * gpu.sent)
@@ -132,14 +132,14 @@ class Roofline:
     # ---- memory, in bytes of one GPU
 
     def engine_bytes(self) -> float:
-        """Return the bytes of weights, head, and keys and values: of all slots at mean context, or one longest row."""
+        """Return the bytes of weights, head and KV cache: of all slots at mean context, or of one longest row."""
         model, ranks = self.model, self.plan.tensor_parallel
         tokens = max(self.plan.slots * self.lengths.context, self.lengths.longest)
         cached = (model.layers + 1) * model.kv_bytes * tokens
         return (BF16 * (model.parameters + model.head) + cached) / ranks
 
     def trainer_bytes(self) -> float:
-        """Return the bytes of the optimizer, two gathered layers with gradients, and what the backward pass needs."""
+        """Return the bytes of the optimizer, two gathered layers with gradients, and the kept activations."""
         model, plan = self.model, self.plan
         tokens = plan.micro_batch / plan.sequence_parallel
         gathered = 4 * BF16 * max(model.layer, model.output)

@@ -6,14 +6,14 @@ VERL = "runtime=verl"
 
 
 def arguments(recipe: Recipe) -> list[str]:
-    """Return the arguments of ``bebop.run``; those that a user adds come behind them."""
+    """Return the arguments of ``bebop.run``; the user's own arguments follow them."""
     if recipe.file.trainer == "own":
         return [*recipe.file.job, "runtime.address=auto"]
     return [VERL, f"bebop={recipe.file.group}", *verl_overrides(recipe)]
 
 
 def verl_overrides(recipe: Recipe) -> list[str]:
-    """Return the sizes of a recipe by verl's names: trainer and engines apart, weights sent after every update."""
+    """Return the sizes of a recipe under verl's names: trainer and engines apart, weights sent after every update."""
     job, each = recipe.job, recipe.roofline.gpu.per_machine
     rollout, trainer, sampling = job.rollout, job.trainer, job.rollout.sampling
     engines = rollout.workers * rollout.sglang.tensor_parallel

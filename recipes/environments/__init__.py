@@ -1,1 +1,1 @@
-"""Environments to read and to copy."""
+"""Example environments to read and to copy."""

@@ -1,1 +1,1 @@
-"""The built-in model learns a game of several turns: supervised, its head adapted, then GRPO."""
+"""Training of the built-in model on a game of several turns: supervised, then its head adapted, then GRPO."""

@@ -1,6 +1,7 @@
-"""Teach the built-in model the game ``guess``: supervised, its head adapted, then GRPO of several seeds.
+"""Teach the built-in model the game ``guess``: supervised, then its head adapted, then GRPO of several seeds.
 
-A folder that was stopped goes on with the stage that was not finished: ``python -m recipes.guess [--out DIR]``.
+If a run was stopped, it goes on in the same folder with the first unfinished stage:
+``python -m recipes.guess [--out DIR]``.
 """
 
 from dataclasses import fields
@@ -30,7 +31,7 @@ LEAST = {"held_out": 2, "group_size": 2, "supervised_steps": 2}
 
 
 def main(arguments: list[str]) -> None:
-    """Carry out what is left, print and store what was found."""
+    """Run the unfinished stages, then print and store the results."""
     parser = Parser(prog="python -m recipes.guess", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/guess"), help="folder of all stages (runs/guess)")
     parser.add_argument("--record", type=Path, help="folder for guess.json and guess.md (--out)")

@@ -1,4 +1,4 @@
-"""Demonstrations as training rows: the ids that the agent loop would have, labels on what the policy says."""
+"""Demonstrations as training rows: the token ids of the agent loop, with labels on the policy's turns."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,11 +15,10 @@ Row = tuple[list[int], list[int]]  # ids and labels, of the same length
 
 
 def encode(messages: Sequence[Message], tokenizer: Any, delta: ChatDelta, stop: int) -> Row:
-    """A conversation of user and assistant in turns, the assistant's last, as ids and labels.
+    """Return ids and labels of a conversation between user and assistant, which ends with the assistant's turn.
 
-    Labels are the ids themselves on the assistant's tokens, its stop token with them, and IGNORE on all that is read.
-    The pieces are those of the agent loop: a first prompt, then a turn that ends with ``stop``, then what the template
-    puts before the next one.
+    Labels equal the ids on the assistant's tokens, stop token included, and IGNORE elsewhere. The pieces are those of
+    the agent loop: a first prompt, then a turn that ends with ``stop``, then the template's text before the next turn.
     """
     ids = delta.first(messages[:1])
     labels = [IGNORE] * len(ids)
@@ -33,7 +32,7 @@ def encode(messages: Sequence[Message], tokenizer: Any, delta: ChatDelta, stop: 
 
 
 def collate(rows: Sequence[Row], pad: int) -> tuple[Tensor, Tensor]:
-    """Right-padded ids [B, T] and labels [B, T] with padding ignored."""
+    """Return right-padded ids [B, T] and labels [B, T]; the labels ignore padding."""
     width = max(len(ids) for ids, _ in rows)
     input_ids, targets = torch.full((len(rows), width), pad), torch.full((len(rows), width), IGNORE)
     for row, (ids, labels) in enumerate(rows):
@@ -44,7 +43,7 @@ def collate(rows: Sequence[Row], pad: int) -> tuple[Tensor, Tensor]:
 def batches(
     tokenizer: Any, stop: int, *, slips: float, seed: int, steps: int, batch_size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """``steps`` batches of games that no other step has."""
+    """Yield ``steps`` batches of games; no game occurs in two steps."""
     delta = ChatDelta.checked(tokenizer, [stop])
     for step in range(steps):
         games = range(step * batch_size, (step + 1) * batch_size)

@@ -1,4 +1,4 @@
-"""Games of a policy as a job would play them: the share that it wins, and the accept length of each turn."""
+"""Games played with a policy as in a job: the share of games won, and the accept length of each turn."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ PLAYED_SEED = 1_000_003  # questions and draws of games that only measure
 
 
 def task(seed: int) -> TaskConfig:
-    """The game as it is configured, with questions of ``seed``."""
+    """Return the task of the game, with questions of ``seed``."""
     return from_dict(TaskConfig, {"source": "environment", "name": "guess", "seed": seed})
 
 
 def play(model: ModelConfig, policy: Policy, games: int, drafts: int, label: str) -> list[Trajectory]:
-    """Sampled at temperature 1, with the head's drafts."""
+    """Play games sampled at temperature 1, with the head's drafts; return their trajectories."""
     asked = task(PLAYED_SEED)
     source = EnvironmentSource(asked)
     engine = TorchEngine(policy, DecodingConfig(system="bebop", draft_tokens=drafts), slots=SLOTS, max_length=LONGEST)
@@ -45,12 +45,12 @@ def play(model: ModelConfig, policy: Policy, games: int, drafts: int, label: str
 
 
 def won(played: Sequence[Trajectory]) -> float:
-    """Share of games that were won."""
+    """Return the share of games won."""
     return sum(one.reward for one in played) / len(played)
 
 
 def accept_lengths(played: Sequence[Trajectory]) -> list[float]:
-    """Mean tokens a cycle in turn 0, 1, ...; games that are over have no such turn."""
+    """Return the mean tokens per cycle in turn 0, 1, ..., over the games that have this turn."""
     lengths = []
     for turn in range(max(len(one.turns) for one in played)):
         stats = [one.turns[turn].completion.stats for one in played if len(one.turns) > turn]

@@ -1,4 +1,4 @@
-"""What jobs found, from their run folders; judged by ``rule``, kept as JSON and as a table."""
+"""Results of the jobs, read from their run folders, judged by ``rule``, and stored as JSON and as a table."""
 
 import json
 import math
@@ -20,7 +20,7 @@ METRICS = "metrics.jsonl"
 
 
 def rewards(run: Path) -> list[list[float]]:
-    """Mean reward of each group of a job: steps x prompts."""
+    """Return the mean reward of each group of a job: steps x prompts."""
     with Trajectories(run / NAME) as stored:
         rows = stored.query(REWARDS)
     steps: dict[int, list[float]] = {}
@@ -30,7 +30,7 @@ def rewards(run: Path) -> list[list[float]]:
 
 
 def job_row(job: Path) -> dict[str, Any]:
-    """A line of the table."""
+    """Return the table row of a job."""
     metrics, groups = read_jsonl(job / "run" / METRICS), rewards(job / "run")
     before, after = rule.first(groups), rule.last(groups)
     lengths = [row["rollout/accept_length"] for row in metrics]
@@ -51,7 +51,7 @@ def job_row(job: Path) -> dict[str, Any]:
 
 
 def result(plan: Plan, out: Path, jobs: Sequence[Path], origin: Mapping[str, object]) -> dict[str, Any]:
-    """All that is stored."""
+    """Return the content to store."""
     rows, groups = [job_row(job) for job in jobs], [rewards(job / "run") for job in jobs]
     start, head = read(out / "supervised"), read(out / "head")
     findings = rule.judge(groups, [row["ratio error"] for row in rows], [row["minutes"] for row in rows])
@@ -75,7 +75,7 @@ def result(plan: Plan, out: Path, jobs: Sequence[Path], origin: Mapping[str, obj
 
 
 def keep(folder: Path, content: Mapping[str, Any]) -> None:
-    """``guess.json`` and ``guess.md``."""
+    """Write ``guess.json`` and ``guess.md``."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "guess.json").write_text(json.dumps(content, indent=1) + "\n")
@@ -83,7 +83,7 @@ def keep(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def page(content: Mapping[str, Any]) -> str:
-    """The table, the summary, and what the rule says."""
+    """Return the table, the summary, and the findings of the rule."""
     findings = content["rule"]["findings"]
     lines = [f"- {name}: {told(value)}" for name, value in content["summary"].items()]
     lines += [f"- {name}: {'yes' if met else 'no'}" for name, met in findings.items()]
@@ -91,7 +91,7 @@ def page(content: Mapping[str, Any]) -> str:
 
 
 def told(value: Any) -> str:
-    """A number, an interval, several of them."""
+    """Format a number, an interval, or several of them."""
     if isinstance(value, Mapping) and {"value", "low", "high"} <= value.keys():
         return f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
     if isinstance(value, Mapping):

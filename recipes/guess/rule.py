@@ -1,6 +1,6 @@
-"""When it is confirmed that the built-in model learns the game: a rule that is older than the run that it judges.
+"""Rule that confirms that the built-in model learns the game, written before the run that it judges.
 
-A result stores the hash of this code (``hash_of_rule``), so a rule that was changed after its result is found out.
+A result stores the hash of this code (``hash_of_rule``), so a rule that was changed after its result is detected.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,12 @@ Rewards = Sequence[Sequence[float]]  # of a job: steps x prompts, mean over the 
 
 
 def first(rewards: Rewards) -> list[float]:
-    """Prompts of the first steps."""
+    """Return the rewards of the prompts of the first steps."""
     return [reward for step in rewards[:STEPS] for reward in step]
 
 
 def last(rewards: Rewards) -> list[float]:
-    """Prompts of the last steps."""
+    """Return the rewards of the prompts of the last steps."""
     return [reward for step in rewards[-STEPS:] for reward in step]
 
 
@@ -34,12 +34,12 @@ ENDS = ((0, first), (1, last))  # with seeds of draws of their own
 
 
 def over_seeds(jobs: Sequence[Rewards]) -> Interval:
-    """Mean gain of jobs, with the interval that other seeds would give."""
+    """Return the mean gain of the jobs, with an interval for other seeds."""
     return across_seeds([float(np.mean(last(job)) - np.mean(first(job))) for job in jobs])
 
 
 def over_prompts(jobs: Sequence[Rewards]) -> Interval:
-    """The same gain, with the interval that other prompts would give: first and last ones drawn independently."""
+    """Return the mean gain with an interval for other prompts; first and last prompts are resampled independently."""
     before, after = (_mean([reward for job in jobs for reward in end(job)], seed) for seed, end in ENDS)
     value = after.value - before.value
     # Half-widths of independent means add in squares.
@@ -54,7 +54,7 @@ def _mean(values: Sequence[float], seed: int) -> Interval:
 
 
 def judge(jobs: Sequence[Rewards], ratio_errors: Sequence[float], minutes: Sequence[float]) -> Mapping[str, bool]:
-    """What was asked for, and whether it is so; ``confirmed`` if all of it is.
+    """Return each requirement and whether it is met; ``confirmed`` if all are.
 
     Args:
         jobs: rewards of each job.
@@ -75,5 +75,5 @@ def judge(jobs: Sequence[Rewards], ratio_errors: Sequence[float], minutes: Seque
 
 
 def hash_of_rule() -> str:
-    """Of the definitions that make up ``judge``."""
+    """Return the hash of the definitions that make up ``judge``."""
     return rule_hash.of_sources([Path(__file__).read_text()], ("judge",))

@@ -1,4 +1,4 @@
-"""Supervised part: the built-in model's backbone on demonstrations, its head untouched."""
+"""Supervised training of the built-in model's backbone on demonstrations; its head is not trained."""
 
 import time
 
@@ -16,7 +16,7 @@ SEED = 10**6  # of demonstrations: no job asks their questions in this order
 
 
 def loss_of(policy: Policy, token_ids: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of the labels [B, T] that are not ignored, each from the tokens before it."""
+    """Return the mean cross-entropy of the labels [B, T] that are not ignored, each given the tokens before it."""
     positions = torch.arange(token_ids.shape[1]).expand_as(token_ids)
     hidden = policy.hidden(token_ids, positions, CausalContext())
     target = labels[:, 1:]

@@ -1,4 +1,4 @@
-"""The stages in their order."""
+"""Stages of the recipe, in their order."""
 
 import json
 import time
@@ -19,7 +19,7 @@ DRAFTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much of everything; ``settings.json`` of the folder that it is carried out in."""
+    """Sizes of the recipe, stored as ``settings.json`` in its folder."""
 
     seeds: int = 3
     supervised_steps: int = 140
@@ -35,7 +35,7 @@ class Plan:
 
 
 def carried_out(plan: Plan, out: Path) -> list[Path]:
-    """Every stage that is left; the folders of the jobs. ``UserError`` if ``out`` is of another plan."""
+    """Run every unfinished stage and return the job folders. Raise ``UserError`` if ``out`` is of another plan."""
     claim(plan, out)
     start, head = out / "supervised", out / "head"
     once(start, lambda folder: supervised(plan, folder))
@@ -47,7 +47,7 @@ def carried_out(plan: Plan, out: Path) -> list[Path]:
 
 
 def supervised(plan: Plan, folder: Path) -> dict[str, Any]:
-    """The built-in model on demonstrations; ``folder``/model."""
+    """Train the built-in model on demonstrations and save it in ``folder``/model."""
     torch.set_num_threads(plan.threads)
     torch.manual_seed(0)
     policy = load_policy(ModelConfig(path="tiny", device="cpu"))
@@ -60,7 +60,7 @@ def supervised(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def adapted(plan: Plan, model: Path, folder: Path) -> dict[str, Any]:
-    """The head on turns of the model's own games; ``folder``/model."""
+    """Adapt the head on turns of the model's own games and save the model in ``folder``/model."""
     bebop(
         "adapt", f"model.path={model}", "model.device=cpu", "task=environment", "task.name=guess",
         f"dir={folder / 'adapt'}", f"out={folder / 'model'}", f"data.sequences={plan.turns}",
@@ -75,7 +75,10 @@ def adapted(plan: Plan, model: Path, folder: Path) -> dict[str, Any]:
 
 
 def reinforced(plan: Plan, model: Path, seed: int, folder: Path) -> dict[str, Any]:
-    """GRPO on questions and draws of ``seed``; synchronous, so that the trainer scores all tokens by their weights."""
+    """Run GRPO on the questions and random draws of ``seed``.
+
+    It is synchronous, so that the trainer scores all tokens by the weights that sampled them.
+    """
     bebop(
         "run", f"model.path={model}", "model.device=cpu", "task=environment", "task.name=guess", f"task.seed={seed}",
         f"runtime.seed={seed}", f"runtime.dir={folder / 'run'}", f"rollout.max_length={playing.LONGEST}",
@@ -88,7 +91,7 @@ def reinforced(plan: Plan, model: Path, seed: int, folder: Path) -> dict[str, An
 
 
 def measured(plan: Plan, model: Path, label: str) -> dict[str, Any]:
-    """Games of a checkpoint: the share that it wins, the accept length by turn."""
+    """Play games with a checkpoint; return the share won and the accept length by turn."""
     config = ModelConfig(path=str(model), device="cpu", check=False)
     played = playing.play(config, load_policy(config), plan.games, DRAFTS, label)
     return {"won": playing.won(played), "accept_length_by_turn": playing.accept_lengths(played)}

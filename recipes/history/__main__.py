@@ -1,6 +1,6 @@
-"""Drafts from history in jobs of several epochs: train the jobs, then decode with all arms what the jobs decoded.
+"""Drafts from past completions over several epochs: train the jobs, then decode the same prompts with all arms.
 
-A folder that was stopped goes on with the job or the measurement that was not finished:
+If a run was stopped, it goes on in the same folder with the first unfinished job or measurement:
 ``python -m recipes.history [--out DIR]``.
 """
 
@@ -32,7 +32,7 @@ LEAST = {"group_size": 2, "epochs": 2}
 
 
 def main(arguments: list[str]) -> None:
-    """Carry out what is left, print and store what was found."""
+    """Run the unfinished stages, then print and store the results."""
     parser = Parser(prog="python -m recipes.history", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/history"), help="folder of all stages (runs/history)")
     parser.add_argument("--record", type=Path, help="folder for history_epochs.json, .md and .svg (--out)")
@@ -68,7 +68,7 @@ def _measured(plan: Plan, run: Path, seed: int, looks: int | None, folder: Path)
 
 
 def checked(plan: Plan) -> Plan:
-    """``UserError`` where the steps of an epoch, or the points among them, do not come out even."""
+    """Return the plan; raise ``UserError`` if the steps of an epoch, or the points among them, do not divide evenly."""
     if plan.questions % plan.groups:
         raise UserError(f"--questions {plan.questions} is not possible: give a multiple of --groups {plan.groups}")
     if plan.epoch_steps % (2 * plan.points):

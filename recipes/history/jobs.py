@@ -1,4 +1,4 @@
-"""Jobs over a finite set of questions, a seed each, whose checkpoints and answers are kept: what is decoded again."""
+"""Jobs over a finite set of questions, one per seed; their checkpoints and completions are kept to decode again."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ RUN = "run"  # the run folder, below that of a job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much of everything; ``settings.json`` of the folder that it is carried out in."""
+    """Sizes of the study, stored as ``settings.json`` in its folder."""
 
     seeds: int = 3
     questions: int = 256
@@ -22,22 +22,22 @@ class Plan:
 
     @property
     def epoch_steps(self) -> int:
-        """Steps of an epoch."""
+        """Return the steps of an epoch."""
         return self.questions // self.groups
 
     @property
     def apart(self) -> int:
-        """Steps between two points."""
+        """Return the steps between two points."""
         return self.epoch_steps // self.points
 
     def steps(self, epoch: int) -> list[int]:
-        """After which steps of an epoch, from 0, weights are looked at: never at its very beginning."""
+        """Return the steps of an epoch (from 0) after which weights are measured, never at its very beginning."""
         first = epoch * self.epoch_steps + self.apart // 2
         return [first + i * self.apart for i in range(self.points)]
 
 
 def carried_out(plan: Plan, out: Path) -> list[Path]:
-    """Every job that is left; the run folders. ``UserError`` if ``out`` is of another plan."""
+    """Run every unfinished job and return the run folders. Raise ``UserError`` if ``out`` belongs to another plan."""
     claim(plan, out)
     for seed in range(plan.seeds):
         once(out / f"seed-{seed}", partial(_job, plan, seed))
@@ -45,7 +45,10 @@ def carried_out(plan: Plan, out: Path) -> list[Path]:
 
 
 def _job(plan: Plan, seed: int, folder: Path) -> dict[str, float]:
-    """The main job on questions and draws of ``seed``; synchronous, so that every answer is of one version."""
+    """Run the main job on the questions and random draws of ``seed``.
+
+    It is synchronous, so that every completion comes from one version of the weights.
+    """
     steps = plan.epochs * plan.epoch_steps
     bebop(
         "run", "model.device=cpu", f"task.size={plan.questions}", f"task.seed={seed}", f"runtime.seed={seed}",

@@ -1,7 +1,7 @@
-"""All arms on the same prompts with the weights and the past answers that a job had when it came to them.
+"""All arms on the same prompts, with the weights and the past completions that a job had when it reached them.
 
-An arm's engine is told the past answers first, within its time. Arms take turns; the processor's time counts, the best
-of the rounds. Lookups are timed in a round of their own, since reading the clock costs something, too.
+An arm's engine first receives the past completions; this counts in its time. Arms take turns; processor time counts,
+the best of the rounds. Lookups are timed in a separate round, because reading the clock costs time, too.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ BATCH_OF_AGES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A job after some step: the prompts that it asked next, and all that it knew."""
+    """State of a job after a step: the prompts that it asked next, its weights, and its past completions."""
 
     seed: int
     epoch: int
@@ -63,7 +63,7 @@ class Point:
 
 
 def point(plan: Plan, run: Path, seed: int, step: int) -> Point:
-    """Read from a run folder; the batch after ``step`` has prompts of one epoch."""
+    """Read a point from a run folder; the batch after ``step`` has prompts of one epoch."""
     weights = checkpoint.store(run).path(step) / "policy"
     policy = load_policy(ModelConfig(path=str(weights), device="cpu", check=False), need_head=True)
     prompts, past, ages = known(plan, run / NAME, step)
@@ -72,7 +72,7 @@ def point(plan: Plan, run: Path, seed: int, step: int) -> Point:
 
 
 def known(plan: Plan, path: Path, step: int) -> tuple[list[Tokens], Past, dict[int, Past]]:
-    """What was asked after ``step``, what was remembered of it then, and the same of each earlier epoch alone."""
+    """Return the prompts after ``step``, the completions remembered then, and those of each earlier epoch alone."""
     epoch = step // plan.epoch_steps
     with Trajectories(path) as stored:
         asked = _in_order(stored.answers(range(step + 1, step + 2)))
@@ -84,17 +84,17 @@ def known(plan: Plan, path: Path, step: int) -> tuple[list[Tokens], Past, dict[i
 
 
 def _epoch(plan: Plan, epoch: int) -> range:
-    """Steps of an epoch, as they are stored: from 1."""
+    """Return the steps of an epoch as they are stored, from 1."""
     return range(1 + epoch * plan.epoch_steps, 1 + (epoch + 1) * plan.epoch_steps)
 
 
 def _in_order(answers: Sequence[StoredAnswer]) -> list[Tokens]:
-    """The prompts of some answers, each once, by number."""
+    """Return the prompts of the completions, each once, by prompt number."""
     return list(dict.fromkeys(tuple(a.prompt_ids.tolist()) for a in sorted(answers, key=lambda a: a.prompt)))
 
 
 def _past(answers: Sequence[StoredAnswer], asked: Sequence[Tokens], ago: int) -> Past:
-    """Those that answer one of the prompts."""
+    """Return the completions of each prompt in ``asked``."""
     found: dict[Tokens, Completions] = dict.fromkeys(asked, ())
     for answer in answers:
         ids = tuple(answer.prompt_ids.tolist())
@@ -105,7 +105,7 @@ def _past(answers: Sequence[StoredAnswer], asked: Sequence[Tokens], ago: int) ->
 
 
 def requests(at: Point, prompts: int, group: int) -> list[Request]:
-    """A group for each of the first prompts, with draws of their own."""
+    """Return one group of requests for each of the first prompts, with random draws that the job did not use."""
     sampling = SamplingParams(max_new_tokens=160, stop_token_ids=at.policy.eos_token_ids)
     first = (1 << 52) + ((at.seed << 20) + at.step) * (1 << 16)  # no answer of the job has these
     ids = [ids for ids in at.prompts[:prompts] for _ in range(group)]
@@ -115,7 +115,7 @@ def requests(at: Point, prompts: int, group: int) -> list[Request]:
 
 
 def decoded(at: Point, batch: int, group: int, past: Past, arm: str, *, looked: bool = False) -> dict[str, Any]:
-    """One turn of an arm: processor seconds, and tokens and cycles of each answer."""
+    """Time one turn of an arm; return processor seconds, and tokens and cycles of each completion."""
     name, drafts = ARMS[arm]
     system = SYSTEMS[name]
     asked = requests(at, PROMPTS[batch], group)
@@ -136,7 +136,7 @@ def decoded(at: Point, batch: int, group: int, past: Past, arm: str, *, looked: 
 
 
 def by_arm(at: Point, plan: Plan, batch: int, progress: "tqdm[Any]") -> list[dict[str, Any]]:
-    """All arms at one point and batch."""
+    """Time all arms at one point and batch size."""
     measure = partial(decoded, at, batch, plan.group_size, at.past)
     found = best_of(ROUNDS, ARMS, measure, "speed", progress)
     for arm in ARMS:
@@ -147,7 +147,7 @@ def by_arm(at: Point, plan: Plan, batch: int, progress: "tqdm[Any]") -> list[dic
 
 
 def by_age(at: Point, plan: Plan) -> list[dict[str, Any]]:
-    """``bebop_history`` with the answers of one earlier epoch alone: how a history that grows stale serves."""
+    """Decode with ``bebop_history`` and only the completions of one earlier epoch: the effect of a stale history."""
     own = {"seed": at.seed, "epoch": at.epoch, "step": at.step, "arm": "bebop_history"}
     kept = ("tokens", "cycles")
     rows = []
@@ -158,8 +158,10 @@ def by_age(at: Point, plan: Plan) -> list[dict[str, Any]]:
 
 
 def measured(plan: Plan, run: Path, seed: int, looks: int | None = None) -> dict[str, list[dict[str, Any]]]:
-    """Everything of one job: rows by arm, and by the age of what is remembered; at ``looks`` points of an epoch, or at
-    all of the plan's."""
+    """Measure one job: rows by arm, and by age of the history.
+
+    ``looks`` is the number of points per epoch; None takes all points of the plan.
+    """
     apart = plan.points // (looks or plan.points)
     steps = [(epoch, step) for epoch in range(plan.epochs) for step in plan.steps(epoch)[::apart]]
     progress = tqdm(total=len(steps) * len(PROMPTS) * ROUNDS * len(ARMS), desc=f"seed {seed}", unit="turn")
@@ -174,7 +176,7 @@ def measured(plan: Plan, run: Path, seed: int, looks: int | None = None) -> dict
 
 
 def _rewards(plan: Plan, run: Path) -> list[dict[str, Any]]:
-    """Mean reward of the job's own answers by epoch."""
+    """Return the mean reward of the job's own completions by epoch."""
     with Trajectories(run / NAME) as stored:
         return [
             {"epoch": epoch, "reward": float(np.mean([a.reward for a in stored.answers(_epoch(plan, epoch))]))}

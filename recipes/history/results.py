@@ -1,4 +1,4 @@
-"""What the arms did in all jobs, by epoch and by age of what is remembered, judged by ``rule``: JSON, table, plot."""
+"""Results of all jobs by epoch and by age of the history, judged by ``rule``; stored as JSON, table and plot."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ AGE = "epochs ago"
 
 
 def by_epoch(rows: rule.Rows) -> list[dict[str, Any]]:
-    """A line for each batch, epoch and arm; intervals over seeds."""
+    """Return one row per batch size, epoch and arm, with intervals over seeds."""
     lines = []
     for batch in sorted({row["batch"] for row in rows}):
         for epoch in sorted({row["epoch"] for row in rows}):
@@ -29,7 +29,7 @@ def by_epoch(rows: rule.Rows) -> list[dict[str, Any]]:
 
 
 def sums(rows: rule.Rows) -> list[dict[str, Any]]:
-    """The points of an epoch taken together: of these the rule says the same."""
+    """Add up the points of each epoch; the rule gives the same findings on these sums."""
     keys = ("seed", "epoch", "batch", "arm")
     made = []
     for key in dict.fromkeys(tuple(row[name] for name in keys) for row in rows):
@@ -43,7 +43,7 @@ def sums(rows: rule.Rows) -> list[dict[str, Any]]:
 
 
 def _line(here: rule.Rows, arm: str) -> dict[str, Any]:
-    """Of one arm at one batch and epoch; ratios of a seed are of rows that took turns with one another."""
+    """Return the numbers of one arm at one batch size and epoch; a seed's ratios compare rows that took turns."""
     seeds = sorted({row["seed"] for row in here})
     own = [rule.of(here, seed=seed, arm=arm) for seed in seeds]
     others = {name: [rule.of(here, seed=seed, arm=name) for seed in seeds] for name in ("plain", "bebop")}
@@ -61,7 +61,7 @@ def _line(here: rule.Rows, arm: str) -> dict[str, Any]:
 
 
 def by_age(rows: rule.Rows) -> list[dict[str, Any]]:
-    """A line for each epoch and age of the only answers that are remembered."""
+    """Return one row per epoch and age of the only completions in the history."""
     lines = []
     for epoch, ago in sorted({(row["epoch"], row[AGE]) for row in rows}):
         here = [row for row in rows if (row["epoch"], row[AGE]) == (epoch, ago)]
@@ -78,7 +78,7 @@ def _over(values: Any) -> dict[str, float]:
 def result(
     plan: Plan, found: Sequence[Mapping[str, Any]], origin: Mapping[str, object], looks: int | None = None
 ) -> dict[str, Any]:
-    """All that is stored; ``found``: of each seed, see ``replay.measured``."""
+    """Return the content to store; ``found`` holds the output of ``replay.measured`` for each seed."""
     arms = [row for one in found for row in one["arms"]]
     epochs = range(plan.epochs)
     return {
@@ -105,7 +105,7 @@ def result(
 
 
 def keep(folder: Path, content: Mapping[str, Any]) -> None:
-    """``history_epochs.json``, ``.md`` and ``.svg``."""
+    """Write ``history_epochs.json``, ``.md`` and ``.svg``."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{NAME}.json").write_text(json.dumps(content, indent=1) + "\n")
@@ -114,7 +114,7 @@ def keep(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def page(content: Mapping[str, Any]) -> str:
-    """What the rule says, what it says it of, the tables."""
+    """Return the page: the tables, then the findings of the rule and their numbers."""
     findings = content["rule"]["findings"]
     lines = [f"- {name}: {'yes' if met else 'no'}" for name, met in findings.items()]
     lines += [f"- auto: {name}: {'yes' if met else 'no'}" for name, met in content["auto"]["findings"].items()]
@@ -126,7 +126,7 @@ def page(content: Mapping[str, Any]) -> str:
 
 
 def told(value: Mapping[str, float]) -> str:
-    """A number with its interval."""
+    """Format a number with its interval."""
     return str(Interval(**value))
 
 
@@ -135,7 +135,7 @@ def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def picture(content: Mapping[str, Any], path: Path) -> None:
-    """Accept length and speed against plain decoding by epoch, a column of plots for each batch."""
+    """Draw accept length and speed over plain decoding by epoch, with one column of plots per batch size."""
     import matplotlib
 
     matplotlib.use("svg")

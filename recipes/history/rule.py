@@ -1,6 +1,6 @@
-"""What history is asked to gain from the second epoch on: a rule that is older than the run that it judges.
+"""Rule for the gain of history from the second epoch on, written before the run that it judges.
 
-A result stores the hash of this code (``hash_of_rule``), so a rule that was changed after its result is found out.
+A result stores the hash of this code (``hash_of_rule``), so a rule that was changed after its result is detected.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,27 +24,27 @@ Rows = Sequence[Mapping[str, Any]]  # see replay.by_arm
 
 
 def total(rows: Rows, what: str) -> float:
-    """tokens, cycles or seconds of some rows."""
+    """Return the total tokens, cycles or seconds of the rows."""
     return float(sum(row[what] if what == "seconds" else sum(row[what]) for row in rows))
 
 
 def accept_length(rows: Rows) -> float:
-    """Tokens a cycle."""
+    """Return the tokens per cycle."""
     return total(rows, "tokens") / total(rows, "cycles")
 
 
 def speed(rows: Rows) -> float:
-    """Tokens a second of the processor."""
+    """Return the tokens per second of processor time."""
     return total(rows, "tokens") / total(rows, "seconds")
 
 
 def of(rows: Rows, **wanted: Any) -> Rows:
-    """The rows with these values."""
+    """Return the rows with these values."""
     return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
 
 
 def against(rows: Rows, number: Any, batch: int, other: str) -> Interval:
-    """How many times ``other``'s number the arm's is from the second epoch on, over seeds."""
+    """Return the ratio of the arm's number to that of ``other`` from the second epoch on, over seeds."""
     late = [row for row in rows if row["epoch"] >= SINCE and row["batch"] == batch]
     seeds = sorted({row["seed"] for row in late})
     return across_seeds(
@@ -53,9 +53,9 @@ def against(rows: Rows, number: Any, batch: int, other: str) -> Interval:
 
 
 def judge(rows: Rows) -> Mapping[str, bool]:
-    """What was asked for, and whether it is so; ``confirmed`` if all of it is.
+    """Return each requirement and whether it is met; ``confirmed`` if all are.
 
-    A number of times is reached where its mean over seeds is, and its 95 % interval over seeds lies above 1.
+    A ratio meets its bar if its mean over seeds does, and if its 95 % interval over seeds lies above 1.
     """
     batches = sorted({row["batch"] for row in rows})
     met = {f"{SEEDS} seeds": len({row["seed"] for row in rows}) >= SEEDS}
@@ -74,10 +74,10 @@ def judge(rows: Rows) -> Mapping[str, bool]:
 
 
 def judge_auto(rows: Rows) -> Mapping[str, bool]:
-    """As many drafts as pay (``draft_tokens=auto``), a rule of its own.
+    """Judge the automatic number of drafts (``draft_tokens=auto``) by a rule of its own.
 
-    At every batch size, in the epoch where they do worst, they have at least so much of the speed of plain decoding and
-    of the same system with its fixed number; means over seeds.
+    At every batch size, even in their worst epoch, the ``auto`` arms must keep a share of two speeds: that of plain
+    decoding, and that of the same system with its fixed number of drafts. The ratios are means over seeds.
     """
     met = {}
     for arm, fixed in AUTO.items():
@@ -89,7 +89,7 @@ def judge_auto(rows: Rows) -> Mapping[str, bool]:
 
 
 def by_epoch(rows: Rows, arm: str, other: str, batch: int) -> list[float]:
-    """How many times ``other``'s tokens/s an arm's are in each epoch: means over seeds."""
+    """Return the ratio of an arm's tokens/s to those of ``other`` in each epoch, as means over seeds."""
     ratios = []
     for epoch in sorted({row["epoch"] for row in rows}):
         here = of(rows, epoch=epoch, batch=batch)
@@ -104,5 +104,5 @@ def _reached(times: Interval, bar: float) -> bool:
 
 
 def hash_of_rule(name: str = "judge") -> str:
-    """Of the definitions that make up ``judge``, or another rule."""
+    """Return the hash of the definitions that make up ``judge``, or another rule."""
     return rule_hash.of_sources([Path(__file__).read_text()], (name,))

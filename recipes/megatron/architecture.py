@@ -1,4 +1,4 @@
-"""A Hugging Face configuration as a megatron-core GPTModel with one MTP layer; unknown features are refused."""
+"""Builds a megatron-core GPTModel with one MTP layer from a Hugging Face configuration; refuses unknown features."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from bebop.megatron_job.weights import FAMILIES
 
 
 class BackboneModel(GPTModel):
-    """A GPTModel that ends with its final, normed hidden states [s, b, d]; no logits are made."""
+    """GPTModel that returns its final, normed hidden states [s, b, d] and makes no logits."""
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         return hidden_states
@@ -29,7 +29,7 @@ class BackboneModel(GPTModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """The mixture of experts of a model: which layers have one, and how its router weighs experts."""
+    """Mixture of experts of a model: the layers that have one, and the router's settings."""
 
     count: int
     width: int  # of one expert
@@ -53,7 +53,7 @@ class Experts:
 
 
 def experts_of(hf: Any) -> Experts | None:
-    """Return the experts of a model, None for a dense one; ``UserError`` for a router that megatron-core lacks."""
+    """Return the experts of a model, None for a dense one; raise ``UserError`` for a router megatron-core lacks."""
     layers = int(hf.num_hidden_layers)
     if hf.model_type == "qwen3_moe":
         # Softmax over all experts; their weights are normed over the chosen ones, which is a softmax of these alone.
@@ -123,7 +123,7 @@ def check_sizes(hf: Any, parallel: ParallelConfig) -> None:
 
 
 def _check_experts(hf: Any, experts: Experts | None, ranks: int) -> None:
-    """Raise ``UserError`` if experts cannot be split over so many ranks."""
+    """Raise ``UserError`` if the experts cannot be split over ``ranks`` ranks."""
     if experts is None and ranks > 1:
         raise UserError(f"parallel.expert={ranks}: a {hf.model_type} model like this one has no experts; give 1")
     if experts is not None and experts.count % ranks:

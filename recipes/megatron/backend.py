@@ -32,7 +32,7 @@ OF_HEADS = ("q_layernorm.weight", "k_layernorm.weight")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitSampling(Sampling):
-    """A distribution over shards of logits, in the order of the group's ranks; objectives take it as any other."""
+    """Distribution over shards of logits, in the order of the group's ranks; objectives use it like any other."""
 
     group: dist.ProcessGroup | None = None  # None: the vocabulary is whole
 
@@ -56,12 +56,12 @@ def split_sampling(sampling: Sampling, place: Place) -> SplitSampling:
 
 
 class MegatronBackend:
-    """One process's part of a head. The ranks of the last pipeline stage have one; the others run along."""
+    """One process's part of a head. Ranks of the last pipeline stage have one; the others only take part."""
 
     scale = 1.0
 
     def __init__(self, model: Any, sampling: Sampling, place: Place, *, zero_first: bool) -> None:
-        """``model``: this process's part of a GPTModel; on a last stage its MTP layer is trained in place."""
+        """Set up this process's part ``model`` of a GPTModel; on a last stage its MTP layer is trained in place."""
         self.model, self.place, self.rank, self.world = model, place, place.data, place.datas
         self.sampling = split_sampling(sampling, place)
         mtp = getattr(model, "mtp", None)
@@ -87,7 +87,7 @@ class MegatronBackend:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Open one step of the trainer, without gradients of the last."""
+        """Open one step of the trainer, without the gradients of the last step."""
         self.zero_grad()
         yield
 
@@ -132,7 +132,7 @@ class MegatronBackend:
         return self._from_last(sums).sum().sqrt()
 
     def total(self, numbers: Tensor) -> Tensor:
-        """Sum over the data parallel ranks of the last stage."""
+        """Sum ``numbers`` over the data parallel ranks of the last stage; every stage gets the sum."""
         if self.place.last:
             dist.all_reduce(numbers, group=self.place.data_group)
         return self._from_last(numbers)
@@ -163,16 +163,16 @@ class MegatronBackend:
 class FrozenPipeline:
     """Computes final hidden states of rows of text on the last stage.
 
-    States flow forward only, so no schedule has to balance two directions.
+    States flow only forward, so no schedule has to balance two directions.
     """
 
     def __init__(self, model: Any, place: Place) -> None:
-        """``model``: this stage's part, ending in hidden states (``BackboneModel``)."""
+        """Set up this stage's part ``model``, which ends in hidden states (``BackboneModel``)."""
         self.model, self.place = model, place
         if place.context_group.size() > 1:
             for layer in model.decoder.layers:
                 layer.self_attention.core_attention.context = SplitContext(place.context_group)
-        self._sent: list[tuple[dist.Work | None, Tensor]] = []  # a message's tensor must live until it is taken
+        self._sent: list[tuple[dist.Work | None, Tensor]] = []  # a message's tensor must live until it is received
 
     @torch.no_grad()
     def states(self, token_ids: Tensor) -> Tensor | None:
@@ -194,7 +194,7 @@ class FrozenPipeline:
         return None
 
     def finish(self) -> None:
-        """Wait until the next stage has taken everything."""
+        """Wait until the next stage has received everything."""
         for work, _ in self._sent:
             if work is not None:
                 work.wait()
@@ -212,10 +212,10 @@ class FrozenPipeline:
 
 
 class FrozenBackend(MegatronBackend):
-    """The head alone: its backbone is frozen and runs through the stages without gradients."""
+    """Backend that trains only the head: its backbone is frozen and runs through the stages without gradients."""
 
     def __init__(self, model: Any, sampling: Sampling, place: Place, *, zero_first: bool) -> None:
-        """``model``: this process's part of a ``BackboneModel`` with its weights."""
+        """Set up this process's part ``model`` of a ``BackboneModel`` with its weights."""
         model.eval().requires_grad_(False)
         super().__init__(model, sampling, place, zero_first=zero_first)
         for parameter in self.parameters.values():
@@ -224,7 +224,7 @@ class FrozenBackend(MegatronBackend):
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Open one step; it ends once the next stage has taken everything."""
+        """Open one step; it ends once the next stage has received everything."""
         with super().updating():
             yield
         self.pipeline.finish()

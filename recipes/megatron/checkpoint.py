@@ -1,4 +1,4 @@
-"""Distributed checkpoints of megatron-core, of a head in training and of a whole model; any split reads any other."""
+"""Distributed megatron-core checkpoints of a head in training and of a whole model; any split reads any other."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ def save_head(folder: Path, trainer: HeadTrainer) -> None:
 
 
 def load_head(folder: Path, trainer: HeadTrainer) -> None:
-    """Load what ``save_head`` wrote, from any split over processes."""
+    """Load a checkpoint of ``save_head``, written under any split over processes."""
     state = _read(folder, _head_state(trainer))
     trainer.version, trainer.optimizer.skipped = int(state["version"]), int(state["skipped"])
     moments = _moments(trainer)
@@ -39,7 +39,7 @@ def load_head(folder: Path, trainer: HeadTrainer) -> None:
 
 
 def save_model(folder: Path, model: Any) -> None:
-    """Write a whole GPTModel, under megatron-core's own names."""
+    """Write a whole GPTModel under megatron-core's own names."""
     _write(folder, _model_state(model))
 
 
@@ -54,12 +54,12 @@ def _model_state(model: Any) -> dict[str, Any]:
 
 
 def _metadata() -> dict[str, Any]:
-    """Return the group of copies, which shared experts need, and a last stage with a copy of the embedding."""
+    """Return the group of replicas; shared experts need it, and so does a last stage with a copy of the embedding."""
     return {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
 
 
 def _moments(trainer: HeadTrainer) -> dict[str, dict[str, Tensor]]:
-    """Return AdamW's tensors of each parameter, made if there was no step yet."""
+    """Return AdamW's tensors of each parameter; create them if there was no step yet."""
     state, named = trainer.optimizer.state, trainer.backend.named
     for master in named.values():
         if not state[master]:

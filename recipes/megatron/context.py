@@ -1,7 +1,7 @@
 """Context parallelism: ranks hold parts of each row of text.
 
-Of the 2 size pieces of a row, rank r has pieces r and 2 size - 1 - r: so Megatron balances causal attention. A head
-needs whole rows: each rank takes the first step on all of them, and of the later steps a share of the chains.
+A row has 2 size pieces, and rank r holds pieces r and 2 size - 1 - r: Megatron balances causal attention this way. A
+head needs whole rows: each rank runs the first step on all chains, and the later steps on a share of them.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ def own_pieces(whole: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 def whole_rows(part: Tensor, starts: Tensor | None, group: dist.ProcessGroup) -> Tensor:
     """Join the parts [T / size, ...] of all context parallel ranks to [T, ...], without a graph.
 
-    ``starts`` [B + 1]: where rows that lie end to end begin in the whole; None: there is one.
+    ``starts`` [B + 1]: the first positions of rows that lie end to end in the whole; None: there is one row.
     """
     size = dist.get_world_size(group)
     every = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(size)]
@@ -41,7 +41,7 @@ def whole_rows(part: Tensor, starts: Tensor | None, group: dist.ProcessGroup) ->
 def share_of(rows: ChainRows, group: dist.ProcessGroup) -> ChainRows:
     """Return every size-th chain of each row: later steps are split over the ranks, the first runs on all of them.
 
-    Every rank gets as many, if need be chains without a step.
+    Every rank gets the same number, padded with chains without a step.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     missing = -rows.anchors.shape[1] % size
@@ -56,7 +56,7 @@ class SplitContext:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        """``group``: the context parallel ranks, in the order of their pieces."""
+        """Set ``group``, the context parallel ranks in the order of their pieces."""
         self.group = group
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Hugging Face folders to megatron-core's distributed checkpoints and back, exact to the bit.
+"""Convert Hugging Face folders to megatron-core's distributed checkpoints and back, bit for bit.
 
 torchrun --nproc-per-node N -m bebop.megatron_job.convert to-megatron model=DIR out=FOLDER [parallel.tensor=T ...]
 torchrun --nproc-per-node N -m bebop.megatron_job.convert to-huggingface model=DIR source=FOLDER out=DIR
@@ -78,7 +78,7 @@ def convert(direction: str, given: dict[str, str], parallel: Any, place: Any) ->
 
 
 def write(whole: dict[str, torch.Tensor], config: ModelConfig, out: Path, dtype: torch.dtype) -> None:
-    """Write weights by the names of ``Policy.weights`` as a Hugging Face folder like that of ``config``."""
+    """Write weights named as in ``Policy.weights`` to a Hugging Face folder like that of ``config``."""
     from bebop.model.checkpoint import load_policy, save_policy
     from bebop.model.layouts import join_experts
 

@@ -4,12 +4,12 @@
         chunks = [DistributedDataParallel(...) for ...]
         optimizer = get_megatron_optimizer(...)
     head = HeadCotrainer(chunks, config, distribution, zero_first=True)
-    ...                                        # forward and backward as ever, with loss_mask given to the model
+    ...                                        # forward and backward as usual, with loss_mask given to the model
     numbers = head.step()                      # after the policy's own step
 
-The head's loss is computed where the model ends, on constants (hidden states, embedding, language-model head), and its
-backward pass runs there and then, within the forward pass: it has no edge to the policy's graph, so that the policy's
-gradients are the same to the bit with the head and without it, under any pipeline schedule.
+The head's loss is computed at the end of the model, on constants (hidden states, embedding, language-model head). Its
+backward pass runs right there, within the forward pass, and has no edge to the policy's graph. So the policy's
+gradients are bit for bit the same with and without the head, under any pipeline schedule.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ from bebop.trainer.objectives import Sampling, make_objective
 
 
 class HeadCotrainer:
-    """The head of a model in training: its loss, its gradients, its optimizer. Every rank has one."""
+    """Head of a model in training, with its loss, gradients and optimizer. Every rank has one."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class HeadCotrainer:
         """Hook into the model chunks of this rank, wrapped or not.
 
         ``anchors``: as ``most`` of ``masked_rows``.
-        ``logits``: the model gives logits, though it is given labels (verl does so, and takes the loss itself).
+        ``logits``: the model returns logits although it is given labels (verl does this, and computes the loss itself).
 
         Raises:
-            UserError: a head in Megatron's gradient buffers, a model without one MTP layer of a kind that is known.
+            UserError: a head in Megatron's gradient buffers, or a model without one MTP layer of a known kind.
         """
         self.context: dist.ProcessGroup = parallel_state.get_context_parallel_group()
         self.config, self.anchors, self.logits, place = config, anchors, logits, here()
@@ -79,14 +79,14 @@ class HeadCotrainer:
         runtime_gather_output: bool | None = None,
         **_: Any,
     ) -> Tensor:
-        """Replace GPTModel's: run the head, then return logits [b, s, V] (or the loss, as GPTModel decides)."""
+        """Replace GPTModel's method: run the head, then return logits [b, s, V] (or the loss, as GPTModel decides)."""
         if loss_mask is not None and torch.is_grad_enabled() and self.model.training:
             states = constant(hidden_states, self.model.config.sequence_parallel)
             self._learn(states, input_ids, loss_mask, packed_seq_params)
         return self._finish(hidden_states, labels, runtime_gather_output)
 
     def _finish(self, hidden_states: Tensor, labels: Tensor | None, gather: bool | None) -> Tensor:
-        """Do what GPTModel does after its MTP losses."""
+        """Do the rest of GPTModel's method, after its MTP losses."""
         model = self.model
         tied = model.share_embeddings_and_output_weights
         weight = model.shared_embedding_or_output_weight() if tied else None
@@ -98,7 +98,7 @@ class HeadCotrainer:
     def _learn(self, hidden: Tensor, token_ids: Tensor, loss_mask: Tensor, packed: Any) -> None:
         """Add the gradient of one micro-batch: of the sum over its steps (or anchors), which ``step`` divides.
 
-        ``loss_mask`` is Megatron's: its entry at t stands for token t + 1.
+        ``loss_mask`` is Megatron's: its entry at t belongs to token t + 1.
         """
         parts = hidden, token_ids.T, loss_mask.T  # [s, b, ...]
         starts = None if packed is None else _starts(packed)
@@ -126,7 +126,7 @@ class HeadCotrainer:
         """Step the head on the gradients since the last step; every rank calls it.
 
         Returns:
-            head/loss, head/grad_norm (before clipping), head/lr, head/skipped; nothing where there was no chain.
+            head/loss, head/grad_norm (before clipping), head/lr, head/skipped; nothing if there was no chain.
         """
         loss, count = self.backend.total(self.sums).tolist()
         numbers = self.trainer.step(loss / count, 1 / count) if count else {}
@@ -140,7 +140,7 @@ class HeadCotrainer:
 
 
 def _starts(packed: Any) -> Tensor:
-    """Return where rows that lie end to end begin, padding included, and the end of the last."""
+    """Return the first positions of rows that lie end to end, padding included, and the end of the last row."""
     padded = getattr(packed, "cu_seqlens_q_padded", None)
     return packed.cu_seqlens_q if padded is None else padded
 
@@ -168,7 +168,7 @@ def check(model: Any) -> None:
 
 @contextmanager
 def head_left_out(chunks: Sequence[nn.Module]) -> Iterator[None]:
-    """Let the head's parameters look frozen, so that buffers and optimizers made in this block leave them out."""
+    """Mark the head's parameters as frozen, so that buffers and optimizers made in this block leave them out."""
     models = [getattr(plain(chunk), "mtp", None) for chunk in chunks]
     parameters = [p for mtp in models if mtp is not None for p in mtp.parameters()]
     before = [p.requires_grad for p in parameters]

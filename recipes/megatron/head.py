@@ -17,7 +17,7 @@ ROUND = 1024  # lengths of the table of rotations
 
 
 class ContextAttention(nn.Module):
-    """Replaces megatron-core's core attention: an attention context says where keys and values live."""
+    """Replacement for megatron-core's core attention; an attention context determines where keys and values live."""
 
     def __init__(self, config: Any, **_: Any) -> None:
         """Take the scale from a TransformerConfig; the other arguments (layer number, kind of mask) are not used."""
@@ -35,13 +35,13 @@ class ContextAttention(nn.Module):
 
 
 class MegatronHead(nn.Module):
-    """An MTP layer of a GPTModel, called as ``MTPHead`` is; tensors [B, n, d] are whole on every tensor rank."""
+    """MTP layer of a GPTModel, called like ``MTPHead``; tensors [B, n, d] are whole on every tensor rank."""
 
     def __init__(self, layer: nn.Module, rotary: nn.Module, zero_first: bool) -> None:
         """Wrap ``layer``, a MultiTokenPredictionLayer, which stays a part of its model.
 
         Raises:
-            UserError: attention or rotary positions of a kind that is not known here.
+            UserError: attention or rotary positions of an unknown kind.
         """
         super().__init__()
         # Through tuples, so that parameters have one name only.
@@ -53,12 +53,12 @@ class MegatronHead(nn.Module):
             raise UserError(f"an MTP layer of {kinds} is not known: grouped-query attention with rotary positions is")
         if not isinstance(attention.core_attention, ContextAttention):
             attention.core_attention = ContextAttention(attention.config)
-        attention.checkpoint_core_attention = False  # run again, it would add its keys to the chain again
+        attention.checkpoint_core_attention = False  # recomputation would add its keys to the chain a second time
         self._core = (attention.core_attention,)
         whole(layer)
 
     def forward(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """Take one step for n anchors, as ``MTPHead.forward``."""
+        """Take one step for n anchors, like ``MTPHead.forward``."""
         if self.zero_first:
             embeddings = embeddings.masked_fill((positions == 0)[..., None], 0)
         layer: Any = self._layer[0]
@@ -72,7 +72,7 @@ class MegatronHead(nn.Module):
 
 
 def inner(layer: nn.Module) -> Any:
-    """Return the transformer layer inside of an MTP layer, which megatron-core renamed in 0.17."""
+    """Return the transformer layer inside an MTP layer; megatron-core renamed it in 0.17."""
     block = getattr(layer, "transformer_layer", None) or getattr(layer, "mtp_model_layer", None)
     if block is None or not hasattr(block, "self_attention"):
         raise UserError(f"the MTP layer {type(layer).__name__} has no transformer layer with self-attention: not known")
@@ -80,9 +80,9 @@ def inner(layer: nn.Module) -> Any:
 
 
 def whole(layer: nn.Module) -> None:
-    """Let an MTP layer work on whole sequences and keep its gradients to itself, whatever its model does.
+    """Make an MTP layer work on whole sequences and keep its gradients to itself, whatever its model does.
 
-    Sequence parallelism is undone inside of it, and no linear layer adds gradients to Megatron's buffers.
+    Sequence parallelism is turned off inside it, and no linear layer adds gradients to Megatron's buffers.
     """
     modules: Any = layer.modules()
     for module in modules:
@@ -99,7 +99,7 @@ def whole(layer: nn.Module) -> None:
 
 
 def constant(hidden: Tensor, sequence_parallel: bool) -> Tensor:
-    """Return hidden states [s, b, d] without their graph, and whole where sequence parallelism splits s over ranks."""
+    """Return hidden states [s, b, d] without their graph, gathered if sequence parallelism splits s over ranks."""
     hidden = hidden.detach()
     if sequence_parallel:
         from megatron.core.tensor_parallel import gather_from_sequence_parallel_region

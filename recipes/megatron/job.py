@@ -1,4 +1,4 @@
-"""An adaptation whose head is trained on megatron-core; all else is ``bebop.adapt``."""
+"""Adaptation whose head is trained on megatron-core; all else is ``bebop.adapt``."""
 
 import dataclasses
 import json
@@ -64,7 +64,7 @@ class MegatronAdaptation(Adaptation):
             raise UserError(f"train.rows_per_step={rows} cannot be split over {datas} data parallel ranks: give more")
 
     def train_alone(self) -> dict[str, float]:
-        """Train without decoding, on rows of a file: for models that fit into no process whole.
+        """Train without decoding, on rows of a file, for models too large for one process.
 
         Returns:
             eval/overlap/1.. on held-out rows, before and after.
@@ -83,7 +83,7 @@ class MegatronAdaptation(Adaptation):
     # ---- what differs from the base
 
     def _policy(self, source: Checkpoint) -> Policy:
-        """Return the whole model if it decodes; else its tokenizer and its sizes."""
+        """Return the whole model if it decodes, else only its tokenizer and its sizes."""
         if self.parallel.evaluate:
             return load_policy(dataclasses.replace(self.config.model, init_mtp=True))
         with torch.device("meta"):
@@ -92,7 +92,7 @@ class MegatronAdaptation(Adaptation):
         return Policy(backbone=backbone, tokenizer=tokenizer, mtp=None, layout=source.layout)
 
     def _states(self, rows: Sequence[TokenRow]) -> list[Tensor] | None:
-        """Return the backbone's states of the training text, if a rank uses more rows than there are, and they fit."""
+        """Return the backbone's states of the training text if they fit and if a rank uses more rows than there are."""
         train, model = self.config.train, self.backend.model.config
         used = train.steps * train.rows_per_step / self.place.datas
         size = sum(len(row.token_ids) for row in rows) * model.hidden_size
@@ -100,7 +100,7 @@ class MegatronAdaptation(Adaptation):
         return self.backend.backbone_states(rows) if fits and used > len(rows) else None
 
     def _progress(self, text: Sequence[TokenRow]) -> dict[str, float]:
-        """Return the numbers of ``bebop.adapt`` with the whole model; else acceptance on the text, by position."""
+        """Return the numbers of ``bebop.adapt`` with the whole model, else acceptance on the text by position."""
         if self.parallel.evaluate:
             return super()._progress(text)
         return self.backend.overlaps(text[:64], self.config.evaluation.draft_tokens)
@@ -122,7 +122,7 @@ class MegatronAdaptation(Adaptation):
         self.ranks.wait()
 
     def _write_alone(self, weights: dict[str, Tensor], found: dict[str, Any]) -> None:
-        """Write the numbers, and the checkpoint in its own layout; the whole model passes through rank 0's memory."""
+        """Write the numbers, and the checkpoint in its own layout; rank 0 holds the whole model in memory."""
         began = time.perf_counter()
         model = dataclasses.replace(self.config.model, init_mtp=True, device="cpu")
         policy = load_policy(model)

@@ -1,9 +1,9 @@
-"""How a model is split over processes (tensor, pipeline, context, expert, data parallel), and the group of all of them.
+"""Split of a model over processes (tensor, pipeline, context, expert, data parallel), and their process groups.
 
-Experts are split by expert alone, never within one: tensor ranks hold other experts, or copies. Each tensor rank sends
-all tokens to the experts, so that an expert computes a token once for each tensor rank.
+Experts are split only by expert, never within one: tensor ranks hold different experts, or copies. Each tensor rank
+sends all tokens to the experts, so that an expert computes a token once for each tensor rank.
 
-megatron-core runs on a CPU as well: ``prepare_cpu`` answers what it asks of CUDA, once per process.
+megatron-core also runs on a CPU: ``prepare_cpu`` replaces its calls to CUDA, once per process.
 """
 
 import math
@@ -25,7 +25,7 @@ from bebop.megatron_job.context import own_pieces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """The number of ranks for each kind of split; the processes that remain are data parallel."""
+    """Number of ranks for each kind of split; the remaining processes are data parallel."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -40,7 +40,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The ranks of this process: tensor 1 of 2, pipeline 0 of 1, data 0 of 4."""
+    """Ranks of this process: tensor 1 of 2, pipeline 0 of 1, data 0 of 4."""
 
     tensor: int
     tensors: int
@@ -89,7 +89,7 @@ def here() -> Place:
 
 
 def check_world(config: ParallelConfig, world: int) -> None:
-    """Raise ``UserError`` if the processes do not divide into the groups that are asked for."""
+    """Raise ``UserError`` if the processes do not divide into the requested groups."""
     for others in (("tensor", "context"), ("expert",)):  # each within one stage
         names = [name for name in (*others, "pipeline") if getattr(config, name) > 1]
         needed = math.prod(getattr(config, name) for name in names)
@@ -103,7 +103,7 @@ def check_world(config: ParallelConfig, world: int) -> None:
 
 @contextmanager
 def joined(config: ParallelConfig, device: str) -> Iterator[Place]:
-    """Join the processes that torchrun started to megatron-core's groups, until the block ends."""
+    """Join torchrun's processes to megatron-core's groups, until the block ends."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     check_world(config, world)
     cuda = device != "cpu" and torch.cuda.is_available()
@@ -147,9 +147,9 @@ def split(config: ParallelConfig) -> Iterator[Place]:
 def prepare_cpu() -> None:
     """Let megatron-core run on CPU tensors, and its routers without Transformer Engine.
 
-    Where there is no GPU, replaced are the device that buffers are made on, a move to it, waiting for it, the stream on
-    which each expert's numbers of tokens are copied, pinned memory, and the states of CUDA's random generators (weights
-    are read from a checkpoint and nothing drops out, so no numbers are drawn).
+    Without a GPU, it replaces the device of buffers, moves to the device, synchronization, the stream that copies each
+    expert's token counts, pinned memory, and the states of CUDA's random generators. No random numbers are drawn:
+    weights come from a checkpoint and there is no dropout.
     """
     from megatron.core.transformer.moe import moe_utils
 
@@ -182,7 +182,7 @@ def _no_fork(name: str = "") -> AbstractContextManager[None]:
 
 
 def _splits_as_numbers(dispatcher: Any, point: str, tokens_per_expert: Any = None) -> Any:
-    """Replace megatron-core's copy to the CPU: all-to-all takes the numbers of tokens as an array."""
+    """Replace megatron-core's copy to the CPU: all-to-all takes the token counts as an array."""
     for name in ("input_splits", "output_splits", "output_splits_tp"):
         if isinstance(splits := getattr(dispatcher, name), torch.Tensor):
             setattr(dispatcher, name, splits.numpy())

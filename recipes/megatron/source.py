@@ -1,7 +1,7 @@
-"""The weights of a Hugging Face folder, read one by one: each process reads what its part of the model needs.
+"""Weights of a Hugging Face folder, read one by one: each process reads only those of its part of the model.
 
-Names are those of ``Policy.weights``: ``backbone.*`` as transformers has them, ``mtp.*`` as ``MTPHead`` has them.
-Experts are one by one (``mlp.experts.3.down_proj.weight``), as most folders have them, where a folder stacks them too.
+Names are those of ``Policy.weights``: ``backbone.*`` as in transformers, ``mtp.*`` as in ``MTPHead``. Experts have
+separate names (``mlp.experts.3.down_proj.weight``), as in most folders, even if the folder stacks them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ HEAD = ("token_norm", "hidden_norm", "project", "final_norm")
 
 
 class Checkpoint(Mapping[str, Tensor]):
-    """A folder's weights in the dtype in which they are stored; a missing MTP head is made afresh."""
+    """Weights of a folder in the dtype in which they are stored; a missing MTP head is newly made."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.path, self.folder = config.path, resolve(config.path)
@@ -40,7 +40,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self._head: dict[str, Tensor] | None = None
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return one whole weight, on the CPU; of stacked experts one alone is read."""
+        """Return one whole weight, on the CPU; of stacked experts, only this expert is read."""
         if not name.startswith("mtp."):
             own = name.removeprefix("backbone.")
             tied = own == "lm_head.weight" and own not in self._files
@@ -65,13 +65,13 @@ class Checkpoint(Mapping[str, Tensor]):
         return sum(1 for _ in self)
 
     def head(self) -> dict[str, Tensor]:
-        """Return the MTP head but for its experts; made from the last layer if the folder has none."""
+        """Return the MTP head without its experts; make it from the last layer if the folder has none."""
         if self._head is None:
             self._head = self._fresh_head() if self.fresh else self._read_head()
         return self._head
 
     def _prefix(self) -> str:
-        """Return what precedes the names of the head's decoder layer; of the last layer's, where the head is fresh."""
+        """Return the name prefix of the head's decoder layer, or of the last layer if the head is fresh."""
         layout = LAYOUTS[self.layout]
         last = f"model.layers.{self.layers - 1}."
         return last if self.fresh else layout.prefix.format(L=self.layers) + layout.layer
@@ -108,7 +108,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return head | {f"layer.{name.removeprefix(last)}": self._read(name) for name in own}
 
     def _layer_names(self) -> list[str]:
-        """Return the names within decoder layers, of whatever kind a layer is, but for experts."""
+        """Return the names within decoder layers of any kind, without experts."""
         layers = [f"model.layers.{i}." for i in range(self.layers)]
         found = [name.removeprefix(x) for x in layers for name in self._files if name.startswith(x)]
         return [name for name in dict.fromkeys(found) if not SINGLE.fullmatch(name)]

@@ -1,8 +1,8 @@
-"""Weights between Hugging Face's names and megatron-core's, split over tensor, pipeline and expert parallel ranks.
+"""Conversion of weights between Hugging Face and megatron-core, over tensor, pipeline and expert parallel ranks.
 
-Nothing is computed: tensors are cut, joined and put in order, so a round trip is exact to the bit. megatron-core
-joins q, k and v of each group of heads (group after group), and gate and up of the feed-forward layer (a rank's part of
-the one, then of the other). Experts are one by one on both sides: rank r of n has those from r times E / n on, whole.
+Nothing is computed: tensors are cut, joined and reordered, so a round trip is exact to the bit. megatron-core joins q,
+k and v of each group of heads (group after group), and gate and up of the feed-forward layer (a rank's part of gate,
+then of up). Experts are separate on both sides: rank r of n holds those from r times E / n on, whole.
 """
 
 import re
@@ -24,7 +24,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One parameter of megatron-core: the tensors it is joined from, how, and the dimension that ranks split."""
+    """Rule of one megatron-core parameter: the tensors it is joined from, how, and the dimension that ranks split."""
 
     parts: tuple[str, ...]
     join: Literal["one", "heads", "gated"] = "one"
@@ -80,7 +80,7 @@ OF_HEAD = re.compile(r"mtp\.layers\.0\.(?:transformer_layer|mtp_model_layer)\.(.
 
 
 def rule_of(name: str, offset: int) -> Rule:
-    """Return the rule of a parameter of one stage, whose first layer is layer ``offset`` of the model."""
+    """Return the rule of a parameter of one stage; ``offset`` is the number of the stage's first layer in the model."""
     if name in OTHERS:
         return OTHERS[name]
     if found := OF_LAYER.fullmatch(name):
@@ -98,7 +98,7 @@ def rule_of(name: str, offset: int) -> Rule:
 
 
 def join(parts: list[Tensor], how: str, groups: int) -> Tensor:
-    """Join Hugging Face's tensors to one of megatron-core, with this number of ``groups`` of heads."""
+    """Join Hugging Face's tensors to one of megatron-core; ``groups`` is the number of head groups."""
     if how == "heads":
         return torch.cat([x.unflatten(0, (groups, -1)) for x in parts], 1).flatten(0, 1)
     return torch.cat(parts) if how == "gated" else parts[0]
@@ -132,7 +132,7 @@ def local_experts(rules: Iterable[Rule]) -> int:
 
 @torch.no_grad()
 def load(model: nn.Module, source: Mapping[str, Tensor], place: "Place", groups: int) -> None:
-    """Fill this process's part of a model; ``groups``: the key heads of the whole model."""
+    """Fill this process's part of a model; ``groups`` is the number of key heads of the whole model."""
     found = list(tensors(model))
     first = place.expert * local_experts(rule for rule, _ in found)
     for rule, tensor in found:
@@ -143,7 +143,7 @@ def load(model: nn.Module, source: Mapping[str, Tensor], place: "Place", groups:
 
 
 def gather(named: Sequence[tuple[Rule, Tensor]], place: "Place", groups: int, per_group: int) -> dict[str, Tensor]:
-    """Gather whole tensors by Hugging Face's names on every tensor and expert parallel rank, on the CPU."""
+    """Gather whole tensors under Hugging Face's names on every tensor and expert parallel rank, on the CPU."""
     whole: dict[str, Tensor] = {}
     local = local_experts(rule for rule, _ in named)
     for rule, tensor in named:
@@ -161,7 +161,7 @@ def gather(named: Sequence[tuple[Rule, Tensor]], place: "Place", groups: int, pe
 
 
 def _everywhere(tensor: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
-    """Return the tensor of every rank of a group, in their order."""
+    """Return the tensor of every rank of a group, in rank order."""
     mine = tensor.detach().contiguous()
     every = [torch.empty_like(mine) for _ in range(group.size())]
     dist.all_gather(every, mine, group=group)
@@ -169,7 +169,7 @@ def _everywhere(tensor: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
 
 
 def gather_model(model: nn.Module, place: "Place", groups: int, per_group: int) -> dict[str, Tensor]:
-    """Gather every weight of a model by Hugging Face's names on rank 0; on others, those of their stage."""
+    """Gather every weight of a model under Hugging Face's names on rank 0; other ranks get those of their stage."""
     mine = gather(list(tensors(model)), place, groups, per_group)
     if place.pipelines == 1 or place.tensor or place.data:
         return mine

@@ -1,1 +1,1 @@
-"""Makes the built-in model."""
+"""Training of the built-in model from scratch."""

@@ -1,4 +1,4 @@
-"""Make the built-in model from nothing: ``python -m recipes.tiny [--out DIR]``, about 20 minutes on two cores."""
+"""Train the built-in model from scratch: ``python -m recipes.tiny [--out DIR]``, about 20 minutes on two cores."""
 
 import tempfile
 from dataclasses import replace
@@ -14,7 +14,7 @@ from recipes.tiny.sft import train_backbone, train_head
 
 
 def main(arguments: list[str]) -> None:
-    """Train backbone, then head, and write the checkpoint in bfloat16."""
+    """Train the backbone, then the head, and write the checkpoint in bfloat16."""
     parser = Parser(prog="python -m recipes.tiny", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/tiny"), help="where to write (default: runs/tiny)")
     parser.add_argument("--steps", type=whole(1), default=1600, help="steps of the backbone (default: 1600)")

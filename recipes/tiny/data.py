@@ -30,7 +30,7 @@ TEMPLATE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A question with one worked solution: task="gcd", question="Find the ...", solution="By Euclid: 12-8=4 ..."."""
+    """Question with a worked solution: task="gcd", question="Find the ...", solution="By Euclid: 12-8=4 ..."."""
 
     task: str
     question: str
@@ -38,7 +38,10 @@ class Example:
 
 
 def examples(seed: int, count: int) -> Iterator[Example]:
-    """``count`` examples, the tasks mixed by their shares. Seeds of the recipe start at 10**6; jobs use small ones."""
+    """Yield ``count`` examples, with the tasks mixed by their shares.
+
+    Seeds of this recipe start at 10**6; jobs use small ones.
+    """
     rng = random.Random(seed)
     sets = {name: iter(_dataset(name, seed + i, count)) for i, name in enumerate(TASKS)}
     shares = [share for share, _, _ in TASKS.values()]
@@ -55,7 +58,7 @@ def _dataset(name: str, seed: int, count: int) -> Any:
 
 
 def make_tokenizer(texts: Iterator[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with single digits: any text has a code, and numbers are read digit by digit."""
+    """Train a byte-level BPE tokenizer with single digits: it encodes any text, and numbers digit by digit."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -88,7 +91,7 @@ def slip(value: int, rng: random.Random) -> int:
 
 
 def solve_chain_sum(metadata: dict[str, Any], rng: random.Random, slips: float) -> str:
-    """Running totals from left to right: ``4+1=5\\n5-7=-2 ...``."""
+    """Write the running totals from left to right: ``4+1=5``, ``5-7=-2``, ..."""
     first, *rest = re.findall(r"[+-]?\s*\d+", metadata["expression"])
     total = int(first)
     steps = []
@@ -104,7 +107,7 @@ def solve_chain_sum(metadata: dict[str, Any], rng: random.Random, slips: float) 
 
 
 def solve_gcd(metadata: dict[str, Any], rng: random.Random, slips: float) -> str:
-    """Euclid by subtraction: the larger minus the smaller until both are equal."""
+    """Write Euclid's algorithm by subtraction: the larger minus the smaller until both are equal."""
     a, b = sorted(metadata["numbers"], reverse=True)
     steps = []
     while a != b and len(steps) < 18:
@@ -118,7 +121,7 @@ def solve_gcd(metadata: dict[str, Any], rng: random.Random, slips: float) -> str
 
 
 def solve_number_sorting(metadata: dict[str, Any], rng: random.Random, slips: float) -> str:
-    """Selection sort: name the next number, list those left."""
+    """Write a selection sort: name the next number, then list the numbers left."""
     left = [int(float(x)) for x in metadata["original_numbers"]]
     ascending = metadata["direction"] == "ascending"
     word = "least" if ascending else "most"
@@ -140,7 +143,7 @@ SOLVERS: dict[str, Callable[[dict[str, Any], random.Random, float], str]] = {
 
 
 def _join(steps: list[str], rng: random.Random) -> str:
-    """Steps with a separator drawn afresh each time: equally good wordings are entropy without error."""
+    """Join the steps with a separator drawn anew each time: equally good wordings add entropy without error."""
     return "".join(step + (rng.choice(SEPARATORS) if i + 1 < len(steps) else "") for i, step in enumerate(steps))
 
 

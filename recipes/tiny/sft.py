@@ -1,5 +1,8 @@
-"""The two stages of the built-in model: supervised training of the backbone on worked solutions, then hard-label
-cross-entropy training of the MTP head with the backbone frozen."""
+"""The two training stages of the built-in model.
+
+First comes supervised training of the backbone on worked solutions. Then the MTP head is trained by hard-label
+cross-entropy with the backbone frozen.
+"""
 
 import itertools
 import time
@@ -29,7 +32,7 @@ def encode(example: Example, tokenizer: PreTrainedTokenizerFast) -> tuple[list[i
 
 
 def collate(rows: list[tuple[list[int], int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded ids [B, T] and labels [B, T] with prompts and padding ignored."""
+    """Return right-padded ids [B, T] and labels [B, T]; the labels ignore prompts and padding."""
     width = max(len(ids) for ids, _ in rows)
     input_ids = torch.full((len(rows), width), pad)
     labels = torch.full((len(rows), width), IGNORE)
@@ -40,7 +43,7 @@ def collate(rows: list[tuple[list[int], int]], pad: int) -> tuple[torch.Tensor, 
 
 
 def make_backbone(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    """Twelve thin layers: depth is what makes drafting with one MTP layer cheap by comparison."""
+    """Return a backbone of twelve thin layers: its depth makes drafting with one MTP layer cheap by comparison."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -61,7 +64,7 @@ def make_backbone(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
 def batches(
     tokenizer: PreTrainedTokenizerFast, *, seed: int, steps: int, batch_size: int
 ) -> itertools.chain[tuple[torch.Tensor, torch.Tensor]]:
-    """``steps`` batches; rows of like length are put together, 16 batches at a time, to waste little on padding."""
+    """Yield ``steps`` batches; rows of similar length are grouped, 16 batches at a time, to save padding."""
 
     def generate():  # type: ignore[no-untyped-def]
         stream = examples(seed, steps * batch_size)
@@ -116,7 +119,10 @@ def pad_vocabulary(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, 
 
 
 def head_loss(policy: Policy, token_ids: Tensor, labels: Tensor, steps: int) -> Tensor:
-    """Mean cross-entropy over recursive steps; ids and labels [B, T], prompts and padding ignored in the labels."""
+    """Return the mean cross-entropy over recursive steps, for ids and labels [B, T].
+
+    The labels ignore prompts and padding.
+    """
     assert policy.mtp is not None
     with torch.no_grad():
         positions = torch.arange(token_ids.shape[1]).expand_as(token_ids)

@@ -1,1 +1,1 @@
-"""Defects found in what Bebop builds on: a function each that says whether the installed version still has it."""
+"""Defects found in Bebop's dependencies: one function each checks if the installed version still has the defect."""

@@ -1,4 +1,4 @@
-"""Which defects of docs/upstream.md the installed versions still have: ``python -m recipes.upstream [NAME ...]``."""
+"""Test if the installed versions have the defects of docs/upstream.md: ``python -m recipes.upstream [NAME ...]``."""
 
 from importlib.util import find_spec
 
@@ -13,7 +13,7 @@ DEFECTS = {one.name: one for module in (vllm_, sglang_, verl_, megatron_) for on
 
 
 def main(arguments: list[str]) -> None:
-    """Reproduce those whose program is installed, and say so of each."""
+    """Reproduce each defect whose program is installed, and print the verdict."""
     parser = Parser(prog="python -m recipes.upstream", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(DEFECTS))
     parser.add_argument("--patched", action="store_true", help="under the patch of recipes/upstream/patches")
@@ -23,13 +23,13 @@ def main(arguments: list[str]) -> None:
     names = options.names or [name for name in DEFECTS if not options.patched or (PATCHES / f"{name}.patch").exists()]
     if options.patched:
         for name in names:
-            patch_of(name)  # all are there, before the first is copied
+            patch_of(name)  # check that all patches exist before the first copy
     for name in names:
         record.show(f"{name:24} {verdict(DEFECTS[name], options.patched)}\n")
 
 
 def verdict(defect: Defect, patched: bool = False) -> str:
-    """Return ``there``, ``gone`` or ``not installed``; with ``patched``, of a copy of the program with its patch."""
+    """Return ``there``, ``gone`` or ``not installed``; with ``patched``, test a copy of the program with its patch."""
     if not installed(defect.program):
         return "not installed"
     if patched:
@@ -38,7 +38,7 @@ def verdict(defect: Defect, patched: bool = False) -> str:
 
 
 def installed(name: str) -> bool:
-    """Whether a package can be imported; its parents are."""
+    """Return whether a package can be imported; this imports its parents."""
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:

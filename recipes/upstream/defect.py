@@ -1,4 +1,4 @@
-"""A defect and its reproduction."""
+"""Class of a defect with its reproduction."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defect:
-    """Found in ``version`` of ``program``; ``there`` reproduces it with nothing but that program and torch."""
+    """Defect found in ``version`` of ``program``; ``there`` reproduces it with only that program and torch."""
 
     name: str  # as docs/upstream.md has it
     program: str  # the package that is imported

@@ -1,4 +1,4 @@
-"""megatron-core, read without importing it."""
+"""Defects of megatron-core, found in its source without importing it."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,12 +7,12 @@ from recipes.upstream.defect import Defect
 
 
 def mtp_loss_trains_the_policy() -> bool:
-    """The loss of the MTP layers reaches the backbone and its gradient norm, and no setting keeps it out."""
+    """Return whether the MTP loss reaches the backbone and its gradient norm, with no setting to detach it."""
     return "mtp_detach_heads" not in _source("transformer/transformer_config.py")
 
 
 def router_needs_transformer_engine() -> bool:
-    """A router reads the name of a function that exists only where Transformer Engine is installed."""
+    """Return whether the router reads the name of a function that exists only with Transformer Engine installed."""
     source = _source("transformer/moe/moe_utils.py")
     return "if te_general_gemm is not None" in source and "te_general_gemm = None" not in source
 

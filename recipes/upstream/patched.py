@@ -1,4 +1,4 @@
-"""A copy of an installed program with a patch of ``patches/``, in which a reproduction is run again."""
+"""Copy an installed program, apply a patch of ``patches/`` to the copy, and run a reproduction again in it."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ PATCHES = Path(__file__).parent / "patches"
 
 
 def patch_of(name: str) -> Path:
-    """Return the patch that mends a defect; ``UserError`` if there is none."""
+    """Return the patch that fixes a defect; raise ``UserError`` if there is none."""
     path = PATCHES / f"{name}.patch"
     if not path.exists():
         there = ", ".join(sorted(found.stem for found in PATCHES.glob("*.patch")))
@@ -23,7 +23,7 @@ def patch_of(name: str) -> Path:
 
 
 def patched_verdict(name: str, program: str) -> str:
-    """Apply the patch to a copy of ``program`` and return what ``python -m recipes.upstream`` says of it then."""
+    """Apply the patch to a copy of ``program`` and return the verdict of ``python -m recipes.upstream`` on the copy."""
     patch = patch_of(name)
     with tempfile.TemporaryDirectory() as folder:
         copy_with_patch(program, patch, Path(folder))
@@ -38,7 +38,7 @@ def patched_verdict(name: str, program: str) -> str:
 
 
 def copy_with_patch(program: str, patch: Path, folder: Path) -> None:
-    """Copy the installed package into ``folder`` and patch it there; ``UserError`` if the patch does not apply."""
+    """Copy the installed package into ``folder`` and patch the copy; raise ``UserError`` if that fails."""
     spec = find_spec(program)
     assert spec is not None and spec.origin is not None
     shutil.copytree(Path(spec.origin).parent, folder / program, copy_function=_link)
@@ -46,9 +46,9 @@ def copy_with_patch(program: str, patch: Path, folder: Path) -> None:
 
 
 def apply(patch: Path, folder: Path) -> None:
-    """Apply a patch to the packages in ``folder``; ``UserError`` if it does not apply."""
+    """Apply a patch to the packages in ``folder``; raise ``UserError`` if it does not apply."""
     for line in patch.read_text().splitlines():
-        if line.startswith("+++ b/"):  # a file of its own, as a link would change the installed one, too
+        if line.startswith("+++ b/"):  # copy the file: a hard link would change the installed one, too
             path = folder / line.removeprefix("+++ b/")
             content = path.read_bytes()
             path.unlink()
@@ -60,7 +60,7 @@ def apply(patch: Path, folder: Path) -> None:
 
 
 def _link(source: str, target: str) -> None:
-    """Share a file with the installed package where both lie on one file system: packages of engines are large."""
+    """Hard-link a file of the installed package if possible, else copy it: packages of engines are large."""
     try:
         os.link(source, target)
     except OSError:

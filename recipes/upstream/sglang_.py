@@ -1,4 +1,4 @@
-"""SGLang, read where that is enough; its look-up of n-grams, its tensors and its requests are asked."""
+"""Defects of SGLang, found in its source or by running its n-gram corpus, tensor reduction and requests."""
 
 import ast
 from array import array
@@ -13,7 +13,10 @@ from recipes.upstream.defect import Defect
 
 
 def the_engine_passes_fewer_fields_on() -> bool:
-    """``extra_key`` keeps one version's prefixes from another's: over HTTP, not by ``Engine.async_generate``."""
+    """Return whether ``Engine.async_generate`` lacks ``extra_key``, which HTTP has.
+
+    ``extra_key`` separates the cached prefixes of different weight versions.
+    """
     engine = _class("srt/entrypoints/engine.py", "Engine")
     (call,) = (node for node in engine.body if getattr(node, "name", "") == "async_generate")
     assert isinstance(call, ast.AsyncFunctionDef)
@@ -22,15 +25,17 @@ def the_engine_passes_fewer_fields_on() -> bool:
 
 
 def errors_of_plugins_are_swallowed() -> bool:
-    """A plugin that raises while it is loaded is logged, and the server starts without it."""
+    """Return whether the server only logs an exception of a plugin and starts without the plugin."""
     tree = ast.parse((_root() / "srt/plugins/__init__.py").read_text())
     handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
     return any(not any(isinstance(node, ast.Raise) for node in ast.walk(handler)) for handler in handlers)
 
 
 def padding_is_drafted_again_and_again() -> bool:
-    """A look-up that finds fewer drafts than there is room for is filled up with token 0, each of them a draft of its
-    own for the next place. Verification adds p(0) once for each (``prob_acc`` in ``speculative/sampling.cuh``)."""
+    """Return whether a lookup with too few drafts is padded with token 0, each pad a separate draft of the next place.
+
+    Verification adds p(0) once for each of them (``prob_acc`` in ``speculative/sampling.cuh``).
+    """
     corpus = _corpus(nodes=6)
     corpus.batch_put([[1, 2, 3]])
     corpus.synchronize()
@@ -38,7 +43,7 @@ def padding_is_drafted_again_and_again() -> bool:
 
 
 def corpora_have_one_budget() -> bool:
-    """More external corpora than nodes that were set apart for all of them: none is looked at, without a word."""
+    """Return whether external corpora beyond the shared node budget disable all of them silently."""
     corpus = _corpus(nodes=6, external_sam_budget=3)
     found = []
     for count in range(4):
@@ -49,11 +54,11 @@ def corpora_have_one_budget() -> bool:
 
 
 def tensors_of_the_cpu_are_not_handed_over() -> bool:
-    """SGLang's reduction of tensors reads a device's number where tensors of the CPU have no argument."""
+    """Return whether SGLang's tensor reduction fails on CPU tensors: it reads a device index that they lack."""
     from sglang.srt.utils import patch_torch
     from torch.multiprocessing import reductions
 
-    # For this call alone: the rest of the process hands tensors over as torch does.
+    # Patch for this call only: the rest of the process keeps torch's own reduction.
     reductions._reduce_tensor_original = reductions.reduce_tensor
     try:
         patch_torch._reduce_tensor_modified(torch.zeros(2))
@@ -65,8 +70,11 @@ def tensors_of_the_cpu_are_not_handed_over() -> bool:
 
 
 def aborted_requests_go_on_behind_their_end() -> bool:
-    """A running request that is aborted takes one more step, in which its end is not looked for: what a step of several
-    tokens has behind the stop token stays, and the request counts as cut, so that who resumes it goes on behind it."""
+    """Return whether an aborted request takes one more step without a check for its end.
+
+    Tokens of that step behind the stop token then stay. The request counts as cut off, so a client that resumes it
+    continues after the stop token.
+    """
     from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -86,7 +94,7 @@ def _corpus(nodes: int, **more: int) -> Any:
 
 
 def _next(corpus: Any, context: list[int], nodes: int) -> list[int]:
-    """Drafts of the place after a context: nodes that have no other before them but the newest token."""
+    """Return the drafts of the place after a context: nodes whose only ancestor is the newest token."""
     tokens, mask = corpus.batch_get([f"{id(context)}"], [context], [len(context)])
     depth = mask.reshape(nodes, nodes).sum(1) - 1
     return [int(token) for token, place in zip(tokens, depth, strict=True) if place == 1]

@@ -1,4 +1,4 @@
-"""vLLM, as it is built for CPUs."""
+"""Defects of vLLM, reproduced with its build for CPUs."""
 
 import importlib
 import inspect
@@ -16,7 +16,7 @@ MODEL = "tiny"  # has an MTP head
 
 
 def expand_is_thrown_away() -> bool:
-    """A request's temperature, once for each of its drafts: written to a copy that nobody reads."""
+    """Return whether the expansion of a request's temperature to its drafts is written to a copy that nobody reads."""
     import vllm._C  # noqa: F401
     from vllm.utils.cpu_triton_utils import _expand_kernel_impl
 
@@ -26,7 +26,7 @@ def expand_is_thrown_away() -> bool:
 
 
 def top_k_of_nothing() -> bool:
-    """A step that verifies no draft has no rows; the largest top-k of none is asked for."""
+    """Return whether top-k fails on no rows, in a step that verifies no draft: it takes the maximum of nothing."""
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
     try:
@@ -37,7 +37,7 @@ def top_k_of_nothing() -> bool:
 
 
 def linear_layers_lose_their_weights() -> bool:
-    """After loading, nothing is left that an update could be written to."""
+    """Return whether linear layers keep no weight after loading, so that no update can be written."""
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
     layer = torch.nn.Linear(64, 64, bias=False).requires_grad_(False)
@@ -46,7 +46,7 @@ def linear_layers_lose_their_weights() -> bool:
 
 
 def keys_are_normed_by_the_first_weight() -> bool:
-    """A norm of two layers at once, whose weights are 1 and 2."""
+    """Return whether a norm of two layers at once, with weights 1 and 2, uses only the first weight."""
     from vllm import _custom_ops
 
     out, weights = torch.empty(2, 1, 8), torch.stack([torch.ones(8), torch.full((8,), 2.0)])
@@ -55,8 +55,10 @@ def keys_are_normed_by_the_first_weight() -> bool:
 
 
 def a_look_at_all_modules_trips_over_numba() -> bool:
-    """Kernels for a CPU are put in place in every loaded module; numba's library, which makes up any attribute, ends
-    the search."""
+    """Return whether replacing kernels for the CPU in every loaded module fails.
+
+    The library object of numba makes up any attribute, and the search raises on it.
+    """
     importlib.import_module("vllm.v1.spec_decode.ngram_proposer")  # vLLM's own module that imports numba
     from vllm.triton_utils import dispatcher
 
@@ -68,7 +70,7 @@ def a_look_at_all_modules_trips_over_numba() -> bool:
 
 
 def checksums_leave_the_draft_out() -> bool:
-    """Digests of all weights, with a draft of its own loaded beside the target."""
+    """Return whether the checksums of all weights omit a separate draft model loaded beside the target."""
     llm = _with_drafts()
     (digests,) = llm.collective_rpc("compute_weight_checksums")
     (drafted,) = llm.collective_rpc(_names_of_the_draft)
@@ -76,7 +78,7 @@ def checksums_leave_the_draft_out() -> bool:
 
 
 def experts_are_packed_once() -> bool:
-    """Return whether the source packs experts for the CPU's kernel the first time alone."""
+    """Return whether the source packs experts for the CPU kernel only the first time."""
     from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as module
 
     path = inspect.getsourcefile(module)
@@ -89,7 +91,7 @@ def experts_are_packed_once() -> bool:
 
 
 def seeds_do_not_replay_drafts() -> bool:
-    """The same request with the same seed, twice; with sampled drafts the answers differ."""
+    """Return whether repeats of one request with one seed differ when drafts are sampled."""
     from vllm import SamplingParams
 
     llm = _with_drafts()
@@ -100,7 +102,10 @@ def seeds_do_not_replay_drafts() -> bool:
 
 
 def block_verification_leaves_noise() -> bool:
-    """Uniforms behind the accepted length were looked at, and the next cycle has them again; in another process."""
+    """Return whether block verification reads uniforms beyond the accepted length, which the next cycle uses again.
+
+    It runs in another process.
+    """
     program = (
         "from pathlib import Path; from importlib.util import find_spec; from recipes.certify import vllm_kernels; "
         "print(vllm_kernels.leaves_noise(Path(find_spec('vllm').origin).parents[1]))"
@@ -122,7 +127,10 @@ _KEPT: list[Any] = []
 
 
 def _with_drafts() -> Any:
-    """One engine for all, in this process; with the plugin's mends, so that these are found beside the others."""
+    """Return one engine for all reproductions, in this process.
+
+    It runs with the fixes of Bebop's plugin, so that these defects can be reproduced in spite of the others.
+    """
     if not _KEPT:
         from bebop.model.checkpoint import resolve
 

@@ -1,7 +1,7 @@
 """Bebop's environments as an agent loop of verl: ``environment_loop`` under the name ``bebop_environment``.
 
-Registered by a file of agent loops, ``actor_rollout_ref.rollout.agent.agent_loop_config_path``; its entry names the
-environment and the limits (README.md). A row of the data set says with ``extra_info.index`` which question it is.
+A file of agent loops registers it, ``actor_rollout_ref.rollout.agent.agent_loop_config_path``. Its entry names the
+environment and the limits (README.md). A row of the data set selects its question by ``extra_info.index``.
 """
 
 import functools
@@ -21,19 +21,19 @@ from bebop.tasks.episodes import Episodes
 from bebop.verl_job.environment_loop import EnvironmentLoop, Limits
 from bebop.verl_job.settings import plain
 
-# Fields of a piece that are kept; ``stats`` sums the statistics of drafts.
+# Fields that are kept from each request's output; ``stats`` sums the statistics of drafts.
 VERSIONS = ("global_steps", "min_global_steps", "max_global_steps")
 
 
 @functools.cache
 def episodes(name: str, args: str, reset_seconds: float, step_seconds: float, processes: int) -> Episodes:
-    """Return the episodes that all loops of one worker share; verl makes a loop for each trajectory. ``args``: JSON."""
+    """Return the episodes that all loops of one worker share; verl makes one loop per trajectory. ``args`` is JSON."""
     limits: dict[str, Any] = {"reset_seconds": reset_seconds, "step_seconds": step_seconds, "processes": processes}
     return Episodes(find_kind(name), json.loads(args), **limits)
 
 
 class EnvironmentAgentLoop(AgentLoopBase):
-    """Plays one trajectory; verl makes a loop for each, with the settings of its file."""
+    """Agent loop that plays one trajectory; verl makes a loop for each, with the settings of its file."""
 
     def __init__(
         self,
@@ -50,7 +50,10 @@ class EnvironmentAgentLoop(AgentLoopBase):
         max_restarts: int = 2,
         **settings: Any,
     ) -> None:
-        """``environment``: a name or path/to/file.py:Class; the rest has the names of ``task.environment``."""
+        """Set up one loop.
+
+        ``environment`` is a name or path/to/file.py:Class; the other settings are named as in ``task.environment``.
+        """
         super().__init__(*given, **settings)
         rollout = self.rollout_config
         self.args: Any = plain(args or {})
@@ -69,7 +72,7 @@ class EnvironmentAgentLoop(AgentLoopBase):
         self.environment = EnvironmentLoop(shared, delta, stops, limits, seed)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
-        """Play a trajectory; an empty list if it was lost, which verl leaves out of its group."""
+        """Play a trajectory; return an empty list if it was lost, so that verl leaves it out of its group."""
         index = (row.get("extra_info") or {}).get("index")
         if index is None:
             raise UserError("a row of the data set has no extra_info.index: it says which question is asked")

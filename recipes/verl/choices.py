@@ -1,4 +1,4 @@
-"""Choices that the plug-in adds to verl's own: a rollout engine, and a weight transfer for machines without NCCL."""
+"""Choices added to verl's own: a rollout engine, and a weight transfer for machines without NCCL."""
 
 import importlib
 from types import ModuleType
@@ -18,8 +18,8 @@ def add_replica(replica: ModuleType) -> None:
 
 
 def add_transfer(base: ModuleType) -> None:
-    """Add ``rollout.checkpoint_engine.backend=bebop``: the module registers its class.
+    """Add ``rollout.checkpoint_engine.backend=bebop``: the imported module registers its class.
 
-    It may be the module whose import loaded ``base``, in a process that begins with it, and have no class yet.
+    If that module itself caused the import of ``base``, in a process that starts with it, its class does not exist yet.
     """
     importlib.import_module("bebop.verl_job.transfer")

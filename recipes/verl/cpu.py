@@ -1,6 +1,6 @@
 """The CPU as a platform of verl, which has none built in: for tests and demonstrations on a machine without a GPU.
 
-``VERL_PLATFORM=cpu`` chooses it. Ray's GPUs are only numbers there: give ``ray_init.num_gpus``.
+``VERL_PLATFORM=cpu`` chooses it. Ray's GPUs are only numbers there: set ``ray_init.num_gpus``.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ CONSTANTS = {
 
 
 class CpuDevice:
-    """``torch.cpu`` with the calls of ``torch.cuda`` that verl makes."""
+    """``torch.cpu`` with the functions of ``torch.cuda`` that verl calls."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("get_rng_state", "set_rng_state"):
@@ -48,7 +48,7 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Return False: verl must not choose it unasked."""
+        """Return False: verl must not choose the CPU unless asked."""
         return False
 
     def current_device(self) -> Any:
@@ -88,7 +88,7 @@ class PlatformCPU(PlatformBase):
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        """Return a variable that has no other reader."""
+        """Return a variable that nothing else reads."""
         return VISIBLE
 
     def nvtx_range(self, msg: str) -> Any:
@@ -119,18 +119,21 @@ class PlatformCPU(PlatformBase):
 
 
 def register_platform(manager: ModuleType) -> None:
-    """Make ``VERL_PLATFORM=cpu`` a choice."""
+    """Register the platform that ``VERL_PLATFORM=cpu`` chooses."""
     os.environ.setdefault(VISIBLE, "0")  # verl's launcher of SGLang reads it in every worker
     manager.PlatformRegistry.register(platform="cpu")(PlatformCPU)
 
 
 def register_engine(module: ModuleType) -> None:
-    """Let verl's FSDP2 engine train on the CPU; it is registered for GPU and NPU alone."""
+    """Let verl's FSDP2 engine train on the CPU; verl registers it only for GPU and NPU."""
     module.EngineRegistry.register("language_model", "fsdp2", device="cpu")(module.FSDPEngineWithLMHead)
 
 
 def one_backend(distributed: ModuleType) -> None:
-    """Let verl ask for ``cpu:gloo`` alone: torch takes ``cpu:gloo,<device>:<backend>`` not twice for one device."""
+    """Let verl request only the backend ``cpu:gloo``.
+
+    torch rejects ``cpu:gloo,<device>:<backend>`` if both parts name the same device.
+    """
 
     def around(original: Any, timeout_second: float | None = None, backend: str | None = None) -> Any:
         return original(timeout_second, backend or "cpu:gloo")
@@ -139,10 +142,10 @@ def one_backend(distributed: ModuleType) -> None:
 
 
 def share_by_name(_sglang_rollout: ModuleType) -> None:
-    """Let verl's SGLang adapter hand over tensors of the CPU.
+    """Let verl's SGLang adapter share CPU tensors between processes.
 
-    SGLang's own reduction writes a device's UUID into the seventh argument of every tensor, and a tensor of the CPU has
-    three. The server does not descend from the worker, so memory is shared by name and not by file descriptor.
+    SGLang's own reduction writes a device's UUID into the seventh argument of every tensor, but a CPU tensor has three.
+    The server does not descend from the worker, so memory is shared by name and not by file descriptor.
     """
     torch.multiprocessing.set_sharing_strategy("file_system")
     patch_torch = importlib.import_module("sglang.srt.utils.patch_torch")
@@ -155,10 +158,10 @@ def share_by_name(_sglang_rollout: ModuleType) -> None:
 
 
 def import_sglang(replica: ModuleType) -> None:
-    """Let verl import SGLang as it is run here: with kernels in Triton's interpreter.
+    """Let verl import SGLang for the CPU, with kernels in Triton's interpreter.
 
-    verl's own loader asks for SGLang's CPU engine while it imports, since it expects a GPU in the servers alone. That
-    engine takes the package ``sgl_kernel``, which has no build for this torch.
+    verl's own loader requests SGLang's CPU engine during its import, since it expects a GPU only in the servers. That
+    engine needs the package ``sgl_kernel``, which has no build for this torch.
     """
 
     def load() -> Any:

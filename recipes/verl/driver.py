@@ -1,4 +1,4 @@
-"""The driver checks the ``bebop`` block before Ray starts, and hands it to the job's processes."""
+"""Check of the ``bebop`` block before Ray starts; the driver then passes it to the job's processes."""
 
 import dataclasses
 import os
@@ -66,26 +66,26 @@ def drafts(config: Any) -> bool:
 
 
 def choose_runner(config: Any, wanted: VerlConfig) -> VerlConfig:
-    """Return the block with vLLM's model runner, and give the first one the scheduling that it has.
+    """Return the block with vLLM's model runner; for the first runner, also turn off asynchronous scheduling.
 
-    Without drafts that are measured vLLM chooses the runner itself, unless the block names one.
+    If no drafts are measured, vLLM chooses the runner itself, unless the block names one.
     """
     rollout = config.actor_rollout_ref.rollout
     if rollout.name != "vllm" or not (wanted.metrics and drafts(config)):
         return wanted
     runner = model_runner(wanted)
     if runner == "v1":
-        rollout.engine_kwargs.vllm.async_scheduling = False  # it is there and false or null, see ``_check_vllm``
+        rollout.engine_kwargs.vllm.async_scheduling = False  # ``_check_vllm``: it is set, to false or null
     return dataclasses.replace(wanted, model_runner=runner)
 
 
 def model_runner(wanted: VerlConfig) -> ModelRunner:
-    """Return the model runner of vLLM; on a CPU that of compiled kernels, unless the other is asked for."""
+    """Return the model runner of vLLM; on a CPU the one with compiled kernels, unless the block names the other."""
     return wanted.model_runner or ("v1" if on_cpu(os.environ) else "v2")
 
 
 def for_vllm(config: Any, wanted: VerlConfig) -> dict[str, str]:
-    """Return the variables for vLLM's processes: our vLLM plug-in reads nothing else."""
+    """Return the variables for vLLM's processes; Bebop's vLLM plug-in reads no other settings."""
     if config.actor_rollout_ref.rollout.name != "vllm":
         return {}
     variables = {CPU: "1"} if on_cpu(os.environ) else {}
@@ -98,19 +98,19 @@ def for_vllm(config: Any, wanted: VerlConfig) -> dict[str, str]:
 
 
 def for_sglang(config: Any, wanted: VerlConfig) -> dict[str, str]:
-    """Return the variables for SGLang's processes: whole entries of verification steps, and a CPU's kernels."""
+    """Return the variables for SGLang's processes: complete entries of verification steps, and kernels for a CPU."""
     if config.actor_rollout_ref.rollout.name != "sglang":
         return {}
-    # Where SGLang reports on a completion halfway, the entries after the first report are cut off.
+    # If SGLang reports on a completion before its end, it cuts off the entries after the first report.
     variables = dict(WHOLE_ANSWERS) if wanted.metrics and wanted.verify_every else {}
     return variables | (INTERPRETER if on_cpu(os.environ) else {})
 
 
 def _external(config: Any) -> str:
-    """Return the modules that every process imports first: those of the user, and the plug-in.
+    """Return the modules that every process imports first: the user's, then the plug-in.
 
-    The plug-in is named although it has an entry point: verl is silent about an entry point that cannot be loaded. The
-    configuration's list of modules wins over the environment's, so it gets all names, too.
+    The plug-in is named although it has an entry point: verl silently skips an entry point that fails to load. The
+    configuration's list of modules overrides the environment's, so it also gets all names.
     """
     own = plain(config.get("ray_kwargs") or {}).get("ray_init", {}).get("runtime_env", {}).get("env_vars") or {}
     named = f"{os.environ.get(EXTERNAL, '')},{own.get(EXTERNAL, '')}".split(",")
@@ -120,7 +120,7 @@ def _external(config: Any) -> str:
     return modules
 
 
-# ---- what cannot work is refused in one line, before anything heavy starts
+# ---- impossible settings are refused in one line, before anything heavy starts
 
 OLDEST_SGLANG = "0.5.14"
 OLDEST_VLLM = "0.31"
@@ -145,13 +145,13 @@ def check_job(config: Any, wanted: VerlConfig) -> None:
 
 
 def sends_head(config: Any, wanted: VerlConfig) -> bool:
-    """Whether the trainer sends an MTP head with its weights: ours always, verl's Megatron engine if it has one."""
+    """Return whether the trainer sends an MTP head: Bebop's always does, verl's Megatron engine if it has one."""
     job = config.actor_rollout_ref
     return bool(wanted.train_head or (job.actor.strategy == "megatron" and job.model.mtp.enable))
 
 
 def _check_sizes(config: Any) -> None:
-    """Check sizes that verl asserts, too, but in a worker, long after the start."""
+    """Check sizes that verl also asserts, but only in a worker, long after the start."""
     rollout = config.actor_rollout_ref.rollout
     devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
     size = 1
@@ -175,7 +175,7 @@ def _check_embedded(rollout: Any) -> None:
 
 
 def _check_sglang(config: Any, head_sent: bool) -> None:
-    """Check rejection sampling, which newer versions have, for chains of drafts only."""
+    """Check the settings of rejection sampling, which needs a newer SGLang and chains of drafts."""
     options = config.actor_rollout_ref.rollout.engine_kwargs.get("sglang") or {}
     mtp = config.actor_rollout_ref.model.mtp
     if not options.get(REJECTION):
@@ -194,7 +194,7 @@ def _check_sglang(config: Any, head_sent: bool) -> None:
 
 
 def _check_vllm(config: Any, wanted: VerlConfig, head_sent: bool) -> None:
-    """Check that log-probs belong to the distribution that is sampled, and that statistics of drafts can be read."""
+    """Check that log-probs belong to the distribution sampled from, and that statistics of drafts can be read."""
     rollout, mtp = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model.mtp
     interpreted = on_cpu(os.environ) and os.environ.get("TRITON_INTERPRET") != "1"
     why = "on a CPU its kernels run in Triton's interpreter, for tests: set TRITON_INTERPRET=1, or give v1"
@@ -258,7 +258,7 @@ def _check_head(config: Any, wanted: VerlConfig) -> None:
 
 
 def _check_checkpoint(path: str, init_head: bool) -> None:
-    """Refuse a folder without MTP weights before it is loaded; the worker checks paths elsewhere."""
+    """Refuse a local folder without MTP weights before it is loaded; the worker checks other paths."""
     if init_head or not Path(path).is_dir():
         return
     from bebop.config.job import ModelConfig

@@ -1,4 +1,4 @@
-"""Trajectories of Bebop's environments over one of verl's rollout engines: token ids in, token ids out.
+"""Trajectories of Bebop's environments on one of verl's rollout engines: token ids in, token ids out.
 
 Nothing here needs verl, so tests need none; ``agent_loop`` is verl's side.
 """
@@ -18,13 +18,13 @@ from bebop.tasks.episodes import Episode, Episodes
 from bebop.trajectory import Ending, SamplingParams
 
 log = logging.getLogger(__name__)
-# (prompt ids, token limit of the turn) -> its ids and their log-probs, None if the engine gives none.
+# (prompt ids, token limit of the turn) -> ids of the turn, and their log-probs or None if the engine gives none.
 Generate = Callable[[list[int], int], Awaitable[tuple[list[int], list[float] | None]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a trajectory, from the settings of ``agent_loop``."""
+    """Limits of a trajectory, from the settings of ``agent_loop``."""
 
     max_turns: int = 16
     max_seconds: float = 3600.0
@@ -36,7 +36,7 @@ class Limits:
 
 @dataclass(slots=True, kw_only=True)
 class Played:
-    """A trajectory in verl's terms: a prompt, and a response whose mask marks what the policy wrote."""
+    """Trajectory in verl's terms: a prompt, and a response whose mask marks the policy's tokens."""
 
     prompt: list[int]
     response: list[int] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Played:
             self.logprobs += [0.0] * len(ids)
 
     def hear(self, step: EnvStep) -> None:
-        """Add the reward and counts of a step."""
+        """Add the reward and the counts of an environment step."""
         self.reward += step.reward
         for name, value in step.counts.items():
             self.counts[name] = self.counts.get(name, 0.0) + value
@@ -74,14 +74,17 @@ class EnvironmentLoop:
     """Plays trajectories, each with an environment of its own."""
 
     def __init__(self, episodes: Episodes, delta: ChatDelta, stops: tuple[int, ...], limits: Limits, seed: int) -> None:
-        """Refuse kinds with ``tokens``. ``stops``: tokens at which a turn ends; ``seed``: of the questions."""
+        """Refuse kinds with ``tokens``. ``stops`` are tokens that end a turn; ``seed`` selects the questions."""
         if episodes.kind.tokens:
             raise UserError(f"environment {episodes.kind.name} makes tokens of its own: verl's loop has no use for it")
         self.episodes, self.delta, self.stops, self.limits, self.seed = episodes, delta, stops, limits, seed
         self._text, self._params = CompletionText(delta.tokenizer), SamplingParams(stop_token_ids=stops)
 
     async def play(self, index: int, args: Mapping[str, Any], generate: Generate) -> Played | None:
-        """Play question ``index``; None if its environments were lost too often: no row, never one with reward 0."""
+        """Play question ``index``; return None if its environments were lost too often.
+
+        A lost trajectory gives no row, never a row with reward 0.
+        """
         item = question(self.episodes.kind, index, self.seed, args)
         began = time.monotonic()
         for restarts in range(self.limits.max_restarts + 1):
@@ -125,7 +128,7 @@ class EnvironmentLoop:
             played.read(heard)
 
     def _spent(self, played: Played, heard: int, began: float) -> Ending | None:
-        """Return the budget that leaves no further turn; None if there is one."""
+        """Return the budget that is used up, so that no further turn is possible; None if none is."""
         if played.turns >= self.limits.max_turns:
             return "turns"
         if len(played.response) + heard >= self.limits.tokens:

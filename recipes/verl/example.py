@@ -1,8 +1,8 @@
 """Files of the example job: ``python -m bebop.verl_job.example FOLDER`` writes model, tokenizer and questions.
 
-The questions are those of ``bebop.run``'s chain_sum. The tokenizer has a folder of its own: from the model's folder
-verl would take the class of its family. And verl drops special tokens from completions, which <answer> and </answer>
-would be.
+The questions are those of ``bebop.run``'s chain_sum. The tokenizer has its own folder: from the model's folder verl
+would use the tokenizer class of its family. And verl drops special tokens from completions, which <answer> and
+</answer> would be.
 """
 
 import json
@@ -29,7 +29,7 @@ ARGUMENTS = {
 
 
 def write_example(folder: Path, train: int = 4096, test: int = 64) -> None:
-    """Write all files, over existing ones."""
+    """Write all files; overwrite existing ones."""
     tiny = resolve("tiny")
     shutil.copytree(tiny, folder / "model", dirs_exist_ok=True)
     _write_tokenizer(tiny, folder / "tokenizer")
@@ -38,7 +38,7 @@ def write_example(folder: Path, train: int = 4096, test: int = 64) -> None:
 
 
 def write_questions(path: Path, first: int, count: int) -> None:
-    """Write items ``first``, ``first`` + 1, ... of the stream in the form of verl's data sets."""
+    """Write items ``first``, ``first`` + 1, ... of the stream in the format of verl's data sets."""
     items = ProceduralItems(TASK, ARGUMENTS, seed=0)
     rows = [_row(index, items.item(index)) for index in range(first, first + count)]
     pq.write_table(pa.Table.from_pylist(rows), path)

@@ -36,10 +36,10 @@ ENGINE = "bebop_head"  # the attribute of verl's engine
 
 
 class HeadBeside:
-    """The head of one rank's engine."""
+    """MTP head that one rank's engine trains beside its policy."""
 
     def __init__(self, engine: Any, module: Any, config: VerlConfig, device: Callable[[], Any]) -> None:
-        """Make the head. ``module``: the model before it is split over ranks; ``device``: where the engine computes."""
+        """Make the head from ``module``, the model not yet split over ranks; ``device`` returns the engine's device."""
         self.engine, self.config, self.device = engine, config, device
         self.layout, head = make_head(Path(engine.model_config.local_path), module, config.init_head)
         # No tokenizer: text is not used here.
@@ -70,12 +70,12 @@ class HeadBeside:
         self._state = None
 
     def update(self) -> dict[str, float]:
-        """Take one step on the rows of this update; metrics ``head/*``. All ranks take part."""
+        """Take one step on the rows of this update; return metrics ``head/*``. All ranks take part."""
         rows, self.rows = self.rows, []
         return self.trainer().update_share(rows)
 
     def trainer(self) -> HeadTrainer:
-        """Return the trainer, which is made at its first use: the model is where it stays then."""
+        """Return the trainer, which is made at its first use, when the model is on its final device."""
         if self._trainer is None:
             assert self.policy.mtp is not None
             self.policy.backbone = self.engine.module
@@ -89,20 +89,20 @@ class HeadBeside:
         return self._trainer
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights for the rollout, under the names of the checkpoint: an engine may have none yet."""
+        """Return the weights for the rollout under the names of the checkpoint; an engine may still lack a head."""
         assert self.policy.mtp is not None
         head = {name: p.detach().to("cpu", copy=True) for name, p in self.policy.mtp.named_parameters()}
         return head_to_checkpoint(head, self.layout, self.policy.backbone.config.num_hidden_layers)
 
     def save(self, folder: Path) -> None:
-        """Write the head beside verl's checkpoint, by rank 0: every rank has the whole head."""
+        """Write the head beside verl's checkpoint, on rank 0 only: every rank has the whole head."""
         if self._trainer is not None and dist.get_rank() == 0:
             kept = {"state": self._trainer.state_dict(), "temperature": self.temperature}
             torch.save(kept, folder / f"{FILE}.new")
             (folder / f"{FILE}.new").replace(folder / FILE)
 
     def load(self, folder: Path) -> None:
-        """Load what ``save`` wrote; a checkpoint from before the head was trained leaves the head unchanged."""
+        """Load the file of ``save``; a checkpoint from before the head was trained leaves the head unchanged."""
         if (folder / FILE).is_file():
             kept = torch.load(folder / FILE, map_location="cpu", weights_only=True)
             self.temperature = kept["temperature"]
@@ -127,7 +127,7 @@ def make_head(path: Path, module: Any, fresh: bool) -> tuple[str, MTPHead]:
 
 
 def answer_masks(micro_batch: Any) -> list[Tensor]:
-    """Return a mask [T] of the policy's tokens for each response, from verl's batches without padding or with it.
+    """Return a mask [T] of the policy's tokens for each response, from verl's batches with or without padding.
 
     Padding is left of prompts and right of responses. Tokens of tools lie between those of the policy.
     """
@@ -147,7 +147,7 @@ def split_rows(states: Tensor, lengths: Sequence[int]) -> list[Tensor]:
 
 
 def train_beside(transformer_impl: ModuleType) -> None:
-    """Hook verl's FSDP engine."""
+    """Hook verl's FSDP engine, so that it trains, sends, saves and loads the head."""
     config = current()
     assert config is not None
     engine_class = transformer_impl.FSDPEngineWithLMHead
@@ -168,7 +168,7 @@ def train_beside(transformer_impl: ModuleType) -> None:
         output = original(engine, data, loss_function)
         beside = getattr(engine, ENGINE, None)
         if beside is not None:
-            # A list each: verl chains the lists of its micro-batches.
+            # One list per metric: verl chains the lists of its micro-batches.
             output["metrics"] |= {name: [value] for name, value in beside.update().items()}
         return output
 
@@ -199,7 +199,7 @@ def train_beside(transformer_impl: ModuleType) -> None:
 
 @contextmanager
 def _attention(config: Any) -> Iterator[None]:
-    """Set the attention that head training needs in the model's configuration, which a head copies in this block."""
+    """Set the attention for head training in the model's configuration, which a head copies in this block."""
     own = config._attn_implementation
     config._attn_implementation = ATTENTION
     try:

@@ -1,6 +1,6 @@
-"""Changes to verl's modules, made when verl imports them: no fork, no import of verl ahead of time, nothing silent.
+"""Hooks that change verl's modules when verl imports them: no fork, no early import of verl, no silent failure.
 
-A hook runs once, right after its module is imported. One that fails stops the import. ``applied`` is for the self-test.
+A hook runs once, right after its module is imported. If it fails, the import stops. The self-test reads ``applied``.
 """
 
 import functools
@@ -23,21 +23,21 @@ APPLIED: list[str] = []
 class Hook:
     """One change: ``function`` ("module.name" in ``bebop.verl_job``) is called with ``module`` after its import.
 
-    The function is named, not imported: its module may need torch, Ray or verl, which come later.
+    The function is named, not imported: its module may need torch, Ray or verl, which are imported later.
     """
 
     module: str
     function: str
 
     def run(self, module: ModuleType) -> None:
-        """Make the change."""
+        """Import the function, call it with the module, and record it as applied."""
         file, name = self.function.rsplit(".", 1)
         getattr(importlib.import_module(f"bebop.verl_job.{file}"), name)(module)
         APPLIED.append(self.function)
 
 
 def install(hooks: Sequence[Hook]) -> None:
-    """Register hooks; those of modules that are imported already run now."""
+    """Register hooks; hooks of modules that are already imported run now."""
     for hook in hooks:
         wrapt.register_post_import_hook(hook.run, hook.module)
 
@@ -48,9 +48,10 @@ def applied() -> tuple[str, ...]:
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replace ``owner.name`` by ``around(original, *args, **kwargs)``; ``UserError`` if there is no such attribute.
+    """Replace ``owner.name`` by ``around(original, *args, **kwargs)``.
 
-    Not ``wrapt.wrap_function_wrapper``: it binds the original and hands over a tuple, which hides the arguments' names.
+    It raises ``UserError`` if there is no such attribute. It does not use ``wrapt.wrap_function_wrapper``, which binds
+    the original and passes a tuple: that hides the arguments' names.
     """
     original = getattr(owner, name, None)
     if original is None:
@@ -65,5 +66,5 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     async def coroutine(*args: Any, **kwargs: Any) -> Any:
         return await around(original, *args, **kwargs)
 
-    # Ray and verl look at a method to see whether it is a coroutine.
+    # Ray and verl inspect whether a method is a coroutine function.
     setattr(owner, name, coroutine if inspect.iscoroutinefunction(around) else plain)

@@ -1,9 +1,9 @@
-"""The MTP head in verl's Megatron engine: trained beside the policy on our objectives, with an optimizer of its own.
+"""The MTP head in verl's Megatron engine: trained beside the policy on Bebop's objectives, with its own optimizer.
 
-This replaces what verl does with ``mtp.enable_train`` (cross-entropy, added to the policy's loss, one optimizer, one
-gradient norm): verl still hands tokens and the loss mask to the model, and ``bebop.megatron_job.cotrain`` does the
-rest. The head is a part of verl's model, so verl's own checkpoints hold its weights and its bridge sends them to the
-rollout. The optimizer's state is stored beside them.
+It replaces verl's ``mtp.enable_train`` (cross-entropy, added to the policy's loss, one optimizer, one gradient norm).
+verl still passes tokens and the loss mask to the model, and ``bebop.megatron_job.cotrain`` does the rest. The head is
+a part of verl's model, so verl's own checkpoints hold its weights and verl's bridge sends them to the rollout. The
+optimizer's state is stored beside them.
 
 Tested: verl's engine on a CPU, from its gradient buffers and optimizer to ``train_batch``, on a GPTModel made here, and
 ``cotrain`` under every split (tests/integration/megatron: test_verl_engine.py, test_splits.py). Not tested: verl's
@@ -33,7 +33,7 @@ ANCHORS = 1024
 
 
 def train_beside(transformer_impl: ModuleType) -> None:
-    """Hook verl's Megatron engine."""
+    """Hook verl's Megatron engine, so that it trains, saves and loads the head."""
     config = current()
     assert config is not None
     engine_class = transformer_impl.MegatronEngine
@@ -98,7 +98,7 @@ def trains(engine: Any) -> bool:
 
 
 def check(engine: Any) -> None:
-    """Raise ``UserError`` for settings that do not go together, before the model is made."""
+    """Raise ``UserError`` for conflicting settings, before the model is made."""
     mtp, megatron = engine.model_config.mtp, engine.engine_config
     if not (mtp.enable and mtp.enable_train):
         raise UserError(
@@ -117,7 +117,7 @@ def check(engine: Any) -> None:
 
 
 def beside(engine: Any, config: VerlConfig) -> Any:
-    """Return the head of one rank's engine."""
+    """Return the cotrainer of one rank's head."""
     from bebop.megatron_job.cotrain import HeadCotrainer
 
     path = Path(engine.model_config.local_path)
@@ -130,7 +130,7 @@ def beside(engine: Any, config: VerlConfig) -> Any:
 
 @contextmanager
 def left_out_of_buffers() -> Iterator[None]:
-    """Leave the head out of gradient buffers that verl's bridge makes in this block."""
+    """Leave the head out of the gradient buffers that verl's bridge makes in this block."""
     from megatron.core.distributed import DistributedDataParallel
 
     from bebop.megatron_job.cotrain import head_left_out

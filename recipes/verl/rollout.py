@@ -1,7 +1,7 @@
 """The embedded engine behind verl's rollout interface: ``actor_rollout_ref.rollout.name=bebop``.
 
-A replica is one Ray actor with one engine on one device (sizes of parallelism above 1 are refused). Weights go there
-through Ray's object store. Tried on a CPU alone.
+A replica is one Ray actor with one engine on one device (parallel sizes above 1 are refused). Weights reach it through
+Ray's object store. It was tested only on a CPU.
 """
 
 import os
@@ -27,7 +27,7 @@ def server_name(replica_rank: int) -> str:
 
 
 class VerlServer(EmbeddedServer):
-    """The server with verl's own type of output."""
+    """Server whose output has verl's own type."""
 
     async def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output of ``EmbeddedServer`` as a ``TokenOutput``."""
@@ -35,7 +35,7 @@ class VerlServer(EmbeddedServer):
 
 
 class EmbeddedReplica(RolloutReplica):
-    """Starts the server and hands it to verl."""
+    """Replica that starts the server and hands it to verl."""
 
     async def launch_servers(self) -> None:
         """Start one actor; Ray's GPUs stay with the training workers."""
@@ -66,7 +66,7 @@ class EmbeddedReplica(RolloutReplica):
 
 
 class EmbeddedAdapter(BaseRollout):
-    """The side of a training worker: hands weights on to its replica's server."""
+    """Training worker's side: sends weights to its replica's server."""
 
     is_leader_rank = True
 
@@ -83,7 +83,7 @@ class EmbeddedAdapter(BaseRollout):
     async def update_weights(
         self, weights: Any, wire_format: str = "named_tensors", global_steps: int | None = None, **settings: Any
     ) -> None:
-        """Collect whole tensors (every rank takes part) and send them; returns once the engine decodes with them."""
+        """Collect whole tensors (every rank takes part) and send them; return once the engine decodes with them."""
         if wire_format != "named_tensors" or settings.get("peft_config") is not None:
             raise UserError("the embedded engine takes whole weights: no LoRA adapters, no differences")
         named = {name: _whole(tensor) async for name, tensor in ensure_async_iterator(weights)}

@@ -1,6 +1,6 @@
 """``python -m bebop.run runtime=verl ...``: verl's own entry point, with the plug-in's group of settings.
 
-The overrides are verl's. ``bebop=NAME`` chooses the file (``default``: SGLang), and every other one is passed on.
+The overrides are verl's. ``bebop=NAME`` chooses the file (``default``: SGLang); all others are passed on.
 """
 
 import runpy
@@ -22,7 +22,7 @@ def choices() -> list[str]:
 
 
 def command_line(overrides: Sequence[str]) -> list[str]:
-    """Return the arguments of ``verl.trainer.main_ppo``; ``UserError`` for a choice that does not exist."""
+    """Return the arguments of ``verl.trainer.main_ppo``; raise ``UserError`` for an unknown choice."""
     chosen = [o.removeprefix("+").removeprefix(CHOICE) for o in overrides if o.removeprefix("+").startswith(CHOICE)]
     rest = [o for o in overrides if not o.removeprefix("+").startswith(CHOICE)]
     for name in chosen:
@@ -32,7 +32,7 @@ def command_line(overrides: Sequence[str]) -> list[str]:
 
 
 def run(overrides: Sequence[str]) -> int:
-    """Run the job in this process; ``UserError`` where verl is not installed."""
+    """Run the job in this process; raise ``UserError`` if verl is not installed."""
     if find_spec("verl") is None:
         raise UserError("runtime=verl is not possible: pip install -e '.[verl]' first")
     sys.argv = [MAIN, *command_line(overrides)]

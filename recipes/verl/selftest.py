@@ -1,7 +1,7 @@
-"""At the start of a job: report which parts are live, and raise an error for one that is not.
+"""Check at the start of a job: reports the parts that are live, and raises an error for a part that is not.
 
-verl only logs at DEBUG when a plug-in cannot be loaded, and a hook on a module that is never imported is silent, too.
-The trainer checks its own process and every training worker. Whether rollouts bring statistics shows at the first step.
+verl only logs at DEBUG when a plug-in fails to load, and a hook on a module that is never imported is silent, too.
+The trainer checks its own process and every training worker. Missing statistics of rollouts show at the first step.
 """
 
 import sys
@@ -39,7 +39,7 @@ def answer_worker(engine_workers: ModuleType) -> None:
 
 
 def verdict(config: VerlConfig | None, own: tuple[str, ...], workers: list[tuple[str, ...]], strategy: str) -> str:
-    """Return the parts that are live; ``UserError`` names one that should be and is not."""
+    """Return the parts that are live; raise ``UserError`` for a part that is switched on but not live."""
     if config is None:
         where = f"where the job was started ({VARIABLE} is not set)"
         raise UserError(f"the plug-in was not loaded {where}: is bebop-rl installed there, with its entry points?")

@@ -44,7 +44,7 @@ class ServerConfig:
 
 
 class EmbeddedServer:
-    """The calls that verl makes to a rollout server."""
+    """Rollout server with the methods that verl calls."""
 
     def __init__(self, config: ServerConfig) -> None:
         torch.set_num_threads(config.engine.threads)
@@ -90,7 +90,7 @@ class EmbeddedServer:
         return self.thread.engine.head
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
-        """End all requests with what they have. Later ones wait for ``resume_generation``, or are rejected."""
+        """End all requests with the tokens so far. Later requests wait for ``resume_generation``, or are rejected."""
         self._open.clear()
         self._rejects = reject_request
         await asyncio.wrap_future(self.thread.abort())
@@ -100,23 +100,23 @@ class EmbeddedServer:
         self._open.set()
 
     async def ready(self) -> str:
-        """Return the fingerprint of the head, once the engine is there."""
+        """Return the fingerprint of the head, once the engine has started."""
         return self.thread.engine.head
 
     async def nothing(self) -> None:
-        """Do nothing, for calls about memory that other engines release: this one keeps its own."""
+        """Do nothing, for calls that release memory in other engines: this engine keeps its memory."""
 
     wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = nothing
 
     def _params(self, request_id: str, prompt: int, given: Mapping[str, Any]) -> SamplingParams:
-        """Translate verl's sampling parameters; ``UserError`` for what the engine does not have."""
+        """Translate verl's sampling parameters; raise ``UserError`` for a parameter that the engine lacks."""
         left = {name: value for name, value in given.items() if name not in IGNORED and value is not None}
         limit = self.config.max_length - prompt
         asked = [int(left.pop(name)) for name in LIMITS if name in left]
         # A later turn shares the length of one response with all turns before it.
         total = self.config.prompt_length + self.config.response_length - prompt
         default = min(self.config.response_length, total)
-        # Keyed by verl's own name of the request: stable where the job asks for determinism, fresh where not.
+        # Keyed by verl's own request id, which is stable if the job asks for determinism, else new each time.
         digest = hashlib.sha256(f"{self.config.seed}/{request_id}".encode()).digest()
         stops = () if left.pop("ignore_eos", False) else self.policy.eos_token_ids
         params = SamplingParams(
@@ -135,7 +135,7 @@ class EmbeddedServer:
         return params
 
     def _output(self, completion: Completion | None, reason: str = "aborted") -> dict[str, Any]:
-        """Return a ``TokenOutput`` as plain data; None stands for a request that never began."""
+        """Return a ``TokenOutput`` as plain data; None stands for a request that never started."""
         versions = {"global_steps": self.version}
         if completion is None:
             return {"token_ids": [], "log_probs": [], "stop_reason": reason, "extra_fields": versions}

@@ -1,8 +1,8 @@
-"""What verl 0.9.1 lacks for newer versions of SGLang: sessions of weight updates, and the names of its arguments.
+"""Additions for newer SGLang that verl 0.9.1 lacks: sessions of weight updates, and the names of its arguments.
 
 Newer versions (0.5.23 was read) refuse weights outside of a session, which verl 0.9.1 does not open. They would also
-include the draft in every update: a frozen one that is processed again drafts nonsense. So a session is opened around
-verl's update, for the target alone unless the trainer sends a head as well.
+include the draft in every update: a frozen draft that is processed again drafts nonsense. So a session is opened
+around verl's update, for the target alone unless the trainer also sends a head.
 """
 
 import abc
@@ -38,7 +38,7 @@ def in_sessions(sglang_rollout: ModuleType) -> None:
 
 
 def complete_client(engine: ModuleType) -> None:
-    """Give verl's client of a server the two requests of a session, without which SGLang's base class is abstract."""
+    """Add the two requests of a session to verl's server client; without them SGLang's base class stays abstract."""
 
     async def begin_weight_update(client: Any, selector: str = "all") -> Any:
         return await client._make_async_request("begin_weight_update", {"selector": selector})
@@ -52,7 +52,7 @@ def complete_client(engine: ModuleType) -> None:
 
 
 def list_arguments(server: ModuleType) -> None:
-    """Let verl ask which arguments SGLang has, where ``ServerArgs`` is no dataclass: it takes their names alone."""
+    """Let verl list SGLang's arguments where ``ServerArgs`` is no dataclass; verl needs only their names."""
 
     def fields(cls: type) -> Any:
         if dataclasses.is_dataclass(cls):
@@ -64,7 +64,7 @@ def list_arguments(server: ModuleType) -> None:
 
 @asynccontextmanager
 async def session(client: Any, selector: str) -> AsyncIterator[None]:
-    """Open a session of one server; the updates of verl's ``client`` in this block are for ``selector``."""
+    """Open a session on one server; updates by verl's ``client`` in this block go to ``selector``."""
     request = client._make_async_request
 
     async def chosen(endpoint: str, payload: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The ``bebop`` block of a verl job's configuration, checked once in the driver.
+"""Settings in the ``bebop`` block of a verl job's configuration, checked once in the driver.
 
-The driver hands it to every process of the job in one environment variable, since verl gives a worker only its own part
-of the configuration.
+The driver passes them to every process of the job in one environment variable, since verl gives a worker only its own
+part of the configuration.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ HEADS = {"fsdp2": "head.train_beside", "megatron": "megatron_engine.train_beside
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerlConfig:
-    """The parts of the plug-in. Each has its own switch; with all of them off the job is the stock job."""
+    """Parts of the plug-in. Each has its own switch; with all of them off the job is the stock job."""
 
     metrics: bool = False  # acceptance of drafts in verl's logger, for every engine and mode
     monitor: bool = False  # why it moved (drift/*); needs metrics
@@ -58,12 +58,12 @@ class VerlConfig:
 
 
 def parse(block: Any) -> VerlConfig:
-    """Parse the ``bebop`` block; ``UserError`` for unknown or impossible settings."""
+    """Parse the ``bebop`` block; raise ``UserError`` for unknown or impossible settings."""
     return from_dict(VerlConfig, plain(block), "bebop.")
 
 
 def to_variable(config: VerlConfig) -> str:
-    """Return the settings in the form of the environment variable."""
+    """Return the settings as the text of the environment variable."""
     return json.dumps(dataclasses.asdict(config))
 
 
@@ -84,7 +84,7 @@ def plain(node: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The embedded engine behind verl: ``actor_rollout_ref.rollout.engine_kwargs.bebop``."""
+    """Settings of the embedded engine behind verl: ``actor_rollout_ref.rollout.engine_kwargs.bebop``."""
 
     system: str = "bebop"  # see bebop/systems
     draft_tokens: int = 3
@@ -109,5 +109,5 @@ class EngineConfig:
 
 
 def parse_engine(block: Any) -> EngineConfig:
-    """Parse ``engine_kwargs.bebop``; ``UserError`` for unknown or impossible settings."""
+    """Parse ``engine_kwargs.bebop``; raise ``UserError`` for unknown or impossible settings."""
     return from_dict(EngineConfig, plain(block or {}), "engine_kwargs.bebop.")

@@ -1,10 +1,10 @@
-"""Decoding statistics, passed through verl: from an engine's completion to the trainer's metrics, as plain data.
+"""Decoding statistics, passed through verl as plain data: from an engine's completion to the trainer's metrics.
 
 verl carries a dictionary ``extra_fields`` with every completion. But its asynchronous clients rebuild it when a request
-is aborted and resumed, and its agent loops keep only that of the first turn; each turn is a request of its own. So
-every piece leaves its statistics with the task that collects it (a context variable follows a task through all of
-verl's layers), and their sum goes into the finished completion. ``note_answers`` hooks the place where a piece arrives
-from a server, ``sum_answers`` the place where the completion is finished.
+is aborted and resumed, and its agent loops keep only the first turn's; each turn is a request of its own. So every
+piece leaves its statistics with the task that collects them (a context variable follows a task through all of verl's
+layers), and their sum goes into the finished completion. ``note_answers`` hooks the place where a piece arrives from a
+server, ``sum_answers`` the place where the completion is finished.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ FIELD = "bebop_stats"
 TURNS = "turns"  # in the statistics of a completion of several turns: those of each
 GOES_ON = "bebop_goes_on"  # of a piece: it was aborted, and the next piece belongs to the same turn
 ABORTED = ("aborted", "abort")  # stop reasons after which verl's clients ask for the rest
-# verl's own counts of the same: drafts made, drafts accepted, verification steps.
+# verl's own counts: drafts proposed, drafts accepted, verification steps.
 SPEC = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
 PARAMS = "kv_transfer_params"  # of vLLM's outputs, which verl hands on
 COLLECTED: ContextVar[list[dict[str, Any]] | None] = ContextVar("bebop_collected", default=None)
@@ -36,7 +36,7 @@ def encode(stats: DecodeStats) -> dict[str, Any]:
 
 
 def decode(data: Mapping[str, Any]) -> DecodeStats:
-    """Return the statistics that ``encode`` made plain."""
+    """Rebuild statistics from the plain data of ``encode``."""
     numbers: dict[str, Any] = {name: int(data[name]) for name in STAT_COUNTS}
     numbers |= {name: np.asarray(data[name], dtype=np.float64) for name in DRAFT_STATS}
     counts = {name: np.asarray(values, dtype=np.float64) for name, values in data.get("counts", {}).items()}
@@ -44,7 +44,7 @@ def decode(data: Mapping[str, Any]) -> DecodeStats:
 
 
 def fields(stats: DecodeStats, drafts: int) -> dict[str, Any]:
-    """Return what an engine puts into ``extra_fields``: our statistics, and verl's own three counts of the same.
+    """Return the ``extra_fields`` of an engine: Bebop's statistics, and verl's own three counts of the same drafts.
 
     ``drafts``: tokens drafted per cycle, for verl's acceptance rate.
     """
@@ -54,7 +54,7 @@ def fields(stats: DecodeStats, drafts: int) -> dict[str, Any]:
 
 
 def unpack(extra: dict[str, Any]) -> None:
-    """Move what our vLLM plug-in sent with an output (``bebop.rollout.vllm.plugin``) to our fields and verl's."""
+    """Move the statistics from Bebop's vLLM plug-in (``bebop.rollout.vllm.plugin``) to Bebop's fields and verl's."""
     params = extra.get(PARAMS)
     if not isinstance(params, Mapping) or VLLM not in params:
         return
@@ -89,7 +89,7 @@ def note(extra: Mapping[str, Any], goes_on: bool = False) -> None:
 
 
 def whole(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a completion from those of its pieces, at least one."""
+    """Merge the fields of a completion's pieces (at least one) into those of the completion."""
     summed = {name: sum(int(p[name]) for p in pieces) for name in SPEC if all(name in p for p in pieces)}
     parts: list[list[DecodeStats]] = [[]]
     for piece in pieces:
@@ -105,7 +105,7 @@ def whole(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def note_answers(llm_server: ModuleType) -> None:
-    """Hook ``LLMServerClient.generate``, which every piece passes: clients of the asynchronous modes call it, too."""
+    """Hook ``LLMServerClient.generate``, which every piece passes; clients of the asynchronous modes also call it."""
 
     async def around(original: Any, *args: Any, **kwargs: Any) -> Any:
         output = await original(*args, **kwargs)

@@ -1,6 +1,6 @@
-"""Weights from a trainer to replicas elsewhere, through Ray's object store: ``checkpoint_engine.backend=bebop``.
+"""Weights from a trainer to remote replicas, through Ray's object store: ``checkpoint_engine.backend=bebop``.
 
-verl's own transfers need NCCL, RDMA or their like; this one needs nothing, and is as slow as a copy through host
+verl's own transfers need NCCL, RDMA or the like. This one needs nothing, and is as slow as a copy through host
 memory.
 """
 
@@ -18,14 +18,14 @@ STORE = "bebop_object_store"  # the actor's name
 
 
 class ObjectStore:
-    """An actor that holds the trainer's reference to its weights: one item at a time; ``get`` waits for it."""
+    """Actor that holds the trainer's reference to its weights: one item at a time; ``get`` waits for it."""
 
     def __init__(self) -> None:
         self._full = asyncio.Event()
         self._item: list[Any] = []
 
     async def put(self, item: list[Any]) -> None:
-        """Leave an item: a list, so that references in it stay references."""
+        """Store an item; it is a list, so that references in it stay references."""
         self._item = item
         self._full.set()
 
@@ -42,7 +42,7 @@ class ObjectStore:
 
 @CheckpointEngineRegistry.register(NAME)
 class ObjectStoreTransfer(CheckpointEngine):
-    """A ``CheckpointEngine``: rank 0 of the trainer sends, every replica reads the same object."""
+    """``CheckpointEngine`` in which rank 0 of the trainer sends and every replica reads the same object."""
 
     _store: Any = None  # kept by whoever builds the topology, for as long as it lives
 
@@ -74,7 +74,7 @@ class ObjectStoreTransfer(CheckpointEngine):
     async def send_weights(
         self, weights: Iterator[tuple[str, Tensor]], global_steps: int | None = None
     ) -> dict[str, float]:
-        """Gather whole tensors, on every rank, and leave them in the object store, on rank 0."""
+        """Gather whole tensors on every rank; rank 0 puts them into the object store."""
         named = {}
         for name, tensor in weights:
             if self.is_master:
@@ -84,7 +84,7 @@ class ObjectStoreTransfer(CheckpointEngine):
         return {}
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Tensor]]:
-        """Yield name and tensor, one after another."""
+        """Yield the name and tensor of each weight."""
         (reference,) = await self.box.get.remote()
         for name, tensor in (await reference).items():
             yield name, tensor

@@ -1,1 +1,1 @@
-"""vLLM as the rollout engine: launch scripts, and whether a job learns with it as it does with the embedded engine."""
+"""vLLM as the rollout engine: launch scripts, and a check that a job learns as it does with the embedded engine."""

@@ -1,6 +1,6 @@
-"""The first steps of the main job with vLLM and with the embedded engine, in turns: ``python -m recipes.vllm``.
+"""Compare the first steps of the main job with vLLM and with the embedded engine: ``python -m recipes.vllm``.
 
-Jobs that are there already, whole, are not run again. Needs an environment with vLLM.
+Jobs of the two engines run in turns. Finished jobs are not run again. It needs an environment with vLLM.
 """
 
 import json
@@ -32,7 +32,7 @@ QUIET = ("monitor.tensorboard=false", "monitor.plots=false", "monitor.ray_metric
 
 
 def main(arguments: list[str]) -> None:
-    """Run what is left, print and store what was found."""
+    """Run the unfinished jobs, then print and store the results."""
     parser = Parser(prog="python -m recipes.vllm", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/vllm"), help="folder of the jobs (runs/vllm)")
     parser.add_argument("--record", type=Path, help="folder for vllm_job.json and vllm_job.md (--out)")
@@ -57,17 +57,17 @@ def main(arguments: list[str]) -> None:
 
 
 def in_turns(seed: int) -> tuple[str, ...]:
-    """Each goes first as often as the other."""
+    """Return the order of the engines for a seed: each goes first as often as the other."""
     return ENGINES if seed % 2 == 0 else ENGINES[::-1]
 
 
 def job_folder(out: Path, engine: str, seed: int) -> Path:
-    """Of one job."""
+    """Return the folder of one job."""
     return out / f"{engine}-{seed}"
 
 
 def carry_out(folder: Path, engine: str, seed: int, steps: int) -> None:
-    """One job, unless it is there with all its steps."""
+    """Run one job, unless its folder already has all steps."""
     metrics = folder / "metrics.jsonl"
     if metrics.is_file() and len(read_jsonl(metrics)) == steps:
         return
@@ -85,7 +85,7 @@ def carry_out(folder: Path, engine: str, seed: int, steps: int) -> None:
 
 
 def result(out: Path, seeds: Sequence[int], steps: int, origin: Mapping[str, object]) -> dict[str, Any]:
-    """All that is stored."""
+    """Return the content to store."""
     metrics = {e: [read_jsonl(job_folder(out, e, seed) / "metrics.jsonl") for seed in seeds] for e in ENGINES}
     curves = {
         what: {engine: [[row[name] for row in job] for job in jobs] for engine, jobs in metrics.items()}
@@ -115,7 +115,7 @@ def result(out: Path, seeds: Sequence[int], steps: int, origin: Mapping[str, obj
 
 
 def keep(folder: Path, content: Mapping[str, Any]) -> None:
-    """``vllm_job.json`` and ``vllm_job.md``."""
+    """Write ``vllm_job.json`` and ``vllm_job.md``."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "vllm_job.json").write_text(json.dumps(content, indent=1) + "\n")
@@ -123,7 +123,7 @@ def keep(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def page(content: Mapping[str, Any]) -> str:
-    """The table, the summary (intervals over seeds), and what the rule says."""
+    """Return the table, the summary (intervals over seeds), and the findings of the rule."""
     lines = [f"- {name}: {i['value']:.4f} [{i['low']:.4f}, {i['high']:.4f}]" for name, i in content["summary"].items()]
     lines += [f"- {name}: {'yes' if met else 'no'}" for name, met in content["rule"]["findings"].items()]
     return record.table(content["rows"]) + "\n" + "\n".join(lines) + f"\n- rule: {content['rule']['hash']}\n"

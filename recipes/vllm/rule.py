@@ -1,6 +1,6 @@
-"""When it is confirmed that a job learns with vLLM as it does with the embedded engine: older than the run it judges.
+"""Rule that confirms that a job learns with vLLM as with the embedded engine, written before the run that it judges.
 
-A result stores the hash of this code (``hash_of_rule``), so a rule that was changed after its result is found out.
+A result stores the hash of this code (``hash_of_rule``), so a rule that was changed after its result is detected.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ import numpy as np
 from bebop.metrics.intervals import Interval, across_seeds
 from recipes.reproduce import rule_hash
 
-# Pairs of jobs that differ in the engine alone. The first five were judged by themselves and left it open (see
-# benchmarks/cpu/vllm_job_first.md): these are others, and more of them.
+# Pairs of jobs that differ only in the engine. The first five were judged separately, without a verdict (see
+# benchmarks/cpu/vllm_job_first.md). These pairs are new, and there are more of them.
 FIRST_SEED, SEEDS = 5, 12
 STEPS = 10  # of the main job
 ENDS = 3  # first and last steps, between which a job gains
@@ -24,19 +24,19 @@ Curves = Sequence[Sequence[float]]  # of jobs: seeds x steps
 
 
 def gain(curves: Curves) -> Interval:
-    """Last steps less first ones, over seeds."""
+    """Return the mean of the last steps minus the mean of the first steps, over seeds."""
     return across_seeds([float(np.mean(curve[-ENDS:]) - np.mean(curve[:ENDS])) for curve in curves])
 
 
 def difference(ours: Curves, theirs: Curves) -> Interval:
-    """Of means over all steps, by seed; the interval is over seeds."""
+    """Return the difference of means over all steps, paired by seed, with its interval over seeds."""
     return across_seeds([float(np.mean(a) - np.mean(b)) for a, b in zip(ours, theirs, strict=True)])
 
 
 def judge(
     rewards: Mapping[str, Curves], lengths: Mapping[str, Curves], logprobs: Mapping[str, Curves]
 ) -> Mapping[str, bool]:
-    """What was asked for, and whether it is so; ``confirmed`` if all of it is. Keys: ``torch`` and ``vllm``."""
+    """Return each requirement and whether it is met; ``confirmed`` if all are. Keys: ``torch`` and ``vllm``."""
     curves = [curve for arm in rewards.values() for curve in arm]
     reward, length = (difference(arms["vllm"], arms["torch"]) for arms in (rewards, lengths))
     met = {
@@ -51,5 +51,5 @@ def judge(
 
 
 def hash_of_rule() -> str:
-    """Of the definitions that make up ``judge``."""
+    """Return the hash of the definitions that make up ``judge``."""
     return rule_hash.of_sources([Path(__file__).read_text()], ("judge",))

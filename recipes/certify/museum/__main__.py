@@ -1,6 +1,6 @@
 """Certify planted public faults, exact look-alikes and intact engines: ``bebop certify --museum``.
 
-A folder that was stopped goes on. ``python -m recipes.certify.museum`` is the same.
+If it was stopped, it goes on in the same folder. ``python -m recipes.certify.museum`` does the same.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from recipes.certify.museum.exhibits import EXHIBITS
 
 
 def main(arguments: list[str]) -> int:
-    """Make the runs that are not there yet, and write ``museum.json``, ``museum_causes.json`` and ``museum.md``."""
+    """Make the missing runs, and write ``museum.json``, ``museum_causes.json`` and ``museum.md``."""
     parser = Parser(prog="bebop certify --museum", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/museum"), help="folder of the runs (%(default)s)")
     parser.add_argument("--record", type=Path, help="folder of the page and its numbers (--out)")
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
 
 
 def damages(folder: Path, plan: study.Plan) -> dict[str, dict[float, Damage]]:
-    """Return what each exhibit moves, computed once and kept."""
+    """Return the damage of each exhibit by temperature, computed once and kept."""
     path = folder / f"damage-{plan.rows}-{study.VERSION}.json"
     if path.is_file():
         stored = json.loads(path.read_text())

@@ -1,16 +1,16 @@
-"""How much a fault moves, exactly: what is drawn, accepted, recovered and written at each place of a cycle.
+"""Exact size of a fault: the distributions of drafts, acceptance, recovery and tokens at each place of a cycle.
 
 ``Parts`` states a fault as the four draws of verification for one drafted place with target p and draft q:
 
-    drawn    [n, V]  what the draft y is drawn from
-    accept   [n, V]  the chance that y is accepted
-    left     [n, V]  what the token is drawn from after a rejection
-    bonus    [n, V]  what it is drawn from where no draft is left
+    drawn    [n, V]  the distribution of the draft y
+    accept   [n, V]  the probability that y is accepted
+    left     [n, V]  the distribution of the token after a rejection
+    bonus    [n, V]  the distribution of the token when no draft is left
 
-So a token's distribution there is f = drawn * accept + (1 - sum(drawn * accept)) left, without an error. Against the
-claim p it has a total variation and a divergence KL(f || p), the mean gain of the exact likelihood ratio a token. No
-test of tokens reaches 1/alpha sooner than in about ln(1/alpha) / KL tokens. One that looks inside gains the divergences
-of the four draws. Rows p and q are those of an intact run of the engine.
+So a token's distribution there is exactly f = drawn * accept + (1 - sum(drawn * accept)) left. Against the claim p it
+has a total variation and a divergence KL(f || p), the mean gain of the exact likelihood ratio per token. No test of
+tokens reaches 1/alpha sooner than in about ln(1/alpha) / KL tokens. A test of the draws inside verification gains the
+divergences of all four draws. Rows p and q are those of an intact run of the engine.
 """
 
 import math
@@ -26,13 +26,13 @@ from recipes.certify.museum.planted import one_hot, unit
 
 FLOOR = 1e-300
 GRID = 16  # temperatures of a mixture
-PAIRS, NODES, ROWS = 24, 24, 200  # of later ratios, of the first uniform, and of rows: block rules are summed up
+PAIRS, NODES, ROWS = 24, 24, 200  # of block rules: samples of later ratios, nodes of the first uniform, rows
 POWER = 0.8  # of runs: four of five
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycles:
-    """Cycles of an intact engine: C of them, K drafts each."""
+    """C cycles of an intact engine, with K drafts each."""
 
     p: Tensor  # [C, K + 1, V]
     q: Tensor  # [C, K, V]
@@ -44,7 +44,7 @@ class Cycles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Drafted places, one a row, with what the engine would be given there."""
+    """Drafted places, one per row, with the inputs that the engine would get there."""
 
     p: Tensor  # [n, V]
     q: Tensor  # [n, V]
@@ -56,7 +56,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What happens at a drafted place, see above."""
+    """Draws at a drafted place; see the module's docstring."""
 
     drawn: Tensor
     accept: Tensor
@@ -69,7 +69,7 @@ class Parts:
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """Return norm(max(0, p - q)) [n, V]; p where there is nothing left."""
+    """Return norm(max(0, p - q)) [n, V]; p if nothing is left."""
     left = (p - q).clamp_min(0)
     return torch.where(left.sum(-1, keepdim=True) > 1e-12, unit(left), p)
 
@@ -80,7 +80,7 @@ def ratio(p: Tensor, q: Tensor) -> Tensor:
 
 
 def claimed(at: Place, recorded: Tensor | None = None) -> Parts:
-    """Return rejection sampling itself, with the q that is ``recorded``."""
+    """Return the law of rejection sampling itself, with the q that is ``recorded``."""
     q = at.q if recorded is None else recorded
     return Parts(drawn=q, accept=ratio(at.p, q), left=residual(at.p, q))
 
@@ -93,7 +93,7 @@ BonusLaw = Callable[[Tensor, Tensor, float], Tensor]  # p [n, V], the last draft
 
 
 def memory_temperature(at: Place) -> Parts:
-    """Return the mean over the temperatures that memory may hold."""
+    """Return the law averaged over the temperatures that uninitialized memory may hold."""
     heats = torch.exp(math.log(planted.HOTTEST) * (2 * (torch.arange(GRID) + 0.5) / GRID - 1)).tolist()
     taken, written = torch.zeros_like(at.p), torch.zeros_like(at.p)
     for heat in heats:
@@ -108,7 +108,7 @@ def memory_temperature(at: Place) -> Parts:
 def _any_prefix(first: Tensor, second: Tensor, third: Tensor) -> Tensor:
     """Return the chance [n, V] that one of three products of uniforms lies below its product of ratios.
 
-    ``first`` [n, V]: ratios of the first draft; ``second``, ``third`` [n, S]: samples of those of the next two.
+    ``first`` [n, V]: ratios of the first draft; ``second``, ``third`` [n, S]: samples of the ratios of the next two.
     Given u1, the chance that both others fail is (1 - m) + c ln m with m = max(R2, R3) / u1 at most 1, c = R3 / u1.
     """
     nodes = (torch.arange(NODES, dtype=torch.float64) + 0.5) / NODES
@@ -124,13 +124,13 @@ def _any_prefix(first: Tensor, second: Tensor, third: Tensor) -> Tensor:
 
 
 def _sampled(probs: Tensor, values: Tensor) -> Tensor:
-    """Return values [n, V] at PAIRS tokens drawn from [n, V]: [n, PAIRS]."""
+    """Return values [n, PAIRS] at PAIRS tokens drawn from distributions [n, V]."""
     drawn = torch.multinomial(probs, PAIRS, replacement=True, generator=torch.Generator().manual_seed(2))
     return values.gather(1, drawn)
 
 
 def block_by_token(at: Place) -> Parts:
-    """Return the first place of a cycle of three drafts, with later rows as they were recorded."""
+    """Return the law of faulty block verification at the first place of three drafts, with later rows as recorded."""
     ratios = at.later / at.later_q.clamp_min(FLOOR)
     second, third = (_sampled(at.later_q[:, i], ratios[:, i]) for i in range(2))
     return Parts(
@@ -141,7 +141,7 @@ def block_by_token(at: Place) -> Parts:
 
 
 def block_one_hot(at: Place) -> Parts:
-    """Return the same of greedy drafts, whose ratio is p alone; their residual is p without the draft."""
+    """Return the same law for greedy drafts, whose ratio is p alone and whose residual is p without the draft."""
     top = at.q.argmax(-1)
     second, third = (at.later[:, i].gather(1, at.later_q[:, i].argmax(-1)[:, None]) for i in range(2))
     hot = one_hot(top, at.p)
@@ -149,91 +149,91 @@ def block_one_hot(at: Place) -> Parts:
 
 
 def pads(at: Place) -> Parts:
-    """Return a token that is drafted several times for the place."""
+    """Return the law of a padding token that is drafted several times for one place."""
     hot = one_hot(torch.full_like(at.p.argmax(-1), planted.PAD), at.p)
     return Parts(drawn=hot, accept=(planted.PADS * at.p).clamp_max(1), left=residual(at.p, hot))
 
 
 def argmax_target(at: Place) -> Parts:
-    """Return the target's likeliest token, whatever was drafted."""
+    """Return the law that always emits the target's likeliest token, whatever the draft."""
     top = one_hot(at.p.argmax(-1), at.p)
     return Parts(drawn=at.q, accept=top, left=top)
 
 
 def match_or_ratio(at: Place) -> Parts:
-    """Return two chances for each draft."""
+    """Return the law that gives each draft two chances: a match with the target's draw, then the ratio test."""
     a = ratio(at.p, at.q)
     return Parts(drawn=at.q, accept=at.p + (1 - at.p) * a, left=residual(at.p, at.q))
 
 
 def zero_coin(at: Place) -> Parts:
-    """Return a draft without mass that stands when the coin is 0."""
+    """Return the law that accepts a draft of probability 0 when the coin is exactly 0."""
     a = torch.where(at.p > 0, ratio(at.p, at.q), planted.ZERO_COIN)
     return Parts(drawn=at.q, accept=a, left=residual(at.p, at.q))
 
 
 def accept_all(at: Place) -> Parts:
-    """Return the draft."""
+    """Return the law that accepts every draft."""
     return Parts(drawn=at.q, accept=torch.ones_like(at.q), left=at.p)
 
 
 def recover_from_target(at: Place) -> Parts:
-    """Return p for the residual."""
+    """Return the law that recovers from p instead of the residual."""
     return Parts(drawn=at.q, accept=ratio(at.p, at.q), left=at.p)
 
 
 def greedy_as_sampled(at: Place) -> Parts:
-    """Return the draft's likeliest token, judged by q."""
+    """Return the law of greedy drafts that are judged by q."""
     return Parts(drawn=one_hot(at.q.argmax(-1), at.q), accept=ratio(at.p, at.q), left=residual(at.p, at.q))
 
 
 def raw_recorded(at: Place) -> Parts:
-    """Return drafts of the processed q, judged by softmax(logits)."""
+    """Return the law of drafts from the processed q that are judged by softmax(logits)."""
     raw = at.logits.double().softmax(-1)
     return Parts(drawn=at.q, accept=ratio(at.p, raw), left=residual(at.p, raw))
 
 
 def without_temperature(at: Place) -> Parts:
-    """Return drafts at the temperature, judged without it."""
+    """Return the law of drafts drawn at the temperature but judged without it."""
     p, q = unit(at.p**at.temperature), unit(at.q**at.temperature)
     return Parts(drawn=at.q, accept=ratio(p, q), left=residual(p, q))
 
 
 def drawn_in_bfloat16(at: Place) -> Parts:
-    """Return drafts of bfloat16, judged by float32."""
+    """Return the law of drafts drawn in bfloat16 but judged in float32."""
     drawn, recorded = planted.low_precision(at.logits, at.temperature)
     q = recorded.double()
     return Parts(drawn=drawn, accept=ratio(at.p, q), left=residual(at.p, q))
 
 
 def target_draw(at: Place) -> Parts:
-    """Return a draw of the target, whatever was drafted; matching it is as good as ignoring q."""
+    """Return the law that always emits a draw of the target; a match with the draft is equal to ignoring q."""
     return Parts(drawn=at.q, accept=torch.zeros_like(at.q), left=at.p)
 
 
 def shared_noise(at: Place) -> Parts:
-    """Return the residual drawn with the Gumbel noise of the draft that was rejected."""
+    """Return the law whose residual is drawn with the Gumbel noise of the rejected draft."""
     left = residual(at.p, at.q)
     return Parts(drawn=at.q, accept=ratio(at.p, at.q), left=same_gumbel(at.q, left))
 
 
 def same_bonus(p: Tensor, last: Tensor, temperature: float) -> Tensor:
-    """Return the bonus as it should be."""
+    """Return the correct bonus distribution."""
     return p
 
 
 def argmax_bonus(p: Tensor, last: Tensor, temperature: float) -> Tensor:
-    """Return the likeliest token."""
+    """Return a bonus that is always the likeliest token."""
     return one_hot(p.argmax(-1), p)
 
 
 def bonus_without_draft(p: Tensor, last: Tensor, temperature: float) -> Tensor:
-    """Return p without the last draft."""
+    """Return the bonus distribution p without the last draft."""
     return unit(p.scatter(-1, last[:, None], 0.0))
 
 
 def raw_bonus(p: Tensor, last: Tensor, temperature: float) -> Tensor:
-    """Return p without the temperature."""
+    """Return the bonus distribution p without the temperature."""
     return unit(p**temperature)
 
 
@@ -242,7 +242,7 @@ def raw_bonus(p: Tensor, last: Tensor, temperature: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """What a fault moves at one temperature."""
+    """Exact size of a fault at one temperature."""
 
     tv: float  # total variation a token
     kl: float  # nats a token that the exact likelihood ratio of the tokens gains
@@ -259,8 +259,8 @@ class Damage:
 def _growth(level: float) -> float:
     """Return the expected ln LR at which it has reached ``level`` in a share ``POWER`` of runs.
 
-    Of many small steps, ln LR is a Brownian motion whose variance is twice its mean m. It has reached b by then with
-    probability Phi((m - b) / s) + e^b Phi(-(m + b) / s), s = sqrt(2 m).
+    Summed over many small steps, ln LR is a Brownian motion whose variance is twice its mean m. It has reached b by
+    then with probability Phi((m - b) / s) + e^b Phi(-(m + b) / s), s = sqrt(2 m).
     """
 
     def phi(x: float) -> float:
@@ -276,13 +276,13 @@ def _growth(level: float) -> float:
 
 
 def _kl(f: Tensor, p: Tensor) -> Tensor:
-    """Return KL(f || p) [n] over what p allows."""
+    """Return KL(f || p) [n] over the tokens that p allows."""
     both = (f > 0) & (p > 0)
     return torch.where(both, f * (f.clamp_min(FLOOR) / p.clamp_min(FLOOR)).log(), 0.0).sum(-1).clamp_min(0)
 
 
 def _coin_kl(found: Tensor, wanted: Tensor) -> Tensor:
-    """Return the divergence of coins [n, V]; what a fair coin excludes counts in ``forbidden``."""
+    """Return the divergence of coins [n, V]; outcomes that a fair coin excludes count in ``forbidden``."""
     found, wanted = found.clamp(0, 1), wanted.clamp(0, 1)
     heads = torch.where(wanted > 0, torch.special.xlogy(found, found / wanted.clamp_min(FLOOR)), 0.0)
     no, fair_no = 1 - found, 1 - wanted
@@ -291,9 +291,9 @@ def _coin_kl(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 def damage(cycles: Cycles, law: Law, bonus: BonusLaw, *, first_alone: bool = False, declared: Law = claimed) -> Damage:
-    """Return what a fault moves in the rows of these cycles.
+    """Return the damage of a fault in the rows of these cycles.
 
-    ``first_alone``: the law is of the first place; ``declared``: what the engine claims to do inside.
+    ``first_alone``: the law holds only for the first place; ``declared``: the law that the engine claims inside.
     """
     drafts = cycles.tokens.shape[1]
     total = torch.zeros(4, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Engines of the museum, their requests, and one run under both boxes until a fault is proved."""
+"""Engines of the museum, their requests, and a run under both boxes until a fault is proved."""
 
 import dataclasses
 import math
@@ -47,9 +47,9 @@ FRONTS: Mapping[str, type[EmbeddedEngine]] = {
 
 @cache
 def policy(model: str) -> Policy:
-    """Return the built-in model, or a random one of as many tokens, in float32; nobody may change it.
+    """Return the built-in model, or a random one of as many tokens, in float32; callers must not change it.
 
-    The random one has flat distributions and a head that knows nothing: there drafts are rejected often.
+    The random model has flat distributions and an untrained head, so its drafts are often rejected.
     """
     if model == "tiny":
         return load_policy(ModelConfig(path="tiny", device="cpu"), need_head=True)
@@ -83,14 +83,14 @@ def _prompt(model: str, index: int) -> tuple[int, ...]:
 
 
 def engine_of(model: str) -> TorchEngine:
-    """Return an intact engine over a model, which draws each draft from its recorded q."""
+    """Return an intact engine over a model; it draws each draft from its recorded q."""
     return TorchEngine(policy(model), DECODING, slots=COHORT, max_length=LENGTH, measure=False, paged=False)
 
 
 def cohorts(
     engine: EmbeddedEngine, exhibit: Exhibit, temperature: float, seed: int
 ) -> Iterator[tuple[SamplingParams, list[Answer]]]:
-    """Yield answers without end: two of each prompt, every request with a seed of its own."""
+    """Yield completions without end: two for each prompt, every request with its own seed."""
     given = dict(exhibit.sampling)
     params = SamplingParams(
         temperature=temperature,
@@ -118,7 +118,7 @@ def cohorts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxResult:
-    """What one box came to: when it proved a fault, and all of its evidence then."""
+    """Result of one box: the tokens until it proved a fault, and all of its evidence then."""
 
     found: int | None  # tokens
     tokens: int
@@ -132,7 +132,7 @@ class BoxResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """A run under both boxes."""
+    """Results of one run under both boxes."""
 
     black: BoxResult
     white: BoxResult
@@ -152,7 +152,7 @@ def _white(box: WhiteBox) -> BoxResult:
 
 
 def examine(exhibit: Exhibit, temperature: float, budget: int, seed: int, *, whole: bool = False) -> RunResult:
-    """Ask an engine with a fault for cohorts until both boxes have proved it, or ``budget`` tokens are spent.
+    """Sample cohorts from an engine with a fault until both boxes have proved it, or ``budget`` tokens are used.
 
     ``whole``: go on to the end of the budget, as for an engine that should raise no alarm.
     """
@@ -202,7 +202,7 @@ def _black(ledger: Ledger) -> BoxResult:
 
 
 class _Recorded:
-    """An acceptance rule that keeps what it was given and what it decided."""
+    """Acceptance rule that records its inputs and its decisions."""
 
     def __init__(self, inner: object) -> None:
         self.inner, self.kept = inner, list[tuple[Tensor, Tensor, Tensor, Tensor]]()
@@ -220,7 +220,7 @@ class _Recorded:
 
 
 def recorded(model: str, temperature: float, sampling: Mapping[str, float], tokens: int = 2000) -> Cycles:
-    """Return the cycles of an intact run of about so many tokens, with the draft's raw logits."""
+    """Return the cycles of an intact run of about ``tokens`` tokens, with the draft's raw logits."""
     engine = engine_of(model)
     logits: list[Tensor] = []
 

@@ -1,7 +1,7 @@
-"""The exhibits: where each fault was reported, what was wrong, how it is planted, and which causes name it rightly.
+"""The exhibits: the report of each fault, the error, how it is planted, and the causes that name it correctly.
 
-``EXHIBITS`` are faults, ``LOOK_ALIKES`` are rules that people reported as faults and that are exact: these must pass.
-``ATTACKS`` are faults that nobody reported; an attack on the certificate's names of causes found them misnamed.
+``EXHIBITS`` are faults. ``LOOK_ALIKES`` are exact rules that people reported as faults: these must pass. ``ATTACKS``
+are faults that nobody reported; an attack on the certificate's names of causes found them misnamed.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from recipes.certify.museum.planted import Fault, fault
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Exhibit:
-    """Exhibit(name="vllm-55005", source="vllm-project/vllm #55005", wrong="Drafts are judged at ...", ...)."""
+    """One exhibit: Exhibit(name="vllm-55005", source="vllm-project/vllm #55005", wrong="Drafts are ...", ...)."""
 
     name: str
     source: str  # repository and number
@@ -36,19 +36,19 @@ class Exhibit:
 
     @property
     def url(self) -> str:
-        """Return the report's address; empty where nobody reported it."""
+        """Return the report's address, or an empty string if nobody reported the fault."""
         repository, _, number = self.source.partition(" #")
         return f"https://github.com/{repository}/issues/{number}" if number else ""
 
 
 def one_hot_drafts(at: Place) -> Parts:
-    """Return what an engine with greedy drafts declares: one-hot q."""
+    """Return the law that an engine with greedy drafts declares: one-hot q."""
     hot = planted.one_hot(at.q.argmax(-1), at.p)
     return Parts(drawn=hot, accept=at.p, left=damage.residual(at.p, hot))
 
 
 def padded_drafts(at: Place) -> Parts:
-    """Return the same of a drafted padding token."""
+    """Return the law that an engine declares for a drafted padding token: one-hot q."""
     hot = planted.one_hot(at.q.argmax(-1) * 0 + planted.PAD, at.p)
     return Parts(drawn=hot, accept=at.p, left=damage.residual(at.p, hot))
 

@@ -1,4 +1,4 @@
-"""What the runs came to: rows for ``museum.json``, the table of causes, and the page."""
+"""Results of the runs: rows for ``museum.json``, the table of causes, and the page."""
 
 import json
 import math
@@ -32,7 +32,7 @@ LEVEL = math.log(1 / ALPHA)
 
 
 def named(one: BoxResult) -> str:
-    """Return the likeliest cause of what a box found, by the ranking of today."""
+    """Return the likeliest cause of a box's finding, by the current ranking."""
     evidence = [
         Evidence(name=name, group=group, log_e=log_e, weight=weight, share=one.share, tv=None)
         for group, name, log_e, weight in one.evidence
@@ -42,7 +42,7 @@ def named(one: BoxResult) -> str:
 
 
 def first_named(one: BoxResult) -> str:
-    """Return the cause of the direction with the most merged evidence, as certificates named it before."""
+    """Return the cause of the direction with the most merged evidence, as certificates named it formerly."""
     evidence = [
         Evidence(name=name, group=group, log_e=log_e, weight=weight, share=one.share, tv=None)
         for group, name, log_e, weight in one.evidence
@@ -52,20 +52,20 @@ def first_named(one: BoxResult) -> str:
 
 
 def made(folder: Path, jobs: Sequence[Job]) -> dict[Job, RunResult]:
-    """Return the runs that are there."""
+    """Return the runs that have been made."""
     found = {job: kept(folder, job) for job in jobs}
     return {job: run for job, run in found.items() if run is not None}
 
 
 def boxes(exhibit: Exhibit, run: RunResult) -> Iterator[tuple[str, BoxResult, tuple[str, ...]]]:
-    """Yield each box that found a fault, with the causes that are right there."""
+    """Yield each box that found a fault, with the causes that are correct for it."""
     for box, one, right in (("black", run.black, exhibit.black), ("white", run.white, exhibit.white)):
         if one.found is not None:
             yield box, one, right
 
 
 def exhibit_row(exhibit: Exhibit, runs: Mapping[Job, RunResult], moved: Mapping[float, Damage], plan: Plan) -> Row:
-    """Return what an exhibit came to."""
+    """Return the row of an exhibit."""
     by_heat = {heat: [run for job, run in runs.items() if job.temperature == heat] for heat in HEATS}
     verdict = judge(by_heat, dict(moved), plan) if moved else None
     row: Row = {"exhibit": exhibit.name, "source": exhibit.source, "wrong": exhibit.wrong}
@@ -95,7 +95,7 @@ def _finite(value: float) -> float | None:
 
 
 def confusion(parts: Sequence[tuple[Exhibit, Mapping[Job, RunResult]]]) -> list[Row]:
-    """Return how often each fault was given each cause, by box; a row for each fault and box."""
+    """Return how often each fault was given each cause, with one row per fault and box."""
     rows = []
     for exhibit, runs in parts:
         for box, right in (("black", exhibit.black), ("white", exhibit.white)):
@@ -117,7 +117,7 @@ def confusion(parts: Sequence[tuple[Exhibit, Mapping[Job, RunResult]]]) -> list[
 
 
 def gather(folder: Path, moved: Moved, plan: Plan) -> tuple[list[Row], list[Row], Row]:
-    """Return a row for each exhibit and look-alike, the table of causes, and the sums, of the runs that are there."""
+    """Return a row for each exhibit and look-alike, the table of causes, and the sums, over the runs made so far."""
     runs = made(folder, faults(plan, {name: dict(one) for name, one in moved.items()}))
     alike, intact = made(folder, look_alikes(plan)), made(folder, clean(plan))
     by_name = {one.name: {job: run for job, run in runs.items() if job.exhibit.name == one.name} for one in EXHIBITS}
@@ -158,10 +158,10 @@ def gather(folder: Path, moved: Moved, plan: Plan) -> tuple[list[Row], list[Row]
 
 
 def with_clean_runs(stored: Path, folder: Path, plan: Plan) -> tuple[list[Row], list[Row], Row]:
-    """Return what is stored, with the clean runs that it lacks made in ``folder`` and added to its sums.
+    """Return the stored results, after making the missing clean runs in ``folder`` and adding them to the sums.
 
-    Clean runs are made in their order, so a record of n has the first n. Nothing else is made or judged anew: a record
-    can go on where the files of its runs are gone.
+    Clean runs are made in their order, so a record of n has the first n. Nothing else is made or judged again, so a
+    record can be extended even if the files of its runs are gone.
     """
     sums = json.loads((stored / "museum.json").read_text())
     causes = json.loads((stored / "museum_causes.json").read_text())["rows"]

@@ -1,8 +1,8 @@
-"""The faults themselves: acceptance rules and drafters with one thing wrong, and how they get into an engine.
+"""Implementations of the faults: acceptance rules and drafters with one error each, and how to plant them in an engine.
 
-Each is written anew from the public report. ``planted`` puts it into an embedded engine for the length of a ``with``
-block; nothing of the product is changed. A rule is a function of a ``Chain`` and a generator of its own; a drafter is a
-function of the draft's raw logits that returns tokens and the q that is recorded with them.
+Each is written from scratch after the public report. ``planted`` puts it into an embedded engine for the length of a
+``with`` block and changes nothing of the product. A rule is a function of a ``Chain`` and its own random generator. A
+drafter is a function of the draft's raw logits that returns tokens and the q that is recorded with them.
 """
 
 import dataclasses
@@ -46,12 +46,12 @@ def one_hot(tokens: Tensor, like: Tensor) -> Tensor:
 
 
 def _tests(c: Chain) -> Tensor:
-    """Return the outcomes [B, K] of the right tests, u < p / q."""
+    """Return the outcomes [B, K] of the correct tests, u < p / q."""
     return c.u[:, : c.drafts] * c.at(c.q) < c.at(c.p)
 
 
 def _longest(passed: Tensor) -> Tensor:
-    """Return [B, K] that is True up to the last test that passed, whatever failed before it."""
+    """Return [B, K] that is True up to the last passed test, whatever failed before it."""
     steps = torch.arange(1, passed.shape[1] + 1)
     return steps <= torch.where(passed, steps, 0).max(1).values[:, None]
 
@@ -60,26 +60,26 @@ def _longest(passed: Tensor) -> Tensor:
 
 
 def memory_temperature(c: Chain, numbers: torch.Generator) -> Outcome:
-    """Judge drafts at a temperature that lay in memory, another one for each row of a cycle; the bonus is right."""
+    """Judge drafts at an uninitialized temperature, a different one for each row of a cycle; the bonus is correct."""
     heat = torch.exp(math.log(HOTTEST) * (2 * torch.rand(len(c.p), generator=numbers) - 1))[:, None, None]
     return verified(c, p=torch.cat([unit(c.p[:, :-1] ** (1 / heat)), c.p[:, -1:]], 1))
 
 
 def block_by_token(c: Chain, numbers: torch.Generator) -> Outcome:
-    """Hold products of p / q against products of uniforms; accept the longest prefix, with the residual of a token."""
+    """Compare products of p / q with products of uniforms; accept the longest prefix, with one token's residual."""
     ratio = (c.at(c.p) / c.at(c.q).clamp_min(1e-300)).cumprod(1)
     return verified(c, passed=_longest(ratio >= c.u[:, : c.drafts].cumprod(1)))
 
 
 def block_one_hot(c: Chain, numbers: torch.Generator) -> Outcome:
-    """Do the same for drafts without probabilities, which count as 1."""
+    """Do the same for drafts without probabilities, with q = 1."""
     hot = one_hot(c.tokens, c.p[:, : c.drafts])
     passed = _longest(c.at(c.p).cumprod(1) >= c.u[:, : c.drafts].cumprod(1))
     return verified(c, passed=passed, q=hot)
 
 
 def argmax_target(c: Chain, numbers: torch.Generator) -> Outcome:
-    """Accept a draft if it is the target's likeliest token, else write that token; the bonus is sampled."""
+    """Accept a draft if it is the target's likeliest token, else emit that token; the bonus is sampled."""
     top = c.p[:, : c.drafts].argmax(-1)
     passed = top == c.tokens
     at = passed.long().cumprod(1).sum(1).clamp(max=c.drafts - 1)
@@ -87,31 +87,31 @@ def argmax_target(c: Chain, numbers: torch.Generator) -> Outcome:
 
 
 def argmax_always(c: Chain, numbers: torch.Generator) -> Outcome:
-    """Take the greedy path for every request: drafts, recovered tokens and the bonus."""
+    """Use the greedy path for every request: drafts, recovered tokens and the bonus."""
     top = c.p.argmax(-1)
     accepted = (top[:, : c.drafts] == c.tokens).long().cumprod(1).sum(1)
     return accepted, top.gather(1, accepted[:, None])[:, 0]
 
 
 def match_or_ratio(c: Chain, numbers: torch.Generator) -> Outcome:
-    """Accept a draft if a draw of the target is the draft, and by the ratio test besides."""
+    """Accept a draft if a draw of the target equals it, and also if it passes the ratio test."""
     own = sample(c.p[:, : c.drafts], torch.rand(c.tokens.shape, generator=numbers))
     return verified(c, passed=(own == c.tokens) | _tests(c))
 
 
 def pads_add_up(c: Chain, numbers: torch.Generator) -> Outcome:
-    """Test the one drafted token ``PADS`` times, so that it stands with probability min(1, n p)."""
+    """Test the one drafted token ``PADS`` times, so that it is accepted with probability min(1, n p)."""
     hot = one_hot(c.tokens, c.p[:, : c.drafts])
     return verified(c, passed=c.u[:, : c.drafts] < PADS * c.at(c.p), q=hot)
 
 
 def bonus_without_draft(c: Chain, numbers: torch.Generator) -> Outcome:
-    """Draw the bonus from a row in which recovery had zeroed the last draft's probability in place."""
+    """Draw the bonus from a row in which recovery has zeroed the last draft's probability in place."""
     return verified(c, bonus=unit(c.p[:, -1].scatter(-1, c.tokens[:, -1:], 0.0)))
 
 
 def zero_coin(c: Chain, numbers: torch.Generator) -> Outcome:
-    """Accept u <= p / q where u may be 0: a draft with p = 0 stands then. ``size`` is the chance of such a coin."""
+    """Accept u <= p / q where u may be 0, so that a draft with p = 0 may pass. ``size`` is the chance of such a u."""
     zero = torch.rand(c.tokens.shape, generator=numbers, dtype=torch.float64) < c.size
     return verified(c, passed=zero | _tests(c))
 
@@ -127,12 +127,12 @@ def recover_from_target(c: Chain, numbers: torch.Generator) -> Outcome:
 
 
 def without_temperature(c: Chain, numbers: torch.Generator) -> Outcome:
-    """Verify with softmax(logits) for p and q, while drafts are drawn at the temperature that was asked for."""
+    """Verify with softmax(logits) for p and q, while drafts are drawn at the requested temperature."""
     return verified(c, p=unit(c.p**c.heat), q=unit(c.q**c.heat))
 
 
 def target_draw(c: Chain, numbers: torch.Generator) -> Outcome:
-    """Accept a draft if the target's own draw is the draft, else write that draw; this is exact."""
+    """Accept a draft if the target's own draw equals it, else emit that draw; this is exact."""
     own = sample(c.p[:, : c.drafts], torch.rand(c.tokens.shape, generator=numbers))
     passed = own == c.tokens
     at = passed.long().cumprod(1).sum(1).clamp(max=c.drafts - 1)
@@ -140,12 +140,12 @@ def target_draw(c: Chain, numbers: torch.Generator) -> Outcome:
 
 
 def q_ignored(c: Chain, numbers: torch.Generator) -> Outcome:
-    """Judge sampled drafts as if q were 1 at the draft, with the residual of that; this is exact."""
+    """Judge sampled drafts as if q were 1 at the draft, with the matching residual; this is exact."""
     return verified(c, q=one_hot(c.tokens, c.q))
 
 
 class StaleQ:
-    """Verification is given the q of the cycle before: that of the same rows, as far as these are there."""
+    """Acceptance rule that verifies with the q of the previous cycle, of the same rows as far as they existed."""
 
     def __init__(self) -> None:
         self.before: Tensor | None = None
@@ -179,7 +179,7 @@ def greedy_as_sampled(step: Step) -> tuple[Tensor, Tensor]:
 
 
 def greedy(step: Step) -> tuple[Tensor, None]:
-    """Draft the likeliest token and say so."""
+    """Draft the likeliest token and record no q."""
     return step.q.argmax(-1), None
 
 
@@ -189,12 +189,12 @@ def pad(step: Step) -> tuple[Tensor, None]:
 
 
 def raw_recorded(step: Step) -> tuple[Tensor, Tensor]:
-    """Draw at the asked temperature and truncation, and record softmax(logits)."""
+    """Draw at the requested temperature and truncation, and record softmax(logits)."""
     return sample(step.q, step.u), step.logits.double().softmax(-1).to(step.q.dtype)
 
 
 def low_precision(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return what bfloat16 draws from, and what is recorded in float32: both [..., V], of the same bfloat16 logits."""
+    """Return the distribution sampled in bfloat16 and the one recorded in float32, [..., V], of the same logits."""
     native = logits.bfloat16()
     return unit((native / temperature).softmax(-1).double()), (native.float() / temperature).softmax(-1)
 
@@ -206,15 +206,15 @@ def drawn_in_bfloat16(step: Step) -> tuple[Tensor, Tensor]:
 
 
 class PlantedDrafter(MTPDrafter):
-    """A drafter that draws, or records, something else."""
+    """Drafter with a fault in what it draws or records."""
 
     def __init__(self, engine: TorchEngine, draw: Draw, limit: int | None, temperature: float) -> None:
-        """``limit``: drafts of a cycle at most; None: as many as are asked for."""
+        """Set the fault ``draw``; ``limit`` is the most drafts per cycle, None for no limit."""
         super().__init__(engine.policy, engine.slots, engine.decoding)
         self.draw, self.limit, self.heat = draw, limit, temperature
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
-        """See ``Drafter``; a chain."""
+        """Draft a chain; see ``Drafter``."""
         hidden = self.hidden[: rows.batch]
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
@@ -232,14 +232,14 @@ class PlantedDrafter(MTPDrafter):
 
 
 class PlantedRule:
-    """An acceptance rule with a fault, which takes itself for exact."""
+    """Acceptance rule with a fault that claims to be exact."""
 
     exact, stepwise = True, True
     layers: tuple[int, ...] = ()
     counts: tuple[str, ...] = ()
 
     def __init__(self, rule: Rule, size: float, temperature: float, seed: int) -> None:
-        """``size``: the fault's strength, where it has one; ``seed``: of its own randomness."""
+        """Set ``size``, the fault's strength if it has one, and ``seed`` of its own randomness."""
         self.rule, self.size, self.heat = rule, size, temperature
         self.numbers = torch.Generator().manual_seed(seed)
 
@@ -263,7 +263,7 @@ Made = tuple[Rule | None, Draw | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What is put into an engine; ``make`` is called once for each engine, so that its parts may remember."""
+    """Parts to put into an engine; ``make`` is called once per engine, so that the parts may keep state."""
 
     make: Callable[[], Made]
     limit: int | None = None  # drafts of a cycle at most
@@ -271,7 +271,7 @@ class Fault:
 
 
 def fault(rule: Rule | None = None, draw: Draw | None = None, limit: int | None = None, size: float = 1.0) -> Fault:
-    """Return a fault whose parts remember nothing."""
+    """Return a fault whose parts keep no state."""
     return Fault(make=lambda: (rule, draw), limit=limit, size=size)
 
 
@@ -296,13 +296,13 @@ def shared_noise() -> Made:
 
 
 def stale_q() -> Made:
-    """Return a rule that is given the q of the cycle before."""
+    """Return a rule that verifies with the q of the previous cycle."""
     return StaleQ(), None
 
 
 @contextmanager
 def planted(engine: TorchEngine, fault: Fault, temperature: float, seed: int) -> Iterator[TorchEngine]:
-    """Put a fault into an engine that nobody else uses, and take it out again."""
+    """Put a fault into an engine that nobody else uses, and remove it afterwards."""
     decoder = engine.decoder
     assert isinstance(decoder, DraftVerify)
     before = decoder.rule, decoder.drafter, decoder.drafters
@@ -322,10 +322,10 @@ def planted(engine: TorchEngine, fault: Fault, temperature: float, seed: int) ->
 
 
 class ResumedEngine(EmbeddedEngine):
-    """Decodes each request in two halves, the second after the text of the first and with the same seed."""
+    """Engine that decodes each request in two halves; the second follows the text of the first, with the same seed."""
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """Return an ``Answer`` for each request, as if it had been decoded at once."""
+        """Return an ``Answer`` for each request, as if it had been decoded in one piece."""
         first = super().sample([_limited(one, one.params.max_new_tokens // 2) for one in requests], progress)
         left = [
             (i, dataclasses.replace(one, token_ids=(*one.token_ids, *map(int, half.token_ids))))
@@ -362,7 +362,7 @@ def _joined(first: Answer, second: Answer) -> Answer:
 
 
 class ShiftedReports(EmbeddedEngine):
-    """Reports for the first token of a cycle the log-prob of the token before it, which is of the last cycle."""
+    """Engine that reports, for the first token of a cycle, the log-prob of the token before it, from the last cycle."""
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
         """Return an ``Answer`` for each request."""
@@ -380,7 +380,7 @@ def _shifted(answer: Answer) -> Answer:
 
 @contextmanager
 def seeds_without_prefix() -> Iterator[None]:
-    """Key uniforms by the tokens of a request alone, so that a resumed one repeats those of its beginning."""
+    """Key uniforms only by the request's own token count, so that a resumed request repeats those of its beginning."""
     intact = Rows._uniforms
 
     def by_count(rows: Rows, seeds: Tensor) -> Tensor:

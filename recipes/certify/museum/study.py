@@ -1,9 +1,9 @@
-"""What is run and how it is judged. The rules stood before the runs; each run is kept by itself, so a study goes on.
+"""The runs of the museum and their rules, which were written before the runs; each run is kept, so a study resumes.
 
-A run asks an engine with a fault for cohorts until both boxes have proved it or its budget is spent. The fault's exact
-damage decides the budget: the temperature at which it moves more gets ``BUDGET`` tokens, the other one ``OTHER``. Where
-not even the exact likelihood ratio finds it in four of five runs of ``BUDGET`` tokens, inside or outside, one run of
-``OTHER`` tokens is made. A fault that is misread is a run that found it and named a cause that is not right.
+A run samples cohorts from an engine with a fault until both boxes have proved it or its budget is used. The fault's
+exact damage decides the budget: the temperature at which it moves more gets ``BUDGET`` tokens, the other one ``OTHER``.
+If not even the exact likelihood ratio finds it in four of five runs of ``BUDGET`` tokens, inside or outside, one run
+of ``OTHER`` tokens is made. A fault is misnamed if a run found it and named a wrong cause.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Return a name that changes with what the run depends on."""
+        """Return a file name that depends on everything the run depends on."""
         version = VERSIONS.get(self.exhibit.name, VERSION)
         depends = [version, self.exhibit.name, self.exhibit.model, dict(self.exhibit.sampling), self.temperature,
                    self.seed, self.budget, self.whole, self.exhibit.fault.size]  # fmt: skip
@@ -59,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much is run; a smoke run asks for next to nothing."""
+    """Sizes of the study; a smoke run uses tiny ones."""
 
     seeds: int = SEEDS
     budget: int = BUDGET
@@ -83,7 +83,7 @@ def _cycles(model: str, temperature: float, sampling: tuple[tuple[str, float], .
 
 
 def damage_of(exhibit: Exhibit, temperature: float, rows: int) -> Damage:
-    """Return what an exhibit moves at a temperature, computed from the rows of an intact run."""
+    """Return the damage of an exhibit at a temperature, computed from the rows of an intact run."""
     cycles = _cycles(exhibit.model, temperature, tuple(sorted(exhibit.sampling.items())), rows)
     assert exhibit.law is not None
     return damages.damage(
@@ -124,7 +124,7 @@ def faults(plan: Plan, moved: dict[str, dict[float, Damage]]) -> list[Job]:
 
 
 def look_alikes(plan: Plan) -> list[Job]:
-    """Return the runs of exact rules, which go on to the end."""
+    """Return the runs of exact rules, which use their whole budget."""
     return [
         Job(
             exhibit=exhibit,
@@ -154,7 +154,7 @@ def clean(plan: Plan) -> list[Job]:
 
 
 def kept(folder: Path, job: Job) -> RunResult | None:
-    """Return a run that was made before; None: it was not."""
+    """Return a run that was made before, or None."""
     path = folder / f"{job.key}.json"
     if not path.is_file():
         return None
@@ -167,7 +167,7 @@ def kept(folder: Path, job: Job) -> RunResult | None:
 
 
 def run_jobs(folder: Path, jobs: Sequence[Job], say: str) -> None:
-    """Make the runs that are not there yet, each kept as soon as it is done."""
+    """Make the missing runs; each is kept as soon as it is done."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     for job in tqdm(jobs, desc=say, unit="run", disable=None):
@@ -186,17 +186,17 @@ def run_jobs(folder: Path, jobs: Sequence[Job], say: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What an exhibit came to."""
+    """Judgement of an exhibit: whether and at which temperature it was seen."""
 
     seen: str  # yes, no test can, missed, not finished, not run
     temperature: float | None  # at which it was seen
 
 
 def judge(runs: dict[float, list[RunResult]], moved: dict[float, Damage], plan: Plan) -> Verdict:
-    """Return whether an exhibit was seen: by either box in four of five seeds at one temperature, in its budget.
+    """Return whether an exhibit was seen: by either box in four of five seeds at one temperature, within its budget.
 
     ``no test can``: at no temperature does the exact likelihood ratio find it in four of five runs of the budget.
-    ``missed``: one could, and the certificate did not. ``not finished``: runs that decide are still to be made.
+    ``missed``: the likelihood ratio could, and the certificate did not. ``not finished``: decisive runs are missing.
     """
     for heat, all_runs in runs.items():
         found = sum(run.black.found is not None or run.white.found is not None for run in all_runs)

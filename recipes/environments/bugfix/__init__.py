@@ -1,1 +1,1 @@
-"""``bugfix``: mend a small Python package with commands in a sandbox."""
+"""``bugfix``: fix a small Python package with commands in a sandbox."""

@@ -1,15 +1,15 @@
-"""``Bugfix``: find and mend the bug in a small Python package, with commands for files and for a shell.
+"""``Bugfix``: find and fix the bug in a small Python package, with commands for files and for a shell.
 
-A question is a package drawn by number (``programs.py``). The policy sees a description of one call that goes wrong
+A question is a package drawn by number (``programs.py``). The policy sees a description of one call with a wrong result
 and some tests. Hidden tests decide. The reward is 1 if all of them pass and 0 otherwise: nearly all pass with the bug,
-so a share of them would pay for doing nothing. The share is counted beside it.
+so a reward by their share would pay for doing nothing. The share is counted beside it.
 
-Commands of the policy run in a sandbox (``sandbox.py``), in a copy of the files. What they write is gone afterwards, so
-nothing depends on what ran before, and only ``replace`` changes what is judged.
+Commands of the policy run in a sandbox (``sandbox.py``), on a copy of the files. Their writes are lost afterwards, so
+no command depends on earlier ones, and only ``replace`` changes the files that are judged.
 
 A hidden test is a call and its result. Only the calls enter a sandbox, at the end of the episode; a program there makes
-them and writes down what each returns. The comparison happens here, outside: code of a model can neither read what a
-call should return nor forge a verdict. Whatever it does to the program, to Python or to the output, it has to write the
+them and writes what each returns. The comparison happens here, outside: a model's code can neither read the expected
+result of a call nor forge a verdict. Whatever it does to the program, to Python or to the output, it has to write the
 right values.
 """
 
@@ -50,8 +50,8 @@ submit
     ends the work: the files are judged as they are."""
 LINE = 100_000  # bytes of a shell command; Linux takes 131,071 in one argument
 NAMES = ("list", "read", "replace", "run", "submit")
-# Writes a line for each call. Files of the package come first on the path, so they may hide anything but what is
-# imported here already; all they get from it is another way to write a line.
+# Writes a line for each call. Files of the package come first on the path, so they may hide every module that is not
+# imported here already; that only gives them another way to write a line.
 PROGRAM = """
 import ast, importlib, json, os, sys
 output = os.dup(1)
@@ -73,7 +73,7 @@ for module, function, arguments in json.loads(sys.argv[1]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """The command of one turn: ``Command(name="read", path="hazel_k4/core.py", first=10, last=20)``."""
+    """Command of one turn: ``Command(name="read", path="hazel_k4/core.py", first=10, last=20)``."""
 
     name: str  # one of NAMES
     path: str = ""
@@ -85,13 +85,13 @@ class Command:
 
 
 class BadCommand(Exception):
-    """A turn that holds no command; the policy reads the message."""
+    """Error for a turn without a valid command; the policy reads its message."""
 
 
 def parse(text: str) -> Command:
-    """Read the command of a turn; ``BadCommand``.
+    """Read the command of a turn; raise ``BadCommand`` if there is none.
 
-    It is the whole turn or, after any thoughts, the last block between lines of three backticks.
+    The command is the whole turn or, after any thoughts, the last block between lines of three backticks.
     """
     body = text.encode("utf-8", "replace").decode().strip()  # what is no text cannot be put into a file
     if body.split(None, 1)[:1] not in [[name] for name in NAMES]:
@@ -120,7 +120,7 @@ def parse(text: str) -> Command:
 
 
 def _last_block(body: str) -> str | None:
-    """Return the last block. Line by line: a regular expression takes quadratic time if no block closes."""
+    """Return the last block. It reads line by line: a regular expression takes quadratic time if no block closes."""
     found, begun = None, None
     lines = body.split("\n")
     for number, line in enumerate(lines):
@@ -157,16 +157,16 @@ def _replace(words: list[str], rest: str) -> Command:
 
 
 class Bugfix:
-    """One episode: the files as the policy has changed them, and the turns that are left."""
+    """One episode: the files as the policy has changed them, and the turns left."""
 
     command = "seconds"  # the argument that bounds one command; the job checks it against step_seconds
 
     @staticmethod
     def item(index: int, seed: int, *, modules: int = 3, functions: int = 4, bugs: int = 1) -> dict[str, Any]:
-        """Return question ``index``: ``modules`` of ``functions`` each, with ``bugs`` bugs; ``UserError``.
+        """Return question ``index``: ``modules`` of ``functions`` each, with ``bugs`` bugs; raise ``UserError``.
 
         Its keys: ``package`` (the name), ``files`` (path -> text, bugs included), ``symptom``, ``hidden`` (module,
-        function, arguments, result), ``repairs`` (path, old, new) and ``bugs`` (function -> kind). The policy is shown
+        function, arguments, result), ``repairs`` (path, old, new) and ``bugs`` (function -> kind). The policy sees
         ``files`` and ``symptom``.
         """
         for name, value, low, high in (
@@ -179,10 +179,10 @@ class Bugfix:
         return make_question(index, seed, modules=modules, functions=functions, bugs=bugs)
 
     def __init__(self, *, turns: int = 60, cpu_seconds: int = 5, seconds: float = 20.0) -> None:
-        """Allow ``turns`` commands, each within these seconds; ``UserError`` where a sandbox is not possible.
+        """Allow ``turns`` commands, each within these seconds; raise ``UserError`` if a sandbox is not possible.
 
-        The hidden tests have as long as a command, in a step of their own. ``seconds`` of wall time have to be well
-        below what a step may take (``step_seconds``), or a command that sleeps counts as an environment that was lost.
+        The hidden tests have the same limits as a command, in a separate step. ``seconds`` of wall time have to be well
+        below the limit of a step (``step_seconds``), or a command that sleeps counts as a lost environment.
         """
         if turns < 1 or cpu_seconds < 1 or not seconds > 0:
             raise UserError(f"turns={turns}, cpu_seconds={cpu_seconds}, seconds={seconds} for bugfix: all above 0")
@@ -209,13 +209,13 @@ class Bugfix:
         return {"role": "system", "content": rules}, {"role": "user", "content": task}
 
     async def step(self, text: str) -> EnvStep:
-        """Carry out the command of a turn; ``EnvironmentLost`` if the sandbox fails."""
+        """Carry out the command of a turn; raise ``EnvironmentLost`` if the sandbox fails."""
         self.left -= 1
         errors = 0
         try:
             command = parse(text)
             if command.name == "submit" or (command.name == "run" and self.left <= 0):
-                return self._judge({})  # nobody would read what a last run writes
+                return self._judge({})  # nobody would read the output of a last run
             observation = self._carry_out(command)
         except BadCommand as error:
             errors, observation = 1, f"error: {error}"
@@ -228,7 +228,7 @@ class Bugfix:
         return EnvStep(messages=({"role": "user", "content": f"{_cut(observation)}\n[{turns}]"},), counts=counts)
 
     async def close(self) -> None:
-        """Nothing is held between steps."""
+        """Do nothing: nothing is held between steps."""
 
     def _judge(self, counts: Mapping[str, float]) -> EnvStep:
         """End the episode with the verdict on the files."""
@@ -241,7 +241,7 @@ class Bugfix:
         return EnvStep(reward=solved, done=True, counts={**counts, "hidden_passed": right / len(hidden)})
 
     def _carry_out(self, command: Command) -> str:
-        """Carry out a command and return what the policy sees of it."""
+        """Carry out a command and return the policy's observation."""
         if command.name == "list":
             return "\n".join(f"{path} ({len(text.splitlines())} lines)" for path, text in sorted(self.files.items()))
         if command.name == "run":
@@ -271,7 +271,7 @@ class Bugfix:
 
 
 def _cut(text: str) -> str:
-    """Leave out the middle of a long observation."""
+    """Replace the middle of a long observation by a note."""
     if len(text) <= SHOWN:
         return text
     half = SHOWN // 2
@@ -279,9 +279,9 @@ def _cut(text: str) -> str:
 
 
 def count_passed(sandbox: Sandbox, files: Mapping[str, str], hidden: Sequence[Sequence[str]]) -> int:
-    """Return how many hidden tests (module, function, arguments, result) the files pass; ``SandboxLost``."""
+    """Return how many hidden tests (module, function, arguments, result) the files pass; raise ``SandboxLost``."""
     calls = json.dumps([[module, function, arguments] for module, function, arguments, _ in hidden])
-    # Not -I, which would leave the order of sets to chance: what fails with a command has to fail here.
+    # Not -I, which would make the order of sets random: a call that fails in a command has to fail here.
     ran = sandbox.run([PYTHON, "-sSP", "-c", PROGRAM, calls], files)
     lines = ran.output.splitlines()
     if len(lines) > len(hidden):

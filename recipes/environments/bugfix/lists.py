@@ -1,6 +1,6 @@
-"""Functions over numbers and lists, of which packages with a bug are made: ``programs.py`` reads their source.
+"""Functions over numbers and lists that packages with a bug are made of: ``programs.py`` reads their source.
 
-Names in capitals are drawn anew for every package. What a docstring says has to settle every value.
+Names in capitals get new numbers in every package. A docstring has to determine every result.
 """
 
 LOW, HIGH, WIDTH, EVERY, MODULUS, FACTOR, FEE = 3, 40, 3, 4, 97, 5, 2

@@ -1,4 +1,4 @@
-"""Bugs: changes of a function's syntax tree of the kinds that people make."""
+"""Bugs as changes of a function's syntax tree, of the kinds that people make."""
 
 import ast
 import copy
@@ -29,7 +29,7 @@ Place = tuple[str, int | None]  # a field of a node; its index where the field i
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """``Mutation("comparison", 17, ("ops", 0), new)``: what takes the place of a part of the 17th node, and why."""
+    """One change of a kind: ``Mutation("comparison", 17, ("ops", 0), new)`` replaces a part of the 17th node."""
 
     kind: str
     node: int  # in the order of ``ast.walk``
@@ -37,7 +37,7 @@ class Mutation:
     new: Callable[[ast.AST], ast.AST | None]  # of the part that is there now; None: nothing
 
     def applied(self, function: ast.FunctionDef) -> ast.FunctionDef:
-        """The function with the bug; the one that is given stays as it is."""
+        """Return the function with the bug; the argument is not changed."""
         changed = copy.deepcopy(function)
         node = list(ast.walk(changed))[self.node]
         field, index = self.place
@@ -51,7 +51,7 @@ class Mutation:
 
 
 def mutations(function: ast.FunctionDef) -> list[Mutation]:
-    """All changes that this table knows of a function, in a fixed order; some may change nothing that can be seen."""
+    """Return all known changes of a function in a fixed order; some may have no visible effect."""
     skipped = _unread(function)
     names = sorted({n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
                    | {a.arg for a in function.args.args})  # fmt: skip
@@ -63,7 +63,7 @@ def mutations(function: ast.FunctionDef) -> list[Mutation]:
 
 
 def _unread(function: ast.FunctionDef) -> set[int]:
-    """Nodes that say nothing to Python: docstring and annotations."""
+    """Return the ids of nodes without effect in Python: docstring and annotations."""
     annotations = [a.annotation for a in function.args.args] + [function.returns]
     annotations += [n.annotation for n in ast.walk(function) if isinstance(n, ast.AnnAssign)]
     roots = [function.body[0], *(a for a in annotations if a is not None)]
@@ -74,7 +74,7 @@ Change = tuple[str, Place, Callable[[ast.AST], ast.AST | None]]
 
 
 def _of(node: ast.AST, names: list[str], skipped: set[int]) -> Iterator[Change]:
-    """The changes within one node."""
+    """Yield the changes within one node."""
     match node:
         case ast.Compare(ops=ops):
             for index, op in enumerate(ops):
@@ -96,7 +96,7 @@ def _of(node: ast.AST, names: list[str], skipped: set[int]) -> Iterator[Change]:
 
 
 def _operands(node: ast.AST, names: list[str]) -> Iterator[Change]:
-    """Numbers, names and arguments that stand in a node."""
+    """Yield changes of the numbers, names and arguments in a node."""
     for field, value in ast.iter_fields(node):
         for index, part in enumerate(value) if isinstance(value, list) else [(None, value)]:
             match part:
@@ -113,7 +113,7 @@ def _operands(node: ast.AST, names: list[str]) -> Iterator[Change]:
 
 
 def _statements(node: ast.AST, skipped: set[int]) -> Iterator[Change]:
-    """Statements of a block."""
+    """Yield changes of the statements in a block."""
     for field in ("body", "orelse"):
         held = getattr(node, field, None)
         block = held if isinstance(held, list) else []
@@ -132,7 +132,7 @@ def _statements(node: ast.AST, skipped: set[int]) -> Iterator[Change]:
 
 
 def _always(new: ast.AST) -> Callable[[ast.AST], ast.AST]:
-    """Whatever was there."""
+    """Return a function that ignores its argument and returns a copy of ``new``."""
     return lambda _: copy.deepcopy(new)
 
 

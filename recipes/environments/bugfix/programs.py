@@ -1,11 +1,11 @@
-"""Small packages with a bug in them, drawn from (index, seed): what is shown, what is hidden, and what would mend it.
+"""Small packages with bugs, drawn from (index, seed): the files shown, the hidden tests, and the repairs.
 
-Functions come from ``lists.py`` and ``texts.py`` with numbers of their own, and longer ones are put together from them.
-A bug is a change of one function's syntax tree (``mutations.py``). Every package has been run: without its bugs it
-passes the hidden tests, and each bug alone fails at least one of them.
+Functions come from ``lists.py`` and ``texts.py`` with new numbers, and longer functions are composed of them. A bug is
+a change of one function's syntax tree (``mutations.py``). Every package has been run: without its bugs it passes the
+hidden tests, and each bug alone fails at least one of them.
 
-These packages are our own and run here, in this process; a count of rounds bounds what a bug makes of a loop. Code that
-a model wrote never runs here.
+These packages are our own and run here, in this process; a limit on loop rounds stops the endless loops of a bug. Code
+that a model wrote never runs here.
 """
 
 import ast
@@ -92,41 +92,41 @@ KINDS: dict[str, Callable[[random.Random], Any]] = {
 
 
 def draw_arguments(draw: random.Random, kinds: Sequence[str]) -> str:
-    """Arguments of these kinds, as Python writes them: ``([3, -1], 4)``."""
+    """Return random arguments of these kinds as Python source: ``([3, -1], 4)``."""
     return repr(tuple(KINDS[kind](draw) for kind in kinds))
 
 
 class _Endless(BaseException):
-    """More rounds than ``ROUNDS``. No ``Exception``: a package must not catch it."""
+    """Raised after more rounds than ``ROUNDS``. It is no ``Exception``, so that a package cannot catch it."""
 
 
 class _Counted(ast.NodeTransformer):
-    """Counts the rounds of loops."""
+    """Inserts a counter into the rounds of loops."""
 
     def visit_For(self, node: ast.For) -> ast.For:
-        """A round of a for loop."""
+        """Count the rounds of a for loop."""
         self.generic_visit(node)
         node.body = [*ast.parse("_round()").body, *node.body]
         return node
 
     def visit_While(self, node: ast.While) -> ast.While:
-        """A round of a while loop."""
+        """Count the rounds of a while loop."""
         self.generic_visit(node)
         node.body = [*ast.parse("_round()").body, *node.body]
         return node
 
 
 class Package:
-    """A package of our own, from the text of its modules."""
+    """Package of our own, made from the text of its modules."""
 
     def __init__(self, modules: Mapping[str, str]) -> None:
-        """``modules``: name -> source; they import each other by ``from .name import ...``."""
+        """Keep ``modules``, name -> source; they import each other by ``from .name import ...``."""
         self._left = ROUNDS
         self._sources = dict(modules)
         self._modules: dict[str, types.SimpleNamespace] = {}
 
     def _module(self, name: str) -> types.SimpleNamespace:
-        """A module, imported when it is wanted."""
+        """Return a module, imported at its first use."""
         if name not in self._modules:
             scope = {"__builtins__": {**KNOWN, "__import__": self._import}, "_round": self._round, "__name__": name}
             tree = ast.fix_missing_locations(_Counted().visit(ast.parse(self._sources[name])))
@@ -144,7 +144,7 @@ class Package:
             raise _Endless
 
     def result(self, call: Call) -> str:
-        """What a call returns, as Python writes it, or ``raised NAME``, or ``runs for ever``."""
+        """Return the repr of a call's result, or ``raised NAME``, or ``runs for ever``."""
         module, function, arguments = call
         self._left = ROUNDS
         try:
@@ -156,7 +156,7 @@ class Package:
 
 
 def draw_name(draw: random.Random) -> str:
-    """A package's name: ``hazel_k4``."""
+    """Return a random package name: ``hazel_k4``."""
     return f"{draw.choice(WORDS)}_{draw.choice(string.ascii_lowercase)}{draw.randint(2, 9)}"
 
 
@@ -164,7 +164,7 @@ def draw_name(draw: random.Random) -> str:
 
 
 def _library() -> dict[str, tuple[ast.FunctionDef, tuple[str, ...]]]:
-    """All functions with the kinds of their arguments."""
+    """Return all functions with the kinds of their arguments."""
     found = {}
     for module in SOURCES:
         for node in ast.parse(inspect.getsource(module)).body:
@@ -179,24 +179,24 @@ NUMBERS = {name: (value - 1, value + 4) for module in SOURCES for name, value in
 
 
 class _Numbers(ast.NodeTransformer):
-    """Puts a package's own numbers in the place of the names in capitals, in docstrings too."""
+    """Replaces the names in capitals by a package's own numbers, also in docstrings."""
 
     def __init__(self, numbers: Mapping[str, int]) -> None:
         self.numbers = numbers
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """In code."""
+        """Replace a name in code."""
         return ast.Constant(self.numbers[node.id]) if node.id in self.numbers else node
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
-        """In a docstring."""
+        """Replace the names in a docstring."""
         if not isinstance(node.value, str) or len(node.value) < 4:
             return node
         return ast.Constant(re.sub(r"\b[A-Z]{3,}\b", lambda m: str(self.numbers.get(m[0], m[0])), node.value))
 
 
 def _functions(draw: random.Random, modules: int, each: int) -> tuple[Functions, dict[str, tuple[str, ...]]]:
-    """A package without bugs, and the kinds of its functions' arguments."""
+    """Return a package without bugs, and the kinds of its functions' arguments."""
     numbers = _Numbers({name: draw.randint(*bounds) for name, bounds in NUMBERS.items()})
     names = draw.sample(sorted(set(LIBRARY)), min(modules * each, len(LIBRARY)))
     steps, ends = draw.sample(lists.STEPS, 2), draw.sample(lists.ENDS, 2)
@@ -212,7 +212,7 @@ def _functions(draw: random.Random, modules: int, each: int) -> tuple[Functions,
 
 
 def _composed(draw: random.Random, name: str, steps: Sequence[str], ends: Sequence[str]) -> ast.FunctionDef:
-    """A longer function over those of other modules."""
+    """Return a longer function that calls functions of other modules."""
     factor, rest = draw.randint(2, 9), draw.randint(1, 9)
     chain = f"{ends[0]} of the {steps[1]} of the {steps[0]} of the values"
     source = f'''
@@ -228,7 +228,7 @@ def {name}(values: list[int]) -> int:
 
 
 def _written(package: Functions) -> dict[str, str]:
-    """The text of each module."""
+    """Return the text of each module."""
     home = {function.name: module for module, functions in package.items() for function in functions}
     texts = {}
     for module, functions in package.items():
@@ -244,14 +244,14 @@ def _written(package: Functions) -> dict[str, str]:
 
 
 def _with_bug(package: Functions, name: str, bug: Mutation) -> Functions:
-    """The package with one function changed."""
+    """Return the package with one function changed."""
     return {module: [bug.applied(f) if f.name == name else f for f in functions]
             for module, functions in package.items()}  # fmt: skip
 
 
 def _calls(draw: random.Random, package: Functions, kinds: Mapping[str, tuple[str, ...]], buggy: set[str],
            right: Package) -> list[tuple[Call, str]]:  # fmt: skip
-    """Calls of every function with what they should return."""
+    """Return calls of every function with their expected results."""
     found: dict[Call, str] = {}
     for module, functions in package.items():
         for function in functions:
@@ -264,12 +264,12 @@ def _calls(draw: random.Random, package: Functions, kinds: Mapping[str, tuple[st
 
 
 def _wrong(package: Package, calls: Iterable[tuple[Call, str]]) -> list[tuple[Call, str]]:
-    """The calls that do not return what they should."""
+    """Return the calls whose result is not the expected one."""
     return [(call, result) for call, result in calls if package.result(call) != result]
 
 
 def make_question(index: int, seed: int, *, modules: int, functions: int, bugs: int) -> dict[str, Any]:
-    """The package with this number, as ``bugfix.item`` describes it."""
+    """Return the question of this number, as ``Bugfix.item`` describes it."""
     draw = random.Random(f"bugfix {seed} {index}")
     for _ in range(TRIES):
         package, kinds = _functions(draw, modules, functions)
@@ -291,7 +291,7 @@ def make_question(index: int, seed: int, *, modules: int, functions: int, bugs: 
 
 
 def _bug(draw: random.Random, function: ast.FunctionDef) -> Mutation:
-    """One of a function's bugs, each kind as likely as any other."""
+    """Return a random bug of a function, each kind equally likely."""
     found = mutations(function)
     kind = draw.choice(sorted({bug.kind for bug in found}))
     return draw.choice([bug for bug in found if bug.kind == kind])
@@ -299,7 +299,7 @@ def _bug(draw: random.Random, function: ast.FunctionDef) -> Mutation:
 
 def _shown(draw: random.Random, calls: Sequence[tuple[Call, str]],
            failing: Sequence[tuple[Call, str]]) -> list[tuple[Call, str]]:  # fmt: skip
-    """A call of each function for the tests that are shown, the first one of them one that fails."""
+    """Return one call per function for the visible tests; the first of them fails."""
     if len(failing) < 2:
         return []
     first = draw.choice(failing)
@@ -312,7 +312,7 @@ def _shown(draw: random.Random, calls: Sequence[tuple[Call, str]],
 
 def _item(draw: random.Random, right: Functions, wrong: Functions, shown: Sequence[tuple[Call, str]],
           hidden: Sequence[tuple[Call, str]], kinds: Mapping[str, str]) -> dict[str, Any]:  # fmt: skip
-    """Files, tests and repairs."""
+    """Return the question: files, tests and repairs."""
     name = draw_name(draw)
     before, after = _written(wrong), _written(right)
     files = {f"{name}/{module}.py": text for module, text in before.items()}
@@ -337,14 +337,14 @@ def _item(draw: random.Random, right: Functions, wrong: Functions, shown: Sequen
 
 
 def _said(result: str) -> str:
-    """What a call does."""
+    """Describe the result of a call."""
     if result == "runs for ever":
         return "it does not come to an end"
     return result.replace("raised", "it raises", 1) if result.startswith("raised ") else f"it returns {result}"
 
 
 def repairs_of(before: str, after: str) -> list[tuple[str, str]]:
-    """Texts to replace, each once in ``before``, and by what, that make ``after`` of it."""
+    """Return pairs (old, new) that turn ``before`` into ``after``; each old text occurs once in ``before``."""
     old, new = before.splitlines(True), after.splitlines(True)
     found = []
     for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
@@ -358,7 +358,7 @@ def repairs_of(before: str, after: str) -> list[tuple[str, str]]:
 
 
 def _tests(name: str, shown: Sequence[tuple[Call, str]]) -> str:
-    """A program that runs the tests which are shown."""
+    """Return a program that runs the visible tests."""
     imports = sorted({f"from {name}.{module} import {function}" for (module, function, _), _ in shown})
     cases = [f"    ({function}, {arguments}, {result})," for (_, function, arguments), result in shown]
     return "\n".join([

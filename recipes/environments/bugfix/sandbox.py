@@ -1,11 +1,11 @@
-"""Runs commands of a model apart from the machine: Linux namespaces, a uid of its own, no capabilities, limits.
+"""Runs a model's commands isolated from the machine: Linux namespaces, a separate uid, no capabilities, limits.
 
-For mistakes and for attempts at a reward, not for attackers of a kernel: the kernel is shared, and what a command may
-ask of it is filtered, not emulated. Each command starts from nothing but the files it is given, and nothing of it is
-left afterwards, neither processes nor mounts nor files, also when whoever asked is killed (``sandbox_launch.py``).
+It protects against mistakes and against attempts at a reward, not against attackers of a kernel: the kernel is shared,
+and system calls are filtered, not emulated. Each command starts with only the files that it is given. Nothing of it is
+left afterwards, neither processes nor mounts nor files, even if the caller is killed (``sandbox_launch.py``).
 
-``make_sandbox`` tries the sandbox before it is used, from inside (``sandbox_probe.py``), and refuses a machine that
-cannot do it. There is no other way to run a command here.
+``make_sandbox`` tests the sandbox before it is used, from inside (``sandbox_probe.py``), and refuses a machine that
+cannot provide it. There is no other way to run a command here.
 """
 
 import copy
@@ -42,7 +42,7 @@ NEEDED = "it needs Linux 5.14 or later with user namespaces, on x86_64 or aarch6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one command; memory is per process and ``file_bytes`` per file."""
+    """Limits of one command; memory is per process and ``file_bytes`` per file."""
 
     seconds: float = 20.0  # wall time: for what sleeps; a busy machine must not end what computes
     cpu_seconds: int = 5
@@ -56,7 +56,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """The result of a command: ``Ran(code=0, ended="itself", output="2 passed\\n")``."""
+    """Result of a command: ``Ran(code=0, ended="itself", output="2 passed\\n")``."""
 
     code: int  # exit status; 128 + the number of the signal that ended it
     ended: str  # "itself", or the limit that ended it: "time", "output"
@@ -64,14 +64,14 @@ class Ran:
 
 
 class SandboxLost(Exception):
-    """The sandbox could not be made, or did not answer: never the command's fault."""
+    """Raised if the sandbox could not be made, or did not answer; it is never the command's fault."""
 
 
 class Sandbox:
-    """A recipe for sandboxes: each ``run`` makes one and takes it down. Thread-safe."""
+    """Factory of sandboxes: each ``run`` makes one and takes it down. Thread-safe."""
 
     def __init__(self, limits: Limits, launcher: str = "") -> None:
-        """Try nothing yet: use ``make_sandbox``. ``launcher``: a program to use in place of ``sandbox_launch``."""
+        """Set up without a test: use ``make_sandbox``. ``launcher``: a program to use instead of ``sandbox_launch``."""
         self.limits = limits
         self.launcher = launcher or _source("sandbox_launch")
         self.shown, self.hidden, self.links = _visible()
@@ -83,7 +83,7 @@ class Sandbox:
         return other
 
     def run(self, command: Sequence[str], files: Mapping[str, str]) -> Ran:
-        """Run ``command`` (its first word a path inside) in a folder that holds ``files``; ``SandboxLost``."""
+        """Run ``command`` (its first word a path inside) in a folder with ``files``; raise ``SandboxLost``."""
         request = {
             **asdict(self.limits),
             "command": list(command),
@@ -102,7 +102,7 @@ class Sandbox:
 
 
 def _launch(launcher: str, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Return the reply of the launcher; ``SandboxLost`` without one."""
+    """Return the reply of the launcher; raise ``SandboxLost`` if there is none."""
     mine, theirs = os.pipe()
     try:
         with subprocess.Popen(
@@ -132,7 +132,7 @@ def _launch(launcher: str, request: Mapping[str, Any], seconds: float) -> dict[s
 
 
 def _source(name: str) -> str:
-    """Return the text of a module beside this one, which runs elsewhere."""
+    """Return the text of a module beside this one, which runs in another process."""
     module = importlib.import_module(f"{__package__}.{name}")
     assert module.__spec__ is not None and module.__spec__.loader is not None, "imported from a file"
     text: str = module.__spec__.loader.get_source(module.__name__)  # type: ignore[attr-defined]
@@ -140,7 +140,7 @@ def _source(name: str) -> str:
 
 
 def _visible() -> tuple[dict[str, str], list[str], dict[str, str]]:
-    """Return what a command sees of the machine: folders and files, hidden folders, and links, by path inside."""
+    """Return what a command sees of the machine, by path inside: folders and files, hidden folders, and links."""
     prefix = Path(sys.base_prefix).resolve()
     shown = {f"/python/{name}": str(prefix / name) for name in ("bin", "lib", "lib64")}
     shown |= {f"/usr/{name}": f"/usr/{name}" for name in ("bin", "sbin", "lib", "lib32", "lib64", "libexec")}
@@ -164,9 +164,9 @@ def _visible() -> tuple[dict[str, str], list[str], dict[str, str]]:
 
 @functools.cache
 def make_sandbox(limits: Limits) -> Sandbox:
-    """Return a sandbox that passed its own test; ``UserError`` says what it does not keep a command from.
+    """Return a sandbox that passed its own test; ``UserError`` names the limits that do not hold.
 
-    Each process tries each set of limits once, in about half a second.
+    Each process tests each set of limits once, in about half a second.
     """
     if not sys.platform.startswith("linux") or platform.machine() not in MACHINES:
         raise UserError(f"the sandbox cannot be used on {sys.platform} {platform.machine()}: {NEEDED}")
@@ -182,12 +182,12 @@ def make_sandbox(limits: Limits) -> Sandbox:
 
 
 def faults(sandbox: Sandbox) -> list[str]:
-    """Return what a command in this sandbox can do but must not, one line each; ``SandboxLost``."""
+    """Return forbidden things that a command in this sandbox can do, one line each; raise ``SandboxLost``."""
     return [*_inside(sandbox.limited(disk_bytes=2 << 20, file_bytes=1 << 20)), *_ended(sandbox)]
 
 
 def _inside(sandbox: Sandbox) -> list[str]:
-    """Return what a command finds when it tries."""
+    """Return the faults that a command finds from inside."""
     project = Path(bebop.__file__).resolve().parent
     absent = ["/etc/passwd", "/proc/self", "/home", str(project)]
     absent += [f"{target}/{project.relative_to(source)}"
@@ -210,7 +210,7 @@ def _inside(sandbox: Sandbox) -> list[str]:
 
 
 def _ended(sandbox: Sandbox) -> Iterator[str]:
-    """Yield the limits that have to end a command and do not."""
+    """Yield the limits that should end a command and do not."""
     slow = sandbox.limited(seconds=0.3).run(["/bin/sh", "-c", "sleep 3 & sleep 3"], {})
     if slow.ended != "time":
         yield "it runs for longer than it may"
@@ -221,7 +221,7 @@ def _ended(sandbox: Sandbox) -> Iterator[str]:
 
 # ---- the filter of system calls: a program for the kernel (seccomp, classic BPF)
 
-# What a command has no use for, and what reaches further than namespaces do: x86_64's number, aarch64's.
+# Calls that a command does not need, or that reach beyond namespaces: x86_64's number, aarch64's.
 DENIED = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
     "pidfd_getfd": (438, 438), "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39),
@@ -243,12 +243,12 @@ NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # where they are in what the fi
 
 
 def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
-    """Return an instruction; ``yes`` and ``no``: how many to skip after a comparison."""
+    """Return an instruction; ``yes`` and ``no`` are the instructions to skip after a comparison."""
     return struct.pack("HBBI", code, yes, no, value)
 
 
 def _refuse(error: int) -> bytes:
-    """Return the instruction that lets a call fail with this error."""
+    """Return the instruction that makes a call fail with this error."""
     return _step(RETURN, 0x00050000 | error)
 
 

@@ -1,9 +1,9 @@
-"""Starts one command in namespaces of its own; a program for ``python -I -S -c``, which imports nothing of ours.
+"""Starts one command in its own namespaces; a program for ``python -I -S -c`` that imports nothing of ours.
 
-It reads a request as JSON from its standard input and writes what came of it as JSON; its argument is a pipe's end that
-hangs up when whoever asked is gone. Three processes: the launcher, outside; the init of the namespace, which builds the
-file system and ends with the command; the command. A namespace ends with its init, mounts and all, and the init with
-the launcher: nothing is left, however any of them comes to its end.
+It reads a request as JSON from its standard input and writes the result as JSON. Its argument is a pipe's end that
+hangs up when the caller is gone. There are three processes: the launcher, outside; the init of the namespace, which
+builds the file system and ends with the command; and the command. A namespace ends with its init, mounts included, and
+the init with the launcher: nothing is left, whatever ends any of them.
 """
 
 import ctypes
@@ -32,13 +32,13 @@ OPEN_TREE_FLAGS = 0x1 | 0x8000 | 0x80000  # a clone, with what is mounted below,
 EMPTY_PATH, RECURSIVE, READ_ONLY, NO_SUID, NO_DEVICES = 0x1000, 0x8000, 0x1, 0x2, 0x4
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 NO_RANDOM_ADDRESSES = 0x0040000
-WRITTEN = 1_000_000_000  # when the files were, in seconds since 1970: as listings show it
+WRITTEN = 1_000_000_000  # time stamp of the files, in seconds since 1970, as listings show it
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(what: str, function: Any, *arguments: Any) -> int:
-    """A function of the C library; ``OSError`` that says what was tried."""
+    """Call a function of the C library; raise ``OSError`` that names the attempt."""
     result: int = function(*[ctypes.c_long(a) if isinstance(a, int) else a for a in arguments])
     if result < 0:
         code = ctypes.get_errno()
@@ -53,7 +53,7 @@ def set_attributes(folder: int, path: bytes, attributes: int, flags: int) -> Non
 
 
 def enter() -> None:
-    """Put this process into new namespaces, those of its children included; root lends it an id that is nobody's."""
+    """Put this process and its children into new namespaces; root lends it an unused id."""
     root = os.geteuid() == 0
     ids = {"gid": os.getegid(), "uid": os.geteuid()}
     if root:
@@ -84,7 +84,7 @@ def enter() -> None:
 
 
 def outside(table: str) -> int:
-    """An id for the command: ``OUTSIDE`` or, in a container that has fewer, the last one there is."""
+    """Return an outside id for the command: ``OUTSIDE`` or, in a container with fewer ids, the last one."""
     with open(table) as file:
         rows = [tuple(map(int, line.split())) for line in file]
     last = max(start + count - 1 for start, _, count in rows)
@@ -92,14 +92,14 @@ def outside(table: str) -> int:
 
 
 def write_maps(pid: int, ids: dict[str, int]) -> None:
-    """Say who the command is outside."""
+    """Map the command's ids to ids outside."""
     for name, own in ids.items():
         with open(f"/proc/{pid}/{name}_map", "w") as file:
             file.write(f"{BOX} {own} 1")
 
 
 def build(request: dict[str, Any]) -> None:
-    """The command's file system: what it may see of the machine, read-only, and two folders of its own."""
+    """Build the command's file system: the visible parts of the machine, read-only, and two folders of its own."""
     trees = []
     for target, source in request["shown"].items():
         tree = call(f"open_tree {source}", libc.syscall, OPEN_TREE, -100, source.encode(), OPEN_TREE_FLAGS)
@@ -139,14 +139,14 @@ def build(request: dict[str, Any]) -> None:
 
 
 def place(path: str, folder: bool) -> None:
-    """Somewhere to mount upon."""
+    """Create a folder or a file to mount upon."""
     os.makedirs(path if folder else os.path.dirname(path), exist_ok=True)
     if not folder:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
 
 
 def drop() -> None:
-    """Give up every capability, for good."""
+    """Give up every capability permanently."""
     call("no new privileges", libc.prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for capability in range(64):
         if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
@@ -156,7 +156,7 @@ def drop() -> None:
 
 
 def limit(request: dict[str, Any]) -> None:
-    """The limits of one process, which hold for each that it starts."""
+    """Set the limits of one process; its children inherit them."""
     bounds = {
         resource.RLIMIT_CPU: request["cpu_seconds"] + 1,
         resource.RLIMIT_AS: request["memory_bytes"],
@@ -173,7 +173,7 @@ def limit(request: dict[str, Any]) -> None:
 
 
 def restrict(filter_text: str) -> None:
-    """Install the filter of system calls, 8 bytes an instruction in hexadecimal."""
+    """Install the filter of system calls, given as 8 bytes per instruction in hexadecimal."""
     program = bytes.fromhex(filter_text)
     code = ctypes.create_string_buffer(program)
     head = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code)))
@@ -181,7 +181,7 @@ def restrict(filter_text: str) -> None:
 
 
 def command(request: dict[str, Any], output: int) -> NoReturn:
-    """Become the command."""
+    """Turn this process into the command."""
     os.setsid()
     libc.personality(NO_RANDOM_ADDRESSES)  # the same output each time, "<object at 0x...>" included
     reading, writing = os.pipe()
@@ -197,11 +197,11 @@ def command(request: dict[str, Any], output: int) -> NoReturn:
 
 
 def init(request: dict[str, Any], output: int, trouble: int, life: int) -> NoReturn:
-    """The first process of the namespace: builds it, starts the command, ends with it."""
+    """Run the first process of the namespace: build it, start the command, end with it."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # which the kernel keeps from an init
         with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # memory short: the command first
+            file.write("1000")  # if memory runs short, the command is killed first
         build(request)
         drop()
         call("dumpable", libc.prctl, PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -223,7 +223,7 @@ def init(request: dict[str, Any], output: int, trouble: int, life: int) -> NoRet
 
 
 def watch(request: dict[str, Any], pid: int, output: int, trouble: int, owner: int) -> dict[str, Any]:
-    """Wait for the end of the command, or bring it about; what came of it, the output apart."""
+    """Wait for the end of the command, or end it at a limit; return its result with the output."""
     held, ended, problem = bytearray(), "", b""
     deadline = time.monotonic() + request["seconds"]
     handle = os.pidfd_open(pid)
@@ -233,7 +233,7 @@ def watch(request: dict[str, Any], pid: int, output: int, trouble: int, owner: i
     while not ended:
         events = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
         if owner in events:
-            os._exit(1)  # nobody is there to be told; the init goes with this process
+            os._exit(1)  # nobody is left to read the reply; the init ends with this process
         if trouble in events:
             if not (part := os.read(trouble, 4096)):
                 poll.unregister(trouble)
@@ -255,7 +255,7 @@ def watch(request: dict[str, Any], pid: int, output: int, trouble: int, owner: i
 
 
 def main() -> None:
-    """Read a request, carry it out, tell."""
+    """Read a request, carry it out, write the reply."""
     request = json.load(sys.stdin)
     os.set_inheritable(int(sys.argv[1]), False)
     (output, theirs), (trouble, told), (alive, ours) = os.pipe(), os.pipe(), os.pipe()

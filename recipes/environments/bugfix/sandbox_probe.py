@@ -1,7 +1,7 @@
-"""What a command can do inside the sandbox; a program for ``python -I -S -c`` that imports nothing of ours.
+"""Tests what a command can do inside the sandbox; a program for ``python -I -S -c`` that imports nothing of ours.
 
-Its argument is JSON with what the machine outside has (files, an open port) and the limits; it prints, as JSON, a line
-for everything that it could do and should not have been able to.
+Its argument is JSON with facts of the machine outside (files, an open port) and the limits. It prints, as JSON, a line
+for everything that it could do although it must not.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ PR_GET_SECCOMP, PR_GET_NO_NEW_PRIVS = 21, 39
 
 
 def files(outside: dict[str, Any]) -> Iterator[str]:
-    """What is there that should not be, or may be written."""
+    """Yield paths that are visible but should not be, or that are writable."""
     for path in outside["absent"]:
         if os.path.exists(path):
             yield f"it sees {path}"
@@ -35,7 +35,7 @@ def files(outside: dict[str, Any]) -> Iterator[str]:
 
 
 def descriptors(outside: dict[str, Any]) -> Iterator[str]:
-    """What is open that it did not open."""
+    """Yield open files that it did not open itself."""
     for number in range(3, 1024):
         try:
             os.fstat(number)
@@ -45,7 +45,7 @@ def descriptors(outside: dict[str, Any]) -> Iterator[str]:
 
 
 def network(outside: dict[str, Any]) -> Iterator[str]:
-    """Whether anything can be reached."""
+    """Yield the ways in which it reaches a network."""
     for address in (("127.0.0.1", outside["port"]), ("192.0.2.1", 80)):
         with socket.socket() as one:
             one.settimeout(1.0)
@@ -59,7 +59,7 @@ def network(outside: dict[str, Any]) -> Iterator[str]:
 
 
 def privileges(outside: dict[str, Any]) -> Iterator[str]:
-    """Who it is, and what it may."""
+    """Yield the privileges that it has or may gain."""
     libc = ctypes.CDLL(None, use_errno=True)
     held = ctypes.create_string_buffer(24)
     libc.capget(ctypes.create_string_buffer(struct.pack("II", 0x20080522, 0)), held)
@@ -74,7 +74,7 @@ def privileges(outside: dict[str, Any]) -> Iterator[str]:
 
 
 def bounds(outside: dict[str, Any]) -> Iterator[str]:
-    """Whether the limits hold."""
+    """Yield the limits that do not hold."""
     limits = outside["limits"]
     if resource.getrlimit(resource.RLIMIT_CPU)[0] != limits["cpu_seconds"]:
         yield "it has another limit on processor time"
@@ -109,7 +109,7 @@ def bounds(outside: dict[str, Any]) -> Iterator[str]:
 
 
 def processes(outside: dict[str, Any]) -> Iterator[str]:
-    """Whether their number is bounded: starts some that wait until this process has counted them."""
+    """Yield a line if the number of processes is not limited: start processes that wait until all are counted."""
     most = outside["limits"]["processes"]
     reading, writing = os.pipe()
     children: list[int] = []
@@ -129,7 +129,7 @@ def processes(outside: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Try everything."""
+    """Make all attempts and print the findings."""
     outside = json.loads(sys.argv[1])
     tried = (files, descriptors, network, privileges, bounds, processes)
     print(json.dumps([line for attempt in tried for line in attempt(outside)]))

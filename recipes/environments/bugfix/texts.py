@@ -1,4 +1,4 @@
-"""Functions over texts, pairs, stretches and grids, of which packages with a bug are made, as in ``lists.py``."""
+"""Functions over texts, pairs, stretches and grids that packages with a bug are made of, as in ``lists.py``."""
 
 SHIFT, LENGTH, WEIGHT, GAP, HIGHEST = 3, 12, 7, 2, 20
 

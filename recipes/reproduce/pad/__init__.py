@@ -1,1 +1,1 @@
-"""Keeping rejected drafts that a classifier finds harmless (PAD): what it gains and what it costs, beside controls."""
+"""PAD keeps rejected drafts that a classifier finds harmless: its gain and its cost, beside controls."""

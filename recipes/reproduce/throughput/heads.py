@@ -1,4 +1,4 @@
-"""Heads of rising quality: untrained, trained by two losses, and the best one with noise on its weights."""
+"""Heads of several qualities: the model's own, two trained ones, and the best one with noise on its weights."""
 
 import dataclasses
 from collections.abc import Mapping
