@@ -1,14 +1,15 @@
-"""Block verification (Sun et al., arXiv 2403.10444): a chain is judged as a whole and accepts more than one by one.
+"""Block verification (Sun et al., arXiv 2403.10444): it judges a chain as a whole and accepts more drafts than chain
+verification.
 
 With prefix weights w_0 = 1, w_i = min(1, w_{i-1} * p_i(y_i) / q_i(y_i)), where row i is conditional on y_1..y_{i-1}:
 
     S_i = sum_v max(0, w_i * p_{i+1}(v) - q_{i+1}(v)),   h_i = S_i / (S_i + 1 - w_i),   h_K = w_K
 
-Every i with u_i < h_i qualifies and the *largest* such i is accepted (0 if there is none; no test ends the search). The
-next token comes from max(0, w_i * p_{i+1} - q_{i+1}), or after all K drafts from row K + 1 of the target. The output
-distribution is the target's and the expected number of accepted drafts the largest that a rule which knows only the
-chain can have; chain verification is the special case that stops at the first failure. The plain PyTorch reference, and
-Triton on a CUDA device.
+Every i with u_i < h_i qualifies, and the *largest* such i is accepted (0 if there is none). No test ends the search.
+The next token comes from max(0, w_i * p_{i+1} - q_{i+1}), or from row K + 1 of the target if all K drafts are accepted.
+The output distribution is the target's. No rule that knows only the chain has a larger expected number of accepted
+drafts. Chain verification is the special case that stops at the first failure. This file holds the plain PyTorch
+reference; a CUDA device runs Triton kernels.
 """
 
 import torch
@@ -45,7 +46,7 @@ def block_verify(
 def reference(
     draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, lengths: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the same in plain PyTorch, in any dtype."""
+    """Compute ``block_verify`` in plain PyTorch, in any dtype."""
     batch, drafts = draft_tokens.shape
     rows = torch.arange(batch, device=draft_tokens.device)
     if drafts == 0:
@@ -93,7 +94,7 @@ def residual_distribution(weight: Tensor, target: Tensor, draft: Tensor) -> Tens
 
 
 def _early(weight: Tensor, target_probs: Tensor, draft_probs: Tensor, row: int) -> Tensor:
-    """Return h of a prefix that is followed by another draft."""
+    """Return the threshold h [B] of a prefix that is followed by another draft."""
     mass = residual_distribution(weight, target_probs[:, row].to(weight.dtype), draft_probs[:, row]).sum(-1)
     # Neither mass nor a deficit: w = 1 and the next distributions agree. Any value would do; 1 keeps 0 / 0 out.
     return torch.where(weight < 1, mass / (mass + 1 - weight).where(weight < 1, 1), 1.0)

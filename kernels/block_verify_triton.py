@@ -1,14 +1,15 @@
 # mypy: disable-error-code="untyped-decorator"
 """Block verification of probabilities in Triton: two launches, V split over programs at every batch size.
 
-1. ``_masses``, one program per (request, prefix, tile): prefix weights from K gathers side by side (repeated by each
-   program, which is cheaper than a launch of its own), then its tile's mass of the prefix's residual. A prefix that
-   cannot be the one is not read: h_i is at most w_i, so u_i >= w_i rules it out; w_i = 1 accepts it, and so rules out
-   those before it; and where the last one is accepted (h_K = w_K needs no row) only the bonus row is.
-2. ``_draw``, one program per request: the thresholds from these masses, the largest prefix that qualifies, and its
-   token by inverting the CDF over the tile masses, then inside the one tile that it hits.
+1. ``_masses``, one program per (request, prefix, tile): computes the prefix weights from K gathers side by side, then
+   its tile's mass of the prefix's residual. Each program repeats the gathers, which is cheaper than another launch. A
+   prefix that cannot be the accepted one is not read: h_i is at most w_i, so u_i >= w_i rules it out. w_i = 1 accepts a
+   prefix, and so rules out those before it. Where the last prefix is accepted (h_K = w_K needs no row), only the bonus
+   row is read.
+2. ``_draw``, one program per request: computes the thresholds from these masses and finds the largest prefix that
+   qualifies. It then inverts the CDF over the tile masses, and inside the one tile that it hits.
 
-Weights and masses are fp32, as in the reference; tests compare in fp64. What it draws always has mass.
+Weights and masses are fp32, as in the reference; tests compare in fp64. A drawn token always has mass.
 """
 
 import torch
@@ -26,7 +27,7 @@ def _prefix_weights(
     tokens: tl.tensor, q: tl.tensor, p: tl.tensor, length: tl.tensor, V: tl.tensor, K: tl.constexpr,
     LANES: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Return w_0..w_length in lanes 0..length."""
+    """Return the prefix weights w_0..w_length in lanes 0..length."""
     lanes = tl.arange(0, LANES)
     used = lanes < length
     entry = lanes.to(tl.int64) * V + tl.load(tokens + lanes, mask=used, other=0)
@@ -46,7 +47,7 @@ def _prefix_weights(
 
 @triton.jit
 def _at(numbers: tl.tensor, lane: tl.tensor, LANES: tl.constexpr) -> tl.tensor:
-    """Return one of [LANES] numbers."""
+    """Return the number in one lane of [LANES] numbers."""
     return tl.sum(tl.where(tl.arange(0, LANES) == lane, numbers, 0.0), 0)
 
 
@@ -54,7 +55,7 @@ def _at(numbers: tl.tensor, lane: tl.tensor, LANES: tl.constexpr) -> tl.tensor:
 def _tile_of_distributions(
     q: tl.tensor, p: tl.tensor, offsets: tl.tensor, V: tl.tensor, weight: tl.tensor, rejected: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """Return one tile of max(0, w p - q) (of p itself where nothing was rejected; q is then not read) and of p."""
+    """Return one tile of max(0, w p - q) and of p; without a rejection the first is p itself, and q is not read."""
     inside = offsets < V
     target = tl.load(p + offsets, mask=inside, other=0.0).to(tl.float32)
     draft = tl.load(q + offsets, mask=inside & rejected, other=0.0).to(tl.float32)

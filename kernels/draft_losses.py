@@ -1,8 +1,9 @@
-"""The draft losses, a row each: what every implementation (eager, compiled, Triton, split vocabulary) reads.
+"""Draft losses, one table row each; every implementation reads them (eager, compiled, Triton, split vocabulary).
 
-A loss compares a draft distribution q with a target distribution p, row by row. Two things determine it: one number per
-row made of the overlap alpha = sum min(p, q), a divergence D and the target's entropy H(p); and its gradient into the
-draft's logits, which for all of them is a sum of two parts with coefficients per row (times the temperature):
+A loss compares a draft distribution q with a target distribution p, row by row. Two things determine it: its value and
+its gradient into the draft's logits. The value of a row depends on the overlap alpha = sum min(p, q), a divergence D
+and the target's entropy H(p). The gradient is the same sum of two parts for all losses, with coefficients per row
+(times the temperature):
 
     tv * q (S - 1[q <= p])  +  own * (gradient of D),    S = the sum of q over the tokens with q <= p
 
@@ -32,7 +33,7 @@ from bebop.errors import UserError
 
 # q, log q, p, log p, and where the label is; all [R, V] of a part of the vocabulary. The last is None without labels.
 Terms = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
-# The same, then the row's divergence and its second sum [R, 1].
+# As ``Terms``, followed by the row's divergence and its second sum [R, 1].
 Gradient = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor], Tensor]
 Coefficient = Callable[[Tensor, Tensor | float], Tensor]  # alpha [R], eta -> [R]
 
@@ -50,7 +51,10 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftLoss:
-    """A loss: ``value`` of (alpha, D, H(p), eta), all [R]; coefficients of TV's and of the divergence's gradient."""
+    """A draft loss: ``value`` is a function of (alpha, D, H(p), eta), all [R].
+
+    ``tv`` and ``own`` are the coefficients of the gradients of TV and of the divergence.
+    """
 
     value: Callable[[Tensor, Tensor, Tensor, Tensor | float], Tensor]
     divergence: Divergence | None = None
@@ -59,7 +63,7 @@ class DraftLoss:
 
 
 def one(alpha: Tensor, eta: Tensor | float) -> Tensor:
-    """Return the coefficient 1, with which nothing is multiplied."""
+    """Return the coefficient 1 for each row [R]; ``gradient`` skips the multiplication by it."""
     return torch.ones_like(alpha)
 
 
@@ -74,13 +78,13 @@ def fading(alpha: Tensor, eta: Tensor | float) -> Tensor:
 
 
 def masked(where: Tensor | None, values: Tensor) -> Tensor:
-    """Return ``values`` at the label, 0 elsewhere."""
+    """Return ``values`` [R, V] at the label and 0 elsewhere."""
     assert where is not None, "this loss needs labels"
     return torch.where(where, values, 0)
 
 
 def middle(q: Tensor, p: Tensor) -> Tensor:
-    """log m of the mixture m = (p + q) / 2; -inf where it has no mass."""
+    """Return log m of the mixture m = (p + q) / 2; -inf where it has no mass."""
     return ((p + q) / 2).log()
 
 
@@ -127,20 +131,20 @@ LOSSES = {
 
 
 def loss_named(kind: str) -> DraftLoss:
-    """Return the row of ``LOSSES``; ``UserError`` that lists the names if there is none."""
+    """Return the entry of ``LOSSES`` with this name; raise ``UserError`` that lists the names if there is none."""
     if kind not in LOSSES:
         raise UserError(f"unknown kind of draft loss {kind!r}; known are {', '.join(LOSSES)}")
     return LOSSES[kind]
 
 
 def needs_labels(kind: str) -> bool:
-    """Return whether a loss looks at one token of the data."""
+    """Return whether a loss needs the label of each row, one token of the data."""
     divergence = LOSSES[kind].divergence
     return divergence is not None and divergence.labels
 
 
 def gradient(loss: DraftLoss, tv: Tensor | None, own: Tensor | None, alpha: Tensor, eta: Tensor | float) -> Tensor:
-    """Return T * d loss / d logits [R, V] from its two parts [R, V], those that the loss has; alpha [R]."""
+    """Return T * d loss / d logits [R, V] from the parts [R, V] that the loss has; alpha is [R]."""
     parts = []
     for coefficient, part in ((loss.own, own), (loss.tv, tv)):
         if coefficient is not None:

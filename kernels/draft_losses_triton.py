@@ -1,8 +1,8 @@
 # mypy: disable-error-code="untyped-decorator"
-"""The rows of ``draft_losses.LOSSES`` as Triton compiles them: a twin for each, function by function.
+"""The losses of ``draft_losses.LOSSES`` for Triton: one twin per loss, with a Triton version of each function.
 
-Logarithms are binary here, and sums of them become nats afterwards; the totals that a gradient is given are in nats. A
-loss without a twin runs in eager PyTorch on a GPU.
+Logarithms are binary here, and their sums are converted to nats afterwards. The totals that a gradient gets are in
+nats. A loss without a twin runs in eager PyTorch on a GPU.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,10 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Twin:
-    """Compile-time constants of the kernels; each function is what the field of that name is in ``draft_losses``."""
+    """Compile-time constants of the kernels for one loss.
+
+    Each function corresponds to the field of that name in ``draft_losses``.
+    """
 
     value: Any  # (alpha, D, H(p), eta), scalars
     terms: Any = None  # tiles; None: no divergence, or that of a label, which is a single load
@@ -28,7 +31,7 @@ class Twin:
     early: bool = False  # whether the gradient needs no sum, and is written in the pass that makes them
 
     def constants(self) -> dict[str, Any]:
-        """Return the fields as the kernels name them."""
+        """Return the fields by the upper-case names that the kernels use."""
         return {name.upper(): getattr(self, name) for name in self.__slots__}
 
 
@@ -58,7 +61,7 @@ def rest(alpha: tl.tensor, eta: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def kl_terms(q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor) -> tl.tensor:
-    """Return the tile of KL(p||q)."""
+    """Return a tile of the terms of KL(p||q)."""
     return tl.where(p > 0, p * (p_log - q_log), 0.0)
 
 
@@ -66,13 +69,13 @@ def kl_terms(q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor) -> 
 def kl_gradient(
     q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor, hit: tl.tensor, total: tl.tensor, second: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """Return the tile of KL(p||q)."""
+    """Return a tile of the gradient of KL(p||q)."""
     return q - p
 
 
 @triton.jit
 def reverse_kl_terms(q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor) -> tl.tensor:
-    """Return the tile of KL(q||p)."""
+    """Return a tile of the terms of KL(q||p)."""
     return tl.where(q > 0, q * (q_log - p_log), 0.0)
 
 
@@ -80,25 +83,25 @@ def reverse_kl_terms(q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.ten
 def reverse_kl_gradient(
     q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor, hit: tl.tensor, total: tl.tensor, second: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """Return the tile of KL(q||p)."""
+    """Return a tile of the gradient of KL(q||p); ``total`` is KL(q||p)."""
     return tl.where(q > 0, q * ((q_log - p_log) * LN2 - total), 0.0)
 
 
 @triton.jit
 def middle(q: tl.tensor, p: tl.tensor) -> tl.tensor:
-    """log of the mixture (p + q) / 2."""
+    """Return the binary logarithm of the mixture (p + q) / 2."""
     return tl.log2((p + q) * 0.5)
 
 
 @triton.jit
 def to_middle_terms(q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor) -> tl.tensor:
-    """Return the tile of KL(q||m)."""
+    """Return a tile of the terms of KL(q||m)."""
     return tl.where(q > 0, q * (q_log - middle(q, p)), 0.0)
 
 
 @triton.jit
 def jensen_shannon_terms(q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor) -> tl.tensor:
-    """Return the tile of (KL(p||m) + KL(q||m)) / 2."""
+    """Return a tile of the terms of (KL(p||m) + KL(q||m)) / 2."""
     return (to_middle_terms(p, p_log, q, q_log) + to_middle_terms(q, q_log, p, p_log)) * 0.5
 
 
@@ -106,7 +109,7 @@ def jensen_shannon_terms(q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl
 def jensen_shannon_gradient(
     q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor, hit: tl.tensor, total: tl.tensor, second: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """Return the gradient of (KL(p||m) + KL(q||m)) / 2; ``second`` is KL(q||m)."""
+    """Return a tile of the gradient of (KL(p||m) + KL(q||m)) / 2; ``second`` is KL(q||m)."""
     return tl.where(q > 0, q * ((q_log - middle(q, p)) * LN2 - second) * 0.5, 0.0)
 
 
@@ -114,31 +117,31 @@ def jensen_shannon_gradient(
 def label_gradient(
     q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor, hit: tl.tensor, total: tl.tensor, second: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """Return the gradient of -log q[label]."""
+    """Return a tile of the gradient of -log q[label]."""
     return q - tl.where(hit, 1.0, 0.0)
 
 
 @triton.jit
 def missed(alpha: tl.tensor, d: tl.tensor, h: tl.tensor, eta: tl.tensor) -> tl.tensor:
-    """Return 1 - alpha."""
+    """Return 1 - alpha, the value of ``tv``."""
     return 1.0 - alpha
 
 
 @triton.jit
 def surprise(alpha: tl.tensor, d: tl.tensor, h: tl.tensor, eta: tl.tensor) -> tl.tensor:
-    """Return -log alpha."""
+    """Return -log alpha in nats, the value of ``nla``."""
     return -tl.log2(alpha) * LN2
 
 
 @triton.jit
 def alone(alpha: tl.tensor, d: tl.tensor, h: tl.tensor, eta: tl.tensor) -> tl.tensor:
-    """Return the divergence."""
+    """Return the divergence alone, the value of ``hard_ce``, ``kl``, ``rkl`` and ``jsd``."""
     return d
 
 
 @triton.jit
 def cross(alpha: tl.tensor, d: tl.tensor, h: tl.tensor, eta: tl.tensor) -> tl.tensor:
-    """Return the divergence and the target's entropy."""
+    """Return the sum of the divergence and the target's entropy, the value of ``ce``."""
     return h + d
 
 

@@ -1,13 +1,13 @@
-"""Distributions that stay logits: what they are drawn from, verified by and measured with, in the type of the logits.
+"""Distributions that stay logits: drawing, verification and statistics work on logits in their own type.
 
-A softmax in fp32 is written once and read several times, which for 256 requests, 3 drafts and 152,000 tokens moves
-13 GB a cycle. Here a row of logits is read when it is normalised, and once more where a draft is compared with the
-target. The plain PyTorch reference is in this file; on a CUDA device ``draw_triton.py`` does the same.
+With probabilities, a softmax in fp32 is written once and read several times. For 256 requests, 3 drafts and 152,000
+tokens that moves 13 GB a cycle. Here a row of logits is read when it is normalised, and once more where a draft is
+compared with the target. This file has the plain PyTorch reference; on a CUDA device ``draw_triton.py`` does the same.
 
-What "the same" means. Given uniforms that are exact, a token is drawn by inverting the CDF in the order of the
-vocabulary, as ``verify.sample`` does from the softmax.
+What "the same" means: given exact uniforms, both draw a token by inverting the CDF in the order of the vocabulary, as
+``verify.sample`` does from the softmax.
 
-- *Law.* The kernels sum a tile of the vocabulary in fp32 and invert in fp64, first over tiles and then inside the one
+- *Law.* The kernels sum a tile of the vocabulary in fp32 and invert in fp64, first over tiles and then inside the tile
   that is hit. The probability of each token is that of its softmax in fp32 up to a relative error of 2^-19, however
   rare it is.
 - *Tokens.* With the same uniforms they are those of the reference, unless a uniform lies within rounding of a border
@@ -35,7 +35,7 @@ LN2 = math.log(2)
 class LogitRows:
     """Distributions softmax(logits / temperature) of B requests at n places each, given by logits and normalisers.
 
-    Of one request at temperature 1 with logits [[[0.0, 0.0]]], ``stats`` is [[[1.44]], [[1.0]], [[0.69]]].
+    Example: for one request at temperature 1 with logits [[[0.0, 0.0]]], ``stats`` is [[[1.44]], [[1.0]], [[0.69]]].
     """
 
     logits: Tensor  # [B, n, V] bf16, fp16 or fp32
@@ -46,7 +46,7 @@ class LogitRows:
 
     @property
     def scale(self) -> Tensor:
-        """Return log2(e) / temperature [B, n]; 0: one-hot at ``best``."""
+        """Return log2(e) / temperature [B, n]; 0 marks a greedy row, whose distribution is one-hot at ``best``."""
         return self.stats[0]
 
     @property
@@ -80,17 +80,17 @@ def compiled(logits: Tensor) -> bool:
 
 
 def normalise(logits: Tensor, temperature: Tensor | None) -> LogitRows:
-    """Return the distributions of logits [B, n, V] at temperatures [B], 0 being greedy; None: 1 in all rows.
+    """Return the distributions of logits [B, n, V] at temperatures [B].
 
-    Logits in fp64 are rounded to fp32.
+    A temperature of 0 is greedy; None is 1 in all rows. Logits in fp64 are rounded to fp32.
     """
     return _of(logits, temperature, None)[0]
 
 
 def draw(logits: Tensor, temperature: Tensor | None, uniforms: Tensor) -> tuple[LogitRows, Tensor]:
-    """Return the distributions of logits [B, V], as ``normalise`` does with n = 1, and a token [B] of each.
+    """Return the distributions of logits [B, V], as ``normalise`` does with n = 1, and one token [B] drawn from each.
 
-    ``uniforms`` [B]: in [0, 1).
+    ``uniforms`` [B] lie in [0, 1).
     """
     rows, tokens = _of(logits[:, None], temperature, uniforms)
     assert tokens is not None
@@ -98,7 +98,7 @@ def draw(logits: Tensor, temperature: Tensor | None, uniforms: Tensor) -> tuple[
 
 
 def draw_from(rows: LogitRows, uniforms: Tensor) -> Tensor:
-    """Return tokens [B] of distributions with n = 1, at uniforms [B]."""
+    """Return tokens [B] drawn from distributions with n = 1, at uniforms [B] in [0, 1)."""
     if rows.tiles is not None:
         from bebop.kernels import draw_triton
 
@@ -127,15 +127,15 @@ def verify(
 
     Args:
         tokens: [B, K] drafts; K = 0 draws from the target.
-        drafts: K distributions with n = 1, that each was drawn from; None: one-hot drafts.
+        drafts: K distributions with n = 1, one behind each draft; None: one-hot drafts.
         target: the target's distributions, n = K + 1.
         uniforms: [B, K + 2] in [0, 1): K tests, then one for the recovered and one for the bonus token.
         lengths: [B] drafts per row; None: K.
-        measure: whether the overlap is wanted.
+        measure: whether to compute the overlap.
 
     Returns:
-        accepted [B], the token after them [B], and the overlap [B, K] of draft and target: of every draft that was
-        tested, other numbers mean nothing. None where it is not wanted, or drafts are one-hot.
+        accepted [B], the token after the accepted drafts [B], and the overlap [B, K] of draft and target. The overlap
+        holds for every tested draft; other numbers mean nothing. It is None without ``measure``, or for one-hot drafts.
     """
     if not tokens.shape[1]:
         return torch.zeros_like(target.best[:, 0]), draw_from(target, uniforms[:, 1]), None

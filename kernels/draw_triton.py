@@ -3,18 +3,18 @@
 
 1. ``_tiles``, one program per (row, tile): the largest logit of the tile and its token, the sum of exponentials over
    it, and their first moment. This is the one pass over all logits of draft and target.
-2. ``_finish``, one program per row: joins the tiles to normaliser, entropy and likeliest token, and draws, where a
-   uniform is given: a tile by the masses of tiles, then a token inside the one tile that is hit.
-3. ``_compare``, one program per (draft, tile): overlap and mass of max(0, p - q). Drafts after the first that fails
-   are not read. Where no overlap is wanted, only the draft that fails is.
+2. ``_finish``, one program per row: joins the tiles to normaliser, entropy and likeliest token. Where a uniform is
+   given it also draws: a tile by the masses of tiles, then a token inside the one tile that is hit.
+3. ``_compare``, one program per (draft, tile): overlap and mass of max(0, p - q). It does not read drafts after the
+   first that fails. Without ``measure`` it reads only the draft that fails.
 4. ``_verify``, one program per request: the tests, the tile and the token after the accepted drafts. A bonus token
    comes from the tiles of step 1. So does the residual of a one-hot draft, but for the tile that holds the draft.
 
-Numbers: exponentials and sums of a tile in fp32, tests in fp32 against uniforms in fp64, CDFs over tiles and inside a
-tile in fp64. The place inside a tile is a fraction of the tile's own mass. So rounding of the sum of a tile changes the
-probability of the tile alone, and rare tokens keep their relative precision.
+Exponentials and sums of a tile are in fp32, and so are tests, against uniforms in fp64. CDFs over tiles and inside a
+tile are in fp64. The place inside a tile is a fraction of the tile's own mass. So rounding of the sum of a tile changes
+the probability of the tile alone, and rare tokens keep their relative precision.
 
-K drafts have their logits in K tensors, which stay where the language-model head wrote them: kernels take a tuple.
+The logits of K drafts are in K tensors and stay where the language-model head wrote them: kernels take a tuple.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def _scale(temperatures: tl.tensor, request: tl.tensor, TEMPERED: tl.constexpr) 
 
 @triton.jit
 def _exponents(logits: tl.tensor, scale: tl.tensor, top: tl.tensor) -> tl.tensor:
-    """Return logit * scale - top; -inf in a greedy row, and where the logit is."""
+    """Return logit * scale - top; -inf in a greedy row and where the logit is -inf."""
     usable = tl.where(scale == 0, -float("inf"), logits)
     absent = usable == -float("inf")
     return tl.where(absent, -float("inf"), tl.where(absent, 0.0, usable) * scale - top)
@@ -58,8 +58,11 @@ def _tiles(
     logits: tl.tensor, temperatures: tl.tensor, sums: tl.tensor, V: tl.tensor, tiles: tl.tensor, PLACES: tl.constexpr,
     TEMPERED: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write sums [N, 4, tiles]: largest logit, sum of 2^(a - top), sum of 2^(a - top) (a - top), token of the largest
-    logit. N = B * PLACES; a = logit * scale, top is that of the largest."""
+    """Write sums [N, 4, tiles] of each row, with N = B * PLACES.
+
+    The four are the largest logit, sum of 2^(a - top), sum of 2^(a - top) (a - top), and the token of the largest
+    logit. Here a = logit * scale, and top is that of the largest logit.
+    """
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     scale = _scale(temperatures, row // PLACES, TEMPERED)
@@ -80,10 +83,10 @@ def _tiles(
 
 @triton.jit
 def _pick(mass: tl.tensor, number: tl.tensor, lanes: tl.tensor, LANES: tl.constexpr) -> tl.tensor:
-    """Return the first lane whose running sum exceeds ``number`` (fp64, in [0, 1)) times the mass, and what fraction of
-    the lane's own mass lies below that place. Lanes without mass do not count.
+    """Return a lane drawn by its mass, and the fraction of that lane's own mass that lies below the drawn place.
 
-    Where rounding leaves no lane, return the last one of positive mass; without any mass, lane 0.
+    The lane is the first whose running sum exceeds ``number`` (fp64, in [0, 1)) times the mass. Lanes without mass do
+    not count. Where rounding leaves no lane, return the last one of positive mass; without any mass, lane 0.
     """
     running = tl.cumsum(mass.to(tl.float64), 0)
     place = number * tl.max(running, 0)
@@ -97,7 +100,7 @@ def _pick(mass: tl.tensor, number: tl.tensor, lanes: tl.tensor, LANES: tl.conste
 
 @triton.jit
 def _masses(sums: tl.tensor, scale: tl.tensor, top: tl.tensor, tiles: tl.tensor, TILES: tl.constexpr) -> tl.tensor:
-    """Return the masses of a row's tiles [TILES], in units of 2^top; 0 in a greedy row, which has no use for them."""
+    """Return the masses [TILES] of a row's tiles, in units of 2^top; 0 in a greedy row, where they are not used."""
     at = tl.arange(0, TILES)
     largest = tl.load(sums + at, mask=at < tiles, other=-float("inf"))
     mass = tl.load(sums + tiles + at, mask=at < tiles, other=0.0)
@@ -108,7 +111,7 @@ def _masses(sums: tl.tensor, scale: tl.tensor, top: tl.tensor, tiles: tl.tensor,
 def _token_of(
     probs: tl.tensor, number: tl.tensor, tile: tl.tensor, lanes: tl.tensor, best: tl.tensor, BLOCK: tl.constexpr
 ) -> tl.tensor:
-    """Return the token drawn inside a tile; ``best`` where rounding has left no mass in it."""
+    """Return the token drawn inside a tile, or ``best`` where rounding has left no mass in the tile."""
     lane, _ = _pick(probs, number, lanes, BLOCK)
     return tl.where(tl.max(probs, 0) > 0, tile * BLOCK + lane, best.to(tl.int32))
 
@@ -118,7 +121,7 @@ def _drawn(
     logits: tl.tensor, sums: tl.tensor, scale: tl.tensor, top: tl.tensor, best: tl.tensor, number: tl.tensor,
     V: tl.tensor, tiles: tl.tensor, TILES: tl.constexpr, BLOCK: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Return a token drawn from a row, from the sums of its tiles and one tile of its logits."""
+    """Return a token drawn from a row, given the sums of its tiles; only one tile of its logits is read."""
     mass = _masses(sums, scale, top, tiles, TILES)
     tile, inside = _pick(mass, number, tl.arange(0, TILES), TILES)
     lanes = tl.arange(0, BLOCK)
@@ -134,7 +137,7 @@ def _finish(
     best: tl.tensor, tokens: tl.tensor, rows: tl.tensor, V: tl.tensor, tiles: tl.tensor, PLACES: tl.constexpr,
     TEMPERED: tl.constexpr, DRAW: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write stats [3, N]: scale, normaliser, entropy; the likeliest token [N]; and a token [N] where one is drawn."""
+    """Write stats [3, N] (scale, normaliser, entropy), the likeliest token [N] and, with DRAW, a drawn token [N]."""
     row = tl.program_id(0).to(tl.int64)
     sums += row * 4 * tiles
     scale = _scale(temperatures, row // PLACES, TEMPERED)
@@ -165,7 +168,7 @@ def _draw(
     logits: tl.tensor, sums: tl.tensor, stats: tl.tensor, best: tl.tensor, u: tl.tensor, u_stride: tl.tensor,
     tokens: tl.tensor, rows: tl.tensor, V: tl.tensor, tiles: tl.tensor, TILES: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write a token [N], from what ``_finish`` has written."""
+    """Write a drawn token [N] from the results of ``_finish``."""
     row = tl.program_id(0).to(tl.int64)
     scale, normaliser = tl.load(stats + row), tl.load(stats + rows + row)
     likeliest, number = tl.load(best + row), tl.load(u + row * u_stride)
@@ -180,7 +183,7 @@ def _draw(
 
 @triton.jit
 def _chosen(pointers: tl.tuple, place: tl.tensor, K: tl.constexpr) -> tl.tensor:
-    """Return one of K pointers."""
+    """Return the pointer at index ``place`` of K pointers."""
     found = pointers[0]
     for i in tl.static_range(1, K):
         if place == i:
@@ -205,7 +208,7 @@ def _tile_of(
     logits: tl.tensor, stats: tl.tensor, best: tl.tensor, rows: tl.tensor, row: tl.tensor, offsets: tl.tensor,
     V: tl.tensor, needed: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """Return the probabilities of one tile of a row; nothing is read and all are 0 where it is not needed."""
+    """Return the probabilities of one tile of a row; all 0, without a read, unless the tile is ``needed``."""
     inside = (offsets < V) & needed
     scale = tl.load(stats + row)
     numbers = tl.load(logits + row * V + offsets, mask=inside, other=-float("inf")).to(tl.float32)
@@ -221,7 +224,7 @@ def _accepted(
     u: tl.tensor, length: tl.tensor, row: tl.tensor, batch: tl.tensor, V: tl.tensor, K: tl.constexpr,
     ONE_HOT: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Return how many drafts of a request come before the first that fails u < p / q; ``length`` if none fails.
+    """Return the number of drafts of a request before the first that fails u < p / q; ``length`` if none fails.
 
     p = 0 is never below a uniform, and 0 / 0 compares as false.
     """
@@ -243,7 +246,7 @@ def _compare(
     u: tl.tensor, lengths: tl.tensor, masses: tl.tensor, batch: tl.tensor, V: tl.tensor, tiles: tl.tensor,
     K: tl.constexpr, MEASURE: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write masses [B, K, 2, tiles]: of max(0, p - q) and of min(p, q), after each draft that is tested; else 0."""
+    """Write masses [B, K, 2, tiles] of max(0, p - q) and of min(p, q) for each draft that is tested, else 0."""
     row = (tl.program_id(0) // K).to(tl.int64)
     place = tl.program_id(0) % K
     tile = tl.program_id(1)
@@ -322,8 +325,7 @@ def _verify(
 def normalise(
     logits: Tensor, temperature: Tensor | None, uniforms: Tensor | None = None, *, block: int | None = None
 ) -> tuple[LogitRows, Tensor | None]:
-    """Launch ``draw.normalise`` of logits [B, n, V], and draw a token [B] each at uniforms [B], if n = 1 and they are
-    given.
+    """Launch ``draw.normalise`` of logits [B, n, V], and draw a token [B] each if uniforms [B] are given and n = 1.
 
     Logits that are not contiguous cost a copy. Beyond its results it allocates four fp32 numbers per row and tile.
 
@@ -361,7 +363,7 @@ def normalise(
 
 
 def draw_from(rows: LogitRows, uniforms: Tensor) -> Tensor:
-    """Launch ``draw.draw_from``, from the sums of ``normalise``."""
+    """Launch ``draw.draw_from`` on the tile sums of ``normalise``."""
     assert rows.tiles is not None
     batch, places, V = rows.logits.shape
     assert places == 1, "a token is drawn from one place"
@@ -383,7 +385,7 @@ def verify(
     lengths: Tensor | None = None,
     measure: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Launch ``draw.verify``; K is at least 1. It allocates two fp32 numbers per draft and tile.
+    """Launch ``draw.verify`` for K >= 1 drafts; it allocates two fp32 numbers per draft and tile.
 
     Raises:
         UserError: shapes that do not fit.
@@ -414,7 +416,7 @@ def verify(
 
 
 def _check(tokens: Tensor, drafts: Sequence[LogitRows] | None, target: LogitRows, uniforms: Tensor) -> None:
-    """Raise ``UserError`` unless shapes fit."""
+    """Raise ``UserError`` unless the shapes of drafts, target and uniforms fit."""
     (batch, K), V = tokens.shape, target.logits.shape[-1]
     shapes = [("target", target.logits, (batch, K + 1, V)), ("uniforms", uniforms, (batch, K + 2))]
     shapes += [("draft", draft.logits, (batch, 1, V)) for draft in drafts or ()]

@@ -5,10 +5,10 @@ verifies a draft has two rows at batch 1, so this is what drafts cost there. ``f
 place: nothing is packed or copied, so new weights count as soon as they are written.
 
 - A row's results do not depend, to the bit, on how many rows are beside it or on the number of threads.
-- The kernel is built for this processor when it is first asked for, which takes a second. It needs AVX-512 and a C++
-  compiler (GCC 12, Clang). Without them ``available`` says no, and a missing compiler is logged once.
+- The kernel is built for this processor on first use, which takes a second. It needs AVX-512 and a C++ compiler
+  (GCC 12, Clang). Without them ``available`` returns False, and a missing compiler is logged once.
 
-There is no gradient. What watches PyTorch's operators (a dispatch mode, its profiler) does not see this product.
+There is no gradient. Tools that watch PyTorch's operators (a dispatch mode, its profiler) do not see this product.
 """
 
 import ctypes
@@ -44,7 +44,7 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def suits(weight: Tensor) -> bool:
-    """Return whether the kernel is there and the faster one for ``weight`` [N, K] and up to ``MAX_ROWS`` rows."""
+    """Return whether the kernel exists and is the faster one for ``weight`` [N, K] and up to ``MAX_ROWS`` rows."""
     large = weight.numel() >= SMALLEST and weight.dtype == torch.float32 and weight.device.type == "cpu"
     return large and weight.is_contiguous() and available()
 
@@ -52,7 +52,7 @@ def suits(weight: Tensor) -> bool:
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute ``linear`` without gradients: [M, K], [N, K], [N] -> [M, N], for M from 1 to ``MAX_ROWS``.
 
-    The caller has asked ``suits``. ``x`` is fp32 and on the CPU.
+    The caller has checked ``suits``. ``x`` is fp32 and on the CPU.
     """
     rows, outputs = x.shape[0], weight.shape[0]
     assert x.dtype == torch.float32 and 0 < rows <= MAX_ROWS and x.shape[1] == weight.shape[1]
@@ -65,7 +65,7 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def available() -> bool:
-    """Return whether this process has the kernel; build it where it can be."""
+    """Return whether this process has the kernel; the first call builds it if possible."""
     return os.environ.get("BEBOP_COMPILE") != "0" and _kernel() is not None
 
 
@@ -83,7 +83,7 @@ def _kernel() -> Callable[..., None] | None:
 
 
 def compiler() -> str:
-    """Return the C++ compiler, of the variable ``CXX`` or the usual names; FileNotFoundError without one."""
+    """Return the C++ compiler from the variable ``CXX`` or the usual names; raise FileNotFoundError without one."""
     names = [name for name in (os.environ.get("CXX"), "c++", "g++", "clang++") if name]
     found = next((path for name in names if (path := shutil.which(name))), None)
     if found is None:
@@ -94,8 +94,8 @@ def compiler() -> str:
 def build(command: str) -> Callable[..., None]:
     """Return the function of ``few_rows.cpp``, built by the compiler ``command``.
 
-    The library lies in a folder of this process alone and is deleted once it is loaded: nobody else can put another
-    one in its place, and none is left over.
+    The library lies in a folder of this process alone and is deleted once it is loaded. So nobody else can replace it,
+    and no file is left over.
     """
     with tempfile.TemporaryDirectory(prefix="bebop-") as folder:
         library = str(Path(folder) / "few_rows.so")

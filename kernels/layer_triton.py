@@ -1,15 +1,15 @@
 # mypy: disable-error-code="untyped-decorator"
-"""What lies between the matrix products and the attention of a decoder layer, in three Triton kernels.
+"""The parts of a decoder layer between the matrix products and the attention, in three Triton kernels.
 
 1. ``_norm``, one program a row: the residual sum, if there is one, and its root mean square norm.
 2. ``_turn``, one program per token and a few heads: the norms of queries and keys, if there are any, and their rotary
-   embeddings, written side by side as attention reads them. Where a cache says where its entries go, keys and values
-   are stored there at once, and only queries are written side by side.
+   embeddings, written side by side as attention reads them. With a cache, keys and values go to their cache entries at
+   once, and only queries are written side by side.
 3. ``_gated``, one program per token and tile: silu(gate) * up.
 
-They round where transformers' modules round, and compute in fp32 between: a norm is rounded before it is multiplied
-with its weight, and of rotary embeddings both products are. Only sums over a row are taken in another order. The
-references are ``Norm``, ``rotate`` and ``LeanLayer`` in ``bebop/model/lean.py``, where these are called.
+The kernels round where transformers' modules round, and compute in fp32 between: a norm is rounded before it is
+multiplied with its weight, and of rotary embeddings both products are. Only sums over a row have another order. The
+references are ``Norm``, ``rotate`` and ``LeanLayer`` in ``bebop/model/lean.py``, which call these kernels.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ TILE = 1024  # numbers of a program of ``_gated``
 
 @triton.jit
 def _rounded(x: tl.tensor, like: tl.tensor) -> tl.tensor:
-    """Return fp32 numbers rounded as the type that ``like`` points to holds them, in fp32."""
+    """Return fp32 numbers rounded to the type that ``like`` points to, as fp32 again."""
     return x.to(like.dtype.element_ty).to(tl.float32)
 
 
@@ -56,13 +56,16 @@ def _turn(
     entries_row: tl.tensor, entries_token: tl.tensor,
     STORED: tl.constexpr, NORMED: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, HEADS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Turn ``heads`` heads of a token, of which ``queries`` are queries. With ``STORED`` values follow, one a key."""
+    """Apply norms and rotary embeddings to ``heads`` heads of a token; the first ``queries`` of them are queries.
+
+    With ``STORED`` the value heads follow, one per key head.
+    """
     row = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     lane = tl.arange(0, LANES)[None, :]
     kv_heads = heads - queries
     inside = (head < heads + (kv_heads if STORED else 0)) & (lane < SIZE)
-    # Each number is turned with that half a head away.
+    # Rotary embeddings combine each number with the one half a head away.
     other = tl.where(lane < SIZE // 2, lane + SIZE // 2, lane - SIZE // 2)
     start = x + row * step + head * SIZE
     own = tl.load(start + lane, mask=inside, other=0.0).to(tl.float32)
@@ -111,7 +114,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_norm(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the sum of states [..., d] and what a layer adds to them [..., d], and its root mean square norm."""
+    """Return the sum x + more of states [..., d], and the root mean square norm of that sum."""
     return _normed(x, more, weight, eps)
 
 
@@ -133,7 +136,7 @@ def turn(x: Tensor, weights: Sequence[Tensor], eps: float, rotary: tuple[Tensor,
     Args:
         x: [B, H + Hkv, n, D], or [N, H + Hkv, D] of rows end to end: the first heads of a product, which lies in memory
             token by token.
-        weights: [D] of the norm of queries and of that of keys; empty: there are none.
+        weights: [D] for the norm of queries and [D] for that of keys; empty: no norms.
         eps: of both norms.
         rotary: cosines and signed sines [B, 1, n, D] or [N, 1, D], in the order of the tokens.
         queries: H.
@@ -162,7 +165,7 @@ def turn_and_store(
         heads: H and Hkv.
         stores: keys and values [P, Hkv, E, D] of a layer: pages of E entries, or slots.
         table: [B, T] or [N, T], the page of entries 0..E-1, E..2E-1, ... of each row.
-        entries: [B, n] or [N], of each token. Of tokens with the same one any is kept.
+        entries: [B, n] or [N], the cache entry of each token. Of tokens with the same entry any one is kept.
     """
     queries, kv_heads = heads
     assert x.shape[1] == queries + 2 * kv_heads, "queries, keys and values"
@@ -181,9 +184,9 @@ def _launch_turn(
     out: Tensor,
     stored: tuple[Tensor, Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
-    """Turn the first ``heads[1]`` heads, of which ``heads[0]`` are queries.
+    """Apply norms and rotary embeddings to the first ``heads[1]`` heads, of which ``heads[0]`` are queries.
 
-    ``stored``: keys, values, table and entries of ``turn_and_store``.
+    ``stored`` holds the keys, values, table and entries of ``turn_and_store``.
     """
     width, size = x.shape[2] if x.dim() == 4 else 1, x.shape[-1]
     assert x.stride(1) == size and x.stride(-1) == 1, "heads lie side by side"

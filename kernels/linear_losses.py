@@ -1,15 +1,15 @@
 """Draft losses from hidden states: the head's matrix product and the loss in chunks of rows, logits never kept.
 
-For N rows, V tokens and a head of width d, logits of draft and target and their gradient would take 3 N V numbers; here
-they take 3 ``chunk_rows`` V, and what is kept for the backward pass is one [N, d] tensor.
-The default leaves the head alone, as training of draft heads does.
+For N rows, V tokens and a head of width d, logits of draft and target and their gradient would take 3 N V numbers. Here
+they take 3 ``chunk_rows`` V, and the backward pass needs one [N, d] tensor. By default the head gets no gradient, as in
+training of draft heads.
 
 Precision: products run in the dtype of the hidden states. In bf16, sums are fp32 inside the product and logits are
 rounded to bf16 once, like the logits that an engine samples from; loss and statistics are fp32 from there on.
 
 The gradient is computed in the forward pass: d loss_n / d hidden_n = (d loss_n / d logits_n) @ weight depends on row n
-alone, so it can be scaled by any upstream gradient afterwards, exactly. A gradient of the head cannot (it sums over
-rows): where it is wanted, the logits are computed again in the backward pass.
+alone, so any upstream gradient can scale it afterwards, exactly. This does not work for a gradient of the head, which
+sums over rows. With ``weight_grad`` the backward pass computes the logits again.
 
 With the vocabulary split between processes every process has all hidden states and its part of both heads. Each chunk
 has the two collectives of ``vocab_parallel.py``; one more adds up the gradients of the hidden states at the end.
@@ -41,7 +41,7 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]  # hidden, weight,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is computed from the logits of a chunk."""
+    """Settings of a computation: the losses to compute from the logits of each chunk, and how."""
 
     kinds: tuple[str, ...]  # as in ``row_losses``; of several, labels are for hard_ce alone
     temperature: float
@@ -68,8 +68,7 @@ def linear_draft_loss(
     weight_grad: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> DraftLossOutput:
-    """Return the draft loss of each row, from hidden states and heads: equal to the unfused loss of ``hidden @
-    weight.T``.
+    """Return the draft loss of each row, equal to the unfused loss of ``hidden @ weight.T``.
 
     Args:
         hidden: [N, d], the draft's; receives the gradient.
@@ -80,9 +79,8 @@ def linear_draft_loss(
         temperature: of both distributions.
         labels: [N], for hard_ce.
         eta: of hybrid.
-        target_top_p: the target's distribution is cut to its nucleus, at this temperature, before the loss; 1 for all
-        of it.
-        target_top_k: the same for the K likeliest tokens, before the nucleus; 0 for all.
+        target_top_p: cuts the target's distribution to its nucleus, at this temperature, before the loss; 1 keeps all.
+        target_top_k: cuts it to the K likeliest tokens, before the nucleus; 0 keeps all.
         chunk_rows: rows whose logits exist at a time, in all threads; None for 1024 on a GPU and 256 on a CPU.
         weight_grad: also give the head its gradient, for one more product per chunk and a second pass over the logits;
             each thread then holds a tensor of the head's size.
@@ -128,10 +126,10 @@ def linear_e2e_tv_loss(
         target_hidden, target_weight: [N, K, D] and [V, D].
         mask: [N, K]; steps count up to the first one that is masked. Other rows are neither read nor computed.
         tokens: [N, K], the token of the data at each step, sampled from the target. With them the estimate is unbiased
-            ("e2e-corrected", SPEC 1.3): step j counts alpha_j times the product over i < j of
-            min(1, q_i(y_i) / p_i(y_i)), of which the gradient is kept too. Without them the prefix is the product of
-            the alpha_i on this path, which is biased because accepted prefixes are not distributed like the data. They
-            cost one more pass over the logits of a chunk, and a product with the head for the gradient of log q(token).
+            ("e2e-corrected", SPEC 1.3): step j counts alpha_j times the product over i < j of min(1, q_i(y_i) /
+            p_i(y_i)), and that product keeps its gradient. Without them the prefix is the product of the alpha_i on
+            this path. That is biased, because accepted prefixes are not distributed like the data. Tokens cost one more
+            pass over the logits of a chunk, and a product with the head for the gradient of log q(token).
         temperature: of both distributions.
         target_top_p, target_top_k: as in ``linear_draft_loss``; tokens are then data of the truncated distribution.
         chunk_rows, weight_grad, group: as in ``linear_draft_loss``.
@@ -158,7 +156,7 @@ def linear_e2e_tv_loss(
     tv, *chosen = chunked_losses(inputs, plan, weight_grad)
 
     def back(number: Tensor | None) -> Tensor:
-        """Return [N, K] of the rows; 0 for the others."""
+        """Return the numbers of the rows as [N, K]; 0 for all other steps."""
         assert number is not None
         return number.new_zeros(valid.numel()).index_put((rows,), number).view_as(valid)
 
@@ -174,7 +172,10 @@ def _rows_of_chunk(hidden: Tensor, chunk_rows: int | None) -> int:
 def _check(
     hidden: Tensor, weight: Tensor, target_hidden: Tensor, target_weight: Tensor, labels: Tensor | None, plan: Plan
 ) -> None:
-    """Check shapes [N, d], [V, d], [N, D], [V, D], labels [N], chunks of a row or more, and truncation."""
+    """Raise ``UserError`` unless shapes, labels, chunk size and truncation can be used.
+
+    The shapes are [N, d], [V, d], [N, D], [V, D] and labels [N]; a chunk has at least one row.
+    """
     named = {"hidden": hidden, "weight": weight, "target_hidden": target_hidden, "target_weight": target_weight}
     shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in named.items())
     fit = (
@@ -202,7 +203,7 @@ def _check(
 
 
 def _check_steps(hidden: Tensor, target_hidden: Tensor, mask: Tensor, tokens: Tensor | None) -> None:
-    """Check shapes [N, K, d] and [N, K, D]; [N, K] for mask and tokens."""
+    """Raise ``UserError`` unless hidden states are [N, K, d] and [N, K, D], and mask and tokens [N, K]."""
     if hidden.dim() != 3 or target_hidden.dim() != 3:
         shapes = f"{list(hidden.shape)} and {list(target_hidden.shape)}"
         raise UserError(f"hidden states must be [N, K, d] and [N, K, D], not {shapes}")
@@ -215,11 +216,13 @@ def _check_steps(hidden: Tensor, target_hidden: Tensor, mask: Tensor, tokens: Te
 
 
 def chunked_losses(inputs: Inputs, plan: Plan, weight_grad: bool) -> list[DraftLossOutput]:
-    """Return the losses [N] of every kind, from one product with either head per chunk; gradients as in
-    ``linear_losses``."""
+    """Return the losses [N] of every kind, from one product with either head per chunk.
+
+    Gradients are as in ``linear_draft_loss``.
+    """
     hidden, weight, target_hidden, target_weight, labels = inputs
     head = weight if weight_grad else weight.detach()
-    # Asked here: inside of the Function gradients are always off, and no_grad does not show.
+    # Checked here: inside of the Function gradients are always off, and no_grad does not show.
     wanted = torch.is_grad_enabled() and hidden.requires_grad
     targets = target_hidden.detach(), target_weight.detach()
     losses, statistics = _ChunkedLosses.apply(hidden, head, *targets, labels, plan, wanted)
@@ -231,7 +234,10 @@ def chunked_losses(inputs: Inputs, plan: Plan, weight_grad: bool) -> list[DraftL
 
 
 class _ChunkedLosses(torch.autograd.Function):
-    """Losses [kinds, N] and the other numbers [kinds, 4, N]; the forward pass also makes the states' gradient."""
+    """Autograd function: losses [kinds, N] and statistics [kinds, 4, N].
+
+    The forward pass also computes the gradient of the hidden states.
+    """
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -266,12 +272,13 @@ class _ChunkedLosses(torch.autograd.Function):
 def _each_chunk(
     inputs: Inputs, plan: Plan, work: Callable[[slice], Any], then: Callable[[Any], object] | None = None
 ) -> None:
-    """Share chunks between the threads of a CPU as ``share`` does; go one by one where processes meet in each.
+    """Share chunks between the threads of a CPU as ``share`` does; run them one by one if a process group is set.
 
-    All threads together hold the logits of ``plan.rows``. A product may round otherwise for another number of rows, so
-    results are those of one thread up to rounding, and the same to the bit whenever threads are as many.
+    All threads together hold the logits of ``plan.rows`` rows. A product may round otherwise for another number of
+    rows. So results equal those of one thread up to rounding, and are the same to the bit for the same number of
+    threads.
 
-    One chunk at least: what cannot be computed is refused where the logits are.
+    There is at least one chunk, so that the loss itself refuses inputs that it cannot use.
     """
     hidden, weight, *_ = inputs
     count, elements = len(hidden), 0 if plan.group is not None else len(hidden) * len(weight)
@@ -283,7 +290,7 @@ def _each_chunk(
 
 
 def _chunk(inputs: Inputs, rows: slice, plan: Plan, numbers: Tensor, gradient: Tensor | None) -> None:
-    """Fill in the numbers and the gradient of one chunk; its logits are gone on return."""
+    """Fill in the numbers and the gradient of one chunk; its logits are freed on return."""
     pair = _logits(inputs, rows, plan)
     for at, kind in enumerate(plan.kinds):
         chunk = _row_losses(pair, kind, inputs[4], rows, plan, need_grad=gradient is not None)
@@ -295,7 +302,7 @@ def _chunk(inputs: Inputs, rows: slice, plan: Plan, numbers: Tensor, gradient: T
 
 
 def _logits(inputs: Inputs, rows: slice, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Return the logits of draft and target [R, V]; the target's are truncated."""
+    """Return the logits of draft and target [R, V] of some rows, with the target's truncated."""
     hidden, weight, target_hidden, target_weight, _ = inputs
     target = product(target_hidden[rows], target_weight.T)
     return product(hidden[rows], weight.T), truncation.truncate_(
@@ -319,13 +326,13 @@ def _row_losses(
 def _weight_gradient(upstream: Tensor, inputs: Inputs, plan: Plan) -> Tensor:
     """Return d (upstream . losses) / d weight [V, d], from logits computed again.
 
-    It is summed over chunks in fp32 at least.
+    The sum over chunks is in fp32 at least.
     """
     hidden, weight, *_ = inputs
     total = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
 
     def parts(rows: slice) -> list[Tensor]:
-        """Return the products of a chunk, by kind."""
+        """Return the gradient products [V, d] of a chunk, one per kind."""
         pair, products = _logits(inputs, rows, plan), []
         for kind, factors in zip(plan.kinds, upstream, strict=True):
             grad = _row_losses(pair, kind, inputs[4], rows, plan, need_grad=True, row_weights=factors[rows]).grad
@@ -342,12 +349,12 @@ def _weight_gradient(upstream: Tensor, inputs: Inputs, plan: Plan) -> Tensor:
     return total.to(weight.dtype)
 
 
-# ---- the loss of a chain, from what each of its steps gives: steps [N, K] of N anchors. Those from an anchor's first
-# masked step on do not count, whatever they hold.
+# ---- the loss of a chain, from the numbers of its steps [N, K], for N anchors. Steps from an anchor's first masked
+# step on do not count, whatever they hold.
 
 
 def counted(mask: Tensor) -> Tensor:
-    """Return the steps [N, K] before the first masked one."""
+    """Return which steps [N, K] lie before the first masked one (bool)."""
     return mask.bool().cumprod(-1).bool()
 
 
@@ -364,10 +371,10 @@ def product_loss(loss: Tensor, alpha: Tensor, valid: Tensor) -> Tensor:
 
 
 def corrected_loss(loss: Tensor, draft_log: Tensor, target_log: Tensor, valid: Tensor) -> Tensor:
-    """Return the unbiased form for data y ~ p (SPEC 1.3).
+    """Return the unbiased loss of a chain for data y ~ p (SPEC 1.3).
 
     Step j counts alpha_j times the product of min(1, q(y) / p(y)) over the steps before it. ``draft_log`` and
-    ``target_log`` are the logarithms of q(y) and p(y) [N, K]; gradients flow through ``loss``, the TV losses, and
+    ``target_log`` are the logarithms of q(y) and p(y) [N, K]. Gradients flow through ``loss``, the TV losses, and
     ``draft_log``.
     """
     # Clamped before the exponential: the derivative of a ratio above 1 is 0. p(y) = 0 cannot be data: it counts as 1.
@@ -379,10 +386,9 @@ def corrected_loss(loss: Tensor, draft_log: Tensor, target_log: Tensor, valid: T
 def e2e_weights(alpha: Tensor, mask: Tensor) -> Tensor:
     """Return w_k [N, K] of SPEC Eq. 13: minus the derivative of an anchor's loss by alpha_k.
 
-    It scales the TV gradient of step k.
-
-    w_k = P R_k / K_eff, with P the product of alpha before k and R_k = 1 + alpha_(k+1) R_(k+1): no division by an
-    alpha, which may be 0. Steps from the first masked one on have weight 0. alpha and mask are [N, K].
+    It scales the TV gradient of step k. w_k = P R_k / K_eff, with P the product of alpha before k and R_k = 1 +
+    alpha_(k+1) R_(k+1). So there is no division by an alpha, which may be 0. Steps from the first masked one on have
+    weight 0. alpha and mask are [N, K].
     """
     valid = counted(mask)
     alpha = torch.where(valid, alpha, 0)
@@ -393,7 +399,7 @@ def e2e_weights(alpha: Tensor, mask: Tensor) -> Tensor:
 
 
 def _before(factors: Tensor) -> Tensor:
-    """Return products [N, K] of the factors before each step; 1 at the first."""
+    """Return the products [N, K] of all factors before each step; 1 at the first step."""
     return torch.cat((torch.ones_like(factors[:, :1]), factors[:, :-1]), -1).cumprod(-1)
 
 

@@ -1,8 +1,8 @@
-"""Losses for training a draft, of single steps, from logits that are there as a whole.
+"""Draft losses of single steps, from whole logits, with gradients.
 
-Gradients go into the draft alone and come out of the forward pass (see ``row_losses.py``): what is kept for the
-backward pass is that gradient, one tensor of the logits' size, which the backward pass scales in place. Rows whose
-upstream gradient is 1 are not scaled: where weights of rows are known, ``row_weights`` and a plain sum cost nothing.
+Gradients go into the draft alone and come out of the forward pass (see ``row_losses.py``). Only that gradient is kept
+for the backward pass: one tensor of the logits' size, which the backward pass scales in place. Rows whose upstream
+gradient is 1 are not scaled. So where the weights of rows are known, ``row_weights`` and a plain sum cost nothing.
 """
 
 from dataclasses import dataclass
@@ -35,31 +35,31 @@ def tv_loss(
     eta: float = 3.0,
     row_weights: Tensor | None = None,
 ) -> DraftLossOutput:
-    """Return the draft loss of each row; total variation unless ``kind`` says otherwise.
+    """Return the draft loss of each row; total variation unless ``kind`` names another.
 
     Args:
         draft_logits: [N, V], any row stride; fp32, bf16, fp16 or fp64. Receives the gradient.
         target_logits: [N, V].
         temperature: of both distributions.
-        kind: a row of ``draft_losses.LOSSES``: tv, ce, hard_ce, kl, rkl, nla, hybrid; formulas are there.
+        kind: a name in ``draft_losses.LOSSES``: tv, ce, hard_ce, kl, rkl, jsd, nla, hybrid; that file has the formulas.
         labels: [N] tokens, for hard_ce.
         eta: of hybrid.
-        row_weights: [N], what the loss of each row is multiplied by, and its gradient with it; no gradient goes into
-            them. With ``row_weights=mask / mask.sum()`` the sum of losses is a mean, and its backward pass does not
-            touch the gradient; a mean taken afterwards reads and writes all of it once more.
+        row_weights: [N], factors of each row's loss and gradient; they get no gradient. With
+            ``row_weights=mask / mask.sum()`` the sum of losses is a mean, and its backward pass does not touch the
+            gradient; a mean taken afterwards reads and writes all of it once more.
 
     Raises:
-        UserError: what ``row_losses`` refuses.
+        UserError: any input that ``row_losses`` refuses.
     """
     options = {"temperature": temperature, "kind": kind, "labels": labels, "eta": eta, "row_weights": row_weights}
-    # Asked here: inside of the Function gradients are always off, and no_grad does not show.
+    # Checked here: inside of the Function gradients are always off, and no_grad does not show.
     wanted = torch.is_grad_enabled() and draft_logits.requires_grad
     loss, *others = _RowLoss.apply(draft_logits, target_logits.detach(), options, wanted)
     return DraftLossOutput(loss=loss, **dict(zip(NUMBERS[1:], others, strict=False)))  # target_log is of hard_ce alone
 
 
 class _RowLoss(torch.autograd.Function):
-    """The numbers [N] of ``NUMBERS``; the gradient is made in the forward pass."""
+    """Autograd function: the numbers [N] of ``NUMBERS``; the forward pass computes the gradient."""
 
     @staticmethod
     def forward(ctx: Any, draft: Tensor, target: Tensor, options: dict[str, Any], wanted: bool) -> tuple[Tensor, ...]:

@@ -25,14 +25,14 @@ def paged_attention(
     scaling: float,
     ways: Tensor | None = None,
 ) -> Tensor:
-    """Attend to the entries of each row that its queries may see, those of the queries themselves included.
+    """Return the attention of new queries over the cache entries that each may see, including those of the queries.
 
     Args:
         query: [B, H, n, D], rotary embeddings applied.
         keys: [P, Hkv, E, D], pages of a layer, E entries each; the entries of these queries are written already.
         values: [P, Hkv, E, D], of the same pages.
-        table: [B, T], the page of entries 0..E-1, E..2E-1, ... of each row; what lies beyond a row's own may be any
-            page, since nothing of it is seen.
+        table: [B, T], the page of entries 0..E-1, E..2E-1, ... of each row. Beyond a row's own pages the table may name
+            any page, since no query sees it.
         entries: [B, n], the last entry that each query sees. In a chain that is its own, and it sees all before it.
         used: no query sees an entry from here on; known to the host.
         scaling: of the scores.
@@ -59,7 +59,7 @@ def reference(
     scaling: float,
     ways: Tensor | None = None,
 ) -> Tensor:
-    """Compute the same in plain PyTorch, in any dtype: gather the pages, then attend with a mask."""
+    """Compute ``paged_attention`` in plain PyTorch, in any dtype: gather the pages, then attend with a mask."""
     batch, heads, width, size = query.shape
     kv_heads, page = keys.shape[1:3]
     pages = table[:, : -(-used // page)]

@@ -1,18 +1,19 @@
 # mypy: disable-error-code="untyped-decorator"
 """Attention over pages in one Triton kernel, for few new queries and for many (``kernels/paged_attention.py``).
 
-Grid (B * tiles, Hkv, splits). The n queries of the group of heads that share keys and values are n * group rows; a tile
-holds at most ``ROWS`` of them, padded to 16, the least that tensor cores take. So a page is read once for all of them.
+The grid is (B * tiles, Hkv, splits). Heads that share keys and values form a group; its n queries make n * group rows.
+A tile holds at most ``ROWS`` of them, padded to 16, the minimum for tensor cores. So a page is read once for all of
+them.
 
 The entries of a row are split into spans, one a program, so that one long row keeps the whole device busy. The spans
-follow from sizes that the host knows, and a launch in a CUDA graph stays the same. A program whose span begins after
-the last entry that its tile sees ends at once. The others leave unnormalised sums with their maximum and their mass.
-An atomic counter tells the last one to arrive that it is the last: it adds the sums up, and sets the counter to 0 for
-the next launch. Launches of one device share the counters, so they have to be on one stream.
+follow from sizes that the host knows, and a launch in a CUDA graph stays the same. A program ends at once if its span
+begins after the last entry that its tile sees. The others leave unnormalised sums with their maximum and their mass. By
+an atomic counter the last program to arrive knows that it is the last. It adds the sums up, and sets the counter to 0
+for the next launch. Launches of one device share the counters, so they have to be on one stream.
 
 Scores, softmax and sums are in fp32. Weights are rounded to the type of the values before the second product, as other
-fused kernels do. The numbers of a row depend on its own entries and on the length of a span; that length follows from
-the size of the batch, so a row may round otherwise among others.
+fused kernels do. The numbers of a row depend on its own entries and on the length of a span. That length follows from
+the size of the batch, so a row may round otherwise in another batch.
 """
 
 from functools import cache
@@ -50,7 +51,7 @@ def _attend(
     TREE: tl.constexpr, NODES: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PAGE: tl.constexpr,
     SPLITS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Attend with one tile of rows of a kv head to one span of entries."""
+    """Compute the attention of one tile of rows of a kv head over one span of entries."""
     row = tl.program_id(0).to(tl.int64) // tiles
     head = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
@@ -121,7 +122,10 @@ def _attend(
 
 @triton.jit
 def _bits(ways: tl.tensor, real: tl.tensor, nodes: tl.tensor, NODES: tl.constexpr) -> tl.tensor:
-    """Return the nodes that each row sees, a bit for each: loads within the loop need more registers than there are."""
+    """Return the nodes that each row sees as the bits of one integer.
+
+    Loads within the loop would need more registers than there are.
+    """
     node = tl.arange(0, NODES)
     way = tl.load(ways[:, None] + node[None, :], mask=real[:, None] & (node < nodes)[None, :], other=0)
     return tl.sum((way != 0).to(tl.int64) << node[None, :], 1)
@@ -132,7 +136,7 @@ def _add_up(
     sums: tl.tensor, marks: tl.tensor, answer: tl.tensor, tile: tl.tensor, live: tl.tensor, real: tl.tensor,
     SPLITS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Add up what the ``live`` programs of a tile left; all loads of a chunk are on their way at once."""
+    """Add up the partial sums of the ``live`` programs of a tile; all loads of a chunk are in flight at once."""
     split = tl.arange(0, SPLITS)
     rows = (tile * SPLITS + split[:, None]) * ROWS + tl.arange(0, ROWS)[None, :]
     known = (split < live)[:, None] & real[None, :]
@@ -167,7 +171,7 @@ def launch(
     ways: Tensor | None = None,
     splits: int = 0,
 ) -> Tensor:
-    """Compute ``paged_attention``; arguments are as there.
+    """Compute ``paged_attention`` in Triton; the arguments are the same.
 
     ``splits``: programs that share the entries of a row; 0: as many as fill the device.
 
@@ -212,8 +216,10 @@ def launch(
 
 
 def tile_of(width: int, group: int, size: int, page: int, item: int, nodes: int) -> dict[str, int | bool]:
-    """Return what a compiled kernel depends on beside its types: queries of a row, heads of a group, D, E, bytes of a
-    number, and nodes of a tree (0: none)."""
+    """Return the compile-time constants of a kernel that depend on the shapes.
+
+    Arguments: queries of a row, heads of a group, D, E, bytes of a number, and nodes of a tree (0: none).
+    """
     lanes = max(16, triton.next_power_of_2(size))
     return {
         "TREE": nodes > 0, "NODES": triton.next_power_of_2(max(nodes, 1)), "GROUP": group, "SIZE": size, "PAGE": page,
@@ -223,29 +229,29 @@ def tile_of(width: int, group: int, size: int, page: int, item: int, nodes: int)
 
 
 def parts_of(splits: int, rows: int, lanes: int) -> dict[str, int]:
-    """Return the same for the sums of ``splits`` programs: how many there is room for, numbers of a chunk."""
+    """Return the constants for ``splits`` partial sums: SPLITS, a power of two, and CHUNK, lanes added at a time."""
     room = triton.next_power_of_2(splits)
     return {"SPLITS": room, "CHUNK": max(1, min(lanes, SUMS // (room * rows)))}
 
 
 def warps_of(rows: int) -> int:
-    """Return the warps of a program: with fewer the sums of a full tile do not fit into registers."""
+    """Return the warps of a program; with fewer, the sums of a full tile do not fit into registers."""
     return 4 if rows == 16 else 8
 
 
 def _splits(programs: int, used: int, device: torch.device) -> int:
-    """Return how many programs share the entries of a row, a power of two: as few as give each processor one."""
+    """Return how many programs share the entries of a row: the smallest power of two that gives each processor one."""
     wanted = triton.next_power_of_2(triton.cdiv(_processors(device), programs))
     return max(1, min(SPLITS, wanted, triton.next_power_of_2(triton.cdiv(used, SPAN))))
 
 
 @cache
 def _processors(device: torch.device) -> int:
-    """Return the multiprocessors of a device; 1 for a CPU, where Triton's interpreter runs programs in turns."""
+    """Return the multiprocessors of a device; 1 for a CPU, where Triton's interpreter runs one program at a time."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @cache
 def _counters(device: torch.device) -> Tensor:
-    """Return counters of a device, all 0 between launches. The first cycle makes them, before a graph is captured."""
+    """Return the counters of a device, all 0 between launches; the first cycle makes them, before any graph capture."""
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)

@@ -1,12 +1,12 @@
 """Chain verification that overrides rejections which do not matter (PAD, SPEC 4.2), and its output distribution (4.4).
 
-A draft that fails the standard test is accepted all the same if the target finds it possible and a classifier finds
-that it is no pivot: p(y) > 0, p(y) >= p_min and score(y) < tau. Let N be the tokens of one position that are accepted
-like that, R = TV(p, q) and R_N = sum over N of max(0, q - p). The emitted distribution of a position is then
+A draft that fails the standard test is still accepted if the target finds it possible and a classifier says that it is
+no pivot: p(y) > 0, p(y) >= p_min and score(y) < tau. Let N be the set of such tokens at one position, R = TV(p, q) and
+R_N = sum over N of max(0, q - p). The emitted distribution of a position is then
 
     P(v) = min(p, q) + 1[v in N] max(0, q - p) + (R - R_N) max(0, p - q) / R
 
-and TV(P, p) = R_N: each point of acceptance that is gained is a point of the distribution that is lost.
+and TV(P, p) = R_N: each point of acceptance gained is a point of the distribution lost.
 """
 
 import torch
@@ -18,11 +18,11 @@ from bebop.kernels.verify import chain_verify
 def overridable(scores: Tensor, p: Tensor, stops: Tensor, *, tau: float, p_min: float) -> Tensor:
     """Return which candidates are accepted whatever the test says.
 
-    Scores, probabilities p and ``stops`` [...] -> [...], bool.
+    Scores, probabilities p and ``stops`` are [...], and so is the result (bool).
 
-    ``scores``: probability that the candidate is a pivot, in [0, 1]; ``stops``: it would end the completion, which is
-    never overridden. tau = 0 overrides nothing, tau > 1 everything that has p_min. A token that the target cannot emit
-    (p = 0, as truncation leaves it) is never accepted, not even at p_min = 0.
+    ``scores`` are the probabilities in [0, 1] that the candidates are pivots. ``stops`` marks candidates that would end
+    the completion; they are never overridden. tau = 0 overrides nothing, tau > 1 everything with p >= p_min. A token
+    that the target cannot emit (p = 0, as after truncation) is never accepted, not even at p_min = 0.
     """
     return (scores < tau) & (p >= p_min) & (p > 0) & ~stops
 
@@ -35,11 +35,10 @@ def pivot_verify(
     allowed: Tensor,
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Verify as ``chain_verify`` does, but the drafts ``allowed`` [B, K] (bool) stand whether or not they pass.
+    """Verify as ``chain_verify`` does, but accept the drafts ``allowed`` [B, K] (bool) whether or not they pass.
 
-    After such a draft the block goes on.
-
-    Other arguments as there. A draft with p = 0 is never accepted.
+    The block goes on after such a draft. The other arguments are those of ``chain_verify``. A draft with p = 0 is never
+    accepted.
 
     Returns:
         accepted [B], the next token [B], and which of the accepted drafts were overridden [B, K] (bool): these would
@@ -58,9 +57,9 @@ def pivot_verify(
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """Return what follows a rejection: max(0, p - q) [..., V], normalised.
+    """Return the distribution after a rejection: max(0, p - q) [..., V], normalised.
 
-    It is p where that has no mass (p = q up to rounding).
+    It is p where max(0, p - q) has no mass (p = q up to rounding).
     """
     excess = (p - q).clamp_min(0)
     mass = excess.sum(-1, keepdim=True)
@@ -68,7 +67,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 
 def bias(p: Tensor, q: Tensor, allowed: Tensor) -> Tensor:
-    """Return R_N [...] = TV(P, p) of distributions and ``allowed`` [..., V], the set N.
+    """Return R_N [...] = TV(P, p) for distributions p, q and the set N, ``allowed`` [..., V].
 
     Only tokens with q > p count in it.
     """
@@ -78,7 +77,7 @@ def bias(p: Tensor, q: Tensor, allowed: Tensor) -> Tensor:
 def emitted_probs(p: Tensor, q: Tensor, allowed: Tensor) -> Tensor:
     """Return the distribution P [..., V] of the token that a position emits if its draft is reached (SPEC 4.4).
 
-    p, q: of target and draft [..., V]; ``allowed`` [..., V] (bool): N. Stop tokens do not belong to it.
+    p and q are the distributions of target and draft [..., V]. ``allowed`` [..., V] (bool) is N, without stop tokens.
     """
     kept = torch.minimum(p, q) + (q - p).clamp_min(0) * allowed
     rejected = ((q - p).clamp_min(0) * ~allowed).sum(-1, keepdim=True)  # R - R_N

@@ -1,13 +1,13 @@
-"""Losses of a draft distribution q against a target distribution p, row by row of logits, with gradients: the primitive
-of training.
+"""Losses of a draft distribution q against a target distribution p, row by row of logits, with gradients.
 
-Every kind is a row of ``draft_losses.LOSSES``, whose table has the formulas. It has a closed gradient into the draft's
-logits that depends on its own row alone, made in the forward pass: a backward pass only scales it by the upstream
-gradient of the row. Here q = softmax(draft / T) and p = softmax(target / T).
+This is the primitive of training. Each kind is an entry of ``draft_losses.LOSSES``, whose table has the formulas. It
+has a closed gradient into the draft's logits that depends on its own row alone. The forward pass computes it; a
+backward pass only scales it by the upstream gradient of the row. Here q = softmax(draft / T) and p = softmax(target /
+T).
 
 A logit of -inf is a token without mass. Losses are then infinite where mathematics says so: ce and kl where q = 0 < p
-(gradient still finite), nla where no token is shared (gradient 0; in fp32 an overlap below 1e-38 is none), rkl where
-p = 0 < q (that row's gradient is not finite; other rows are not touched). A row that has no finite logit in draft or
+(gradient still finite), nla where no token is shared (gradient 0; in fp32 an overlap below 1e-38 is none), rkl where p
+= 0 < q (that row's gradient is not finite; other rows are not touched). A row that has no finite logit in draft or
 target is no distribution: all of its numbers and its gradient are NaN, whatever the kind; other rows are not touched.
 """
 
@@ -43,7 +43,7 @@ class RowLosses:
     target_log: Tensor | None = None  # [N], log p[label], of kinds with labels alone
 
     def numbers(self) -> tuple[Tensor, ...]:
-        """Return those of ``NUMBERS`` that there are."""
+        """Return the fields of ``NUMBERS`` that are not None, in that order."""
         return tuple(x for x in (getattr(self, name) for name in NUMBERS) if x is not None)
 
 
@@ -58,19 +58,19 @@ def row_losses(
     need_grad: bool = True,
     row_weights: Tensor | None = None,
 ) -> RowLosses:
-    """Return loss, acceptance, entropies and gradient of each row; no autograd, see ``losses.py`` for that.
+    """Return loss, acceptance, entropies and gradient of each row, without autograd (see ``losses.py`` for that).
 
     Args:
         draft_logits: [N, V], any row stride.
         target_logits: [N, V], same device; its dtype may differ.
         kind: one of ``KINDS``.
         temperature: of both distributions.
-        labels: [N] tokens, for kinds that look at one (hard_ce) and only there. One outside of
-            [0, V) is an error on a CPU and NaN on a GPU.
+        labels: [N] tokens, for kinds that need a label (hard_ce) and only there. One outside of [0, V) is an error on a
+            CPU and NaN on a GPU.
         eta: of hybrid.
         need_grad: without it ``grad`` is None.
-        row_weights: [N], what each row's gradient is multiplied by before it is rounded; the numbers are not. On a GPU
-            they cost nothing, where a multiplication afterwards would read and write all of [N, V].
+        row_weights: [N], factors of each row's gradient, applied before it is rounded; the numbers are not scaled. On a
+            GPU they cost nothing, where a multiplication afterwards would read and write all of [N, V].
 
     Raises:
         UserError: shapes, dtypes, a kind, a temperature, labels or weights that cannot be used.
@@ -95,10 +95,10 @@ def row_losses(
 
 
 def scale_rows(grad: Tensor, factors: Tensor) -> None:
-    """Multiply the rows of ``grad`` [N, V] in place by ``factors`` [N], fp32 or the wider dtype of ``grad``.
+    """Multiply the rows of ``grad`` [N, V] in place by ``factors`` [N], in fp32 or the wider dtype of ``grad``.
 
-    Rows whose factor is 1 are left alone. A CPU takes a few rows at a time: a bf16 tensor times fp32 numbers would be
-    copied to fp32 as a whole. A GPU compares with 1 in the kernel, so that the host need not wait for it.
+    Rows whose factor is 1 stay as they are. A CPU scales a few rows at a time, because bf16 times fp32 numbers copies
+    to fp32. A GPU compares with 1 in the kernel, so that the host need not wait for it.
     """
     if grad.is_cuda and grad.dtype != torch.float64 and find_spec("triton") is not None:
         from bebop.kernels import row_losses_triton
@@ -118,14 +118,14 @@ def scale_rows(grad: Tensor, factors: Tensor) -> None:
 
 @functools.cache
 def warn_without_twin(kind: str) -> None:
-    """Say once what a GPU does slowly."""
+    """Log once per kind that a GPU computes this loss in slow eager PyTorch."""
     logger.warning("the draft loss %r has no Triton twin in draft_losses_triton.py: it runs in eager PyTorch", kind)
 
 
 def check(
     draft: Tensor, target: Tensor, kind: str, temperature: float, labels: Tensor | None, *, whole: bool = True
 ) -> None:
-    """Refuse what ``row_losses`` cannot use, in one line that names it; ``whole``: V is the whole vocabulary."""
+    """Raise ``UserError`` for inputs that ``row_losses`` cannot use; ``whole``: V is the whole vocabulary."""
     divergence = loss_named(kind).divergence
     if draft.dim() != 2 or draft.shape != target.shape or draft.shape[-1] == 0:
         shapes = f"{list(draft.shape)} and {list(target.shape)}"
@@ -145,7 +145,7 @@ def check(
 
 
 def check_row_weights(draft: Tensor, target: Tensor, weights: Tensor | None) -> Tensor | None:
-    """Check for [N] floating-point numbers on the logits' device, and return them in the dtype of sums."""
+    """Return row weights in the dtype of sums; raise ``UserError`` unless they are [N] floats on the logits' device."""
     if weights is None:
         return None
     if weights.shape != draft.shape[:1] or not weights.is_floating_point() or weights.device != draft.device:
@@ -156,7 +156,10 @@ def check_row_weights(draft: Tensor, target: Tensor, weights: Tensor | None) -> 
 
 
 def check_labels(labels: Tensor, rows: int, vocabulary: int | None) -> None:
-    """Check for [N] integers; on a CPU also inside of [0, V), which on a GPU would cost a synchronisation."""
+    """Raise ``UserError`` unless labels are [N] integers, and on a CPU tokens in [0, V).
+
+    On a GPU the range check would cost a synchronisation.
+    """
     if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
         raise UserError(f"labels must be {rows} integers, not {labels.dtype} of shape {list(labels.shape)}")
     if vocabulary is None or labels.device.type != "cpu" or rows == 0:
@@ -166,7 +169,7 @@ def check_labels(labels: Tensor, rows: int, vocabulary: int | None) -> None:
 
 
 def accumulator(draft: Tensor, target: Tensor) -> torch.dtype:
-    """Return fp32, or fp64 where either side is."""
+    """Return the dtype of sums: fp64 if either input is fp64, else fp32."""
     return torch.promote_types(torch.promote_types(draft.dtype, target.dtype), torch.float32)
 
 
@@ -180,7 +183,7 @@ def reference(
     eta: float = 3.0,
     need_grad: bool = True,
 ) -> RowLosses:
-    """Compute ``row_losses`` as the table of ``draft_losses.py`` reads, with all of [N, V] at hand.
+    """Compute ``row_losses`` by the formulas of the table in ``draft_losses.py``, with all of [N, V] in memory.
 
     In fp64 these are the exact numbers.
     """

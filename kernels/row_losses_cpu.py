@@ -1,15 +1,15 @@
 """Draft losses of whole rows on a CPU: a few rows at a time, so that everything but the gradient stays in the cache.
 
-Threads share chunks of rows (``row_threads.py``). A chunk is what it is for one thread, so the numbers are the same to
-the bit on any number of them.
+Threads share chunks of rows (``row_threads.py``). A chunk has the same rows as for one thread, so the numbers are the
+same to the bit on any number of threads.
 
 Beyond its inputs it holds the gradient, [N, V] in the draft's dtype, and some ten tensors of one chunk. Plain autograd
 holds 4.5 tensors of [N, V] instead and waits for memory most of the time.
 
-One core serves twice. Eager, it makes each intermediate of a chunk in the second-level cache. Compiled, it runs as a
-handful of vectorised loops; that takes some seconds once per kind and dtype, so only calls that are large pay for it,
-or smaller ones that come again and again. Without a working C++ compiler, or with ``BEBOP_COMPILE=0``, the eager core
-does all of it.
+One core function serves twice. Eager, it makes each intermediate of a chunk in the second-level cache. Compiled, it
+runs as a handful of vectorised loops. Compiling takes some seconds once per kind and dtype, so only large calls pay for
+it, or smaller ones that come again and again. Without a working C++ compiler, or with ``BEBOP_COMPILE=0``, the eager
+core does all of it.
 """
 
 import logging
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """What is compiled by itself."""
+    """Properties of a call that need a compiled core of their own."""
 
     kind: str
     draft: torch.dtype
@@ -58,7 +58,7 @@ class Variant:
     shared: bool  # whether it runs on several threads at a time
 
     def inputs(self) -> tuple[Any, ...]:
-        """Return what ``Core`` takes, without the kind."""
+        """Return example arguments of ``Core`` for this variant, without the kind."""
         draft, target = (torch.zeros(ROWS, VOCABULARY, dtype=dtype) for dtype in (self.draft, self.target))
         scale, eta = (torch.ones((), dtype=self.sums) for _ in range(2))
         labels = None if self.labels is None else torch.zeros(ROWS, dtype=self.labels)
@@ -80,7 +80,7 @@ def run(
     eta: float,
     need_grad: bool,
 ) -> RowLosses:
-    """Run ``row_losses`` on a CPU, or wherever Triton cannot go: [N, V], [N, V] -> RowLosses.
+    """Run ``row_losses`` on a CPU, or where Triton cannot run: [N, V], [N, V] -> RowLosses.
 
     ``row_losses`` itself checks the inputs.
     """
@@ -92,10 +92,10 @@ def run(
 
 
 def worth_compiling(logits: Tensor, so_far: int = 0) -> bool:
-    """Return whether compiling pays.
+    """Return whether compiling pays for a call with these logits, after ``so_far`` elements of its kind and dtype.
 
-    The input has to be large enough, alone or with those before it, and on a CPU. Compiling must not be forbidden, and
-    nobody may watch operators (a compiled core shows none).
+    The input has to be large enough, alone or with those before it, and on a CPU. ``BEBOP_COMPILE=0`` forbids
+    compiling. A dispatch mode that watches operators does, too, since a compiled core shows none.
     """
     large = logits.numel() >= (COMPILE_FROM if so_far < COMPILE_AFTER else COMPILE_MIN)
     return (
@@ -107,7 +107,7 @@ def worth_compiling(logits: Tensor, so_far: int = 0) -> bool:
 
 
 def variant(draft: Tensor, target: Tensor, kind: str, labels: Tensor | None, need_grad: bool) -> Variant:
-    """Return what these inputs need."""
+    """Return the variant of the core that these inputs need."""
     return Variant(
         kind=kind,
         draft=draft.dtype,
@@ -130,7 +130,7 @@ def run_in_chunks(
     eta: float,
     need_grad: bool,
 ) -> RowLosses:
-    """Fill the results chunk by chunk."""
+    """Compute the losses with ``core``, chunk by chunk of rows, shared between threads."""
     rows, vocabulary = draft_logits.shape
     dtype, device = accumulator(draft_logits, target_logits), draft_logits.device
     scale, slope = (torch.tensor(x, dtype=dtype, device=device) for x in (1 / temperature, eta))
@@ -149,8 +149,10 @@ def run_in_chunks(
 
 
 def chunk_rows(rows: int, vocabulary: int) -> int:
-    """Return the rows that fit the cache, at most 1/64 of all unless those are tiny: a chunk takes about ten times its
-    logits."""
+    """Return the rows of a chunk, so that it fits the cache: a chunk takes about ten times its logits.
+
+    A chunk has at most 1/64 of all rows unless those are tiny.
+    """
     cached = min(CHUNK_ELEMENTS // vocabulary, rows // 64)
     return max(1, cached, min(SMALLEST_CHUNK // vocabulary, rows))
 
@@ -165,11 +167,10 @@ def core(
     out: Tensor | None,
     numbers: Tensor,
 ) -> None:
-    """Write the gradient of a chunk to ``out`` [R, V], and to ``numbers`` [R, 4] loss, alpha and both entropies; with
-    labels log p[label] as well [R, 5].
+    """Write the gradient of a chunk to ``out`` [R, V], and its numbers to ``numbers`` [R, 4], or [R, 5] with labels.
 
-    ``scale`` is 1 / temperature in the dtype of sums. Results that are returned would have to be copied, under the
-    interpreter's lock.
+    The numbers are loss, alpha and both entropies, and with labels log p[label]. ``scale`` is 1 / temperature in the
+    dtype of sums. Returned results would have to be copied, under the interpreter's lock.
 
     Probabilities are exponentials of z - max z times 1 / their sum. exp(z - logsumexp z) is shorter, but keeps four
     digits where logits are in the thousands.
@@ -204,7 +205,7 @@ def core(
 
 
 def _distribution(logits: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logarithms and probabilities [R, V], and the largest scaled logit [R]."""
+    """Return log-probabilities and probabilities [R, V], and the largest scaled logit [R]."""
     scaled = logits.to(scale.dtype) * scale
     top = scaled.amax(-1)
     shifted = scaled - top[:, None]
@@ -223,17 +224,16 @@ def _sum(numbers: Tensor) -> Tensor:
     return total.to(numbers.dtype)
 
 
-# ---- the compiled core: once per kind and dtype, and no shape of the logits makes it anew
+# ---- the compiled core: compiled once per kind and dtype, for logits of any shape
 #
-# ``torch.compile`` looks at what it was compiled for before every call and compiles again where that differs: for one
-# row and for many, for rows at the beginning of a tensor and further on, for one backend and another; kinds and dtypes
-# come on top. After some two dozen of these it was seen to run eagerly, several times slower, and said nothing. Here
-# each variant is a function of its own whose sizes are all unknown to the compiler, and nothing is looked at:
-# ``Variant`` has all that one depends on.
+# Before every call ``torch.compile`` checks guards, and compiles again where they fail: for one row and for many, for
+# rows at the beginning of a tensor and further on, for each backend, kind and dtype. After some two dozen of these it
+# silently ran eagerly, several times slower. Here each variant is a function of its own whose sizes are all unknown to
+# the compiler, and guards are skipped: ``Variant`` has everything that the code depends on.
 
 
 class CompiledLosses:
-    """Variants of a core, each compiled when it is first asked for; from a failure on, the core as it is."""
+    """Compiled variants of a core, each compiled on first use; after a failure the uncompiled core is used."""
 
     def __init__(self, core: Core, backend: str | Callable[..., Any] = "inductor") -> None:
         self.core, self.backend = core, backend
@@ -242,7 +242,7 @@ class CompiledLosses:
         self._lock = threading.Lock()
 
     def get(self, variant: Variant) -> Core:
-        """Return the compiled core; compiling it takes some seconds."""
+        """Return the core compiled for a variant; compiling it takes some seconds."""
         found = self.made.get(variant)
         if found is None:
             with self._lock:
@@ -270,9 +270,12 @@ class CompiledLosses:
         return compiled
 
     def _compile(self, function: Callable[..., None], shared: bool) -> Callable[..., None]:
-        """Compile. What ``torch.compile`` makes by default runs under the interpreter's lock, one thread at a time.
-        With a wrapper in C++ it lets go of it; headers take some ten seconds once a machine, so only threads that share
-        rows have it. The loops are the same, and so are their numbers."""
+        """Compile a function for one variant.
+
+        By default the compiled function runs under the interpreter's lock, one thread at a time. With a C++ wrapper it
+        releases the lock. The headers of that wrapper take some ten seconds once per machine, so only threads that
+        share rows use it. The loops are the same, and so are their numbers.
+        """
         options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
         if self.backend == "inductor":
             options |= {"cpp.threads": 1, "cpp_wrapper": shared}
@@ -280,10 +283,10 @@ class CompiledLosses:
 
 
 def _own_code(core: Core, kind: str) -> Callable[..., None]:
-    """Return ``core`` of a kind, with a code object that no other function has.
+    """Return ``core`` for one kind, with a code object that no other function has.
 
-    ``torch.compile`` keeps what it made there, and takes the first that fits; without a look at what for, that could be
-    another kind's.
+    ``torch.compile`` keeps its results by code object and takes the first that fits. Without guards, that could be the
+    result of another kind.
     """
 
     def call(

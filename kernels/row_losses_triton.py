@@ -4,19 +4,19 @@
 Two launch paths share the three passes of ``row_passes_triton.py``; each pass runs over tiles of the vocabulary:
 
 1. ``normalise``: running maximum, sum and entropy of both rows;
-2. ``sums``: overlap, the mass S of tokens with q <= p, the divergence that the kind needs;
-3. ``write_gradient``, into whose slope row weights are folded.
+2. ``sums``: overlap, the mass S of tokens with q <= p, and the divergence of the kind;
+3. ``write_gradient``: the gradient, times the row weights.
 
 *Row path*: one program per row does all three; CE-like kinds, whose gradient needs nothing of pass 2, write it there.
 *Split path*, where rows are too few to fill the device: three launches with V split over programs, and 10 numbers per
 split in between.
 
 Memory traffic in u = N * V * bytes of one logits tensor: 2u for the first pass and 1u for the gradient must reach
-memory; passes 2 and 3 read 2u each, from L2 as far as it holds the rows in flight (0.6 MB per row for both tensors at
-V = 151,936 in bf16, so 80 MB for 132 programs, more than the 50 MB of an H100). Pass 2 therefore runs backwards over
-the row and pass 3 forwards again: each starts on what the pass before it read last. Between 3u (all hits) and 7u
-(none), 5u for CE-like kinds without hits; not measured yet. 3u for certain would take slices that stay in registers
-and a barrier between the programs of a row: not built.
+memory. Passes 2 and 3 read 2u each, from L2 as far as it holds the rows in flight. At V = 151,936 in bf16 both tensors
+take 0.6 MB per row, so 80 MB for 132 programs, more than the 50 MB of an H100. Pass 2 therefore runs backwards over the
+row and pass 3 forwards again: each starts on the tiles that the pass before it read last. The traffic is between 3u
+(all hits) and 7u (none), 5u for CE-like kinds without hits; not measured yet. A sure 3u would take slices that stay in
+registers and a barrier between the programs of a row; that is not built.
 """
 
 from typing import Any
@@ -41,7 +41,7 @@ LOG2E = 1.4426950408889634
 def _scale_kernel(
     grad: tl.tensor, upstream: tl.tensor, stride: tl.tensor, V: tl.tensor, tiles: tl.tensor, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Multiply ``tiles`` tiles of a row by the row's number in program (row, split); where it is 1, return."""
+    """Multiply ``tiles`` tiles of a row by the row's factor, in program (row, split); a factor of 1 returns at once."""
     row = tl.program_id(0).to(tl.int64)
     factor = tl.load(upstream + row * stride)
     if factor != 1.0:
@@ -64,7 +64,7 @@ def _row_kernel(
     VALUE: tl.constexpr, TV: tl.constexpr,
     OWN: tl.constexpr, LABELS: tl.constexpr, EARLY: tl.constexpr, GRAD: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Make all passes over one row per program."""
+    """Run all three passes over one row per program."""
     row = tl.program_id(0).to(tl.int64)
     draft += row * draft_stride
     target += row * target_stride
@@ -95,7 +95,7 @@ def _row_kernel(
 def _merged_normalisers(
     partial: tl.tensor, row: tl.tensor, rows: tl.tensor, splits: tl.tensor, scale: tl.tensor, LANES: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Return what ``normalise`` gives of a whole row, from that of its splits."""
+    """Return the results of ``normalise`` for a whole row, merged from those of its splits."""
     lane = tl.arange(0, LANES)
     at = partial + row * splits + lane
     step = rows * splits
@@ -114,7 +114,7 @@ def _merged_normalisers(
 def _merged_sum(
     partial: tl.tensor, field: tl.constexpr, row: tl.tensor, rows: tl.tensor, splits: tl.tensor, LANES: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Return one of the sums of pass 2 over the splits of a row."""
+    """Return one of the sums of pass 2 for a whole row, added up over its splits."""
     lane = tl.arange(0, LANES)
     return tl.sum(tl.load(partial + (field * rows + row) * splits + lane, mask=lane < splits, other=0.0), 0)
 
@@ -124,7 +124,7 @@ def _split_normalise(
     draft: tl.tensor, target: tl.tensor, partial: tl.tensor, draft_stride: tl.tensor, target_stride: tl.tensor,
     rows: tl.tensor, splits: tl.tensor, tiles: tl.tensor, V: tl.tensor, scale: tl.tensor, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Pass 1 of one split."""
+    """Run pass 1 over one split."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     draft += row * draft_stride
@@ -146,7 +146,7 @@ def _split_sums(
     rows: tl.tensor, splits: tl.tensor, tiles: tl.tensor, V: tl.tensor, scale: tl.tensor, TERMS: tl.constexpr,
     SECOND: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Pass 2 of one split."""
+    """Run pass 2 over one split."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     draft += row * draft_stride
@@ -173,7 +173,7 @@ def _split_finish(
     TV: tl.constexpr, OWN: tl.constexpr, LABELS: tl.constexpr, GRAD: tl.constexpr, BLOCK: tl.constexpr,
     LANES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Pass 3 of one split; the first split of a row stores the row's numbers."""
+    """Run pass 3 over one split; the first split of a row stores the row's numbers."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     draft += row * draft_stride
@@ -272,7 +272,7 @@ def launch(
 def scale_rows(grad: Tensor, upstream: Tensor, *, block: int = SPLIT_BLOCK) -> None:
     """Multiply the contiguous rows of ``grad`` [N, V] in place by ``upstream`` [N], fp32 of any stride, also 0.
 
-    Rows whose number is 1 are left alone: the device finds that out by itself, the host does not wait for it.
+    Rows whose factor is 1 stay as they are. The device checks for 1, so the host does not wait for it.
     """
     rows, V = grad.shape
     tiles = triton.cdiv(V, block)

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="untyped-decorator"
-"""The three passes over a row of draft and target logits that every draft loss in Triton is made of.
+"""The three passes over a row of draft and target logits that all draft losses in Triton share.
 
-Numbers: fp32 throughout. Exponents are ``(x - max) * scale`` with scale = log2(e) / temperature: the difference is
-rounded relative to itself, and no compiler can contract it in one pass and not in another, so ``q <= p`` decides alike
-in passes 2 and 3 and a row of the gradient sums to 0. Maxima start at -1e30, which makes masked tiles harmless.
+Numbers are fp32 throughout. Exponents are ``(x - max) * scale`` with scale = log2(e) / temperature. The difference is
+rounded relative to itself, and no compiler can contract it in one pass and not in another. So ``q <= p`` decides alike
+in passes 2 and 3, and a row of the gradient sums to 0. Maxima start at -1e30, which makes masked tiles harmless.
 
 The entropies come out of pass 1, which carries the sum of e^a a beside that of e^a for exponents a. TV alone compares
 logarithms and not probabilities (``log_pair``): passes 2 and 3 then need one exponential per token, not two. For sm_90
@@ -19,13 +19,13 @@ from bebop.kernels.draft_losses_triton import LN2
 
 @triton.jit
 def load(row: tl.tensor, offsets: tl.tensor, V: tl.tensor) -> tl.tensor:
-    """Return a tile of logits in fp32; what lies beyond the row has no mass."""
+    """Return a tile of logits in fp32; lanes beyond the row are -inf and so have no mass."""
     return tl.load(row + offsets, mask=offsets < V, other=-float("inf")).to(tl.float32)
 
 
 @triton.jit
 def tile_offsets(tile: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
-    """Return columns of a tile as [BLOCK / 8, 8]: 8 neighbours per thread, one vector load in 16 bits.
+    """Return the columns of a tile as [BLOCK / 8, 8]: 8 neighbours per thread, one vector load in 16 bits.
 
     Sums over the second axis stay inside of a thread, so a pass waits for other threads once, not at every tile.
     """
@@ -37,7 +37,7 @@ def tile_offsets(tile: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
 def exponent_of(x: tl.tensor, top: tl.tensor, scale: tl.tensor) -> tl.tensor:
     """Return the binary exponent of ``x`` below the maximum ``top``, at least -1000.
 
-    2 to that power is 0, and 0 times it is 0, which it is not with -inf. A NaN stays one.
+    2 to the power of -1000 is 0, and 0 times -1000 is 0, while 0 times -inf is not. A NaN stays NaN.
     """
     return tl.maximum((x - top) * scale, -1000.0, propagate_nan=tl.PropagateNan.ALL)
 
@@ -58,7 +58,7 @@ def absorb(x: tl.tensor, top: tl.tensor, total: tl.tensor, moment: tl.tensor, sc
 
 @triton.jit
 def merge(tops: tl.tensor, totals: tl.tensor, moments: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """Return one maximum and both sums from those of parts [parts]."""
+    """Return one maximum and both sums for a whole row, merged from those of its parts [parts]."""
     top = tl.max(tops, 0)
     shift = exponent_of(tops, top, scale)
     factor = tl.exp2(shift)
@@ -67,7 +67,7 @@ def merge(tops: tl.tensor, totals: tl.tensor, moments: tl.tensor, scale: tl.tens
 
 @triton.jit
 def entropy(total: tl.tensor, moment: tl.tensor) -> tl.tensor:
-    """Return the entropy in nats, from the sum of exponentials 2^a and that of 2^a a."""
+    """Return the entropy in nats, from the sum of exponentials 2^a and the sum of 2^a a."""
     return (tl.log2(total) - moment / total) * LN2
 
 
@@ -76,7 +76,10 @@ def normalise(
     draft: tl.tensor, target: tl.tensor, first: tl.tensor, tiles: tl.tensor, V: tl.tensor, scale: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Pass 1: maximum, sum of exponentials and their moment of both rows over ``tiles`` tiles from tile ``first``."""
+    """Run pass 1 over ``tiles`` tiles from tile ``first``.
+
+    Return the maximum, the sum of exponentials and their moment for the draft's row, then for the target's.
+    """
     q_tops = tl.full((BLOCK // 8,), -1.0e30, tl.float32)
     p_tops = tl.full((BLOCK // 8,), -1.0e30, tl.float32)
     q_sums = tl.zeros((BLOCK // 8,), tl.float32)
@@ -96,7 +99,7 @@ def normalise(
 def distribution(
     row: tl.tensor, offsets: tl.tensor, V: tl.tensor, top: tl.tensor, total: tl.tensor, scale: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """Return a tile of probabilities and of their binary logarithms: the same rounded numbers in every pass."""
+    """Return a tile of probabilities and one of their binary logarithms, rounded alike in every pass."""
     exponent = (load(row, offsets, V) - top) * scale
     return tl.exp2(exponent) * (1.0 / total), exponent - tl.log2(total)  # one division per row, not per token
 
@@ -108,10 +111,9 @@ def log_pair(
 ) -> tl.tensor:  # fmt: skip
     """Return binary logarithms of a tile of q and p, both times the draft's sum of exponentials.
 
-    ``ratio`` is ``log_ratio``.
-
-    Sums are divided by that number once a row. The multiplication and the addition are fused by name, so that a
-    compiler cannot round them in one pass otherwise than in another; equal rows are equal here, to the bit.
+    ``ratio`` is the result of ``log_ratio``. Sums are divided by that sum of exponentials once a row. The
+    multiplication and the addition are fused explicitly, so that a compiler cannot round them differently in another
+    pass. Equal rows are equal here, to the bit.
     """
     a_q = (load(draft, offsets, V) - q_top) * scale
     return a_q, tl.fma(load(target, offsets, V) - p_top, scale, ratio)
@@ -128,7 +130,7 @@ def overlaps(
     draft: tl.tensor, target: tl.tensor, first: tl.tensor, tiles: tl.tensor, V: tl.tensor, scale: tl.tensor,
     q_top: tl.tensor, q_sum: tl.tensor, p_top: tl.tensor, p_sum: tl.tensor, BLOCK: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Pass 2 of losses without a divergence, backwards: overlap and S, by one exponential per token."""
+    """Run pass 2 of losses without a divergence, backwards; return overlap and S, by one exponential per token."""
     ratio = log_ratio(q_sum, p_sum)
     overlap = tl.zeros((BLOCK // 8,), tl.float32)
     below = tl.zeros((BLOCK // 8,), tl.float32)
@@ -148,7 +150,10 @@ def sums(
     p_sum: tl.tensor, TERMS: tl.constexpr, SECOND: tl.constexpr, GRADIENT: tl.constexpr, WRITE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Pass 2, backwards: overlap, S and the divergence's sums in nats; WRITE: a gradient without sums."""
+    """Run pass 2, backwards; return overlap, S and the two sums of the divergence in nats.
+
+    With WRITE it also writes the gradient, for kinds whose gradient needs no sums.
+    """
     if TERMS is None and SECOND is None and not WRITE:
         overlap, below = overlaps(draft, target, first, tiles, V, scale, q_top, q_sum, p_top, p_sum, BLOCK)
         return overlap, below, 0.0, 0.0
@@ -179,7 +184,7 @@ def write_tv_gradient(
     scale: tl.tensor, slope: tl.tensor, q_top: tl.tensor, q_sum: tl.tensor, p_top: tl.tensor, p_sum: tl.tensor,
     below: tl.tensor, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Pass 3 of losses without a divergence: ``slope`` times q (S - 1[q <= p]), by one exponential per token."""
+    """Run pass 3 of losses without a divergence: write ``slope`` q (S - 1[q <= p]), by one exponential per token."""
     ratio = log_ratio(q_sum, p_sum)
     elsewhere = below * (slope / q_sum)
     common = (below - 1.0) * (slope / q_sum)
@@ -197,7 +202,7 @@ def write_gradient(
     p_top: tl.tensor, p_sum: tl.tensor, overlap: tl.tensor, below: tl.tensor, divergence: tl.tensor, second: tl.tensor,
     GRADIENT: tl.constexpr, TV: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Pass 3: d loss / d draft logits, times ``slope`` = 1 / temperature and what the row counts."""
+    """Run pass 3: write d loss / d draft logits, times ``slope`` = 1 / temperature and the row's weight."""
     if OWN is None:
         slope *= TV(overlap, eta)
         write_tv_gradient(draft, target, out, first, tiles, V, scale, slope, q_top, q_sum, p_top, p_sum, below, BLOCK)
@@ -214,8 +219,10 @@ def write_gradient(
 
 @triton.jit
 def lost(q_sum: tl.tensor, p_sum: tl.tensor) -> tl.tensor:
-    """Return what a row's numbers and ``slope`` get added: NaN where a side has no finite logit, and so no
-    distribution; else 0."""
+    """Return NaN where a side has no finite logit and so no distribution, else 0.
+
+    It is added to a row's numbers and to ``slope``.
+    """
     return tl.where((q_sum > 0) & (p_sum > 0), 0.0, float("nan"))
 
 
@@ -223,8 +230,7 @@ def lost(q_sum: tl.tensor, p_sum: tl.tensor) -> tl.tensor:
 def row_slope(
     slope: tl.tensor, weights: tl.tensor, row: tl.tensor, q_sum: tl.tensor, p_sum: tl.tensor, WEIGHTED: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Return what a row's gradient is multiplied by: ``slope``, the row's weight if there are any, and NaN for lost
-    rows."""
+    """Return the factor of a row's gradient: ``slope``, times the row's weight if WEIGHTED; NaN for lost rows."""
     slope += lost(q_sum, p_sum)
     return slope * tl.load(weights + row) if WEIGHTED else slope
 
@@ -233,9 +239,9 @@ def row_slope(
 def label_log(
     row: tl.tensor, label: tl.tensor, V: tl.tensor, top: tl.tensor, total: tl.tensor, scale: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """Return the logarithm of the label's probability.
+    """Return the logarithm of the label's probability in nats.
 
-    A label outside of the vocabulary reads nothing and gives NaN.
+    For a label outside of the vocabulary it reads nothing and returns NaN.
     """
     known = (label >= 0) & (label < V)
     logit = tl.load(row + label, mask=known, other=float("nan")).to(tl.float32)
@@ -249,7 +255,7 @@ def store_row(
     p_top: tl.tensor, p_sum: tl.tensor, p_moment: tl.tensor, overlap: tl.tensor, divergence: tl.tensor,
     VALUE: tl.constexpr, LABELS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Store loss, alpha and the entropies of one row into stats [4, rows]; with LABELS log p[label] into a fifth."""
+    """Store loss, alpha and the entropies of one row into stats [4, rows]; with LABELS log p[label] as the fifth."""
     void = lost(q_sum, p_sum)
     p_entropy = entropy(p_sum, p_moment)
     if LABELS:

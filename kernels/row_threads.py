@@ -1,7 +1,7 @@
-"""Blocks of rows on several CPU threads, which meet once, at the end.
+"""Blocks of rows on several CPU threads, which synchronise once, at the end.
 
-PyTorch splits every operator over its threads and has them meet after each. A loss is some thirty operators a chunk:
-threads mostly wait, and where a neighbour takes a part of one core, all wait for that one, spinning. Here a thread
+PyTorch splits every operator over its threads and synchronises them after each. A loss is some thirty operators a
+chunk. Threads mostly wait; where another process takes a part of one core, all of them spin for that one. Here a thread
 takes the next block when it is done with one, and its operators run on it alone. A slow thread costs its own share.
 Large tensors that these threads fill lie on huge pages.
 """
@@ -30,10 +30,10 @@ _this = threading.local()
 
 
 def threads_for(elements: int, device: torch.device) -> int:
-    """Return how many threads share blocks of so many ``elements`` in all.
+    """Return how many threads share blocks of ``elements`` elements in all.
 
-    One where the caller has but one, as within ``work``; where elements are few; on a GPU; and where somebody watches
-    operators, which is of a thread as well.
+    The result is 1 in four cases: the caller has only one thread, as within ``work``; there are few elements; the
+    device is a GPU; or a dispatch mode, which is thread-local, watches operators.
     """
     few = elements <= GRAIN or device.type != "cpu"
     return 1 if few or is_in_torch_dispatch_mode() else torch.get_num_threads()
@@ -49,12 +49,12 @@ def share(
 ) -> None:
     """Call ``work`` of 0 ... ``blocks`` - 1, each once, on ``torch.get_num_threads()`` threads.
 
-    Blocks are taken in ascending order and may end in any other: what ``work`` writes must not overlap. ``then`` gets
-    what it returned, of one block after the other in ascending order, so that sums do not depend on the number of
-    threads. Gradient mode, inference mode and autocast are the caller's. Of several errors that of the lowest block is
-    raised, once no thread is at work any more.
+    Threads take blocks in ascending order, and blocks may end in any order: writes of ``work`` must not overlap.
+    ``then`` gets the results of ``work`` in ascending order of blocks, so that sums do not depend on the number of
+    threads. Gradient mode, inference mode and autocast are the caller's. If several blocks fail, the error of the
+    lowest block is raised, once all threads have finished.
 
-    The caller's own thread does all where there is but one (see ``threads_for``).
+    The caller's own thread runs all blocks where ``threads_for`` returns 1.
     """
     threads = threads_for(elements, device)
     if threads == 1:
@@ -78,7 +78,7 @@ def share(
 
 
 class _Sharing:
-    """One call of ``share``, as its threads see it."""
+    """Shared state of the threads of one call of ``share``."""
 
     def __init__(self, work: Callable[[int], Any], blocks: int, then: Callable[[Any], object] | None) -> None:
         self.work, self.blocks, self.then = work, blocks, then
@@ -88,7 +88,7 @@ class _Sharing:
         self._taken, self._ended, self._stopped = 0, 0, False  # blocks, those that ``then`` has seen
 
     def run(self) -> None:
-        """Take blocks until there are none, or one has failed."""
+        """Run blocks until none is left, or one has failed."""
         with self._modes():
             while (block := self._take()) is not None:
                 try:
@@ -101,7 +101,7 @@ class _Sharing:
                     self.stop()
 
     def stop(self) -> None:
-        """Accept no more blocks."""
+        """Start no more blocks."""
         with self._turns:
             self._stopped = True
             self._turns.notify_all()
@@ -114,9 +114,9 @@ class _Sharing:
             return self._taken - 1
 
     def _in_turn(self, block: int, result: Any) -> None:
-        """Call ``then`` of a result, after those of all blocks before it.
+        """Call ``then`` with a result, after the results of all blocks before it.
 
-        Blocks before it were taken earlier, so another thread is at work on them.
+        Blocks before it were started earlier, so another thread is at work on them.
         """
         assert self.then is not None
         with self._turns:
@@ -128,16 +128,16 @@ class _Sharing:
 
 
 def sharing() -> bool:
-    """Return whether this thread does blocks of rows beside others.
+    """Return whether this thread runs blocks of rows beside others.
 
-    What holds the interpreter's lock holds up all of them.
+    Code that holds the interpreter's lock stops all of them.
     """
     return getattr(_this, "shares", False)
 
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    """Return the threads of this process; a forked child has none of its parent's and makes its own."""
+    """Return the thread pool of this process; a forked child has none of its parent's threads and makes its own."""
     return ThreadPoolExecutor(MAX_THREADS, "rows", functools.partial(_begin, threading.Lock()))
 
 
@@ -147,8 +147,8 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 def _begin(one_by_one: threading.Lock) -> None:
     """Make operators of this thread run on it alone.
 
-    What ``set_num_threads`` says is also what threads that begin later begin with; one that ends at once says again
-    what it was. This thread has just begun, so it knows.
+    ``set_num_threads`` also sets the number for threads that begin later. So a short-lived thread sets the old number
+    again. This thread has just begun, so it knows that number.
     """
     _this.shares = True
     with one_by_one:
@@ -160,7 +160,7 @@ def _begin(one_by_one: threading.Lock) -> None:
 
 
 def _modes() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return what this thread has set of what PyTorch keeps for each thread, for another one to enter."""
+    """Return a context manager that gives another thread the thread-local PyTorch modes of this one."""
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
@@ -188,7 +188,10 @@ def large_empty(rows: int, columns: int, dtype: torch.dtype, device: torch.devic
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Return ``left @ right`` of [N, M] and [M, V], in a ``large_empty`` on a CPU and without gradients there."""
+    """Return ``left @ right`` of [N, M] and [M, V].
+
+    On a CPU without autocast the result is in a ``large_empty``, without gradients.
+    """
     if left.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return left @ right
     return torch.mm(left, right, out=large_empty(len(left), right.shape[1], left.dtype, left.device))
@@ -196,7 +199,10 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 @functools.cache
 def _advise() -> Callable[[int, int, int], int] | None:
-    """Return madvise(2) as a function of address, bytes and advice. What it refuses stays as it was."""
+    """Return madvise(2) as a function of address, bytes and advice, or None where the system has none.
+
+    If madvise refuses, memory stays as it was.
+    """
     if sys.platform != "linux" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     advise = ctypes.CDLL(None).madvise

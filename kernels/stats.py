@@ -1,7 +1,6 @@
-"""What a pair of distributions says about acceptance: overlap, target-only acceptance, entropies, divergences, overlap
-split.
+"""Statistics of pairs of distributions: overlap and its two parts, target-only acceptance, entropies, divergences.
 
-Plain PyTorch reference; Triton on a CUDA device (two passes over logits, one over probabilities).
+This is the plain PyTorch reference; a CUDA device uses Triton (two passes over logits, one over probabilities).
 """
 
 from dataclasses import dataclass, fields
@@ -18,9 +17,10 @@ CHUNK = {"cpu": 1 << 17}  # elements of a chunk of rows: 512 kB in fp32 per inte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairStats:
-    """Per row of a draft distribution q and a target distribution p, each [N] fp32; nats.
+    """Statistics per row of a draft distribution q and a target distribution p, each [N] fp32.
 
-    q = (0.5, 0.5), p = (0.8, 0.2): overlap 0.7 = 0.5 (where p > q) + 0.2 (elsewhere), target_only 0.8.
+    Entropies and KL are in nats. q = (0.5, 0.5), p = (0.8, 0.2): overlap 0.7 = 0.5 (where p > q) + 0.2 (elsewhere),
+    target_only 0.8.
     """
 
     overlap: Tensor  # sum_v min(p, q): the acceptance of rejection sampling; the sum of the two alphas
@@ -39,9 +39,8 @@ FIELDS = tuple(field.name for field in fields(PairStats))
 def pair_stats(draft: Tensor, target: Tensor, *, temperature: float = 1.0, from_logits: bool = True) -> PairStats:
     """Return statistics of rows [N, V] of draft and target distributions.
 
-    With ``from_logits`` the rows are logits, divided by ``temperature``.
-
-    No gradients. Logits may be -inf, but not a whole row of them; distributions must sum to 1.
+    With ``from_logits`` the rows are logits, divided by ``temperature``. There are no gradients. Logits may be -inf,
+    but not all of a row; distributions must sum to 1.
 
     Raises:
         UserError: shapes that differ, a temperature that is not positive, or one other than 1 with probabilities.
@@ -60,7 +59,7 @@ def pair_stats(draft: Tensor, target: Tensor, *, temperature: float = 1.0, from_
 
 
 def _in_chunks(draft: Tensor, target: Tensor, temperature: float, from_logits: bool) -> PairStats:
-    """Take rows a few at a time, so that intermediates stay small, shared between the threads of a CPU."""
+    """Compute the statistics a few rows at a time, so that intermediates stay small; CPU threads share the chunks."""
     rows = max(1, CHUNK.get(draft.device.type, 1 << 22) // max(1, draft.shape[-1]))
     pairs = list(zip(draft.split(rows), target.split(rows), strict=True))
     parts: dict[int, PairStats] = {}
@@ -74,7 +73,7 @@ def _in_chunks(draft: Tensor, target: Tensor, temperature: float, from_logits: b
 
 
 def reference(draft: Tensor, target: Tensor, temperature: float = 1.0, from_logits: bool = True) -> PairStats:
-    """Compute the statistics in plain PyTorch, in fp32 or, for fp64 inputs, fp64 inside."""
+    """Compute ``pair_stats`` in plain PyTorch, in fp32 or, for fp64 inputs, fp64 inside."""
     dtype = torch.promote_types(torch.promote_types(draft.dtype, target.dtype), torch.float32)
     q, p = draft.to(dtype), target.to(dtype)
     if from_logits:

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="untyped-decorator"
 """``pair_stats`` in Triton, one program per row: the normalisers of both rows, then all sums in one more pass.
 
-From probabilities the first pass falls away. The second pass runs backwards, so that it starts on what the first one
-read last and left in the cache. Everything in fp32.
+Probabilities need no first pass. The second pass runs backwards, so that it starts on the tiles that the first one read
+last and left in the cache. Everything is in fp32.
 
 Sums, the largest number and its place are kept per lane, 8 columns wide, and threads meet once, after the last tile:
 with sums of whole tiles they met eight times in each. The entropies of logits come out of the first pass. Compiled for
@@ -29,7 +29,7 @@ def _distributions(
     draft: tl.tensor, target: tl.tensor, offsets: tl.tensor, V: tl.tensor, scale: tl.tensor, q_top: tl.tensor,
     q_sum: tl.tensor, p_top: tl.tensor, p_sum: tl.tensor, LOGITS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Return one tile of both distributions and of their binary logarithms."""
+    """Return one tile of both distributions, each with its binary logarithms."""
     if LOGITS:
         q, q_log = distribution(draft, offsets, V, q_top, q_sum, scale)
         p, p_log = distribution(target, offsets, V, p_top, p_sum, scale)
@@ -46,7 +46,7 @@ def _stats(
     draft: tl.tensor, target: tl.tensor, out: tl.tensor, q_stride: tl.tensor, p_stride: tl.tensor, rows: tl.tensor,
     V: tl.tensor, tiles: tl.tensor, scale: tl.tensor, LOGITS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write into out [8, rows], in the order of the fields of ``PairStats``."""
+    """Write the statistics of a row into out [8, rows], in the order of the fields of ``PairStats``."""
     row = tl.program_id(0).to(tl.int64)
     draft += row * q_stride
     target += row * p_stride

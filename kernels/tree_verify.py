@@ -1,16 +1,17 @@
 """Verification of a tree of drafts: rejection sampling from sibling to sibling, down to the first node without a pass.
 
 Recursive rejection sampling (SpecInfer, arXiv 2305.09781; without replacement: Recursive Speculative Decoding, arXiv
-2402.14160, and Sequoia, arXiv 2402.12374). The children x_1, x_2, ... of an accepted node are tried in their order,
-with p_1 the target's distribution after that node and q_j what x_j was drawn from, given the siblings before it:
+2402.14160, and Sequoia, arXiv 2402.12374). The children x_1, x_2, ... of an accepted node are tried in their order. p_1
+is the target's distribution after that node. q_j is the distribution that x_j was drawn from, given the siblings before
+it:
 
     x_j is accepted if u < p_j(x_j) / q_j(x_j), else p_{j+1} = norm(max(0, p_j - q_j))
 
-The first that is accepted is the next node. If none is, the next token comes from the last residual, and after a node
+The first accepted child is the next node. If none is, the next token comes from the last residual, and after a node
 without children from the target itself. The output distribution is the target's, however the children were drawn: q_j
-may depend on the siblings before. Without replacement it is q without them, renormalised; of greedy drafts, one-hot.
+may depend on the siblings before. Without replacement, q_j is q without them, renormalised; for greedy drafts, one-hot.
 
-Plain PyTorch, on any device: a pass over the nodes without waiting for the device. There is no fused version.
+This is plain PyTorch, on any device: a pass over the nodes without waiting for the device. There is no fused version.
 """
 
 import torch
@@ -32,7 +33,8 @@ def tree_verify(
 
     Args:
         draft_tokens: [B, K], nodes of a tree, parents before children; siblings are tried from left to right.
-        draft_probs: [B, K, V], exactly what each was sampled from given its siblings to the left. None: one-hot.
+        draft_probs: [B, K, V], exactly the distributions that the nodes were sampled from, given their siblings to the
+            left. None: one-hot.
         target_probs: [B, K + 1, V]; row 0 is the target's distribution at the root, row 1 + k that after node k.
         uniforms: [B, K + 2] in [0, 1): a test a node, then one for the recovered and one for the bonus token.
         parents: [B, K], the node that each follows, -1: the root.
@@ -80,7 +82,7 @@ def tree_verify(
     )
 
 
-# ---- who follows whom, and what a node sees of a cache; nodes are numbered, parents before children
+# ---- ancestors of nodes, and the cache entries that a node sees; nodes are numbered, parents before children
 
 
 def ancestry(parents: Tensor) -> Tensor:
@@ -96,10 +98,9 @@ def ancestry(parents: Tensor) -> Tensor:
 
 
 def visible(first: Tensor, ways: Tensor, used: int) -> Tensor:
-    """Return entries [B, n, used] (bool) of a cache that queries see: those before ``first`` [B], and of the tree their
-    way.
+    """Return the cache entries [B, n, used] (bool) that queries see: those before ``first`` [B], and nodes of the tree.
 
-    ``ways`` [B, n, K]: the nodes that each sees; node k has entry ``first`` + k.
+    ``ways`` [B, n, K] marks the nodes that each query sees; node k has entry ``first`` + k.
     """
     batch, width, nodes = ways.shape
     text = torch.arange(used, device=first.device) < first[:, None, None]

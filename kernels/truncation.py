@@ -1,8 +1,9 @@
-"""Top-k and top-p truncation of target distributions in the losses: what sampling cannot emit gets a logit of -inf.
+"""Top-k and top-p truncation of target distributions in the losses: tokens that sampling cannot emit get a logit of
+-inf.
 
-The order and the border are those of ``rollout/decoding/sampling.py``: temperature, top-k, renormalise, top-p; a
-token is kept while the mass before it is below p by more than rounding, and of equal tokens at the border the first
-ones in index order.
+Order and border are those of ``rollout/decoding/sampling.py``: temperature, top-k, renormalise, top-p. A token is kept
+while the mass before it is below p by more than rounding. Of equal tokens at the border the first ones in index order
+are kept.
 """
 
 import torch
@@ -15,14 +16,14 @@ from bebop.kernels.row_threads import share
 # Rounding of float32 sums: mass that is short of p by less than this counts as p. Without it [.5, .3, .1, .1] keeps
 # three tokens at p = .8, as the sum of the first two comes out a bit below .8 or not, depending on the softmax.
 BORDER = 1e-6
-CHUNK_ELEMENTS = {"cuda": 2**24, "cpu": 2**17}  # looked at together; they take some 30 bytes each
-# Tokens looked at first for top-p; a row that keeps more is sorted. At V = 49,152 on one core this takes 0.4 ms a row,
-# sorting it 4.4 ms.
+CHUNK_ELEMENTS = {"cuda": 2**24, "cpu": 2**17}  # truncated together; they take some 30 bytes each
+# Likeliest tokens that top-p tries first; a row that keeps more is sorted. At V = 49,152 on one core this takes 0.4 ms
+# a row, sorting it 4.4 ms.
 CANDIDATES = 1024
 
 
 def check(top_p: float, top_k: int) -> None:
-    """Refuse what no distribution can be cut to."""
+    """Raise ``UserError`` unless top_p is in (0, 1] and top_k is at least 0."""
     if not 0 < top_p <= 1:
         raise UserError(f"target_top_p must be above 0 and at most 1, not {top_p}")
     if top_k < 0:
@@ -47,7 +48,7 @@ def truncate_(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0, top_
 
 
 def _kept(probs: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Return the tokens [N, V] of the truncated distribution."""
+    """Return which tokens [N, V] (bool) belong to the truncated distribution."""
     vocabulary = probs.shape[-1]
     ranked = probs.topk(min(top_k or CANDIDATES, vocabulary)).values
     count = _count(ranked, top_p, renormalise=top_k > 0)

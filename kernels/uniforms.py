@@ -1,6 +1,6 @@
-"""Uniform random numbers as a function of (seed, counter): no state to keep, the same on every device and batch.
+"""Uniform random numbers as a function of (seed, counter): stateless, the same on every device and in every batch.
 
-The plain PyTorch reference, and Triton on a CUDA device.
+This is the plain PyTorch reference; a CUDA device uses Triton.
 """
 
 import torch
@@ -28,7 +28,7 @@ def _mix(x: Tensor) -> Tensor:
 def uniforms(seeds: Tensor, counters: Tensor, count: int) -> Tensor:
     """Draw ``count`` numbers in [0, 1) for each (seed, counter): [B], [B] -> [B, count], float64 of 53 random bits.
 
-    A request that is moved to another slot, batch or worker, or resumed half-way, draws the same numbers.
+    A request draws the same numbers in another slot, batch or worker, and when it is resumed half-way.
     """
     if compiled(None, seeds):
         from bebop.kernels import uniforms_triton
@@ -41,8 +41,7 @@ def uniforms(seeds: Tensor, counters: Tensor, count: int) -> Tensor:
 
 
 def digest(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Return a 64-bit hash [B] of the first ``lengths`` [B] tokens of each row [B, n], the places of the tokens
-    included."""
+    """Return a 64-bit hash [B] of the first ``lengths`` [B] tokens of each row [B, n] and of their places."""
     if compiled(None, tokens):
         from bebop.kernels import uniforms_triton
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator"
-"""Uniform random numbers and digests in Triton, one launch each: the whole numbers of ``uniforms.py``, to the bit."""
+"""Uniform random numbers and digests in Triton, one launch each: the same numbers as ``uniforms.py``, to the bit."""
 
 import torch
 import triton

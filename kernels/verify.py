@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw from distributions [..., V] (unnormalised) by inverting the CDF at uniforms [...] in [0, 1) -> tokens [...].
+    """Draw tokens [...] from distributions [..., V] (unnormalised) by inverting the CDF at uniforms [...] in [0, 1).
 
-    Takes the first token with cumsum > u * total. Where rounding leaves none, the last token of positive mass, never
-    index V - 1 as such. A token of probability zero cannot come out, not even on a GPU, whose parallel sums need not
-    be monotone: what such a flaw would let through is replaced by the likeliest token.
+    The result is the first token with cumsum > u * total. Where rounding leaves none, it is the last token of positive
+    mass, never index V - 1 as such. A token of probability zero is never drawn. On a GPU parallel sums need not be
+    monotone, so a token of probability zero that comes out is replaced by the likeliest token.
     """
     cdf = probs.cumsum(-1)
     total = cdf[..., -1:].contiguous()
@@ -28,7 +28,7 @@ def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _count(probs: Tensor, cdf: Tensor, bound: Tensor, total: Tensor) -> Tensor:
-    """Sample as ``sample`` does, where sums may not be monotone."""
+    """Draw tokens as ``sample`` does, where sums may not be monotone."""
     token = (cdf <= bound).sum(-1)
     token = torch.minimum(token, (cdf < total).sum(-1))
     possible = probs.gather(-1, token[..., None])[..., 0] > 0
@@ -64,13 +64,13 @@ def chain_verify(
 
 
 def compiled(draft: Tensor | None, target: Tensor) -> bool:
-    """Return whether the Triton kernels can take it; fp64 and machines without Triton stay with the reference."""
+    """Return whether the Triton kernels take these inputs; fp64 and machines without Triton use the reference."""
     double = torch.float64 in (target.dtype, target.dtype if draft is None else draft.dtype)
     return target.is_cuda and find_spec("triton") is not None and not double
 
 
 def one_hot(tokens: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor:
-    """Return the one-hot distributions [..., V] of tokens [...] that were not sampled."""
+    """Return the one-hot distributions [..., V] of tokens [...]."""
     distributions = torch.zeros(*tokens.shape, vocabulary, dtype=dtype, device=tokens.device)
     return distributions.scatter_(-1, tokens[..., None], 1.0)
 
@@ -85,7 +85,7 @@ def reference(
     uniforms: Tensor,
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the same in plain PyTorch, in any dtype."""
+    """Compute ``chain_verify`` in plain PyTorch, in any dtype."""
     batch, drafts = draft_tokens.shape
     rows = torch.arange(batch, device=draft_tokens.device)
     if drafts == 0:

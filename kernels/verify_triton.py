@@ -1,14 +1,14 @@
 # mypy: disable-error-code="untyped-decorator"
 """Chain verification of probabilities in Triton: two launches, V split over programs at every batch size.
 
-1. ``_masses``, one program per (request, tile): finds the rejection (K gathers side by side, repeated by each program
-   of a request because that is cheaper than a launch of its own), then sums its tile of the one row that the next
-   token comes from: max(0, p - q) after a rejection, p after a full chain.
+1. ``_masses``, one program per (request, tile): finds the rejection, then sums its tile of the one row that the next
+   token comes from: max(0, p - q) after a rejection, p after a full chain. Each program of a request repeats the K
+   gathers that find the rejection, because that is cheaper than another launch.
 2. ``_draw``, one program per request: inverts the CDF over the tile masses, then inside the one tile that it hits.
 
 Memory traffic: the row of p, that of q after a rejection only, and one more tile; nothing of the other rows but the
-drafts' own entries. Numbers: tests in fp64 (exact for fp32 inputs), masses in fp32. What it draws always has mass: a
-token qualifies only if its own mass is positive, and where rounding leaves none, the last positive one is taken.
+drafts' own entries. Tests are in fp64 (exact for fp32 inputs), masses in fp32. A drawn token always has mass: a token
+qualifies only if its own mass is positive, and where rounding leaves none, the last positive one is used.
 """
 
 import torch
@@ -27,7 +27,10 @@ def accepted_drafts(
     tokens: tl.tensor, q: tl.tensor, p: tl.tensor, u: tl.tensor, length: tl.tensor, V: tl.tensor,
     LANES: tl.constexpr, ONE_HOT: tl.constexpr = False,
 ) -> tl.tensor:  # fmt: skip
-    """Count drafts of one request before the first that fails the strict test u * q < p; ``length`` if none fails."""
+    """Return the number of drafts of one request before the first that fails the strict test u * q < p.
+
+    It is ``length`` if none fails.
+    """
     steps = tl.arange(0, LANES)
     used = steps < length
     entry = steps.to(tl.int64) * V + tl.load(tokens + steps, mask=used, other=0)
@@ -45,7 +48,7 @@ def accepted_drafts(
 def tile_of_distributions(
     q: tl.tensor, p: tl.tensor, offsets: tl.tensor, V: tl.tensor, rejected: tl.tensor
 ) -> tl.tensor:
-    """Return one tile of the residual (of p itself where nothing was rejected; q is then not read) and of p."""
+    """Return one tile of the residual and of p; without a rejection the residual is p itself, and q is not read."""
     inside = offsets < V
     target = tl.load(p + offsets, mask=inside, other=0.0).to(tl.float32)
     draft = tl.load(q + offsets, mask=inside & rejected, other=0.0).to(tl.float32)
@@ -54,8 +57,10 @@ def tile_of_distributions(
 
 @triton.jit
 def tile_without(token: tl.tensor, p: tl.tensor, offsets: tl.tensor, V: tl.tensor) -> tl.tensor:
-    """Return one tile of the residual of a one-hot distribution, which is p without the token (-1: nothing was
-    rejected), and of p."""
+    """Return one tile of the residual of a one-hot draft, which is p without ``token``, and one of p.
+
+    A ``token`` of -1 means that nothing was rejected.
+    """
     target = tl.load(p + offsets, mask=offsets < V, other=0.0).to(tl.float32)
     return tl.where(offsets == token, 0.0, target), target
 
@@ -78,12 +83,11 @@ def pick_lane(
 def pick_tile(
     masses: tl.tensor, factors: tl.tensor, number: tl.tensor, tiles: tl.tensor, LANES: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Pick from masses [2, tiles] of residual and target.
+    """Pick a tile from masses [2, tiles] of residual and target.
 
-    Return the tile, the mass before it, the threshold, and whether the target is used.
-
-    Masses are in units of ``factors`` (a number, or one per tile). A residual without mass means p = q up to rounding,
-    where p itself is the distribution.
+    Return the tile, the mass before it, the threshold, and whether the target is used. Masses are in units of
+    ``factors`` (a number, or one per tile). A residual without mass means p = q up to rounding, and then p is the
+    distribution.
     """
     lanes = tl.arange(0, LANES)
     residual = tl.load(masses + lanes, mask=lanes < tiles, other=0.0) * factors
@@ -146,14 +150,14 @@ def _draw(
 
 
 def block_of(vocabulary: int, widest: int = BLOCK) -> int:
-    """Return the tile width: a power of two, no wider than the vocabulary needs."""
+    """Return the width of a tile: a power of two, no wider than the vocabulary needs."""
     return min(widest, max(128, triton.next_power_of_2(vocabulary)))
 
 
 def check(
     draft_tokens: Tensor, draft: Tensor | None, target: Tensor, uniforms: Tensor, lengths: Tensor | None
 ) -> Tensor:
-    """Check shapes and dtypes of a chain; return ``lengths``, K for all if None."""
+    """Return ``lengths``, K for all if None; raise ``UserError`` unless shapes and dtypes of the chain fit."""
     batch, drafts = draft_tokens.shape
     vocabulary = target.shape[-1]
     for name, tensor, shape in (

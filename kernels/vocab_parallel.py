@@ -37,10 +37,10 @@ def parallel_row_losses(
     need_grad: bool = True,
     row_weights: Tensor | None = None,
 ) -> RowLosses:
-    """Compute ``row_losses`` of [N, V / size] shards; shards may differ in width, and lie in the order of ranks.
+    """Compute ``row_losses`` of [N, V / size] shards, which lie in the order of ranks and may differ in width.
 
     ``labels`` are tokens of the whole vocabulary. ``grad`` is that of this process's shard; the rest is the same
-    everywhere. Arguments are checked by the caller.
+    everywhere. The caller checks the arguments.
     """
     dtype = accumulator(draft_logits, target_logits)
     pair = (draft_logits, target_logits)
@@ -85,7 +85,7 @@ def _chunks(rows: int, width: int, device: torch.device) -> list[slice]:
 def _normalisers(
     pair: tuple[Tensor, Tensor], temperature: float, dtype: torch.dtype, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, int]:
-    """Return maxima [2, N], sums [2, N] of the whole rows, and the first token of this shard: the first collective."""
+    """Return maxima [2, N] and sums [2, N] of whole rows, and this shard's first token; the first collective."""
     rows, width = pair[0].shape
     mine = torch.empty(4 * rows + 1, dtype=dtype, device=pair[0].device)
     local = mine[:-1].view(2, 2, rows)  # side, (maximum, sum), row
@@ -109,7 +109,7 @@ def _distribution(scaled: Tensor, top: Tensor, total: Tensor) -> Distribution:
 
 
 def _sums(draft: Distribution, target: Distribution, hit: Tensor | None, kind: str) -> Tensor:
-    """Return this shard's part [6, R]: overlap, S, the entropies, the kind's divergence and the second sum of that."""
+    """Return this shard's part [6, R] of overlap, S, both entropies, the kind's divergence and its second sum."""
     (q_log, q), (p_log, p) = draft, target
     divergence, tile = LOSSES[kind].divergence, (q, q_log, p, p_log, hit)
     nothing = torch.zeros_like(q[:, :1])
@@ -125,7 +125,7 @@ def _gradient(
 ) -> Tensor:
     """Return T * d loss / d logits [R, V / size], see the table of ``draft_losses.py``.
 
-    Sums [6, R] are of whole rows.
+    ``sums`` [6, R] are those of whole rows.
     """
     (q_log, q), (p_log, p) = draft, target
     alpha, below, _, _, total, second = sums

@@ -1,8 +1,8 @@
-"""Trajectories of several turns: the engine decodes and an environment replies, until one of them ends it.
+"""Trajectories of several turns: the engine decodes and an environment replies, until one of them ends the trajectory.
 
 Invariants:
 
-- History is append-only token ids. What was sampled is fed back and trained on: no text of the policy is ever rendered
+- History is append-only token ids. Sampled tokens are fed back and trained on: no text of the policy is ever rendered
   or tokenised.
 - An asyncio thread waits for environments, so none of them holds up decoding. A trajectory that waits holds no slot of
   the engine.
@@ -41,7 +41,7 @@ CLOSE_SECONDS = 10.0  # for environments to end when the worker does
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What became of one member of a group."""
+    """Result of one member of a group: its prompt and its trajectory, if there is one."""
 
     prompt: Prompt  # with the tokens that the environment began with
     trajectory: Trajectory | None  # None: its environments were lost too often
@@ -49,7 +49,7 @@ class Played:
 
 @dataclass(slots=True, kw_only=True)
 class _Attempt:
-    """A trajectory in the making."""
+    """State of a trajectory in progress."""
 
     history: list[int] = field(default_factory=list)  # prompt, completion, observation, completion, ...
     first: tuple[int, ...] = ()  # the prompt
@@ -68,7 +68,7 @@ class _Attempt:
 
 
 class AgentLoop:
-    """Plays trajectories beside one another; ``play`` may be called from any thread."""
+    """Plays trajectories concurrently; ``play`` may be called from any thread."""
 
     def __init__(
         self,
@@ -89,15 +89,15 @@ class AgentLoop:
         self._thread = threading.Thread(target=self._run, name="environments", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread that runs the environments."""
         self._thread.start()
 
     def play(self, prompt: Prompt, params: SamplingParams, trace: bool = False) -> Future[Played]:
-        """Play one trajectory; its tokens depend on ``params.seed`` and the tokens before, in all turns."""
+        """Start one trajectory; its tokens depend on ``params.seed`` and the tokens before, in all turns."""
         return asyncio.run_coroutine_threadsafe(self._play(prompt, params, trace), self._loop)
 
     def pace(self) -> Pace:
-        """Return for how long the thread made no progress: an environment that blocks it holds up all others."""
+        """Return for how many seconds the thread made no progress; an environment that blocks it stops all others."""
         silent = time.monotonic() - self._beat - BEAT_SECONDS if self._open else 0.0
         limit = max(self.limits.step_seconds, self.limits.reset_seconds)
         return Pace(name="environments", silent=max(0.0, silent), slowest=self._slowest, limit=limit)
@@ -135,7 +135,7 @@ class AgentLoop:
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _play(self, prompt: Prompt, params: SamplingParams, trace: bool) -> Played:
-        """Attempt a trajectory until no environment of it is lost."""
+        """Play a trajectory, and start again when its environment is lost, at most ``max_restarts`` times."""
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
@@ -165,7 +165,7 @@ class AgentLoop:
             self._open.discard(task)
 
     def _warn(self, prompt: Prompt, lost: EnvironmentLost) -> None:
-        """Log why environments are lost: of many, the 1st, 2nd, 4th, 8th, ..."""
+        """Log why an environment was lost: only the 1st, 2nd, 4th, 8th, ... loss."""
         self._lost += 1
         if self._lost & (self._lost - 1) == 0:
             name, number = self.task.name, self._lost
@@ -207,14 +207,14 @@ class AgentLoop:
             attempt.history += observation
 
     async def _decode(self, history: Sequence[int], params: SamplingParams, trace: bool) -> Completion:
-        """Decode the next turn, of as many tokens as there is room for."""
+        """Decode the next turn, with as many tokens as there is room for."""
         room = min(params.max_new_tokens, self.max_length - len(history))
         own = replace(params, max_new_tokens=room)
         request = Request(id=0, token_ids=tuple(history), params=own, trace=trace, park=True)
         return await asyncio.wrap_future(self.thread.submit([request])[0])
 
     def _spent(self, attempt: _Attempt, observed: int, began: float) -> Ending | None:
-        """Return the budget that leaves no other turn; None if there is another turn."""
+        """Return which budget leaves no further turn; None if there is room for one."""
         if len(attempt.turns) >= self.limits.max_turns:
             return "turns"
         if len(attempt.history) + observed >= self.max_length:

@@ -16,9 +16,9 @@ from bebop.trajectory import Prompt, same_beginning
 
 
 def make_episodes(task: TaskConfig, output: Path | None = None) -> Episodes:
-    """Return the episodes of a task's environment; ``UserError`` if there is no such one, or its limits clash.
+    """Return the episodes of a task's environment; raise ``UserError`` if it is unknown or its limits clash.
 
-    ``output``: the file for what environments in processes print; None: they print where this process does.
+    ``output`` is the file for the output of environments in processes; None: they print where this process does.
     """
     limits, kind = task.environment, find_kind(task.name)
     check_command(kind, task.args, limits.step_seconds)
@@ -40,12 +40,16 @@ def make_agent_loop(
     eos: tuple[int, ...],
     output: Path | None = None,
 ) -> AgentLoop:
-    """Return the loop of a task that is an environment; ``UserError`` if the chat template cannot have turns."""
+    """Return the agent loop of an environment task; raise ``UserError`` if the chat template does not allow turns."""
     return AgentLoop(thread, task, max_length, make_delta(model, task, eos), make_episodes(task, output))
 
 
 def make_delta(model: ModelConfig, task: TaskConfig, eos: tuple[int, ...]) -> ChatDelta | GivenTokens:
-    """Return what turns messages into tokens, or checks the tokens of an environment with its own; ``UserError``."""
+    """Return the converter from messages to tokens, or a check of the tokens that an environment makes itself.
+
+    Raises:
+        UserError: The chat template does not allow turns.
+    """
     tokenizer = load_tokenizer(model)
     return GivenTokens(len(tokenizer)) if find_kind(task.name).tokens else ChatDelta.checked(tokenizer, eos)
 
@@ -53,9 +57,9 @@ def make_delta(model: ModelConfig, task: TaskConfig, eos: tuple[int, ...]) -> Ch
 def check_environment(
     model: ModelConfig, task: TaskConfig, max_length: int, prompt: Prompt, setting: str = "rollout.max_length"
 ) -> None:
-    """Raise ``UserError`` unless the template can have turns and the environment begins twice in the same way.
+    """Raise ``UserError`` unless the template allows turns and two resets of the environment give the same prompt.
 
-    ``setting`` is what ``max_length`` is called.
+    The prompt has to leave room for a completion. ``setting`` is the name of ``max_length`` in messages.
     """
     delta = make_delta(model, task, stop_tokens(model))
     episodes = make_episodes(task)

@@ -1,4 +1,4 @@
-"""Whether requests of a length fit a model and a device: asked before anything of that size is allocated."""
+"""Checks whether requests of a length fit a model and a device, before anything of that size is allocated."""
 
 from typing import Any
 
@@ -19,11 +19,10 @@ GRAPHS = 4  # tensors of the size of a cycle's logits in fp32 that are there at 
 
 
 def bytes_of_graphs(slots: int, drafts: int, vocabulary: int, device: torch.device) -> int:
-    """Return an estimate of what the pool of CUDA graphs holds, 0 on other devices: the widest cycle's numbers over the
-    vocabulary [S, K + 1, V].
+    """Return an estimate of the bytes in the pool of CUDA graphs; 0 on other devices.
 
-    All graphs share the pool and one runs at a time, so narrower ones add little. Not measured on a GPU yet; the log
-    says what the pool really holds.
+    It counts the widest cycle's numbers over the vocabulary [S, K + 1, V]. All graphs share the pool and one runs at a
+    time, so narrower ones add little. Not measured on a GPU yet; the log gives the real size of the pool.
     """
     return GRAPHS * slots * (drafts + 1) * vocabulary * 4 if device.type == "cuda" else 0
 
@@ -39,11 +38,18 @@ def check_memory(
     more: int = 0,
     draft: Any = None,
 ) -> None:
-    """Raise ``UserError`` if keys and values of ``slots`` requests of ``length`` tokens exceed the device's whole
-    memory.
+    """Raise ``UserError`` if keys and values of ``slots`` requests of ``length`` tokens exceed the device's memory.
 
-    ``section``: of the settings that the numbers come from; ``tokens``: that the pages of the cache hold instead;
-    ``more``: bytes of CUDA graphs beside them; ``draft``: the configuration of a draft model with as many entries.
+    Args:
+        settings: the model's Hugging Face configuration.
+        slots: requests at a time.
+        length: tokens of each.
+        dtype: of keys and values.
+        device: that holds them; its whole memory counts.
+        section: name of the settings that the numbers come from.
+        tokens: tokens in the pages of the cache, where these are fewer than all requests need.
+        more: bytes of CUDA graphs beside them.
+        draft: the configuration of a draft model with as many entries.
     """
     token = bytes_per_token(settings, dtype) + (0 if draft is None else bytes_per_token(draft, dtype))
     if tokens is not None and tokens < slots * length:
@@ -82,6 +88,6 @@ def check_pool(tokens: int | None, length: int, paged: bool) -> None:
 
 
 def check_parked(limit: int, device: torch.device) -> None:
-    """Raise ``UserError`` if what may be parked exceeds the device's whole memory."""
+    """Raise ``UserError`` if the limit for parked caches exceeds the device's whole memory."""
     if limit > (there := memory_of(device)):
         raise UserError(f"rollout.parked_bytes={limit} is not possible: {device} has {there} bytes")

@@ -1,4 +1,4 @@
-"""The text of a completion, the same for every engine: what rewards, reports and logs see of its tokens."""
+"""The text of a completion, the same for every engine: rewards, reports and logs see this text of its tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,17 +14,17 @@ class CompletionText:
 
     - A completion that *ended* (``stop``) loses its stop token, and the special tokens right before it:
       ``1/2<|im_end|><|endoftext|>`` is ``1/2``. Tokens that only ever end or fill a text (the tokenizer's eos, pad,
-      bos) go in any case; others stay if the completion holds a further special token, which they may close, as
+      bos) go in any case. Others stay if the completion holds a further special token, which they may close, as
       ``</answer>`` does in ``<answer>5</answer><eos>``.
-    - One that was cut off (``length``, ``abort``) was ended by no token, and keeps all of them.
-    - Special tokens in the middle stay in any case: thinking, tool calls and answers are marked with them, and a reward
-      looks for those marks.
-    - A stop *string* stays, and the text ends with its last character: the usual one in RL is ``</answer>``, without
-      which the answer cannot be found.
+    - A completion that was cut off (``length``, ``abort``) was ended by no token, and keeps all of them.
+    - Special tokens in the middle stay in any case: they mark thinking, tool calls and answers, and a reward looks for
+      those marks.
+    - A stop *string* stays, and the text ends with its last character. The usual one in RL is ``</answer>``, without
+      which a verifier cannot find the result.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        """``tokenizer``: one of transformers."""
+        """Make a converter; ``tokenizer`` is one of transformers."""
         self.tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.items()
         self.special = {*tokenizer.all_special_ids, *(id for id, token in added if token.special)}
@@ -51,7 +51,7 @@ class CompletionText:
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Return the text that tokens [T] say, whatever the tokenizer's own settings are.
+    """Return the text of tokens [T], whatever the tokenizer's own settings are.
 
     With ``clean_up_tokenization_spaces`` it would lose spaces before marks (``a .`` becomes ``a.``), and a stop string
     that holds one would never be found.
@@ -60,8 +60,7 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 def completed_at(tokenizer: Any, ids: Sequence[int], stops: Sequence[str]) -> int:
-    """Return how many tokens of a completion [T] there are up to the one that completes a stop string; 0: it holds
-    none."""
+    """Return the number of tokens of a completion [T] up to the one that completes a stop string; 0 without one."""
 
     def holds(count: int) -> bool:
         text = decoded(tokenizer, ids[:count])

@@ -1,4 +1,4 @@
-"""What every rollout engine offers: requests in, completions out, weights swapped in between."""
+"""Interface of every rollout engine: it takes requests, returns completions, and swaps weights in between."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,43 +13,43 @@ from bebop.trajectory import Completion, SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One completion that is asked for.
+    """A request for one completion.
 
-    >>> Request(id=7, token_ids=(2, 17, 4), params=SamplingParams(max_new_tokens=8, seed=1))  # doctest: +SKIP
+    >>> Request(id=7, token_ids=(2, 17, 4), params=SamplingParams(max_new_tokens=8, seed=1)) # doctest: +SKIP
     """
 
     id: int  # chosen by the caller, unique among the requests that are not finished
     token_ids: tuple[int, ...]  # [P] prompt
     params: SamplingParams
     partial: Completion | None = None  # an aborted completion to go on with
-    # Whether its completion has a trace, as far as the engine can tell: the embedded one in all cycles of draft and
-    # verification, SGLang where its plugin sees them. A system with a cycle of its own has none.
+    # Whether its completion has a trace, as far as the engine can record it: the embedded engine in all cycles of draft
+    # and verification, SGLang where its plugin sees them. A system with a custom cycle has none.
     trace: bool = False
-    # Whether another request will go on from its tokens, as the next turn of a conversation does: the embedded engine
-    # keeps its caches then and finds them again by these tokens, all of them. SGLang's prefix cache needs no word.
+    # Whether another request will go on from its tokens, as the next turn of a conversation does. The embedded engine
+    # then keeps its caches and finds them again by all of these tokens. SGLang's prefix cache needs no such mark.
     park: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A request that ended."""
+    """A finished request with its completion."""
 
     id: int
     completion: Completion
 
 
 def nothing() -> Completion:
-    """Return a completion that was not begun."""
+    """Return an empty completion, for a request that was aborted before it began."""
     empty = np.zeros(0, dtype=np.int64)
     return Completion(token_ids=empty, logprobs=empty.astype(np.float32), versions=empty, finish_reason="abort")
 
 
 class EngineDied(RuntimeError):
-    """An engine is gone, hangs, or holds unknown weights: its worker is replaced and its prompts start again."""
+    """Error: an engine is gone, hangs, or holds unknown weights. Its worker is replaced and its prompts start again."""
 
 
 class Engine(Protocol):
-    """A decoding engine driven step by step by one thread. ``EngineDied`` may come out of any call."""
+    """A decoding engine that one thread drives step by step. Any call may raise ``EngineDied``."""
 
     version: int  # of the weights in use
     head: str  # fingerprint of the head that drafts, as it was after the last load of weights; empty without one
@@ -58,25 +58,31 @@ class Engine(Protocol):
         """Queue a request; raise ``UserError`` if it can never fit."""
 
     def step(self) -> list[Finished]:
-        """Admit what fits, run one decoding cycle, return what ended. Nothing to do returns at once."""
+        """Admit requests that fit, run one decoding cycle and return finished requests.
+
+        It returns at once if there is nothing to do.
+        """
 
     def abort(self, ids: Sequence[int] | None = None) -> list[Finished]:
         """End requests (all, if None) now; their partial completions can be resumed through ``Request.partial``."""
 
     def stage(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Prepare weights so that loading them holds up decoding as little as it can, and return them.
+        """Prepare weights so that loading them holds up decoding as little as possible, and return them.
 
         Any thread may call it, while the engine decodes.
         """
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace weights in flight. Names as in ``Policy.weights``; those that are not sent stay."""
+        """Replace weights in flight, under the names of ``Policy.weights``; weights that are not sent stay."""
 
     def configure(self, decoding: DecodingConfig) -> None:
-        """Decode otherwise from the next cycle on; raise ``UserError`` if its drafts do not fit."""
+        """Use another decoding configuration from the next cycle on; raise ``UserError`` if its drafts do not fit."""
 
     def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """Take all past completions of a prompt that count; ways of decoding without drafts from them do nothing."""
+        """Store all past completions of a prompt that may be drafted from.
+
+        Systems that do not draft from them do nothing.
+        """
 
     @property
     def unfinished(self) -> int:

@@ -1,7 +1,7 @@
 """An engine in a process of its own, whose memory is free again when that process has ended.
 
-- Calls are served one after another, in their order. What a call raises there, it raises here.
-- What the engine sets for its process (environment, threads, patches, Triton's interpreter) stays in that process.
+- Calls are served one after another, in their order. An exception in that process is raised here.
+- Settings of the engine for its process (environment, threads, patches, Triton's interpreter) stay in that process.
 - The process ends when it is closed, and when this one is gone.
 """
 
@@ -21,7 +21,7 @@ from bebop.rollout.engine import EngineDied, Finished, Request
 from bebop.rollout.engines import engine_module
 
 CLOSE_SECONDS = 60.0  # for the engine to end by itself
-# What torchrun tells its processes: an engine would join their group.
+# Variables that torchrun sets for its processes: with them an engine would join their group.
 RANK_VARIABLES = (
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
     "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
@@ -29,7 +29,7 @@ RANK_VARIABLES = (
 
 
 class EngineProcess:
-    """The engine of a job as an ``Engine``: without drafts from a head, whose fingerprint is not asked for."""
+    """The engine of a job as an ``Engine``, for jobs without drafts from a head: there is no fingerprint of one."""
 
     version, head = 0, ""
 
@@ -72,7 +72,7 @@ class EngineProcess:
         return self._ended(self._call("step"))
 
     def abort(self, ids: Sequence[int] | None = None) -> list[Finished]:
-        """End requests now, all of them if ``ids`` is None."""
+        """End requests now, all of them if ``ids`` is None; return them."""
         return self._ended(self._call("abort", ids))
 
     def stage(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -85,11 +85,11 @@ class EngineProcess:
         self.version = version
 
     def configure(self, decoding: DecodingConfig) -> None:
-        """Decode otherwise from the next cycle on."""
+        """Use another decoding configuration from the next cycle on."""
         self._call("configure", decoding)
 
     def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """Hand past completions of a prompt to the engine."""
+        """Send past completions of a prompt to the engine."""
         self._call("remember", prompt, answers)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class EngineProcess:
         return self._reply()
 
     def _reply(self) -> Any:
-        """Return what the process replies, or raise what it raised."""
+        """Return the reply of the process, or raise the error that it sent."""
         try:
             reply, error = self._pipe.recv()
         except (EOFError, OSError):

@@ -24,11 +24,11 @@ STOP_SECONDS = 60.0  # for the step in progress, when the thread is to end
 
 
 class Stopped(RuntimeError):
-    """The thread was ended before it came to a call."""
+    """Error: the thread ended before it served a call."""
 
 
 class Progress(NamedTuple):
-    """What the thread did since the last call of ``progress``, and what it decodes with."""
+    """Work of the thread since the last call of ``progress``, and the weights in use."""
 
     busy: float  # seconds in steps
     swap: float  # seconds in loads of weights
@@ -39,8 +39,8 @@ class Progress(NamedTuple):
 class EngineThread:
     """Drives an engine; every method but ``turn`` may be called from any thread.
 
-    A future raises what the engine raised for its call (``UserError`` for a request that can never fit). What a step
-    raises ends the thread. All open, queued and later calls raise it as well, or ``Stopped`` after ``stop``.
+    A future raises the engine's error for its call (``UserError`` for a request that can never fit). An error in a step
+    ends the thread. All open, queued and later calls raise it as well, or ``Stopped`` after ``stop``.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -66,7 +66,7 @@ class EngineThread:
         return self._post([partial(self._add, request) for request in requests])
 
     def abort(self) -> Future[int]:
-        """End all requests, whose futures get partial completions (reason ``abort``); return how many there were."""
+        """End all requests, whose futures get partial completions (reason ``abort``); return their number."""
         return self._post([self._abort])[0]
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> Future[None]:
@@ -74,7 +74,7 @@ class EngineThread:
         return self._post([partial(self._load, weights, version)])[0]
 
     def configure(self, decoding: DecodingConfig) -> Future[None]:
-        """Change how to decode between two steps; requests in progress go on with it."""
+        """Change the decoding configuration between two steps; requests in progress go on with the new one."""
         return self._post([partial(self._configure, decoding)])[0]
 
     def remember(self, prompt: Sequence[int], completions: Sequence[Iterable[int]]) -> Future[None]:
@@ -82,14 +82,14 @@ class EngineThread:
         return self._post([partial(self._remember, prompt, completions)])[0]
 
     def progress(self) -> Progress:
-        """Return the seconds since the last call, and version and head."""
+        """Return the seconds in steps and in loads since the last call, and the current version and head."""
         with self._changed:
             progress = Progress(self._busy, self._swap, *self._loaded)
             self._busy = self._swap = 0.0
         return progress
 
     def pace(self) -> Pace:
-        """Return for how long the thread made no progress, and its slowest turn."""
+        """Return for how many seconds the thread made no progress, and the seconds of its slowest turn."""
         with self._changed:
             silent = 0.0 if self._since is None else time.monotonic() - self._since
             return Pace(name="decoding", silent=silent, slowest=self._slowest)
@@ -105,7 +105,7 @@ class EngineThread:
             self._thread.join(STOP_SECONDS)
 
     def turn(self) -> None:
-        """Serve the queued calls, run one step of the engine, and return what ended."""
+        """Serve the queued calls, run one step of the engine, and resolve the futures of finished requests."""
         with self._changed:
             begun = self._since = time.monotonic()
             calls, self._calls = self._calls, []
@@ -148,7 +148,7 @@ class EngineThread:
             future.set_exception(error)
 
     def _post(self, calls: Sequence[Call]) -> list[Future[Any]]:
-        """Queue calls that are served together; each settles its future, now or later."""
+        """Queue calls that are served together; each call resolves its future, now or later."""
         futures: list[Future[Any]] = [Future() for _ in calls]
         for future in futures:
             future.set_running_or_notify_cancel()  # a future that a waiter has cancelled would refuse its result

@@ -1,4 +1,4 @@
-"""The engines, by the names of ``rollout.engine``: a module each, imported when it is chosen."""
+"""The engines by the names of ``rollout.engine``, one module each, imported when it is chosen."""
 
 from importlib import import_module
 from typing import Protocol, cast
@@ -8,15 +8,15 @@ from bebop.rollout.engine import Engine
 
 
 class EngineModule(Protocol):
-    """What an engine's module offers. What it needs beyond Bebop's own dependencies it imports in ``make``."""
+    """Interface of an engine's module. It imports packages beyond Bebop's own dependencies only in ``make``."""
 
     EMBEDDED: bool  # whether it decodes with the parts in ``rollout.decoding``
 
     def check(self, config: JobConfig) -> None:
-        """Raise ``UserError`` for what it cannot do for a job, before anything is started."""
+        """Raise ``UserError`` for settings of a job that the engine cannot serve, before anything is started."""
 
     def gpus(self, config: JobConfig) -> float:
-        """Return the GPUs that a worker's engine takes: below 1 means a share like any other process's, 0 none."""
+        """Return the number of GPUs for a worker's engine: below 1 means a share like any other process's, 0 none."""
 
     def make(self, config: JobConfig) -> tuple[Engine, tuple[int, ...]]:
         """Start the engine; return it and the tokens that end a completion."""
@@ -30,5 +30,5 @@ ENGINES = {
 
 
 def engine_module(config: JobConfig) -> EngineModule:
-    """Return the module of the engine that a job asks for."""
+    """Return the module of the engine in a job's configuration."""
     return cast(EngineModule, import_module(ENGINES[config.rollout.engine]))

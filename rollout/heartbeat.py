@@ -1,7 +1,7 @@
-"""Whether a server that owes a completion is still there, though a completion may take as long as it likes.
+"""Checks that a server with open requests is still alive, though a completion may take any time.
 
-Beside open requests it is asked something that whoever decodes replies to between two steps. A control call (new
-weights, say) keeps it from that, and has a deadline of its own.
+While requests are open, it sends questions that the decoding process answers between two steps. A control call (such as
+new weights) may delay these, and has a deadline of its own.
 """
 
 import asyncio
@@ -21,12 +21,18 @@ QUICK = ("server_info", "model_info", "update_weight_version", "end_weight_updat
 
 
 class Heartbeat:
-    """Questions to one server, from ``start`` to ``close``."""
+    """Periodic questions to one server, from ``start`` to ``close``."""
 
     def __init__(self, name: str, ask: Callable[[], Awaitable[object]], hang_after: float) -> None:
-        """``ask``: the question; a reply that raises is none. ``hang_after``: seconds, see ``runtime.hang_after``."""
+        """Keep the question for ``start``.
+
+        Args:
+            name: of the server, in messages.
+            ask: sends the question; if it raises, that is no reply.
+            hang_after: seconds, see ``runtime.hang_after``.
+        """
         self.name, self.ask, self.floor = name, ask, PATIENCE * hang_after
-        self.why: str | None = None  # it counts as dead
+        self.why: str | None = None  # why the server counts as dead
         self._seconds: deque[float] = deque(maxlen=RECENT)  # that replies took
         self._deadline = Deadline(self.floor)
         self._owed = self._controls = 0
@@ -34,19 +40,19 @@ class Heartbeat:
         self._beat: asyncio.Task[str] | None = None
 
     def start(self) -> None:
-        """Begin, or begin again."""
+        """Start the questions, or restart them."""
         self.close()
         self.why, self._warm = None, False
         self._beat = asyncio.create_task(self._watch())
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop the questions."""
         if self._beat is not None:
             self._beat.cancel()
             self._beat = None
 
     async def answer(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await a completion for as long as the server is there; else raise ``EngineDied``."""
+        """Await a completion for as long as the server is alive; else raise ``EngineDied``."""
         assert self._beat is not None, "not started"
         beat, answer = self._beat, asyncio.ensure_future(work)
         self._owed += 1

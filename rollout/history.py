@@ -1,8 +1,8 @@
-"""What followed the same words in other completions of a prompt: a suffix automaton a prompt, which grows with them.
+"""A suffix automaton for each prompt, which finds the tokens that followed the same text in its other completions.
 
-Our own, and not the suffix tree of arctic-inference (0.1.1): its ``speculate`` gives a path of tokens with scores,
-whereas rejection sampling against a mixture needs the whole distribution of what followed, again after each token that
-was sampled; and a tree of many completions that grow in turns can be held against brute force when it is this small.
+It is our own, and not the suffix tree of arctic-inference (0.1.1), whose ``speculate`` gives a path of tokens with
+scores. Rejection sampling against a mixture needs the whole distribution of following tokens, again after each sampled
+token. And a tree of many completions that grow in turns can be checked against brute force when it is this small.
 """
 
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-TOKENS = 1 << 18  # kept, where nobody says how many
+TOKENS = 1 << 18  # kept by default
 ROOT = 0  # the state of the empty text: no match
 BEGIN = -1  # a mark before every text, which is no token
 
@@ -19,10 +19,10 @@ BEGIN = -1  # a mark before every text, which is no token
 class Automaton:
     """The generalised suffix automaton of some texts (Blumer et al. 1985), each of which may grow at any time.
 
-    A state stands for all texts that occur at the same places; the shorter ones among their endings are those of its
-    link. Every text begins with a mark that occurs nowhere else, so a text as a whole is the longest of its state, and
-    no split moves it: whoever makes it longer can hold on to its state. A token more costs a step for each of its
-    endings that occur elsewhere.
+    A state stands for all texts that occur at the same places. The shorter ones among their suffixes are those of its
+    link. Every text begins with a mark that occurs nowhere else. So a whole text is the longest of its state, and no
+    split moves it: a caller that extends it can keep its state. One more token costs a step for each suffix that occurs
+    elsewhere.
     """
 
     __slots__ = ("count", "digest", "follow", "held", "learned", "length", "link", "names", "tokens")
@@ -39,7 +39,7 @@ class Automaton:
         self.learned: Tensor | None = None  # what its matches were worth, see ``decoding.trust``; None: not known yet
 
     def append(self, text: int, token: int) -> int:
-        """Make a text, whose state is given, a token longer -> its state then. A new text is BEGIN after ROOT."""
+        """Extend the text of the given state by a token, and return its new state. A new text is BEGIN after ROOT."""
         state = self.follow[text].get(token)
         if state is None:
             state = self._new(text, token)
@@ -54,8 +54,10 @@ class Automaton:
         return state
 
     def advance(self, state: int, matched: int, token: int) -> tuple[int, int]:
-        """Return the longest ending that occurs, of a match of so many tokens and the token after it: state and
-        length."""
+        """Return state and length of the longest known suffix, for a match of ``matched`` tokens followed by ``token``.
+
+        Known suffixes occur in the texts.
+        """
         follow = self.follow
         state, matched = self._settled(state, matched)
         while state != ROOT and token not in follow[state]:
@@ -65,7 +67,7 @@ class Automaton:
         return (ROOT, 0) if after is None else (after, matched + 1)
 
     def followed(self, state: int, matched: int) -> tuple[int, int]:
-        """Return the longest ending of a match that something followed: state and length."""
+        """Return state and length of the longest suffix of a match that any token followed."""
         state, matched = self._settled(state, matched)
         while state != ROOT and not self.follow[state]:
             state = self.link[state]
@@ -73,13 +75,12 @@ class Automaton:
         return state, matched
 
     def followers(self, state: int) -> list[tuple[int, int]]:
-        """Return which tokens followed and how often, in the order of tokens: whoever came first makes no
-        difference."""
+        """Return which tokens followed and how often, sorted by token: the order of insertion makes no difference."""
         count = self.count
         return sorted((token, count[after]) for token, after in self.follow[state].items())
 
     def _settled(self, state: int, matched: int) -> tuple[int, int]:
-        """Return the state of a match that may have been split since it was found: the shorter texts have left it."""
+        """Return the current state of a match: if a split has moved the shorter texts to another state, that one."""
         while state != ROOT and matched <= self.length[self.link[state]]:
             state = self.link[state]
         return state, matched
@@ -94,7 +95,7 @@ class Automaton:
         return state
 
     def _alone(self, at: int, token: int) -> int:
-        """Return the state whose longest text is that of ``at`` and the token, split off the one that has it."""
+        """Return the state whose longest text is that of ``at`` plus the token; split it off if it is not one yet."""
         there, length = self.follow[at][token], self.length[at] + 1
         if self.length[there] == length:
             return there
@@ -129,9 +130,9 @@ class _Held:
 
 
 class History:
-    """Automata by prompt, ``limit`` tokens of them; those of prompts that were asked longest ago go first, whole.
+    """Automata by prompt, with at most ``limit`` tokens in all; whole automata are evicted, least recently used first.
 
-    An automaton cannot forget a text. What rows in progress read stays with them until they end.
+    An automaton cannot forget a text. Rows in progress keep the automaton that they read until they end.
     """
 
     def __init__(self, limit: int = TOKENS) -> None:
@@ -140,14 +141,14 @@ class History:
         self._held: OrderedDict[tuple[int, ...], _Held] = OrderedDict()  # the next to go first
 
     def __len__(self) -> int:
-        """Return prompts."""
+        """Return the number of prompts."""
         return len(self._held)
 
     def remember(self, prompt: Sequence[int], answers: Iterable[Iterable[int]]) -> None:
-        """Remember past completions of a prompt, all that count.
+        """Store all past completions of a prompt that may be drafted from.
 
-        They replace those that were given before, and what was decoded here meanwhile, which is among them. The same
-        ones given again change nothing.
+        They replace the stored ones, and completions decoded here meanwhile, which they include. The same completions
+        given again change nothing.
         """
         key, given = tuple(prompt), tuple(tuple(map(int, answer)) for answer in answers)
         held = self._held.get(key)
@@ -162,12 +163,12 @@ class History:
         self._hold(key, _Held(texts, given))
 
     def forget(self, prompt: Sequence[int]) -> None:
-        """Forget all that is known of a prompt."""
+        """Drop the history of a prompt."""
         if tuple(prompt) in self._held:
             self._drop(tuple(prompt))
 
     def of(self, prompt: Sequence[int]) -> Automaton:
-        """Return the history of a prompt, which may be empty; the prompt counts as asked now."""
+        """Return the history of a prompt, which may be empty; the prompt counts as just used."""
         key = tuple(prompt)
         if key not in self._held:
             self._hold(key, _Held(Automaton(), ()))
@@ -177,8 +178,8 @@ class History:
     def enter(self, texts: Automaton, answer: Iterable[int]) -> int:
         """Return the state of a completion that goes on from here.
 
-        Of its tokens those that are there are not counted again: it
-        may have been here before."""
+        Tokens that are in the history already are not counted again, since the completion may have been here before.
+        """
         state = ROOT
         for token in (BEGIN, *answer):
             there = texts.follow[state].get(token)
@@ -186,7 +187,7 @@ class History:
         return state
 
     def extend(self, texts: Automaton, text: int, tokens: Iterable[int]) -> int:
-        """Make a text of an automaton some tokens longer -> its state then."""
+        """Extend a text of an automaton by some tokens, and return its new state."""
         before = texts.tokens
         for token in tokens:
             text = texts.append(text, token)

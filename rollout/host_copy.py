@@ -1,4 +1,4 @@
-"""Copies from a device to the host that nobody waits for when they start."""
+"""Asynchronous copies from a device to the host."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class HostCopy:
-    """Tensors on their way to the host, by name.
+    """Asynchronous copies of tensors to the host, by name.
 
     On a GPU they go to pinned memory on the current stream, so that the next launch does not wait for them. On a CPU
     they are copied at once, since their owner may write them again.
@@ -23,7 +23,7 @@ class HostCopy:
             self._event.record(torch.cuda.current_stream(device))
 
     def get(self) -> dict[str, Tensor]:
-        """Wait until the copies are there, and return them."""
+        """Wait until the copies are complete, and return them."""
         if self._event is not None:
             self._event.synchronize()
             self._event = None
@@ -36,16 +36,16 @@ def _begin(tensor: Tensor) -> Tensor:
 
 
 def to_device(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """Return numbers [N] as a tensor on a device, without waiting for what the device still computes."""
+    """Return numbers [N] as a tensor on a device, without waiting for queued work of the device."""
     host = torch.tensor(numbers)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 class LateEntries(Sequence[dict[str, Any]]):
-    """One entry for each request of a step, made of the step's copy when the first of them is read."""
+    """One entry for each request of a step, built from the step's copy when the first entry is read."""
 
     def __init__(self, copy: HostCopy, count: int, make: Callable[[dict[str, Tensor]], list[dict[str, Any]]]) -> None:
-        """``make`` turns tensors on the host into the entries of ``count`` requests."""
+        """Keep the copy; ``make`` turns its tensors on the host into the entries of ``count`` requests."""
         self._copy, self._count, self._make = copy, count, make
         self._entries: list[dict[str, Any]] | None = None
 

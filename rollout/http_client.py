@@ -1,4 +1,4 @@
-"""JSON calls to one server by address. Who calls says which failures are worth another try."""
+"""JSON calls to one server by address. The caller says which failures are worth another try."""
 
 import json
 import random
@@ -15,26 +15,26 @@ CONNECT_SECONDS = 10.0  # at most, until a connection is there
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """What a server replied, read to its end."""
+    """The complete reply of a server."""
 
     status: int
     content_type: str
     text: str
 
     def json(self) -> Any:
-        """Return the body's value, None for an empty body; raise ``ValueError`` if it is no JSON."""
+        """Return the value of the body, None for an empty body; raise ``ValueError`` if it is no JSON."""
         return json.loads(self.text) if self.text.strip() else None
 
 
 class Busy(Exception):
-    """A status that asks for patience."""
+    """Error: the server replied with a status that means it is busy."""
 
 
 FAILURES = (Busy, aiohttp.ClientError, TimeoutError, ConnectionError)
 
 
 class NoReply(Exception):
-    """The last of some tries failed with ``error``, which is one of ``FAILURES``."""
+    """Error: the last try failed with ``error``, which is one of ``FAILURES``."""
 
     def __init__(self, error: Exception, tries: int) -> None:
         super().__init__(str(error))
@@ -42,10 +42,17 @@ class NoReply(Exception):
 
 
 class HttpClient:
-    """One address. Connections are opened when they are needed, also again after ``close``."""
+    """Client for one address. Connections are opened when they are needed, also again after ``close``."""
 
     def __init__(self, url: str, key: str | None, *, timeout: float, keep_alive: bool = True) -> None:
-        """``timeout`` of one call from its beginning to its end, in seconds; ``keep_alive``: use connections again."""
+        """Make a client without connections.
+
+        Args:
+            url: the address.
+            key: sent as a bearer token; None: no key.
+            timeout: seconds of one call from its beginning to its end.
+            keep_alive: use connections again.
+        """
         self.url, self.keep_alive = url.rstrip("/"), keep_alive
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(timeout, CONNECT_SECONDS))
@@ -63,8 +70,8 @@ class HttpClient:
     ) -> HttpReply:
         """Return the reply to a call; raise ``NoReply`` when it failed and may not be tried again.
 
-        There are at most so many ``tries``, each after a longer wait. Statuses in ``busy`` count as failures; every
-        other one is a reply. ``retry`` says whether a failure, one of ``FAILURES``, is worth another try.
+        There are at most ``tries`` tries, each after a longer wait. Statuses in ``busy`` count as failures; every other
+        status is a reply. ``retry`` decides whether a failure, one of ``FAILURES``, is worth another try.
         """
         retrying = AsyncRetrying(
             stop=stop_after_attempt(tries),
@@ -80,7 +87,7 @@ class HttpClient:
     async def call_once(
         self, method: str, name: str, payload: Mapping[str, Any] | None, busy: Collection[int]
     ) -> HttpReply:
-        """Return the reply to a call that is not tried again; raise ``Busy`` for a status in ``busy``."""
+        """Return the reply to a single try of a call; raise ``Busy`` for a status in ``busy``."""
         if self._session is None:
             # A connection that is kept may be closed just as it is used again: the call may have come through or not.
             connector = aiohttp.TCPConnector(limit=0, force_close=not self.keep_alive)
@@ -91,12 +98,12 @@ class HttpClient:
             return HttpReply(response.status, response.content_type, await response.text())
 
     async def close(self) -> None:
-        """Drop connections; the server stays."""
+        """Close the connections; the server keeps running."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
 
 def _wait(state: RetryCallState) -> float:
-    """Return the seconds until the next try."""
+    """Return the seconds to wait before the next try."""
     return FIRST_WAIT * 2.0 ** (state.attempt_number - 1) * (1 + random.random())

@@ -1,4 +1,4 @@
-"""Triton's interpreter where there is no GPU: the same results of the kernels of vLLM and SGLang, in less time.
+"""Faster runs of Triton's interpreter on machines without a GPU, with the same results of vLLM's and SGLang's kernels.
 
 It changes Triton in this process, for good: for tests, and for engines on a CPU.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def quicken() -> None:
-    """Let kernels run faster in Triton's interpreter, which has to be chosen already. Called again, it does nothing."""
+    """Make kernels run faster in Triton's interpreter, which must be selected already. A second call does nothing."""
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     if hasattr(interpreter._patch_lang, "once"):
         return
@@ -20,7 +20,10 @@ def quicken() -> None:
 
 
 def _patch_once(interpreter: Any) -> None:
-    """Leave Triton's language patched, as nothing is compiled here, and integers unchecked: half of the time."""
+    """Leave Triton's language patched and integers unchecked; this saves half of the time.
+
+    Nothing is compiled here, so the language need not be restored.
+    """
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     language = importlib.import_module("triton.language")
@@ -30,7 +33,7 @@ def _patch_once(interpreter: Any) -> None:
         used = {id(value) for value in function.__globals__.values() if value is language or value is language.core}
         if (key := tuple(sorted(used))) not in patched:
             patched.add(key)
-            patch(function)  # what it returns would restore the language
+            patch(function)  # its return value would restore the language
         return interpreter._LangPatchScope()
 
     patch_lang.once = True  # type: ignore[attr-defined]
@@ -38,7 +41,10 @@ def _patch_once(interpreter: Any) -> None:
 
 
 def _draw_by_numpy(interpreter: Any) -> None:
-    """Run the rounds of Philox, to the bit, as six arrays each instead of a hundred: over half of a draw's time."""
+    """Run the rounds of Philox as six arrays each instead of a hundred; saves over half of a draw's time.
+
+    The numbers are the same to the bit.
+    """
     language = importlib.import_module("triton.language")
     random: Any = importlib.import_module("triton.language.random")
     own, word = random.philox_impl, np.uint64(0xFFFFFFFF)

@@ -1,10 +1,9 @@
-"""What the caches held of completions that ended, for requests that go on from their tokens: a conversation's next
-turn.
+"""Parked caches: cache entries of ended completions, kept for requests that go on from their tokens.
 
-A trajectory whose environment is at work holds no slot. Its entries are kept when its completion ends, and are there
-again when a request comes whose tokens begin with all of those that made them. Only tokens say so, compared one by one:
-a request has no other name for what it goes on from. What is kept lies on the engine's device, within a bound of bytes:
-copies, or references to pages. Of pages those count that no slot has.
+A conversation's next turn is such a request. A trajectory whose environment is at work holds no slot. Its entries are
+kept when its completion ends. They are restored when a request comes whose tokens begin with all of the tokens that
+made them. Only tokens identify a cache, compared one by one. Parked caches lie on the engine's device, within a bound
+of bytes: copies, or references to pages. Pages count only if no slot holds them.
 """
 
 from array import array
@@ -17,12 +16,12 @@ from bebop.rollout.slots import HeldEntries, Slots
 
 @dataclass(slots=True, kw_only=True)
 class RetentionCounts:
-    """What became of parked caches so far, and what there is now."""
+    """Counts of parked caches so far, and of those present now."""
 
     hits: int = 0  # requests that went on from a parked cache
-    misses: int = 0  # requests that are to be parked, and found none: first turns, too
+    misses: int = 0  # requests with ``park`` that found no parked cache: first turns, too
     reused: int = 0  # entries that did not have to be computed
-    prefilled: int = 0  # entries that were
+    prefilled: int = 0  # entries that had to be computed
     parked: int = 0  # copies made; equal ones are one
     refused: int = 0  # completions larger than the bound
     evicted: int = 0  # to make room
@@ -32,7 +31,7 @@ class RetentionCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetainedKv:
-    """The caches of one completion."""
+    """The parked caches of one completion."""
 
     tokens: bytes  # of prompt and completion, see ``_written``; the last one is in no cache of the target
     entries: int
@@ -43,10 +42,10 @@ class RetainedKv:
 
 
 class KvRetention:
-    """Parked caches, those that were wanted longest ago going first."""
+    """Parked caches by their tokens, evicted least recently wanted first."""
 
     def __init__(self, slots: Slots, limit: int) -> None:
-        """``limit``: bytes of all of them; 0 parks nothing."""
+        """Make an empty collection; ``limit`` is the bytes of all parked caches, and 0 parks nothing."""
         self.slots, self.limit = slots, limit
         self.counts = RetentionCounts()
         self._held: OrderedDict[bytes, RetainedKv] = OrderedDict()  # by tokens, the next to go first
@@ -55,7 +54,7 @@ class KvRetention:
 
     @property
     def held_bytes(self) -> int:
-        """Return the bytes that are parked now: copies, and pages that no slot has."""
+        """Return the bytes that are parked now: copies, and pages that no slot holds."""
         return self._copied + (0 if self.slots.pages is None else self.slots.pages.parked * self._page)
 
     @property
@@ -63,12 +62,12 @@ class KvRetention:
         return 0 if self.slots.pages is None else self.slots.pages.bytes
 
     def park(self, slot: int, tokens: Sequence[int], seed: int) -> None:
-        """Keep what the caches hold of a slot whose prompt and completion are ``tokens``, all but the last one fed."""
+        """Keep the cache entries of a slot whose prompt and completion are ``tokens``, all but the last one fed."""
         key, entries, oldest = _written(tokens), len(tokens) - 1, int(self.slots.oldest[slot])
         if not entries or not self.limit:
             return
         like = self._held.get(key)
-        if like is not None and like.oldest >= oldest:  # as members of a group say the same
+        if like is not None and like.oldest >= oldest:  # as for members of a group with equal tokens
             like.seeds.add(seed)
             self._held.move_to_end(key)
             return
@@ -90,12 +89,12 @@ class KvRetention:
         self._copied += size
 
     def trim(self) -> None:
-        """Keep the bound after slots were left: now their pages are of what is parked alone, and count."""
+        """Enforce the bound after slots were freed: pages that only parked caches hold count from now on."""
         while self.held_bytes > self.limit and self.evict():
             pass
 
     def evict(self, spared: Collection[bytes] = ()) -> bool:
-        """Forget the cache that goes first; False if there is none but those of ``spared`` tokens."""
+        """Evict the next parked cache; return False if there is none but those of ``spared`` tokens."""
         first = next((key for key in self._held if key not in spared), None)
         if first is not None:
             self._remove(first)
@@ -105,9 +104,9 @@ class KvRetention:
     def find(self, context: Sequence[int], seed: int, version: int) -> RetainedKv | None:
         """Return the longest cache that a request of this context can go on from, or None.
 
-        Its tokens are the first ones of the context, all of them. Of another trajectory's caches, as the seed tells,
-        only those of the newest weights, ``version``, will do: with older ones a completion could rest on weights from
-        before its prompt was let in, against the bound on staleness.
+        All of its tokens are the first ones of the context. A cache of another trajectory, as the seed tells, must be
+        of the newest weights, ``version``. With older ones a completion could rest on weights from before its prompt
+        was admitted, against the bound on staleness.
         """
         found = self.look_up(context, seed, version)
         if found is not None:
@@ -117,7 +116,7 @@ class KvRetention:
         return found
 
     def look_up(self, context: Sequence[int], seed: int, version: int) -> RetainedKv | None:
-        """Return what ``find`` would, and change nothing."""
+        """Return the result of ``find`` without changing the order of eviction."""
         written = _written(context)
         for length in sorted(self._lengths, reverse=True):
             found = self._held.get(written[:length]) if length <= len(written) else None
@@ -126,7 +125,7 @@ class KvRetention:
         return None
 
     def clear(self) -> None:
-        """Forget all: nothing may go on from weights, or a drafter, that are no more."""
+        """Drop all parked caches, because their weights or their drafter are gone."""
         self.counts.dropped += len(self._held)
         for key in list(self._held):
             self._remove(key)
@@ -142,5 +141,5 @@ class KvRetention:
 
 
 def _written(tokens: Sequence[int]) -> bytes:
-    """Return tokens as bytes, eight each: equal ones are equal tokens."""
+    """Return tokens as bytes, eight each: equal bytes are equal tokens."""
     return array("q", tokens).tobytes()

@@ -1,12 +1,12 @@
-"""The page table of the caches: which page holds which entries of a slot, counted by reference on the host.
+"""The page table of the caches: it says which page holds which entries of a slot, and counts references on the host.
 
-Slots and parked completions refer to pages. A page is free once nobody does.
+Slots and parked completions refer to pages. A page is free once nothing refers to it.
 
 - Slots with a common beginning share its full pages. Each has a copy of the page that is not full, since it writes
-  there. So a page that several refer to is never written.
+  there. So a page with several references is never written.
 - Nothing is copied when a request moves to another slot: its row of the table moves.
-- The host gives out pages before a cycle is launched, and takes them back whenever a request has ended. A page that is
-  taken back may still be written by a cycle on its way. Whoever gets it next writes later in the order of the stream.
+- The host gives out pages before a cycle is launched, and takes them back whenever a request has ended. A cycle in
+  flight may still write to such a page. Its next owner writes later in the order of the stream.
 - The device has a mirror of the table, always at the same address, since CUDA graphs hold it.
 """
 
@@ -18,25 +18,28 @@ from torch import Tensor
 from bebop.model.paged_cache import PagedContext
 
 PAGE, CPU_PAGE = 64, 16  # entries of a page: a tile of keys of the kernel on a GPU; little waste on a CPU
-NOBODY = 0  # the page that takes what dead rows and padding write
+NOBODY = 0  # the page that dead rows and padding write to
 
 
 def page_size(device: torch.device) -> int:
-    """Return E, the entries of a page on a device."""
+    """Return E, the number of entries of a page on a device."""
     return PAGE if device.type == "cuda" else CPU_PAGE
 
 
 def pages_of(entries: int, size: int) -> int:
-    """Return how many pages of ``size`` entries hold so many."""
+    """Return how many pages of ``size`` entries hold ``entries`` entries."""
     return -(-entries // size)
 
 
 class Pages:
-    """The pages of S slots."""
+    """The pages of S slots, with their reference counts and the page table."""
 
     def __init__(self, slots: int, capacity: int, count: int, device: torch.device) -> None:
-        """``capacity``: entries of a slot at most; ``count``: pages that may be given out, at least those of one
-        slot."""
+        """Make a table with all pages free.
+
+        ``capacity`` is the most entries of a slot. ``count`` is the number of pages that may be given out, at least
+        those of one slot.
+        """
         self.size, self.count = page_size(device), count
         self.width = pages_of(capacity, self.size)  # T
         assert count >= self.width, "one request always fits"
@@ -50,7 +53,7 @@ class Pages:
 
     @property
     def free(self) -> int:
-        """Return the number of pages that nobody refers to."""
+        """Return the number of free pages."""
         return len(self._free)
 
     @property
@@ -67,29 +70,29 @@ class Pages:
     # ---- slots
 
     def missing(self, slot: int, entries: int) -> int:
-        """Return the pages that a slot lacks to have ``entries``."""
+        """Return how many pages a slot lacks to hold ``entries``."""
         return max(0, pages_of(entries, self.size) - len(self.held[slot]))
 
     def reserve(self, slot: int, entries: int) -> None:
-        """Give a slot the pages that it lacks; there must be as many."""
+        """Give a slot the pages that it lacks to hold ``entries``; enough pages must be free."""
         if more := self.missing(slot, entries):
             self.held[slot] += [self._take() for _ in range(more)]
             self._changed.add(slot)
 
     def release(self, slot: int) -> None:
-        """Take all pages of a slot."""
+        """Take all pages from a slot."""
         for page in self.held[slot]:
             self._refer(page, -1, 0)
         self._put(slot, [])
 
     def move(self, source: int, target: int) -> None:
-        """Give the pages of a slot to another one, whose own are taken."""
+        """Give the pages of a slot to another one, which loses its own."""
         self.release(target)
         self._put(target, self.held[source])
         self._put(source, [])
 
     def share(self, source: int, first: int, end: int, length: int) -> None:
-        """Let slots first..end-1 (which may include it) have the first ``length`` entries of a slot."""
+        """Let slots first..end-1 share the first ``length`` entries of slot ``source``, which may be one of them."""
         own = self.held[source]
         copies: list[tuple[int, int]] = []
         for slot in range(first, end):
@@ -99,7 +102,7 @@ class Pages:
         self._copy(copies)
 
     def restore(self, slot: int, held: Sequence[int], length: int) -> None:
-        """Let a slot have the first ``length`` entries of pages that ``hold`` gave."""
+        """Give a slot the first ``length`` entries of pages that ``hold`` returned."""
         copies: list[tuple[int, int]] = []
         self.release(slot)
         self._put(slot, self._shared(held, length, copies))
@@ -108,21 +111,21 @@ class Pages:
     # ---- parked completions
 
     def hold(self, slot: int, length: int) -> tuple[int, ...]:
-        """Return the pages with the first ``length`` entries of a slot, which stay until they are dropped."""
+        """Return the pages with the first ``length`` entries of a slot; they stay until ``drop``."""
         pages = tuple(self.held[slot][: pages_of(length, self.size)])
         for page in pages:
             self._refer(page, 0, 1)
         return pages
 
     def drop(self, held: Sequence[int]) -> None:
-        """Give back what ``hold`` gave."""
+        """Release pages that ``hold`` returned."""
         for page in held:
             self._refer(page, 0, -1)
 
     # ---- the device
 
     def upload(self) -> None:
-        """Bring the rows that changed to the device's table: one copy, for which the host does not wait."""
+        """Copy the changed rows to the device's table, in one copy that the host does not wait for."""
         if not self._changed:
             return
         slots = sorted(self._changed)
@@ -146,7 +149,7 @@ class Pages:
         return page
 
     def _shared(self, own: Sequence[int], length: int, copies: list[tuple[int, int]]) -> list[int]:
-        """Return full pages of ``own`` with a further reference, and a page of its own for what follows them."""
+        """Return the full pages of ``own`` with one more reference each, and a new page for the rest of the entries."""
         full, rest = divmod(length, self.size)
         for page in own[:full]:
             self._refer(page, 1, 0)
@@ -157,7 +160,7 @@ class Pages:
         return pages
 
     def _refer(self, page: int, slots: int, kept: int) -> None:
-        """Change the references of a page."""
+        """Change the reference counts of a page, and free it when both are 0."""
         before = not self._slots[page] and self._kept[page] > 0
         self._slots[page] += slots
         self._kept[page] += kept

@@ -1,13 +1,13 @@
-"""How requests come into slots: whose contexts start, and how they are read, in passes of a bounded size.
+"""Admission of requests into slots: which requests start, and how their contexts are read, in passes of a bounded size.
 
 - A pass computes at most ``tokens`` positions, padding included, and at most ``tokens`` ** 2 scores of each attention
   head. So its memory is bounded however many and however long the contexts are.
-- What fits one pass is one pass, whatever its padding: few tokens are read fastest so.
-- Of more, neighbours of like lengths share a pass, and a context that is too long for one is read in pieces. Each
+- Contexts that fit into one pass are read in one, whatever its padding: few tokens are read fastest that way.
+- Otherwise neighbours of like lengths share a pass, and a context that is too long for one pass is read in pieces. Each
   piece sees the entries of those before it, so that the result is that of one pass, up to rounding.
 
 Rows within a pass stay side by side. Laid end to end they would need no padding, but every drafter would have to read
-them so; sorted by length (``arrange``) they are padded by a few per cent.
+them so. Sorted by length (``arrange``) they are padded by a few per cent.
 """
 
 from collections.abc import Hashable, Sequence
@@ -25,7 +25,7 @@ from bebop.rollout.pages import pages_of
 from bebop.rollout.slots import Slots
 from bebop.trajectory import STRETCH
 
-# What one more pass costs, in tokens: calls on a CPU, launches and a read of all weights on a GPU.
+# Cost of one more pass, in tokens: calls on a CPU, launches and a read of all weights on a GPU.
 PASS = 128
 
 
@@ -39,26 +39,26 @@ class Pass:
 
     @property
     def computed(self) -> int:
-        """Return the positions that it computes, padding included."""
+        """Return the positions that the pass computes, padding included."""
         return len(self.starts) * max(end - start for start, end in zip(self.starts, self.ends, strict=True))
 
     def fits(self, tokens: int) -> bool:
-        """Return whether it is within the bounds of a pass of at most ``tokens`` tokens."""
+        """Return whether the pass is within the bounds for at most ``tokens`` tokens."""
         return self.computed <= tokens and self.computed * max(self.ends) <= tokens**2
 
     @classmethod
     def over(cls, first: int, end: int, starts: Sequence[int], ends: Sequence[int]) -> Self:
-        """Return the whole pass over contexts ``first`` to ``end`` - 1."""
+        """Return one pass that reads contexts ``first`` to ``end`` - 1 completely."""
         return cls(first=first, starts=tuple(starts[first:end]), ends=tuple(ends[first:end]))
 
 
 def passes(starts: Sequence[int], ends: Sequence[int], tokens: int) -> list[Pass]:
-    """Return the passes that read contexts with least positions in all, those of a context in order.
+    """Return the passes that read contexts with the least cost in positions; those of a context are in order.
 
     Args:
         starts: [n] entries of each context that are in the cache already.
         ends: [n] entries that are to be in the cache.
-        tokens: of a pass at most, padding included.
+        tokens: most tokens of a pass, padding included.
     """
     count = len(starts)
     if not count:
@@ -66,7 +66,7 @@ def passes(starts: Sequence[int], ends: Sequence[int], tokens: int) -> list[Pass
     everything = Pass.over(0, count, starts, ends)
     if everything.fits(tokens):
         return [everything]
-    # best[i]: what the first i contexts cost; last[i]: the passes over the last of them. As in ``row_groups``.
+    # best[i]: the cost of the first i contexts; last[i]: the passes over the last of them. As in ``row_groups``.
     best, last = [0.0], list[list[Pass]]()
     for end in range(1, count + 1):
         own = _pieces(end - 1, starts[end - 1], ends[end - 1], tokens)
@@ -91,9 +91,9 @@ def passes(starts: Sequence[int], ends: Sequence[int], tokens: int) -> list[Pass
 def arrange(contexts: Sequence[Sequence[Hashable]], held: Sequence[int], tokens: int) -> list[int]:
     """Return the order in which contexts are read with least padding.
 
-    Those that go on from ``held`` [n] entries come first, as they read a few tokens each. Equal ones are neighbours, so
-    that one is read for all of them. Beyond that they keep their order, unless it takes several passes of ``tokens``
-    tokens: then they go by the entries that are to be computed.
+    Contexts that go on from ``held`` [n] entries come first, as they read a few tokens each. Equal contexts are
+    neighbours, so that one is read for all of them. Beyond that they keep their order, unless reading takes several
+    passes of ``tokens`` tokens. Then they are sorted by the number of entries to compute.
     """
     first: dict[tuple[Hashable, ...], int] = {}
     same = [first.setdefault(tuple(context), place) for place, context in enumerate(contexts)]
@@ -125,30 +125,33 @@ def _pieces(place: int, start: int, end: int, tokens: int) -> list[Pass]:
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """Neighbouring slots with one context."""
+    """Neighbouring slots with the same context."""
 
-    read: Sequence[Hashable]  # what the caches are made of
-    parked: RetainedKv | None  # what it goes on from
+    read: Sequence[Hashable]  # the items that the caches are made of, see ``Decoder.entries``
+    parked: RetainedKv | None  # the parked cache that it goes on from
     targets: list[int] = field(default_factory=list)  # slots
 
     @property
     def start(self) -> int:
-        """Entries that are there: at least one is computed, since what a drafter keeps follows from the last."""
+        """Return how many entries are restored from the parked cache.
+
+        At least one entry is computed, since a drafter's state follows from the last.
+        """
         return 0 if self.parked is None else min(self.parked.entries, len(self.read) - 2)
 
 
 class Admission:
-    """Fills free slots, each distinct context computed once, from a parked cache on where there is one.
+    """Fills free slots; each distinct context is computed once, and goes on from a parked cache if there is one.
 
-    Aborted completions are put back as they were.
+    Aborted completions are restored with their tokens and state.
     """
 
     def __init__(self, slots: Slots, decoder: Decoder, retention: KvRetention, tokens: int) -> None:
-        """``tokens``: that a pass over contexts computes at most, padding included."""
+        """Keep the parts; ``tokens`` is the most tokens that a pass over contexts computes, padding included."""
         self.slots, self.decoder, self.retention, self.tokens = slots, decoder, retention, tokens
 
     def check(self, request: Request) -> None:
-        """Refuse an aborted request whose decoding state another kind of engine kept.
+        """Refuse an aborted request whose decoding state comes from an engine of another kind.
 
         Raises:
             UserError: A state of this engine has another shape.
@@ -164,10 +167,11 @@ class Admission:
                 )
 
     def can_start(self, first: int, waiting: Sequence[Request], version: int) -> int:
-        """Return how many of the first requests that wait can start now, in slots ``first``, ``first`` + 1, ...
+        """Return how many of the first waiting requests can start now, in slots ``first``, ``first`` + 1, ...
 
         Where caches have pages, those for the context and the first stretch of a completion have to be free. Parked
-        pages give way, those that one of these requests goes on from last. A request alone always starts.
+        pages are evicted for this. The ones that these requests go on from are evicted last. A request alone always
+        starts.
         """
         most, pages = min(self.slots.sizes.slots - first, len(waiting)), self.slots.pages
         if pages is None:
@@ -190,7 +194,7 @@ class Admission:
                 pass
             if needed > pages.free and not alone:
                 return place
-            if needed > pages.free:  # it cannot go on from that, of which it needs the pages
+            if needed > pages.free:  # it needs the pages of the parked cache that it would go on from
                 self.retention.evict()
                 return 1
             before = (context, found)
@@ -199,8 +203,8 @@ class Admission:
     def admit(self, first: int, requests: Sequence[Request], version: int) -> tuple[list[Request], list[int]]:
         """Set slots ``first``, ``first`` + 1, ... for requests, under weights ``version``.
 
-        Those that go on from a parked cache come first: they read a few tokens, and side by side with whole prompts
-        they would be padded to those. See ``arrange`` for the rest of the order. Returns the requests in the order of
+        Requests that go on from a parked cache come first: they read a few tokens, and side by side with whole prompts
+        they would be padded to those. See ``arrange`` for the rest of the order. Return the requests in the order of
         their slots, and the entries of each.
         """
         found = [self._parked(request, version) for request in requests]
@@ -217,11 +221,11 @@ class Admission:
         return list(requests), self.prefill(first, contexts, parked)
 
     def prefill(self, first: int, contexts: list[list[int]], parked: Sequence[RetainedKv | None] = ()) -> list[int]:
-        """Prefill runs of slots with distinct contexts and copy them to the slots that share them -> entries of each.
+        """Compute the distinct contexts, copy them to all slots that share them, and return the entries of each slot.
 
-        Equal contexts are neighbours (see ``arrange``), so that is what sharing has to find. A run of distinct
-        contexts is computed in the last slots of the block, then spread from front to back. ``parked``: what each goes
-        on from, those with something first; empty: nothing.
+        Equal contexts are neighbours (see ``arrange``), so sharing has only to look at neighbours. A run of distinct
+        contexts is computed in the last slots of the block, then spread from front to back. ``parked`` holds the cache
+        that each context goes on from, contexts with a cache first; empty: there are none.
         """
         parked = parked or [None] * len(contexts)
         entries = [self.decoder.entries(first + offset, context) for offset, context in enumerate(contexts)]
@@ -259,7 +263,7 @@ class Admission:
         self.retention.counts.prefilled += sum(len(run.read) - 1 for run in runs) - reused
 
     def _parked(self, request: Request, version: int) -> RetainedKv | None:
-        """Return what a request goes on from."""
+        """Return the parked cache that a request goes on from, and count a hit or a miss."""
         context = _context_of(request)
         found = self.retention.find(context, request.params.seed, version) if self._extends(context) else None
         self.retention.counts.hits += found is not None
@@ -267,12 +271,11 @@ class Admission:
         return found
 
     def _extends(self, context: Sequence[int]) -> bool:
-        """Return whether a request of this context may go on from entries that are there."""
+        """Return whether a request with this context may go on from existing entries."""
         return self.decoder.extends and len(context) > 2
 
     def _put_back(self, slot: int, request: Request) -> None:
-        """Put an aborted completion's tokens, with all that is known of them, and its decoding state back into a
-        slot."""
+        """Restore an aborted completion in a slot: its tokens, their log-probs and versions, and its decoding state."""
         assert request.partial is not None
         slots, partial, done = self.slots, request.partial, len(request.partial.token_ids)
         slots.asked[slot], slots.count[slot], slots.exact[slot] = len(request.token_ids), done, partial.exact
@@ -294,5 +297,5 @@ class Admission:
 
 
 def _context_of(request: Request) -> list[int]:
-    """Return prompt and completion so far."""
+    """Return prompt and completion so far of a request."""
     return [*request.token_ids, *([] if request.partial is None else request.partial.token_ids.tolist())]

@@ -1,9 +1,9 @@
-"""Which experts computed each entry of the target's cache, as the trainer replays them (``bebop.model.routing``).
+"""The experts that computed each entry of the target's cache, as the trainer replays them (``bebop.model.routing``).
 
-A table beside the cache, whose entries are written, moved, shared, parked and put back together with keys and values.
-So a token's experts are those of the target's pass that computed what later tokens read of it: what a rejected draft
-wrote is overwritten by the next pass, and a token that was not fed has none. Entries lie in slots even where keys and
-values lie in pages: they take k bytes a layer, some hundredth of the two.
+The table lies beside the cache. Its entries are written, moved, shared, parked and restored together with keys and
+values. So a token's experts are those of the target's pass whose keys and values later tokens read. The next pass
+overwrites the entries of a rejected draft, and a token that was not fed has none. Entries lie in slots even where keys
+and values lie in pages: they take k bytes a layer, some hundredth of the two.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class RoutingTable:
         cache.routing = self
 
     def choose(self, place: int, own: Tensor) -> Tensor:
-        """Record the experts [N, k] that router ``place`` chose, and leave them as they are."""
+        """Record the experts [N, k] that router ``place`` chose, and return them unchanged."""
         entries, ragged = self.cache.entries, self.cache.ragged  # [B, n]
         if ragged is None:  # pseudo states of a drafter come after the tokens of each row
             ids = own.view(len(entries), -1, own.shape[1])[:, : entries.shape[1]]
@@ -48,7 +48,7 @@ class RoutingTable:
         return own
 
     def see(self, place: int, logits: Tensor) -> None:
-        """Keep nothing of the logits."""
+        """Ignore the logits: the table keeps none."""
 
     def compact(self, first: Tensor, kept: Tensor) -> None:
         """Move entries ``first`` [B] + ``kept`` [B, n] of rows 0..B-1 to ``first`` + 0, 1, ..., as the cache does."""
@@ -65,19 +65,19 @@ class RoutingTable:
         return (self.table[:, slot, :length].clone(),)
 
     def restore(self, slot: int, held: tuple[Tensor, ...], length: int) -> None:
-        """Put the first ``length`` entries that ``snapshot`` gave into a slot."""
+        """Write the first ``length`` entries that ``snapshot`` returned into a slot."""
         self.table[:, slot, :length] = held[0][:, :length]
 
     def put_back(self, slot: int, known: Tensor) -> None:
-        """Put experts [R, n, k] of the first n entries of a slot back, where they are known.
+        """Restore experts [R, n, k] of the first n entries of a slot, where they are known.
 
-        A token that was sampled before its context was read anew was sampled under these.
+        If a context is read again, its tokens keep the experts under which they were sampled.
         """
         rows, known = self.table[:, slot, : known.shape[1]], known.to(self.table)
         rows.copy_(torch.where(known == UNKNOWN, rows, known))
 
     def resume(self, slot: int, request: Request) -> None:
-        """Put back what an aborted completion knows of its tokens."""
+        """Restore the experts that an aborted completion holds for its tokens."""
         assert request.partial is not None
         known = request.partial.routing
         if known is not None:
@@ -88,7 +88,7 @@ class RoutingTable:
     def completions(
         self, chosen: Tensor, fed: Sequence[int], lengths: Sequence[int]
     ) -> list[NDArray[np.int8 | np.int16]]:
-        """Return the experts [P + T, R, k] of the tokens of each chosen slot, ``UNKNOWN`` of those not fed.
+        """Return the experts [P + T, R, k] of the tokens of each chosen slot; ``UNKNOWN`` for tokens that were not fed.
 
         Args:
             chosen: [n] slots.

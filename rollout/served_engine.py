@@ -1,7 +1,7 @@
-"""A server with asynchronous requests, seen as an ``Engine`` that is stepped: all of it that no server differs in.
+"""Adapter from a server with asynchronous requests to an ``Engine`` that is stepped: the part that all servers share.
 
-Requests run in an event loop of their own; ``step`` hands out what was finished meanwhile. A completion that the server
-cuts, for new weights or for reasons of its own, is asked for again from where it was.
+Requests run in an event loop of their own; ``step`` returns those that finished meanwhile. If the server cuts a
+completion, for new weights or for reasons of its own, the request is sent again from there.
 """
 
 import asyncio
@@ -37,60 +37,60 @@ ABORT_SECONDS = 0.05  # between two tries to abort: a request may not have reach
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputChunk:
-    """What a server decoded of a completion until it ended or was cut: N tokens, perhaps none."""
+    """Output of a server for one request until it ended or was cut: N tokens, perhaps none."""
 
     token_ids: NDArray[np.int64]  # [N]
     logprobs: NDArray[np.float32]  # [N] under the target distribution
     versions: NDArray[np.int64]  # [N] of the weights that produced each token
     reason: FinishReason  # abort: it was cut
     stats: DecodeStats
-    why: object  # of a cut: what the server says
-    trace: Trace | None = None  # [N] where it was asked for, and the server tells
+    why: object  # of a cut: the server's reason
+    trace: Trace | None = None  # [N] where it was requested, and the server records it
     routing: NDArray[np.int8 | np.int16] | None = None  # as ``Completion.routing``, of all that was read and written
 
 
 class Server(Protocol):
-    """What a server has to offer. Coroutines run in one event loop; ``EngineDied`` may come out of any of them."""
+    """Interface of a server. Its coroutines run in one event loop, and any of them may raise ``EngineDied``."""
 
     name: str  # in messages
 
     @property
     def recomputes(self) -> bool:
-        """Return whether new weights recompute running completions' keys and values; else they stay."""
+        """Return whether new weights recompute running completions' keys and values; else these stay."""
 
     async def start(self) -> None:
-        """Make it ready, however long that takes."""
+        """Make the server ready, however long that takes."""
 
     async def test(self) -> None:
-        """Check, once it is ready, that it decodes as configured."""
+        """Check, once the server is ready, that it decodes as configured."""
 
     def check(self, request: Request) -> None:
-        """Raise ``UserError`` for a request that it cannot serve."""
+        """Raise ``UserError`` for a request that the server cannot serve."""
 
     async def generate(self, request: Request, written: Sequence[int]) -> OutputChunk:
-        """Go on with a request after the tokens that are ``written``, to its end or until it is cut."""
+        """Continue a request after the tokens ``written``, to its end or until it is cut."""
 
     async def abort(self, id: int) -> None:
-        """Cut a request, if it has got there; asked again until ``generate`` returns."""
+        """Cut a request, if it has reached the server; called again until ``generate`` returns."""
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace weights between two cycles. Names as in ``Policy.weights``; those that are not sent stay."""
+        """Replace weights between two cycles, under the names of ``Policy.weights``; weights that are not sent stay."""
 
     async def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """Take past completions of a prompt; a server that does not draft from them does nothing."""
+        """Store past completions of a prompt; a server that does not draft from them does nothing."""
 
     async def rest(self) -> None:
-        """Take notice that all completions were handed out: new weights may come next."""
+        """React to the end of all requests: new weights may come next."""
 
     def dead(self) -> str | None:
-        """Return why it is known to be dead; None: it is not."""
+        """Return why the server is known to be dead; None: it is not."""
 
     async def close(self) -> None:
         """End the server's processes."""
 
 
 class ServedEngine:
-    """An ``Engine`` over a server."""
+    """An ``Engine`` whose requests a server decodes."""
 
     def __init__(
         self,
@@ -104,9 +104,17 @@ class ServedEngine:
         timeout: float,
         retries: int,
     ) -> None:
-        """``head``: the checkpoint's, under its own names; ``dtype``: of the server's weights.
+        """Start the server and test it.
 
-        ``timeout``: seconds in which nothing is finished; ``retries``: cuts of a completion one after another.
+        Args:
+            server: that decodes.
+            text: turns tokens into text.
+            head: the checkpoint's head, under its own names.
+            system: the decoding system that the server was started with.
+            dtype: of the server's weights.
+            max_length: tokens of prompt and completion.
+            timeout: seconds without a finished request after which the server counts as dead.
+            retries: cuts of a completion, one after another without a new token.
         """
         self.server, self.text, self.system, self.dtype = server, text, system, dtype
         self.max_length, self.timeout, self.retries = max_length, timeout, retries
@@ -140,7 +148,7 @@ class ServedEngine:
         future.add_done_callback(lambda ended: self._done.put((request.id, ended)))
 
     def step(self) -> list[Finished]:
-        """Return the requests finished since the last step, as soon as there are some or after a short while."""
+        """Return the requests finished since the last step, as soon as there are any or after a short while."""
         ended: list[tuple[int, Future[Completion]]] = []
         with suppress(Empty):
             ended.append(self._done.get(timeout=STEP_SECONDS if self._open else 0))
@@ -162,7 +170,7 @@ class ServedEngine:
         return finished
 
     def abort(self, ids: Sequence[int] | None = None) -> list[Finished]:
-        """End requests now, all of them if ``ids`` is None."""
+        """End requests now, all of them if ``ids`` is None; return them."""
         chosen = [id for id in (self._open if ids is None else ids) if id in self._open]
         self._aborted.update(chosen)
         self.run(self._abort(chosen))
@@ -171,11 +179,11 @@ class ServedEngine:
         return finished
 
     def stage(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the weights: a server decodes on while ``load_weights`` prepares them."""
+        """Return the weights unchanged: a server goes on decoding while ``load_weights`` prepares them."""
         return weights
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace weights in flight. After a failure they are unknown."""
+        """Replace weights in flight. After a failure the server's weights are unknown."""
         self.run(self.server.load(weights, version))
         self.version = version
         if head := head_weights(weights):
@@ -183,13 +191,13 @@ class ServedEngine:
         self._moved = time.monotonic()
 
     def configure(self, decoding: DecodingConfig) -> None:
-        """Raise ``UserError`` for another system: a server decodes as it was started."""
+        """Raise ``UserError`` for another system: a server keeps the system that it was started with."""
         if decoding.system != self.system:
             why = f"{self.server.name} runs {self.system!r}"
             raise UserError(f"decoding.system={decoding.system!r} is not possible now: {why}")
 
     def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """Hand past completions of a prompt to the server."""
+        """Send past completions of a prompt to the server."""
         self.run(self.server.remember(prompt, answers))
 
     def close(self) -> None:
@@ -211,7 +219,7 @@ class ServedEngine:
         return future.result()
 
     async def _serve(self, request: Request) -> Completion:
-        """Return a request's completion once it ended; one that is cut goes on where it was, unless it was aborted."""
+        """Return a request's completion once it ended; continue one that is cut, unless it was aborted."""
         answer, cuts = request.partial or nothing(), 0
         while request.id not in self._aborted:
             chunk = await self.server.generate(request, answer.token_ids.tolist())
@@ -244,7 +252,7 @@ def appended(
 ) -> Completion:
     """Return a completion with the tokens decoded after it; ``recomputed`` as ``Server.recomputes``.
 
-    What went on with ``before`` began with a prefill of all of it: what counts as its context is what the chunk saw.
+    A continuation begins with a prefill of all tokens before it. So the versions of its context are those of the chunk.
     """
     ids = np.concatenate([before.token_ids, chunk.token_ids])
     contexts = chunk.versions if recomputed else np.minimum.accumulate(chunk.versions)
@@ -263,7 +271,7 @@ def appended(
 
 
 def _joined(before: Completion, chunk: OutputChunk) -> Trace | None:
-    """Join both traces; return None if neither has one. Of tokens that came without one nothing is known."""
+    """Join both traces; return None if neither has one. Tokens without a trace count as unknown."""
     traces = [(before.trace, len(before.token_ids)), (chunk.trace, len(chunk.token_ids))]
     tops = [trace.target_ids.shape[1] for trace, _ in traces if trace is not None]
     return join_traces([trace or unknown(count, tops[0]) for trace, count in traces]) if tops else None

@@ -1,4 +1,4 @@
-"""New weights for a server that loads checkpoints: their names, and a check of the change that they made."""
+"""New weights for a server that loads checkpoints: their names, and a check that an update arrived."""
 
 import atexit
 import json
@@ -35,7 +35,7 @@ SAMPLE = 1 << 16  # elements of a tensor that tell whether it changed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightUpdate:
-    """Weights under the names that checkpoints have."""
+    """Weights of an update, under the names of checkpoints."""
 
     target: dict[str, Tensor]
     draft: dict[str, Tensor]
@@ -43,7 +43,10 @@ class WeightUpdate:
 
     @property
     def selector(self) -> Selector:
-        """Return which models take part. A frozen draft must not: loading would process its weights again."""
+        """Return which models the update is for.
+
+        A frozen draft must be left out: loading would process its weights again.
+        """
         if self.target and self.draft:
             return "all"
         return "target" if self.target else "draft"
@@ -69,8 +72,8 @@ def update(
         layers: of the backbone.
         rename: gives the target's weights the names and pieces that the server reads, see
             ``bebop.model.checkpoint.named_as_served``.
-        drafts: whether the head drafts there, or a model that stays.
-        drafter: what drafts in the place of the MTP head.
+        drafts: whether the server drafts with the head; False: with a model whose weights stay.
+        drafter: the part that drafts in place of the MTP head.
         constants: see ``constants``; they go with the model that they belong to.
     """
     backbone, head = "backbone.", "mtp."
@@ -89,7 +92,7 @@ def update(
 
 
 def constants(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint that are no parameters: no trainer sends them, and vLLM takes whole layers.
+    """Return the tensors of a checkpoint that are no parameters: no trainer sends them, but vLLM loads whole layers.
 
     They are the biases by which routers choose experts (DeepSeek-V3, GLM-4.5, MiniMax-M2, dots1), of [E] float32 each.
     """
@@ -106,17 +109,17 @@ class ServedDrafter:
 
     folder: Path
     weights: Mapping[str, Tensor]  # its parameters
-    constants: Mapping[str, Tensor]  # what else the folder holds, as a map of tokens
+    constants: Mapping[str, Tensor]  # other tensors in the folder, such as a map of tokens
 
     def whole(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return weights and constants, as the folder holds them; none where no weights are sent."""
+        """Return weights and constants as the folder holds them; nothing if no weights are sent."""
         return {**own, **self.constants} if own else {}
 
 
 def find_drafter(config: JobConfig, name: str) -> ServedDrafter | None:
     """Return the part that a server drafts with, in its public layout; None for a server that drafts without one.
 
-    A part of ``bebop.adapt`` is written into a temporary folder, which goes when this process ends.
+    A part of ``bebop.adapt`` is written into a temporary folder, which is deleted when this process ends.
     """
     if not name:
         return None
@@ -135,9 +138,9 @@ def find_drafter(config: JobConfig, name: str) -> ServedDrafter | None:
 
 
 def refuse_drafter(config: JobConfig, name: str, engine: str, whole: bool) -> None:
-    """Raise ``UserError`` for a drafter that a server cannot host, or a target whose layers it does not hand out.
+    """Raise ``UserError`` for a drafter that a server cannot host, or a target whose layers the server does not expose.
 
-    ``whole``: whether the server verifies drafts of the whole vocabulary alone.
+    ``whole``: whether the server can verify only drafts of the whole vocabulary.
     """
     if not name:
         return
@@ -176,7 +179,7 @@ def refuse_missing_head(config: JobConfig, engine: str) -> None:
 
 
 def draft_folder(config: JobConfig, engine: str) -> Path:
-    """Return the folder of a job's draft model; ``UserError`` unless its matrices have a row for each of the target's.
+    """Return the folder of a job's draft model; raise ``UserError`` unless its vocabulary is as large as the target's.
 
     Servers verify logits of one size, whatever the tokenizers say.
     """
@@ -190,9 +193,9 @@ def draft_folder(config: JobConfig, engine: str) -> Path:
 
 
 def stored_head(folder: Path, layout: str, layers: int) -> dict[str, Tensor]:
-    """Return the trained weights of the head in a checkpoint, under the names that ``MTPHead`` has.
+    """Return the trained weights of the head in a checkpoint, under the names of ``MTPHead``.
 
-    Updates send no others: neither copies of the model's tables nor the biases by which routers choose experts.
+    Updates send no other tensors: neither copies of the model's tables nor the biases by which routers choose experts.
     """
     kind = LAYOUTS[layout]
     prefix = kind.prefix.format(L=layers)
@@ -206,7 +209,7 @@ def stored_head(folder: Path, layout: str, layers: int) -> dict[str, Tensor]:
 
 
 def _own_name(name: str, layout: str) -> str:
-    """Return our name of a part: ``hidden_norm.weight`` for ``hidden_layernorm.weight``."""
+    """Return our name of a head weight: ``hidden_norm.weight`` for ``hidden_layernorm.weight``."""
     for own, theirs in LAYOUTS[layout].names.items():
         if name.startswith(theirs + "."):
             return own + name.removeprefix(theirs)
@@ -217,8 +220,8 @@ def _own_name(name: str, layout: str) -> str:
 class WeightWatch:
     """A comparison of a server's checksums before and after an update with the weights sent.
 
-    What was not sent must not change (a draft that was zeroed, or processed again), and what was sent with other
-    values must change (a stale one). Values are compared as ``dtype``, the engine's.
+    Weights that were not sent must not change (a draft that was zeroed, or processed again). Weights that were sent
+    with other values must change (else they are stale). Values are compared as ``dtype``, the engine's.
     """
 
     dtype: torch.dtype
@@ -226,20 +229,20 @@ class WeightWatch:
     sent: dict[str, str] = field(default_factory=dict)  # role -> mark of what it holds
 
     def begin(self, sums: Sums, draft: Mapping[str, Tensor]) -> None:
-        """Take checksums as the state that holds; ``draft`` is the checkpoint's head."""
+        """Keep the first checksums; ``draft`` is the checkpoint's head."""
         self.sums = sums
         if draft:
             self.sent["draft"] = self._mark(draft)
 
     def marks(self, load: WeightUpdate) -> dict[str, str]:
-        """Return a mark of the weights sent, by role: to be made before decoding stops for them."""
+        """Return a fingerprint of the weights sent, by role; compute it before decoding stops for them."""
         shares = {"target": load.target, "draft": load.draft}
         return {role: self._mark(tensors) for role, tensors in shares.items() if tensors}
 
     def verify(self, now: Sums, load: WeightUpdate, marks: Mapping[str, str] | None = None) -> None:
         """Raise ``EngineDied`` if the current checksums do not follow from the earlier ones and the weights sent.
 
-        ``marks``: of ``load``; None: they are made now.
+        ``marks`` are those of ``load``; None: they are computed now.
         """
         marks = self.marks(load) if marks is None else marks
         for role, tensors in (("target", load.target), ("draft", load.draft)):
@@ -255,10 +258,10 @@ class WeightWatch:
         self.sums = now
 
     def check_draft(self, now: Sums) -> None:
-        """Raise ``EngineDied`` if the draft is not what it was; the target may be."""
+        """Raise ``EngineDied`` if the draft's weights changed; the target's may have."""
         if now.get("draft") != self.sums.get("draft"):
             raise EngineDied("the draft's weights changed while memory was released")
 
     def _mark(self, tensors: Mapping[str, Tensor]) -> str:
-        """Return a fingerprint of the beginning of each tensor: an update changes some of it, and it is soon read."""
+        """Return a fingerprint of the beginning of each tensor, which is fast to read and which an update changes."""
         return fingerprint({name: t.reshape(-1)[:SAMPLE] for name, t in tensors.items()}, self.dtype)

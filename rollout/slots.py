@@ -1,6 +1,6 @@
-"""The engine's state: one slot a request, everything that a decoding cycle reads or writes as tensors.
+"""The engine's state: one slot per request, with everything that a decoding cycle reads or writes as tensors.
 
-Active requests occupy slots 0..B-1; when one leaves, the last moves into its place, so that every tensor of the active
+Active requests occupy slots 0..B-1. When one leaves, the last moves into its place, so that every tensor of the active
 rows is a view of the first B rows.
 """
 
@@ -21,12 +21,12 @@ from bebop.rollout.history import History
 from bebop.rollout.pages import Pages, page_size, pages_of
 from bebop.trajectory import DRAFT_STATS, STRETCH, SamplingParams
 
-PREFIX_STEP = 32  # the looked-at part of a cache grows in steps, so that few shapes occur
+PREFIX_STEP = 32  # the part of a cache that attention reads grows in steps, so that few shapes occur
 NEUTRAL = {"temperature": 1.0, "top_k": 0.0, "top_p": 1.0, "min_p": 0.0, "penalty": 1.0}
 
 
 class Cache(Protocol):
-    """Entries of S slots, such as keys and values."""
+    """Interface of a cache with entries of S slots, such as keys and values."""
 
     def copy_slot(self, source: int, first: int, end: int, length: int) -> None:
         """Copy the first ``length`` entries of one slot to slots first..end-1."""
@@ -37,7 +37,7 @@ class Cache(Protocol):
         ...
 
     def restore(self, slot: int, held: Any, length: int) -> None:
-        """Put the first ``length`` entries that ``snapshot`` gave into a slot."""
+        """Write the first ``length`` entries that ``snapshot`` returned into a slot."""
         ...
 
 
@@ -60,10 +60,10 @@ class SlotSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldEntries:
-    """Entries of all caches of a slot, as they were."""
+    """A snapshot of the entries of all caches of a slot."""
 
-    copies: Mapping[str, tuple[Tensor, ...]]  # by cache; nothing of those in pages
-    pages: tuple[int, ...] = ()  # of the others
+    copies: Mapping[str, tuple[Tensor, ...]]  # by cache; empty for caches in pages
+    pages: tuple[int, ...] = ()  # pages with the entries of the other caches
 
     @property
     def bytes(self) -> int:
@@ -81,14 +81,14 @@ def starts(length: int) -> list[int]:
 
 
 class Slots:
-    """Tensors over S slots; see the comments for shapes and meaning."""
+    """Tensors over S slots; the comments give shapes and meaning."""
 
     def __init__(self, sizes: SlotSizes, device: torch.device) -> None:
         self.sizes, self.device = sizes, device
         self.capacity = _rounded(sizes.length + sizes.drafts + 2)  # entries that a slot of a cache has
         s, width = sizes.slots, sizes.length + sizes.drafts + 1
         long: dict[str, Any] = {"dtype": torch.long, "device": device}
-        self.fed = torch.zeros(s, **long)  # [S] entries in the caches; a decoder says what it makes one of
+        self.fed = torch.zeros(s, **long)  # [S] entries in the caches; a decoder defines what an entry is
         self.asked = torch.zeros(s, **long)  # [S] tokens of the prompt
         self.last = torch.zeros(s, **long)  # [S] the newest token, not fed yet
         self.count = torch.zeros(s, **long)  # [S] completion tokens so far
@@ -96,7 +96,7 @@ class Slots:
         self.seed = torch.zeros(s, **long)  # [S]
         self.stops = torch.full((s, sizes.stops), -1, **long)  # [S, stops] stop tokens, -1 padded
         self.exact = torch.ones(s, dtype=torch.bool, device=device)  # [S] all tokens have the target's distribution
-        self.prompts = torch.zeros(s, width, **long)  # [S, length + K + 1] what the request came with
+        self.prompts = torch.zeros(s, width, **long)  # [S, length + K + 1] prompt tokens of the request
         self.tokens = torch.zeros(s, width, **long)  # [S, length + K + 1] completion tokens
         self.versions = torch.zeros(s, width, **long)  # same shape
         self.contexts = torch.zeros(s, width, **long)  # same shape, oldest version among the keys and values it saw
@@ -104,22 +104,22 @@ class Slots:
         self.logprobs = torch.zeros(s, width, dtype=torch.float32, device=device)  # same shape
         self.sampled: Tensor | None = None  # same shape, under what was drawn from; NaN: not known; see ``drawn``
         self.starts = torch.tensor(starts(sizes.length), device=device)  # [P] where the stretches of a completion begin
-        self.names = [*DRAFT_STATS]  # what is summed over the draft positions, and what ``extend_stats`` added
-        # Sums by stretch; the last row is of the first cycle, where that is told apart.
-        self.opens = torch.zeros(s, dtype=torch.bool, device=device)  # [S] whether it is: of turns of a conversation
+        self.names = [*DRAFT_STATS]  # statistics summed over the draft positions; ``extend_stats`` adds some
+        # Sums by stretch; the last row is of the first cycle, where that is counted separately.
+        self.opens = torch.zeros(s, dtype=torch.bool, device=device)  # [S] whether it is: for turns of a conversation
         shape = (s, len(self.starts) + 1, len(self.names), sizes.drafts)
         self.stats = torch.zeros(shape, dtype=torch.float64, device=device)
         self.begun = torch.zeros(s, len(self.starts) + 1, 2, **long)  # [S, P + 1, 2] cycles begun, their tokens
         self.work = torch.zeros(s, 4, **long)  # [S, 4] cycles, backbone passes, drafter passes, extra positions
         self._neutral = torch.tensor(list(NEUTRAL.values()), device=device)
         self.settings = self._neutral.repeat(s, 1)  # [S, 5] in NEUTRAL's order
-        self.top_k = torch.zeros(s, **long)  # [S] of the settings, as the whole number that it is
+        self.top_k = torch.zeros(s, **long)  # [S] top_k of the settings as an integer
         self.seen: Tensor | None = None  # [S, V] tokens in the context; made when a request has a penalty
-        self.columns: dict[str, Tensor] = {}  # name -> [S, ...] what a part keeps per request
+        self.columns: dict[str, Tensor] = {}  # name -> [S, ...] state that a part keeps per request
         self.caches: dict[str, Any] = {}  # name -> Cache of a part
         self.pages = None if sizes.cache_tokens == 0 else self._pages()  # of all caches of keys and values
         self.history = History()  # other completions of the prompts of these requests, for parts that draft from them
-        self._fresh: dict[str, Tensor] = {}  # name -> [...] what a new request starts from
+        self._fresh: dict[str, Tensor] = {}  # name -> [...] initial state of a new request
         self._derived: set[str] = set()  # columns that follow from the context
         self.layout = 0  # counts the times that a tensor came or was replaced by another
         self.by_token: set[str] = set()  # columns with an entry a token of the completion
@@ -132,11 +132,11 @@ class Slots:
         self._asked = [tuple(NEUTRAL.values())] * s  # S rows of ``settings``, known without asking the device
 
     def register_column(self, name: str, fresh: Tensor, of_context: bool = False, by_token: bool = False) -> Tensor:
-        """Return a column [S, ...] of one's own: requests start from ``fresh`` [...], rows move, aborted ones resume.
+        """Return a column [S, ...] for a part: requests start from ``fresh`` [...], rows move, aborted requests resume.
 
-        ``of_context``: it follows from the context, so it is shared with a prompt, and prefilling makes it again.
-        ``by_token``: an entry a token of the completion, so that an engine of another ``length`` takes it too.
-        A column that is there already stays, so that requests in progress go on with theirs when a system returns.
+        ``of_context``: the column follows from the context, so slots share it with a prompt, and prefilling makes it
+        again. ``by_token``: it has one entry per token of the completion, so that an engine of another ``length`` can
+        restore it. An existing column stays, so that requests in progress keep theirs when a system returns.
         """
         fresh = fresh.to(self.device)
         known = self._fresh.get(name)
@@ -151,7 +151,7 @@ class Slots:
         return self.columns[name]
 
     def extend_stats(self, names: Sequence[str]) -> None:
-        """Make room for further sums over the draft positions, unless they are there."""
+        """Make room for further sums over the draft positions, unless they exist."""
         if not (new := [name for name in names if name not in self.names]):
             return
         slots, stretches, _, drafts = self.stats.shape
@@ -160,8 +160,10 @@ class Slots:
         self.layout += 1
 
     def register_cache(self, name: str, make: Callable[["Slots"], C]) -> C:
-        """Return a cache of one's own, whose entries move with their row and are shared with a prompt; made if not
-        there."""
+        """Return the cache of this name, made on first use.
+
+        Its entries move with their row and are shared with a prompt.
+        """
         if name not in self.caches:
             self.caches[name] = make(self)
             self.layout += 1
@@ -169,7 +171,7 @@ class Slots:
         return cache
 
     def _pages(self) -> Pages:
-        """Return a table whose pool holds ``cache_tokens``, and what a cycle writes beyond them for one request."""
+        """Return a page table whose pool holds ``cache_tokens``, and what one request's cycle writes beyond them."""
         size, slots = page_size(self.device), self.sizes.slots
         each = pages_of(self.capacity, size)
         count = slots * each
@@ -185,10 +187,10 @@ class Slots:
         plain: type[SlotContext] = SlotContext,
         paged: type[PagedContext] = PagedContext,
     ) -> SlotContext:
-        """Return a new cache of keys and values for these slots, of the type and device of ``like``.
+        """Return a new cache of keys and values for these slots, with the dtype and device of ``like``.
 
-        ``shape``: layers, heads of keys and values, their size. ``plain``, ``paged``: its class with entries in slots
-        and with entries in pages.
+        ``shape``: layers, heads of keys and values, their size. ``plain`` and ``paged`` are the classes for entries in
+        slots and for entries in pages.
         """
         if self.pages is not None:
             return self.pages.pool(shape, like, paged)
@@ -196,11 +198,11 @@ class Slots:
 
     @property
     def ahead(self) -> int:
-        """Return the entries that a cycle may write beyond those that a row has."""
+        """Return how many entries a cycle may write beyond the existing ones of a row."""
         return self.sizes.drafts + 2
 
     def short(self, fed: Sequence[int], cycles: int = 1) -> bool:
-        """Return whether too few pages are free for ``reserve`` of slots 0, 1, ...; without pages: no."""
+        """Return whether too few pages are free to ``reserve`` for slots 0, 1, ...; always False without pages."""
         if self.pages is None:
             return False
         missing = [
@@ -210,7 +212,7 @@ class Slots:
         return sum(missing) > self.pages.free
 
     def reserve(self, first: int, fed: Sequence[int], cycles: int = 0) -> None:
-        """Give slots ``first``, ``first`` + 1, ... pages for ``fed`` entries and what so many further cycles write."""
+        """Give slots ``first``, ``first`` + 1, ... pages for ``fed`` entries and what ``cycles`` more cycles write."""
         if self.pages is not None:
             for slot, entries in enumerate(fed, start=first):
                 self.pages.reserve(slot, min(self.capacity, entries + cycles * self.ahead))
@@ -223,18 +225,18 @@ class Slots:
                 self.pages.release(slot)
 
     def attention_width(self, longest: int) -> int:
-        """Return entries of a cache that a cycle may look at, where the longest row has so many."""
+        """Return the number of cache entries that a cycle may read, where the longest row has ``longest`` entries."""
         return min(self.capacity, _rounded(longest + self.ahead))
 
     def context(self, batch: int, width: int) -> Tensor:
-        """Return prompt and completion [B, C <= width] of the first B slots, padded with anything."""
+        """Return prompt and completion [B, C <= width] of the first B slots; the padding is arbitrary."""
         width = min(width, self.tokens.shape[1])
         answered = torch.arange(width, device=self.device) - self.asked[:batch, None]
         answer = self.tokens[:batch].gather(1, answered.clamp_min(0))
         return torch.where(answered < 0, self.prompts[:batch, :width], answer)
 
     def export(self, slot: int) -> dict[str, Tensor]:
-        """Return the state that parts need back when this request goes on later."""
+        """Return the state of a request that parts need to resume it later."""
         return {name: column[slot] for name, column in self.columns.items() if name not in self._derived}
 
     def _all(self) -> list[Tensor]:
@@ -246,11 +248,11 @@ class Slots:
     def start(
         self, first: int, params: Sequence[SamplingParams], contexts: Sequence[Sequence[int]], version: int = 0
     ) -> None:
-        """Set slots ``first``, ``first`` + 1, ... for requests whose contexts (prompt, completion so far) are given.
+        """Set slots ``first``, ``first`` + 1, ... for requests with the given contexts (prompt, completion so far).
 
-        ``version``: of the weights that will compute their keys and values. One write a tensor, however many requests
-        come at once. It all counts as prompt until a completion is put back, and an entry as one token until a decoder
-        says otherwise.
+        ``version``: of the weights that will compute their keys and values. There is one write per tensor, however many
+        requests come at once. The whole context counts as prompt until a completion is restored, and each entry as one
+        token until a decoder says otherwise.
         """
         rows = slice(first, first + len(params))
         self._retired = max(self._retired, rows.stop)
@@ -291,14 +293,16 @@ class Slots:
         self._sampling = None
 
     def set_version(self, version: int) -> None:
-        """Say under which weights the next cycles decode: a number on the device, that each of their tokens gets."""
+        """Set the version of the weights of the next cycles, a number on the device that each of their tokens gets."""
         if version != self._version:
             self.version.fill_(version)
             self._version = version
 
     def drawn(self) -> Tensor:
-        """Return ``sampled``, made where it is not there yet: in exact cycles tokens are drawn from the target, as
-        written."""
+        """Return ``sampled``, made on first use.
+
+        For exact cycles it starts from log p, since tokens are drawn from the target.
+        """
         if self.sampled is None:
             self.sampled = torch.where(self.exact[:, None], self.logprobs, torch.nan)
             self.layout += 1
@@ -326,7 +330,7 @@ class Slots:
         self.latest = (sums, stretch, emitted, kinds, ahead)
 
     def cut(self, slot: int, count: int) -> None:
-        """End a slot's completion after ``count`` tokens; what its latest cycle emitted beyond counts nowhere."""
+        """End a slot's completion after ``count`` tokens; remove later tokens of its latest cycle from the sums."""
         if self.latest is not None:
             sums, stretch, emitted = (part[slot] for part in self.latest[:3])
             beyond, kinds, ahead = int(self.count[slot]) - count, *self.latest[3:]
@@ -338,16 +342,16 @@ class Slots:
     def named(self, sums: NDArray[np.float64]) -> dict[str, Any]:
         """Return sums [n, K] over the draft positions as fields of ``DecodeStats``.
 
-        Numbers that are not measured are missing, not 0.
+        Statistics that were not measured are empty, not 0.
         """
         found: dict[str, Any] = dict(zip(self.names, sums, strict=True))
         stats = {name: found.pop(name) for name in DRAFT_STATS}
         return {name: own if name in self.recorded else own[:0] for name, own in stats.items()} | {"counts": found}
 
     def move(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
-        """Move the states of slots to others, none of which is a source, with as many entries of their caches.
+        """Move the states of slots to other slots, none of which is a source, with ``lengths`` entries of their caches.
 
-        Of caches in pages the table's rows move, and no entry.
+        For caches in pages the rows of the table move, and no entry.
         """
         rows, places = (sent(slots, self.device) for slots in (sources, targets))
         for tensor in self._all():
@@ -363,9 +367,10 @@ class Slots:
         self._sampling = None
 
     def retire(self, batch: int) -> None:
-        """Make rows of all slots from ``batch`` on that take part in a cycle and emit nothing: they have no room.
+        """Turn all slots from ``batch`` on into dead rows.
 
-        No request is there. What a cycle writes into such a slot nobody reads, and ``start`` sets it anew.
+        They run in a cycle and emit nothing, as they have no room, and hold no request. Nothing reads the entries that
+        a cycle writes there, and ``start`` resets the slot.
         """
         dead = slice(batch, self._retired)
         if dead.start >= self._retired:
@@ -381,10 +386,10 @@ class Slots:
         return {name: column[:batch].clone() for name, column in self.columns.items() if name not in self._derived}
 
     def freeze(self, before: Mapping[str, Tensor], emitted: Tensor, done: Tensor) -> None:
-        """Make rows that are ``done`` [B] emit nothing in later cycles, and undo what this cycle changed in the columns
-        of rows that emitted nothing: they ended before it.
+        """Make rows that are ``done`` [B] emit nothing later, and restore the columns of rows that emitted nothing.
 
-        ``before``: what ``own_columns`` gave when the cycle began; ``emitted`` [B]: its tokens.
+        Rows that emitted nothing ended before this cycle. ``before`` is the result of ``own_columns`` when the cycle
+        began, and ``emitted`` [B] are its tokens.
         """
         batch = len(emitted)
         limit, count = self.limit[:batch], self.count[:batch]
@@ -394,7 +399,7 @@ class Slots:
             torch.where((emitted > 0).view(-1, *[1] * (column.dim() - 1)), column, old, out=column)
 
     def share(self, source: int, first: int, end: int, length: int) -> None:
-        """Copy what follows from a slot's context, ``length`` entries of its caches, to slots first..end-1."""
+        """Copy the context's state of a slot, with ``length`` entries of its caches, to slots first..end-1."""
         if self.pages is not None:
             self.pages.share(source, first, end, length)
         for cache in self.caches.values():
@@ -405,25 +410,25 @@ class Slots:
     def snapshot(self, slot: int, length: int) -> HeldEntries:
         """Return the first ``length`` entries of a slot: its pages, and copies of caches that have none."""
         if self.pages is not None:
-            self.pages.upload()  # a cache may run a pass over entries that it has put off
+            self.pages.upload()  # a cache may run a pass over its deferred entries
         copies = {name: cache.snapshot(slot, length) for name, cache in self.caches.items()}
         pages = () if self.pages is None else self.pages.hold(slot, length)
         return HeldEntries(copies=copies, pages=pages)
 
     def restore(self, slot: int, held: HeldEntries, length: int) -> None:
-        """Put the first ``length`` entries that ``snapshot`` gave into a slot."""
+        """Write the first ``length`` entries that ``snapshot`` returned into a slot."""
         if self.pages is not None:
             self.pages.restore(slot, held.pages, length)
         for name, cache in self.caches.items():
             cache.restore(slot, held.copies[name], length)
 
     def forget(self, held: HeldEntries) -> None:
-        """Give back the pages that ``snapshot`` gave."""
+        """Release the pages that ``snapshot`` returned."""
         if self.pages is not None:
             self.pages.drop(held.pages)
 
     def sampling(self, batch: int) -> BatchSampling:
-        """Return the sampling distributions of the first ``batch`` slots; neutral settings cost nothing."""
+        """Return the sampling parameters of the first ``batch`` slots; neutral settings cost nothing."""
         if self._sampling is None or self._sampling[0] != batch:
             columns = {}
             for i, (name, neutral) in enumerate(NEUTRAL.items()):
@@ -437,12 +442,12 @@ class Slots:
 
 @lru_cache
 def on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return numbers [n] that every cycle needs, copied once: the host waits for the device while it copies to it."""
+    """Return numbers [n] that every cycle needs as a tensor, copied once, since the host waits for such a copy."""
     return torch.tensor(numbers, device=device)
 
 
 def sent(numbers: Sequence[Any], device: torch.device) -> Tensor:
-    """Return numbers as a tensor of a device; the host does not wait for what the device still has to do."""
+    """Return numbers as a tensor on a device; the host does not wait for queued work of the device."""
     made = torch.tensor(numbers)
     return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)
 

@@ -1,4 +1,4 @@
-"""The embedded engine as an ``EngineModule``: from a job's configuration to the engine."""
+"""The embedded engine as an ``EngineModule``: it makes the engine from a job's configuration."""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ EMBEDDED = True
 
 
 def check(config: JobConfig) -> None:
-    """Raise ``UserError`` unless its keys and values fit this machine, if it is the one that it will run on."""
+    """Raise ``UserError`` unless keys and values fit this machine, if the job runs on it."""
     if config.runtime.address is None:
         settings = AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True)
         slots, length = config.rollout.slots * config.rollout.workers, config.rollout.max_length
@@ -38,7 +38,7 @@ def graphs_on(config: JobConfig, device: torch.device) -> bool:
     """Return whether cycles on a device are launched as CUDA graphs.
 
     Raises:
-        UserError: They are asked for on a device that has none.
+        UserError: They are requested for a device other than a GPU.
     """
     asked = config.rollout.torch.cuda_graphs
     if asked and device.type != "cuda":
@@ -49,13 +49,13 @@ def graphs_on(config: JobConfig, device: torch.device) -> bool:
 
 
 def overlap_on(config: JobConfig, device: torch.device) -> bool:
-    """Return whether a cycle is launched before the one before is read: as asked, or on a GPU alone."""
+    """Return whether a cycle is launched before the one before is read: as configured, by default only on a GPU."""
     asked = config.rollout.torch.overlap
     return device.type == "cuda" if asked is None else asked
 
 
 def gpus(config: JobConfig) -> float:
-    """Return a share of one."""
+    """Return half a GPU: the engine shares it."""
     return 0.5
 
 

@@ -1,9 +1,9 @@
 """The embedded engine: continuous batching over slots, speculative cycles, weights swapped in flight; torch alone.
 
 With ``overlap`` a cycle is launched before the results of the one before are read, so that the device does not wait for
-the host. A row that ended in the first is in the second once more, where it emits nothing and keeps what its completion
-is made of (``DraftVerify.freezes``). Slots are freed, and taken again, a cycle later than without. Tokens, statistics
-and the order of completions are the same; whoever ends or changes requests first reads the cycle in flight.
+the host. A row that ended in the first is in the second once more, where it emits nothing and keeps everything that its
+completion is made of (``DraftVerify.freezes``). Slots are freed and reused a cycle later than without. Tokens,
+statistics and the order of completions are the same. Calls that end or change requests first read the cycle in flight.
 """
 
 import dataclasses
@@ -70,19 +70,21 @@ class TorchEngine:
         batch_invariant: bool = False,
         record_routing: bool = False,
     ) -> None:
-        """``measure``: whether overlap and entropies are collected beside counts; ``on_update``: keep or recompute.
+        """Allocate slots and caches; with ``draft_tokens=auto`` time cycles.
 
-        ``room``: drafts that a later ``configure`` may want, whether or not the system drafts now; its own always fit.
-        ``keep_state``: finished completions, too, come with what the decoding system kept of them
-        (``Completion.state``). ``parked_bytes``: for caches of completions whose requests say ``park``.
-        ``paged``: whether keys and values lie in pages that all requests share; None: on a CUDA device.
-        ``cache_tokens``: that the pages hold, so that fewer requests may start at once than there are slots; None: as
-        many as all slots at their full length.
-        ``prefill_tokens``: that a pass over new contexts computes at most, padding included.
-        ``clock``: seconds, by which ``draft_tokens=auto`` goes; measured now and at every cycle.
-        ``recorder``: makes CUDA graphs of cycles; None: they are launched kernel by kernel. ``overlap``: a cycle is
-        launched before the one before is read, where nothing has to be known of that. ``batch_invariant``: every cycle
-        is computed for all slots and their whole length; a recorder is needed. ``record_routing``: see ``Completion``.
+        Args:
+            on_update: keep or recompute keys and values of running requests when weights change.
+            measure: whether overlap and entropies are collected beside counts.
+            room: drafts that a later ``configure`` may want, whether or not the system drafts now; its own always fit.
+            keep_state, record_routing: finished completions, too, hold ``Completion.state``; all hold their routing.
+            parked_bytes: for caches of completions whose requests have ``park`` set.
+            paged: whether keys and values lie in pages that all requests share; None: on a CUDA device.
+            cache_tokens: tokens in the pages, perhaps too few for all slots; None: all slots at their full length.
+            prefill_tokens: most tokens that a pass over new contexts computes, padding included.
+            clock: gives seconds, for ``draft_tokens=auto``; read now and at every cycle.
+            recorder: makes CUDA graphs of cycles; None: cycles are launched kernel by kernel.
+            overlap: a cycle is launched before the one before is read, unless its results are needed first.
+            batch_invariant: every cycle is computed for all slots and their whole length; needs a recorder.
         """
         self.policy, self.decoding, self.text = policy, decoding, CompletionText(policy.tokenizer)
         self.on_update, self.keep_state = on_update, keep_state
@@ -122,9 +124,9 @@ class TorchEngine:
         self.head = self.policy.head_fingerprint()
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []  # the request in slot i
-        self.fed: list[int] = []  # entries that it has in the caches, as of the latest cycle that was read
+        self.fed: list[int] = []  # entries of each request in the caches, as of the latest cycle that was read
         self.ended: list[Finished] = []  # completions that ended where ``step`` could not return them
-        self.turns: list[int] = []  # when it came into a slot: the latest is preempted first
+        self.turns: list[int] = []  # order in which requests came into slots: the latest is preempted first
         self._turns = count()
         self.preempted = 0  # requests that had to leave their pages to earlier ones, and began again
 
@@ -135,7 +137,7 @@ class TorchEngine:
         return self.decoder.target.record_routing()
 
     def _record(self, graphs: Graphs) -> None:
-        """Record cycles from now on, if the decoder can."""
+        """Record cycles from now on, if the decoder supports it."""
         if isinstance(self.decoder, DraftVerify):
             self.decoder.graphs = graphs
         else:
@@ -177,7 +179,7 @@ class TorchEngine:
         return ended
 
     def _runs_ahead(self) -> bool:
-        """Return whether the next cycle may be launched before the latest is read; say once for what reason not."""
+        """Return whether the next cycle may be launched before the latest is read; log each reason against it once."""
         if not (self.overlap and self.active):
             return False
         if not isinstance(self.decoder, DraftVerify):
@@ -192,7 +194,7 @@ class TorchEngine:
         return not why
 
     def _launch(self) -> Flight:
-        """Launch a cycle of all active rows, and the copy of its results."""
+        """Launch a cycle of all active rows, and the copy of its results to the host."""
         batch, began, slots = len(self.active), self.clock(), self.slots
         launched = event_of(slots.device)
         done = self.decoder.cycle(batch, max(map(self._most, range(batch))), self.version)
@@ -204,7 +206,7 @@ class TorchEngine:
         return Flight(results=results, launched=launched, arrived=arrived, rows=[*range(batch)], began=began)
 
     def _most(self, slot: int) -> int:
-        """Return the most entries that a running request may have by now, some of them in a cycle not read yet."""
+        """Return the most entries that a running request may have by now, including a cycle that is not read yet."""
         unread = self.flight is not None and self.flight.rows[slot] != NONE
         return self.fed[slot] + unread * (1 + self.slots.sizes.drafts)
 
@@ -232,8 +234,10 @@ class TorchEngine:
 
     @torch.inference_mode()
     def abort(self, ids: Sequence[int] | None = None) -> list[Finished]:
-        """End requests now, all of them if ``ids`` is None; return also those that ended before by themselves and were
-        not returned yet."""
+        """End requests now, all of them if ``ids`` is None; return them.
+
+        The result includes requests that ended by themselves before and were not returned yet.
+        """
         ended, self.ended = [*self.ended, *self._settle()], []
         chosen = None if ids is None else set(ids)
         slots = [s for s, request in enumerate(self.active) if chosen is None or request.id in chosen]
@@ -245,16 +249,16 @@ class TorchEngine:
 
     @cached_property
     def staging(self) -> "torch.cuda.Stream | None":
-        """Return the stream of all loads: memory that was allocated on one is used again there alone."""
+        """Return the stream of all loads: memory allocated on one stream is reused only there."""
         return torch.cuda.Stream(self.policy.device) if self.policy.device.type == "cuda" else None
 
     def stage(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Copy weights to a GPU beside those in use, where its memory has room for twice that."""
+        """Copy weights to a GPU beside those in use, if its memory has room for twice their size."""
         return staged(weights, self.staging)
 
     @torch.inference_mode()
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Copy weights into place. Running requests go on: on their old keys and values, or on recomputed ones."""
+        """Copy weights into place. Running requests continue on their old keys and values, or on recomputed ones."""
         self.ended += self._settle()
         self.policy.load(weights)
         self.version, self.head = version, self.policy.head_fingerprint()
@@ -265,7 +269,10 @@ class TorchEngine:
 
     @torch.inference_mode()
     def configure(self, decoding: DecodingConfig) -> None:
-        """Decode otherwise from now on; the output distribution is the same if both systems are exact."""
+        """Use another decoding configuration from now on.
+
+        The output distribution stays the same if both systems are exact.
+        """
         now, then, room = SYSTEMS[self.decoding.system], SYSTEMS[decoding.system], self.slots.sizes.drafts
         if then.drafts and not 0 < decoding.limit <= room:
             raise UserError(
@@ -288,11 +295,11 @@ class TorchEngine:
         self.decoding, self.tracer.drafter = decoding, then.drafter_name
 
     def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """Remember completions for requests that come from now on; running ones go on with what they have."""
+        """Store past completions of a prompt for new requests; running requests keep the history that they have."""
         self.slots.history.remember(prompt, answers)
 
     def _recompute(self) -> None:
-        """Read the contexts of running requests anew, with the weights of now."""
+        """Read the contexts of running requests again, with the current weights."""
         self.slots.release(0, len(self.active))
         # Requests of one prompt share no page of it any more, so that more may be needed than before.
         while self.slots.short([fed + self.slots.ahead for fed in self.fed]):
@@ -306,11 +313,11 @@ class TorchEngine:
         self.slots.oldest[: len(self.active)] = self.version
 
     def _grow(self) -> None:
-        """Give running requests the pages that their next cycle writes.
+        """Give running requests the pages that their next cycle writes to.
 
-        If too few are free, parked ones are, and then those of the request that came last, which waits again. A page
-        that is taken back here may still be written by a cycle that was launched: that is over before the next one
-        begins, since both are in one stream.
+        If too few pages are free, it evicts parked caches, and then preempts the request that came last, which waits
+        again. A cycle in flight may still write to a page that is taken back here. It ends before the next one begins,
+        since both are in one stream.
         """
         while self.slots.short(self._entries()):
             if not self.retention.evict():
@@ -363,8 +370,7 @@ class TorchEngine:
         return [*self.active[slot].token_ids, *self.slots.tokens[slot, :count].tolist()]
 
     def _stop_strings(self, counts: Mapping[int, int]) -> list[int]:
-        """Return slots whose completion now holds one of its stop strings, and cut it after the token that completes
-        it.
+        """Return the slots whose completion now holds one of its stop strings, cut after the token that completes it.
 
         ``counts``: tokens of the completion of each slot that took part in the cycle.
         """
@@ -372,7 +378,7 @@ class TorchEngine:
         if not asked:
             return []
         assert self.flight is None, "the next cycle goes on from tokens that may be cut"
-        # At once, whoever asked.
+        # One copy for all slots.
         hit, answers = [], self.slots.tokens[: len(self.active), : max(counts.values())].cpu()
         for slot in asked:
             request, ids = self.active[slot], answers[slot, : counts[slot]].tolist()
@@ -382,14 +388,14 @@ class TorchEngine:
         return hit
 
     def _finish(self, ended: Mapping[int, FinishReason], park: bool = True) -> list[Finished]:
-        """Return completions of slots and free these: the last active rows move into their places.
+        """Return the completions of slots and free these slots: the last active rows move into their places.
 
-        ``park``: the caches of those that ask for it.
+        ``park``: whether to park caches for requests with ``park`` set.
         """
         if not ended:
             return []
-        # The cycle in flight leaves what completions of ended rows are made of as it is, so that copies need not wait
-        # for it; but it restores their columns only at its end.
+        # The cycle in flight does not change the data of completions of ended rows, so that copies need not wait for
+        # it. But it restores their columns only at its end.
         flight, stream = self.flight, None if self.keep_state else self.side
         with nullcontext() if flight is None else flight.beside(stream):
             finished = self._collect(dict(sorted(ended.items())))
@@ -415,7 +421,7 @@ class TorchEngine:
         return finished
 
     def _collect(self, ended: Mapping[int, FinishReason]) -> list[Finished]:
-        """Return completions, copied off the device: one copy a table, however many have ended at once."""
+        """Return the completions of slots, copied off the device with one copy per table."""
         slots, chosen = self.slots, torch.tensor([*ended], device=self.slots.device)
         tables = (slots.tokens, slots.logprobs, slots.versions, slots.contexts, slots.stats)
         ids, logprobs, versions, contexts, stats = (table[chosen].cpu().numpy() for table in tables)
@@ -455,14 +461,16 @@ class TorchEngine:
         return finished
 
     def _state(self, slot: int) -> dict[str, NDArray[np.float64]]:
-        """Return what the decoding system keeps of a running request."""
+        """Return the state that the decoding system keeps of a running request."""
         return {name: row.to("cpu", copy=True).numpy() for name, row in self.slots.export(slot).items()}
 
     def _stretches(
         self, begun: Sequence[Sequence[int]], sums: NDArray[np.float64]
     ) -> tuple[tuple[int, DecodeStats], ...]:
-        """Return the stretches in which a cycle began, from their cycles and tokens [P + 1, 2] and sums [P + 1, n,
-        K]."""
+        """Return the stretches in which a cycle began, with their statistics.
+
+        ``begun`` [P + 1, 2] are cycles and tokens by stretch, ``sums`` [P + 1, n, K] the statistics.
+        """
         stretches = []
         for start, (cycles, tokens), rows in zip((*self.starts, OPENING), begun, sums, strict=True):
             if cycles:
@@ -471,7 +479,7 @@ class TorchEngine:
 
 
 def _check_sizes(policy: Policy, slots: int, length: int, tokens: int | None, more: int) -> None:
-    """Raise ``UserError`` unless the model, and a draft model, have positions for ``length`` tokens and memory for all.
+    """Raise ``UserError`` unless the model, and a draft model, have positions for ``length`` tokens and enough memory.
 
     ``tokens`` and ``more`` are arguments of ``check_memory``.
     """
@@ -483,22 +491,22 @@ def _check_sizes(policy: Policy, slots: int, length: int, tokens: int | None, mo
 
 
 def _bytes_of_graphs(policy: Policy, decoding: DecodingConfig, slots: int) -> int:
-    """Return the bytes that CUDA graphs of an engine's cycles will take."""
+    """Return an estimate of the bytes that CUDA graphs of an engine's cycles take."""
     drafts = decoding.limit if SYSTEMS[decoding.system].drafts else 0
     return bytes_of_graphs(slots, drafts, policy.vocab_size, policy.device)
 
 
 def _known(logprobs: NDArray[np.float32]) -> NDArray[np.float32] | None:
-    """Return a copy, if none of them is unknown."""
+    """Return a copy of the log-probs, or None if any is unknown."""
     return None if np.isnan(logprobs).any() else logprobs.copy()
 
 
 @torch.inference_mode()
 def time_cycles(decoder: DraftVerify, slots: Slots, clock: Callable[[], float]) -> None:
-    """Time cycles by rows and by what is drafted, before the first request: ``draft_tokens=auto`` begins with that.
+    """Time cycles by batch size and kind, before the first request, as the start of ``draft_tokens=auto``.
 
-    The cycles run upon requests that nobody asked, in slots that nobody has; a request that comes sets all of it anew.
-    What drafts from history finds as many tokens as it likes. Nothing is run for a length that does not go by time.
+    The cycles run on made-up requests in free slots; a real request sets all of a slot anew. Drafts from history find
+    as many tokens as they can use. Nothing is run for a draft length that does not depend on time.
     """
     length = decoder.length
     if not isinstance(length, TimedLength):
@@ -525,7 +533,7 @@ def time_cycles(decoder: DraftVerify, slots: Slots, clock: Callable[[], float]) 
 
 
 def generate(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
-    """Run requests to their end and return completions in their order."""
+    """Run requests to their end and return their completions in the same order."""
     requests = [dataclasses.replace(request, id=i) for i, request in enumerate(requests)]
     for request in requests:
         engine.add(request)

@@ -1,6 +1,6 @@
-"""A rollout worker: assignments in, completions with rewards out.
+"""A rollout worker: it gets assignments and returns completions with rewards.
 
-Decoding, rewards and environments have a thread each. What fails in one of them is raised by the next ``collect``.
+Decoding, rewards and environments have a thread each. The next ``collect`` raises an error in any of them.
 """
 
 import logging
@@ -38,7 +38,7 @@ HELD_OUT_SEEDS = 1 << 39  # seeds of evaluations within a job's 2^40, above thos
 
 
 def make_worker(config: JobConfig) -> "RolloutWorker":
-    """Make a rollout worker with the engine that the job asks for; it is not started."""
+    """Make a rollout worker with the configured engine; it is not started."""
     torch.set_num_threads(config.rollout.threads)
     torch.manual_seed(config.runtime.seed)  # a fresh head must be the same everywhere
     engine, eos = engine_module(config).make(config)
@@ -70,7 +70,7 @@ class RolloutWorker:
         self._rewards = ThreadPoolExecutor(1, thread_name_prefix="reward")  # one: in the order in which they end
         self._unrewarded: deque[tuple[OpenAssignment, int, Completion]] = deque()  # in the order in which they ended
         self._rewarding: float | None = None  # when the reward in progress began
-        self._calls = 1  # calls of a function, one after another, that it may consist of
+        self._calls = 1  # calls of the reward function that it may consist of, one after another
         self._slowest_reward = 0.0  # seconds
         self._timeouts = 0  # rewards that hung, one after another
         cuda = config.model.device != "cpu" and torch.cuda.is_available()
@@ -85,7 +85,7 @@ class RolloutWorker:
         self._error: BaseException | None = None
 
     def start(self) -> None:
-        """Run in threads."""
+        """Start the threads of decoding and environments."""
         self.thread.start()
         if self.agents is not None:
             self.agents.start()
@@ -110,8 +110,8 @@ class RolloutWorker:
     def set_weights(self, weights: Mapping[str, Tensor] | CheckedWeights | SharedWeights, version: int) -> None:
         """Queue new weights; they take effect in flight, before any prompt that is submitted later.
 
-        They are checked, and brought to the engine's device, while it decodes on. Raise ``DamagedWeights`` if they are
-        not what was sent; the engine goes on with what it has.
+        They are checked, and copied to the engine's device, while it goes on decoding. Raise ``DamagedWeights`` if they
+        differ from the weights sent; the engine then keeps its own.
         """
         checked, release = self.received(weights)
         loaded = self.thread.load(self.engine.stage(checked), version)
@@ -121,7 +121,7 @@ class RolloutWorker:
     def received(
         self, weights: Mapping[str, Tensor] | CheckedWeights | SharedWeights
     ) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
-        """Return checked weights, and what is to be called once they have been read; raise ``DamagedWeights``."""
+        """Return checked weights, and a function to call once they have been read; raise ``DamagedWeights``."""
         if isinstance(weights, SharedWeights):
             return self._shared.open(weights)
         if isinstance(weights, CheckedWeights):
@@ -129,15 +129,15 @@ class RolloutWorker:
         return weights, lambda: None
 
     def receive_weights(self, meeting: Meeting, rank: int, sent: SharedWeights) -> SharedWeights | str:
-        """Receive a broadcast, while the engine decodes on; return where it lies in memory, or why that failed."""
+        """Receive a broadcast, while the engine goes on decoding; return its place in memory, or why it failed."""
         return self._receiver.receive(meeting, rank, sent)
 
     def configure(self, decoding: DecodingConfig) -> None:
-        """Queue a change of how to decode, between two cycles; completions in progress go on with it."""
+        """Queue a change of the decoding configuration, between two cycles; completions in progress go on with it."""
         self.thread.configure(decoding).add_done_callback(self._succeeded)
 
     def collect(self, timeout: float, seen: int) -> WorkerReport:
-        """Return finished completions, at once or within ``timeout`` seconds; raise what stopped the worker.
+        """Return finished completions, at once or within ``timeout`` seconds; raise the error that stopped the worker.
 
         ``seen`` is the number of the newest report that arrived; a later report is returned again.
         """
@@ -167,12 +167,15 @@ class RolloutWorker:
         return Pace(name="reward", silent=silent, slowest=self._slowest_reward, limit=limit)
 
     def turn(self) -> None:
-        """Without ``start``: take in the queue, run one engine cycle, and wait for the rewards of ended completions."""
+        """Serve the queue, run one engine cycle, and wait for the rewards of ended completions.
+
+        It is for use without ``start``.
+        """
         self.thread.turn()
         self._rewards.submit(int).result()  # done after all that were asked for before it
 
     def stop(self) -> None:
-        """End the threads after the cycle, and the reward, in progress; environments at once."""
+        """End the threads after the cycle and the reward in progress, and environments at once."""
         if self.agents is not None:
             self.agents.stop()
         self.thread.stop()
@@ -199,7 +202,7 @@ class RolloutWorker:
         )
 
     def _params(self, completion: int, temperature: float | None = None) -> SamplingParams:
-        """Return the distribution of one completion, at the job's temperature or another one.
+        """Return the sampling parameters of one completion, at the job's temperature or another one.
 
         Its seed depends on the job's seed and its number only.
         """
@@ -223,7 +226,7 @@ class RolloutWorker:
         self.thread.stop()
 
     def _take_decoded(self, part: OpenAssignment, member: int, future: Future[Completion]) -> None:
-        """Have a completion rewarded, while the engine decodes on."""
+        """Queue a completion for its reward, while the engine goes on decoding."""
         if self._succeeded(future):
             with self._changed:
                 self._queue.decoding -= 1
@@ -231,10 +234,10 @@ class RolloutWorker:
             self._rewards.submit(self._close)
 
     def _close(self) -> None:
-        """Reward the completion that ended first, and more that wait if the reward takes batches; queue them for the
-        next report.
+        """Reward the completion that ended first, and queue it for the next report.
 
-        It is called once for each completion, so that none is left when batches were smaller than they may be.
+        If the reward takes batches, further completions that wait are rewarded with it. It is called once for each
+        completion, so that none is left when batches were smaller than they may be.
         """
         most = self.config.task.reward_batch if self.reward.batched else 1
         batch = [self._unrewarded.popleft() for _ in range(min(most, len(self._unrewarded)))]
@@ -253,7 +256,7 @@ class RolloutWorker:
             self._finish(part, member, trajectory)
 
     def _take_played(self, part: OpenAssignment, member: int, future: Future[Played]) -> None:
-        """Queue a trajectory that its environment has rewarded for the next report."""
+        """Queue a trajectory, with the reward of its environment, for the next report."""
         if not self._succeeded(future):
             return
         played = future.result()
@@ -277,8 +280,8 @@ class RolloutWorker:
     def _score(self, answers: Sequence[tuple[Prompt, Completion]]) -> list[Trajectory]:
         """Return completions with their rewards; a reward is 0, and marked, if the reward function hung.
 
-        One hang does not end a job, since one completion or one prompt may be at fault. ``UserError`` is raised once
-        as many completions hung in a row as two prompts have, or a whole batch.
+        One hang does not end a job, since one completion or one prompt may be at fault. Raise ``UserError`` once as
+        many completions hung in a row as two prompts have, or a whole batch.
         """
         scores = self.reward.scores([Answer(c.text, prompt, tuple(c.token_ids.tolist())) for prompt, c in answers])
         return [

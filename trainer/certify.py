@@ -2,26 +2,27 @@
 
 Which tokens may be bet on
 --------------------------
-A bet is fair if whether it is made, and on what, is settled before the token is drawn.
+A bet is fair if it is settled before the token is drawn whether it is made, and on what.
 
 - *Completions* are fixed by their numbers (``bebop.monitor.certified.chosen``). They are weighed in the order of the
-  prompts, whenever they ended and whatever ended them.
-- Of a trajectory of several turns *one turn* is looked at, which is fixed by a number as well (``turn_looked_at``):
-  that there is such a turn is settled before its first token is drawn. All that came before is its prompt. What losses
-  of environments take away is gone: an environment that crashes on certain texts looks like an engine that avoids them.
-- *Places* in them are fixed by numbers as well (``window``): at most ``SPAN`` tokens of a completion, so that a reading
-  does not become dearer with long completions.
-- *Weights*: a token counts if the weights that produced it, and all keys and values that it saw, are of one version
-  that is at hand. Weights change between two cycles, at a moment that the trainer's clock sets, so a token's version is
-  settled when its cycle begins. Whether it belongs to the cycle before the change or to the one after says nothing
-  about it either: an exact system draws it from p in both cases, only that p is another one. The bound on staleness
-  keeps every version that occurs at hand, but for completions that were there before a resume, which the monitor leaves
-  out.
+  prompts, whenever and however they ended.
+- In a trajectory of several turns *one turn* is tested, which is fixed by a number as well (``turn_looked_at``). That
+  there is such a turn is settled before its first token is drawn. Everything before it is its prompt. Completions lost
+  with their environments cannot be tested: an environment that crashes on certain texts looks like an engine that
+  avoids them.
+- *Places* in completions are fixed by numbers as well (``window``): at most ``SPAN`` tokens of a completion, so that
+  a reading does not cost more with long completions.
+- *Weights*: a token counts if one available version produced it and all keys and values that it saw. Weights change
+  between two cycles, at a moment that the trainer's clock sets, so a token's version is settled when its cycle begins.
+  Whether it belongs to the cycle before the change or to the one after says nothing about it either: an exact system
+  draws it from p in both cases, only with another p. The bound on staleness keeps every version that occurs available.
+  The exception are completions from before a resume, which the monitor leaves out.
 
-The distribution is softmax(logits / temperature) of the trainer's forward pass, in the dtype of its products, for older
-versions under the weights as engines are sent them. Of a large vocabulary the likeliest ``COLUMNS`` tokens have columns
-of their own and the rest have one in common. Ranks score their share; rank 0 puts it in order and holds the one ledger:
-evidence of several ledgers could be multiplied, but each would have to find a fault with a part of the tokens.
+The distribution is softmax(logits / temperature) of the trainer's forward pass, in the dtype of its products. For older
+versions it is computed under the weights as they are sent to engines. With a large vocabulary the likeliest ``COLUMNS``
+tokens have columns of their own and the rest have one in common. Each rank scores its share; rank 0 orders the results
+and holds the one ledger. Evidence of several ledgers could be multiplied, but each would have to find a fault with a
+part of the tokens.
 """
 
 import logging
@@ -51,7 +52,7 @@ from bebop.trajectory import Completion, Group, before
 log = logging.getLogger(__name__)
 
 COLUMNS = 1024  # of a block; of a larger vocabulary the likeliest tokens have one each, and the rest one in common
-SPAN = 256  # places of a completion that are looked at, at most
+SPAN = 256  # most places of a completion that are tested
 ALPHA = 1e-4  # the chance of an alarm in a whole run without a fault
 LIMIT = -math.log(ALPHA)
 MAX_METRIC = 1e6  # of a metric
@@ -62,8 +63,8 @@ Places = dict[int, NDArray[np.int64]]  # version -> places of a completion
 def window(number: int, limit: int) -> range:
     """Return the places of pair ``number`` that may be tested, where completions have up to ``limit`` tokens.
 
-    0-255, 256-511, 512-767, 1024-1279, 2048-2303, ... in turns: all parts of long completions are seen, and most often
-    those that completions have.
+    They are 0-255, 256-511, 512-767, 1024-1279, 2048-2303, ... in turns. So all parts of long completions are tested,
+    and most often those parts that most completions have.
     """
     starts = [0]
     while (following := max(SPAN, 2 * starts[-1])) < limit:
@@ -73,8 +74,10 @@ def window(number: int, limit: int) -> range:
 
 
 def turn_looked_at(number: int, most: int) -> tuple[int, int]:
-    """Return the turn of pair ``number`` that is tested, of at most ``most``, and the number of the pair among those of
-    this turn: 0, 1, 2, 4, 8, ... in turns."""
+    """Return the turn of pair ``number`` that is tested, of at most ``most``, and the pair's number for this turn.
+
+    Turns are 0, 1, 2, 4, 8, ... one after another. The pair's number counts the pairs of the same turn.
+    """
     turns = [0]
     while (following := max(1, 2 * turns[-1])) < most:
         turns.append(following)
@@ -82,7 +85,10 @@ def turn_looked_at(number: int, most: int) -> tuple[int, int]:
 
 
 def fair(completion: Completion, span: range, versions: Sequence[int]) -> Places:
-    """Return the places of a completion that may be bet on, by version: it is at hand, and all they saw is of it."""
+    """Return the places of a completion that may be bet on, by version.
+
+    A token's version has to be available, and has to be that of its whole context.
+    """
     own = completion.versions
     inside = np.arange(len(own))
     known = (own == completion.oldest) & np.isin(own, versions) & (inside >= span.start) & (inside < span.stop)
@@ -94,7 +100,7 @@ def fair(completion: Completion, span: range, versions: Sequence[int]) -> Places
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """Some places of a completion under one version's weights; columns as in a ``Block``, on the CPU."""
+    """Scores of some places of a completion under one version's weights; columns as in a ``Block``, on the CPU."""
 
     answer: int  # its number in the reading
     places: Tensor  # [n]
@@ -108,7 +114,7 @@ class Scored:
 def score(
     number: int, answer: Answer, places: Tensor, logits: Tensor, temperature: float, stops: Sequence[int]
 ) -> Scored:
-    """Score places [n] of a completion, given the logits [2, n, V] there and at the place before each."""
+    """Return the scores of places [n] of a completion, given the logits [2, n, V] there and one place before."""
     logits = logits.double()
     p, before = (logits / temperature).softmax(-1)
     raw = None if temperature == 1.0 else logits[0].softmax(-1)
@@ -128,8 +134,11 @@ def score(
 
 
 def likely(tables: Sequence[Tensor], last: Tensor, stops: Sequence[int], count: int) -> Tensor:
-    """Return the ids [n, count] that get columns, known before the token is: the likeliest under any of ``tables`` [n,
-    V], the token before [n], and those that end completions. They are in order; the last column is -1, all others."""
+    """Return the ids [n, count] that get columns, in order; the last column is -1 and stands for all other tokens.
+
+    They are known before the token is: the likeliest tokens under any of ``tables`` [n, V], the token before, ``last``
+    [n], and the tokens that end completions.
+    """
     rank = torch.stack(list(tables)).amax(0)
     rank.scatter_(1, last[:, None], torch.inf)
     rank[:, list(stops)] = torch.inf
@@ -151,7 +160,7 @@ def seen(answer: Answer, one: Scored) -> Tensor:
 
 
 def block_of(answers: Sequence[Answer], scored: Sequence[Scored], stops: tuple[int, ...]) -> Block:
-    """Return what the ledger is shown: the places of all parts, in order. Engines report log p at the temperature."""
+    """Return the ledger's block: the places of all parts, in order. Engines report log p at the temperature."""
     starts = np.cumsum([0, *(len(answer.token_ids) for answer in answers)])
     index = torch.cat([int(starts[one.answer]) + one.places for one in scored])
     common = {name: None if own is None else own[index] for name, own in columns(answers).items()}
@@ -177,7 +186,7 @@ def block_of(answers: Sequence[Answer], scored: Sequence[Scored], stops: tuple[i
 
 
 def _tokens(answer: Answer) -> tuple[Tensor, Tensor]:
-    """Return the tokens of a completion [T], and the one before each."""
+    """Return the tokens of a completion [T], and the token before each [T]."""
     own = torch.from_numpy(answer.token_ids)
     return own, torch.cat([torch.tensor(answer.prompt[-1:], dtype=torch.int64), own])[: len(own)]
 
@@ -191,14 +200,14 @@ class Certifier:
     def __init__(
         self, scorer: Scorer, old_policies: OldPolicies, config: JobConfig, rank: int = 0, world: int = 1
     ) -> None:
-        """``old_policies``: the versions that are not those of now."""
+        """Start with no evidence; ``old_policies`` holds the versions other than the current one."""
         self.scorer, self.old_policies, self.config, self.rank, self.world = scorer, old_policies, config, rank, world
         self.vocabulary = int(scorer.backbone.get_output_embeddings().weight.shape[0])
         self.stops = scorer.policy.eos_token_ids
         self.begin(0)
 
     def begin(self, since: int) -> None:
-        """Gather evidence afresh, from completions drawn from step ``since`` on."""
+        """Start a new ledger, for completions drawn from step ``since`` on."""
         self.since = since
         known = tolerance(self.config.model.dtype)
         self.ledger = Ledger(
@@ -212,10 +221,10 @@ class Certifier:
 
     @torch.no_grad()
     def read(self, groups: Sequence[Group], since: int, version: int) -> Certified | None:
-        """Weigh two completions of each group, and return what the ledger says.
+        """Test two completions of each group, and return the result of the ledger.
 
         ``since`` is that of ``driver.protocols.Trainer.certify``, ``version`` that of the policy's weights. Return None
-        on ranks above 0, and where a completion is of an inexact system.
+        on ranks above 0, and if any completion is of an inexact system.
         """
         if not all(t.completion.exact for group in groups for t in group.trajectories):
             return None
@@ -278,7 +287,7 @@ class Certifier:
         return scored
 
     def _hidden(self, packed: PackedRows) -> list[tuple[int, Tensor]]:
-        """Return row number and hidden states [length, d] of each row."""
+        """Return the row number and the hidden states [length, d] of each row."""
         self.scorer.kept = []
         self.scorer(packed)
         [(_, hidden)], self.scorer.kept = self.scorer.kept, None
@@ -286,7 +295,7 @@ class Certifier:
         return [(row, states) for row, states in rows if row >= 0]
 
     def _logits(self, states: Tensor, at: Tensor, weight: Tensor) -> Tensor:
-        """Return logits [2, n, V] behind some places of a row, and behind the place before each (first: its own)."""
+        """Return logits [2, n, V] at some places of a row, and one place before each (for the first place: its own)."""
         index = torch.stack([at, (at - 1).clamp_min(0)]).to(states.device)
         dtype = torch.bfloat16 if self.scorer.mixed else states.dtype
         head: Any = self.scorer.backbone.get_output_embeddings()
@@ -294,7 +303,7 @@ class Certifier:
         return functional.linear(states[index].to(dtype), weight.to(dtype), bias)
 
     def _gathered(self, scored: list[Scored]) -> list[Scored]:
-        """Return all ranks' parts on rank 0, in the order of completions and places."""
+        """Return the parts of all ranks on rank 0, in the order of completions and places."""
         parts: list[Any] = [scored]
         if self.world > 1:
             parts = [None] * self.world
@@ -302,7 +311,7 @@ class Certifier:
         return sorted((one for part in parts for one in part or ()), key=lambda one: (one.answer, int(one.places[0])))
 
     def _certified(self) -> Certified:
-        """Return what the ledger says by now."""
+        """Return the current result of the ledger."""
         ledger = self.ledger
         evidence = ledger.evidence()
         bounds = [one.tv for one in evidence if one.tv is not None]
@@ -318,11 +327,11 @@ class Certifier:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on with the same evidence; rank 0's is the one that counts."""
+        """Return the state that a resumed run needs to continue with the same evidence; only rank 0's counts."""
         return {"since": self.since, "ledger": self.ledger.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict``; afresh where it is of a version of bebop that bet otherwise."""
+        """Continue from ``state_dict``; start a new ledger if another version of bebop, with other bets, wrote it."""
         self.begin(state["since"])
         try:
             self.ledger.load_state_dict(state["ledger"])
@@ -332,7 +341,7 @@ class Certifier:
 
 
 def _row(answer: Answer) -> Row:
-    """Return a completion for the trainer's forward pass."""
+    """Return a completion as a row for the trainer's forward pass."""
     assert answer.logprobs is not None and answer.versions is not None
     completion = Completion(
         token_ids=answer.token_ids, logprobs=answer.logprobs.astype(np.float32), versions=answer.versions

@@ -1,9 +1,9 @@
-"""Text as training of an MTP head sees it: right-padded rows, and which chains of drafts they hold.
+"""Text for training an MTP head: right-padded rows, and the chains of drafts in them.
 
 A chain at anchor t drafts tokens t + 2, t + 3, ...: step i stands for token t + i + 1. Chains start at the last anchor
-that can draft the first token of the completion, and a step counts while its token is in the completion. Of a
-completion in several turns each is such a completion, and what was read before it such a prompt: a chain may begin
-there, as the first draft of an engine does, and never goes on into what is read next.
+that can draft the first token of the completion, and a step counts while its token is in the completion. With several
+turns each turn is such a completion, and the text read before it such a prompt. A chain may begin there, as an engine's
+first draft does, and never continues into the text that is read next.
 """
 
 import random
@@ -22,7 +22,7 @@ Per = Literal["step", "anchor"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """A prompt and a completion: prompt=(2, 17, 4), answer=(9, 1)."""
+    """A prompt and a completion, such as prompt=(2, 17, 4), answer=(9, 1)."""
 
     prompt: tuple[int, ...]  # [P], P >= 1
     answer: tuple[int, ...]  # [T], the stop token included
@@ -36,23 +36,23 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRow:
-    """A prompt and a completion, in one or more turns, through which the backbone has already gone."""
+    """A prompt and a completion, in one or more turns, with the backbone's hidden states."""
 
     token_ids: Tensor  # [L]
-    answer: Tensor  # [L] bool: what the policy wrote
+    answer: Tensor  # [L] bool: tokens that the policy wrote
     hidden: Tensor  # [L, d]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainRows:
-    """Rows side by side, with their anchors."""
+    """Rows side by side, with the anchors of their chains."""
 
     token_ids: Tensor  # [B, L], right-padded with 0
     anchors: Tensor  # [B, A] positions; those beyond the end have no step
     steps: Tensor  # [B, A] steps that exist at each anchor, 0..depth
 
     def count(self, per: Per) -> int:
-        """Return the number of steps, or of anchors with a step, of all rows."""
+        """Return the number of steps, or of anchors with a step, in all rows."""
         return int(self.steps.sum() if per == "step" else (self.steps > 0).sum())
 
     def mask(self, depth: int) -> Tensor:
@@ -60,7 +60,7 @@ class ChainRows:
         return torch.arange(depth, device=self.steps.device) < self.steps[..., None]
 
     def tokens(self, step: int) -> Tensor:
-        """Return the token of ``step`` (from 1) at each anchor [B, A]; anything where the step does not exist."""
+        """Return the token of ``step`` (from 1) at each anchor [B, A]; arbitrary where the step does not exist."""
         return self.token_ids.gather(1, (self.anchors + step + 1).clamp_max(self.token_ids.shape[1] - 1))
 
 
@@ -71,7 +71,7 @@ def chain_rows(rows: Sequence[TokenRow], depth: int, device: torch.device | str 
 
 
 def known_chains(rows: Sequence[KnownRow], depth: int) -> ChainRows:
-    """Lay out rows as ``chain_rows``, on the device of the hidden states; those of several turns as ``masked_rows``."""
+    """Lay out rows as ``chain_rows``, on the device of the hidden states; with several turns as ``masked_rows``."""
     device, ids = rows[0].hidden.device, [row.token_ids for row in rows]
     counts = [int(row.answer.sum()) for row in rows]
     if all(bool(row.answer[len(row.answer) - count :].all()) for row, count in zip(rows, counts, strict=True)):
@@ -99,10 +99,10 @@ def _lay(ids: Sequence[Tensor], answers: Sequence[int], depth: int, device: torc
 def masked_rows(token_ids: Tensor, answer: Tensor, depth: int, most: int = 0, seed: int = 0) -> ChainRows:
     """Return chains of right-padded rows [B, L] whose drafted tokens all lie where ``answer`` [B, L] holds.
 
-    For a prompt and a completion these are the chains of ``chain_rows``; a hole (what a tool wrote) ends a chain.
+    For a prompt and a completion these are the chains of ``chain_rows``. A hole (the output of a tool) ends a chain.
 
-    ``most``: at most as many anchors a row, drawn by ``seed``; 0 for all. Attention of later steps takes
-    anchors times length numbers a head, which for 64 K tokens is too much for all anchors.
+    ``most`` limits the anchors of a row, drawn by ``seed``; 0 keeps all. Attention of later steps needs anchors times
+    length numbers a head, which for 64 K tokens is too much for all anchors.
     """
     length = token_ids.shape[1]
     held = pad(answer.bool(), (0, depth + 1))
@@ -123,11 +123,11 @@ def masked_rows(token_ids: Tensor, answer: Tensor, depth: int, most: int = 0, se
 
 
 def spaced(rows: ChainRows, every: int, seed: int) -> ChainRows:
-    """Return each ``every``-th chain of a row, from one on that the row's tokens and ``seed`` determine; all for 1.
+    """Return each ``every``-th chain of a row, starting at one that the row's tokens and ``seed`` determine; all for 1.
 
-    Neighbouring chains say nearly the same, and the price of a chain is that of its logits: with a large vocabulary a
-    share of the chains of more rows teaches more than all of few. Every chain is as likely to be among them, so means
-    over chains stay what they are; and a row's do not depend on the rows beside it.
+    Neighbouring chains are nearly the same, and a chain costs its logits. With a large vocabulary a share of the chains
+    of more rows teaches more than all chains of few rows. Each chain is equally likely to be chosen, so means over
+    chains stay unbiased. The choice in a row does not depend on the rows beside it.
     """
     if every == 1:
         return rows
@@ -144,25 +144,26 @@ def spaced(rows: ChainRows, every: int, seed: int) -> ChainRows:
 
 
 def side_by_side(packed: Tensor, starts: Tensor) -> Tensor:
-    """Return rows laid end to end [T, ...] that begin at ``starts`` [B + 1] (the last is their end) -> [B, L, ...]."""
+    """Return rows [B, L, ...], right-padded, from rows laid end to end [T, ...] that begin at ``starts`` [B + 1].
+
+    The last entry of ``starts`` is the end of the last row.
+    """
     bounds = starts.tolist()
     return pad_sequence([packed[a:b] for a, b in pairwise(bounds)], batch_first=True)
 
 
 def rows_of_step(count: int, size: int, seed: int, step: int) -> list[int]:
-    """Return which of ``count`` rows step ``step`` (from 0) trains on: epoch after epoch, each in an order of its
-    own."""
+    """Return which of ``count`` rows step ``step`` (from 0) trains on; each epoch has an order of its own."""
     places = [divmod(index, count) for index in range(step * size, (step + 1) * size)]
     orders = {epoch: random.Random(f"{seed}/{epoch}").sample(range(count), count) for epoch in dict(places)}
     return [orders[epoch][place] for epoch, place in places]
 
 
 def random_anchors(ends: Tensor, answers: Tensor, anchors: int, seed: int) -> Tensor:
-    """Draw at most ``anchors`` positions [B, A] a text, none twice.
+    """Return at most ``anchors`` random positions [B, A] of each text, none twice.
 
-    They lie from the last token of its prompt to its last token but one.
-
-    A text with fewer has some beyond its end. ``ends``, ``answers`` [B]: tokens of the text, and of its completion.
+    They lie from the last token of its prompt to its last token but one. A text with fewer has some beyond its end.
+    ``ends``, ``answers`` [B]: tokens of the text, and of its completion.
     """
     numbers = torch.Generator().manual_seed(seed)
     rank = torch.rand(len(ends), max(anchors, int(answers.max())), generator=numbers)

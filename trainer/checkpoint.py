@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written whole or not at all, checked before they are believed.
+"""Checkpoints of a run: written completely or not at all, and verified before they are loaded.
 
 ``<run>/checkpoints/step_000020/``::
 
@@ -10,9 +10,9 @@
     loop.json, .safetensors     what the loop handed in (prompt cursor, buffered groups): opaque here
     manifest.json               size and SHA-256 of each file above
 
-How they appear, are found and go: ``bebop.run_dir.checkpoints``. The trainer's process fills a hidden folder, and the
-process that has the run folder's lock lets it appear: a trainer that outlives its driver adds nothing to a run that
-goes on without it. Reading one runs no code that it could name (``bebop.run_dir.state_codec``).
+``bebop.run_dir.checkpoints`` publishes, finds and deletes them. The trainer's process fills a hidden folder, and the
+process that holds the run folder's lock publishes it. So a trainer that outlives its driver adds nothing to a run that
+goes on without it. Reading a checkpoint never runs code that it names (``bebop.run_dir.state_codec``).
 """
 
 from dataclasses import dataclass
@@ -30,21 +30,21 @@ from bebop.run_dir.checkpoints import POLICY, STEPS, Store, seal, verify
 from bebop.systems import PARTS
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trace, Trajectory, Turn
 
-# In the loop's state, beside numbers, texts and arrays.
+# Classes in the loop's state, beside numbers, texts and arrays.
 KINDS = (Group, Prompt, Trajectory, Turn, Completion, DecodeStats, Trace, ProbeText)
 TRAINER, LOOP = "trainer", "loop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What a checkpoint holds beside the servable policy."""
+    """States in a checkpoint beside the servable policy."""
 
     trainer: dict[str, Any]  # PolicyTrainer.state_dict()
     loop: dict[str, Any]
 
 
 def store(run_dir: Path) -> Store:
-    """Return the checkpoints of a run."""
+    """Return the store of a run's checkpoints."""
     return Store(run_dir, STEPS)
 
 
@@ -58,8 +58,8 @@ def write(
 ) -> None:
     """Fill and seal ``folder``, which must not exist (``Store.staging``).
 
-    ``policy/`` has the backbone's weights of ``trainer``: those of ``policy`` may be split over processes. For
-    ``dtype`` see ``save_policy``. ``adapter``: of the policy, which is written in its place.
+    ``policy/`` gets the backbone's weights from ``trainer``, since those of ``policy`` may be split over processes. For
+    ``dtype`` see ``save_policy``. If the policy has an ``adapter``, that is written in its place.
     """
     folder.mkdir(parents=True)
     if adapter is None:
@@ -76,6 +76,6 @@ def write(
 
 
 def load(folder: Path) -> Checkpoint:
-    """Verify and read a checkpoint; ``UserError`` names the file that is missing or corrupt. Nothing is removed."""
+    """Verify and read a checkpoint; raise ``UserError`` that names a missing or corrupt file. Nothing is removed."""
     verify(folder)
     return Checkpoint(trainer=codec.load(folder / TRAINER), loop=codec.load(folder / LOOP, KINDS))

@@ -1,9 +1,9 @@
 """Draft losses of a drafter with a head of its own, which may cover a part of the target's vocabulary.
 
-q is 0 outside of the draft vocabulary D, so the overlap is a sum over D, with the target's probabilities as they are.
-Losses that depend on the overlap alone (tv, nla, end-to-end) see one more token, the rest of the vocabulary. The others
-are infinite wherever the target has mass outside of D: they compare q with the target's distribution renormalised on D.
-Rows whose label is not in D do not count for hard_ce.
+q is 0 outside of the draft vocabulary D, so the overlap is a sum over D, with the target's probabilities unchanged.
+Losses that depend on the overlap alone (tv, nla, end-to-end) get one more token, the rest of the vocabulary. The others
+would be infinite wherever the target has mass outside of D. So they compare q with the target's distribution
+renormalised on D. Rows whose label is not in D do not count for hard_ce.
 
 Logits exist for a chunk of rows at a time, and the backward pass computes them again.
 """
@@ -26,20 +26,20 @@ from bebop.kernels.truncation import truncate_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftHead:
-    """A language-model head of W rows, and which tokens they are."""
+    """A language-model head of W rows, with the token of each row."""
 
     weight: Tensor  # [W, d]; receives the gradient
     tokens: Tensor  # [W] the target's ids, rising; all of them where W = V
 
     def ids(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return draft ids [...] of tokens [...], and which of these have one [...] (bool)."""
+        """Return draft ids [...] of tokens [...], and which of the tokens have one [...] (bool)."""
         found = torch.searchsorted(self.tokens, tokens.contiguous()).clamp_max(len(self.tokens) - 1)
         return found, self.tokens[found] == tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowNumbers:
-    """What a loss is made of, each [N]; gradients flow through ``loss`` and ``draft_log``."""
+    """The numbers of a loss by row, each [N]; gradients flow through ``loss`` and ``draft_log``."""
 
     loss: Tensor
     alpha: Tensor  # overlap of draft and target
@@ -63,15 +63,15 @@ def row_numbers(
     target_top_p: float = 1.0,
     target_top_k: int = 0,
 ) -> RowNumbers:
-    """Return the numbers of rows of states.
+    """Return the numbers of the loss for rows of states.
 
     Args:
         draft: [N, d], the draft's; receives the gradient, as ``head.weight`` does.
         head: of the draft.
         target: [N, D], the target's.
         weight: [V, D], the target's head.
-        kind: a row of ``kernels/draft_losses.py``.
-        labels: [N] tokens, for hard_ce and where ``draft_log`` is wanted.
+        kind: a name in ``kernels/draft_losses.py``.
+        labels: [N] tokens, for hard_ce and where ``draft_log`` is needed.
         temperature, target_top_p, target_top_k: as in ``linear_draft_loss``.
     """
     size = CHUNK_ROWS.get(draft.device.type, 1024)
@@ -85,7 +85,7 @@ def row_numbers(
 
 
 def _slices(count: int, size: int) -> Iterator[slice]:
-    """Yield slices of at most ``size`` rows: one at least."""
+    """Yield slices of at most ``size`` rows, at least one slice."""
     yield from (slice(start, start + size) for start in range(0, max(1, count), size))
 
 
@@ -137,14 +137,14 @@ def _chunk(
 
 
 def mean_of_rows(numbers: RowNumbers) -> Tensor:
-    """Return the mean loss over the rows that count; 0 where there is none."""
+    """Return the mean loss over the rows that count; 0 if there is none."""
     return numbers.loss.sum() / numbers.counts.sum().clamp_min(1)
 
 
 def end_to_end_of_rows(rows: Callable[[Tensor], RowNumbers], mask: Tensor, corrected: bool) -> Tensor:
     """Return 1 - expected accepted drafts / K_eff of chains with ``mask`` [N, K] (SPEC Eq. 13), averaged over anchors.
 
-    ``rows``: gives the numbers of the rows [N * K] (bool) that are asked for.
+    ``rows`` is a function from a choice of rows [N * K] (bool) to their numbers.
     """
     valid = counted(mask)
     numbers = rows(valid.flatten())

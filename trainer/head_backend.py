@@ -1,7 +1,7 @@
-"""Where a head is trained: what ``HeadTrainer`` asks of a backend, and those of PyTorch's own ranks.
+"""Backends of head training: the interface that ``HeadTrainer`` uses, and the backends on PyTorch's own ranks.
 
-Master weights are fp32; a bfloat16 model runs under autocast. What they leave out: dropout, and any gradient into
-embedding, language-model head or backbone.
+Master weights are fp32; a bfloat16 model runs under autocast. There is no dropout, and no gradient into embedding,
+language-model head or backbone.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,26 +37,29 @@ class HeadBackend(Protocol):
 
     @property
     def named(self) -> Mapping[str, Tensor]:
-        """Return what the optimizer steps, in fp32; empty on a rank without a part."""
+        """Return the parameters that the optimizer steps, in fp32; empty on a rank without a part of the head."""
 
     @property
     def device(self) -> torch.device:
-        """Return the device that it computes on."""
+        """Return the device of the computation."""
 
     def updating(self) -> AbstractContextManager[None]:
-        """Return the context of the passes of an update, which starts without gradients."""
+        """Return a context for the passes of an update, which starts without gradients."""
 
     def loss(self, rows: ChainRows, loss: ChainLoss, hidden: Tensor | None) -> Tensor | None:
-        """Return the loss of some rows, whose states [B, L, d] may be known already; None on a rank without a head."""
+        """Return the loss of some rows; None on a rank without a head.
+
+        ``hidden`` are their states [B, L, d], if known.
+        """
 
     def reduce(self, scale: float) -> Tensor:
-        """Sum the gradients of ``named`` over the ranks, times ``scale``, and return the norm of the whole head's."""
+        """Sum the gradients of ``named`` over the ranks, times ``scale``; return the norm of the whole gradient."""
 
     def total(self, numbers: Tensor) -> Tensor:
         """Sum numbers over the ranks that share rows, in place, on every rank."""
 
     def stepped(self) -> None:
-        """Take over what the optimizer has changed in ``named``."""
+        """Use the new values of ``named`` after a step of the optimizer."""
 
     def weights(self) -> dict[str, Tensor]:
         """Return the whole head in fp32 on the CPU, by the names of ``MTPHead``."""
@@ -74,9 +77,9 @@ class HeadLoss(nn.Module):
     def forward(
         self, rows: ChainRows, loss: ChainLoss, hidden: Tensor | None = None, shared: Shared | None = None
     ) -> Tensor:
-        """Return the loss of some rows; ``hidden`` [B, L, d] saves the backbone's pass where its states are known.
+        """Return the loss of some rows; ``hidden`` [B, L, d] saves the backbone's pass if its states are known.
 
-        ``shared``: embedding and language-model head, where the backbone's own are split over the ranks.
+        ``shared``: embedding and language-model head, if the backbone's own are split over the ranks.
         """
         with torch.autocast(rows.token_ids.device.type, torch.bfloat16, enabled=self.mixed, cache_enabled=False):
             with torch.no_grad():
@@ -91,13 +94,13 @@ class HeadLoss(nn.Module):
             return loss(self.steps(embeddings, hidden, weight, rows))
 
     def steps(self, embeddings: Tensor, hidden: Tensor, weight: Tensor, rows: ChainRows) -> Steps:
-        """Return the head's chains over rows, of embeddings and states [B, L, d]; ``weight`` [V, d]: the model's."""
+        """Return the head's chains over rows, from embeddings and states [B, L, d]; ``weight`` [V, d]: the model's."""
         assert isinstance(self.head, MTPHead)
         return unroll(self.head, embeddings, hidden, weight, rows, self.sampling)
 
 
 class TorchBackend:
-    """What both backends of a ``Policy`` share."""
+    """Base class of the backends of a ``Policy``."""
 
     taps: tuple[int, ...] = ()  # layers whose states the head reads beside the final ones, see ``Scorer.taps``
     loss_module: type[HeadLoss] = HeadLoss
@@ -124,13 +127,13 @@ class TorchBackend:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Start the passes of an update without gradients."""
+        """Clear the gradients for the passes of an update."""
         for parameter in self.named.values():
             parameter.grad = None
         yield
 
     def loss(self, rows: ChainRows, loss: ChainLoss, hidden: Tensor | None = None) -> Tensor:
-        """Return the loss of some rows, whose states [B, L, d] may be known already."""
+        """Return the loss of some rows; ``hidden`` are their states [B, L, d], if known."""
         value: Tensor = self.module(rows, loss, hidden, self.shared)
         return value
 
@@ -148,7 +151,7 @@ class TorchBackend:
         return numbers
 
     def stepped(self) -> None:
-        """Do nothing: the parameters are what the optimizer steps."""
+        """Do nothing: the optimizer steps the parameters themselves."""
 
     def weights(self) -> dict[str, Tensor]:
         """Return the whole head in fp32 on the CPU, by the names of ``MTPHead``."""
@@ -156,10 +159,10 @@ class TorchBackend:
 
 
 class FSDPBackend(TorchBackend):
-    """A head by itself, its backbone frozen; where there are several ranks both are split over them (FSDP2)."""
+    """A head by itself, its backbone frozen; with several ranks both are split over them (FSDP2)."""
 
     def __init__(self, policy: Policy, sampling: Sampling, rank: int = 0, world: int = 1) -> None:
-        """Take ``policy`` over; with ``world`` > 1 a process group must be there."""
+        """Use ``policy`` and freeze its backbone; with ``world`` > 1 a process group must exist."""
         policy.backbone.eval().requires_grad_(False)
         super().__init__(policy, sampling, rank, world, policy.backbone.dtype == torch.bfloat16)
         self.scale = float(world)  # FSDP averages gradients over the ranks; the loss of the rows is the sum over them
@@ -176,13 +179,13 @@ class WholeBackend(TorchBackend):
     def __init__(
         self, policy: Policy, sampling: Sampling, rank: int = 0, world: int = 1, mixed: bool | None = None
     ) -> None:
-        """``mixed``: under bfloat16 autocast; None: if the backbone is in bfloat16 now."""
+        """Make a backend; ``mixed``: under bfloat16 autocast; None: if the backbone is in bfloat16 now."""
         mixed = policy.backbone.dtype == torch.bfloat16 if mixed is None else mixed
         super().__init__(policy, sampling, rank, world, mixed)
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Run the passes of an update with embedding and language-model head whole."""
+        """Run the passes of an update with whole embedding and language-model head."""
         if self.world > 1 or isinstance(self.policy.backbone.get_output_embeddings().weight, DTensor):
             self.shared = whole_tables(self.policy)
         try:
@@ -192,7 +195,7 @@ class WholeBackend(TorchBackend):
             self.shared = None
 
     def reduce(self, scale: float) -> Tensor:
-        """Sum the gradients of the ranks, scale them and return their norm."""
+        """Sum the gradients over the ranks, scale them and return their norm."""
         if self.world > 1:
             for parameter in self.named.values():
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -1,6 +1,6 @@
 """Training of an MTP head: its own parameters, optimizer, learning rate and gradient norm; the backbone is a constant.
 
-Used before RL (``bebop.adapt``) and beside it (co-training), over any ``HeadBackend``.
+It is used before RL (``bebop.adapt``) and beside it (co-training), over any ``HeadBackend``.
 """
 
 import math
@@ -22,7 +22,7 @@ MicroBatch = tuple[ChainRows, Tensor | None]  # with the hidden states [B, L, d]
 
 
 class HeadTrainer:
-    """Rows in, a better head out; every rank of its backend makes the same calls."""
+    """Trains a head on rows of text; every rank of its backend makes the same calls."""
 
     def __init__(self, backend: HeadBackend, config: HeadConfig) -> None:
         """Train the backend's head, which changes in place."""
@@ -39,11 +39,13 @@ class HeadTrainer:
         hidden: Sequence[Tensor] | None = None,
         every: int = 1,
     ) -> dict[str, float]:
-        """Take one optimizer step on the mean loss of all rows (of all ranks, which are given the same rows).
+        """Take one optimizer step on the mean loss of all rows (of all ranks, which get the same rows).
 
-        ``objective``: its name in ``OBJECTIVES``, or one of another kind; None: the configuration's.
-        ``hidden``: the backbone's states [L, d] of each row, where they are known; else they are computed.
-        ``every``: on each so many-th chain of a row alone (see ``spaced``), others at each update.
+        Args:
+            rows: prompts with completions.
+            objective: its name in ``OBJECTIVES``, or one of another kind; None: the configuration's.
+            hidden: the backbone's states [L, d] of each row, if known; else they are computed.
+            every: only each ``every``-th chain of a row (see ``spaced``), other chains at each update.
 
         Returns:
             head/loss, head/grad_norm (before clipping), head/lr, head/skipped.
@@ -66,7 +68,7 @@ class HeadTrainer:
             yield spaced(layout, every, self.version), known
 
     def update_share(self, rows: Sequence[KnownRow]) -> dict[str, float]:
-        """Update as ``update`` does, with rows that are this rank's own; a rank may have none."""
+        """Update as ``update`` does, with this rank's own rows; a rank may have none."""
         objective = make_objective(self.config.objective)
         parts = self._fitting(rows)
         layouts = [known_chains(part, self.config.depth) for part in parts]
@@ -92,7 +94,7 @@ class HeadTrainer:
         return self.step(float(self.backend.total(loss)))
 
     def step(self, loss: float, scale: float = 1.0) -> dict[str, float]:
-        """Take the guarded step on the gradients of all ranks, times ``scale``; returns and raises as ``update``."""
+        """Take the guarded step on the gradients of all ranks, times ``scale``; return and raise as ``update`` does."""
         norm = self.backend.reduce(scale)
         numbers = self.optimizer.guarded_step(warm_up(self.config, self.version), norm)
         if not numbers["skipped"]:
@@ -101,7 +103,7 @@ class HeadTrainer:
         return {"head/loss": loss, **{f"head/{name}": value for name, value in numbers.items()}}
 
     def _fitting(self, rows: Sequence[KnownRow]) -> list[list[KnownRow]]:
-        """Return the rows by length, in micro-batches of at most ``max_tokens`` with padding."""
+        """Return the rows by length, in micro-batches of at most ``max_tokens`` tokens with padding."""
         parts: list[list[KnownRow]] = []
         for row in sorted(rows, key=lambda row: -len(row.token_ids)):
             if parts and (len(parts[-1]) + 1) * len(parts[-1][0].token_ids) <= self.config.max_tokens:
@@ -111,9 +113,9 @@ class HeadTrainer:
         return parts
 
     def _micro_batches(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Return this rank's rows in micro-batches of at most ``max_tokens`` with padding.
+        """Return the numbers of this rank's rows, in micro-batches of at most ``max_tokens`` tokens with padding.
 
-        Every rank gets as many of them.
+        Every rank gets as many micro-batches.
         """
         rank, world = self.backend.rank, self.backend.world
         if len(lengths) < world:
@@ -130,10 +132,10 @@ class HeadTrainer:
         return self.backend.weights()
 
     def state_dict(self) -> State:
-        """Return all that an exact resume needs, unsharded: any number of ranks can load it."""
+        """Return the state for an exact resume, unsharded: any number of ranks can load it."""
         return {"version": self.version, **optimizer_state(self.optimizer)}
 
     def load_state_dict(self, state: State) -> None:
-        """Take over a ``state_dict``; ``UserError`` if it belongs to another head."""
+        """Load a ``state_dict``; raise ``UserError`` if it belongs to another head."""
         load_optimizer_state(self.optimizer, state, "head")
         self.version = state["version"]

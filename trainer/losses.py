@@ -1,18 +1,18 @@
 """The choices of the RL algorithm as pure functions: advantages, aggregation, policy losses, importance weights.
 
 An advantage says how much better a completion is than the others of its prompt, from the rewards [n_groups, G], one row
-a group. A completion gets 0 if all rewards of its group are equal, or if it is alone: there is nothing to compare it
-with, and the group teaches nothing (beyond a KL term). Members lost with their environments are in no group; those
-that are left are compared with one another.
+per group. A completion gets 0 if all rewards of its group are equal, or if it is alone. There is nothing to compare it
+with then, and the group teaches nothing (beyond a KL term). Members lost with their environments are in no group; the
+remaining ones are compared with one another.
 
-A token has three log-probs: *rollout* (the engine, when it produced the token), *proximal* (the trainer at the start
-of the update) and the current one. The trust region is around proximal, the ratio pi / pi_prox. A constant weight,
+A token has three log-probs: *rollout* (the engine, when it produced the token), *proximal* (the trainer at the start of
+the update) and the current one. The trust region is around proximal, the ratio pi / pi_prox. A constant weight,
 min(pi_prox / pi_rollout, cap), corrects for the rollout distribution (decoupled PPO, Hilton et al. 2021), for each
 token by itself or for the whole completion.
 
-Averages are taken over the whole minibatch, not over micro-batches: the weight of each token is fixed beforehand from
-the global counts, and a micro-batch contributes its weighted *sum*. Sums over micro-batches and ranks then give exactly
-the loss of the undivided minibatch.
+Averages are over the whole minibatch, not over micro-batches. The weight of each token is fixed beforehand from the
+global counts, and a micro-batch contributes its weighted *sum*. Sums over micro-batches and ranks then give exactly the
+loss of the undivided minibatch.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,15 +35,18 @@ Weights = NDArray[np.float64]
 
 
 def group_normalised(rewards: Rewards, eps: float = 1e-6) -> Rewards:
-    """Return (r - mean) / (std + eps), SPEC Eq. 3; the *population* standard deviation, reported as ``reward/std``."""
+    """Return (r - mean) / (std + eps), SPEC Eq. 3.
+
+    std is the *population* standard deviation, reported as ``reward/std``.
+    """
     return mean_only(rewards) / (rewards.std(axis=1, keepdims=True) + eps)
 
 
 def mean_only(rewards: Rewards) -> Rewards:
-    """Return r - mean: without the division that weighs nearly solved and nearly hopeless prompts up.
+    """Return r - mean, without the division that gives nearly solved and nearly hopeless prompts more weight.
 
-    Where all are equal it is 0 and not what the mean was rounded by: a division by a deviation of 0 would make 0.1 of
-    that, where rewards are large.
+    If all rewards are equal the result is exactly 0. The rounding error of the mean, divided by a deviation of 0, would
+    give 0.1 for large rewards.
     """
     equal = (rewards == rewards[:, :1]).all(axis=1, keepdims=True)
     return np.where(equal, 0.0, rewards - rewards.mean(axis=1, keepdims=True))
@@ -73,17 +76,20 @@ def advantages(groups: Sequence[Group], name: str) -> Rewards:
 
 
 def token_mean(lengths: Lengths, max_new_tokens: int) -> Weights:
-    """Weigh every token of the minibatch alike: 1 / tokens."""
+    """Return equal weights for all tokens of the minibatch: 1 / tokens."""
     return np.full(len(lengths), 1 / max(1, lengths.sum()))
 
 
 def seq_mean_token_mean(lengths: Lengths, max_new_tokens: int) -> Weights:
-    """Weigh every completion alike, SPEC Eq. 3: tokens of long completions count less."""
+    """Return weights that count every completion alike, SPEC Eq. 3: tokens of long completions count less."""
     return 1 / (len(lengths) * np.maximum(1, lengths))
 
 
 def seq_mean_token_sum_norm(lengths: Lengths, max_new_tokens: int) -> Weights:
-    """Sum over a completion's tokens / ``max_new_tokens``, mean over completions: no bias towards any length."""
+    """Return weights for the sum over a completion's tokens / ``max_new_tokens``, averaged over completions.
+
+    They have no bias towards any length.
+    """
     return np.full(len(lengths), 1 / (len(lengths) * max_new_tokens))
 
 
@@ -97,7 +103,7 @@ AGGREGATIONS: dict[str, Callable[[Lengths, int], Weights]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionTokens:
-    """What a policy loss reads, for the A completion tokens of one micro-batch of R completions."""
+    """Inputs of a policy loss, for the A completion tokens of one micro-batch of R completions."""
 
     logp: Tensor  # [A], current; carries the gradient
     proximal: Tensor  # [A], at the start of the update
@@ -107,26 +113,25 @@ class CompletionTokens:
     clip_high: float
 
     def clip(self, ratio: Tensor) -> Tensor:
-        """Clip into the trust region."""
+        """Return the ratio, clipped to the trust region."""
         return ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
 
     def pessimistic(self, ratio: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the smaller of the gains with and without the clip, and where it is that of the clip."""
+        """Return the smaller of the gains with and without the clip, and where the clipped one is smaller."""
         gain, clipped = ratio * self.advantages, self.clip(ratio) * self.advantages
         return torch.minimum(gain, clipped), clipped < gain
 
 
 def ppo_clip(tokens: CompletionTokens) -> tuple[Tensor, Tensor]:
-    """Return the ratio of each token, clipped where that lowers the gain (Schulman et al. 2017)."""
+    """Return the gain of each token by its ratio, clipped where that lowers the gain (Schulman et al. 2017)."""
     return tokens.pessimistic(bounded_exp(tokens.logp - tokens.proximal))
 
 
 def gspo(tokens: CompletionTokens) -> tuple[Tensor, Tensor]:
-    """Return the ratio of the whole completion, the geometric mean over its tokens (Zheng et al. 2025), clipped as in
-    PPO.
+    """Return the gain by the ratio of the whole completion, the geometric mean over its tokens, clipped as in PPO.
 
-    GSPO-token: each token's ratio has the completion's value and the token's own gradient, so that advantages may
-    differ.
+    This is GSPO-token (Zheng et al. 2025): each token's ratio has the completion's value and the token's own gradient,
+    so that advantages may differ.
     """
     difference = (tokens.logp - tokens.proximal).detach()
     per_answer = torch.segment_reduce(difference, "mean", lengths=tokens.answers)  # NaN without tokens
@@ -135,18 +140,21 @@ def gspo(tokens: CompletionTokens) -> tuple[Tensor, Tensor]:
 
 
 def cispo(tokens: CompletionTokens) -> tuple[Tensor, Tensor]:
-    """Return the clipped ratio of each token as a constant weight of its log-prob (MiniMax-M1): all keep a gradient."""
+    """Return the gain with the clipped ratio of each token as a constant weight of its log-prob (MiniMax-M1).
+
+    All tokens keep a gradient.
+    """
     ratio = bounded_exp(tokens.logp - tokens.proximal).detach()
     clipped = tokens.clip(ratio)
     return clipped * tokens.advantages * tokens.logp, clipped != ratio
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
-    """Return exp, at most e^20: beyond that the clip decides, and inf * 0 would be NaN."""
+    """Return exp of the log-ratio, between e^-20 and e^20; beyond that the clip decides, and inf * 0 would be NaN."""
     return log_ratio.clamp(-20, 20).exp()
 
 
-# Tokens -> what each of them gains [A], to be maximised, and whether it was clipped [A].
+# Tokens -> the gain of each token [A], to be maximised, and whether it was clipped [A].
 POLICY_LOSSES: dict[str, Callable[[CompletionTokens], tuple[Tensor, Tensor]]] = {
     "ppo_clip": ppo_clip,
     "gspo": gspo,
@@ -155,12 +163,12 @@ POLICY_LOSSES: dict[str, Callable[[CompletionTokens], tuple[Tensor, Tensor]]] = 
 
 
 def per_token(log_ratio: Tensor, answers: Tensor) -> Tensor:
-    """Weigh each token by itself: little variance, and blind to what sampling did to the rest of the completion."""
+    """Return the log weight of each token by itself: little variance, but blind to the rest of the completion."""
     return log_ratio
 
 
 def per_completion(log_ratio: Tensor, answers: Tensor) -> Tensor:
-    """Weigh all tokens of a completion together: no bias but for the cap, and variance that grows with its length."""
+    """Return one log weight for all tokens of a completion: no bias but for the cap, more variance for more tokens."""
     per_answer = torch.segment_reduce(log_ratio, "sum", lengths=answers)
     return per_answer.clamp(-20, 20).repeat_interleave(answers)
 
@@ -184,8 +192,8 @@ def policy_loss(
     """Return the share of one micro-batch in the minibatch's loss (a weighted sum), and its metrics.
 
     All tensors are [A], one number per completion token, but ``answers`` [R], the tokens of each completion.
-    ``entropy`` needs a gradient only with an entropy bonus; ``reference``: log-probs of the initial policy, for the KL
-    term.
+    ``entropy`` needs a gradient only with an entropy bonus. ``reference`` are log-probs of the initial policy, for the
+    KL term.
     """
     tokens = CompletionTokens(
         logp=logp,
@@ -214,11 +222,11 @@ def policy_loss(
 
 
 def entropy_below(entropy: Tensor, answers: Tensor, target: float | None) -> Tensor:
-    """Return the entropy [A] of completions [R] whose mean lies below ``target`` nats, 0 for the others; None: of all.
+    """Return the entropy [A] of completions [R] whose mean lies below ``target`` nats, and 0 for the others.
 
-    A bonus for all may run away: the flatter the policy, the less reward tells its completions apart, and nothing holds
-    against the bonus any more. By completions and not by batches, so that parts of a minibatch need not know one
-    another.
+    With None all entropies count. A bonus for all may run away: the flatter the policy, the less reward tells its
+    completions apart, and nothing opposes the bonus any more. The choice is by completion and not by batch, so that
+    parts of a minibatch need no communication.
     """
     if target is None:
         return entropy
@@ -229,31 +237,28 @@ def entropy_below(entropy: Tensor, answers: Tensor, target: float | None) -> Ten
 def k3(logp: Tensor, reference: Tensor) -> Tensor:
     """Return Schulman's estimator of KL(pi || reference) on tokens from pi.
 
-    It is x - log x - 1 with x = reference / pi, and never negative.
-
-    The value estimates KL(pi || reference); the *gradient* of it at fixed tokens is that of KL(reference || pi), which
-    has the same minimum (GRPO takes it as it is).
+    It is x - log x - 1 with x = reference / pi, and never negative. The value estimates KL(pi || reference). Its
+    *gradient* at fixed tokens is that of KL(reference || pi), which has the same minimum (GRPO uses it unchanged).
     """
     log_x = (reference - logp).clamp(-20, 20)
     return log_x.exp() - log_x - 1
 
 
 def ratio_metrics(proximal: Tensor, rollout_logprobs: Tensor) -> Metrics:
-    """Return how far the trainer's distribution at the start of an update is from the one that produced the tokens,
-    both [A].
+    """Return the distance of the trainer's log-probs at the start of an update from the engine's, both [A].
 
-    ``rollout/logprob_diff`` is the mean |log p - log p|, over tokens of all weights: older ones add what was learned
-    since.
+    ``rollout/logprob_diff`` is the mean |log p - log p|, over tokens of all weights. Tokens of older weights add what
+    was learned since.
     """
     difference = proximal - rollout_logprobs
     return {"train/ratio_mean": mean(difference.exp()), "rollout/logprob_diff": mean(difference.abs())}
 
 
 def weight_metrics(config: AlgorithmConfig, proximal: Tensor, rollout_logprobs: Tensor, answers: Tensor) -> Metrics:
-    """Return what importance weights cost in samples, and how many the cap cuts; arguments as of ``policy_loss``.
+    """Return the effective sample size under importance weights, and the share that the cap cuts.
 
-    ``train/tis_ess_answers`` is of whole completions without a cap, whatever ``tis_level`` says: what an estimate
-    without bias would have to live on.
+    Arguments are those of ``policy_loss``. ``train/tis_ess_answers`` is for whole completions without a cap, whatever
+    ``tis_level`` says: the sample size that an unbiased estimate would have.
     """
     log_ratio = (proximal - rollout_logprobs).double()
     weight = TIS_LEVELS[config.tis_level](log_ratio, answers).exp()
@@ -266,12 +271,13 @@ def weight_metrics(config: AlgorithmConfig, proximal: Tensor, rollout_logprobs: 
 
 
 def same_weights_metrics(rows: PackedRows, logp: Tensor, version: int) -> Metrics:
-    """Compare two implementations of one distribution: log-probs [A] of the trainer under the weights ``version``
-    against the engine's, over the tokens that these weights produced.
+    """Return the distance of the trainer's log-probs [A] under the weights ``version`` from the engine's.
 
-    *Current* are those whose whole context was computed under them, ``train/ratio_tokens`` of them. For these,
-    ``train/ratio_error_max`` beyond rounding is a bug. *Kept* are those that saw keys and values of older weights
-    (``rollout.on_update=keep``): there the engine's distribution is another one, and the distance says by how much.
+    They count over the tokens that these weights produced, so two implementations of one distribution are compared.
+
+    *Current* tokens are those whose whole context was computed under these weights, ``train/ratio_tokens`` of them. For
+    these, ``train/ratio_error_max`` beyond rounding is a bug. *Kept* tokens are those that saw keys and values of older
+    weights (``rollout.on_update=keep``). There the engine's distribution differs, and the distance says by how much.
     """
     difference = logp - rows.target_logprobs
     own = rows.versions == version
@@ -288,7 +294,7 @@ def same_weights_metrics(rows: PackedRows, logp: Tensor, version: int) -> Metric
 
 
 def routing_metrics(routing: Replay) -> Metrics:
-    """Return how much of a pass's routing was recorded, and where the trainer's own routers choose the same experts."""
+    """Return how much of a pass's routing was recorded, and how often the trainer's own routers choose the same."""
     if not routing.known:
         return {}
     tokens, routers = len(routing.recorded), len(routing.known)  # type: ignore[arg-type]

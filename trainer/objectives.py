@@ -1,4 +1,4 @@
-"""What an MTP head is trained on: one function per objective, from hidden states of a chain to a loss.
+"""Objectives for training an MTP head: one function each, from hidden states of a chain to a loss.
 
 The backbone, its embedding and its language-model head are constants here: every tensor of theirs is detached, so that
 no gradient can reach the policy. Logits exist for a chunk of rows at a time (``kernels.linear_losses``).
@@ -22,20 +22,20 @@ from bebop.trainer.draft_vocabulary import DraftHead, RowNumbers, end_to_end_of_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How logits become the distributions that are compared: what rollouts sample with."""
+    """Sampling settings that turn logits into the compared distributions, as in rollouts."""
 
     temperature: float = 1.0
     target_top_p: float = 1.0  # truncation of the target's distribution; the draft learns to follow it
     target_top_k: int = 0  # 0 is all
 
     def options(self) -> dict[str, Any]:
-        """Return the settings as the losses take them."""
+        """Return the settings as keyword arguments of the losses."""
         return {name: getattr(self, name) for name in ("temperature", "target_top_p", "target_top_k")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """A chain over rows, as hidden states: what an objective compares."""
+    """Chains over rows as hidden states, the input of an objective."""
 
     draft: Tensor  # [B, A, K, d], of the head; carries the gradient
     target: Tensor  # [B, A, K, d], of the backbone at the positions that the steps stand for
@@ -46,7 +46,7 @@ class Steps:
     head: DraftHead | None = None  # of a drafter that has one of its own; None: ``weight``
 
     def rows(self, chosen: Tensor, kind: str, labels: bool) -> RowNumbers:
-        """Return the numbers of the steps ``chosen`` [B * A * K] (bool) of a drafter with a head of its own."""
+        """Return the numbers of the steps ``chosen`` [B * A * K] (bool), for a drafter with a head of its own."""
         assert self.head is not None
         draft, target, tokens = (x.flatten(0, 2)[chosen] for x in (self.draft, self.target, self.tokens))
         return row_numbers(
@@ -57,7 +57,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A loss of chains, and what its mean is taken over: micro-batches are weighed by how many of them they have."""
+    """A loss of chains, and the unit of its mean: micro-batches are weighted by how many steps or anchors they have."""
 
     loss: Callable[[Steps], Tensor]
     per: Per = "step"
@@ -72,12 +72,10 @@ def unroll(
     sampling: Sampling,
     least: int = 1,
 ) -> Steps:
-    """Run the head's recursive steps on given text; embeddings and hidden states [B, L, d] of its tokens.
+    """Run the head's recursive steps on given text; embeddings and hidden states [B, L, d] belong to its tokens.
 
-    Step i at anchor t predicts token t + i + 1 and stands against the backbone's distribution at position t + i (SPEC
-    0.5).
-
-    ``least``: take as many steps although the rows have fewer, for ranks whose steps are collectives.
+    Step i at anchor t predicts token t + i + 1 and is compared with the backbone's distribution at position t + i (SPEC
+    0.5). ``least``: the minimum number of steps although the rows have fewer, for ranks whose steps are collectives.
     """
     # A rank without a step runs along: the others wait for its collectives.
     depth = max(1, least, int(rows.steps.max()))
@@ -96,7 +94,7 @@ def unroll(
 
 
 def mean_over_steps(steps: Steps, kind: str) -> Tensor:
-    """Return the mean of a single-step loss over all steps that exist, whatever their depth; 0 where there is none."""
+    """Return the mean of a single-step loss over all steps that exist, whatever their depth; 0 if there is none."""
     chosen = steps.mask
     if steps.head is not None:
         return mean_of_rows(steps.rows(chosen.flatten(), kind, needs_labels(kind)))
@@ -111,7 +109,7 @@ def mean_over_steps(steps: Steps, kind: str) -> Tensor:
 def end_to_end(steps: Steps, corrected: bool) -> Tensor:
     """Return 1 - expected accepted drafts / K_eff, averaged over anchors (SPEC Eq. 13).
 
-    Corrected, it is the unbiased form (1.3).
+    With ``corrected`` it is the unbiased form (1.3).
     """
     if steps.head is not None:
         rows = partial(steps.rows, kind="tv", labels=corrected)
@@ -131,7 +129,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def make_objective(name: str) -> Objective:
-    """Return the objective of a name."""
+    """Return the objective with this name; raise ``UserError`` if there is none."""
     if name not in OBJECTIVES:
         raise UserError(f"objective={name!r} is not possible: choose one of {', '.join(OBJECTIVES)}")
     return OBJECTIVES[name]

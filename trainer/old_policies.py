@@ -1,10 +1,10 @@
-"""The policy's last few versions, kept to hold each token against the weights that produced it.
+"""The policy's last few versions, kept to compare each token with the weights that produced it.
 
 Engine and trainer can only be compared under the same weights. With ``rollout.staleness`` > 0 most completions were
 begun under older weights than the trainer's. So at most steps no token at all is of the current weights: tokens of
 version v have to be scored under version v. Every completion begins with tokens whose whole context is of one version,
-at most ``staleness`` updates old. With that many versions at hand each step has tokens to compare, whatever the timing
-of engine and trainer, and whatever becomes of keys and values.
+at most ``staleness`` updates old. With that many versions kept, each step has tokens to compare, whatever the timing of
+engine and trainer, and whether keys and values are kept or recomputed.
 
 The price has three parts. Host memory holds ``staleness`` times the trained weights in the model's dtype, those of an
 adapter in fp32 (each rank keeps its shard). Each step copies the weights once. And there are passes over a few
@@ -31,30 +31,30 @@ class OldPolicies:
     """Weights of the last ``count`` versions, by version, on the CPU. All ranks make the same calls."""
 
     def __init__(self, scorer: Scorer, count: int, dtype: torch.dtype | None = None) -> None:
-        """``dtype``: of the weights that engines are sent; None: that of the trainer's."""
+        """Start without versions; ``dtype`` is that of the weights sent to engines; None: that of the trainer's."""
         self.scorer, self.count, self.dtype = scorer, count, dtype
         self._kept: dict[int, list[Tensor]] = {}
 
     def keep(self, version: int) -> None:
-        """Remember the weights of now as ``version``; versions too old for the next update's completions go."""
+        """Store the current weights as ``version``; drop versions too old for the next update's completions."""
         if self.count:
             self._kept = {v: weights for v, weights in self._kept.items() if v > version - self.count}
             self._kept[version] = self._copies(self.dtype)
 
     def forget(self) -> None:
-        """Forget all versions: the weights are others from now on."""
+        """Drop all versions, because other weights were loaded."""
         self._kept = {}
 
     @property
     def versions(self) -> list[int]:
-        """Return the versions that are kept, in order."""
+        """Return the stored versions, in order."""
         return sorted(self._kept)
 
     @torch.no_grad()
     def compare(self, packed: Sequence[PackedRows], versions: Collection[int]) -> Metrics:
-        """Compare log-probs of this rank's rows under each kept one of ``versions`` with the engine's.
+        """Compare log-probs of this rank's rows under each stored one of ``versions`` with the engine's.
 
-        Metrics as in ``same_weights_metrics``.
+        Metrics are those of ``same_weights_metrics``.
         """
 
         def under(version: int) -> Metrics:
@@ -63,7 +63,7 @@ class OldPolicies:
         return merge(*self.visit([v for v in self.versions if v in versions], under))
 
     def visit(self, versions: Sequence[int], read: Callable[[int], T]) -> list[T]:
-        """Call ``read(version)`` while the policy has the weights of each of some kept versions.
+        """Return ``read(version)`` for each of some stored versions, each called under that version's weights.
 
         Afterwards the policy has its own weights again.
         """
@@ -81,7 +81,7 @@ class OldPolicies:
 
     @torch.no_grad()
     def _copies(self, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """Return this rank's part of each parameter."""
+        """Return copies of this rank's part of each trained parameter, on the CPU."""
         return [p.to("cpu", dtype or p.dtype, copy=True) for p in self._parts()]
 
     @torch.no_grad()
@@ -90,9 +90,9 @@ class OldPolicies:
             part.copy_(tensor)
 
     def _parts(self) -> list[Tensor]:
-        """Return the parts of the parameters that live on this rank, not copies."""
-        reshard(self.scorer)  # else some are whole, and changing those would be forgotten
-        trained = (p for p in self.scorer.parameters() if p.requires_grad)  # what is frozen is of all versions
+        """Return the parts of the trained parameters on this rank, not copies."""
+        reshard(self.scorer)  # else some are whole, and changes of those would be lost
+        trained = (p for p in self.scorer.parameters() if p.requires_grad)  # frozen ones are the same in all versions
         return [p.to_local() if isinstance(p, DTensor) else p.detach() for p in trained]
 
 

@@ -1,7 +1,7 @@
-"""AdamW as every trainer here steps it: the rate, the guarded step, and the state that an exact resume needs.
+"""AdamW as all trainers here use it: the learning rate, the guarded step, and the state for an exact resume.
 
-A step clips the gradient by its norm, and there is none on a gradient that is not finite. States are unsharded and by
-name, so that any number of ranks can load them.
+A step clips the gradient by its norm; a gradient that is not finite is skipped. States are unsharded and by name, so
+that any number of ranks can load them.
 """
 
 import math
@@ -21,7 +21,7 @@ State = dict[str, Any]
 
 
 def learning_rate(config: TrainerConfig, version: int) -> float:
-    """Return the rate of the update that follows ``version`` finished ones: linear warm-up, then the schedule.
+    """Return the learning rate of the update after ``version`` finished ones: linear warm-up, then the schedule.
 
     ``cosine`` and ``linear`` would reach 0 at update ``steps``, one after the last.
     """
@@ -34,17 +34,20 @@ def learning_rate(config: TrainerConfig, version: int) -> float:
 
 
 def warm_up(config: HeadConfig, version: int) -> float:
-    """Return the rate of a head's update that follows ``version`` finished ones: linear warm-up, then constant."""
+    """Return the learning rate of a head's update after ``version`` finished ones: linear warm-up, then constant."""
     return config.lr * min(1.0, (version + 1) / max(1, config.lr_warmup_steps))
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """Over named parameters, sharded or not; norms and biases do not decay."""
+    """AdamW over named parameters, sharded or not; norms and biases do not decay."""
 
     def __init__(
         self, named: Mapping[str, Tensor], config: TrainerConfig | HeadConfig, *, setting: str, loss: str, causes: str
     ) -> None:
-        """``setting``, ``loss``, ``causes``: what the error names, as "trainer.lr", "the loss", "rewards"."""
+        """Make an optimizer.
+
+        Its error contains ``setting``, ``loss`` and ``causes``, such as "trainer.lr", "the loss", "rewards".
+        """
         self.named, self.max_grad_norm = dict(named), config.max_grad_norm
         self.skipped = 0  # steps skipped in a row
         self._complaint = f"{setting}={config.lr}: {loss} is not finite in {MAX_SKIPPED} steps running"
@@ -57,12 +60,12 @@ class GuardedAdamW(torch.optim.AdamW):
         super().__init__(groups, lr=config.lr, betas=config.betas, fused=fused or None)
 
     def guarded_step(self, rate: float, norm: Tensor | None = None) -> dict[str, float]:
-        """Clip and step at a learning rate; all ranks take part.
+        """Clip the gradient and step at a learning rate; all ranks take part.
 
-        ``norm``: of the gradient, where it is not that of these parameters alone.
+        ``norm``: of the whole gradient, if it covers more than these parameters.
 
         Returns:
-            lr, skipped (0 or 1) and grad_norm (before clipping; left out where it is not finite).
+            lr, skipped (0 or 1) and grad_norm (before clipping; left out if it is not finite).
 
         Raises:
             UserError: the third gradient in a row that is not finite.
@@ -89,8 +92,10 @@ def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
 
 
 def whole_copies(named: Mapping[str, Tensor], dtype: torch.dtype | None = None, keep: bool = True) -> dict[str, Tensor]:
-    """Return full copies on the CPU; all ranks take part, a tensor at a time, and those that do not ``keep`` get
-    nothing."""
+    """Return full copies on the CPU; nothing on ranks that do not ``keep`` them.
+
+    All ranks take part, one tensor at a time.
+    """
     full = {}
     for name, tensor in named.items():
         gathered = whole(tensor.detach())
@@ -100,7 +105,7 @@ def whole_copies(named: Mapping[str, Tensor], dtype: torch.dtype | None = None, 
 
 
 def optimizer_state(optimizer: GuardedAdamW, keep: bool = True) -> State:
-    """Return parameters, AdamW's moments and the steps skipped in a row; all ranks take part."""
+    """Return parameters, AdamW's moments and the number of steps skipped in a row; all ranks take part."""
     states = {name: optimizer.state[p] for name, p in optimizer.named.items() if p in optimizer.state}
     moments = {f"{name}/{key}": value for name, state in states.items() for key, value in state.items()}
     return {
@@ -111,9 +116,9 @@ def optimizer_state(optimizer: GuardedAdamW, keep: bool = True) -> State:
 
 
 def load_optimizer_state(optimizer: GuardedAdamW, state: State, owner: str) -> None:
-    """Take over what ``optimizer_state`` gave a rank that keeps it; every rank is given the same.
+    """Load the ``optimizer_state`` of a rank that keeps it; every rank gets the same.
 
-    ``UserError`` for other parameters than ``owner``'s: "head".
+    Raise ``UserError`` if its parameters are not those of ``owner``, such as "head".
     """
     named = optimizer.named
     given = {name: tuple(t.shape) for name, t in state["weights"].items()}
@@ -138,12 +143,12 @@ def load_optimizer_state(optimizer: GuardedAdamW, state: State, owner: str) -> N
 
 
 def random_state() -> State:
-    """Return states of torch's random generators in this process."""
+    """Return the states of torch's random generators in this process."""
     return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
 
 
 def set_random_state(state: State) -> None:
-    """Go on drawing where ``random_state`` was taken; those of GPUs only if there are as many."""
+    """Restore the generators from ``random_state``; those of GPUs only if there are as many."""
     torch.set_rng_state(state["cpu"])
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

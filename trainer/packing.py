@@ -1,9 +1,9 @@
 """Rows (prompt + completion) laid end to end into micro-batches, without padding, balanced over ranks.
 
-Alignment: the hidden state at index t predicts the token at t + 1. What the loss needs is therefore kept once per
-*completion token*, gathered: ``predictors`` says whose hidden state goes through the language-model head, ``targets``
-which token it has to predict. Tokens of the prompt, and what was read between turns, are only context, and nothing
-crosses from one row into the next.
+Alignment: the hidden state at index t predicts the token at t + 1. So the loss gets its inputs once per *completion
+token*, gathered. ``predictors`` are the tokens whose hidden states go through the language-model head, ``targets`` the
+tokens that they predict. Tokens of the prompt, and text that was read between turns, are only context. Nothing crosses
+from one row into the next.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Return the tokens of prompt and completion."""
+        """Return the number of tokens of prompt and completion."""
         return len(self.prompt) + len(self.completion.token_ids)
 
 
@@ -43,7 +43,7 @@ class PackedRows:
     positions 0 1 2 3 0 1, lengths 4 2, predictors 1 2 4, targets 9 1 6, answers 2 1.
     """
 
-    rows: Tensor  # [R] number of each row as it was given to ``pack``, which sorts; -1 for a row that was not
+    rows: Tensor  # [R] number of each row in the input of ``pack``, which sorts; -1 for a filler row
     token_ids: Tensor  # [N]
     positions: Tensor  # [N], from 0 in each row
     lengths: Tensor  # [R], summing to N
@@ -68,18 +68,18 @@ class PackedRows:
         return [KnownRow(token_ids=ids, answer=own, hidden=states) for ids, own, states in parts]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "PackedRows":
-        """Return the same on a device, floating-point fields as ``dtype``."""
+        """Return a copy on a device, with floating-point fields as ``dtype``."""
         held = {name: getattr(self, name) for name in self.__slots__}
         moved = {name: own.to(device) for name, own in held.items() if own is not None}
         return PackedRows(**{k: t.to(dtype) if t.is_floating_point() else t for k, t in moved.items()})
 
 
 def pack(rows: Sequence[Row], max_tokens: int, world: int = 1) -> list[PackedRows]:
-    """Pack rows into micro-batches of at most ``max_tokens`` tokens; a row that is longer gets one by itself.
+    """Return rows packed into micro-batches of at most ``max_tokens`` tokens; a longer row gets one by itself.
 
     The number of micro-batches is a multiple of ``world`` and rank r takes ``[r::world]``: ranks that share a sharded
     model must run equally many passes. Rows of like length come together, as attention pads to the longest of a
-    micro-batch. Deterministic.
+    micro-batch. The result is deterministic.
     """
     if not rows:
         return []
@@ -104,7 +104,7 @@ def _cuts(lengths: list[int], capacity: int) -> list[int]:
 
 
 def _level(lengths: list[int], max_tokens: int, count: int) -> int:
-    """Return the smallest capacity at which ``count`` bins still do: it levels the bins, hence the ranks."""
+    """Return the smallest capacity at which ``count`` bins are enough; it levels the bins, hence the ranks."""
     low, high = 1, max_tokens
     while low < high:
         middle = (low + high) // 2
@@ -116,7 +116,7 @@ def _level(lengths: list[int], max_tokens: int, count: int) -> int:
 
 
 def _lay(rows: Sequence[Row], numbers: Sequence[int]) -> PackedRows:
-    """Lay rows end to end."""
+    """Return rows laid end to end; ``numbers`` are their numbers in the input of ``pack``."""
     lengths = np.array([row.length for row in rows])
     completions = [row.completion for row in rows]
     written = [c.written for c in completions]
@@ -149,7 +149,7 @@ def _lay(rows: Sequence[Row], numbers: Sequence[int]) -> PackedRows:
 
 
 def _routing(rows: Sequence[Row]) -> Tensor | None:
-    """Return the routing of all tokens of rows, or None where no row has any."""
+    """Return the routing of all tokens of rows, or None if no row has any."""
     recorded = [row.completion.routing for row in rows]
     like = next((own for own in recorded if own is not None), None)
     if like is None:
@@ -160,7 +160,7 @@ def _routing(rows: Sequence[Row]) -> Tensor | None:
 
 
 def _blank(row: Row) -> PackedRows:
-    """Return a micro-batch that predicts nothing, for a rank without rows: one token of context."""
+    """Return a filler micro-batch for a rank without rows: one token of context, nothing to predict."""
     empty = np.zeros(0, dtype=np.int64)
     nothing = Completion(token_ids=empty, logprobs=empty.astype(np.float32), versions=empty)
     return _lay([Row(prompt=row.prompt[:1], completion=nothing, advantage=0.0, weight=0.0)], [-1])

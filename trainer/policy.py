@@ -1,10 +1,10 @@
-"""Batches in, weights out: the policy, its optimizer, and one GRPO update over any number of ranks.
+"""The policy, its optimizer, and GRPO updates over any number of ranks: it takes batches and returns weights.
 
-What it leaves out on purpose: dropout (the model stays in ``eval``, so that the trainer's distribution is the
-engine's). Master weights are fp32; a bfloat16 model computes in bfloat16 (``Scorer``) and is published in bfloat16.
+There is no dropout on purpose: the model stays in ``eval``, so that the trainer's distribution is the engine's. Master
+weights are fp32; a bfloat16 model computes in bfloat16 (``Scorer``) and is published in bfloat16.
 
 With ``trainer.lora`` the optimizer has the parameters of an adapter alone, and the model's own weights stay as they
-were loaded. They are the reference of the KL term as well: no second copy is made.
+were loaded. They are also the reference of the KL term, so no second copy is made.
 
 The MTP head, or the drafter in its place, is frozen, or co-trained on the hidden states that the policy's own update
 computes anyway. Everything of the policy is a constant there: hidden states, embedding and language-model head are
@@ -69,20 +69,21 @@ from bebop.trajectory import Batch, Group, Trajectory
 
 
 class TracedLogprobs:
-    """The trainer's log-probs of the completions that the engine traced, taken from the passes of an update anyway.
+    """The trainer's log-probs of the completions that the engine traced, kept from the passes of an update.
 
-    Of one update and one rank: place of a completion in the batch, group by group -> log p [T] of its tokens. p is the
-    distribution that is trained (temperature applied, no truncation), under the weights before any step.
+    For one update and one rank it maps the place of a completion in the batch, group by group, to log p [T] of its
+    tokens. p is the distribution that is trained (temperature applied, no truncation), under the weights before any
+    step.
     """
 
     def __init__(self, trajectories: Sequence[Trajectory] = ()) -> None:
-        """Start without log-probs; ``trajectories``: of the whole batch."""
+        """Start without log-probs; ``trajectories`` are those of the whole batch."""
         traced = [all(turn.completion.trace is not None for turn in t.turns) for t in trajectories]
         self._wanted = {place for place, one in enumerate(traced) if one}
         self.found: dict[int, NDArray[np.float32]] = {}
 
     def add(self, first: int, rows: PackedRows, logp: Tensor) -> None:
-        """Add a micro-batch with its log-probs [A].
+        """Add the log-probs [A] of a micro-batch.
 
         Its minibatch begins with completion number ``first`` of the batch.
         """
@@ -96,10 +97,10 @@ class TracedLogprobs:
 
 
 class PolicyTrainer:
-    """One rank of the trainer. With ``world`` > 1 a process group must be there and all ranks make the same calls."""
+    """One rank of the trainer. With ``world`` > 1 a process group must exist and all ranks make the same calls."""
 
     def __init__(self, policy: Policy, config: JobConfig, rank: int = 0, world: int = 1) -> None:
-        """Take ``policy`` over: its weights change in place (and are split over the ranks).
+        """Use ``policy``, whose weights change in place (and are split over the ranks).
 
         A backbone on the meta device (``load_policy`` with ``sharded``) is filled once it is split.
         """
@@ -109,7 +110,7 @@ class PolicyTrainer:
         self.version = 0  # finished updates
         self.traced = TracedLogprobs()  # of the latest update
         self.loads: list[Tensor] = []  # of each micro-batch of this update and rank: [R, E] times that experts are used
-        self.stopping = threading.Event()  # set by another thread: drop the update that is under way, see ``update``
+        self.stopping = threading.Event()  # set by another thread: drop the update in progress, see ``update``
         self.mixed = config.model.dtype == "bfloat16"
         policy.backbone.eval().requires_grad_(True)
         if policy.head is not None:
@@ -159,15 +160,16 @@ class PolicyTrainer:
         self.old_policies = OldPolicies(self.scorer, past, sent)
 
     def update(self, batch: Batch, cotrain: bool = False) -> Metrics:
-        """Learn from a batch: ``minibatches`` optimizer steps, then ``version`` + 1. The same metrics on every rank.
+        """Learn from a batch in ``minibatches`` optimizer steps, increase ``version``, and return metrics.
 
-        ``cotrain``: the MTP head takes a step as well, on the hidden states of this update.
-        Once ``stopping`` is set, an update ends between two micro-batches if it has taken no optimizer step: weights
-        and ``version`` are as before, and there are no metrics. An update of a large model takes many minutes, and who
-        is told to stop has seconds.
+        The metrics are the same on every rank. With ``cotrain`` the MTP head takes a step as well, on the hidden states
+        of this update. Once ``stopping`` is set, an update that has taken no optimizer step ends between two
+        micro-batches. Weights and ``version`` are as before then, and there are no metrics. An update of a large model
+        takes many minutes, but a process that has to stop has only seconds.
 
-        ``UserError`` for completions of an inexact system without ``algorithm.rescore``, and after the third step in a
-        row whose gradient is not finite.
+        Raises:
+            UserError: completions of an inexact system without ``algorithm.rescore``, or the third gradient in a row
+                that is not finite.
         """
         self._check(batch)
         compared = self._compare_past(batch)
@@ -199,10 +201,10 @@ class PolicyTrainer:
         return self._gathered(merge(compared, *parts))
 
     def _watch_routing(self) -> None:
-        """Watch the routers of policy and reference, where the settings ask for it or the family is known.
+        """Watch the routers of policy and reference, if the settings need it or the family is known.
 
         Raises:
-            UserError: Settings ask for routers that the model does not have.
+            UserError: Settings need routers that the model does not have.
         """
         trainer, policy = self.config.trainer, self.policy
         if check_routing(policy.backbone, trainer.routing_replay, trainer.router_aux_loss, policy.stock):
@@ -210,8 +212,11 @@ class PolicyTrainer:
                 scorer.watch_routing(trainer.routing_replay, trainer.router_aux_loss > 0)
 
     def _fit(self, config: JobConfig, device: torch.device) -> tuple[int, bool, bool]:
-        """Return the tokens of a micro-batch, whether layers are computed again in the backward pass, and whether
-        gradients are summed up once a minibatch. All are the same on every rank."""
+        """Return three settings, the same on every rank, that fit the memory of all ranks.
+
+        They are the tokens of a micro-batch, whether layers are computed again in the backward pass, and whether
+        gradients are summed up once a minibatch.
+        """
         model, dtype, trainer = self.policy.backbone.config, getattr(torch, config.model.dtype), config.trainer
         again = trainer.checkpointing
         if again is None:
@@ -229,7 +234,7 @@ class PolicyTrainer:
 
     @property
     def head_changed(self) -> bool:
-        """Return whether the head is another one than the checkpoint's, so that engines have to be sent it."""
+        """Return whether the head differs from the checkpoint's, so that it has to be sent to engines."""
         if self.head_trainer is None:
             return self._trained_head is not None
         return self.head_trainer.version > 0
@@ -244,9 +249,9 @@ class PolicyTrainer:
     def read_probe_set(
         self, texts: Sequence[ProbeText], sweep: bool = False, decoding: DecodingConfig | None = None
     ) -> tuple[ProbeReading, Sweep | None]:
-        """Read the monitor's fixed texts under the weights of now (``ProbeReader``). All ranks take part.
+        """Read the monitor's fixed texts under the current weights (``ProbeReader``). All ranks take part.
 
-        ``decoding``: how drafts are made by now; None: as configured.
+        ``decoding``: how drafts are made now; None: as configured.
         """
         reader = ProbeReader(
             policy=self.policy,
@@ -260,21 +265,23 @@ class PolicyTrainer:
         return reader.read(texts, sweep)
 
     def weights(self, mtp: bool = False) -> dict[str, Tensor]:
-        """Return full weights on the CPU, in the model's dtype, named as in ``Policy.weights()``; empty on ranks above
-        0."""
+        """Return full weights on the CPU, in the model's dtype, by the names of ``Policy.weights()``.
+
+        The result is empty on ranks above 0.
+        """
         types = {name: dtype for name, (_, dtype) in self.layout(mtp).items()}
         full = self.full_weights(mtp)
         return {name: t.to("cpu", types[name], copy=True) for name, t in full if self.rank == 0}
 
     def layout(self, mtp: bool = False) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Return shape and dtype of each weight that engines are sent, by the names of ``full_weights``."""
+        """Return shape and dtype of each weight that is sent to engines, by the names of ``full_weights``."""
         dtype = torch.bfloat16 if self.mixed else None
         named = {plain_name(name): tensor for name, tensor in self.policy.weights(mtp).items()}
         return {name: (tuple(t.shape), dtype or t.dtype) for name, t in named.items() if name is not None}
 
     @torch.no_grad()
     def full_weights(self, mtp: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Yield full weights one after another, where and as the trainer has them; all ranks take part."""
+        """Yield full weights one after another, on the trainer's device and in its dtype; all ranks take part."""
         named = self.policy.weights(mtp)
         if self.adapter is not None:
             yield from self.adapter.merged(named, whole)
@@ -283,7 +290,7 @@ class PolicyTrainer:
             yield name, whole(tensor.detach())
 
     def state_dict(self) -> State:
-        """Return all that an exact resume needs, by parameter name, unsharded: any number of ranks can load it.
+        """Return the state for an exact resume, by parameter name, unsharded: any number of ranks can load it.
 
         Weights and optimizer are empty on ranks above 0.
         """
@@ -295,7 +302,7 @@ class PolicyTrainer:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Take over a ``state_dict`` of rank 0; every rank is given the same. ``UserError`` if the model is another."""
+        """Load the ``state_dict`` of rank 0, the same on every rank; raise ``UserError`` if it is of another model."""
         load_optimizer_state(self.optimizer, state, f"model than model.path={self.config.model.path!r}")
         self.old_policies.forget()
         self.version = state["version"]
@@ -305,7 +312,7 @@ class PolicyTrainer:
             set_random_state(state["rng"][self.rank])
 
     def _load_head(self, state: State) -> None:
-        """Go on with a co-trained head; where it is frozen from now on, its state is kept for later."""
+        """Continue with a co-trained head; if it is frozen from now on, its state is kept for later."""
         if self.head_trainer is not None:
             self.head_trainer.load_state_dict(state)
         elif state["version"] > 0 and self.policy.head is not None:
@@ -315,7 +322,7 @@ class PolicyTrainer:
                     parameter.copy_(state["weights"][name])
 
     def _check(self, batch: Batch) -> None:
-        """Refuse completions whose recorded log-probs are not those of a distribution that the trainer knows."""
+        """Raise ``UserError`` for completions whose log-probs are of a distribution that the trainer does not know."""
         unknown = any(not t.completion.weighable for t in batch.trajectories)
         if unknown and not self.config.algorithm.rescore:
             system = self.config.decoding.system
@@ -347,8 +354,10 @@ class PolicyTrainer:
         return [part.to(self.policy.device, self.scorer.loss_dtype) for part in packed]
 
     def _compare_past(self, batch: Batch) -> Metrics:
-        """Compare some of the tokens that older weights produced, under these weights; those of now are compared in
-        passing."""
+        """Compare some tokens that older weights produced, under those weights, with the engine.
+
+        Tokens of the current weights are compared during the update.
+        """
         pairs = [(group.prompt, t.completion) for group in batch.groups for t in group.trajectories]
         rows = [
             Row(prompt=prompt.token_ids, completion=completion, advantage=0.0, weight=0.0)
@@ -367,10 +376,9 @@ class PolicyTrainer:
     ) -> Metrics | None:
         """Take one optimizer step on a minibatch, which begins with completion number ``first`` of the batch.
 
-        None: it was told to stop before the first step of the update.
-
-        ``proximal`` None: the current weights are the proximal ones.
-        ``weighted``: some completions are of an inexact system, so that importance weights deserve a look.
+        Return None if ``stopping`` was set before the first step of the update. If ``proximal`` is None, the current
+        weights are the proximal ones. ``weighted``: some completions are of an inexact system, so metrics of importance
+        weights are added.
         """
         self.optimizer.zero_grad()
         parts: list[Metrics] = []
@@ -413,13 +421,13 @@ class PolicyTrainer:
         return merge(*parts, self._descend())
 
     def _tokens_of_ranks(self, packed: Sequence[PackedRows]) -> int:
-        """Return the tokens of a minibatch on all ranks, where the load balancing loss is weighted by them; else 1."""
+        """Return the tokens of a minibatch on all ranks if they weight a load balancing loss; else 1."""
         if not self.config.trainer.router_aux_loss:
             return 1
         return int(sum(self._all_ranks(sum(_tokens(rows) for rows in packed))))
 
     def _balance(self, routing: Replay, share: float) -> tuple[Tensor | float, Metrics]:
-        """Return what the latest pass adds to the loss, and what its routers did.
+        """Return the load balancing loss that the latest pass adds, and metrics of its routers.
 
         ``share``: its part of the minibatch's tokens. The balance of a minibatch is the mean over its micro-batches.
         """
@@ -441,7 +449,7 @@ class PolicyTrainer:
 
     @torch.no_grad()
     def _reference_logprobs(self, rows: PackedRows) -> Tensor | None:
-        """Return log-probs [A] under the policy of before the first update; None without a KL term."""
+        """Return log-probs [A] under the policy before the first update; None without a KL term."""
         if self.adapter is None or not self.config.algorithm.kl_coefficient:
             return None if self.reference is None else self.reference(rows)[0]
         kept, self.scorer.kept = self.scorer.kept, None  # the head learns from the states of the policy alone
@@ -451,7 +459,7 @@ class PolicyTrainer:
         return logp
 
     def _all_ranks(self, value: Any) -> list[Any]:
-        """Return one value a rank, on every rank."""
+        """Return the values of all ranks in a list, on every rank."""
         values = [value] * self.world
         if self.world > 1:
             dist.all_gather_object(values, value)
@@ -462,7 +470,7 @@ class PolicyTrainer:
 
 
 def _tokens(rows: PackedRows) -> int:
-    """Return the tokens of a micro-batch; of one that only fills up a rank's count: none."""
+    """Return the tokens of a micro-batch; 0 for a filler."""
     return len(rows.token_ids) if len(rows.targets) else 0
 
 

@@ -1,7 +1,7 @@
-"""The monitor's fixed texts under the current policy and draft head: acceptance and entropy of each completion token.
+"""The monitor's fixed texts under the current policy and draft head: acceptance and entropy at each completion token.
 
-The policy's pass is the trainer's own (``Scorer``), so sharding and precision are those of an update; the head's steps
-run on the hidden states that it leaves behind.
+The policy's pass is the trainer's own (``Scorer``), so sharding and precision are those of an update. The head's steps
+run on the hidden states of that pass.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from bebop.trajectory import Completion
 TEMPERATURES = (1.0, 0.4, 0.6, 0.8, 1.25, 1.5, 1.8)  # of the sweep, times the run's own, which comes first
 CHUNK = 1 << 23  # logits held at once
 LIKELY = 6  # tokens of each distribution that are kept at the contexts that are shown
-READ_BEFORE = 16  # tokens before them
+READ_BEFORE = 16  # tokens before the shown place that are shown as its context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +48,10 @@ class ProbeReader:
 
     @torch.no_grad()
     def read(self, texts: Sequence[ProbeText], sweep: bool) -> tuple[ProbeReading, Sweep | None]:
-        """Return step 1 of the head at every completion token; all ranks call it and get the same.
+        """Return the acceptance of the head's step 1 at every completion token; all ranks call it and get the same.
 
-        ``sweep``: at seven temperatures, with the accept length that a chain would have on these texts, as long as
-        drafts of the system may go.
+        ``sweep``: read at seven temperatures, with the accept length that a chain would have on these texts, as long as
+        drafts of the system may be.
         """
         temperatures = TEMPERATURES if sweep else TEMPERATURES[:1]
         shared = whole_tables(self.policy) if self.world > 1 else None
@@ -80,7 +80,7 @@ class ProbeReader:
         return readings[0], Sweep(entropy=tuple(entropy), length=tuple(length), readings=tuple(readings[1:]), sums=sums)
 
     def _packed(self, texts: Sequence[ProbeText]) -> list[PackedRows]:
-        """Return this rank's micro-batches."""
+        """Return this rank's micro-batches of the texts."""
         rows = []
         for text in texts:
             size = len(text.answer)
@@ -101,10 +101,10 @@ class ProbeReader:
         texts_read: Sequence[ProbeText],
         shown: dict[int, TokenProbs],
     ) -> dict[int, Tensor]:
-        """Return by text the numbers [temperatures, tokens, 4]: acceptance, entropy, accept length, acceptance by
-        chance.
+        """Return by text the numbers [temperatures, tokens, 4].
 
-        ``shown`` gets both distributions at the chosen token of each text.
+        They are acceptance, entropy, accept length and acceptance by chance. ``shown`` gets both distributions at the
+        chosen token of each text.
         """
         self.scorer.kept = []
         self.scorer(packed)
@@ -120,7 +120,7 @@ class ProbeReader:
         seen: list[Tensor] = []
 
         def measure(steps: Steps) -> Tensor:
-            # Unrelated distributions: once, in a sweep.
+            # Acceptance of unrelated distributions is measured once, in a sweep.
             lucky = [len(temperatures) > 1, *[False] * (len(temperatures) - 1)]
             seen.append(torch.stack([self._numbers(steps, *pair) for pair in zip(temperatures, lucky, strict=True)]))
             shown.update(self._shown(steps, texts, counts, texts_read))
@@ -134,7 +134,7 @@ class ProbeReader:
     def _shown(
         self, steps: Steps, texts: Sequence[int], counts: Sequence[int], texts_read: Sequence[ProbeText]
     ) -> dict[int, TokenProbs]:
-        """Return both distributions of the first step at the token that each text names."""
+        """Return both distributions of the first step at the token that each text selects."""
         chosen = steps.mask[..., 0]
         draft, target = steps.draft[chosen][:, 0], steps.target[chosen][:, 0]
         shown, start = {}, 0
@@ -164,7 +164,7 @@ class ProbeReader:
         )
 
     def _numbers(self, steps: Steps, temperature: float, luck: bool) -> Tensor:
-        """Return [n, 4] numbers of the anchors that have a step, in order."""
+        """Return the four numbers [n, 4] of the anchors that have a step, in order."""
         chosen = steps.mask[..., 0]
         mask = steps.mask[chosen]  # [n, K]
         numbers = self._rates(steps.draft[chosen][mask], steps.target[chosen][mask], steps.weight, temperature, luck)
@@ -174,9 +174,9 @@ class ProbeReader:
     def _rates(
         self, draft: Tensor, target: Tensor, weight: Tensor, temperature: float, luck: bool
     ) -> tuple[Tensor, ...]:
-        """Return acceptance and entropy of m steps [m, d].
+        """Return acceptance, entropy and acceptance by chance of m steps [m, d].
 
-        With ``luck`` return acceptance against rows far away, else the same.
+        With ``luck`` acceptance by chance is measured against rows far away; else it equals acceptance.
         """
         rates, entropies, chances = [], [], []
         size = max(2, CHUNK // weight.shape[0])
@@ -194,13 +194,13 @@ class ProbeReader:
         return torch.cat(rates), torch.cat(entropies), torch.cat(chances)
 
     def _distribution(self, hidden: Tensor, weight: Tensor, temperature: float, draft: bool) -> Tensor:
-        """Return logits [m, V] of what the engine would sample from at ``temperature`` times its own."""
+        """Return logits [m, V] of the distribution that the engine samples from at ``temperature`` times its own."""
         temperature = self._draft_temperature(temperature) if draft else self.sampling.temperature * temperature
         logits = (hidden @ weight.T).float() / (temperature or 1.0)
         return truncate_(logits, 1.0, self.sampling.top_p, self.sampling.top_k)
 
     def _draft_temperature(self, temperature: float) -> float:
-        """Return 0: the head's most likely token is drafted."""
+        """Return the temperature of drafts; 0: the head's most likely token is drafted."""
         own = self.decoding.temperature_of_drafts
         return self.sampling.temperature * temperature if own is None else own
 

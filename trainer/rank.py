@@ -1,6 +1,6 @@
 """One rank of the trainer as a plain class; the runtime makes it a Ray actor (no Ray here).
 
-All ranks are given the same calls with the same arguments; each works on its share, and rank 0's results count.
+All ranks get the same calls with the same arguments; each works on its share, and rank 0's results count.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,10 @@ class TrainerRank:
     """Loads the policy, joins the other ranks and serves updates, weights and checkpoints."""
 
     def __init__(self, config: JobConfig, rank: int = 0, world: int = 1, init_method: str | None = None) -> None:
-        """``init_method``: where ``world`` > 1 ranks meet, as torch.distributed has it (``tcp://...``,
-        ``file://...``)."""
+        """Load the policy and join the process group.
+
+        ``init_method``: where ``world`` > 1 ranks meet, as in torch.distributed (``tcp://...``, ``file://...``).
+        """
         torch.set_num_threads(config.trainer.threads)
         torch.manual_seed(config.runtime.seed)  # the same on every rank: a fresh MTP head must be
         sharded = world > 1 and not config.trainer.lora.rank
@@ -52,11 +54,14 @@ class TrainerRank:
         self.certifier = Certifier(self.trainer.scorer, self.trainer.old_policies, config, rank, world)
 
     def update(self, batch: Batch, cotrain: bool = False) -> tuple[Metrics, int]:
-        """Learn from a batch; metrics of all ranks together, and the new version. ``cotrain``: so does the head."""
+        """Learn from a batch; return metrics of all ranks together, and the new version.
+
+        ``cotrain``: the head learns too.
+        """
         return self.trainer.update(batch, cotrain), self.trainer.version
 
     def abandon(self) -> None:
-        """Drop the update that is under way, unless it has taken a step; may be called by another thread."""
+        """Drop the update in progress, unless it has taken a step; another thread may call this."""
         self.trainer.stopping.set()
 
     def logprobs(self) -> dict[int, NDArray[np.float32]]:
@@ -66,22 +71,22 @@ class TrainerRank:
     def read_probe_set(
         self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig
     ) -> tuple[ProbeReading, Sweep | None]:
-        """Read the monitor's fixed texts under the weights of now; the result is the same on every rank."""
+        """Read the monitor's fixed texts under the current weights; the result is the same on every rank."""
         return self.trainer.read_probe_set(texts, sweep, decoding)
 
     def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
-        """Compare completions with the distributions of the weights that wrote them; the result is rank 0's."""
+        """Test completions against the distributions of the weights that wrote them; the result is rank 0's."""
         return self.certifier.read(groups, since, self.trainer.version)
 
     def version(self) -> int:
-        """Return the number of updates finished so far."""
+        """Return the number of finished updates."""
         return self.trainer.version
 
     def weights(self, mtp: bool = False, shared: bool = False) -> CheckedWeights | SharedWeights:
-        """Return full weights for the engines, on rank 0; the other ranks take part in gathering and send none.
+        """Return full weights for the engines, on rank 0; the other ranks take part in gathering and return none.
 
-        The head's are among them if asked for, and always once it has been trained: a replaced engine needs them too.
-        ``shared``: they are written to memory of this machine, from which all engines read.
+        The head's weights are included with ``mtp``, and always once it has been trained: a replaced engine needs them
+        too. With ``shared`` they are written to memory of this machine, from which all engines read.
         """
         mtp = mtp or self.trainer.head_changed
         if not shared:
@@ -94,26 +99,26 @@ class TrainerRank:
         return with_manifest({})
 
     def open_meeting(self, host: str, timeout: float) -> int | str:
-        """Open a meeting of receivers at ``host``, and return its port or why there is none.
+        """Open a meeting of receivers at ``host``, and return its port, or why it failed.
 
-        This and the next two methods may be called beside the others.
+        This and the next two methods may be called while others run.
         """
         return self.sender.member.open(host, timeout)
 
     def send_weights(self, meeting: Meeting, sent: SharedWeights) -> str:
-        """Broadcast what ``weights`` has written to memory; return why that failed, or nothing."""
+        """Broadcast the weights that ``weights`` has written to memory; return why that failed, or an empty string."""
         return self.sender.send(meeting, sent)
 
     def stored_weights(self, sent: SharedWeights) -> CheckedWeights:
-        """Return what ``weights`` has written to memory, for a machine that no broadcast has reached."""
+        """Return the weights that ``weights`` has written to memory, for a machine that no broadcast has reached."""
         return self.sender.stored(sent)
 
     def head_fingerprint(self) -> str:
-        """Return the fingerprint of the head that engines should have by now; empty without a head."""
+        """Return the fingerprint of the head that engines should have now; empty without a head."""
         return self.trainer.head_fingerprint()
 
     def save(self, folder: Path, loop_state: dict[str, Any]) -> None:
-        """Fill and seal ``folder``, which does not exist yet (rank 0 writes); to be published by who has the lock."""
+        """Fill and seal ``folder``, which does not exist yet (rank 0 writes); whoever holds the lock publishes it."""
         state = self.trainer.state_dict() | {"certificate": self.certifier.state_dict()}
         if self.rank == 0:
             dtype = torch.bfloat16 if self.trainer.mixed else None
@@ -121,7 +126,10 @@ class TrainerRank:
                 checkpoint.write(folder, self.trainer.policy, state, loop_state, dtype, self.trainer.adapter)
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Go on from a checkpoint; the loop's state as it was handed in. ``UserError`` names a corrupt file."""
+        """Continue from a checkpoint and return the loop's state in it; raise ``UserError`` for a corrupt file.
+
+        The error names the file.
+        """
         saved = checkpoint.load(folder)
         self.trainer.load_state_dict(saved.trainer)
         if "certificate" in saved.trainer:  # else a checkpoint of an earlier version of bebop

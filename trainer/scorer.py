@@ -1,9 +1,9 @@
-"""The trainer's forward pass: packed rows in, log-probs and entropies of their completion tokens out; and its sharding.
+"""The trainer's forward pass, from packed rows to log-probs and entropies of completion tokens, and its sharding.
 
-One module around the whole pass, language-model head included, because FSDP2 gathers the weights of a module around
-that module's ``forward``: embedding, final norm and head (tied or not) form the root's group, each layer its own.
+One module holds the whole pass, language-model head included, because FSDP2 gathers the weights of a module around that
+module's ``forward``: embedding, final norm and head (tied or not) form the root's group, each layer its own.
 
-What the backward pass needs of a layer is kept or, with ``recompute_layers``, computed again from the layer's input.
+Intermediates of a layer are kept for the backward pass or, with ``recompute_layers``, computed again from its input.
 """
 
 from collections.abc import Callable
@@ -33,30 +33,33 @@ class Scorer(nn.Module):
     """Scores packed rows under softmax(logits / temperature). Parameters are named as in ``Policy.weights()``."""
 
     def __init__(self, policy: Policy, temperature: float, mixed: bool = False) -> None:
-        """``mixed``: matrix products in bfloat16 over fp32 weights, by autocast, or by FSDP2 once it is sharded."""
+        """Use ``policy`` for the pass.
+
+        ``mixed``: matrix products in bfloat16 over fp32 weights, by autocast, or by FSDP2 once it is sharded.
+        """
         super().__init__()
         self.policy = policy
         self.backbone = policy.backbone
         self.temperature = temperature
         self.mixed = mixed
         self.autocast = mixed
-        self.kept: list[tuple[PackedRows, Tensor]] | None = None  # rows and hidden states [N, d], where they are wanted
-        self.taps: tuple[int, ...] = ()  # layers whose states stand behind those: [N, (1 + T) d]
+        self.kept: list[tuple[PackedRows, Tensor]] | None = None  # rows and hidden states [N, d]; None: not kept
+        self.taps: tuple[int, ...] = ()  # layers whose states are appended to those: [N, (1 + T) d]
         self.routers: Routers | None = None  # of a mixture of experts, see ``watch_routing``
         self.replays = self.balances = False
-        self.routing: Replay | None = None  # what the routers chose in the latest pass
+        self.routing: Replay | None = None  # choices of the routers in the latest pass
 
     def watch_routing(self, replays: bool, balances: bool) -> None:
-        """Watch what routers choose, before ``recompute_layers`` and ``shard``.
+        """Watch the choices of routers; called before ``recompute_layers`` and ``shard``.
 
-        ``replays``: they choose what the engine chose, where it is recorded; ``balances``: logits are kept for the
+        ``replays``: routers choose the engine's experts, where they are recorded. ``balances``: logits are kept for the
         load balancing loss.
         """
         self.routers, self.replays, self.balances = watch_routers(self.backbone), replays, balances
 
     @property
     def loss_dtype(self) -> torch.dtype:
-        """Return the type of what the loss is computed in: the backbone's, or fp32 where that is frozen in bfloat16."""
+        """Return the dtype of the loss: the backbone's, or fp32 if the backbone is frozen in bfloat16."""
         return torch.promote_types(self.backbone.dtype, torch.float32)
 
     def forward(self, rows: PackedRows) -> tuple[Tensor, Tensor]:
@@ -73,7 +76,7 @@ class Scorer(nn.Module):
             with tapped(self.backbone.get_decoder().layers, taps) as layers:
                 hidden = self.policy.hidden(rows.token_ids[None], rows.positions[None], context)[0]
             if self.kept is not None:
-                # In fp32 as autocast gives it, whoever has cast: what the head learns from does not go by the ranks.
+                # In fp32 as autocast gives it: the head's inputs do not depend on the number of ranks.
                 states = hidden.detach()
                 if taps:
                     states = torch.cat([states, *(layers[tap][0].detach().to(states.dtype) for tap in taps)], -1)
@@ -107,8 +110,8 @@ def shard(scorer: Scorer, mesh: DeviceMesh) -> None:
 def recompute_layers(policy: Policy) -> None:
     """Keep only the input of each layer for the backward pass, which computes the layer once more (checkpointing).
 
-    Before ``shard``: FSDP2 gathers around ``forward``, so that the second pass finds the weights that the backward pass
-    has gathered.
+    Call this before ``shard``: FSDP2 gathers around ``forward``, so that the second pass finds the weights that the
+    backward pass has gathered.
     """
     for layer in policy.backbone.get_decoder().layers:
         layer.forward = partial(_recomputed, layer.forward)
@@ -122,7 +125,7 @@ def _recomputed(forward: Callable[..., Any], *inputs: Any, **settings: Any) -> A
 
 
 def reshard(scorer: Scorer) -> None:
-    """Go back to shards, as ``parameters()`` has them.
+    """Return all modules to shards, as ``parameters()`` has them.
 
     After a pass without gradients the root's group is still whole.
     """
@@ -141,7 +144,7 @@ def whole_tables(policy: Policy) -> tuple[Tensor, Tensor]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the full tensor behind a shard; every rank has to take part. A plain tensor is returned as it is."""
+    """Return the full tensor behind a shard; every rank has to take part. A plain tensor is returned unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -170,10 +173,10 @@ def token_logprobs(
     dtype: torch.dtype | None = None,
     chunk_elements: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """log p(target) [A] and the entropy of p in nats [A], p = softmax((hidden @ weight.T + bias) / temperature).
+    """Return log p(target) [A] and the entropy of p in nats [A], p = softmax((hidden @ weight.T + bias) / temperature).
 
     hidden [A,d] (already gathered: completion tokens alone), weight [V,d], targets [A]. The matrix product is done in
-    ``dtype`` (None: as ``hidden``), everything behind it in fp32 or better. Both results have gradients.
+    ``dtype`` (None: as ``hidden``), everything after it in fp32 or better. Both results have gradients.
     ``chunk_elements``: logits held at once; None: by the device.
     """
     elements = chunk_elements or CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS["cpu"])
@@ -183,7 +186,10 @@ def token_logprobs(
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """With z the scaled logits and H the entropy: dlogp_y/dz = 1[y] - p and dH/dz = -p (log p + H)."""
+    """Autograd function of ``token_logprobs``.
+
+    With z the scaled logits and H the entropy: dlogp_y/dz = 1[y] - p and dH/dz = -p (log p + H).
+    """
 
     @staticmethod
     def forward(
@@ -254,6 +260,6 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """log softmax of the scaled logits [A,V] in fp32 or better."""
+    """Return the log softmax of the scaled logits [A,V] in fp32 or better."""
     logits = functional.linear(hidden, weight, bias)
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature).log_softmax(-1)

@@ -1,1 +1,1 @@
-"""Training an MTP head before RL: sequences in, a better head and its card out."""
+"""Training of an MTP head before RL: it takes sequences and produces a better head and its model card."""

@@ -1,9 +1,9 @@
-"""Drafts that rejection sampling would reject, found in the policy's own completions: what a pivot classifier judges.
+"""Training candidates for a pivot classifier: drafts in the policy's own completions that rejection sampling rejects.
 
-Every position of a completion counts as if a draft of each depth had reached it: the completions come from the target,
-the draft from the head's distribution at that depth. SPEC 4.3 walks along one completion of speculative decoding
-instead; here all positions of many completions are looked at in one pass, and where a block began is not a matter of
-chance.
+Every position of a completion counts as if a draft of each depth had reached it. The completions come from the
+target, and the draft comes from the head's distribution at that depth. SPEC 4.3 walks along one completion of
+speculative decoding instead. Here one pass looks at all positions of many completions, so a candidate does not
+depend on where a block happened to begin.
 """
 
 import dataclasses
@@ -42,18 +42,21 @@ class Candidate:
     """A rejected draft: row=3, place=12, token=9, p=0.04, q=0.3."""
 
     row: int  # number of the completion
-    place: int  # of the text's tokens: it would have stood there
+    place: int  # index in the text's tokens where the draft would have stood
     token: int
     p: float
     q: float
     entropy: float  # of the target, nats
-    recovered: tuple[int, ...]  # [K] tokens that rejection sampling might put in its place, one a continuation
-    drawn: tuple[int, ...]  # [K] and those that the target itself draws there
+    recovered: tuple[int, ...]  # [K] replacements by rejection sampling, one a continuation
+    drawn: tuple[int, ...]  # [K] tokens that the target itself draws there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What is looked for: drafts of at most ``depth`` recursive steps, ``places`` a row, with p >= ``p_min``."""
+    """Settings of the search for candidates.
+
+    The search drafts at most ``depth`` recursive steps, keeps at most ``places`` places a row and needs p >= ``p_min``.
+    """
 
     sampling: SamplingConfig
     depth: int
@@ -65,7 +68,7 @@ class Search:
     again: int = 0  # 1: the same candidates, with other continuations, independent of the first
 
     def probs(self, logits: Tensor, drafted: bool) -> Tensor:
-        """Return sampling distributions [n, V] of logits [n, V]; greedy drafting is not looked at."""
+        """Return sampling distributions [n, V] of logits [n, V]; greedy drafting is not supported."""
         own = self.sampling.temperature
         if drafted and self.draft_temperature is not None:
             own = self.draft_temperature
@@ -78,16 +81,16 @@ class Search:
 
 
 def seeds_of(seed: int, row: int, place: int, rollouts: int) -> list[int]:
-    """Return the seeds of the K continuations at one place, whatever token stands there: common random numbers.
+    """Return the seeds of the K continuations at one place: common random numbers for every token that stands there.
 
-    Apart from the seeds that completions are sampled with, which count from seed << 40.
+    They never equal the seeds that completions are sampled with, which count from seed << 40.
     """
     return [(seed << 40) + (1 << 39) + (row << 25) + (place << 11) + k for k in range(rollouts)]
 
 
 @torch.no_grad()
 def find_candidates(policy: Policy, rows: Sequence[TokenRow], search: Search) -> list[Candidate]:
-    """Return rejected drafts of all rows, those of one place side by side. One seed gives the same at every call."""
+    """Return the rejected drafts of all rows, grouped by place. One seed gives the same candidates at every call."""
     found: list[Candidate] = []
     for start in range(0, len(rows), ROWS):
         part = rows[start : start + ROWS]
@@ -105,7 +108,12 @@ def find_candidates(policy: Policy, rows: Sequence[TokenRow], search: Search) ->
 def _of_row(
     policy: Policy, number: int, row: TokenRow, hidden: Tensor, heads: Sequence[Tensor], search: Search
 ) -> list[Candidate]:
-    """Return candidates of one row: hidden states [L, d] of its text, and the head's at each depth k [L - k, d]."""
+    """Return the candidates of one row.
+
+    Args:
+        hidden: the backbone's hidden states [L, d] of the row's text.
+        heads: the head's hidden states at each depth k, [L - k, d].
+    """
     first, end, device = len(row.prompt), len(row.token_ids), hidden.device
     if end == first or first < 2:
         return []
@@ -148,7 +156,10 @@ def _of_row(
 
 @torch.no_grad()
 def layer_states(policy: Policy, texts: Sequence[tuple[int, ...]], layers: Sequence[int], batch: int = 64) -> Tensor:
-    """Return states [n, layers, 2, d] after layers at a text's last two tokens: predicting its candidate, and at it."""
+    """Return the states [n, layers, 2, d] after the given layers at the last two tokens of each text.
+
+    The first of the two states predicts the candidate; the second is at the candidate.
+    """
     states: list[Tensor] = [torch.zeros(0)] * len(texts)
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     with tapped(policy.backbone.get_decoder().layers, tuple(layers)) as kept:
@@ -163,30 +174,35 @@ def layer_states(policy: Policy, texts: Sequence[tuple[int, ...]], layers: Seque
     return torch.stack(states)
 
 
-# ---- what becomes of a completion with and without a candidate: continuations by the target, and their rewards
-# (SPEC 4.3)
+# ---- continuations by the target of a completion with and without a candidate, and their rewards (SPEC 4.3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """One continuation: the whole completion's text, and whether it succeeds."""
+    """One continuation: the text of the whole completion, and whether it succeeds."""
 
     text: str
     success: bool
 
 
 class Continuations:
-    """Continues completions by plain decoding, so that a random number belongs to a place in the text only.
+    """Continue completions by plain decoding, in which a random number depends only on the place in the text.
 
-    The k-th continuations of a prefix, of a candidate after it and of a token in its stead then draw the same numbers
-    at the same places, and the prefix is continued once for all its candidates. Those that begin with the same token
-    are one, and run once: what replaces a candidate is mostly what the target draws.
+    The k-th continuations of a prefix, of the prefix with a candidate, and of the prefix with a replacement token draw
+    the same numbers at the same places. A prefix is continued once for all its candidates. Continuations that begin
+    with the same token are identical and run once: rejection sampling mostly replaces a candidate with the token that
+    the target draws.
     """
 
     def __init__(
         self, policy: Policy, data: DataConfig, reward: Reward, *, seed: int, rollouts: int, success: float, judge: bool
     ) -> None:
-        """``success``: the least reward of a completion that succeeds; ``judge``: check the steps of those that do."""
+        """Start the engine that continues completions.
+
+        Args:
+            success: the least reward of a completion that succeeds.
+            judge: whether to check the steps of the completions that succeed.
+        """
         self.data, self.reward, self.policy = data, reward, policy
         self.seed, self.rollouts, self.success, self.judge = seed, rollouts, success, judge
         plain = DecodingConfig(system="autoregressive", draft_tokens=0)
@@ -195,8 +211,8 @@ class Continuations:
     def run(
         self, prompts: Sequence[Prompt], rows: Sequence[TokenRow], candidates: Sequence[Candidate], bar: tqdm
     ) -> Iterator[list[Rollouts]]:
-        """Yield rollouts of candidates, in their order, in parts; those of one place belong together."""
-        self.first = {row.prompt: i for i, row in reversed(list(enumerate(rows)))}  # a question that is asked again
+        """Yield the rollouts of the candidates, in order and in parts. The candidates of one place must be adjacent."""
+        self.first = {row.prompt: i for i, row in reversed(list(enumerate(rows)))}  # questions repeat
         places = (list(group) for _, group in groupby(candidates, key=lambda c: (c.row, c.place)))
         while part := list(islice(places, PLACES)):
             yield self._part(prompts, rows, part)
@@ -248,8 +264,10 @@ class Continuations:
     def _finish(
         self, prompts: Sequence[Prompt], rows: Sequence[TokenRow], wanted: Sequence[tuple[int, tuple[int, ...], int]]
     ) -> list[Ending]:
-        """Return the completions that texts become. Equal texts come one after another, so that the engine reads them
-        once."""
+        """Return the finished completion of each wanted text.
+
+        Equal texts are adjacent in the engine's queue, so the engine reads them once.
+        """
         stops, most = self.policy.eos_token_ids, self.data.sampling.max_new_tokens
         distinct = sorted(set(wanted))
         texts: dict[int, tuple[int, ...]] = {}
@@ -270,7 +288,7 @@ class Continuations:
         return [endings[one] for one in wanted]
 
     def _text(self, row: TokenRow, ids: Sequence[int]) -> str:
-        """Return what a reward sees of a text."""
+        """Return the part of a text that the reward function reads: the decoded completion without the prompt."""
         answer = ids[len(row.prompt) :]
         ended = bool(answer) and answer[-1] in self.policy.eos_token_ids
         sampling = sampling_params(self.policy, self.data.sampling, 0)
@@ -278,7 +296,7 @@ class Continuations:
 
 
 def unsound(prefix: str, endings: Sequence[Ending]) -> bool:
-    """Return whether the success of median length has a wrong step that its prefix has not."""
+    """Return whether the successful continuation of median length has more wrong steps than its prefix."""
     successes = sorted((e.text for e in endings if e.success), key=len)
     return bool(successes) and wrong_steps(successes[len(successes) // 2]) > wrong_steps(prefix)
 
@@ -287,7 +305,7 @@ def _bits(endings: Sequence[Ending]) -> str:
     return "".join("01"[ending.success] for ending in endings)
 
 
-# ---- the judge of worked steps, in place of a language model (SPEC 4.3)
+# ---- judge of worked steps, instead of a language model (SPEC 4.3)
 
 EQUATION = re.compile(r"(?<![\d+\-=])(-?\d+)([+-])(\d+)=(-?\d+)(?!\d)")
 EXTREME = re.compile(r"\b(least|most) (\d+) left (\d+(?: \d+)*)")
@@ -296,8 +314,8 @@ EXTREME = re.compile(r"\b(least|most) (\d+) left (\d+(?: \d+)*)")
 def wrong_steps(text: str) -> int:
     """Return the number of wrong steps in a text.
 
-    Sums and differences (``8-4=4``) are judged, and the extreme of a list: ``least 3 left 21 76`` says that the first
-    is the least of all of them. Whatever else a text says is neither right nor wrong.
+    Two kinds of steps are judged. Sums and differences (``8-4=4``) must be correct. In ``least 3 left 21 76`` the first
+    number must be the least of the list, and likewise for ``most``. All other text counts as neither right nor wrong.
 
     >>> wrong_steps("8-4=4; 4+1=6, then least 76 left 21")
     2

@@ -1,4 +1,4 @@
-"""Sequences to train a head on: completions of the model itself, or text from a file; kept as JSONL."""
+"""Sequences to train a head on: completions of the model itself or text from a file, stored as JSONL."""
 
 import dataclasses
 import itertools
@@ -35,18 +35,18 @@ from bebop.tasks.source import EnvironmentSource, PromptSource, chat_encoder, in
 from bebop.trainer.chains import TokenRow, chain_rows
 from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory
 
-STOCK_TOKENS = 1 << 15  # of a pass on transformers' attention
-CORPUS = "corpus.jsonl"  # of a run folder
+STOCK_TOKENS = 1 << 15  # tokens in one forward pass on transformers' attention
+CORPUS = "corpus.jsonl"  # in the run folder
 HELD_OUT = "held_out.jsonl"  # completions of the prompts that are held out
 HELD_OUT_SEED = 7_919  # added to the task's seed: another stream of questions
-MAX_TRIES = 20  # candidates for a held-out place that are trained on, or held out, before it stays empty
-MIN_HELD_OUT = 2  # prompts that are held out: intervals need two
+MAX_TRIES = 20  # questions tried for one held-out place before it stays empty
+MIN_HELD_OUT = 2  # held-out prompts: intervals need two
 TOO_FEW = ": give 10 or more, as a fifth is held out"
 Answer = tuple[Prompt, Completion]  # a turn, with all tokens before it as its prompt
 
 
 def sampling_params(policy: Policy, sampling: SamplingConfig, seed: int) -> SamplingParams:
-    """Return the sampling distribution of a configuration for one request."""
+    """Return the sampling parameters of one request, from a sampling configuration and a seed."""
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop")
     chosen: dict[str, Any] = {name: getattr(sampling, name) for name in names}
     return SamplingParams(**chosen, stop_token_ids=policy.eos_token_ids, seed=seed)
@@ -63,9 +63,12 @@ def run_engine(
     sampling: SamplingConfig | None = None,
     keep_state: bool = False,
 ) -> list[Completion]:
-    """Return a completion of each prompt, in order; each rank decodes its share. ``label`` None shows no progress bar.
+    """Return a completion of each prompt, in order; each rank decodes its share.
 
-    ``sampling``: other than that of the data; ``keep_state``: with what the decoding system kept of each completion.
+    Args:
+        label: the label of the progress bar; None shows no bar.
+        sampling: replaces the sampling configuration of ``data``.
+        keep_state: also return the state that the decoding system kept of each completion.
     """
     engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length, keep_state=keep_state)
     mine = range(ranks.rank, len(prompts), ranks.world)
@@ -78,7 +81,7 @@ def run_engine(
 def requests(
     policy: Policy, prompts: Sequence[Prompt], chosen: Iterable[int], sampling: SamplingConfig, seed: int
 ) -> list[Request]:
-    """Return requests for the chosen prompts, each with a seed by its number."""
+    """Return requests for the chosen prompts; each seed depends on the prompt's number."""
     return [
         Request(id=i, token_ids=prompts[i].token_ids, params=sampling_params(policy, sampling, (seed << 40) + i))
         for i in chosen
@@ -101,7 +104,7 @@ def progress(count: int, label: str | None, ranks: Ranks, unit: str = "completio
 
 
 def engine_name(data: DataConfig, policy: Policy) -> str:
-    """Return what samples completions, in the words of ``data.engine``."""
+    """Return the name of the engine that samples completions, as ``data.engine`` spells it."""
     return data.engine or ("transformers" if policy.stock else "torch")
 
 
@@ -120,14 +123,14 @@ def sampled_rows(
 
     Args:
         policy: the model.
-        prompts: what is asked; each rank samples its share.
+        prompts: the prompts to complete; each rank samples its share.
         data: engine, sampling distribution and sizes.
-        decoding: how the embedded engine drafts; the others sample without drafts.
-        seed: of the draws.
-        label: of the progress bar; None: there is none.
+        decoding: drafting of the embedded engine; the other engines sample without drafts.
+        seed: seed of the draws.
+        label: label of the progress bar; None shows no bar.
         ranks: the processes of the adaptation.
         served: engines to sample with where ``data.engine`` is SGLang or vLLM.
-        parts: keep completions as they end; those that are kept are not sampled again.
+        parts: store of completions as they end; completions in it are not sampled again.
 
     Raises:
         UserError: SGLang or vLLM refuses the model, or ends.
@@ -155,7 +158,10 @@ def _sampled(
     served: ServedEngines | None,
     drawn: int,
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield completions of the chosen prompts as they end, with the prompt's number; ``drawn``: those before them."""
+    """Yield the completions of the chosen prompts as they end, each with its prompt's number.
+
+    ``drawn``: the number of completions that an earlier process has sampled.
+    """
     name = engine_name(data, policy)
     if name == "transformers":
         yield from _generate(policy, prompts, chosen, data, seed, bar)
@@ -177,13 +183,14 @@ def _sampled(
 def _generate(
     policy: Policy, prompts: Sequence[Prompt], chosen: Sequence[int], data: DataConfig, seed: int, bar: tqdm
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield completions by transformers' ``generate`` with the prompt's number.
+    """Yield completions by transformers' ``generate``, each with its prompt's number.
 
-    Prompts of one length run side by side: recurrent layers would read padding, which stands at the left there.
+    Only prompts of one length share a batch: other prompts need padding on the left, which recurrent layers would read.
     """
     ends, sampling = policy.eos_token_ids, data.sampling
     pad = ends[0] if ends else 0
-    # All that changes the distribution is named; what is not comes from the model's own settings, which are set aside.
+    # Name every setting that changes the distribution: generate takes the others from the model's own settings,
+    # which are set aside below.
     wanted = GenerationConfig(
         do_sample=True, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
         max_new_tokens=sampling.max_new_tokens, eos_token_id=list(ends) or None, pad_token_id=pad, use_cache=True,
@@ -209,14 +216,17 @@ def _generate(
 
 
 def drafting_config(policy: Policy, system: str = "bebop", draft_tokens: int = 3) -> DecodingConfig:
-    """Return a decoding system, or plain decoding where there is no head: completions have the same distribution."""
+    """Return the configuration of a decoding system, or of plain decoding where there is no head.
+
+    Both give completions of the same distribution.
+    """
     if policy.mtp is None:
         return DecodingConfig(system="autoregressive", draft_tokens=0)
     return DecodingConfig(system=system, draft_tokens=draft_tokens)
 
 
 def token_rows(prompts: Sequence[Prompt], answers: Sequence[Completion]) -> list[TokenRow]:
-    """Return the prompts with their completions as text to train on."""
+    """Return the prompts with their completions as rows to train on."""
     return [
         TokenRow(prompt=p.token_ids, answer=tuple(a.token_ids.tolist()), task=p.task)
         for p, a in zip(prompts, answers, strict=True)
@@ -224,11 +234,13 @@ def token_rows(prompts: Sequence[Prompt], answers: Sequence[Completion]) -> list
 
 
 def question_streams(config: AdaptConfig, policy: Policy) -> tuple[list[Prompt], list[Prompt]]:
-    """Return the prompts to train on, and other ones that are held out: all different, and none of them is trained on.
+    """Return the prompts to train on and the held-out prompts. Held-out prompts are distinct and never trained on.
 
-    A task with questions to spare gives ``evaluation.prompts`` of those that training does not ask. One that has no
-    more than training asks has up to a fifth of its questions held out, and training asks the rest again.
-    ``UserError`` where that are fewer than two.
+    A task with enough questions gives ``evaluation.prompts`` questions that training does not ask. Any other task holds
+    out up to a fifth of its questions, and training asks the rest repeatedly.
+
+    Raises:
+        UserError: Fewer than two questions can be held out.
     """
     room = config.data.max_length - config.data.sampling.max_new_tokens
     encode = chat_encoder(policy.tokenizer, instruction(config.task, policy.tokenizer))
@@ -254,9 +266,12 @@ def question_streams(config: AdaptConfig, policy: Policy) -> tuple[list[Prompt],
 
 
 def split_rows(config: AdaptConfig, rows: Sequence[TokenRow]) -> tuple[list[TokenRow], list[TokenRow]]:
-    """Return the rows of a file to train on, and held-out ones: those of its last prompts, up to a fifth of them.
+    """Return the rows of a file to train on and the held-out rows: those of its last prompts, up to a fifth of them.
 
-    No prompt is on both sides. ``UserError`` for fewer than ten prompts.
+    No prompt is on both sides.
+
+    Raises:
+        UserError: The file has fewer than ten prompts.
     """
     prompts = [*dict.fromkeys(row.prompt for row in reversed(rows))]
     held_out = {*prompts[: _held_out_count(config, len(prompts))]}
@@ -267,7 +282,7 @@ def split_rows(config: AdaptConfig, rows: Sequence[TokenRow]) -> tuple[list[Toke
 
 
 def _held_out_count(config: AdaptConfig, questions: int) -> int:
-    """Return how many of so many questions are held out where training would ask them all: at most a fifth."""
+    """Return how many of ``questions`` are held out where training would ask them all: at most a fifth."""
     return min(config.evaluation.prompts, questions // 5)
 
 
@@ -281,9 +296,14 @@ def sample_corpus(
     streams: tuple[list[Prompt], list[Prompt]] | None = None,
     served: ServedEngines | None = None,
 ) -> tuple[list[Prompt], list[TokenRow], list[Prompt]]:
-    """Return the prompts to train on, the model's completions, and held-out prompts. Completions are kept in the run
-    folder, for a resume and for others. ``streams``: what ``question_streams`` gave, if that is known. ``served``: as
-    of ``sampled_rows``; None: an engine is ended here."""
+    """Return the prompts to train on, the model's completions, and held-out prompts.
+
+    The completions are stored in the run folder, for a resumed run and for other runs.
+
+    Args:
+        streams: the result of ``question_streams`` if it is known.
+        served: as in ``sampled_rows``; with None this function starts an engine and ends it.
+    """
     training, held_out = streams or question_streams(config, policy)
     rows = kept_rows(config, policy, training, folder / CORPUS, decoding, config.seed, label, ranks, served)
     return training, rows, held_out
@@ -300,7 +320,7 @@ def kept_rows(
     ranks: Ranks = ALONE,
     served: ServedEngines | None = None,
 ) -> list[TokenRow]:
-    """Return the rows in a file of the run folder. Those that are not there are sampled and written; rank 0 writes."""
+    """Return the rows in a file of the run folder; sample the missing rows first. Rank 0 writes the file."""
     if config.resume and path.is_file():
         return read_corpus(path)
     parts = Parts(path, config.resume)
@@ -314,21 +334,26 @@ def kept_rows(
 
 
 class Parts:
-    """Completions of a corpus that is being sampled, in files beside it: one of each rank, a line for a completion.
+    """Completions of a corpus during its sampling: one file a rank beside the corpus, with one completion a line.
 
-    A run that was stopped goes on with them. Only ranks that see the run folder keep theirs.
+    A resumed run continues from these files. Only ranks that can reach the run folder write their completions.
     """
 
     def __init__(self, path: Path, resume: bool) -> None:
-        """``path``: of the whole corpus; ``resume``: use what an earlier process has kept."""
+        """Store the settings.
+
+        Args:
+            path: the file of the whole corpus.
+            resume: whether to use the completions that an earlier process stored.
+        """
         self.path, self.resume = path, resume
 
     def files(self) -> list[Path]:
-        """Return the files that there are."""
+        """Return the existing part files, sorted."""
         return sorted(self.path.parent.glob(f"{self.path.stem}.part*.jsonl"))
 
     def read(self, ranks: Ranks) -> dict[int, tuple[int, ...]]:
-        """Return what was kept, by the prompt's number, on every rank; rank 0 writes it into one file."""
+        """Return the stored completions by prompt number, on every rank; rank 0 merges them into one file."""
         known: dict[int, tuple[int, ...]] = {}
         if ranks.rank == 0:
             for file in self.files() if self.resume else []:
@@ -345,7 +370,7 @@ class Parts:
 
     @contextmanager
     def writer(self, ranks: Ranks) -> Iterator[Callable[[int, tuple[int, ...]], None] | None]:
-        """Yield what keeps one more completion of this rank; None where the run folder is not seen."""
+        """Yield a function that stores one more completion of this rank, or None where there is no run folder."""
         if not self.path.parent.is_dir():
             yield None
             return
@@ -366,8 +391,7 @@ def _line(number: int, ids: tuple[int, ...]) -> str:
 
 
 def begun(folder: Path) -> bool:
-    """Return whether a run folder holds completions, whole or in part, from which a run without a checkpoint goes
-    on."""
+    """Return whether a run folder holds complete or partial corpora, which a run without a checkpoint can resume."""
     return any(one.is_file() or Parts(one, True).files() for one in (folder / CORPUS, folder / HELD_OUT))
 
 
@@ -386,7 +410,7 @@ def from_file(data: DataConfig, policy: Policy) -> list[TokenRow]:
 
 
 def _row(row: dict[str, Any], where: str, data: DataConfig, policy: Policy, encode: Any) -> TokenRow:
-    """Return one row of a file as tokens; the end-of-text token is part of the answer."""
+    """Return one row of a file as tokens; the end-of-text token is part of the completion."""
     if "prompt_ids" in row and "answer_ids" in row:
         if not (_token_ids(row["prompt_ids"]) and _token_ids(row["answer_ids"])):
             raise UserError(f"data.path={data.path!r}: {where} has token ids that are no whole numbers from 0 on")
@@ -415,7 +439,7 @@ def _token_ids(value: Any) -> bool:
 
 
 def write_corpus(rows: Iterable[TokenRow], path: Path) -> None:
-    """Write rows as JSONL, whole or not at all; ``from_file`` reads them."""
+    """Write rows as JSONL atomically; ``from_file`` reads them."""
     scratch = path.with_name(f"{path.name}.{os.getpid()}.new")
     lines = (json.dumps({"prompt_ids": r.prompt, "answer_ids": r.answer, "task": r.task}) + "\n" for r in rows)
     scratch.write_text("".join(lines), encoding="utf-8")
@@ -423,12 +447,12 @@ def write_corpus(rows: Iterable[TokenRow], path: Path) -> None:
 
 
 def read_corpus(path: Path) -> list[TokenRow]:
-    """Return the rows as ``write_corpus`` wrote them."""
+    """Return the rows of a file that ``write_corpus`` wrote."""
     rows = [row for _, row in read_rows(path, "corpus")]
     return [TokenRow(prompt=tuple(r["prompt_ids"]), answer=tuple(r["answer_ids"]), task=r["task"]) for r in rows]
 
 
-# ---- turns of the model with an environment: what was read before a turn is its prompt
+# ---- turns of the model with an environment: the prompt of a turn is all text before it
 
 
 def sample_turns(
@@ -440,7 +464,7 @@ def sample_turns(
     ranks: Ranks = ALONE,
     served: ServedEngines | None = None,
 ) -> tuple[list[Prompt], list[TokenRow], list[Prompt]]:
-    """Return the prompts to train on, the model's turns after them, and held-out prompts; as ``sample_corpus``."""
+    """Return the prompts to train on, the model's turns after them, and held-out prompts, as ``sample_corpus`` does."""
     other = dataclasses.replace(config.task, seed=config.task.seed + HELD_OUT_SEED, size=None)
     # Draws go by seed and tokens: with the seeds of the training games, a held-out one would begin as one of them.
     seed = (config.seed + HELD_OUT_SEED) % MAX_SEED
@@ -469,9 +493,11 @@ def play_turns(
     seed: int | None = None,
     served: ServedEngines | None = None,
 ) -> list[Answer]:
-    """Return the first ``wanted`` turns of trajectories 0, 1, ..., of which each rank plays its share.
+    """Return the first ``wanted`` turns of trajectories 0, 1, ...; each rank plays its share of the trajectories.
 
-    ``seed``: of the draws, other than that of the configuration; ``served``: as of ``sampled_rows``.
+    Args:
+        seed: seed of the draws; None takes the configuration's.
+        served: as in ``sampled_rows``.
 
     Raises:
         UserError: All trajectories are lost, or SGLang or vLLM refuses the model or ends.
@@ -514,7 +540,7 @@ def play_turns(
 
 
 def answers_of(prompt: Prompt, trajectory: Trajectory) -> list[Answer]:
-    """Return each turn of a trajectory as a completion of all before it."""
+    """Return each turn of a trajectory as a completion whose prompt is all earlier text."""
     before, answers = list(prompt.token_ids), list[Answer]()
     for turn in trajectory.turns:
         before += turn.observation.tolist()
@@ -527,16 +553,16 @@ def _prompt(index: int, token_ids: tuple[int, ...], task: str) -> Prompt:
     return Prompt(index=index, task=task, text="", token_ids=tuple(token_ids), item={})
 
 
-# ---- the backbone's hidden states of some text: the backbone is frozen, so they are computed once, where they fit
+# ---- the backbone's hidden states of a text: the backbone is frozen, so they are computed once if they fit
 
 
 @torch.no_grad()
 def backbone_states(
     policy: Policy, rows: Sequence[TokenRow], batch: int = 32, taps: Sequence[int] = ()
 ) -> list[Tensor]:
-    """Return final, normed hidden states [L, d] of each row; rows of like length are computed together.
+    """Return the final, normed hidden states [L, d] of each row; rows of similar length are computed together.
 
-    ``taps``: layers whose states stand behind those, [L, (1 + T) d].
+    ``taps``: layers whose states follow the final ones, which gives [L, (1 + T) d].
     """
     states: dict[int, Tensor] = {}
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
@@ -554,6 +580,6 @@ def backbone_states(
 
 
 def size_of_states(policy: Policy, rows: Sequence[TokenRow]) -> int:
-    """Return the bytes that ``backbone_states`` would take."""
+    """Return the size in bytes of the result of ``backbone_states`` without taps."""
     tokens = sum(len(row.token_ids) for row in rows)
     return tokens * int(policy.backbone.config.hidden_size) * policy.backbone.dtype.itemsize

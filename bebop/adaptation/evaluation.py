@@ -1,4 +1,4 @@
-"""How well a head drafts on held-out prompts, measured by decoding with it: per position, with intervals."""
+"""Draft quality of a head on held-out prompts, measured by decoding with it: per position, with intervals."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -42,8 +42,11 @@ class Measured:
         return Measured(tasks=tuple(t for t in self.tasks if t == task), **arrays)
 
     def ratio_of(self, name: str, position: int | None = None) -> tuple[Array, Array]:
-        """Return totals and counts [S] of a number: accept_length, or a sum at a position (from 1; None: all) over
-        reached."""
+        """Return the totals and counts [S] whose ratio is the named number.
+
+        ``accept_length`` is tokens over cycles. Any other name is a sum at ``position`` (from 1; None: all) over
+        reached.
+        """
         if name == "accept_length":
             return self.tokens, self.cycles
         where = slice(None) if position is None else slice(position - 1, position)
@@ -84,7 +87,10 @@ def measure(
 
 
 def measured(tasks: Sequence[str], answers: Sequence[Completion], drafts: int) -> Measured:
-    """Return the statistics of completions as arrays; one of a single cycle may have reached fewer than ``drafts``."""
+    """Return the statistics of completions as arrays.
+
+    A completion of a single cycle may have reached fewer than ``drafts`` positions; zeros fill the rest.
+    """
 
     def table(name: str) -> Array:
         rows = [getattr(a.stats, name) for a in answers]
@@ -98,10 +104,10 @@ def measured(tasks: Sequence[str], answers: Sequence[Completion], drafts: int) -
 
 
 def estimated(probe: Probe, rows: Sequence[TokenRow], greedy: bool) -> Measured:
-    """Return what decoding would give, estimated on completions of the model: a cycle begins at each of its places.
+    """Return decoding statistics estimated from completions of the model: a cycle begins at each of their places.
 
-    A step counts with the probability that the drafts before it are accepted; that of a completion that the model
-    sampled is unbiased (SPEC 0.6). ``greedy``: drafts are the head's most likely tokens.
+    A step counts with the probability that the drafts before it are accepted. The estimate of this probability is
+    unbiased on completions that the model sampled (SPEC 0.6). ``greedy``: drafts are the head's most likely tokens.
     """
     reached = probe.reached_greedy if greedy else probe.reached
     numbers = {name: np.nan_to_num(probe.numbers[name]) for name in MEASURED}

@@ -53,12 +53,12 @@ SYSTEMS = ("bebop", "target_only")
 
 
 class Adaptation:
-    """One rank of an adaptation. Every rank runs the same; rank 0 writes."""
+    """One rank of an adaptation. Every rank runs the same code; rank 0 writes."""
 
-    found: Path | None = None  # the checkpoint that it goes on from
+    found: Path | None = None  # checkpoint to resume from
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
-        """Load the model; where several ranks share it a second time, to be split for training."""
+        """Load the model. If several ranks share it, load its backbone a second time, to be split for training."""
         make_objective(config.head.objective), make_objective(config.train.warm_objective)
         self.config, self.folder, self.ranks = config, folder, ranks
         torch.set_num_threads(config.train.threads)
@@ -76,7 +76,7 @@ class Adaptation:
         self.streams: tuple[list[Prompt], list[Prompt]] | None = None
 
     def prepare(self) -> None:
-        """Find out what is wrong with the checkpoint to go on from, and with the text, before anything is written."""
+        """Check the checkpoint to resume from, and the text, before anything is written."""
         self.restore()
         if self.config.data.source == "file":
             self.read = self._split_file(from_file(self.config.data, self.policy))
@@ -84,7 +84,7 @@ class Adaptation:
             self.streams = question_streams(self.config, self.policy)
 
     def restore(self) -> None:
-        """Go on from the newest checkpoint if ``resume`` is set; writes nothing."""
+        """Load the newest checkpoint if ``resume`` is set; write nothing."""
         if not self.config.resume:
             return
         newest = {0: (store(self.folder).newest_sound(), begun(self.folder))} if self.ranks.rank == 0 else {}
@@ -97,7 +97,7 @@ class Adaptation:
         self._load(path)
 
     def run(self) -> Results:
-        """Run all phases that are left."""
+        """Run all remaining phases."""
         began = time.perf_counter()
         with closing(ServedEngines(self.config, self.ranks)) as served:
             rows, held_out = self._sequences(served)
@@ -130,8 +130,10 @@ class Adaptation:
     # ---- sequences
 
     def _sequences(self, served: ServedEngines) -> tuple[list[TokenRow], list[Prompt]]:
-        """Return the text to train on, and the prompts that are held out. Sampled text is kept, for a resume and for
-        others."""
+        """Return the text to train on and the held-out prompts.
+
+        Sampled text is stored in the run folder, for a resumed run and for other runs.
+        """
         if self.config.data.source == "file":
             return self.read or self._split_file(from_file(self.config.data, self.policy))
         label, decoding = self._label("sample"), drafting_config(self.policy)
@@ -145,7 +147,7 @@ class Adaptation:
         return rows, held_out
 
     def _split_file(self, rows: list[TokenRow]) -> tuple[list[TokenRow], list[Prompt]]:
-        """Hold the last prompts of a file out: the model itself answers them."""
+        """Hold out the last prompts of a file: the model itself completes them."""
         training, held_out = split_rows(self.config, rows)
         room = self.config.data.max_length - self.config.data.sampling.max_new_tokens
         tasks = {row.prompt: row.task for row in held_out if len(row.prompt) <= room}
@@ -172,7 +174,7 @@ class Adaptation:
     def _snapshot(self, held_out: Sequence[Prompt], text: Sequence[TokenRow], when: str) -> Snapshot:
         """Decode the held-out prompts with every system and probe the text.
 
-        What the engine cannot decode is estimated on the text, which the model wrote itself.
+        If the engine cannot decode the model, estimate the statistics on the text, which the model itself wrote.
         """
         began = time.perf_counter()
         drafts = self.config.evaluation.draft_tokens
@@ -195,7 +197,7 @@ class Adaptation:
     # ---- training
 
     def _train(self, rows: Sequence[TokenRow], text: Sequence[TokenRow]) -> None:
-        """Train every step to the last, from the newest checkpoint on; the head of ``self.policy`` follows."""
+        """Train from the newest checkpoint to the last step, then copy the weights to the head of ``self.policy``."""
         began = time.perf_counter()
         train, trainer = self.config.train, self.trainer
         sinks = self._sinks() if self.ranks.rank == 0 else []
@@ -204,7 +206,7 @@ class Adaptation:
         )
         states = self._states(rows)
         if self.ranks.rank == 0:
-            store(self.folder).set_aside(self.found)  # it is damaged, or of a course that was left
+            store(self.folder).set_aside(self.found)  # newer checkpoints: damaged or abandoned
         with ExitStack() as closed:
             for part in (*sinks, bar):
                 closed.callback(part.close)
@@ -227,18 +229,21 @@ class Adaptation:
         self._clock("train", began)
 
     def _states(self, rows: Sequence[TokenRow]) -> list[Tensor] | None:
-        """Return the backbone's states of the training text, if they will be used more than once and fit."""
+        """Return the backbone's states of the training text, or None.
+
+        The states are cached only in a single process, if they are used more than once and fit in ``train.cache_mb``.
+        """
         used = self.config.train.steps * self.config.train.rows_per_step
         fits = size_of_states(self.policy, rows) <= self.config.train.cache_mb << 20
         return backbone_states(self.policy, rows) if fits and used > len(rows) and self.ranks.world == 1 else None
 
     def _objective(self, step: int) -> str:
-        """Return the warm-up objective first, then the one that was asked for."""
+        """Return the objective of a step: the warm-up objective first, then the configured one."""
         train = self.config.train
         return train.warm_objective if step < train.warm(self.fresh) else self.config.head.objective
 
     def _progress(self, text: Sequence[TokenRow]) -> dict[str, float]:
-        """Return numbers of the held-out text during training, cheap enough to be taken often."""
+        """Return metrics of the held-out text during training; they are cheap enough for frequent evaluation."""
         self._sync()
         probed = probe(self.policy, text[:64], self.config.evaluation.draft_tokens, self.sampling)
         lengths = {
@@ -251,7 +256,7 @@ class Adaptation:
         return {name: interval.value for name, interval in (lengths | overlaps | entropy).items()}
 
     def _sync(self) -> None:
-        """Give the head that decodes the weights of the head that is trained."""
+        """Copy the weights of the trained head to the head that decodes."""
         assert self.policy.mtp is not None
         own = dict(self.policy.mtp.named_parameters())
         with torch.no_grad():
@@ -270,7 +275,7 @@ class Adaptation:
     # ---- writing
 
     def _write(self, results: Results) -> None:
-        """Write the checkpoint in the layout that it came in, its card, the numbers and the page."""
+        """Write the checkpoint in its source's layout, its card, the numbers and the page."""
         out = written(self.folder, self.config)
         with writing(out):
             save_policy(self.policy, out, source=resolve(self.config.model.path))

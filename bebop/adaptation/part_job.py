@@ -1,4 +1,4 @@
-"""What the trainings of parts have in common: one process, completions of the model itself, checkpoints, a card."""
+"""Common base of the jobs that train parts: one process, completions of the model itself, checkpoints, a card."""
 
 import dataclasses
 import json
@@ -31,17 +31,24 @@ from bebop.trainer.optim import GuardedAdamW, load_optimizer_state, optimizer_st
 from bebop.trajectory import Prompt
 
 STATE = "head"  # of head.json and head.safetensors
-PLACES = ("dir=", "out=", "resume=")  # settings that say nothing of what is made
+PLACES = ("dir=", "out=", "resume=")  # settings that do not affect the part
 
 
 class PartJob:
-    """``python -m bebop.adapt part=NAME`` makes one in the run folder, then calls ``prepare`` and ``run``."""
+    """Base of the training jobs of parts.
+
+    ``python -m bebop.adapt part=NAME`` makes a job in the run folder, then calls ``prepare`` and ``run``.
+    """
 
     policy: Policy
-    found: Path | None = None  # the checkpoint that it goes on from
+    found: Path | None = None  # checkpoint to resume from
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks) -> None:
-        """Raise ``UserError`` for several processes, and for text that the model did not write."""
+        """Store the configuration.
+
+        Raises:
+            UserError: There are several processes, or the text does not come from the model.
+        """
         check(ranks.world == 1, "part", config.part, "its training runs in one process: start it without torchrun")
         check(config.data.source == "sample", "data.source", config.data.source, f"part={config.part} takes sample")
         self.config, self.folder = config, folder
@@ -49,7 +56,7 @@ class PartJob:
         torch.manual_seed(config.seed)
 
     def written(self) -> dict[str, Path]:
-        """Return the paths that a finished run leaves for its user, by what they are."""
+        """Return the output paths of a finished run, by name."""
         return {"part": Path(self.config.out or self.folder / f"{self.config.part}.safetensors")}
 
     def ended(self, results: str) -> list[str]:
@@ -64,7 +71,9 @@ class PartJob:
         return ended(Said(verdict="", advice="", command=command), paths)
 
     def resumed(self) -> dict[str, Any] | None:
-        """Return the newest checkpoint's state if ``resume`` is set, None before the first one; writes nothing.
+        """Return the newest checkpoint's state, or None without ``resume`` or before the first checkpoint.
+
+        This method writes nothing.
 
         Raises:
             UserError: There is neither a checkpoint nor a corpus.
@@ -79,18 +88,18 @@ class PartJob:
         return read(self.found)
 
     def save(self, network: nn.Module, settings: Mapping[str, Any], results: Mapping[str, Any]) -> None:
-        """Write the part; ``settings``: what its network is made with."""
+        """Write the part; ``settings``: the arguments that construct its network."""
         path = self.written()["part"]
         with writing(path):
             save_part(path, network, part_card(self.config, self.folder, self.policy, settings, results))
 
     def label(self, text: str) -> str | None:
-        """Return the label of a progress bar, or None where none is wanted."""
+        """Return the label of a progress bar, or None if the configuration disables progress bars."""
         return text if self.config.progress else None
 
 
 class StepJob(PartJob):
-    """A job that calls ``optimise`` as it is made, and ``learn`` as it runs."""
+    """A job with an optimizer: it calls ``optimise`` at construction and ``learn`` when it runs."""
 
     def optimise(self, network: nn.Module, what: str, *, lr: float, steps: int, warm_up: int) -> None:
         """Make the optimizer of all parameters; the rate rises for ``warm_up`` of ``steps``, then falls as a cosine.
@@ -108,7 +117,7 @@ class StepJob(PartJob):
         )
 
     def prepare(self) -> None:
-        """Go on from the newest checkpoint if ``resume`` is set; writes nothing."""
+        """Load the newest checkpoint if ``resume`` is set; write nothing."""
         state = self.resumed()
         if state is None:
             return
@@ -116,7 +125,7 @@ class StepJob(PartJob):
         self.version = state["version"]
 
     def first_look(self, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return what ``measure`` says of the network before its first step, which is kept for a resume."""
+        """Return the result of ``measure`` for the network before its first step; a file keeps it for a resumed run."""
         path = self.folder / "before.json"
         if not (self.config.resume and path.is_file()):
             found = measure()
@@ -138,7 +147,7 @@ class StepJob(PartJob):
         return found
 
     def learn(self, last: int, update: Callable[[], Mapping[str, float]]) -> None:
-        """Take the steps that are left of ``last``: ``update`` takes one, counts it and returns its metrics."""
+        """Run the remaining steps up to ``last``; ``update`` runs one step, counts it and returns its metrics."""
         train = self.config.train
         sink = JsonlSink(self.folder / "metrics.jsonl", self.version or None)
         store(self.folder).set_aside(self.found)
@@ -155,13 +164,16 @@ class StepJob(PartJob):
                         write(self.folder, {"version": self.version, **optimizer_state(self.optimizer)}, train.keep)
 
 
-# ---- the card: for which backbone, from what, and the command that makes it again
+# ---- the card: the backbone, the data, and the command that makes the part again
 
 
 def part_card(
     config: AdaptConfig, folder: Path, policy: Policy, settings: Mapping[str, Any], results: Mapping[str, Any]
 ) -> PartCard:
-    """Return the card of a part that was trained in a run folder; ``settings``: what its network is made with."""
+    """Return the card of a part that was trained in a run folder.
+
+    ``settings``: the arguments that construct its network.
+    """
     return PartCard(
         part=config.part,
         settings=dict(settings),
@@ -189,7 +201,7 @@ def store(folder: Path) -> Store:
 
 
 def write(folder: Path, state: dict[str, Any], keep: int) -> Path:
-    """Write the checkpoint of a state with a ``version``; all but the newest ``keep`` go. Returns its place."""
+    """Write the checkpoint of a state with a ``version``, remove all but the newest ``keep``, and return its path."""
     checkpoints = store(folder)
     staged = checkpoints.staging(state["version"])
     staged.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""How well a head drafts on given text, token by token, without decoding: the same text for every head.
+"""Draft quality of a head on given text, token by token, without decoding: every head sees the same text.
 
-Text sampled from the target itself makes the estimate of the expected accept length unbiased (SPEC 0.6, last form);
-for greedy drafts (target-only) a draft is accepted where the text holds the head's most likely token, as P(y) = p(y).
+Text sampled from the target itself makes the estimate of the expected accept length unbiased (SPEC 0.6, last form).
+A greedy draft (target-only) is accepted where the text holds the head's most likely token, as P(y) = p(y).
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,29 +23,32 @@ from bebop.trainer.objectives import Sampling, Steps, unroll
 
 Array = NDArray[np.float64]
 NUMBERS = ("overlap", "target_only", "draft_entropy", "target_entropy", "alpha_p_gt_q", "alpha_q_ge_p", "kl_pq")
-CHUNK = 1024  # steps whose logits exist at a time
+CHUNK = 1024  # steps whose logits are in memory at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """Numbers of n anchors with K steps each, NaN where a step does not exist."""
 
-    row: NDArray[np.int64]  # [n] which text an anchor is in
+    row: NDArray[np.int64]  # [n] number of the anchor's text
     place: NDArray[np.int64]  # [n] index in the completion of the token that step 1 stands for
     task: NDArray[np.str_]  # [n]
     numbers: dict[str, Array]  # each [n, K]; see NUMBERS
     accept: Array  # [n] unbiased estimate of accepted drafts + 1, sampled drafts
     accept_greedy: Array  # [n] the same for greedy drafts
-    # [n, K] unbiased estimates of the probability that a step is verified, 0 where there is none; empty: not computed
+    # [n, K] unbiased estimates of the probability that a step is verified, 0 for no step; empty: not computed
     reached: Array = field(default_factory=lambda: np.zeros((0, 0)))
     reached_greedy: Array = field(default_factory=lambda: np.zeros((0, 0)))
 
     def accept_length(self, greedy: bool = False) -> Interval:
-        """Return the mean over anchors, bootstrapped over texts: close to decoding's, whose cycles start elsewhere."""
+        """Return the mean accept length over anchors, bootstrapped over texts.
+
+        It is close to the accept length of decoding, whose cycles start at other places.
+        """
         return self.mean(self.accept_greedy if greedy else self.accept)
 
     def mean(self, values: Array) -> Interval:
-        """Return the mean of one number an anchor [n], NaN left out, bootstrapped over texts."""
+        """Return the mean of values [n], one an anchor, bootstrapped over texts; NaN is left out."""
         known = np.isfinite(values)
         count = int(self.row.max()) + 1
         totals = np.bincount(self.row[known], values[known], count)
@@ -64,8 +67,9 @@ def probe(
 ) -> Probe:
     """Probe the head of ``policy`` on rows of text, ``batch`` at a time.
 
-    ``states``: the backbone's hidden states [L, d] of each row, where they are known: for many heads on one text.
-    ``every``: each so many-th anchor of a row alone (see ``spaced``), the same ones at every call.
+    Args:
+        states: the backbone's hidden states [L, d] of each row if they are known, as for many heads on one text.
+        every: take only every so many-th anchor of a row (see ``spaced``), the same anchors at every call.
     """
     parts = []
     for each in unrolled(policy, rows, depth, sampling, batch, states, every):
@@ -82,7 +86,7 @@ def probe(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unrolled:
-    """A head's steps on some rows, and the n anchors that have one."""
+    """A head's steps on some rows, and the n anchors with at least one step."""
 
     row: Tensor  # [n] int64
     place: Tensor  # [n] int64, as in ``Probe``
@@ -100,7 +104,7 @@ def unrolled(
     states: Sequence[Tensor] | None = None,
     every: int = 1,
 ) -> Iterator[Unrolled]:
-    """Yield what ``probe`` takes its numbers from, ``batch`` rows at a time, also for other numbers."""
+    """Yield the unrolled steps of a head, ``batch`` rows at a time; ``probe`` and other measurements read them."""
     assert policy.mtp is not None
     for start in range(0, len(rows), batch):
         some = rows[start : start + batch]
@@ -122,8 +126,11 @@ def unrolled(
 
 
 def _numbers(steps: Steps, depth: int, chosen: Tensor) -> tuple[Tensor, ...]:
-    """Return of the anchors with a step NUMBERS [n, depth, len], both estimates of the accept length [n], and both of
-    the probability that a step is reached [n, depth]."""
+    """Return the numbers of the n anchors that have a step.
+
+    They are NUMBERS [n, depth, len], the sampled and the greedy estimate of the accept length, each [n], and the
+    sampled and the greedy probability that a step is reached, each [n, depth].
+    """
     mask, tokens = steps.mask[chosen], steps.tokens[chosen]  # [n, K]
     stats, log_ratio, hit = _pairs(steps.draft[chosen][mask], steps.target[chosen][mask], tokens[mask], steps)
     shape = (*mask.shape[:1], depth)
@@ -141,8 +148,7 @@ def _numbers(steps: Steps, depth: int, chosen: Tensor) -> tuple[Tensor, ...]:
 
 
 def _pairs(draft: Tensor, target: Tensor, tokens: Tensor, steps: Steps) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Return of m steps NUMBERS, log q(y) - log p(y) of the text's token y, and whether y is the head's first
-    choice."""
+    """Return NUMBERS of m steps, log q(y) - log p(y) of the text's token y, and whether y is the head's top choice."""
     numbers: dict[str, list[Tensor]] = {name: [] for name in NUMBERS}
     log_ratio, hit = [], []
     for q_rows, p_rows, y in zip(draft.split(CHUNK), target.split(CHUNK), tokens.split(CHUNK), strict=True):

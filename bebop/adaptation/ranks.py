@@ -1,4 +1,4 @@
-"""The processes of one adaptation: started by torchrun, or one alone."""
+"""The processes of one adaptation: several that torchrun started, or a single one."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Which of how many processes this is: rank 1 of 4."""
+    """Rank of this process and number of processes: rank 1 of 4."""
 
     rank: int
     world: int
@@ -28,11 +28,11 @@ class Ranks:
         return {key: value for one in parts for key, value in one.items()}
 
     def any(self, mine: bool) -> bool:
-        """Return whether it holds on one rank or more, on every rank."""
+        """Return on every rank whether ``mine`` is true on at least one rank."""
         return any(self.union({self.rank: mine}).values())
 
     def wait(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this method."""
         if self.world > 1:
             dist.barrier()
 

@@ -1,4 +1,4 @@
-"""What an adaptation found, as numbers with intervals: what card, page and ``results.json`` are written from."""
+"""Results of an adaptation as numbers with intervals: the source of the card, the page and ``results.json``."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ from bebop.metrics.intervals import Interval
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A head as it was measured on the held-out prompts."""
+    """Measurements of one head on the held-out prompts."""
 
-    decoded: dict[str, Measured]  # decoding system -> what its decoding gave
+    decoded: dict[str, Measured]  # decoding system -> statistics of its decoding
     probe: Probe  # token by token, on the same text for every snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Before and after, and what lies between."""
+    """Measurements before and after training, and the sizes and times of the training."""
 
     before: Snapshot
     after: Snapshot
     rows: int  # sequences to train on
     tokens: int  # completion tokens in them
-    repeated: int  # prompts measured on that training has as well: how all trajectories of an environment may begin
+    repeated: int  # evaluation prompts that training has too: trajectories of an environment may begin alike
     steps: int
-    fresh: bool  # whether the head began anew instead of coming with the checkpoint
+    fresh: bool  # whether the head was newly initialized, not loaded from the checkpoint
     estimated: bool = False  # whether acceptance was computed on completions, not measured by decoding
     seconds: dict[str, float]  # phase -> duration
 
@@ -70,11 +70,11 @@ class Results:
 
     @property
     def prompts(self) -> int:
-        """Return how many prompts acceptance was measured on."""
+        """Return the number of prompts that acceptance was measured on."""
         return len(self.after.decoded["bebop"].tasks)
 
     def held_out(self) -> str:
-        """Return what acceptance was measured on, in words."""
+        """Return a description of the prompts that acceptance was measured on."""
         if not self.repeated:
             return f"{self.prompts} held-out prompts"
         return (
@@ -87,7 +87,7 @@ class Results:
 
 
 def boundary_share(probe: Probe) -> Interval:
-    """Share of tokens (step 1) at which a sampled draft is accepted more often than a greedy one (SPEC 1.2)."""
+    """Return the share of tokens (step 1) where a sampled draft is accepted more often than a greedy one (SPEC 1.2)."""
     better = probe.numbers["overlap"][:, 0] > probe.numbers["target_only"][:, 0]
     return probe.mean(better.astype(float))
 

@@ -1,4 +1,4 @@
-"""SGLang or vLLM as what samples the completions of an adaptation: started when wanted, ended before training."""
+"""SGLang or vLLM as the sampler of an adaptation's completions: started on demand, ended before training."""
 
 import random
 from collections.abc import Iterator
@@ -14,18 +14,21 @@ from bebop.model.checkpoint import find_device
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.engine_process import EngineProcess
 
-SPARE_MEMORY = 0.1  # of a GPU's free memory, which an engine beside the model leaves
+SPARE_MEMORY = 0.1  # share of the GPU's free memory that an engine beside the model leaves unused
 
 
 class ServedEngines:
-    """SGLang or vLLM as ``data.engine`` asks, started when it is first wanted, in a process of its own."""
+    """The SGLang or vLLM engine that ``data.engine`` names, in its own process, which starts at the first use."""
 
     def __init__(self, config: AdaptConfig, ranks: Ranks = ALONE) -> None:
         self.config, self.ranks = config, ranks
         self._engine: EngineProcess | None = None
 
     def engine(self, drawn: int = 0) -> EngineProcess:
-        """Return the engine. One that starts after ``drawn`` completions draws others than the one before it."""
+        """Return the engine; start it at the first call.
+
+        ``drawn``: completions sampled before. It enters the seed, so a restarted engine draws other completions.
+        """
         if self._engine is None:
             config, rank = self.config, self.ranks.rank
             seed = random.Random(f"{config.seed}/{rank}/{drawn}").randrange(MAX_SEED)
@@ -41,7 +44,10 @@ class ServedEngines:
             self._engine = None
 
     def _memory(self) -> dict[str, float]:
-        """Return the share of the GPU for vLLM, which counts from all of it, where the model has its part already."""
+        """Return the share of the whole GPU memory that vLLM may use, given that the model already occupies its part.
+
+        The result is empty for SGLang, on a CPU, and where the configuration sets the share.
+        """
         own, device = self.config.data.served, find_device(self.config.model)
         asked = own is None or own.memory_fraction is not None or "gpu_memory_utilization" in own.extra
         if self.config.data.engine != "vllm" or asked or device.type == "cpu":
@@ -52,7 +58,7 @@ class ServedEngines:
 
 @contextmanager
 def engine_errors(data: DataConfig) -> Iterator[None]:
-    """Let errors of SGLang or vLLM within this block name the settings of an adaptation, and say how to go on."""
+    """Let errors of SGLang or vLLM in this block name the settings of an adaptation and say how to continue."""
     if data.engine not in SERVED:
         yield
         return

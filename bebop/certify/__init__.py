@@ -17,7 +17,7 @@ _HOMES = {"certify": "api", "Cycle": "api", "Certificate": "certificate", "NotCe
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is asked for: the statistics here are also used where no engine is."""
+    """Import a public name on first use: the statistics of this package must also work without an engine."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,8 +1,8 @@
-"""What a certificate is made from: completions of an engine in the order of submission, and what they should follow.
+"""Inputs of a certificate: completions of an engine in the order of submission, and distributions they should follow.
 
-A ``Block`` holds both for a cohort, position by position. Everything in it but the tokens themselves (``tokens``,
-``cells``, ``reported``) is known *before* the token of that position is: only so are bets on it fair. ``columns`` gives
-what the positions have whatever the reference is.
+A ``Block`` holds both for a cohort, position by position. Bets on a token are fair only if they use facts known
+*before* it. All fields of a ``Block`` meet this, except the tokens themselves (``tokens``, ``cells``, ``reported``).
+``columns`` returns the fields that do not depend on the reference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
-    """What an engine gave for one request; one that did not end counts, too."""
+    """The completion that an engine returned for one request, finished or not."""
 
     request: int  # place in the order of submission; 2i and 2i + 1 have the same prompt and seeds of their own
     prompt: tuple[int, ...]  # [P]
@@ -28,35 +28,35 @@ class Answer:
     seed: int | None = None
     stops: tuple[int, ...] = ()  # tokens that end a completion
     limit: int | None = None  # max_new_tokens
-    cycles: tuple[int, ...] | None = None  # tokens emitted by each cycle, where the engine says
-    versions: NDArray[np.int64] | None = None  # [T] of the weights, where it says
-    accepted: tuple[int, int] | None = None  # drafts accepted, drafts tested, where it says
+    cycles: tuple[int, ...] | None = None  # tokens emitted by each cycle, if the engine reports them
+    versions: NDArray[np.int64] | None = None  # [T] weight versions, if the engine reports them
+    accepted: tuple[int, int] | None = None  # drafts accepted, drafts tested, if the engine reports them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Block:
     """A cohort of completions under a reference: N positions, completion after completion in the order of submission.
 
-    Distributions are over M columns: all of the vocabulary, or where the reference knows the likeliest tokens alone,
-    those of each row and one for all others (``ids``). fp64.
+    Distributions are fp64 over M columns, which are the whole vocabulary or a list of tokens (``ids``). A reference
+    that knows only the likeliest tokens lists those of each row, with one more column for all other tokens.
     """
 
     tokens: Tensor  # [N] what was sampled
     cells: Tensor  # [N] its column
     probs: Tensor  # [N, M] the claimed distribution, fully processed
-    logprobs: Tensor  # [N] log p of the token itself, which in a column for all others is not that of its column
-    request: Tensor  # [N] whose completion, ``Answer.request``
+    logprobs: Tensor  # [N] log p of the token itself, even where its column is the one for all others
+    request: Tensor  # [N] ``Answer.request`` of the completion
     position: Tensor  # [N] in the completion, from 0
     last: Tensor  # [N] the token before it
     stops: tuple[int, ...]
     ids: Tensor | None = None  # [N, M] the token of each column, -1 for all others; None: columns are ids
     before: Tensor | None = None  # [N, M] the claimed distribution of the position before, over the same columns
-    raw: Tensor | None = None  # [N, M] softmax(logits) where the claim is another
-    draft: Tensor | None = None  # [N, M] a guess at what drafts are drawn from, such as an MTP head's first draft
+    raw: Tensor | None = None  # [N, M] softmax(logits) if the claim differs from it
+    draft: Tensor | None = None  # [N, M] a guess at the distribution of drafts, as of an MTP head's first draft
     seen: Tensor | None = None  # [N, M] whether the token occurred in prompt or completion
     cycle: Tensor | None = None  # [N] place in its decoding cycle, from 0; -1: not known
-    reported: Tensor | None = None  # [N] log-prob as the engine reports it, nan: not there
-    declared: Tensor | None = None  # [N] what it should be: log p raw, at the temperature, or fully processed
+    reported: Tensor | None = None  # [N] log-prob that the engine reported, nan: missing
+    declared: Tensor | None = None  # [N] correct value of it: log p raw, at the temperature, or fully processed
     spread: Tensor | None = None  # [N] standard deviation of log p, nats, that the engine's precision explains
     twin: Tensor | None = None  # [N] token of an earlier completion after the very same context, -1: there is none
 
@@ -71,7 +71,7 @@ class Block:
 
 
 def make_block(answers: Sequence[Answer], parts: Sequence[Mapping[str, Tensor | None]], vocabulary: int) -> Block:
-    """Return the block of a cohort from fields that a reference gives in ``parts``, in the order of the positions."""
+    """Return the block of a cohort; ``parts`` holds the reference's fields in the order of the positions."""
     none = torch.zeros(0, dtype=torch.float64)
     rows: dict[str, Any] = {"probs": none.new_zeros(0, vocabulary), "cells": none.long(), "logprobs": none}
     for name in parts[0] if parts else ():
@@ -83,23 +83,26 @@ def make_block(answers: Sequence[Answer], parts: Sequence[Mapping[str, Tensor | 
 
 
 def narrow(probs: Tensor, ids: Tensor) -> Tensor:
-    """Return distributions [n, V] over the columns ``ids`` [n, M], the last of which takes the remaining mass."""
+    """Return distributions [n, V] over the columns ``ids`` [n, M]; the last column takes the remaining mass."""
     own = probs.gather(1, ids[:, :-1])
     return torch.cat([own, (1 - own.sum(1, keepdim=True)).clamp_min(0)], 1)
 
 
 def cells(ids: Tensor, tokens: Tensor) -> Tensor:
-    """Return the column [N] of each token [N]: its own, or the last."""
+    """Return the column [N] of each token [N]: its own column, or else the last one."""
     own = ids == tokens[:, None]
     return torch.where(own.any(1), own.int().argmax(1), ids.shape[1] - 1)
 
 
-# ---- what positions have whatever the reference is
+# ---- fields of positions that do not depend on the reference
 
 
 def columns(answers: Sequence[Answer]) -> dict[str, Tensor | None]:
-    """Return fields of a ``Block`` by name: ``tokens``, ``request``, ``position``, ``last``, ``cycle``, ``reported``
-    and ``twin``, each [N]. The last three are None where no completion has them."""
+    """Return the fields of a ``Block`` that do not depend on the reference, by name, each [N].
+
+    They are ``tokens``, ``request``, ``position``, ``last``, ``cycle``, ``reported`` and ``twin``. The last three are
+    None where no completion has them.
+    """
     counts = torch.tensor([len(answer.token_ids) for answer in answers], dtype=torch.long)
     requests = torch.tensor([answer.request for answer in answers], dtype=torch.long)
     return {
@@ -114,7 +117,7 @@ def columns(answers: Sequence[Answer]) -> dict[str, Tensor | None]:
 
 
 def reported(answers: Sequence[Answer]) -> Tensor | None:
-    """Return log-probs [N] as engines report them, nan where one gives none; None where none does."""
+    """Return the log-probs [N] that engines reported, nan where one is missing; None where all are missing."""
     if all(answer.logprobs is None for answer in answers):
         return None
     nothing = [np.full(len(answer.token_ids), np.nan) for answer in answers]
@@ -123,7 +126,10 @@ def reported(answers: Sequence[Answer]) -> Tensor | None:
 
 
 def cycles(answers: Sequence[Answer]) -> Tensor | None:
-    """Return each token's place in its decoding cycle [N]; -1 where a completion does not say, None where none does."""
+    """Return each token's place in its decoding cycle [N].
+
+    The place is -1 in a completion with unknown cycles; the result is None if all completions have unknown cycles.
+    """
     if all(answer.cycles is None for answer in answers):
         return None
     found = []
@@ -135,10 +141,10 @@ def cycles(answers: Sequence[Answer]) -> Tensor | None:
 
 
 def twins(answers: Sequence[Answer]) -> Tensor | None:
-    """Return the token that an earlier completion of the cohort has after the very same context [N], -1: there is none.
+    """Return the token of an earlier completion of the cohort after the very same context [N]; -1 if there is none.
 
-    Requests 2i and 2i + 1 ask for the same prompt; as far as their completions agree, the second one's tokens are held
-    against the first one's.
+    Requests 2i and 2i + 1 have the same prompt. As long as their completions agree, each token of the second one is
+    compared with that of the first.
     """
     earlier = {answer.request: answer for answer in answers}
     found = [_twin(answer, earlier.get(answer.request - 1)) for answer in answers]
@@ -169,7 +175,7 @@ def seen(answers: Sequence[Answer], ids: Tensor | None, vocabulary: int) -> Tens
 
 
 def _before(answer: Answer) -> list[int]:
-    """Return the token before each one of the completion; -1 where there is none."""
+    """Return the token before each token of the completion; -1 if there is none."""
     return [*(answer.prompt[-1:] or (-1,)), *answer.token_ids.tolist()][: len(answer.token_ids)]
 
 

@@ -1,4 +1,4 @@
-"""A certificate in a call: for the tests of other projects, whatever their engine is."""
+"""A certificate from one function call, for the tests of other projects with any engine."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,15 +25,15 @@ class Cycle:
     """One decoding cycle of a completion: ``Cycle(tokens=[4, 7, 1], accepted=1, q=q)`` emits token 4 and one more."""
 
     tokens: Sequence[int]  # [K] drafts, in their order; K may be 0
-    accepted: int  # how many of them stand, before a stop token or the limit cuts the completion
-    q: Tensor | NDArray[Any] | None = None  # [K, V] what each was drawn from, fully processed; None: not sampled
+    accepted: int  # number of accepted drafts, before a stop token or the limit cuts the completion
+    q: Tensor | NDArray[Any] | None = None  # [K, V] distribution of each draft, fully processed; None: not sampled
 
 
 # (prompt [P], completion [T]) -> logits [T, V] that each token of the completion was drawn under, teacher-forced.
 Score = Callable[[Sequence[int], Sequence[int]], Tensor | NDArray[Any]]
 # (prompt [P], seed, completion [T]) -> the cycles that wrote the completion, in their order.
 Drafts = Callable[[Sequence[int], int, Sequence[int]], Sequence[Cycle]]
-MASS = 1e-3  # that q may lack or have too much: rounding of half precision, and not logits
+MASS = 1e-3  # allowed error of q's sum: more than rounding of half precision, less than logits would show
 
 
 def certify(
@@ -50,20 +50,21 @@ def certify(
 ) -> Certificate:
     """Certify that ``sample`` draws from the distribution that ``score`` gives at these sampling parameters.
 
-    With ``draft`` it also bets on the draws inside verification. p is that of ``score``, and q that of the engine.
+    With ``draft`` it also bets on the draws inside verification. p comes from ``score``, and q comes from the engine.
 
     Args:
-        sample: (prompts, seeds, max_new_tokens) -> a completion each, (token ids, log-probs or None); a stop token is
-            its last.
+        sample: (prompts, seeds, max_new_tokens) -> a completion each, (token ids, log-probs or None). A stop token is
+            the last token of a completion.
         score: (prompt, completion) -> logits [T, V] before temperature and truncation; None: no reference, so no pass.
-        prompts: token ids; asked again, with other seeds, when there are no more.
+        prompts: token ids; they repeat with other seeds once all have been used.
         vocabulary: V.
-        draft: (prompt, seed, completion) -> its decoding cycles; asked once for each completion after ``sample`` has
-            given a cohort. None: nobody looks inside.
-        rule: how drafts are judged: one by one with min(1, p / q), as if they were ``one_hot``, or a cycle as a whole
-            (``whole``, as block verification does), of which only the draws and the bonus token can be tested.
+        draft: (prompt, seed, completion) -> its decoding cycles; called once for each completion after ``sample`` has
+            returned a cohort. None: draws inside verification are not tested.
+        rule: the rule that judges drafts. ``rejection`` accepts each with min(1, p / q), and ``one_hot`` treats each as
+            a one-hot draft. ``whole`` judges a cycle at once, as block verification does; then only the draws and the
+            bonus token can be tested.
         params: the claim: temperature, truncation, ``max_new_tokens``, ``stop_token_ids``; None: the defaults.
-        tokens: of completions, at which it ends.
+        tokens: number of completion tokens at which the run ends.
         options: further fields of ``Plan``: ``alpha``, ``limit_tv``, ``logprobs``, ``dtype``, ``cohort``, ``seed``,
             ``stop_when_found``, ``progress``.
 
@@ -86,12 +87,12 @@ def certify(
 
 
 class ScoreReference:
-    """A ``Reference`` made of a function that gives logits."""
+    """A ``Reference`` whose logits come from a function."""
 
     name = "function"
 
     def __init__(self, score: Score, inside: "Inside | None" = None) -> None:
-        """``inside`` is shown every completion with its distributions."""
+        """Store the function; ``inside`` receives every completion with its distributions."""
         self.score, self.inside = score, inside
 
     def describe(self) -> dict[str, Any]:
@@ -132,10 +133,10 @@ class ScoreReference:
 
 
 class Inside:
-    """Shows a white box the cycles of completions, with p of a reference.
+    """Passes the decoding cycles of completions to a white box, with p from a reference.
 
-    Only what a completion holds is tested: p is not known of drafts behind a rejection, nor behind a token that ends
-    the completion. Whether a draw is tested depends on draws before it alone, so that bets on it are fair.
+    It tests only draws whose outcome the completion shows: p is unknown for drafts behind a rejection, and behind a
+    token that ends the completion. Whether it tests a draw depends only on earlier draws, so bets on the draw are fair.
     """
 
     def __init__(self, draft: Drafts, rule: Rule, box: WhiteBox, stops: Sequence[int]) -> None:
@@ -144,8 +145,8 @@ class Inside:
     def look(self, answer: Answer, probs: Tensor) -> tuple[tuple[int, ...], Tensor]:
         """Test the draws of a completion, whose distributions are ``probs`` [T, V].
 
-        Returns the tokens that each cycle emitted, and for every token what its draft was drawn from [T, V], which is
-        ``probs`` where it had no draft.
+        Returns the number of tokens that each cycle emitted, and the distribution [T, V] of each token's draft. Tokens
+        without a draft have their row of ``probs`` there.
         """
         cycles, ids = self._cycles(answer), torch.from_numpy(answer.token_ids)
         widest = max(len(one.tokens) for one in cycles)
@@ -167,8 +168,8 @@ class Inside:
         starts, accepted, lengths, following = torch.tensor(outcomes).unbind(1)
         p = probs[(starts[:, None] + torch.arange(widest + 1)).clamp_max(len(ids) - 1)]
         if whole:
-            # Which drafts stand depends on all of them, and so does the completion that gives p. What is bet on a draft
-            # may not depend on it: only p of the first is known before.
+            # All drafts of the cycle decide how many stand, and p comes from the resulting completion. A bet on a
+            # draft may not depend on that draft: only p of the first one is known beforehand.
             later = (torch.arange(widest + 1) > 0) & (torch.arange(widest + 1) < lengths[:, None])
             p[:, :widest][later[:, :widest]] = q[later[:, :widest]]
         sampled = any(one.q is not None for one in cycles)
@@ -201,7 +202,11 @@ class Inside:
         return cycles
 
     def _drawn(self, one: Cycle, tokens: Tensor, vocabulary: int) -> Tensor:
-        """Return q [K, V] of a cycle, one-hot where drafts are not sampled; raise ``UserError`` if it is none."""
+        """Return q [K, V] of a cycle, one-hot where drafts are not sampled.
+
+        Raises:
+            UserError: Drafts or q are invalid.
+        """
         if bool(((tokens < 0) | (tokens >= vocabulary)).any()):
             raise UserError(f"draft gave the drafts {tokens.tolist()}: token ids go from 0 to {vocabulary - 1}")
         if one.q is None:

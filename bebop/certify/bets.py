@@ -1,7 +1,8 @@
-"""Bets on what tokens might follow instead of the claim: named directions, and one that is learned.
+"""Bets against the claim: towards named directions, and towards a learned one.
 
-``Bets`` holds the bets on named directions: for each, ln e of every share, what it would move, and what it would have
-shown. ``Tilt`` learns a direction of its own from earlier cohorts, and ``Bigram`` which token follows which.
+``Bets`` holds the bets on named directions. For each direction it tracks ln e of every share, the total variation from
+the claim, and how fast a fault would show. ``Tilt`` learns a direction of its own from earlier cohorts. ``Bigram``
+learns which token follows which.
 """
 
 import math
@@ -17,9 +18,9 @@ from bebop.certify.answers import Block
 from bebop.certify.directions import FLOOR, Direction, Rows
 from bebop.certify.evidence import SHARES, Array, log_mean_exp, share_bound, visible_share
 
-SAMPLE = 64  # of so many positions one is enumerated, to learn how fast a fault would show
-WORST = 16  # positions that are kept of each direction
-DOUBLINGS = 20  # of the tokens of a run, beyond which nobody asks for more
+SAMPLE = 64  # one position in so many is enumerated, to learn how fast a fault would show
+WORST = 16  # positions kept for each direction
+DOUBLINGS = 20  # of a run's tokens, at which ``needed`` stops its search
 
 
 class Bets:
@@ -32,13 +33,13 @@ class Bets:
         self._logs = np.zeros((len(names), len(SHARES)))
         self._moved = np.zeros(len(names))  # total variation between direction and claim, summed over positions
         self._growth = np.zeros((2, len(names), len(SHARES)))  # ln(1 + share (r/p - 1)) and its square, under the fault
-        self._sampled = np.zeros(len(names))  # positions that those are sums of
+        self._sampled = np.zeros(len(names))  # number of positions in these sums
         self._worst: dict[str, list[tuple[float, int, int]]] = {}  # r/p, request, position
 
     def add(self, names: Sequence[str], masks: Array, ratio: Array, tv: Array, places: NDArray[np.int64]) -> None:
         """Bet on one direction at subsets of positions: ``masks`` [names, n], ``ratio`` r(x)/p(x) [n], ``tv`` [n].
 
-        ``places`` [n, 2] are request and position, to find the worst again.
+        ``places`` [n, 2] are request and position, to report the worst positions later.
         """
         own = [self._at[name] for name in names]
         excess = ratio - 1
@@ -51,7 +52,7 @@ class Bets:
                 self._keep(name, np.where(mask > 0, ratio, 0.0), places)
 
     def learn(self, names: Sequence[str], masks: Array, direction: Direction, p: Tensor) -> None:
-        """Learn how fast a fault towards this direction shows, by enumeration of rows p [n, M]; masks [names, n]."""
+        """Enumerate rows p [n, M] to learn how fast a fault towards this direction shows; masks [names, n]."""
         cells = torch.arange(p.shape[1], device=p.device).expand(len(p), -1)
         excess = direction.at(cells) / p.clamp_min(FLOOR) - 1
         own = [self._at[name] for name in names]
@@ -73,25 +74,25 @@ class Bets:
         return log_mean_exp(self._logs)
 
     def bound(self, name: str, tokens: int) -> tuple[float, float]:
-        """Return upper bounds of a direction's share, and of the total variation per token that comes from it."""
+        """Return upper bounds of a direction's share, and of its total variation per token."""
         share = share_bound(self._logs[self._at[name]])
         return share, share * float(self._moved[self._at[name]]) / max(tokens, 1)
 
     def enumerated(self, name: str) -> bool:
-        """Return whether it is known how fast a fault towards this direction would show."""
+        """Return whether ``learn`` has measured how fast a fault towards this direction would show."""
         return bool(self._growth[1, self._at[name]].any())
 
     def visible(self, name: str, tokens: int, weight: float, alpha: float) -> tuple[float, float]:
-        """Return the smallest share that shows with 90 %, and its total variation per token."""
+        """Return the smallest share that shows with probability 90 %, and its total variation per token."""
         at = self._at[name]
         growth, square = self._growth[:, at] / max(self._sampled[at], 1)
         share = visible_share(tokens, growth, square, weight, alpha)
         return share, share * float(self._moved[at]) / max(tokens, 1)
 
     def needed(self, name: str, tokens: int, weight: float, alpha: float, tv: float) -> int | None:
-        """Return about how many tokens show a fault of total variation ``tv`` with 90 %; None: it never moves so much.
+        """Return how many tokens show a fault of total variation ``tv`` with probability 90 %, to a factor of 2.
 
-        To a factor of 2, and from ``tokens`` on.
+        The result is at least ``tokens``; None means that the direction never moves that much.
         """
         at = self._at[name]
         share = tv * tokens / self._moved[at] if self._moved[at] > 0 else math.inf
@@ -107,7 +108,7 @@ class Bets:
         return [(request, at, float(np.log1p(share * (r - 1)))) for r, request, at in self._worst.get(name, [])]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {
             "names": self.names,
             "tested": sorted(self.tested),
@@ -119,7 +120,7 @@ class Bets:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint was written; raise ``ValueError`` if it knows other directions."""
+        """Restore the state of a checkpoint; raise ``ValueError`` if it has other directions."""
         if tuple(state["names"]) != self.names or np.shape(state["logs"]) != self._logs.shape:
             raise ValueError("the checkpoint's evidence is of other directions: start the evidence anew")
         self.tested = set(state["tested"])
@@ -131,20 +132,20 @@ class Bets:
 # ---- the learned direction
 
 FEATURES = ("log p", "row before", "bigram", "draft", "seen", "repeat", "stop", "place among ids")
-RIDGE = 100.0  # about as many tokens
+RIDGE = 100.0  # weighs about as much as this many tokens
 MAX_WEIGHT = 1.0
 STEPS = (0.25, 0.5, 1.0)  # of w, mixed with equal weights; each twice the one before
 CLAMP = 6.0  # of features, so that no rare token decides
-LEAST = math.log(1e-9)  # of ln of a probability, for the same reason
+LEAST = math.log(1e-9)  # lower limit of a log-probability, for the same reason
 
 
 class Tilt:
     """Bets on the tilted claim p(x) exp(w · f(x)) / z, where w fits the tokens of earlier cohorts.
 
-    It is for faults that nobody thought of: whatever makes tokens likelier by a smooth function of what is known of
-    them. w is one Newton step from 0 on the log-likelihood: (F + ridge)^-1 S. The score S is the sum of f(x) - E f; the
-    Fisher information F is the sum of outer products of the same, whose expectation under the claim is F itself. In the
-    first cohort it has learned nothing, and bets nothing.
+    It detects faults without a name: any fault that makes tokens likelier by a smooth function of their features. w is
+    one Newton step from 0 on the log-likelihood: (F + ridge)^-1 S. The score S is the sum of f(x) - E f. The Fisher
+    information F is the sum of outer products of the same deviations, whose expectation under the claim is F itself. In
+    the first cohort w is 0 and no bet is placed.
     """
 
     def __init__(self) -> None:
@@ -156,7 +157,7 @@ class Tilt:
 
     @property
     def log_e(self) -> float:
-        """Return ln e."""
+        """Return ln of the e-value, mixed over the steps of w."""
         return float(log_mean_exp(self._logs))
 
     def weights(self) -> Array:
@@ -165,7 +166,7 @@ class Tilt:
         return np.clip(solved, -MAX_WEIGHT, MAX_WEIGHT)
 
     def add(self, rows: Rows, cells: Tensor) -> Array:
-        """Bet on tokens with columns ``cells`` [n]; return what each gave, [n]."""
+        """Bet on tokens with columns ``cells`` [n]; return the gain in ln e of each, [n]."""
         p, w = rows.p, torch.from_numpy(self.weights()).to(rows.p.device)
         own = torch.zeros(len(p), len(FEATURES), dtype=torch.float64, device=p.device)
         mean = torch.zeros_like(own)
@@ -185,18 +186,18 @@ class Tilt:
         return gains[:, int(self._logs.argmax())]
 
     def close(self) -> None:
-        """Learn from the cohort that is over."""
+        """Learn from the cohort that just ended."""
         for own in self._new:
             self._score += own.sum(0)
             self._fisher += own.T @ own
         self._new = []
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"logs": self._logs.copy(), "score": self._score.copy(), "fisher": self._fisher.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint was written."""
+        """Restore the state of a checkpoint."""
         self._logs, self._score = np.array(state["logs"]), np.array(state["score"])
         self._fisher, self._new = np.array(state["fisher"]), []
 
@@ -213,7 +214,7 @@ def _gains(p: Tensor, lean: Tensor, taken: Tensor) -> Array:
 
 
 def features(rows: Rows) -> Iterator[Tensor | None]:
-    """Yield functions of the columns [n, M] that are known before the token; None where one is not there."""
+    """Yield features of the columns [n, M] that are known before the token; None for a missing feature."""
     p, part = rows.p, rows.part
     log_p = rows.log("p", p).clamp_min(LEAST)
 
@@ -233,11 +234,11 @@ def features(rows: Rows) -> Iterator[Tensor | None]:
 # ---- pairs of tokens
 
 MAX_PAIRS = 1 << 17  # 1.5 MB; the rarest are forgotten first
-PRIOR = 4.0  # tokens that the claim itself counts as
+PRIOR = 4.0  # weight of the claim, in tokens
 
 
 class Bigram:
-    """Counts of pairs of tokens in earlier cohorts: a stand-in for any context that is shorter than the true one.
+    """Counts of token pairs in earlier cohorts: a stand-in for any context that is shorter than the true one.
 
     Call ``learn`` after a cohort and ``table`` before the next.
     """
@@ -248,7 +249,7 @@ class Bigram:
         self.counts: NDArray[np.float32] = np.zeros(0, np.float32)
 
     def learn(self, before: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-        """Take in pairs [N]."""
+        """Count pairs [N]."""
         new, counts = np.unique(before * self.vocabulary + tokens, return_counts=True)
         keys, place = np.unique(np.concatenate([self.keys, new]), return_inverse=True)
         total = np.bincount(place, weights=np.concatenate([self.counts, counts]), minlength=len(keys))
@@ -258,7 +259,7 @@ class Bigram:
         self.keys, self.counts = keys, total.astype(np.float32)
 
     def table(self, part: Block) -> Tensor | None:
-        """Return (PRIOR p + counts after the last token) / their sum, [n, M]; None where nothing was learned yet."""
+        """Return (PRIOR p + counts after the last token) / their sum, [n, M]; None before any pair was counted."""
         if not len(self.keys):
             return None
         last = part.last.cpu().numpy()
@@ -278,16 +279,16 @@ class Bigram:
         return r / r.sum(-1, keepdim=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"keys": self.keys.copy(), "counts": self.counts.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint was written."""
+        """Restore the state of a checkpoint."""
         self.keys, self.counts = np.array(state["keys"], np.int64), np.array(state["counts"], np.float32)
 
 
 def _columns(ids: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-    """Return the column of each token in its row: its own, else the one for all others, else -1. [entries]"""
+    """Return the column [entries] of each token in its row: its own, else the one for all others, else -1."""
     ranked, order = ids.sort(-1)
     found = []
     for at, token in zip(rows.split(4096), tokens.split(4096), strict=True):

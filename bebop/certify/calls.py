@@ -1,7 +1,7 @@
-"""A server by address, asked by a certificate: many calls side by side, retries where they change nothing, Ctrl-C.
+"""Calls of a certificate to a server by address: concurrent calls, safe retries, Ctrl-C.
 
-A sample is asked for again only where nothing can have been drawn yet: whoever asks again after a timeout prefers short
-completions, and a certificate would be about those.
+A sample is retried only if the server cannot have drawn anything yet. Retries after a timeout would favor short
+completions, and would bias the certificate.
 """
 
 import asyncio
@@ -16,35 +16,40 @@ from bebop.errors import UserError, one_line
 from bebop.rollout.engine import Request
 from bebop.rollout.http_client import Busy, HttpClient, HttpReply, NoReply
 
-REFUSED = (429, 503)  # before anything was drawn
-FAILED = (500, 502, 504)  # worth another try if asking twice is harmless
-GRACE = 10.0  # seconds for completions that were ended to come back
+REFUSED = (429, 503)  # refused before anything was drawn
+FAILED = (500, 502, 504)  # worth a retry if a retry is harmless
+GRACE = 10.0  # seconds to wait for aborted completions
 NOTHING_DRAWN = (Busy, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 Result = TypeVar("Result")
 End = Callable[[], Awaitable[None]]
 
 
 class Server:
-    """One address; its calls raise ``UserError`` in one line that names it."""
+    """A server at one address; its calls raise ``UserError`` in one line that names it."""
 
     def __init__(
         self, url: str, *, key: str | None = None, key_name: str = "", timeout: float = 600.0, retries: int = 4
     ) -> None:
-        """``key_name``: the environment variable of the key, for messages; ``timeout`` of one call, in seconds."""
-        # Connections are not used again: a sample that may have come through must not be asked for twice.
+        """Prepare the client; this makes no call.
+
+        Args:
+            key_name: the environment variable of the key, for messages.
+            timeout: limit of one call, in seconds.
+        """
+        # Connections are not reused: a sample that the server may have drawn must not be requested twice.
         self.client = HttpClient(url, key, timeout=timeout, keep_alive=False)
         self.url, self.key_name, self.retries, self.timeout = self.client.url, key_name, retries, timeout
         self._runner = asyncio.Runner()
 
     def run(self, call: Coroutine[Any, Any, Result]) -> Result:
-        """Wait for one call, in code that is not asynchronous."""
+        """Wait for one call from synchronous code and return its result."""
         return self._runner.run(call)
 
     def together(self, calls: Sequence[Coroutine[Any, Any, Result]], end: End | None = None) -> list[Result | None]:
-        """Return the results of calls side by side, in their order; the first error ends all.
+        """Return the results of concurrent calls, in their order; the first error ends all.
 
-        Interrupted (``KeyboardInterrupt``), it lets ``end`` end what is running, waits ``GRACE`` seconds at most and
-        returns the results so far: None for a call without one.
+        On ``KeyboardInterrupt`` it calls ``end`` to end the running calls, waits at most ``GRACE`` seconds, and returns
+        the results so far: None for a call without one.
         """
         tasks: list[asyncio.Task[Result]] = []
         try:
@@ -53,11 +58,11 @@ class Server:
             return self._runner.run(_rest(tasks, end))
 
     async def get(self, name: str) -> Any:
-        """Return what is at an address; None where there is nothing (404)."""
+        """Return the JSON at an address; None if the server has nothing there (404)."""
         return await self.ask("GET", name, None, again=True)
 
     async def ask(self, method: str, name: str, payload: Mapping[str, Any] | None, *, again: bool) -> Any:
-        """Return the JSON that a call gives, None for 404. ``again``: asking twice is harmless, as nothing is drawn."""
+        """Return the JSON result of a call, None for 404. ``again``: a retry is harmless, because nothing is drawn."""
 
         def retry(error: Exception) -> bool:
             return isinstance(error, NOTHING_DRAWN) or (again and not isinstance(error, TimeoutError))
@@ -70,7 +75,7 @@ class Server:
         return self._read(reply, name)
 
     def close(self) -> None:
-        """Drop connections; the server stays."""
+        """Close the connections; the server keeps running."""
         self._runner.run(self.client.close())
         self._runner.close()
 
@@ -107,7 +112,7 @@ class Server:
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, Result]], tasks: list[asyncio.Task[Result]]) -> list[Result]:
-    """Return the results of all, while ``tasks`` shows them to whoever has to clean up."""
+    """Return the results of all calls; ``tasks`` lets the caller clean up after an interruption."""
     tasks += [asyncio.create_task(call) for call in calls]
     if not tasks:
         return []
@@ -138,9 +143,9 @@ async def _rest(tasks: Sequence[asyncio.Task[Result]], end: End | None) -> list[
 
 
 def refuse(request: Request, vocabulary: int | None) -> None:
-    """Raise ``UserError`` for another claim than by tokens, and for prompts of another model.
+    """Raise ``UserError`` for stop strings, and for prompts that do not fit the served model.
 
-    ``vocabulary``: of the server; None: it looks itself.
+    ``vocabulary``: the server's vocabulary size; None: the server checks this itself.
     """
     if request.params.stop:
         raise UserError(
@@ -158,7 +163,7 @@ def refuse(request: Request, vocabulary: int | None) -> None:
 
 
 def fields(request: Request) -> dict[str, Any]:
-    """Return the fields of an ``Answer`` that are known before it is asked for."""
+    """Return the fields of an ``Answer`` that are known before the request is sent."""
     params = request.params
     return {
         "request": request.id,

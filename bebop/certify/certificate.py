@@ -1,4 +1,4 @@
-"""From evidence to a certificate: what was found, what is likely wrong, and what to do; as JSON and as an exit code."""
+"""From evidence to a certificate: the finding, its likely cause and advice; as JSON and as an exit code."""
 
 import dataclasses
 import json
@@ -20,19 +20,19 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What is likely wrong."""
+    """Likely cause of a fault."""
 
     name: str  # wrong_row, draft_leak, sharpness, ...
     sentence: str
 
 
 class NotCertified(AssertionError):
-    """Raised by ``require_pass``; its text is the certificate's sentence."""
+    """Raised by ``require_pass``; its text is the certificate's sentence and advice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A position with much evidence, and what was written before it."""
+    """A position with much evidence, and the text before it."""
 
     request: int
     position: int
@@ -43,13 +43,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingResult:
-    """What was found at one setting of the sampling parameters."""
+    """Results at one setting of the sampling parameters."""
 
-    name: str  # as asked, stress
+    name: str  # "as asked" or "stress"
     sampling: dict[str, Any]
-    weight: float  # of its evidence in the whole
+    weight: float  # share of its evidence in the total
     answers: int
-    unfinished: int  # completions that did not end, which count like the others
+    unfinished: int  # unfinished completions, which count like the others
     tokens: int
     log_e: float
     history: tuple[tuple[int, float], ...]  # tokens, ln E
@@ -68,12 +68,12 @@ class SettingResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """Whether a live engine samples from the distribution that it claims, as far as so many tokens can tell."""
+    """Whether a live engine samples from the distribution that it claims, as far as the examined tokens can tell."""
 
     verdict: Verdict
     sentence: str  # what was found
     advice: str  # what to do about it
-    log_e: float  # evidence against the claim, all of it merged: ln of an e-value
+    log_e: float  # merged evidence against the claim: ln of an e-value
     alpha: float
     limit_tv: float
     engine: dict[str, Any]
@@ -83,13 +83,13 @@ class Certificate:
     white_box_weight: float = 0.0
     cause: Cause | None = None
     ranked: tuple[tuple[str, float], ...] = ()  # causes with ln of their likelihood, the likeliest first
-    structure: tuple[str, ...] = ()  # what no sampler may do: a sentence each
+    structure: tuple[str, ...] = ()  # broken rules that no sampler may break: a sentence each
     logprobs: dict[str, Any] = field(default_factory=dict)  # reported ones: mode, tolerance, largest distance
     seeds: dict[str, Any] = field(default_factory=dict)
-    scope: tuple[str, ...] = ()  # what so many tokens can see and what not: a sentence each
+    scope: tuple[str, ...] = ()  # faults that the examined tokens can and cannot show: a sentence each
     not_tested: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    made: dict[str, Any] = field(default_factory=dict)  # versions of what made it
+    made: dict[str, Any] = field(default_factory=dict)  # versions of the software that made it
 
     @property
     def exit_code(self) -> int:
@@ -98,7 +98,7 @@ class Certificate:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of all settings."""
+        """Return the number of tokens of all settings."""
         return sum(one.tokens for one in self.settings)
 
     @property
@@ -109,18 +109,18 @@ class Certificate:
         return max(known) if known and len(known) == len(bounds) else None
 
     def require_pass(self) -> "Certificate":
-        """Return the certificate; raise ``NotCertified`` unless it is a pass: one line of other projects' tests."""
+        """Return the certificate; raise ``NotCertified`` unless it is a pass. Tests of other projects call it."""
         if self.verdict != "pass":
             raise NotCertified(f"{self.sentence} {self.advice}")
         return self
 
     def to_json(self) -> str:
-        """Return ``certificate.json``; what JSON does not have (an infinite e-value) is null."""
+        """Return the content of ``certificate.json``; values that JSON lacks (an infinite e-value) become null."""
         content = {"format": FORMAT, **_finite(dataclasses.asdict(self))}
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
     def write(self, folder: Path) -> Path:
-        """Write ``certificate.json`` into a folder that exists, and return its path."""
+        """Write ``certificate.json`` into an existing folder, and return its path."""
         path = folder / FILE
         with writing(path):
             write_text(path, self.to_json())
@@ -137,7 +137,7 @@ def _finite(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-# ---- what is likely wrong
+# ---- likely causes
 
 CAUSES: Mapping[str, str] = {
     "structure": "A completion breaks a rule that no sampler may break: look at what follows a stop token, at finish "
@@ -202,13 +202,13 @@ WHITE_BOX = (
     "recovered",
     "bonus",
     "shared_noise",
-)  # groups of what was seen inside verification
-OWN_WORD = math.log(20)  # of a sampled direction, weight included: it explains wrong log-probs, and not the reverse
-VAGUE = ("tail", "uniform", "second", "much_hotter", "pit", "learned_tilt")  # tokens of whatever other distribution
-FEW = 0.04  # of tokens: a wrong log-prob is an exception
-FAR = 0.1  # of the evidence of log-probs that are off at all, for some that are far off
-FOLLOWED = 2.0  # mean of claimed over reported probability that tokens drawn from what is reported do not exceed
-PRIOR = 20.0  # a priori odds of one fault against two at once, and of a direction with a name against a vague one
+)  # groups of evidence from inside verification
+OWN_WORD = math.log(20)  # merged evidence of a sampled direction that also explains wrong log-probs
+VAGUE = ("tail", "uniform", "second", "much_hotter", "pit", "learned_tilt")  # directions that fit many faults
+FEW = 0.04  # share of tokens below which wrong log-probs are exceptions
+FAR = 0.1  # least evidence for log-probs far off, relative to that for log-probs off at all
+FOLLOWED = 2.0  # limit of claimed over reported probability, in the mean, for tokens drawn from the reported one
+PRIOR = 20.0  # a priori odds of one fault against two at once, and of a specific direction against a vague one
 LEAN, LEAN_OF_FEW = 0.05, 0.5  # difference of evidence for log-probs too high and too low, over its sum
 
 
@@ -217,13 +217,13 @@ def rank_causes(
 ) -> tuple[tuple[str, float], ...]:
     """Return causes with ln of their likelihood over the claim's, the likeliest first.
 
-    A cause is as likely as the best of its directions, each a mixture over shares. Weights of the family play no part:
-    they decide which direction is the first to prove a fault, and not which one is true. Draws inside verification are
-    apart, so that a cause of two has the likelihoods of both, and is a priori less likely than either.
+    A cause is as likely as the best of its directions, each a mixture over shares. The weights of the family play no
+    part: they decide which direction first proves a fault, not which one is true. Draws inside verification are
+    independent. A cause of two of them has the product of both likelihoods, but is a priori less likely than either.
 
     Args:
-        evidence: of every direction, of the tokens or of the draws inside.
-        structure: a rule was broken that no sampler may break.
+        evidence: evidence of every direction, either of the tokens or of the draws inside verification.
+        structure: whether a completion broke a rule that no sampler may break.
         odds: mean of claimed over reported probability where these differ, see ``Reported.odds``.
     """
     if structure:
@@ -246,9 +246,9 @@ def rank_causes(
 
 
 def cause(evidence: Sequence[Evidence], *, structure: bool = False, odds: float | None = None) -> Cause:
-    """Return what is likely wrong, given that something is: the first of ``rank_causes``.
+    """Return the likely cause of a proved fault: the first of ``rank_causes``.
 
-    Where tokens say only that they are off, and not how, reported log-probs may name it.
+    If the tokens do not point to a specific fault, reported log-probs may determine the cause.
     """
     ranked = rank_causes(evidence, structure=structure, odds=odds)
     name = ranked[0][0] if ranked else "unknown"
@@ -267,16 +267,16 @@ def _of_direction(one: Evidence, all_of_them: Sequence[Evidence]) -> str:
     temperature = max((other.log_e for other in all_of_them if NAMED.get(other.name) == "sharpness"), default=0.0)
     return (
         "sharpness" if one.name == "unprocessed" and temperature > one.log_e / 2 else name
-    )  # a temperature not applied
+    )  # an unapplied temperature
 
 
 def _of_reports(evidence: Sequence[Evidence], odds: float | None) -> str:
     """Return the cause that wrong log-probs point to.
 
-    Tokens drawn from what is reported have it too high, tokens drawn from p too low; small errors come from weights.
-
-    A distribution that was truncated in secret is higher at all that is left of it. Of tokens that are drawn from what
-    is reported, claimed over reported probability is 1 in the mean: more says that they are not.
+    Tokens drawn from the reported distribution have too high a reported log-prob. Tokens drawn from p have too low a
+    reported log-prob. Small errors come from weights. An undeclared truncation raises the probability of every token
+    that is left. For tokens drawn from the reported distribution, claimed over reported probability has mean 1. A
+    larger mean says that the tokens come from another distribution.
     """
     log_e = {one.name: max(one.log_e, 0.0) for one in evidence}
     high, low = log_e["reported_high"], log_e["reported_low"]
@@ -294,7 +294,7 @@ def _of_reports(evidence: Sequence[Evidence], odds: float | None) -> str:
 
 # ---- the verdict
 
-LATE = 4  # directions that are named, of those that need more tokens
+LATE = 4  # directions to name among those that need more tokens
 LOW_ACCEPTANCE = 0.2  # of tested drafts; below, drafting costs more than it gives
 
 
@@ -310,9 +310,9 @@ def merged(parts: Sequence[tuple[float, float]]) -> float:
 def decide(
     log_e: float, alpha: float, limit_tv: float, structure: Sequence[str], bounds: Sequence[float | None]
 ) -> Verdict:
-    """Return ``fail`` at ln E >= ln 1/alpha or where a rule was broken that no sampler may break.
+    """Return ``fail`` at ln E >= ln 1/alpha, or if a completion broke a rule that no sampler may break.
 
-    It is ``pass`` only if all bounds lie below the limit: no evidence against is not evidence for.
+    Return ``pass`` only if all bounds lie below the limit: a lack of evidence against the claim is not evidence for it.
     """
     if structure or log_e >= math.log(1 / alpha):
         return "fail"
@@ -333,7 +333,7 @@ def words(
     referenced: bool,
     complete: bool = True,
 ) -> tuple[str, str]:
-    """Return what was found, and what to do about it."""
+    """Return the certificate's sentence (the finding) and its advice."""
     if verdict == "fail":
         return _failed(engine, tokens, log_e, cause, structure)
     if verdict == "pass":
@@ -375,12 +375,12 @@ def _failed(engine: str, tokens: int, log_e: float, cause: Cause | None, structu
 
 
 def share(value: float) -> str:
-    """Return a probability in per cent, with two digits that mean something."""
+    """Return a probability in per cent, with two significant digits."""
     return f"{100 * value:.0f} %" if value >= 0.0995 else f"{100 * value:.2g} %"
 
 
 def scope(settings: Sequence[SettingResult], limit_tv: float) -> tuple[str, ...]:
-    """Return what so many tokens can see and what not, of each setting: the smallest fault, and what needs more."""
+    """Return a sentence for each setting: the smallest fault that its tokens show, and which directions need more."""
     found = []
     for one in settings:
         if not one.visible:
@@ -404,7 +404,7 @@ def scope(settings: Sequence[SettingResult], limit_tv: float) -> tuple[str, ...]
 
 
 def warnings_of(settings: Sequence[SettingResult]) -> tuple[str, ...]:
-    """Return what is no fault of the distribution, and yet worth a line."""
+    """Return warnings about conditions that are no fault of the distribution."""
     found = []
     for one in settings:
         if one.acceptance is not None and one.acceptance < LOW_ACCEPTANCE:

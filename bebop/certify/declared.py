@@ -1,8 +1,8 @@
-"""What an engine declares: of what its reported log-probs are, and by which rule it verifies drafts.
+"""Declarations of an engine: the meaning of its reported log-probs, and its rule for verifying drafts.
 
-Engines differ in what they report: SGLang the softmax at the temperature without truncation, vLLM the raw softmax by
-default, the embedded engine the distribution that the token was drawn from. Which one it is can be declared, or found
-on a first cohort; whether it holds is then a matter of every token.
+Engines report different log-probs. SGLang reports the softmax at the temperature without truncation, and vLLM reports
+the raw softmax by default. The embedded engine reports the distribution that the token was drawn from. The mode can be
+declared, or found on a first cohort. Every token then tests whether it holds.
 
 Several rules of verification are exact. ``rejection`` accepts a draft y with min(1, p(y) / q(y)). ``one_hot`` ignores
 q: it draws from the target and accepts the draft if it is that token, or it takes p without y for the residual. Both
@@ -24,29 +24,29 @@ from bebop.errors import UserError
 Mode = Literal["raw", "temperature", "processed", "none"]
 Rule = Literal["rejection", "one_hot", "whole"]  # whole: a cycle at once, as block verification does
 TAIL = 6  # standard deviations of a log-prob that one token in 500 may exceed: rounding has heavy tails
-ORDER: tuple[Mode, ...] = ("processed", "temperature", "raw")  # which name goes to a claim under which they agree
+ORDER: tuple[Mode, ...] = ("processed", "temperature", "raw")  # preferred name first where modes agree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far a log-prob may be off, and how often it may be further off than that."""
+    """Allowed error of a log-prob, and the share of tokens that may exceed it."""
 
     nats: float
-    share: float = 0.0  # of tokens; with one of more than 0, three tokens are always forgiven
+    share: float = 0.0  # share of tokens; if above 0, three tokens are always forgiven
 
     def met(self, off: Tensor) -> bool:
-        """Return whether log-probs that are off by so many nats [N] are within the tolerance."""
+        """Return whether log-probs with errors ``off`` [N], in nats, are within the tolerance."""
         return self.forgives(int((off > self.nats).sum()), len(off))
 
     def forgives(self, wrong: int, tokens: int) -> bool:
-        """Return whether so many of the tokens may be further off than the tolerance."""
+        """Return whether ``wrong`` of ``tokens`` tokens may exceed the allowed error."""
         return wrong <= (3 + self.share * tokens if self.share else 0)
 
 
-# Between an engine in that precision and a reference in single precision, where nothing is known of the model. Measured
+# Errors in nats between an engine in each precision and a reference in single precision, for an unknown model. Measured
 # in bf16: with the built-in model, 9,600 tokens at temperatures 1 and 2, 0.64 at most and over 0.25 for 2 tokens; with
 # SmolLM2, whose logits are larger, over 0.25 for one token in 150. Half precision has three more bits than bf16, single
-# precision of the built-in model is off by 1.5e-5 at most. What a model explains is in ``precision``.
+# precision of the built-in model is off by 1.5e-5 at most. ``precision`` estimates the errors of a known model.
 TOLERANCES = {
     "float32": Tolerance(nats=2e-3),
     "float16": Tolerance(nats=0.1, share=0.002),
@@ -55,7 +55,7 @@ TOLERANCES = {
 
 
 def tolerance(dtype: str) -> Tolerance:
-    """Return the tolerance of an engine in a precision; raise ``UserError`` for one that is not known."""
+    """Return the tolerance of an engine in a precision; raise ``UserError`` for an unknown precision."""
     if dtype not in TOLERANCES:
         raise UserError(f"dtype={dtype!r}: no tolerance of log-probs is known; choose one of {', '.join(TOLERANCES)}")
     return TOLERANCES[dtype]
@@ -63,26 +63,25 @@ def tolerance(dtype: str) -> Tolerance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What an engine was found to report."""
+    """Mode of the log-probs that an engine reports, as found on a cohort."""
 
     mode: Mode
-    distances: dict[str, float]  # mode -> median over tokens of |reported - it|, nats
-    same: tuple[str, ...] = ()  # modes that are one and the same at these sampling parameters
+    distances: dict[str, float]  # mode -> median over tokens of |reported - log-prob in this mode|, nats
+    same: tuple[str, ...] = ()  # modes that coincide at these sampling parameters
 
 
 def known_rule(rule: Rule) -> Rule:
-    """Return the rule; raise ``UserError`` for one that is not known."""
+    """Return the rule; raise ``UserError`` if it is unknown."""
     if rule not in (known := get_args(Rule)):
         raise UserError(f"rule={rule!r} is unknown: give one of {', '.join(known)}")
     return rule
 
 
 def candidates(block: Block, temperature: float) -> dict[Mode, Tensor]:
-    """Return log-probs [N] of the block's tokens as each mode has them; a mode that the block does not know is left
-    out.
+    """Return the log-probs [N] of the block's tokens in each mode that the block can compute.
 
-    At a temperature other than 1 the log-prob at the temperature takes the whole row. A repetition penalty, where there
-    is one, is in ``processed`` alone.
+    At a temperature other than 1 the log-prob at the temperature needs the whole row. Only ``processed`` includes a
+    repetition penalty.
     """
     found: dict[Mode, Tensor] = {"processed": block.logprobs}
     raw = block.raw
@@ -102,7 +101,7 @@ def candidates(block: Block, temperature: float) -> dict[Mode, Tensor]:
 
 
 def find_mode(reported: Tensor | None, candidates: Mapping[Mode, Tensor]) -> Found:
-    """Return the mode that reported log-probs [N] are nearest to, by the median: some tokens may be wrong."""
+    """Return the mode that is nearest to reported log-probs [N] by the median, which tolerates a few wrong tokens."""
     if reported is None or reported.isnan().all():
         return Found(mode="none", distances={})
     distances: dict[str, float] = {}
@@ -122,7 +121,7 @@ def find_mode(reported: Tensor | None, candidates: Mapping[Mode, Tensor]) -> Fou
 
 
 def declare(block: Block, mode: Mode, temperature: float) -> Block:
-    """Return the block with ``declared`` as a mode has it; raise ``UserError`` if the reference does not know it."""
+    """Return the block with ``declared`` filled for a mode; raise ``UserError`` if the reference cannot compute it."""
     if mode == "none" or block.reported is None:
         return replace(block, reported=None, declared=None)
     known = candidates(block, temperature)
@@ -133,12 +132,12 @@ def declare(block: Block, mode: Mode, temperature: float) -> Block:
         )
     spread = block.spread
     if spread is not None and mode == "raw":
-        spread = temperature * spread  # that of the distribution drawn from is the raw one's over the temperature
+        spread = temperature * spread  # ``spread`` belongs to the sampled distribution: the raw one's over temperature
     return replace(block, declared=known[mode], spread=spread)
 
 
 def tolerated(block: Block, nats: float) -> Tensor:
-    """Return how far each log-prob may be off [N]: what the reference knows of the model's rounding, or ``nats``."""
+    """Return the allowed error of each log-prob [N]: from the reference's rounding estimate, or else ``nats``."""
     if block.spread is None:
         return torch.full_like(block.logprobs, nats)
     return TAIL * block.spread.clamp_min(FLOOR)
@@ -147,7 +146,7 @@ def tolerated(block: Block, nats: float) -> Tensor:
 def check_reported(block: Block, dtype: str, most: int = 20) -> list[Finding]:
     """Return the first ``most`` tokens of a cohort whose reported log-prob is not the declared one.
 
-    ``dtype``: the engine's precision. Where some are forgiven, all are findings once there are more.
+    ``dtype``: the engine's precision. Beyond the forgiven number of wrong tokens, all of them are findings.
     """
     if block.reported is None or block.declared is None:
         return []

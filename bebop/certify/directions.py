@@ -1,7 +1,7 @@
-"""The directions of the black box: what each known kind of fault would mix into the claimed distribution.
+"""Directions of the black box: distributions that each known kind of fault would mix into the claimed distribution.
 
-Every one is a distribution over the columns of its row that depends on the past alone. Where a row has nothing to offer
-(no such token, an empty residual), the direction is p itself there, and nothing is bet.
+Every direction is a distribution over the columns of its row, and depends only on the past. In a row where it is
+undefined (no such token, an empty residual) it equals p, which is no bet.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,19 +15,19 @@ from torch import Tensor
 from bebop.certify.answers import Block
 from bebop.certify.noise import accepted_by_own_uniform, same_gumbel, same_uniform_rejected
 
-FLOOR = 1e-12  # of p(x): a token that the claim excludes counts as one of this probability, and e stays finite
-EMPTY = 1e-9  # less mass than this is none
-PLACES = 4  # of a decoding cycle that are told apart: 0, 1, 2, and all from 3 on
+FLOOR = 1e-12  # least p(x): a token that the claim excludes counts with this probability, so e stays finite
+EMPTY = 1e-9  # less mass than this counts as none
+PLACES = 4  # distinguished places of a decoding cycle: 0, 1, 2, and all from 3 on
 NUCLEUS = 0.95
 LEADING = 48  # bits of a double behind its sign, its exponent and four more of them
 HOT, HOTTER, COLD, COLDER = 0.8, 0.5, 1.25, 2.0  # powers of p
 
 
 class Direction(Protocol):
-    """A distribution r [n, M] that need not be written out."""
+    """A distribution r [n, M] that need not be stored as a table."""
 
     def at(self, cells: Tensor) -> Tensor:
-        """Return r of columns [n, R]."""
+        """Return r at columns [n, R]."""
 
     def tv(self, p: Tensor) -> Tensor:
         """Return the total variation from p, [n]."""
@@ -35,12 +35,12 @@ class Direction(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A distribution that is written out."""
+    """A distribution stored as a table."""
 
     r: Tensor  # [n, M]
 
     def at(self, cells: Tensor) -> Tensor:
-        """Return r of columns [n, R]."""
+        """Return r at columns [n, R]."""
         return self.r.gather(1, cells)
 
     def tv(self, p: Tensor) -> Tensor:
@@ -50,18 +50,18 @@ class Table:
 
 @dataclass(frozen=True)
 class Within:
-    """p, limited to some columns."""
+    """The distribution p restricted to some columns."""
 
     p: Tensor  # [n, M]
     kept: Tensor  # [n, M] bool
 
     @cached_property
     def mass(self) -> Tensor:
-        """Return what p has in these columns, [n, 1]."""
+        """Return the mass of p in these columns, [n, 1]."""
         return (self.p * self.kept).sum(-1, keepdim=True)
 
     def at(self, cells: Tensor) -> Tensor:
-        """Return r of columns [n, R]."""
+        """Return r at columns [n, R]."""
         own = self.p.gather(1, cells)
         return torch.where(self.mass > EMPTY, own * self.kept.gather(1, cells) / self.mass.clamp_min(EMPTY), own)
 
@@ -73,13 +73,13 @@ class Within:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Equal mass on a few columns, each of them once; -1: not in this row."""
+    """Equal mass on a few distinct columns; -1: not in this row."""
 
     p: Tensor  # [n, M]
     columns: Tensor  # [n, k]
 
     def at(self, cells: Tensor) -> Tensor:
-        """Return r of columns [n, R]."""
+        """Return r at columns [n, R]."""
         there = (self.columns >= 0).sum(-1, keepdim=True)
         hits = (cells[:, :, None] == self.columns[:, None]).sum(-1)
         return torch.where(there > 0, hits / there.clamp_min(1), self.p.gather(1, cells))
@@ -103,7 +103,7 @@ class Rows:
     _made: dict[str, Tensor] = field(default_factory=dict)
 
     def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """Return a table that several directions need, made when it is first asked for."""
+        """Return a table that several directions share; it is computed at the first call."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
@@ -114,7 +114,7 @@ class Rows:
         return self.part.probs
 
     def column(self, token: Tensor) -> Tensor:
-        """Return columns [n, k] of tokens [n, k]; -1: the row does not have it."""
+        """Return columns [n, k] of tokens [n, k]; -1: the row does not have the token."""
         if self.part.ids is None:
             return torch.where((token >= 0) & (token < self.p.shape[1]), token, -1)
         same = self.part.ids[:, None] == token[:, :, None]
@@ -142,21 +142,21 @@ class Rows:
         return self.p if self.part.ids is None else self.p.masked_fill(self.part.ids < 0, 0.0)
 
     def without(self, columns: Tensor) -> Tensor:
-        """Return all columns [n, M] but these [n, k]."""
+        """Return a mask [n, M] of all columns except ``columns`` [n, k]."""
         kept = torch.ones_like(self.p, dtype=torch.bool)
         return kept.scatter(1, columns.clamp_min(0), columns < 0) if columns.shape[1] == 1 else _each(kept, columns)
 
 
 def _each(kept: Tensor, columns: Tensor) -> Tensor:
-    for column in columns.unbind(1):  # apart: several that are not there would write to one place
+    for column in columns.unbind(1):  # one at a time: several missing columns would write to one place
         kept &= torch.ones_like(kept).scatter(1, column[:, None].clamp_min(0), column[:, None] < 0)
     return kept
 
 
 def unit(r: Tensor, p: Tensor) -> Tensor:
-    """Return r made to add up to 1; p where there is nothing of it."""
+    """Return r normalised to sum 1; rows without mass become p."""
     mass = r.sum(-1, keepdim=True)
-    if bool((mass > EMPTY).all()):  # nearly always, and a choice by column takes four times as long as the rest
+    if bool((mass > EMPTY).all()):  # nearly always; torch.where takes four times as long as the rest
         return r / mass
     return torch.where(mass > EMPTY, r / mass.clamp_min(EMPTY), p)
 
@@ -176,9 +176,9 @@ def by_id(ids: Tensor) -> Tensor:
 
 
 def power(rows: Rows, name: str, base: Tensor, exponent: float) -> Tensor:
-    """Return a distribution at another temperature; the mass of all others stays as it is.
+    """Return a distribution at another temperature; the mass of all other tokens is unchanged.
 
-    ``name``: of ``base``, whose logarithm all of its powers share.
+    ``name``: the name of ``base``, under which all of its powers share one logarithm.
     """
     grown = (rows.log(name, base) * exponent).exp_()
     if rows.part.ids is None:
@@ -191,7 +191,7 @@ def power(rows: Rows, name: str, base: Tensor, exponent: float) -> Tensor:
 
 
 def nucleus(rows: Rows) -> Tensor:
-    """Return the likeliest columns [n, M] with .95 of the mass, one more than falls short of it."""
+    """Return a mask [n, M] of the likeliest columns that together reach .95 of the mass."""
     p = rows.listed()
     ranked = p.topk(min(64, p.shape[1]), -1).values
     least = _least(ranked)
@@ -211,8 +211,8 @@ def _least(ranked: Tensor) -> Tensor:
 def _upper_part(p: Tensor) -> Tensor:
     """Return the probabilities of p [M] that reach down to the end of the nucleus, in descending order.
 
-    The leading bits of a double are its order of magnitude: one pass counts the mass of each, and no row is sorted
-    whole.
+    The leading bits of a double give its order of magnitude. One pass sums the mass of each magnitude, which avoids a
+    sort of the whole row.
     """
     size = (p.view(torch.int64) >> LEADING).clamp_min_(0)  # below 0: minus zero
     above = torch.bincount(size, weights=p).flip(0).cumsum(0).flip(0)  # [sizes] mass of columns of a size or a larger
@@ -276,15 +276,18 @@ def _copies(rows: Rows) -> Direction | None:
 
 
 def verified(p: Tensor, drawn: Tensor, accepted: Tensor, recovered: Tensor) -> Tensor:
-    """Return the distribution of a token after one draft from ``drawn``, accepted with probability ``accepted``, else
-    drawn from ``recovered``; all are [n, M]."""
+    """Return the distribution [n, M] of a token after the verification of one draft.
+
+    The draft comes from ``drawn`` and is accepted with probability ``accepted``. After a rejection the token comes from
+    ``recovered``. All are [n, M].
+    """
     taken = drawn * accepted
     rejected = (1 - taken.sum(-1, keepdim=True)).clamp_min(0)
     return unit(taken.addcmul_(rejected, recovered), p)
 
 
 def draft_directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
-    """Yield what wrong verification of one draft from ``Block.draft`` would sample; at place 0 it is that draft."""
+    """Yield the distributions of faulty verification of one draft from ``Block.draft``; at place 0 it is that draft."""
     p, q = rows.p, rows.part.draft
     assert q is not None
     both = torch.minimum(p, q)
@@ -311,18 +314,18 @@ def draft_directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
         yield "draft_no_stop", Table(verified(p, unit(q * kept, q), accept, residual))
     yield "accept_more", Table(verified(p, q, (MORE * odds).clamp_max_(1), residual))
     yield "accept_less", Table(verified(p, q, accept.log().mul_(LESS).exp_(), residual))
-    # A draft also stands if a draw of the target comes out the same, beside the test with p / q.
+    # A draft also stands if it equals a draw of the target, besides the test with p / q.
     yield "accept_or_match", Table(verified(p, q, 1 - (1 - accept) * (1 - p), residual))
 
 
 def _unnormalised(rows: Rows, residual: Tensor) -> Tensor:
-    """Return what a search without the residual's total gives: all that lacks goes to its last token."""
+    """Return the result of a search in a residual that was not normalised: the missing mass goes to its last token."""
     ids = torch.arange(residual.shape[1], device=residual.device) if rows.part.ids is None else rows.part.ids
     last = ((residual > 0) * (ids + 2)).argmax(-1, keepdim=True)
     return residual.scatter_add(1, last, (1 - residual.sum(-1, keepdim=True)).clamp_min(0))
 
 
-MORE, LESS = 1.25, 0.8  # acceptance times, and to the power of
+MORE, LESS = 1.25, 0.8  # factor and exponent of the acceptance probability
 DRAFT = (
     *("draft", "overlap", "residual", "draft_top", "no_draft_top", "residual_is_target", "residual_unnormalised"),
     *("residual_high_ids", "residual_low_ids", "draft_hotter", "draft_colder", "draft_greedy", "draft_no_stop"),
@@ -331,7 +334,7 @@ DRAFT = (
 
 
 def noise_directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
-    """Yield what verification of one draft from ``Block.draft`` samples where two of its draws share their noise."""
+    """Yield the distributions that verification samples if two draws of a draft (``Block.draft``) share noise."""
     order = None if rows.part.ids is None else by_id(rows.part.ids)
     p, q = rows.p, rows.part.draft
     assert q is not None

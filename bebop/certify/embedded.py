@@ -1,4 +1,4 @@
-"""The embedded engine as one that a certificate is made of: asked for cohorts of completions, with a look inside."""
+"""The embedded engine for certificates: it decodes cohorts of completions and exposes the draws inside verification."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -45,14 +45,17 @@ def make(config: CertifyConfig) -> "EmbeddedEngine":
 
 
 class EmbeddedEngine:
-    """A ``LiveEngine`` over a ``TorchEngine`` that nobody else uses."""
+    """A ``LiveEngine`` over a ``TorchEngine`` that has no other users."""
 
     name = "embedded"
 
     def __init__(self, engine: TorchEngine, *, white_box: WhiteBox | None = None, rule: Rule = "rejection") -> None:
-        """``white_box``: sees every cycle's verification; left out where a system has a cycle of its own.
+        """Attach the white box if the decoding system uses the common draft-verify cycle.
 
-        ``rule``: what the engine declares, which its draws are held to; block verification is known by itself.
+        Args:
+            white_box: observes every cycle's verification; unused for a system with its own cycle.
+            rule: the engine's declared rule, which its draws are tested against; block verification is detected by
+                itself.
         """
         self.engine = engine
         self.white_box: WhiteBox | None = None
@@ -63,10 +66,11 @@ class EmbeddedEngine:
 
     @property
     def places_known(self) -> bool:
-        """Return whether a token's place in its cycle may be bet on.
+        """Return whether bets may use a token's place in its cycle.
 
-        Given the text and that the cycle came so far, a token has the target's distribution under every exact rule,
-        block verification included: the chance that i drafts or more stand is a function of those i drafts alone.
+        Given the text, and that the cycle reached the place, a token has the target's distribution under every exact
+        rule. This includes block verification: the probability that at least i drafts stand depends on those i drafts
+        alone.
         """
         decoder = self.engine.decoder
         return isinstance(decoder, DraftVerify) and decoder.rule.exact
@@ -93,7 +97,7 @@ class EmbeddedEngine:
         }
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """Decode a cohort side by side; return an ``Answer`` for each request, in their order."""
+        """Decode a cohort as one batch; return an ``Answer`` for each request, in their order."""
         done: dict[int, Finished] = {}
         cycles: dict[int, list[int]] = {request.id: [] for request in requests}
         try:
@@ -110,10 +114,10 @@ class EmbeddedEngine:
         return [self._answer(request, done.get(request.id), cycles[request.id]) for request in requests]
 
     def close(self) -> None:
-        """Do nothing: nothing was started."""
+        """Do nothing: the engine needs no cleanup."""
 
     def _note(self, cycles: dict[int, list[int]], finished: Sequence[Finished]) -> int:
-        """Add each request's tokens beyond the cycles that are known of it; return the tokens of all."""
+        """Append each request's new tokens to its known cycles; return the number of new tokens of all requests."""
         counts = self.engine.slots.count[: len(self.engine.active)].tolist()
         lengths = {one.id: len(one.completion.token_ids) for one in finished}
         lengths |= {request.id: count for request, count in zip(self.engine.active, counts, strict=True)}
@@ -148,14 +152,14 @@ class EmbeddedEngine:
 
 
 class WatchedRule:
-    """An acceptance rule that shows a white box what it was given and what it decided."""
+    """An acceptance rule that reports its inputs and decisions to a white box."""
 
     def __init__(self, inner: AcceptanceRule, box: WhiteBox, rule: Rule = "rejection") -> None:
         self.inner, self.box, self.one_hot = inner, box, known_rule(rule) == "one_hot"
         self.exact, self.stepwise, self.layers, self.counts = inner.exact, inner.stepwise, inner.layers, inner.counts
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        """Verify as the inner rule does, and show the white box what came of it."""
+        """Verify as the inner rule does, and report the outcome to the white box."""
         accepted = self.inner.accept(rows, draft, out, uniforms)
         if not self.exact:
             self.box.skip(rows.batch, "draws of an inexact rule", "it claims no distribution to hold them to")

@@ -1,13 +1,13 @@
-"""E-values: how strongly tokens speak against a claim, which shares of a fault they exclude, and which they would show.
+"""E-values: the evidence of tokens against a claim, the shares of a fault that they exclude, and the shares they show.
 
-A direction is a distribution r over a position's columns that depends on the past alone: what a known kind of fault
-would mix into the claimed p. Under the claim
+A direction is a distribution r over a position's columns that depends on the past alone. It is the distribution that a
+known kind of fault would mix into the claimed p. Under the claim
 
     e(share) = prod over positions of (1 + share * (r(x) / p(x) - 1))
 
-has expectation 1 at every moment, for it is the likelihood ratio of (1 - share) p + share r against p: it ever exceeds
-1/alpha with probability at most alpha (Ville's inequality), however long one looks and whenever one stops. So does a
-mixture over shares with fixed weights, and a mixture over directions with fixed weights that add up to at most 1.
+has expectation 1 at every moment, because it is the likelihood ratio of (1 - share) p + share r against p. It ever
+exceeds 1/alpha with probability at most alpha (Ville's inequality), at any stopping time. The same holds for a mixture
+over shares with fixed weights, and for a mixture over directions with fixed weights that add up to at most 1.
 """
 
 import math
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 SHARES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.9)  # of tokens, mixed with equal weights
-# A bound is a 95 % bound, as bounds usually are, not one at the ledger's alpha: a wrong bound is a fault that passes
-# unseen, and the fault there is lies in one direction, so that no further correction for their number is due.
+# A bound is a 95 % bound, as is usual, not one at the ledger's alpha. If it is wrong, a fault passes unseen. An actual
+# fault lies in one direction, so the number of directions needs no further correction.
 BOUND_ALPHA = 0.05
 FOUND = 1.2816  # standard deviations: a normal variable exceeds its mean less so many with 90 %
 
@@ -34,23 +34,23 @@ class Evidence:
     group: str  # contamination, by_cycle, draft, shared_noise, ids, learned_tilt, pit, copies, reported
     log_e: float  # ln of its e-value, without its weight
     weight: float  # fixed share of the merged e-value
-    share: float | None  # upper 95 % bound of the share of tokens drawn so; None: not bounded
+    share: float | None  # upper 95 % bound of the share of tokens drawn from this direction; None: not bounded
     tv: float | None  # the same as total variation per token
 
     @property
     def merged(self) -> float:
-        """Return ln of what it contributes to the merged e-value."""
+        """Return ln of its contribution to the merged e-value."""
         return self.log_e + math.log(self.weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visible:
-    """The smallest fault towards a direction that so many tokens show with 90 %."""
+    """The smallest fault towards a direction that the examined tokens show with probability 90 %."""
 
     name: str
-    share: float  # of tokens; 1: not even a full one, and so nothing
+    share: float  # share of tokens; 1: not even a share of 1 would show
     tv: float  # total variation per token
-    needs: int | None = None  # tokens that show a fault of ``limit_tv``; None: no share of it moves so much
+    needs: int | None = None  # tokens that show a fault of ``limit_tv``; None: no share of it moves that much
 
 
 def log_mean_exp(logs: Array, axis: int = -1) -> Array:
@@ -69,13 +69,14 @@ def log_sum_exp(logs: Array, axis: int = -1) -> Array:
 def share_bound(logs: Array, alpha: float = BOUND_ALPHA, shares: Sequence[float] | Array = SHARES) -> float:
     """Return an upper confidence bound of the share, from ln e(share) [len(shares)].
 
-    A share s is rejected at level alpha once half (no fault) + half (the mixture over shares) is 1/alpha times as
-    likely as s: that quotient is a mixture of likelihood ratios against s. ln e is concave in the share, so between two
-    shares of the grid it lies below the chords through the points on either side, prolonged.
+    The mixture gives half its weight to no fault, and half to the mixture over shares. A share s is rejected at level
+    alpha once this mixture is 1/alpha times as likely as s: that quotient is a mixture of likelihood ratios against s.
+    ln e is concave in the share. Between two shares of the grid it lies below the prolonged chords through the points
+    on either side.
 
-    The bounds of all moments are a confidence sequence: a share s that is true is rejected at any moment with
-    probability alpha at most, for the quotient is a martingale that starts at 1 if tokens come from (1 - s) p + s r
-    (Ville). So one may stop whenever one likes, as soon as the bound is low enough for one.
+    The bounds of all moments are a confidence sequence: a true share s is rejected at any moment with probability at
+    most alpha. The quotient is a martingale that starts at 1 if tokens come from (1 - s) p + s r (Ville). So a run may
+    stop at any time, as soon as the bound is low enough.
     """
     mixture = float(log_sum_exp(np.asarray([0.0, float(log_mean_exp(logs))]))) - math.log(2)
     limit = mixture - math.log(1 / alpha)
@@ -94,11 +95,12 @@ def share_bound(logs: Array, alpha: float = BOUND_ALPHA, shares: Sequence[float]
 def visible_share(
     positions: float, growth: Array, square: Array, weight: float, alpha: float, shares: Sequence[float] = SHARES
 ) -> float:
-    """Return the smallest share that is found with about 90 % after so many positions; 1: none.
+    """Return the smallest share that ``positions`` positions show with a probability of about 90 %; 1: none.
 
-    ``growth`` and ``square`` [len(shares)]: mean of ln(1 + share (r/p - 1)) and of its square under the fault itself.
-    The direction alone has to reach ln 1/alpha: positions * growth - 1.28 * sqrt(positions * variance), less its own
-    price: its weight, and that of one share among all. Linear between shares of the grid, on a logarithmic scale.
+    ``growth`` and ``square`` [len(shares)] are the means of ln(1 + share (r/p - 1)) and of its square under the fault
+    itself. The direction alone has to reach ln 1/alpha plus its price: its weight, and the weight of one share among
+    all. Its gain is positions * growth - 1.28 * sqrt(positions * variance). Between shares of the grid the result is
+    interpolated linearly on a logarithmic scale.
     """
     need = math.log(1 / alpha) - math.log(weight) + math.log(len(shares))
     gain = positions * growth - FOUND * np.sqrt(np.maximum(positions * (square - growth**2), 0.0))

@@ -1,13 +1,13 @@
-"""A Python function as an engine: ``package.module:function``, or any function that is there already.
+"""A Python function as an engine: ``package.module:function``, or a function object.
 
-Two signatures, told apart by how many arguments the function takes:
+The number of required arguments selects one of two signatures:
 
     function(requests: list[Request]) -> list[Answer | Completion]
     sample(prompts: list[list[int]], seeds: list[int], max_new_tokens: int) -> list[(token_ids, logprobs or None)]
 
-The first is given ``bebop.rollout.engine.Request`` and returns one ``Answer`` or ``Completion`` for each, in their
-order. The second knows the sampling parameters and the tokens that end a completion itself. The stop token is the last
-of a completion, where there is one; a completion that is shorter than it may be has one.
+The first one receives ``bebop.rollout.engine.Request`` and returns one ``Answer`` or ``Completion`` for each, in their
+order. The second one must know the sampling parameters and the stop tokens itself. A stop token is the last token of
+its completion. A completion shorter than ``max_new_tokens`` ends with one.
 """
 
 import importlib
@@ -38,12 +38,15 @@ def make(config: CertifyConfig) -> "FunctionEngine":
 
 
 class FunctionEngine:
-    """A ``LiveEngine`` over a function. Interrupted, it gives nothing: all of its completions are missing."""
+    """A ``LiveEngine`` over a function. After an interruption all completions of the cohort are missing."""
 
     name = "function"
 
     def __init__(self, function: Sample | Answering, white_box: WhiteBox | None = None) -> None:
-        """``white_box``: of whoever is told what the function does inside (``certify``)."""
+        """Detect the function's signature.
+
+        ``white_box``: the white box of ``certify``, which receives the function's decoding cycles.
+        """
         self.white_box = white_box
         self.function: Callable[..., Any] = function
         self.label = f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', repr(function))}"
@@ -54,7 +57,7 @@ class FunctionEngine:
         return {"function": self.label}
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """Ask the function for a cohort; raise ``UserError`` if the results are no ``Answer``s."""
+        """Call the function for a cohort; raise ``UserError`` for invalid results."""
         if not requests:
             return []
         try:
@@ -69,7 +72,7 @@ class FunctionEngine:
         return answers
 
     def close(self) -> None:
-        """Do nothing: nothing was started."""
+        """Do nothing: the engine needs no cleanup."""
 
     def _asked(self, requests: Sequence[Request]) -> Any:
         if not self.simple:
@@ -99,7 +102,7 @@ class FunctionEngine:
         return Answer(**own, token_ids=ids, logprobs=logprobs, finish_reason=_reason(request, ids))
 
     def _numbers(self, given: Any, kind: type, what: str) -> Any:
-        """Return a list, array or tensor of numbers as an array; ids are whole ones."""
+        """Return a list, array or tensor of numbers as an array; token ids must be integers."""
         array = np.asarray(given.tolist() if hasattr(given, "tolist") else given)
         whole = array.size == 0 or np.issubdtype(array.dtype, np.integer if kind is np.int64 else np.number)
         if array.ndim != 1 or not whole:
@@ -122,7 +125,7 @@ def find(target: str) -> Callable[..., Any]:
 
 
 def takes(function: Callable[..., Any], label: str) -> int:
-    """Return how many arguments a function has to be given; raise ``UserError`` unless 1 or 3."""
+    """Return the number of required arguments of a function; raise ``UserError`` unless 1 or 3."""
     required = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     count = sum(one.kind in required and one.default is inspect.Parameter.empty for one in parameters)

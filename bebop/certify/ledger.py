@@ -1,11 +1,11 @@
 """The black box: do sampled tokens follow the claimed distribution, and if not, in which direction are they off?
 
-A betting martingale for every direction, merged by fixed weights:
+It runs a betting martingale for every direction and merges them by fixed weights:
 
-- What is merged is settled before the first token is looked at (``FAMILY``).
-- Cohorts come whole and in the order of submission. Which completions end first decides nothing.
-- Bets on a token look at what came before it in its own completion and in earlier requests.
-- They learn from earlier cohorts alone.
+- The directions and weights (``FAMILY``) are fixed before the first token.
+- Cohorts are whole and in the order of submission, so the order in which completions end does not matter.
+- Bets on a token use only earlier tokens of its own completion and earlier requests.
+- Bets learn from earlier cohorts alone.
 """
 
 import math
@@ -35,10 +35,10 @@ from bebop.certify.directions import (
 from bebop.certify.evidence import Array, Evidence, Visible, log_sum_exp
 from bebop.certify.marginals import BINS, EVENTS, Ids, Pit, Reported, likelier, overlap
 
-# Of a table that are looked at together: a dozen such tables are alive at a time, and should stay in the cache.
+# Elements of a table in one chunk: a dozen such tables are alive at a time, and should stay in the cache.
 ELEMENTS = 1 << 19
-COARSE = 1 << 15  # columns above which fewer rows are enumerated: it takes as long for one as all bets on ten
-CERTAIN = 1e-6  # a token that is less likely tells too little of its uniform to compare another with it
+COARSE = 1 << 15  # columns above which fewer rows are enumerated: one row takes as long as all bets on ten
+CERTAIN = 1e-6  # least probability of a token whose uniform is compared with another token's
 Index = NDArray[np.int64]
 
 # ---- the directions and their weights
@@ -79,13 +79,13 @@ WHY: Mapping[str, str] = {
 
 
 def split(name: str, masks: Array) -> tuple[list[str], Array]:
-    """Return a direction with those of its places in the cycle: names and masks [names, n]."""
+    """Return a direction and its bets by place in the cycle: names and masks [names, n]."""
     places = PLACES if name in BY_PLACE else 1 if name in DRAFT + SHARED_NOISE else 0
     return [name, *(f"{name}@{place}" for place in range(places))], masks[: 1 + places]
 
 
 def why_not(name: str, tested: Container[str]) -> str:
-    """Return why a direction was not tested, given those that were."""
+    """Return why a direction was not tested, given the tested ones."""
     base, at_place, _ = name.partition("@")
     if at_place and (base in tested or base not in WHY):
         return CYCLES
@@ -111,7 +111,7 @@ class Cohort:
     ranked: Array  # [N] F(x-) in the order of likelihood
 
     def at(self, index: slice | Tensor, vocabulary: int, bigram: Bigram) -> Rows:
-        """Return some positions, with the facts known before their tokens."""
+        """Return the selected positions, with the facts known before their tokens."""
         own = {name: getattr(self.block, name) for name in self.block.__slots__}
         cut: dict[str, Any] = {name: value[index] for name, value in own.items() if isinstance(value, Tensor)}
         part = replace(self.block, **cut)
@@ -123,7 +123,7 @@ class Cohort:
         return Rows(part=part, vocabulary=vocabulary, neighbour=neighbour, bigram=bigram.table(part))
 
     def fill(self, rows: Rows, cells: Tensor, start: int) -> Tensor:
-        """Note p(x), F(x) and F(x-) of positions from ``start`` on; return F of all of their columns [n, M]."""
+        """Store p(x), F(x) and F(x-) of positions from ``start`` on; return F of all of their columns [n, M]."""
         stop = start + len(rows.p)
         own, upper = rows.p.gather(1, cells[:, None])[:, 0], (rows.middle() + rows.p) / 2
         self.own[start:stop] = own.cpu().numpy()
@@ -152,21 +152,21 @@ def make_cohort(block: Block) -> Cohort:
 
 
 def _find(key: Index, wanted: Index) -> Index:
-    """Return where each wanted key is, -1: nowhere."""
+    """Return the index of each wanted key; -1 for a missing key."""
     at = np.searchsorted(key, wanted).clip(max=len(key) - 1)
     found: Index = np.where(key[at] == wanted, at, -1)
     return found
 
 
 class _Ratios:
-    """What directions pay on N positions, filled chunk by chunk: r(x)/p(x), and total variation from the claim."""
+    """Payoffs of directions at N positions, filled chunk by chunk: r(x)/p(x), and total variation from the claim."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.found: dict[str, tuple[Array, Array]] = {}  # [N] each; a position that a direction has not is no bet
+        self.found: dict[str, tuple[Array, Array]] = {}  # [N] each; a position that a direction lacks is no bet
 
     def note(self, name: str, start: int, ratio: Array, tv: Array) -> None:
-        """Take in positions from ``start`` on."""
+        """Store the payoffs of positions from ``start`` on."""
         ratios, moved = self.found.setdefault(name, (np.ones(self.count), np.zeros(self.count)))
         ratios[start : start + len(ratio)], moved[start : start + len(tv)] = ratio, tv
 
@@ -191,11 +191,11 @@ class Ledger:
 
         Args:
             vocabulary: V.
-            alpha: chance of a false alarm.
-            seed: of the ledger's own uniforms.
+            alpha: probability of a false alarm.
+            seed: seed of the ledger's own uniforms.
             tolerance: nats that a reported log-prob of an intact engine may be off, by its precision.
             allowed: share of tokens that may be off by more.
-            enumerate_rows: look at all tokens of one row in 64. Without it ``visible`` knows nothing, and an update
+            enumerate_rows: enumerate all tokens of one row in 64. Without it ``visible`` returns nothing, and an update
                 takes a third less time.
         """
         self.vocabulary, self.alpha, self.tolerance = vocabulary, alpha, tolerance
@@ -213,7 +213,7 @@ class Ledger:
     # ---- in
 
     def update(self, block: Block) -> None:
-        """Take in a whole cohort; requests come in the order of submission, also from call to call.
+        """Add the evidence of a whole cohort; requests come in the order of submission, also from call to call.
 
         Raises: ``ValueError`` for requests or positions out of order.
         """
@@ -247,7 +247,7 @@ class Ledger:
         self._request = int(request[-1]) if len(request) else self._request
 
     def _chunk(self, cohort: Cohort, made: "_Ratios", start: int, stop: int) -> Array:
-        """Note what bets on positions pay; return what each gave to the learned tilt."""
+        """Store the payoffs of the bets on some positions; return the gain of the learned tilt at each."""
         rows = cohort.at(slice(start, stop), self.vocabulary, self.bigram)
         cells = rows.part.cells
         upper = cohort.fill(rows, cells, start)
@@ -326,7 +326,7 @@ class Ledger:
         return found | self._pit.log_es() | self._reported.log_es()
 
     def evidence(self) -> list[Evidence]:
-        """Return the evidence of every direction that was tested, the strongest first."""
+        """Return the evidence of every tested direction, the strongest first."""
         parts, found = self._parts(), []
         for name in [*self._bets.names, *OTHER_NAMES]:
             if name not in self._bets.tested | self._tested:
@@ -349,9 +349,10 @@ class Ledger:
         return self._reported.odds
 
     def visible(self, limit_tv: float | None = None) -> list[Visible]:
-        """Return, for every direction, the smallest share that so many tokens show with 90 %.
+        """Return, for every direction, the smallest share that the examined tokens show with probability 90 %.
 
-        ``limit_tv``: total variation a token; ``Visible.needs`` says how many tokens show so much.
+        ``limit_tv``: total variation per token; ``Visible.needs`` is the number of tokens that show a fault of this
+        size.
         """
         found = []
         for name in self._bets.names:
@@ -385,7 +386,7 @@ class Ledger:
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, as tensors, numbers, texts, lists and dicts: a few MB for any vocabulary."""
+        """Return the state for a checkpoint (tensors, numbers, texts, lists, dicts): a few MB for any vocabulary."""
         parts = {name: part.state_dict() for name, part in self._stateful().items()}
         own: dict[str, Any] = {
             "tokens": self.tokens,
@@ -399,7 +400,7 @@ class Ledger:
         return _portable({**own, **parts})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint was written; raise ``ValueError`` if it is of another vocabulary or family."""
+        """Restore the state of a checkpoint; raise ``ValueError`` if it has another vocabulary or family."""
         state = _arrays(state)
         for name, part in self._stateful().items():
             part.load_state_dict(state[name])
@@ -414,7 +415,7 @@ class Ledger:
 
 
 def _portable(value: Any) -> Any:
-    """Return arrays as tensors and tuples as lists: what ``torch.load(weights_only=True)`` reads."""
+    """Return a value with arrays as tensors and tuples as lists, which ``torch.load(weights_only=True)`` can read."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
     if isinstance(value, dict):
@@ -423,7 +424,7 @@ def _portable(value: Any) -> Any:
 
 
 def _arrays(value: Any) -> Any:
-    """Return tensors as arrays of their own: the inverse of ``_portable``."""
+    """Return a value with tensors as fresh arrays: the inverse of ``_portable``."""
     if isinstance(value, torch.Tensor):
         return value.cpu().numpy().copy()
     if isinstance(value, dict):

@@ -1,7 +1,8 @@
 """Evidence that is not a mixture towards one table: single tokens, uniforms behind tokens, reported log-probs.
 
-The probability integral transform of a token is uniform under the claim, whatever the rows were: u lies at random
-between F(x-) and F(x), in the order of likelihood or of ids. What two tokens share of it is randomness that they share.
+The probability integral transform of a token is uniform under the claim, for any rows: u lies at random between F(x-)
+and F(x), in the order of likelihood or of ids. Dependence between the transforms of two tokens means that they share
+randomness.
 """
 
 from typing import Any
@@ -14,17 +15,17 @@ from torch import Tensor
 from bebop.certify.answers import Block
 from bebop.certify.evidence import SHARES, Array, log_mean_exp, share_bound
 
-ELEMENTS = 1 << 19  # of a table that are looked at together
+ELEMENTS = 1 << 19  # elements of a table in one chunk
 
 # ---- one token too often
 
 
 class Ids:
-    """A bet for each token of the vocabulary that it comes too often; only tokens that occurred need to be touched."""
+    """A bet for each token of the vocabulary that it comes too often; only tokens that occurred need an update."""
 
     def __init__(self, vocabulary: int) -> None:
         self._logs = np.zeros((vocabulary, len(SHARES)))  # without the factor of all positions
-        # Of the claim, summed over positions; 0 where columns are not tokens.
+        # The claim, summed over positions; 0 where columns are not tokens.
         self._mass = np.zeros(vocabulary, np.float32)
         self._positions = 0
         self._odds = np.log(np.asarray(SHARES) / (1 - np.asarray(SHARES)))
@@ -53,7 +54,8 @@ class Ids:
     def bound(self) -> tuple[float, float]:
         """Return upper bounds, over all tokens, of the share and of the total variation per token.
 
-        Bounds are largest for tokens with evidence and for frequent ones: the 64 first of either are looked at.
+        Bounds are largest for tokens with much evidence and for frequent tokens: the method checks the top 64 of each
+        kind.
         """
         logs = self._all()
         some = {*np.argsort(-logs.max(-1))[:64].tolist(), *np.argsort(-self._mass)[:64].tolist()}
@@ -63,12 +65,12 @@ class Ids:
         return max(shares.values()), max(apart.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, of the tokens that occurred alone."""
+        """Return the state for a checkpoint; it holds only the tokens that occurred."""
         there = np.flatnonzero(self._logs.any(1))
         return {"tokens": there, "logs": self._logs[there], "mass": self._mass.copy(), "positions": self._positions}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint was written; raise ``ValueError`` if it is of another vocabulary."""
+        """Restore the state of a checkpoint; raise ``ValueError`` if it has another vocabulary."""
         if len(state["mass"]) != len(self._mass):
             raise ValueError("the checkpoint's evidence is of another vocabulary: start the evidence anew")
         self._logs[:] = 0
@@ -80,7 +82,7 @@ class Ids:
 
 
 def likelier(p: Tensor, cells: Tensor, own: Tensor) -> Tensor:
-    """Return F(x-) [n] in the order of likelihood, equal ones in the order of columns.
+    """Return F(x-) [n] in the order of likelihood; ties are in the order of columns.
 
     ``cells`` [n] are the columns of the tokens x, ``own`` [n] is p(x). It takes one pass over the table, and no sort.
     """
@@ -92,14 +94,14 @@ def likelier(p: Tensor, cells: Tensor, own: Tensor) -> Tensor:
 
 
 BINS = {"pit": (16,), "pit_ids": (16,), "pit_serial": (6, 6), "pit_rows": (6, 6)}
-PRIOR = {1: 20.0, 2: 10.0}  # counts of each bin to begin with: how far a first cohort may carry
+PRIOR = {1: 20.0, 2: 10.0}  # initial counts of each bin: they limit the influence of a first cohort
 
 
 class Pit:
     """Bets on bins of the transform, with the frequencies of earlier cohorts (Krichevsky and Trofimov 1981).
 
-    ``pit``: in the order of likelihood; ``pit_ids``: of ids; ``pit_serial``: given the bin of the token before;
-    ``pit_rows``: given that of the neighbouring request at the same position.
+    ``pit``: in the order of likelihood. ``pit_ids``: in the order of ids. ``pit_serial``: given the bin of the token
+    before. ``pit_rows``: given the bin of the neighbouring request at the same position.
     """
 
     def __init__(self) -> None:
@@ -107,10 +109,10 @@ class Pit:
         self._counts = {name: np.zeros(bins) for name, bins in BINS.items()}
 
     def add(self, ranked: Array, by_id: Array, serial: NDArray[np.int64], rows: NDArray[np.int64]) -> dict[str, Array]:
-        """Bet on a cohort, then learn from it; return what each position gave.
+        """Bet on a cohort, then learn from it; return the gain in ln e at each position.
 
-        ``ranked`` and ``by_id`` [N] are the transform in either order; ``serial`` and ``rows`` [N] are the positions
-        that a position is paired with, -1: none.
+        ``ranked`` and ``by_id`` [N] are the transform in either order. ``serial`` and ``rows`` [N] are the positions
+        that each position is paired with; -1: none.
         """
         gains: dict[str, Array] = {}
         for name, u in (("pit", ranked), ("pit_ids", by_id)):
@@ -134,15 +136,15 @@ class Pit:
         return gains
 
     def log_es(self) -> dict[str, float]:
-        """Return ln e of each."""
+        """Return ln e of each bet, by name."""
         return self._logs
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {name: (self._logs[name], self._counts[name].copy()) for name in BINS}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint was written."""
+        """Restore the state of a checkpoint."""
         for name in BINS:
             self._logs[name], self._counts[name] = float(state[name][0]), np.array(state[name][1])
 
@@ -154,8 +156,8 @@ def _bins(u: Array, count: int) -> NDArray[np.int64]:
 def overlap(upper: Array | Tensor, own: Array | Tensor, low: Array | Tensor, high: Array | Tensor) -> Any:
     """Return the distribution of a token whose uniform lies between ``low`` and ``high``.
 
-    So an engine draws that uses a uniform twice. It is what the token's interval, F(x-) to F(x) or ``upper - own`` to
-    ``upper``, shares with that, over the length of that.
+    An engine that uses a uniform twice draws from it. The probability of a token is the part of the interval from
+    ``low`` to ``high`` that the token's own interval covers: F(x-) to F(x), or ``upper - own`` to ``upper``.
     """
     if isinstance(upper, Tensor):
         shared = torch.minimum(upper, high) - torch.maximum(upper - own, low)  # type: ignore[arg-type]
@@ -174,15 +176,19 @@ SHARE_WRONG = (0.002, 0.01, 0.05, 0.2, 0.5, 0.9)
 
 
 class Reported:
-    """Bets that more log-probs are off by more than the tolerance than an intact engine's precision explains.
+    """Bets that more log-probs exceed the tolerance than an intact engine's precision explains.
 
-    ``far``: 20 times the tolerance. On either side of it half as many are allowed: too ``high`` where tokens were drawn
-    from what is reported, too ``low`` where from what is declared; ``hot`` and ``cold``, off as a higher or a lower
-    temperature would move log p(x), whose direction is the sign of log p(x) + entropy.
+    ``far`` counts errors of 20 times the tolerance. The last four events have half the allowed chance each. ``high``:
+    tokens were drawn from the reported distribution. ``low``: tokens were drawn from the declared one. ``hot`` and
+    ``cold``: the error points where a higher or a lower temperature would move log p(x), by the sign of log p(x) +
+    entropy.
     """
 
     def __init__(self, allowed: float) -> None:
-        """``allowed``: chance that a log-prob of an intact engine is off by more than the tolerance."""
+        """Begin with no evidence.
+
+        ``allowed``: probability that a log-prob of an intact engine exceeds the tolerance.
+        """
         self._null = allowed * np.asarray(list(EVENTS.values()))[:, None]
         self._shares = np.maximum(np.asarray(SHARE_WRONG), self._null)  # [EVENTS, shares]; what is allowed: no bet
         self._logs = np.zeros((len(EVENTS), len(SHARE_WRONG)))
@@ -212,9 +218,9 @@ class Reported:
 
     @property
     def odds(self) -> float | None:
-        """Return the mean of claimed over reported probability where these differ; None: they nowhere do.
+        """Return the mean of claimed over reported probability where these differ; None: they nowhere differ.
 
-        It is 1 in expectation if tokens are drawn from what is reported, for then it is the sum of the claim.
+        Its expectation is 1 if tokens are drawn from the reported distribution: then it is the sum of the claim.
         """
         return float(self._odds[0] / self._odds[1]) if self._odds[1] else None
 
@@ -228,10 +234,10 @@ class Reported:
         return share_bound(self._logs[at], shares=self._shares[at])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"logs": self._logs.copy(), "largest": self.largest, "odds": self._odds.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint was written."""
+        """Restore the state of a checkpoint."""
         self._logs, self.largest = np.array(state["logs"]), float(state["largest"])
         self._odds = np.array(state.get("odds", np.zeros(2)))

@@ -1,8 +1,8 @@
-"""What completions should follow: the claim, made of the logits of the Hugging Face model in fp32.
+"""The model as the reference: the claimed distribution, computed from the Hugging Face model's logits in fp32.
 
-Nothing of an engine is used: transformers' own forward and attention, and the processing of logits written again here,
-in fp64. The MTP head, where the checkpoint has one, only says what drafts are probably drawn from; a wrong one costs
-power and nothing else.
+It shares no code with an engine: it uses transformers' own forward and attention, and processes the logits with its own
+code in fp64. The MTP head, if the checkpoint has one, only predicts the distribution of drafts. A wrong prediction
+costs statistical power and nothing else.
 """
 
 import copy
@@ -25,24 +25,29 @@ from bebop.model.fingerprint import fingerprint
 from bebop.model.parity import stock_attention
 from bebop.trajectory import SamplingParams
 
-COLUMNS = 4096  # of a block; a larger vocabulary has its likeliest tokens and one column for all others
+COLUMNS = 4096  # columns of a block; a larger vocabulary has its likeliest tokens and one column for all others
 TOKENS = 4096  # in a pass of the model, padding included
-ELEMENTS = 1 << 24  # logits that are processed at a time
-BORDER = 1e-6  # how close to the border of a truncation a token is still kept: fp32 may see it on either side
+ELEMENTS = 1 << 24  # logits processed at a time
+BORDER = 1e-6  # margin by which a truncation keeps more tokens: in fp32 they may lie on either side of its limit
 
 
 def make(config: CertifyConfig, engine: LiveEngine) -> "ModelReference":
-    """Load the checkpoint of ``model.path`` for this alone, held against Hugging Face's forward."""
+    """Load the checkpoint of ``model.path`` for the reference alone, and check it against Hugging Face's forward."""
     return ModelReference(load_policy(replace(config.model, dtype="float32", check=True)), dtype=config.model.dtype)
 
 
 class ModelReference:
-    """A ``Reference`` over a policy in fp32 that nobody else uses."""
+    """A ``Reference`` over a policy in fp32 that has no other users."""
 
     name = "model"
 
     def __init__(self, policy: Policy, *, columns: int = COLUMNS, dtype: str = "float32") -> None:
-        """``columns``: of a block at most; ``dtype``: the engine's precision, whose rounding is estimated."""
+        """Store the policy.
+
+        Args:
+            columns: the largest number of columns of a block.
+            dtype: the engine's precision, whose rounding is estimated.
+        """
         self.policy, self.columns, self.dtype = policy, columns, dtype
         self.gain: float | None = None  # see ``precision``; measured with the first completions
 
@@ -60,10 +65,10 @@ class ModelReference:
 
     @torch.no_grad()
     def block(self, answers: Sequence[Answer], params: SamplingParams) -> Block:
-        """Return the distributions at every position of the completions that have any.
+        """Return the distributions at every position of all nonempty completions.
 
         Raises:
-            ValueError: ``params`` is greedy: its completions are no draws.
+            ValueError: ``params`` is greedy: greedy completions are no draws.
         """
         if params.temperature <= 0:
             raise ValueError(
@@ -102,7 +107,10 @@ class ModelReference:
         return Sensitivity.joined(parts).measured_gain(torch.cat(off), self.dtype)
 
     def _forward(self, policy: Policy, answers: Sequence[Answer]) -> tuple[Tensor, Tensor | None]:
-        """Return states [B, L, d] after prompts and completions, and the head's own, one token on, or None."""
+        """Return the model's states [B, L, d] of prompts and completions, and the head's states one token ahead.
+
+        The head's states are None without a head.
+        """
         texts = [torch.tensor([*answer.prompt, *answer.token_ids.tolist()]) for answer in answers]
         ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(policy.device)  # causality hides the padding
         places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
@@ -122,10 +130,10 @@ class ModelReference:
         params: SamplingParams,
         written: Tensor | None,
     ) -> list[dict[str, Tensor | None]]:
-        """Return the fields of a block that depend on the model, some positions of a completion at a time.
+        """Return the fields of a block that depend on the model, one chunk of a completion's positions at a time.
 
-        ``hidden``, ``drafting`` [L, d]: after token i is what predicts token i + 1, and with the token after it i + 2.
-        ``written`` [T, V]: tokens that the penalty sees at each position.
+        ``hidden``, ``drafting`` [L, d]: the state after token i predicts token i + 1, and with the token after it token
+        i + 2. ``written`` [T, V]: the tokens that the penalty sees at each position.
         """
         start, count = len(answer.prompt), len(answer.token_ids)
         step = max(1, ELEMENTS // self.policy.vocab_size)
@@ -134,7 +142,7 @@ class ModelReference:
             at = torch.arange(start + first, start + min(first + step, count), device=hidden.device)
             own = None if written is None else written[first : first + step].to(hidden.device)
             logits = self._logits(hidden[at - 1])
-            # What comes before the first token of a text has no row: the position's own stands in.
+            # There is no row before the first token of a text: the position's own row replaces it.
             earlier = (at > 1)[:, None]
             rows: dict[str, Tensor] = {"probs": processed(logits, params, own)}
             before = processed(self._logits(hidden[(at - 2).clamp_min(0)]), params, own)
@@ -158,20 +166,21 @@ class ModelReference:
         return head(hidden).double()
 
 
-TABLES = ("probs", "before", "raw", "draft")  # of a block, that have columns
+TABLES = ("probs", "before", "raw", "draft")  # fields of a block that have columns
 
 
 def narrowed(rows: Mapping[str, Tensor], tokens: Tensor, width: int) -> dict[str, Tensor | None]:
-    """Return rows [n, V] over their ``width`` likeliest columns, the last of which is for all others, if that is less.
+    """Return rows [n, V] over their ``width`` likeliest columns if V is larger; the last one is for all other tokens.
 
-    ``rows``: tables of ``TABLES``, and other fields, which stay; ``tokens`` [n] were sampled.
+    ``rows``: tables of ``TABLES``; ``tokens`` [n]: the sampled tokens. The result also has ``logprobs``, ``ids`` and
+    ``cells``.
     """
     tables = {name: rows[name] for name in TABLES if name in rows}
     probs = tables["probs"]
     fields: dict[str, Tensor | None] = {"logprobs": probs.gather(1, tokens[:, None])[:, 0].log(), "ids": None}
     fields |= dict.fromkeys(("raw", "draft")) | {"cells": tokens}
     if probs.shape[1] > width:
-        # Which tokens have columns may depend on nothing but the text before: it is part of the bets.
+        # The choice of columns is part of the bets, so it may depend only on the text before.
         likely = sum(tables.values(), torch.zeros_like(probs)).topk(width - 1, -1).indices.sort(-1).values
         ids = torch.cat([likely, torch.full_like(likely[:, :1], -1)], 1)
         fields |= {"ids": ids, "cells": cells(ids, tokens)}
@@ -183,8 +192,8 @@ def narrowed(rows: Mapping[str, Tensor], tokens: Tensor, width: int) -> dict[str
 def processed(logits: Tensor, params: SamplingParams, written: Tensor | None = None) -> Tensor:
     """Return the claimed distribution [n, V] of logits [n, V] in fp64: penalty, temperature, top-k, top-p, min-p.
 
-    ``written`` [n, V]: tokens of prompt and completion so far, which the penalty is about. A token within ``BORDER`` of
-    where a truncation ends is kept.
+    ``written`` [n, V]: tokens of prompt and completion so far, to which the penalty applies. Top-p and min-p keep a
+    token within ``BORDER`` of their limit.
     """
     if params.repetition_penalty != 1.0 and written is not None:
         weaker = torch.where(logits < 0, logits * params.repetition_penalty, logits / params.repetition_penalty)
@@ -210,7 +219,10 @@ def _kept(probs: Tensor, which: Tensor) -> Tensor:
 
 
 def _passes(answers: Sequence[Answer]) -> list[list[Answer]]:
-    """Return groups of neighbours that go through the model side by side: few enough, at least one."""
+    """Return groups of adjacent completions that share a forward pass.
+
+    A group has at most ``TOKENS`` tokens, padding included, or a single completion.
+    """
     groups: list[list[Answer]] = []
     longest = 0
     for answer in answers:

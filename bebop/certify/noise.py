@@ -1,8 +1,8 @@
-"""What a token follows whose draw uses random numbers that another draw of its cycle has used already.
+"""Distributions of tokens whose draw reuses random numbers of another draw in the same decoding cycle.
 
-Exact verification needs three draws that are independent of each other: the draft y from q, its acceptance test, and
-the token after a rejection from the residual r. Where one of them uses the noise of another, it has another
-distribution, which these functions give in closed form. Rows are n, columns V; q and r are distributions in float64.
+Exact verification needs three independent draws: the draft y from q, its acceptance test, and the token after a
+rejection from the residual r. If one of them reuses the noise of another, its distribution changes. These functions
+give the changed distribution in closed form. Rows are n, columns V; q and r are distributions in float64.
 
 A draw by the Gumbel trick is argmax(ln q + g). With E = exp(-g), which is exponential, that is the winner of a race:
 the token whose E / q is smallest. A draw by a uniform u is the token whose interval of the cumulated q holds u.
@@ -20,13 +20,13 @@ def same_gumbel(q: Tensor, r: Tensor, y: Tensor | None = None) -> Tensor:
     The winning time w of the race for y is exponential and independent of y. Given both, every other E is q w plus a
     fresh exponential variable. So in the second race token x starts late, at the time w q / r, and from then on arrives
     at rate r; y itself arrives at w q / r exactly. In units of w, with S(t) the sum of (r t - q)+ over all x but y:
-    P(x) is the integral of r / (1 + S(t))^2 over t from q(x) / r(x) to q(y) / r(y), and y has what is left.
+    P(x) is the integral of r / (1 + S(t))^2 over t from q(x) / r(x) to q(y) / r(y), and y has the rest.
 
     Args:
-        q: [n, V] what y was drawn from.
-        r: [n, V] what the token is to be drawn from.
-        y: [n] the first token. None: whichever it was, r gives it no probability, as a residual does to a rejected
-            draft; then the distribution is the same for all of them.
+        q: [n, V] distribution that y was drawn from.
+        r: [n, V] distribution that the token should be drawn from.
+        y: [n] the first token. None: any token that r gives no probability, as a residual gives none to a rejected
+            draft; the distribution is the same for all of them.
     """
     start = torch.where(r > EMPTY, q / r.clamp_min(EMPTY), torch.inf)
     end = torch.full_like(q[:, :1], torch.inf)
@@ -40,7 +40,7 @@ def same_gumbel(q: Tensor, r: Tensor, y: Tensor | None = None) -> Tensor:
     after = torch.cat([start[:, 1:], torch.full_like(end, torch.inf)], 1)
 
     def unfinished(time: Tensor) -> Tensor:
-        """Return 1 / (1 + S) at times [n, V], each within the interval of its column; 0 when all is over."""
+        """Return 1 / (1 + S) at times [n, V], each within the interval of its column; 0 at infinite times."""
         time = torch.minimum(time, end)
         known = torch.where(torch.isfinite(time), time, 0.0)
         return torch.where(torch.isfinite(time), 1 / (1 - behind + rate * known).clamp_min(EMPTY), 0.0)
@@ -78,7 +78,7 @@ def same_uniform_rejected(q: Tensor, r: Tensor, rejected: Tensor) -> Tensor:
 
 
 def accepted_by_own_uniform(p: Tensor, q: Tensor, before: Tensor) -> Tensor:
-    """Return the chance that u q < p, where u also drew the token: it lies between ``before`` and ``before`` + q.
+    """Return the probability that u q < p, where u also drew the token: u lies between ``before`` and ``before`` + q.
 
     All have the same shape; ``before`` is the probability of the tokens ahead of it under q.
     """

@@ -1,7 +1,7 @@
-"""Engines of other projects that live in this process: vLLM's ``LLM`` and SGLang's ``Engine``, asked by their own API.
+"""Engines of other projects in this process, through their own API: vLLM's ``LLM`` and SGLang's ``Engine``.
 
-Neither is imported here: who certifies an engine has made it. The claim is what ``SamplingParams`` says, so defaults of
-a model's ``generation_config.json`` are not applied.
+This module imports neither of them: the caller has already made the engine. The claim is ``SamplingParams``, so
+defaults of a model's ``generation_config.json`` are not applied.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,14 +44,14 @@ def live_engine(engine: Any) -> LiveEngine:
 
 
 class Offline(FunctionEngine):
-    """A ``LiveEngine`` over an engine's own ``generate``; the engine stays whose it is."""
+    """A ``LiveEngine`` over an engine's own ``generate``; the caller keeps the engine and closes it."""
 
     def __init__(self, name: str, ask: Ask, engine: Any) -> None:
         super().__init__(ask)
         self.name, self.engine = name, engine
 
     def describe(self) -> dict[str, Any]:
-        """Return the engine's class and, where it says so, how it was set."""
+        """Return the engine's class and its settings, if it exposes them."""
         settings = getattr(self.engine, "server_args", None) or getattr(
             getattr(self.engine, "llm_engine", None), "vllm_config", None
         )
@@ -60,7 +60,7 @@ class Offline(FunctionEngine):
 
 
 def vllm(engine: Any) -> Ask:
-    """Return how vLLM's ``LLM`` is asked for a cohort."""
+    """Return a function that samples a cohort from vLLM's ``LLM``."""
     params_type = type(engine.get_default_sampling_params())
 
     def params(request: Request) -> Any:
@@ -75,7 +75,7 @@ def vllm(engine: Any) -> Ask:
             max_tokens=asked.max_new_tokens,
             stop_token_ids=list(asked.stop_token_ids),
             ignore_eos=not asked.stop_token_ids,
-            logprobs=0,  # that of the token alone
+            logprobs=0,  # the log-prob of the sampled token alone
             detokenize=False,
         )
 
@@ -100,7 +100,7 @@ def _of_vllm(request: Request, output: Any) -> Answer:
 
 
 def sglang(engine: Any) -> Ask:
-    """Return how SGLang's ``Engine`` is asked for a cohort."""
+    """Return a function that samples a cohort from SGLang's ``Engine``."""
     seeded = bool(getattr(engine.server_args, "enable_deterministic_inference", False))
 
     def params(request: Request) -> dict[str, Any]:

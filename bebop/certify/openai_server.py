@@ -1,8 +1,8 @@
-"""Any server with OpenAI's ``/v1/completions`` that takes and gives token ids: vLLM, SGLang, and what is like them.
+"""Any server with OpenAI's ``/v1/completions`` that takes and returns token ids: vLLM, SGLang and similar ones.
 
-Ids come back where the server knows ``return_token_ids`` (vLLM 0.10.2, SGLang 0.5.14 and newer) or vLLM's older
-``return_tokens_as_token_ids``; text alone cannot be certified, since other tokens spell the same text. Prefill
-log-probs, for ``reference=server``, are vLLM's ``prompt_logprobs``.
+Servers with ``return_token_ids`` (vLLM 0.10.2, SGLang 0.5.14 and newer) or vLLM's older ``return_tokens_as_token_ids``
+return ids. Text alone cannot be certified, since other tokens spell the same text. Prefill log-probs, for
+``reference=server``, are vLLM's ``prompt_logprobs``.
 """
 
 import os
@@ -25,7 +25,7 @@ TOKEN_ID = re.compile(r"token_id:(\d+)")
 
 
 def make(config: CertifyConfig) -> "OpenAIEngine":
-    """Meet the server; raise ``UserError`` if it is not there, or has not the model."""
+    """Connect to the server; raise ``UserError`` if it is unreachable or lacks the model."""
     own = config.engine
     assert own.url is not None
     url = own.url.rstrip("/").removesuffix("/v1")
@@ -38,40 +38,45 @@ def make(config: CertifyConfig) -> "OpenAIEngine":
 
 
 class OpenAIEngine:
-    """A ``LiveEngine`` over an OpenAI-compatible server, into which there is no look inside."""
+    """A ``LiveEngine`` over an OpenAI-compatible server, without a white box."""
 
     name = "openai"
     white_box = None
-    most = 20  # prefill log-probs of a position that vLLM gives unless --max-logprobs says otherwise
+    most = 20  # largest number of prefill log-probs at a position in vLLM, by default (--max-logprobs)
 
     def __init__(self, server: Server, model: str | None = None, *, logprobs: bool = True) -> None:
-        """``model``: its name at the server; None: the only one. ``logprobs``: whether completions must have some."""
+        """Connect to the model.
+
+        Args:
+            model: its name at the server; None: the only one.
+            logprobs: whether completions must have log-probs.
+        """
         self.server, self.logprobs = server, logprobs
         self.model = self._chosen(model)
 
     def describe(self) -> dict[str, Any]:
-        """Return the little that a server of this kind says of itself."""
+        """Return the model's properties and the version, as far as the server reports them."""
         version = self.server.run(self._version())
         known = ("root", "owned_by", "max_model_len")
         said = {name: self.model[name] for name in known if self.model.get(name) is not None}
         return {"url": self.server.url, "model": self.model["id"], "version": version, **said}
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """Ask for a cohort side by side; return an ``Answer`` for each request, in their order."""
+        """Sample a cohort with concurrent requests; return an ``Answer`` for each request, in their order."""
         for request in requests:
             refuse(request, None)
         found = self.server.together([self._answer(request, progress) for request in requests])
         return [answer or unanswered(request) for request, answer in zip(requests, found, strict=True)]
 
     def prefilled(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], top: int) -> list[Prefilled]:
-        """Return, of each (prompt, completion), the ``top`` likeliest tokens at every position."""
+        """Return the ``top`` likeliest tokens at every position of each (prompt, completion) pair."""
         found = self.server.together([self._prefill(prompt, answer, top) for prompt, answer in pairs])
         if any(one is None for one in found):
             raise KeyboardInterrupt
         return [one for one in found if one is not None]
 
     def close(self) -> None:
-        """Drop connections; the server stays."""
+        """Close the connections; the server keeps running."""
         self.server.close()
 
     def _chosen(self, model: str | None) -> Mapping[str, Any]:
@@ -88,7 +93,7 @@ class OpenAIEngine:
         raise UserError(f"engine.model={model!r} is not at {self.server.url}: it has {names}")
 
     async def _version(self) -> str | None:
-        """Return vLLM's version; other servers have none to ask for."""
+        """Return vLLM's version; None for other servers, which have no such endpoint."""
         try:
             reply = await self.server.get("version")
         except UserError:
@@ -132,7 +137,11 @@ class OpenAIEngine:
         )
 
     def _logprobs(self, choice: Mapping[str, Any]) -> NDArray[np.float64] | None:
-        """Return log-probs, nan where one is missing; raise ``UserError`` if there are none though there must be."""
+        """Return log-probs, nan where one is missing, or None if they are not required.
+
+        Raises:
+            UserError: Log-probs are required, but the server returned none.
+        """
         given = (choice.get("logprobs") or {}).get("token_logprobs")
         if not self.logprobs:
             return None
@@ -158,7 +167,7 @@ class OpenAIEngine:
 
 
 def token_ids(choice: Mapping[str, Any], url: str) -> NDArray[np.int64]:
-    """Return the ids of a completion [T], given in either way; raise ``UserError`` if the server has neither."""
+    """Return the ids of a completion [T] from either format; raise ``UserError`` if the server has neither."""
     given = choice.get("token_ids")
     if given is None:
         words = [TOKEN_ID.fullmatch(str(word)) for word in (choice.get("logprobs") or {}).get("tokens") or ()]

@@ -1,24 +1,23 @@
-"""How far log-probs of an engine in bf16 or fp16 may lie from those of the same weights in fp32.
+"""Bounds of the difference between log-probs of an engine in bf16 or fp16 and those of the same weights in fp32.
 
-Two bounds, as two parts of an engine round:
+An engine rounds in two parts, and each has a bound:
 
-- **The pass** makes logits in the engine's precision. To first order, errors e of the logits move the log-prob of token
-  x by e_x - sum_v p_v e_v. A logit l_v is rounded once, by at most ``unit`` |l_v|. Before that the hidden state is
-  off by ``gain`` * ``unit`` of its length, in a random direction, which the head turns into errors of the logits.
-  ``Sensitivity`` holds both for a token, ``spread`` is the standard deviation that follows. Neither depends on the
+- **The pass** computes logits in the engine's precision. To first order, errors e of the logits move the log-prob of
+  token x by e_x - sum_v p_v e_v. A logit l_v is rounded once, by at most ``unit`` |l_v|. Before that the hidden state
+  is off by ``gain`` * ``unit`` of its length, in a random direction, which the head turns into errors of the logits.
+  ``Sensitivity`` holds both for a token, and ``spread`` is the resulting standard deviation. Neither depends on the
   width.
-- **The sampler** makes log-probs of logits, in fp32 whatever the type of the model: ``SAMPLER`` nats.
+- **The sampler** computes log-probs from logits, in fp32 for any type of the model: ``SAMPLER`` nats.
 
 With random weights ``gain`` is 0.5 to 1 times that of independent roundings, ``gain_of(layers)``, sqrt(6 + 2 L).
-Training changes it: to 0.2 times in SmolLM2, 2 times and more in the built-in model. So it is measured, with
-transformers' own forward in both precisions on the same texts (``measured_gain``), and what an engine adds to that
-shows. Measurements:
-``python -m bebop.bench precision``, ``benchmarks/cpu/precision.json``.
+Training changes it: to 0.2 times in SmolLM2, 2 times and more in the built-in model. So it is measured with
+transformers' own forward in both precisions on the same texts (``measured_gain``). Any further error of an engine then
+stands out. Measurements: ``python -m bebop.bench precision``, ``benchmarks/cpu/precision.json``.
 
-None of this is about the law of a completion. Drafts, target and acceptance tests of an engine in bf16 use one and the
-same p, that of the bf16 model. Its completions have exactly this distribution, up to the sampler's bound. The bounds of
-the pass say how far it lies from the distribution of the fp32 model: |TV(p, p')| <= E|e^d - 1| / 2 for deviations d of
-log p, which is about E|d| / 2.
+None of this changes the distribution of a completion. Drafts, target and acceptance tests of an engine in bf16 use one
+and the same p, that of the bf16 model. Its completions have exactly this distribution, up to the sampler's bound. The
+bounds of the pass limit its distance from the distribution of the fp32 model: |TV(p, p')| <= E|e^d - 1| / 2 for
+deviations d of log p, which is about E|d| / 2.
 """
 
 import math
@@ -33,19 +32,19 @@ from torch import Tensor
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 ROUNDING = 0.42
 
-FLOOR = 3e-4  # nats of a standard deviation: where less is expected, of a token that is all but sure, this is
-SAMPLER = 1e-4  # nats of a log-prob from the logits that it was made of; measured: 2e-5 with 49,152 tokens, else 1e-6
-# Of deviations over what ``spread`` expects. Measured in benchmarks/cpu/precision.json, the largest of all models:
+FLOOR = 3e-4  # least expected standard deviation, in nats: nearly certain tokens would have a smaller one
+SAMPLER = 1e-4  # error, in nats, of a log-prob computed from its logits; measured: 2e-5 with 49,152 tokens, else 1e-6
+# Bounds of deviations over ``spread``, each with the largest measurement of all models (benchmarks/cpu/precision.json):
 RMS = 1.5  # root of the mean square: 1.1
-P99 = 5.0  # of 99 tokens in a hundred: 3.1
-MOST = 30.0  # of single tokens: 10, by the built-in model
-SLOPE = 0.004  # by which distributions are sharper, as a temperature that is off would make them: 0.002
+P99 = 5.0  # 99 % of tokens: 3.1
+MOST = 30.0  # single tokens: 10, by the built-in model
+SLOPE = 0.004  # sharpening of distributions, as by a wrong temperature: 0.002
 ENOUGH = 400  # tokens, from which on the bounds of many tokens apply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """By how much log-probs of N tokens move with relative errors of size 1."""
+    """Change of the log-probs of N tokens under relative errors of size 1."""
 
     through: Tensor  # [N] with errors of the hidden state, in a random direction
     own: Tensor  # [N] with errors of each logit by itself
@@ -54,7 +53,7 @@ class Sensitivity:
     def of(
         cls, hidden: Tensor, head: Tensor, logits: Tensor, probs: Tensor, tokens: Tensor, temperature: float
     ) -> Self:
-        """Compute it of final states [N, d], the head's weight [V, d], raw logits and distributions [N, V].
+        """Compute it from final states [N, d], the head's weight [V, d], raw logits and distributions [N, V].
 
         Logits and distributions are in fp64.
         """
@@ -68,7 +67,7 @@ class Sensitivity:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return those of all parts, in order."""
+        """Return the sensitivities of all parts, in order."""
         return cls(through=torch.cat([p.through for p in parts]), own=torch.cat([p.own for p in parts]))
 
     def spread(self, dtype: str, gain: float) -> Tensor:
@@ -82,20 +81,20 @@ class Sensitivity:
 
 
 def gain_of(layers: int, amplification: float = 1.0) -> float:
-    """Return the relative error of final states in units of one rounding, after so many layers."""
+    """Return the relative error of final states in units of one rounding, after ``layers`` layers."""
     return amplification * math.sqrt(6 + 2 * layers)
 
 
 @dataclass(slots=True)
 class Deviations:
-    """Deviations of log-probs from fp32, against what is expected of a precision."""
+    """Deviations of log-probs from fp32, with the deviations that a precision explains."""
 
     off: list[Tensor] = field(default_factory=list)  # [N] nats
     spread: list[Tensor] = field(default_factory=list)  # [N] expected standard deviation
-    centred: list[Tensor] = field(default_factory=list)  # [N] log p + entropy: what a temperature scales
+    centred: list[Tensor] = field(default_factory=list)  # [N] log p + entropy, which a temperature scales
 
     def add(self, off: Tensor, spread: Tensor, centred: Tensor) -> None:
-        """Add tokens; those whose deviation is not known (nan) are left out."""
+        """Add tokens, except those with an unknown deviation (nan)."""
         known = ~off.isnan()
         for mine, new in zip((self.off, self.spread, self.centred), (off, spread, centred), strict=True):
             mine.append(new[known].double().cpu())
@@ -104,9 +103,9 @@ class Deviations:
         return sum(map(len, self.off))
 
     def measured(self) -> dict[str, float]:
-        """Return nats (mean, 99 %, most) and ratios over the expected (rms, p99, most), and the slope with its error.
+        """Return nats (mean, 99 %, most), ratios over the expected (rms, p99, most), and the slope with its error.
 
-        The slope is that of deviations over ``centred``, weighted by what is expected of each token.
+        The slope is that of deviations over ``centred``; each token's weight follows from its expected deviation.
         """
         off, spread, centred = (torch.cat(parts) for parts in (self.off, self.spread, self.centred))
         ratio = off.abs() / spread.clamp_min(FLOOR)
@@ -127,7 +126,7 @@ class Deviations:
         }
 
     def beyond(self) -> list[str]:
-        """Return a sentence for each bound that is exceeded; fewer than ``ENOUGH`` tokens exceed none."""
+        """Return a sentence for each exceeded bound; with fewer than ``ENOUGH`` tokens no bound applies."""
         if len(self) < ENOUGH:
             return []
         found, words = self.measured(), []
@@ -145,6 +144,6 @@ def entropy(probs: Tensor) -> Tensor:
 
 
 def sampler_error(logits: Tensor, tokens: Tensor, logprobs: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return how far log-probs [N] lie from those of the logits [N, V] that they were made of, in nats [N]."""
+    """Return the distance, in nats [N], between log-probs [N] and those that their logits [N, V] give in fp64."""
     exact = (logits.double() / temperature).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     return (logprobs.double() - exact).abs()

@@ -1,4 +1,4 @@
-"""The protocols of a certificate: a live engine, and a reference that knows what completions should follow."""
+"""The protocols of a certificate: a live engine, and a reference that gives the distribution of completions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -8,29 +8,30 @@ from bebop.certify.white_box import WhiteBox
 from bebop.rollout.engine import Request
 from bebop.trajectory import SamplingParams
 
-Progress = Callable[[int], None]  # is told how many more tokens have come
+Progress = Callable[[int], None]  # called with the number of new tokens
 
 
 class LiveEngine(Protocol):
-    """A running engine, asked like any client would ask it."""
+    """A running engine behind the interface that any client uses."""
 
     name: str
 
     @property
     def white_box(self) -> WhiteBox | None:
-        """Return what was seen inside verification so far; None: there is no look inside."""
+        """Return the evidence from inside verification so far; None: the engine exposes nothing."""
 
     def describe(self) -> dict[str, Any]:
-        """Return what it says of itself: versions, weights, drafting, precision."""
+        """Return the engine's own description: versions, weights, drafting, precision."""
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """Ask for a cohort side by side; return an ``Answer`` for each request, in their order; later turns may follow.
+        """Sample a cohort in parallel; return an ``Answer`` for each request, in their order; later turns may follow.
 
-        Interrupted, it ends them and returns the completions so far; unfinished ones have the reason ``abort``.
+        On an interruption it ends the running requests and returns the completions so far; unfinished ones have the
+        reason ``abort``.
         """
 
     def close(self) -> None:
-        """Give back what was started."""
+        """Release what the engine object has started."""
 
 
 class Reference(Protocol):
@@ -39,7 +40,7 @@ class Reference(Protocol):
     name: str
 
     def describe(self) -> dict[str, Any]:
-        """Return what it is, and what it cannot see."""
+        """Return a description of the reference and of the faults that it cannot see."""
 
     def block(self, answers: Sequence[Answer], params: SamplingParams) -> Block:
         """Return the distributions at every position of a cohort."""

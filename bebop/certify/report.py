@@ -1,4 +1,4 @@
-"""The page of a certificate: verdict, evidence over tokens, what would have been seen, and where."""
+"""The page of a certificate: verdict, evidence over tokens, the faults that the run would have shown, and positions."""
 
 import math
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from bebop.report.figures import INK, Key, Panel, Trace, color, layout, line_tra
 
 FILE = "report.html"
 SHOWN = 12  # directions in a table
-BARS = 8  # in a plot
-FLOOR = -12.0  # ln E below which a line says no more
+BARS = 8  # directions in a plot
+FLOOR = -12.0  # least ln E in a plot
 
 
 def write_page(folder: Path, certificate: Certificate) -> Path:
@@ -48,7 +48,7 @@ def _verdict(certificate: Certificate) -> Card:
 
 
 def _evidence(certificate: Certificate) -> Card:
-    """Show ln E over tokens, a line a setting, with the line at which a fault is proved."""
+    """Show ln E over tokens, a line for each setting, and the line at which a fault is proved."""
     limit, traces, keys = math.log(1 / certificate.alpha), list[Trace](), list[Key]()
     for number, one in enumerate(certificate.settings):
         x, y = [0.0, *(float(n) for n, _ in one.history)], [0.0, *(max(e, FLOOR) for _, e in one.history)]
@@ -69,7 +69,7 @@ def _evidence(certificate: Certificate) -> Card:
 
 
 def _directions(one: SettingResult, failed: bool) -> Card:
-    """Show what proves a fault where one was proved; else where the most could still be hidden."""
+    """Show the directions that prove a fault, or without one those that could still hide the largest fault."""
     found = _strongest(one.evidence) if failed else sorted(one.evidence, key=lambda e: -(e.tv or 0.0))[:SHOWN]
     rows = [_row(direction) for direction in found]
     which = "with the most evidence" if failed else "in which the most could still be hidden"
@@ -102,7 +102,7 @@ def _white_box(certificate: Certificate) -> Card:
 
 
 def _smallest(one: SettingResult) -> Card:
-    """Show what this run would have seen: bars of total variation, the directions in which most was needed."""
+    """Show the smallest faults that this run shows, as bars of total variation, for the directions with the largest."""
     seen = sorted(one.visible, key=lambda found: found.tv)[-BARS:]
     trace: Trace = {
         "type": "bar", "orientation": "h", "y": [found.name.replace("_", " ") for found in seen],

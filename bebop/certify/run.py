@@ -1,7 +1,7 @@
 """A certificate from its configuration to its verdict: requests, cohort by cohort, and their evidence.
 
-- A ``Plan`` says what is asked and how much of it. Weights of evidence are fixed in it, before the first request.
-- ``Run`` asks an engine, cohort by cohort in the order of submission, and weighs what comes back.
+- A ``Plan`` holds the settings and the number of tokens. It fixes the weights of evidence before the first request.
+- ``Run`` samples from an engine, cohort by cohort in the order of submission, and adds up the evidence.
 - ``make_run`` makes a run from a configuration: the engine, the reference and the plan.
 """
 
@@ -52,18 +52,18 @@ from bebop.trajectory import SamplingParams
 
 SEEDS = 1 << 31
 STRIDE = 0x5DEECE6D  # odd: no two requests of a setting share a seed
-WORST = 12  # positions that are shown
-ALLOWED = 1e-4  # of reported log-probs may be off in any precision
-CONTEXT = 60  # characters before each
-COHORTS = 2  # of a setting at least: some directions are learned from the first
-PLAIN = DecodingConfig(system="autoregressive", draft_tokens=0)  # what speculation is held against
+WORST = 12  # positions in the certificate
+ALLOWED = 1e-4  # share of reported log-probs that may be off in any precision
+CONTEXT = 60  # characters of text before each position
+COHORTS = 2  # least number of cohorts of a setting: some directions are learned from the first
+PLAIN = DecodingConfig(system="autoregressive", draft_tokens=0)  # decoding that speculation is compared with
 
-# ---- what is asked
+# ---- the plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Sampling parameters to be examined; ``weight``: of its evidence in the whole, fixed beforehand."""
+    """Sampling parameters under examination; ``weight``: share of its evidence in the total, fixed beforehand."""
 
     name: str
     params: SamplingParams
@@ -72,7 +72,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is asked, how much of it, and when it is enough."""
+    """Requests of a certificate: settings, number of tokens, and conditions for an early end."""
 
     settings: tuple[Setting, ...]
     white_box_weight: float
@@ -82,7 +82,7 @@ class Plan:
     alpha: float = 1e-4
     limit_tv: float = 0.02
     logprobs: LogprobMode = (
-        "auto"  # what reported ones are declared to be: raw, temperature, processed, none; auto: found out
+        "auto"  # declared mode of reported log-probs: raw, temperature, processed, none; auto: detected
     )
     dtype: str = "float32"  # the engine's precision: how far a right log-prob may lie from the reference's
     seed: int = 0
@@ -90,11 +90,11 @@ class Plan:
     stop_when_found: bool = True
     stop_when_bounded: bool = False  # end a setting once its bound lies below limit_tv
     progress: bool = False
-    updated: bool = False  # weights change meanwhile, so that versions of a completion may rise
+    updated: bool = False  # weights change during the run, so versions of a completion may rise
 
 
 def plan_settings(params: SamplingParams, stress: float, white_box: bool) -> tuple[tuple[Setting, ...], float]:
-    """Return the settings with their weights, and the white box's weight: those that are there share all of 1."""
+    """Return the settings with their weights, and the white box's weight; all weights together are 1."""
     hot = stress > 0 and stress != params.temperature
     shares = {"as asked": 2.0, "stress": 1.0 if hot else 0.0, "white box": 1.0 if white_box else 0.0}
     total = sum(shares.values())
@@ -107,7 +107,7 @@ def plan_settings(params: SamplingParams, stress: float, white_box: bool) -> tup
 
 @dataclass(slots=True, kw_only=True)
 class Examination:
-    """One setting as it is being examined."""
+    """State of one setting under examination."""
 
     setting: Setting
     ledger: Ledger
@@ -118,23 +118,23 @@ class Examination:
     accepted: int = 0
     tested: int = 0
     contexts: dict[int, Answer] = field(default_factory=dict)
-    mode: Mode | None = None  # what reported log-probs are of
+    mode: Mode | None = None  # mode of the reported log-probs
 
     @property
     def log_e(self) -> float:
-        """Return the evidence of this setting: of the ledger, or without a reference of the two samples."""
+        """Return the evidence of this setting: from the ledger, or from the two-sample test without a reference."""
         return self.against.log_e if self.against.pairs else self.ledger.log_e
 
     @property
     def bound(self) -> float | None:
-        """Return the largest total variation a token that the tokens so far do not exclude; None: nothing is bounded.
+        """Return the largest total variation per token that the tokens so far do not exclude; None: nothing is bounded.
 
-        It holds at whichever cohort one stops, see ``share_bound``.
+        It holds at any stopping time, see ``share_bound``.
         """
         return max((one.tv for one in self.ledger.evidence() if one.tv is not None), default=None)
 
     def bounded(self, bound: float | None, limit: float) -> bool:
-        """Return whether it may end: the bound is below the limit, and what is learned had a cohort to bet on."""
+        """Return whether the setting may end: the bound is below the limit, and ``COHORTS`` cohorts were examined."""
         return bound is not None and bound < limit and len(self.ledger.history) >= COHORTS
 
     @property
@@ -153,10 +153,10 @@ def seed_of(seed: int, number: int, stream: int, request: int) -> int:
 
 
 class Run:
-    """Questions to an engine, cohort by cohort in the order of submission, and the evidence of what comes back.
+    """Requests to an engine, cohort by cohort in the order of submission, and the evidence of its completions.
 
-    A cohort is weighed once all of its completions are there, so that their lengths do not decide which are tested.
-    When the run ends, completions that did not end count as far as they went.
+    A cohort is evaluated only when all of its completions have arrived, so their lengths do not decide which are
+    tested. Completions that are unfinished at the end of the run count as far as they went.
     """
 
     def __init__(
@@ -168,15 +168,20 @@ class Run:
         other: LiveEngine | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
-        """``prompt(i)``: token ids of prompt i; ``other``: an engine without drafts, for a run without reference;
-        ``decode``: ids to text, for readers."""
+        """Store the parts of the run.
+
+        Args:
+            prompt: ``prompt(i)`` returns the token ids of prompt i.
+            other: an engine without drafts, for a run without reference.
+            decode: converts ids to text for the report.
+        """
         self.engine, self.reference, self.prompt, self.plan, self.other = engine, reference, prompt, plan, other
         self.decode = decode or (lambda ids: " ".join(map(str, ids)))
         self.structure: list[str] = []
         self.interrupted = False
-        self.deviations = Deviations()  # of reported log-probs, where the reference knows what rounding explains
-        self.off: list[str] = []  # the first reported log-probs that are not what they are declared to be
-        self.modes: set[str] = {*MODES}  # what reported log-probs may be
+        self.deviations = Deviations()  # of reported log-probs, if the reference estimates the effect of rounding
+        self.off: list[str] = []  # the first reported log-probs that differ from the declared ones
+        self.modes: set[str] = {*MODES}  # possible modes of the reported log-probs
         self.done: list[Examination] = []
 
     def run(self) -> Certificate:
@@ -242,10 +247,10 @@ class Run:
             one.accepted, one.tested = one.accepted + accepted, one.tested + tested
 
     def _declared(self, one: Examination, block: Block) -> Block:
-        """Return the block with what reported log-probs should be.
+        """Return the block with the declared log-probs.
 
-        Which kind they are is found out on the first cohort of a setting, among those that earlier settings leave:
-        at temperature 1 the raw softmax and the claim may be one and the same.
+        With ``auto`` the first cohort of a setting decides the mode, among the modes that earlier settings have not
+        excluded. At temperature 1 the raw softmax and the claim may be the same.
         """
         if self.plan.logprobs == "none" or block.reported is None:
             return block
@@ -259,14 +264,14 @@ class Run:
         self.off += map(str, check_reported(declared, self.plan.dtype, WORST - len(self.off)))
         if declared.spread is not None and declared.declared is not None:
             assert declared.reported is not None
-            if torch.equal(declared.declared, declared.logprobs):  # whose spread it is
+            if torch.equal(declared.declared, declared.logprobs):  # ``spread`` belongs to these log-probs
                 centred = declared.logprobs + entropy(declared.probs)
                 self.deviations.add(declared.reported - declared.declared, declared.spread, centred)
         return declared
 
     @property
     def log_e(self) -> float:
-        """Return all evidence, merged by the weights that were fixed beforehand; what was not examined is e = 1."""
+        """Return the total evidence, merged by the weights fixed beforehand; unexamined settings count as e = 1."""
         parts = [(one.setting.weight, one.log_e) for one in self.done]
         parts += [(setting.weight, 0.0) for setting in self.plan.settings[len(self.done) :]]
         parts.append((self.plan.white_box_weight, self.engine.white_box.log_e if self.engine.white_box else 0.0))
@@ -330,9 +335,9 @@ class Run:
         )
 
     def _repeated(self) -> float | None:
-        """Return the share of the first two completions that come again with their seeds; None: not asked.
+        """Return the share of the first two completions that their seeds reproduce; None: not tested.
 
-        The last thing that is done: draws that are known already would be no evidence for a look inside.
+        It runs last: repeated draws would be no evidence for the white box.
         """
         one = self.done[0]
         if self.interrupted or len(one.contexts) < 2:
@@ -341,7 +346,7 @@ class Run:
         return repeated([one.contexts[0], one.contexts[1]], again)
 
     def _ranked(self, settings: Sequence[SettingResult], seen: Sequence[Evidence]) -> tuple[tuple[str, float], ...]:
-        """Return causes by likelihood, of whatever has the strongest evidence: a setting, or the look inside."""
+        """Return causes by likelihood, from the strongest evidence: that of a setting, or that of the white box."""
         at = max(range(len(settings)), key=lambda i: settings[i].log_e + math.log(settings[i].weight))
         box = self.engine.white_box
         inside = box is not None and self.plan.white_box_weight > 0 and box.log_e > settings[at].log_e
@@ -417,9 +422,9 @@ REFERENCES: Mapping[str, Callable[[CertifyConfig, LiveEngine], Reference]] = {
 
 
 def make_run(config: CertifyConfig, stack: contextlib.ExitStack, engine: LiveEngine | None = None) -> Run:
-    """Return the run of a configuration; what it starts is given back when ``stack`` is left.
+    """Return the run of a configuration; leaving ``stack`` closes the engines that it started.
 
-    ``engine``: one that is there already; None: the one that the configuration names.
+    ``engine``: an existing engine; None: the engine of the configuration.
     """
     torch.set_num_threads(config.threads)
     check_model(config.model)
@@ -442,7 +447,7 @@ def make_run(config: CertifyConfig, stack: contextlib.ExitStack, engine: LiveEng
 
 
 def make_plan(config: CertifyConfig, white_box: bool) -> Plan:
-    """Return the plan: the requests, and how many of them."""
+    """Return the plan of a configuration: the requests, and how many of them."""
     settings, weight = plan_settings(sampling_params(config), config.stress, white_box)
     vocabulary = AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True).vocab_size
     return Plan(
@@ -464,13 +469,13 @@ def make_plan(config: CertifyConfig, white_box: bool) -> Plan:
 
 
 def sampling_params(config: CertifyConfig) -> SamplingParams:
-    """Return the claim: what every completion is asked for with, but for its seed."""
+    """Return the claim: the sampling parameters of every completion, without its seed."""
     asked = {field.name: getattr(config.sampling, field.name) for field in dataclasses.fields(config.sampling)}
     return SamplingParams(**asked, stop_token_ids=stop_tokens(config.model))
 
 
 def _without_drafts(config: CertifyConfig, stack: contextlib.ExitStack) -> LiveEngine | None:
-    """Return the engine that completions are held against without a reference; None: only repeats can be tested."""
+    """Return the engine to compare completions with, without a reference; None: only repeats by seed are tested."""
     if config.engine.name == "embedded":
         plain = dataclasses.replace(config, decoding=PLAIN, white_box=False)
     elif config.engine.other_url is not None:

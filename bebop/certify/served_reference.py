@@ -1,12 +1,12 @@
-"""A server's own prefill as the reference: prompt and completion go back to it, teacher-forced, for log-probs.
+"""A server's own prefill as the reference: the server computes log-probs of prompt and completion, teacher-forced.
 
-It sees what drafting and verifying do to completions, and nothing else: a server whose weights, caches or attention are
-wrong in prefill, too, agrees with itself. Prefill and decoding are different kernels: in bf16 their rounding alone
-moves log-probs, with the built-in model by 1e-3 in the median against single precision. SGLang promises that it does
-not with --enable-deterministic-inference.
+It sees the effects of drafting and verification on completions, and nothing else. A server whose weights, caches or
+attention are wrong in prefill, too, agrees with itself. Prefill and decoding are different kernels. In bf16 their
+rounding alone moves log-probs, with the built-in model by 1e-3 in the median against single precision. SGLang promises
+equal results with --enable-deterministic-inference.
 
-Vocabularies up to ``WHOLE`` come whole. Of larger ones the likeliest tokens come, of the raw softmax: what they do not
-decide is refused before the first request, see ``processed``.
+Up to ``WHOLE`` tokens the reference asks for the whole vocabulary. For a larger one it asks for the likeliest tokens of
+the raw softmax, and refuses claims that these do not decide before the first request, see ``processed``.
 """
 
 from collections.abc import Sequence
@@ -27,16 +27,16 @@ from bebop.errors import UserError
 from bebop.model.checkpoint import resolve
 from bebop.trajectory import SamplingParams
 
-WHOLE = 1024  # the largest vocabulary of which a server is asked for every token at every position
-LIKELIEST = 64  # of a larger one; a server may allow fewer
-# Of the sum over all tokens at a temperature: how well the part beyond the likeliest ones has to be known. A relative
-# error of it in every row adds its square to ln E per token: 1e-8 over a hundred thousand tokens is nothing.
+WHOLE = 1024  # the largest vocabulary that is requested whole at every position
+LIKELIEST = 64  # tokens requested of a larger vocabulary; a server may allow fewer
+# Allowed error of the part beyond the likeliest tokens, relative to the sum over all tokens at a temperature. An error
+# in every row adds its square to ln E per token: 1e-8, which is negligible over a hundred thousand tokens.
 KNOWN = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prefilled:
-    """The prefill of one completion of T tokens; ``leading`` rows more come before the first token's."""
+    """The prefill of one completion of T tokens; ``leading`` more rows precede the first token's row."""
 
     ids: NDArray[np.int64]  # [leading + T, N] the likeliest first
     logprobs: NDArray[np.float64]  # [leading + T, N] of the raw softmax
@@ -47,7 +47,7 @@ class Prefilled:
 def likeliest(
     rows: Sequence[Sequence[tuple[int, float]]], own: Sequence[float], *, leading: int, top: int
 ) -> Prefilled:
-    """Return the ``top`` likeliest of (token, log-prob) pairs of each position, in any order; the rest is dropped."""
+    """Return the ``top`` likeliest of (token, log-prob) pairs at each position, in any order; the rest is dropped."""
     ranked = [sorted(row, key=lambda pair: -pair[1])[:top] for row in rows]
     if any(len(row) < top for row in ranked):
         raise UserError(f"the server gave {min(map(len, ranked))} of the {top} likeliest tokens that it was asked for")
@@ -60,16 +60,16 @@ def likeliest(
 
 
 class Prefilling(Protocol):
-    """An engine whose prefill gives log-probs."""
+    """An engine whose prefill returns log-probs."""
 
-    most: int | None  # likeliest tokens that it gives at a position; None: as many as one likes
+    most: int | None  # largest number of likeliest tokens at a position; None: no limit
 
     def prefilled(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], top: int) -> list[Prefilled]:
-        """Return, of each (prompt, completion), the ``top`` likeliest tokens at every position."""
+        """Return the ``top`` likeliest tokens at every position of each (prompt, completion) pair."""
 
 
 def make(config: CertifyConfig, engine: LiveEngine) -> "ServerReference":
-    """Return the engine's prefill; raise ``UserError`` if it has none, or does not decide the claim."""
+    """Return the engine's prefill as a reference; raise ``UserError`` if it has none or does not decide the claim."""
     if not hasattr(engine, "prefilled"):
         raise UserError(f"reference=server is not possible with engine.name={engine.name}: choose model or none")
     vocabulary = int(AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True).vocab_size)
@@ -95,13 +95,16 @@ class ServerReference:
     name = "server"
 
     def __init__(self, engine: Prefilling, vocabulary: int, *, likeliest: int = LIKELIEST) -> None:
-        """``likeliest``: tokens at a position, of a vocabulary that is larger than ``WHOLE``."""
+        """Set the number of tokens to request at a position.
+
+        ``likeliest``: this number for a vocabulary larger than ``WHOLE``; the engine may allow fewer.
+        """
         self.engine, self.vocabulary = engine, vocabulary
         wanted = vocabulary if vocabulary <= WHOLE else min(likeliest, vocabulary)
         self.top = min(wanted, engine.most or wanted)
 
     def describe(self) -> dict[str, Any]:
-        """Return whose prefill it is, its columns, and what it cannot see."""
+        """Return the engine of the prefill, the number of columns, and the faults that the reference cannot see."""
         return {
             "prefill of": getattr(self.engine, "name", type(self.engine).__name__),
             "columns": self.vocabulary if self.top == self.vocabulary else self.top + 1,
@@ -109,7 +112,7 @@ class ServerReference:
         }
 
     def block(self, answers: Sequence[Answer], params: SamplingParams) -> Block:
-        """Return the distributions at every position of the completions that have any."""
+        """Return the distributions at every position of all nonempty completions."""
         answers = [answer for answer in answers if len(answer.token_ids)]
         pairs = [(answer.prompt, answer.token_ids.tolist()) for answer in answers]
         prefilled = self.engine.prefilled(pairs, self.top) if pairs else []
@@ -121,7 +124,7 @@ class ServerReference:
         return make_block(answers, parts, self.vocabulary)
 
     def _whole(self, answer: Answer, one: Prefilled, params: SamplingParams) -> dict[str, Tensor]:
-        """Return fields of a block where every token has a column."""
+        """Return the fields of a block in which every token has a column."""
         logprobs, tokens = full(one, self.vocabulary), torch.from_numpy(answer.token_ids)
         first = one.leading
         written = None
@@ -140,7 +143,7 @@ class ServerReference:
         return found
 
     def _likeliest(self, answer: Answer, one: Prefilled, params: SamplingParams) -> dict[str, Tensor]:
-        """Return fields of a block over the likeliest tokens, which the text before alone decides, and all others."""
+        """Return the fields of a block over the likeliest tokens and all others; only earlier text selects them."""
         raw, ids = torch.from_numpy(one.logprobs), torch.from_numpy(one.ids)
         rows, normaliser = processed(raw, params, self.vocabulary)
         first, tokens = one.leading, torch.from_numpy(answer.token_ids)
@@ -165,12 +168,12 @@ class ServerReference:
 
 
 def _shifted(rows: Tensor, first: int) -> Tensor:
-    """Return the row before each [T, M]; what comes before the first of a text has none: its own stands in."""
+    """Return the row before each row [T, M]; the first row of a text has none and stands in for it."""
     return rows[first - 1 : -1] if first else torch.cat([rows[:1], rows[:-1]])
 
 
 def _carried(rows: Tensor, ids: Tensor, first: int) -> Tensor:
-    """Return the row before each over the columns of its own [T, N + 1].
+    """Return the row before each row, over the columns of the row itself [T, N + 1].
 
     A token that was not among the likeliest ones there has no probability of its own, and counts with all others.
     """
@@ -184,19 +187,21 @@ def _carried(rows: Tensor, ids: Tensor, first: int) -> Tensor:
 
 
 def full(one: Prefilled, vocabulary: int) -> Tensor:
-    """Return log-probs [leading + T, V] in the order of ids, where all of them are there."""
+    """Return log-probs [leading + T, V] in the order of ids; ``one`` must hold the whole vocabulary."""
     assert one.ids.shape[1] == vocabulary
     rows = torch.empty((len(one.ids), vocabulary), dtype=torch.float64)
     return rows.scatter_(1, torch.from_numpy(one.ids), torch.from_numpy(one.logprobs))
 
 
 def processed(logprobs: Tensor, params: SamplingParams, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Return the claim over the N likeliest tokens and one column for all others [n, N + 1], and ln of its normaliser
-    [n].
+    """Return the claim over the N likeliest tokens and one column for all others, and ln of its normaliser.
 
-    ``logprobs`` [n, N]: of the raw softmax, the likeliest first. A token among the others has the log-prob raw / T
-    less the normaliser, or none at all where truncation leaves nothing to them. ``UserError`` where the N do not decide
-    the claim.
+    The claim is [n, N + 1], the normaliser [n]. ``logprobs`` [n, N] come from the raw softmax, the likeliest first. A
+    token among the others has the log-prob raw / T minus the normaliser, or probability 0 where truncation removes all
+    others.
+
+    Raises:
+        UserError: The N tokens do not decide the claim.
     """
     if params.repetition_penalty != 1.0:
         raise _beyond("repetition_penalty", params.repetition_penalty, logprobs.shape[1])
@@ -228,8 +233,9 @@ def processed(logprobs: Tensor, params: SamplingParams, vocabulary: int) -> tupl
 def _rest(logprobs: Tensor, temperature: float, vocabulary: int) -> Tensor:
     """Return the sum [n] over all other tokens of p^(1/T).
 
-    At T = 1 it is what is missing to 1. Else it lies between that of the missing mass spread evenly and that of as few
-    tokens as can hold it, none likelier than the last that is known; the mean is taken where these are near enough.
+    At T = 1 it is the mass that is missing to 1. Otherwise it lies between two bounds. One spreads the missing mass
+    evenly. The other puts it on as few tokens as can hold it, none likelier than the last known one. The function
+    returns their mean if they are near enough.
     """
     left = (1 - logprobs.exp().sum(-1)).clamp_min(0)
     others = vocabulary - logprobs.shape[1]

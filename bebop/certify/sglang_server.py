@@ -1,10 +1,10 @@
-"""A running SGLang server, asked like any client would ask it: nothing is aborted but our own, no weights are touched.
+"""A running SGLang server as a client sees it: bebop aborts only its own requests, and changes no weights.
 
 SGLang's own end tokens end completions as well as those that are asked for: they belong to the stops. With
-deterministic inference a completion has a seed of its own; otherwise the server draws for all from one generator.
+deterministic inference a completion has a seed of its own; otherwise one generator of the server draws for all.
 
-A server that gets a token id, or a number of likeliest tokens, beyond its vocabulary dies (0.5.23): the size is asked
-for first, by a bias on a token that no model has, which is refused before anything is computed.
+A server that gets a token id, or a number of likeliest tokens, beyond its vocabulary dies (0.5.23). So the size is
+requested first, by a bias on a token that no model has, which the server refuses before it computes anything.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from bebop.rollout.sglang.certify import ENTRY, STATE, name
 from bebop.rollout.sglang.outputs import by_role, request_stats
 from bebop.trajectory import SamplingParams
 
-# What is said of a server; everything that decides what it samples from, and how.
+# Reported settings of a server: all that decide the distribution it samples from, and the method.
 SETTINGS = (
     "version", "model_path", "served_model_name", "dtype", "quantization", "kv_cache_dtype", "tp_size", "dp_size",
     "device", "attention_backend", "sampling_backend", "disable_radix_cache", "enable_deterministic_inference",
@@ -46,7 +46,7 @@ NO_TOKEN = 2_000_000_000  # an id that no model has
 
 
 def make(config: CertifyConfig) -> "SglangEngine":
-    """Meet the server; raise ``UserError`` if it is not there, or not what it should be."""
+    """Connect to the server; raise ``UserError`` if it is unreachable or unsuitable."""
     own = config.engine
     assert own.url is not None
     key = os.environ.get(own.api_key_env)
@@ -65,12 +65,15 @@ class SglangEngine:
     most = None  # see ``Prefilling``
 
     def __init__(self, server: Server, *, look_inside: bool = True) -> None:
-        """``look_inside``: use the plugin's white box where the server has one (``BEBOP_CERTIFY=1``)."""
+        """Connect to the server and read its settings, vocabulary size and weight checksums.
+
+        ``look_inside``: use the plugin's white box where the server has one (``BEBOP_CERTIFY=1``).
+        """
         self.server = server
         self.run = uuid4().hex[:12]  # requests of this run have it in their names
         self.info = self._meet()
         self.vocabulary = server.run(self._vocabulary())
-        self.versions: dict[str, int] = {}  # names of weight versions that are no numbers, numbered as they came
+        self.versions: dict[str, int] = {}  # names of weight versions that are no numbers, in order of appearance
         self.sums = self._checksums()
         self.white_box: WhiteBox | None = None
         self._count = 0
@@ -105,7 +108,7 @@ class SglangEngine:
         }
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """Ask for a cohort side by side; return an ``Answer`` for each request, in their order."""
+        """Sample a cohort with concurrent requests; return an ``Answer`` for each request, in their order."""
         for request in requests:
             refuse(request, self.vocabulary)
         replies = self.server.together([self._answer(request, progress) for request in requests], self._end)
@@ -115,7 +118,7 @@ class SglangEngine:
         return answers
 
     def prefilled(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], top: int) -> list[Prefilled]:
-        """Return, of each (prompt, completion), the ``top`` likeliest tokens at every position."""
+        """Return the ``top`` likeliest tokens at every position of each (prompt, completion) pair."""
         top = min(top, self.vocabulary)
         found = self.server.together([self._prefill(prompt, answer, top) for prompt, answer in pairs])
         if any(one is None for one in found):
@@ -123,10 +126,10 @@ class SglangEngine:
         return [one for one in found if one is not None]
 
     def close(self) -> None:
-        """Drop connections; the server stays."""
+        """Close the connections; the server keeps running."""
         self.server.close()
 
-    # ---- what the server says
+    # ---- properties of the server
 
     def _meet(self) -> dict[str, Any]:
         info = self.server.run(self.server.get("server_info"))
@@ -136,7 +139,7 @@ class SglangEngine:
         return info
 
     async def _vocabulary(self) -> int:
-        """Return its size, out of the refusal of a token that no model has."""
+        """Return the vocabulary size, parsed from the server's refusal of a token that no model has."""
         params = {"max_new_tokens": 1, "logit_bias": {str(NO_TOKEN): 0.0}}
         try:
             await self.server.ask("POST", "generate", {"input_ids": [0], "sampling_params": params}, again=True)
@@ -147,7 +150,7 @@ class SglangEngine:
         raise UserError(f"{self.server.url} does not say how large its vocabulary is: use engine.name=openai")
 
     def _checksums(self) -> dict[str, str] | None:
-        """Return a hash of each role's weights; None if the server keeps it for itself. Nothing is changed by it."""
+        """Return a hash of each role's weights; None if the server does not reveal them. The call changes nothing."""
         asked = self.server.ask("POST", "weights_checker", {"action": "checksum", "selector": "all"}, again=True)
         try:
             reply = self.server.run(asked)
@@ -157,7 +160,7 @@ class SglangEngine:
         return {role: _digest(sums) for role, sums in roles.items() if sums} or None
 
     def _look(self) -> None:
-        """Fetch what the plugin has seen of this run; there is no white box if it has no plugin."""
+        """Fetch the plugin's white box of this run; without a plugin there is none."""
         meta = self.server.run(self._state())["meta_info"]
         states = [entry["state"] for entry in meta.get(ENTRY) or [] if entry and entry.get("state")]
         if states:
@@ -235,7 +238,7 @@ class SglangEngine:
         return found
 
     async def _prefill(self, prompt: Sequence[int], answer: Sequence[int], top: int) -> Prefilled:
-        """Ask for a prefill without keys and values of earlier ones: the name of their cache is new."""
+        """Request a prefill that reuses no cached keys and values: a new ``extra_key`` gives it its own cache."""
         before = min(len(prompt), 2)  # the row before the first token needs one more
         payload = {
             "input_ids": [*prompt, *answer],
@@ -263,7 +266,7 @@ class SglangEngine:
 
 
 def logprobs(meta: Mapping[str, Any], ids: NDArray[np.int64], url: str) -> NDArray[np.float64]:
-    """Return the log-probs of the tokens [T]; raise ``UserError`` if they are of others, or there are none."""
+    """Return the log-probs of the tokens [T]; raise ``UserError`` if they are missing or belong to other tokens."""
     rows = (meta.get("output_token_logprobs") or [])[: len(ids)]
     if [row[1] for row in rows] != ids.tolist():
         raise UserError(f"{url} gives log-probs of {len(rows)} other tokens with a completion of {len(ids)}")
@@ -271,10 +274,10 @@ def logprobs(meta: Mapping[str, Any], ids: NDArray[np.int64], url: str) -> NDArr
 
 
 def cycles(meta: Mapping[str, Any], count: int) -> tuple[int, ...] | None:
-    """Return the tokens of each cycle, the last as far as the completion goes; None without the plugin, or if it was
-    retracted.
+    """Return the number of tokens of each cycle, cut at the end of the completion.
 
-    The first token is the prefill's and a cycle of its own.
+    The first token comes from the prefill and is a cycle of its own. The result is None without the plugin, or if the
+    request was retracted.
     """
     entries = meta.get(ENTRY)
     if entries is None or not count or meta.get("num_retractions"):

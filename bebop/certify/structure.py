@@ -1,6 +1,6 @@
-"""Rules that no sampler may break, whatever its distribution: ends, lengths, ids, log-probs, versions, cycles.
+"""Rules that hold for every sampler and distribution: ends, lengths, ids, log-probs, versions, cycles.
 
-Deterministic: one finding is proof. Nothing here needs a reference.
+They are deterministic: one finding is proof. None of them needs a reference.
 """
 
 from collections import Counter
@@ -13,13 +13,13 @@ import numpy as np
 from bebop.certify.answers import Answer
 
 REASONS = ("stop", "length", "abort")
-# A log-prob of exactly 0 comes out of a log-softmax in single precision as much as this above it.
+# A log-softmax in single precision may return a log-prob of 0 as a value up to this far above 0.
 ABOVE_ZERO = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A rule that was broken.
+    """A broken rule.
 
     >>> str(Finding(request=3, position=7, sentence="2 tokens follow the stop token 11"))
     'request 3, token 7: 2 tokens follow the stop token 11'
@@ -37,7 +37,7 @@ class Finding:
 def check_structure(answers: Sequence[Answer], *, vocabulary: int, updated: bool = False) -> list[Finding]:
     """Return findings over completions in the order of submission, at most one of a kind for each completion.
 
-    ``vocabulary``: ids lie below it; ``updated``: weights may change meanwhile, so that versions may rise.
+    ``vocabulary``: valid ids lie below it. ``updated``: weights may change during the run, so versions may rise.
     """
     found = list(_numbering(answers))
     for answer in answers:
@@ -71,7 +71,7 @@ def _ids(answer: Answer, vocabulary: int) -> Broken:
 
 
 def _end(answer: Answer) -> Broken:
-    """Check where it ended, and whether the engine says why."""
+    """Check where the completion ended, and its finish reason."""
     count, reason, limit = len(answer.token_ids), answer.finish_reason, answer.limit
     places = np.flatnonzero(np.isin(answer.token_ids, answer.stops))
     stopped = bool(len(places)) and int(places[0]) == count - 1

@@ -1,13 +1,13 @@
-"""Evidence from within verification: its three draws, each tested by itself.
+"""The white box: evidence from within verification, with separate tests of its three draws.
 
 Rejection sampling is exact if (1) every draft y is drawn from the q that is recorded for it, (2) it is accepted with
 probability min(1, p(y) / q(y)), and (3) the token that follows is drawn from norm(max(0, p - q)) after a rejection, and
-from the row behind the last draft where all were accepted. Whoever sees drafts, q, p and the outcome of a cycle can bet
-against each of these; a fault that hardly moves the completions may stand out in one of them. A fourth group of bets is
-on (4) independence: given the draft, its test and the token after it know nothing of the noise that drew it.
+from the row behind the last draft where all were accepted. With drafts, q, p and the outcome of a cycle one can bet
+against each of these. A fault that hardly changes the completions may stand out in one of them. A fourth group of bets
+is on (4) independence: given the draft, its test and the token after it are independent of the noise that drew it.
 
-All bets are made before what they are on is drawn, with e = r/p of an alternative r against what should hold, so the
-merged evidence is an e-process: it reaches 1/alpha with probability alpha at most, whenever one looks (Ville).
+Every bet is placed before its draw, with e = r/p of an alternative r against the correct p, so the merged evidence is
+an e-process: it ever reaches 1/alpha with probability at most alpha (Ville).
 """
 
 import math
@@ -25,11 +25,11 @@ from bebop.certify.noise import accepted_by_own_uniform, same_gumbel, same_unifo
 
 # Weights of the draws. Faults of acceptance are the faintest: one coin tells less than one token.
 GROUPS = {"draft_draw": 0.19, "acceptance": 0.38, "recovered": 0.19, "bonus": 0.19, "shared_noise": 0.05}
-SHARES = np.array([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9])  # of draws that come from the alternative
-SIZES = np.array([0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4])  # of what acceptance is off by
-FLOOR = 1e-12  # probabilities count as no less: an e-value only becomes smaller by it
-MASS = 1e-5  # of a residual that is more than rounding
-PIECE = 1 << 19  # elements of p that are looked at at a time: what is made of them should stay in the cache
+SHARES = np.array([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9])  # shares of draws that come from the alternative
+SIZES = np.array([0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4])  # error of the acceptance probability
+FLOOR = 1e-12  # least probability: an e-value only becomes smaller by it
+MASS = 1e-5  # least mass of a residual that is not just rounding
+PIECE = 1 << 19  # elements of p in one chunk: its intermediate tables should stay in the cache
 
 COUNTS = ("cycles", "tokens", "drafts", "skipped", "highest", "found")
 
@@ -43,15 +43,15 @@ class _Bets:
 
 
 class WhiteBox:
-    """Evidence on each draw of verification; ``evidence`` says which is wrong, and towards what."""
+    """Evidence on each draw of verification; ``evidence`` tells which draw is wrong, and in which direction."""
 
     def __init__(self, alpha: float = 1e-4) -> None:
         self.alpha = alpha
         self.bets: dict[tuple[str, str], _Bets] = {}  # by group and direction
-        self.cycles = self.tokens = 0  # that were tested; accepted drafts and the tokens after them
-        self.drafts = 0  # that were tested as draws
-        self.untested: dict[str, str] = {}  # what could not be, and why
-        self.skipped = 0  # cycles of which nothing was tested
+        self.cycles = self.tokens = 0  # tested cycles; accepted drafts and the tokens after them
+        self.drafts = 0  # drafts whose draws were tested
+        self.untested: dict[str, str] = {}  # parts that could not be tested, and why
+        self.skipped = 0  # cycles without any test
         self.highest = 0.0  # the largest ln E so far
         self.found: int | None = None  # tokens that had been tested when it reached ln 1/alpha
 
@@ -69,24 +69,24 @@ class WhiteBox:
         one_hot: bool = False,
         reached_only: bool = False,
     ) -> None:
-        """Take in one cycle of B rows with chains of drafts.
+        """Add one cycle of B rows with chains of drafts.
 
         Args:
             tokens: [B, K] drafts; K may be 0.
-            q: [B, K, V] what each is said to be drawn from. None: they were not sampled (one-hot).
+            q: [B, K, V] recorded distribution of each draft. None: they were not sampled (one-hot).
             p: [B, K + 1, V] the target's processed distribution after the first j drafts.
-            accepted: [B] drafts that stand.
+            accepted: [B] number of accepted drafts.
             following: [B] the recovered or bonus token; -1: the completion ended with an accepted draft.
             lengths: [B] drafts that count; None: all K.
             stops: tokens that end a completion.
-            stepwise: whether drafts are judged one by one. Where they are not (block verification), only their draws
-                and the bonus token can be tested.
+            stepwise: whether drafts are judged one by one. Otherwise (block verification) only their draws and the
+                bonus token can be tested.
             one_hot: whether sampled drafts are judged as if they had not been sampled: accepted with p(y), and after a
-                rejection a token of p other than y. That is exact, too, and so is a draft that stands if a draw of the
-                target comes out the same.
-            reached_only: test only drafts that verification reached as draws. For engines that key noise by position:
-                there a draft behind a rejection and one of the next cycle have the same noise. Not where drafts are
-                judged as a whole: which are reached depends on all of them then.
+                rejection followed by a token of p other than y. That is exact, too. So is accepting a draft that equals
+                a draw of the target.
+            reached_only: test the draws of only those drafts that verification reached. Set it for engines that key
+                noise by position: there a draft behind a rejection and one of the next cycle have the same noise. Do
+                not set it where drafts are judged as a whole, because then all of them decide which are reached.
         """
         if not stepwise:
             self.untested["acceptance, recovered"] = "the rule judges the drafts of a cycle as a whole"
@@ -119,12 +119,12 @@ class WhiteBox:
         self.untested[what] = why
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that it knows, as JSON can hold it: for a checkpoint or another process."""
+        """Return the whole state in JSON types, for a checkpoint or another process."""
         bets = {f"{group}/{name}": [b.log_e.tolist(), b.distance.tolist()] for (group, name), b in self.bets.items()}
         return {"bets": bets, "untested": dict(self.untested), **{name: getattr(self, name) for name in COUNTS}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what another one knew, of the same alpha."""
+        """Restore the state of another white box with the same alpha."""
         for key, (log_e, distance) in state["bets"].items():
             group, _, name = key.partition("/")
             self.bets[group, name] = _Bets(np.array(log_e), np.array(distance))
@@ -134,7 +134,7 @@ class WhiteBox:
 
     @property
     def log_e(self) -> float:
-        """Return ln of the merged e-value: over the groups by their weights, in each a mean over directions and shares.
+        """Return ln of the merged e-value: a weighted sum over groups, and in each a mean over directions and shares.
 
         A group that has not been tested counts as 1.
         """
@@ -160,10 +160,10 @@ class WhiteBox:
         return float(log_mean_exp(np.array(parts))) if parts else 0.0
 
     def _bound(self, bets: _Bets, shares: NDArray[np.float64]) -> tuple[float | None, float | None]:
-        """Return the share that, with all larger ones, the data excludes (a 95 % bound), and its total variation per
-        token, or None.
+        """Return the smallest share that the data excludes with all larger ones (a 95 % bound), and its variation.
 
-        If a share were true, the mixture over shares over its own e-value would be an e-value against it.
+        The variation is the total variation per token. Both are None if no share is excluded. If a share were true, the
+        mixture over shares divided by its own e-value would be an e-value against it.
         """
         excluded = log_mean_exp(bets.log_e) - bets.log_e >= math.log(1 / BOUND_ALPHA)
         alive = np.flatnonzero(~excluded)
@@ -194,7 +194,7 @@ class WhiteBox:
         steps = torch.arange(drafts, device=p.device)
         q = torch.zeros_like(p[:, 1:]).scatter_(-1, tokens[..., None], 1.0) if sampled is None or one_hot else None
         drawn = q if sampled is None else sampled.double()
-        q = drawn if q is None else q  # what drafts are judged by
+        q = drawn if q is None else q  # the distribution in the acceptance test
         assert drawn is not None and q is not None
         tested = (steps <= accepted[:, None]) & (steps < lengths[:, None])
         if sampled is not None:  # whether a draft is made does not depend on its token: all that count are draws from q
@@ -227,7 +227,7 @@ class WhiteBox:
         )
 
     def _drafts(self, q: Tensor, p: Tensor, y: Tensor, stops: Sequence[int]) -> None:
-        """Bet on drafts y [n] against q [n, V]; p [n, V] is the target's at their places."""
+        """Bet on drafts y [n] against q [n, V]; p [n, V] is the target's distribution at their places."""
         rank, log = 2 * q.cumsum(-1) - q, q.log()
         going_on = q.clone()
         going_on[:, list(stops)] = 0
@@ -284,7 +284,7 @@ class WhiteBox:
         self._draws("recovered", left, others, x)
 
     def _own_uniform(self, p: Tensor, drawn: Tensor, q: Tensor, y: Tensor, stands: Tensor) -> None:
-        """Bet that tests [n] of drafts y have the uniform that drew y from ``drawn`` [n, V]."""
+        """Bet that tests [n] of drafts y use the uniform that drew y from ``drawn`` [n, V]."""
         own, shares = _at(drawn, y), torch.as_tensor(SHARES, device=p.device)
         ratio, before = _at(p, y) / _at(q, y).clamp_min(FLOOR), _at(drawn.cumsum(-1), y) - own
         a, b = ratio.clamp(max=1), accepted_by_own_uniform(ratio * own, own, before)
@@ -293,7 +293,7 @@ class WhiteBox:
         self._add("shared_noise", "accept_draft_uniform", log_e, (b - a).abs().sum() * shares)
 
     def _same_noise(self, p: Tensor, drawn: Tensor, q: Tensor, y: Tensor, x: Tensor) -> None:
-        """Bet that tokens x [n] after a rejection of y [n] have the noise that drew y from ``drawn`` [n, V]."""
+        """Bet that tokens x [n] after a rejection of y [n] use the noise that drew y from ``drawn`` [n, V]."""
         real = (p - q).clamp_min(0).sum(-1) > MASS
         drawn, y, x, left = drawn[real], y[real], x[real], _unit((p[real] - q[real]).clamp_min(0), p[real])
         others = {
@@ -345,7 +345,7 @@ def _one_hot(tokens: Tensor, like: Tensor) -> Tensor:
 def _unit(weights: Tensor, otherwise: Tensor) -> Tensor:
     """Return normalised rows [n, V]; ``otherwise`` where there is no mass."""
     total = weights.sum(-1, keepdim=True)
-    if bool((total > 1e-9).all()):  # nearly always, and a choice by column takes longer than the rest
+    if bool((total > 1e-9).all()):  # nearly always; torch.where takes longer than the rest
         return weights / total
     return torch.where(total > 1e-9, weights / total.clamp_min(1e-300), otherwise)
 

@@ -1,1 +1,1 @@
-"""Settings: typed, checked once, with their meaning, limits and resume rules in one place."""
+"""Settings with types: their meaning, limits and resume rules in one place, checked once."""

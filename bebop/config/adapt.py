@@ -43,7 +43,7 @@ T = TypeVar("T")
 # Why a resume must not change a setting.
 OTHER_TEXT = "the text that the head was trained on so far would be another"
 SERVED: dict[str, type[SglangConfig | VllmConfig]] = {"sglang": SglangConfig, "vllm": VllmConfig}
-UNUSED = (  # settings of these engines that concern drafts, new weights, or servers whose weights nobody knows
+UNUSED = (  # settings of these engines for drafts, weight updates, or servers with unknown weights
     "urls", "api_key_env", "data_parallel", "block_verification", "adaptive_steps", "draft", "pause", "transfer",
     "folder", "address", "colocated", "monitor_every",
 )  # fmt: skip
@@ -76,7 +76,7 @@ class DataConfig(Settings):
             check(
                 name not in UNUSED, f"data.engine_options.{name}", value, "a corpus is sampled without it: leave it out"
             )
-        _ = self.served  # raises what is wrong with the options
+        _ = self.served  # raises UserError for wrong options
         readable_rows("data.path", self.path, needed=self.source == "file")
         self.require(self.source == "file" or self.sequences > 0, "sequences", "give 1 or more")
         fits = self.sampling.max_new_tokens < self.max_length
@@ -88,7 +88,7 @@ class DataConfig(Settings):
 
     @property
     def served(self) -> SglangConfig | VllmConfig | None:
-        """Return the settings of SGLang or vLLM, where one of them samples; ``UserError`` for wrong ones."""
+        """Return the settings of SGLang or vLLM if one of them samples; raise ``UserError`` for wrong ones."""
         options: SglangConfig | VllmConfig | None = parse_options(
             SERVED.get(self.engine or ""),
             self.engine_options,
@@ -100,7 +100,7 @@ class DataConfig(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig(Settings):
-    """How long, on how much at a time, and from what."""
+    """Length, batches and objectives of the training."""
 
     SECTION = "train."
     steps: int = setting(160, "updates of the head", POSITIVE)
@@ -135,7 +135,7 @@ class TrainConfig(Settings):
         self.require(fits, "warm_steps", f"give a number from 0 to train.steps={self.steps}, or null")
 
     def warm(self, fresh: bool) -> int:
-        """Return the steps of the warm-up objective, for a fresh head or for one that came with the checkpoint."""
+        """Return the number of warm-up steps, for a fresh head or for one that came with the checkpoint."""
         return (self.steps // 3 if fresh else 0) if self.warm_steps is None else self.warm_steps
 
 
@@ -150,7 +150,7 @@ class EvaluationConfig(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptConfig(Settings):
-    """A whole adaptation."""
+    """Configuration of a whole adaptation."""
 
     model: ModelConfig = section(ModelConfig)
     task: TaskConfig = section(TaskConfig, fixed=OTHER_QUESTIONS)
@@ -186,9 +186,11 @@ class AdaptConfig(Settings):
         parse_options(PARTS[self.part].options, self.options, "options.", f"part={self.part}")
 
     def engine_job(self, seed: int = 0, **own: Any) -> JobConfig:
-        """Return the job whose rollout engine samples completions, for ``data.engine=sglang|vllm``: without drafts.
+        """Return a job without drafts whose rollout engine samples completions, for ``data.engine=sglang|vllm``.
 
-        ``seed``: of the engine's own generator; ``own``: settings of the engine in place of those that were given.
+        Args:
+            seed: seed of the engine's own generator.
+            own: settings of the engine that override the given ones.
         """
         data, served = self.data, self.data.served
         assert served is not None and data.engine in SERVED
@@ -203,7 +205,7 @@ class AdaptConfig(Settings):
                 **engines,
             ),
             decoding=DecodingConfig(system="autoregressive", draft_tokens=0),
-            algorithm=AlgorithmConfig(rescore=True),  # nobody reads the log-probs of a corpus
+            algorithm=AlgorithmConfig(rescore=True),  # log-probs of a corpus are not used
             monitor=MonitorConfig(decode_stats=False),
             runtime=RuntimeConfig(seed=seed),
         )

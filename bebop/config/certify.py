@@ -25,13 +25,13 @@ from bebop.systems import SYSTEMS
 URL = Limit(lambda url: re.match(r"https?://[^/\s]", url) is not None, "give http://HOST:PORT or https://...")
 HEAT = Limit(lambda t: t == 0 or 1e-4 <= t < 1e4, "give 0 (no stress setting), or 0.0001 or more")
 TOKENS, LIMIT = 20_000, 0.02
-QUICK_TOKENS, QUICK_LIMIT = 2_500, 0.05  # two settings of so many exclude some 3 % with the built-in model
+QUICK_TOKENS, QUICK_LIMIT = 2_500, 0.05  # two settings of 2,500 tokens exclude about 3 % with the built-in model
 LogprobMode = Literal["auto", "raw", "temperature", "processed", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(Settings):
-    """The engine in question, and how it is reached."""
+    """The engine under test and its address."""
 
     SECTION = "engine."
     name: Literal["embedded", "sglang", "openai", "function"] = setting("embedded", "which kind")
@@ -57,7 +57,7 @@ class EngineConfig(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertifyConfig(Settings):
-    """A whole certificate."""
+    """Configuration of a whole certificate."""
 
     model: ModelConfig = section(ModelConfig)
     task: TaskConfig = section(TaskConfig)
@@ -103,7 +103,7 @@ class CertifyConfig(Settings):
 
     @property
     def limit(self) -> float:
-        """Return the largest total variation a token that passes, chosen or by default."""
+        """Return the largest total variation per token that passes, chosen or by default."""
         return self.limit_tv or (QUICK_LIMIT if self.quick else LIMIT)
 
     def _validate(self) -> None:

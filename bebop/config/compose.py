@@ -1,8 +1,8 @@
-"""Turn a command line into a checked configuration; shared by the entry points, the only importers of Hydra.
+"""Turn a command line into a checked configuration for all entry points; no other module imports Hydra.
 
-Hydra composes ``conf/`` with the overrides, ``bebop.config.fields.from_dict`` checks what comes out. A run keeps its
-overrides, not what they composed to. So a resume that chooses another group, deletes a setting or changes one that
-others refer to means the same as if all overrides stood in one line.
+Hydra composes ``conf/`` with the overrides, and ``bebop.config.fields.from_dict`` checks the result. A run stores its
+overrides instead of the composed values. So a resume may choose another group, delete a setting or change one that
+others refer to. The result is the same as if all overrides stood in one line.
 """
 
 import json
@@ -33,7 +33,7 @@ from bebop.run_dir.folder import CONFIG, OVERRIDES, sign
 from bebop.run_dir.safe_parse import parse_json
 from bebop.systems import SYSTEMS
 
-ROOTS: Mapping[str, type] = {  # file in conf/ -> what it describes
+ROOTS: Mapping[str, type] = {  # file in conf/ -> its dataclass
     "config": JobConfig, "adapt": AdaptConfig, "certify": CertifyConfig, "simulate": SimulateConfig,
 }  # fmt: skip
 ALONE = {"algorithm": "grpo", "monitor": "default", "runtime": "default", "trainer": "default"}  # groups of one choice
@@ -41,12 +41,12 @@ OPENED = (
     "options.",
     "evaluation.task.",
     "data.engine_options.",
-)  # names below these are checked by a dataclass, not by Hydra
-GIVEN = "model.path"  # by every choice of its group: Hydra would not take a ??? for a value that is there
+)  # a dataclass, not Hydra, checks the names below these
+GIVEN = "model.path"  # set by every choice of its group; Hydra would not let a ??? replace a default
 
 
 def job_config(overrides: Sequence[str]) -> JobConfig:
-    """Return the job that Hydra overrides describe; every mistake in them is one ``UserError``."""
+    """Return the job that Hydra overrides describe; raise one ``UserError`` for any mistake in them."""
     return from_dict(JobConfig, composed(overrides))
 
 
@@ -74,7 +74,7 @@ def composed(overrides: Sequence[str], root: str = "config") -> dict[str, Any]:
     except MissingMandatoryValue as error:
         raise UserError(f"{error.full_key} is missing: give {error.full_key}=VALUE") from error
     except (HydraException, OmegaConfBaseException) as error:
-        with suppress(HydraException):  # the choices alone cannot be composed: Hydra's own words are all there is
+        with suppress(HydraException):  # if the choices alone cannot be composed, only Hydra's own message is left
             _check_names(parsed, root)
         reason = " ".join(str(error).split())
         culprits = [o for o, p in zip(overrides, parsed, strict=True) if p.key_or_group in reason] or overrides
@@ -83,13 +83,13 @@ def composed(overrides: Sequence[str], root: str = "config") -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-# A command asks for the same two or three times, to find the run that it resumes and then its settings: .15 s each.
+# A command composes the same overrides two or three times, at .15 s each: for the run to resume, then for its settings.
 @lru_cache(maxsize=32)
 def _compose(overrides: tuple[str, ...], root: str) -> DictConfig:
-    """Compose a configuration, which is only to be read: its reader resolves the references in it."""
+    """Compose a configuration. It is cached, so callers must not change it; they resolve the references in it."""
     _register()
-    # Which options of a trained part exist depends on the part, whose dataclass checks their names: ++ lets all in.
-    # What an evaluation takes over from ``task`` is not written down again: ++ lets in what differs.
+    # The options of a trained part depend on the part, whose dataclass checks their names: ++ accepts all names.
+    # ``evaluation.task`` does not repeat the settings of ``task``: ++ accepts those that differ.
     opened = [f"++{override}" if override.startswith(OPENED) else override for override in overrides]
     with initialize_config_module("bebop.conf", version_base="1.3"):
         return compose(root, overrides=[*_model_of(overrides, root), *opened])
@@ -97,9 +97,9 @@ def _compose(overrides: tuple[str, ...], root: str) -> DictConfig:
 
 @cache
 def _register() -> None:
-    """Tell Hydra the defaults of the dataclasses: ``conf/`` holds what differs from them.
+    """Give Hydra the defaults of the dataclasses, so that ``conf/`` holds only the differences.
 
-    The settings that go with one choice of a group alone are its ``defaults: [CHOICE_settings]``.
+    The settings of a single choice of a group are its ``defaults: [CHOICE_settings]``.
     """
     store = ConfigStore.instance().store
     for name, system in SYSTEMS.items():
@@ -141,19 +141,19 @@ def groups() -> dict[str, list[str]]:
 
 
 def root_groups(root: str) -> list[str]:
-    """Return the groups of which ``conf/<root>.yaml`` chooses, whose choices a command line may change."""
+    """Return the groups that ``conf/<root>.yaml`` chooses from, which a command line may change."""
     return [group for group in _choices(root) if group in groups()]
 
 
 def _choices(root: str) -> dict[str, str]:
-    """Group -> its choice in ``conf/<root>.yaml``, where nothing else is asked for."""
+    """Return the default choice of each group in ``conf/<root>.yaml``."""
     text = (resources.files("bebop.conf") / f"{root}.yaml").read_text()
     defaults = yaml.safe_load(text)["defaults"]
     return {group: choice for entry in defaults if isinstance(entry, dict) for group, choice in entry.items()}
 
 
 def _model_of(overrides: Sequence[str], root: str) -> list[str]:
-    """Return the choice of the group ``model`` that a path alone stands for: ``model.path=DIR`` means ``folder``.
+    """Return the choice of the group ``model`` that a path alone implies: ``model.path=DIR`` means ``folder``.
 
     The choice brings the settings of ``conf/_of_model``: a learning rate for the built-in model spoils a real one.
     """
@@ -165,13 +165,13 @@ def _model_of(overrides: Sequence[str], root: str) -> list[str]:
 
 
 def model_defaults(config: JobConfig) -> dict[str, Any]:
-    """Return the settings that this job has from its choice of model, as far as nothing else was given."""
+    """Return the settings that this job still has from its choice of model."""
     theirs, now = of_model(config.model.path), _flat(plain(config))
     return {name: value for name, value in theirs.items() if now[name] == value}
 
 
 def of_model(path: str) -> dict[str, Any]:
-    """Return the settings of ``conf/_of_model`` that go with a choice of model, by their names."""
+    """Return the settings of ``conf/_of_model`` that go with a choice of model, by name."""
     file = resources.files("bebop.conf") / "_of_model" / f"{path if path in BUILT_IN else 'folder'}.yaml"
     tree = OmegaConf.to_container(OmegaConf.create(file.read_text()))
     assert isinstance(tree, dict)
@@ -186,11 +186,11 @@ def _flat(tree: dict[str, Any], where: str = "") -> dict[str, Any]:
     return found
 
 
-# ---- what can be wrong with an override
+# ---- checks of overrides
 
 
 def _read(override: str) -> Override:
-    """Return one override, parsed; ``UserError`` where Hydra would go on about its grammar or list its search path."""
+    """Return one override, parsed; raise a short ``UserError`` in place of Hydra's long messages."""
     try:
         parsed = OverridesParser.create().parse_override(override)
     except (HydraException, ValueError) as error:  # ValueError: a number of more digits than Python reads
@@ -211,7 +211,7 @@ def _read(override: str) -> Override:
 
 
 def _check_names(parsed: Sequence[Override], root: str) -> None:
-    """Raise ``UserError`` for the first override of a setting that does not exist, with those that do."""
+    """Raise ``UserError`` for the first override of a missing setting, with the existing ones."""
     chosen = [p.input_line or "" for p in parsed if p.key_or_group in groups()]
     known: Any = OmegaConf.to_container(_compose(tuple(chosen), root))
     elsewhere = {one.name: one.only for one in settings(ROOTS[root]) if one.only}
@@ -241,7 +241,7 @@ def _names(tree: dict[str, Any], where: str = "") -> Iterator[str]:
             yield from _names(value, f"{where}{name}.")
 
 
-# ---- what a run keeps, and what a resume takes
+# ---- saved overrides, and their merge in a resume
 
 
 def as_yaml(config: Any) -> str:
@@ -250,8 +250,11 @@ def as_yaml(config: Any) -> str:
 
 
 def write_down(config: Any, overrides: Sequence[str], folder: Path, section: str = "") -> None:
-    """Keep what was asked: for readers, and for the next resume. Called once nothing in it was found wrong."""
-    now = [f"{section}{name}" for name in ("dir", "resume", "trust")]  # of this call
+    """Write the configuration and the overrides into the run folder, for readers and for a resume.
+
+    Call it after all checks of the configuration.
+    """
+    now = [f"{section}{name}" for name in ("dir", "resume", "trust")]  # settings of this call alone
     text = json.dumps([o for o in overrides if _read(o).key_or_group not in now]) + "\n"
     write_text(folder / CONFIG, as_yaml(config))
     sign(folder, text)
@@ -261,13 +264,13 @@ def write_down(config: Any, overrides: Sequence[str], folder: Path, section: str
 def resumed_overrides(
     overrides: Sequence[str], root: str = "config", section: str = "", apart: str | None = None
 ) -> list[str]:
-    """Return ``overrides`` after those that the run they resume was started with; unchanged for a new run.
+    """Return the overrides of the resumed run followed by ``overrides``; for a new run only ``overrides``.
 
     Args:
-        overrides: of this call, in any spelling that Hydra takes.
-        root: the configuration in ``conf/`` that they are of.
-        section: holds ``dir`` and ``resume``, and ends in a dot unless it is empty.
-        apart: overrides that begin with it are of another configuration: they are merged, but not composed.
+        overrides: overrides of this call, in any spelling that Hydra takes.
+        root: name of their configuration in ``conf/``.
+        section: section that holds ``dir`` and ``resume``; it ends in a dot unless it is empty.
+        apart: prefix of overrides that belong to another configuration: they are merged, but not composed.
     """
     parsed = [_read(override) for override in overrides]
     own = [p for p in parsed if apart is None or not p.key_or_group.startswith(apart)]
@@ -287,8 +290,8 @@ def resumed_overrides(
 def _resumed_folder(parsed: Sequence[Override], root: str, section: str) -> Path | None:
     """Return the folder of the run that these overrides resume, as Hydra reads them; None for a new run.
 
-    Settings that the two do not refer to may be wrong, or right together with the saved ones alone: where all of the
-    overrides cannot be composed, only those of the two are.
+    Other settings may be wrong, or valid only together with the saved ones. If all overrides cannot be composed, only
+    those of ``dir`` and ``resume`` are.
     """
     names = [f"{section}dir", f"{section}resume"]
     about = [p.input_line or "" for p in parsed if p.key_or_group in names]
@@ -299,16 +302,16 @@ def _resumed_folder(parsed: Sequence[Override], root: str, section: str) -> Path
         except (HydraException, OmegaConfBaseException):
             continue
         return Path(folder) if resume is True and isinstance(folder, str) else None
-    return None  # what is wrong with them is said when everything is composed
+    return None  # composing all overrides reports the mistake
 
 
 def trusted(given: Sequence[str], section: str = "") -> bool:
-    """Return whether this call says that it trusts the folder that it resumes; what the folder says does not count."""
+    """Return whether this call trusts the folder that it resumes; settings in the folder do not count."""
     return any(p.key_or_group == f"{section}trust" and p.value() is True for p in map(_read, given))
 
 
 def _saved(file: Path) -> list[str]:
-    """Return what a run was started with; ``UserError`` if the file is damaged."""
+    """Return the overrides that a run was started with; raise ``UserError`` if the file is damaged."""
     try:
         overrides = parse_json(file.read_bytes())
         if not isinstance(overrides, list) or not all(isinstance(override, str) for override in overrides):
@@ -321,9 +324,9 @@ def _saved(file: Path) -> list[str]:
 def merge_overrides(saved: Sequence[str], new: Sequence[str], root: str = "config") -> list[str]:
     """Return the overrides of a run and those of its resume as one list.
 
-    The rule is Hydra's own: all in one line, the old ones first, later ones win. Three things are put right: a name
-    that is given twice where Hydra takes it once; a saved deletion before a new value; and values in a group that is
-    chosen anew, which belong to the former choice.
+    The rule is Hydra's own: all in one line, the old ones first, later ones win. Three cases need a correction: a name
+    given twice where Hydra takes it once; a saved deletion before a new value; and values in a newly chosen group,
+    which belong to the former choice.
     """
     old, now, choices = [_read(o) for o in saved], [_read(o) for o in new], _choices(root)
     before = choices | {o.key_or_group: o.value() for o in old if o.key_or_group in choices}
@@ -340,7 +343,7 @@ def merge_overrides(saved: Sequence[str], new: Sequence[str], root: str = "confi
 
 
 def _replaces(new: Override, old: Override) -> bool:
-    """Return whether the same name, given anew, makes an old override void, or impossible beside it."""
+    """Return whether a new override of the same name cancels an old one, or cannot stand beside it."""
     if new.input_line == old.input_line:
         return True
     if isinstance(new.value(), dict) and isinstance(old.value(), dict):

@@ -75,19 +75,19 @@ class DecodingConfig(Settings):
 
     @property
     def limit(self) -> int:
-        """Return the most drafts of a cycle."""
+        """Return the largest number of drafts in a cycle."""
         if self.draft_tokens != "auto":
             return self.draft_tokens
         return SYSTEMS[self.system].most_drafts if self.most_drafts is None else self.most_drafts
 
     @property
     def timed(self) -> bool:
-        """Return whether the number of drafts follows the time that cycles take."""
+        """Return whether the number of drafts depends on the measured time of cycles."""
         return self.draft_tokens == "auto" and SYSTEMS[self.system].supports_auto_length
 
     @property
     def costs(self) -> Costs:
-        """Return the costs as they are given, for an engine that measures none."""
+        """Return the configured costs, for an engine that measures none."""
         return Costs(draft=self.cost_ratio, verify=self.verify_ratio)
 
     @property
@@ -112,5 +112,5 @@ class DecodingConfig(Settings):
 
     @property
     def chooses_temperature(self) -> bool:
-        """Return whether the temperature of drafts follows what would have been accepted."""
+        """Return whether the engine chooses the temperature of drafts by their acceptance."""
         return SYSTEMS[self.system].supports_auto_temperature and self.draft_temperature == "auto"

@@ -16,7 +16,7 @@ from bebop.config.job import JobConfig
 from bebop.errors import UserError
 from bebop.systems import SYSTEMS
 
-RESUMED = (JobConfig, AdaptConfig)  # what commands describe that can be resumed
+RESUMED = (JobConfig, AdaptConfig)  # configurations of commands that can be resumed
 TITLE = """# Settings
 
 Written by `python -m bebop.config.docs > docs/settings.md` from the dataclasses in `bebop/config/`. A resume may change
@@ -25,7 +25,7 @@ a setting unless the last column says `fixed`; `--help NAME` says why. See also 
 
 
 def asked(arguments: list[str]) -> str | None:
-    """Return the group in ``--help GROUP``, empty for ``--help`` alone; None where no help is asked for."""
+    """Return the group in ``--help GROUP``, empty for ``--help`` alone; None without a help option."""
     at = next((i for i, argument in enumerate(arguments) if argument in ("--help", "-h")), None)
     if at is None:
         return None
@@ -34,7 +34,7 @@ def asked(arguments: list[str]) -> str | None:
 
 
 def overview(cls: type) -> str:
-    """Return the groups of a command, a line each, and under it a line for each of its choices."""
+    """Return the groups of a command, one per line, each followed by one line for each of its choices."""
     lines = []
     for name, section in _sections(cls).items():
         lines.append(f"  {name:11} {_summary(section)}\n")
@@ -43,7 +43,7 @@ def overview(cls: type) -> str:
 
 
 def about(cls: type, group: str) -> str:
-    """Return the settings of a group, or those that begin with a name; ``UserError`` if there are none."""
+    """Return the settings of a group, or those that begin with a name; raise ``UserError`` if there are none."""
     members = [one for one in _settings(cls) if one.name == group or one.name.startswith(f"{group}.")]
     if not members:
         alone = [one.name for one in _settings(cls) if "." not in one.name]
@@ -83,7 +83,7 @@ def _row(one: Setting) -> tuple[str, ...]:
 
 
 def _sections(cls: type) -> dict[str, type]:
-    """Group -> its dataclass."""
+    """Return the dataclass of each group."""
     hints = typing.get_type_hints(cls)
     return {name: kind for name, kind in hints.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
 
@@ -110,7 +110,7 @@ def _choices(group: str) -> list[tuple[str, str]]:
 
 
 def _meaning(one: Setting) -> str:
-    """Return a setting's meaning, the choice it goes with, and its default where a choice of model has another one."""
+    """Return a setting's meaning, the choice that it requires, and its defaults that depend on the model."""
     models = {choice: of_model(choice) for choice in groups()["model"]}
     others = [
         f"; {_shown(theirs[one.name])} with model={choice}" for choice, theirs in models.items() if one.name in theirs
@@ -119,7 +119,7 @@ def _meaning(one: Setting) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as it is written on a command line."""
+    """Return a value in command-line syntax."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {_shown(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list | tuple):

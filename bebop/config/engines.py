@@ -21,14 +21,14 @@ from bebop.config.fields import (
 Pause = Literal["in_place", "retract", "abort"]
 ModelRunner = Literal["v1", "v2"]
 WeightTransfer = Literal["tensor", "distributed", "disk"]
-# Jobs on a laptop read all prompts in one pass of so many tokens. A mask of its attention has at most 8192 ** 2 entries
+# Jobs on a laptop read all prompts in one pass of this size. A mask of its attention has at most 8192 ** 2 entries
 # for each query head of a group: 400 MB in SmolLM2's shape and bfloat16, for one prompt of 8,192 tokens.
 PREFILL_TOKENS = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchConfig(Settings):
-    """The embedded engine."""
+    """Settings of the embedded engine."""
 
     SECTION = "rollout.torch."
     # Off until a run on a GPU has compared its tokens with those of eager cycles (benchmarks/gpu/NEXT.md).
@@ -68,10 +68,10 @@ class TorchConfig(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangConfig(Settings):
-    """An engine inside the worker's process, or existing servers.
+    """Settings of an SGLang engine inside the worker's process, or of existing servers.
 
-    ``pause`` says what becomes of running requests while weights change. ``in_place``: they keep their old keys and
-    values, nothing is computed again. ``retract``: keys and values are computed again from the new weights, which
+    ``pause`` decides the fate of running requests while weights change. ``in_place``: they keep their old keys and
+    values, and nothing is computed again. ``retract``: keys and values are computed again from the new weights, which
     costs a prefill of all that was written so far. ``abort``: requests are cut, handed back and taken up again, which
     costs the same prefill and holds no memory meanwhile. None follows ``rollout.on_update``.
     """
@@ -140,7 +140,7 @@ class SglangConfig(Settings):
         self.require(one, "transfer", "a process group joins one server; use disk for several")
 
 
-# Arguments of vLLM that follow from other settings, or that nobody has tested with drafts and weights in flight.
+# Arguments of vLLM that follow from other settings, or that are untested with drafts and weight updates in flight.
 VLLM_OWN = {
     "speculative_config": "drafting is set by decoding.*",
     "logprobs_mode": "only those of what tokens are drawn from (processed_logprobs) can be trained on",
@@ -156,7 +156,10 @@ VLLM_OWN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmConfig(Settings):
-    """An engine inside the worker's process; while weights change, ``rollout.on_update`` goes for running requests."""
+    """Settings of a vLLM engine inside the worker's process.
+
+    While weights change, ``rollout.on_update`` decides the fate of running requests.
+    """
 
     SECTION = "rollout.vllm."
     cache_bytes: int | None = setting(

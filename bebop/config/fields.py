@@ -1,8 +1,8 @@
-"""Define settings: fields of configuration dataclasses, and how a mapping becomes such a dataclass.
+"""Define settings: fields of configuration dataclasses, and the conversion of a mapping to such a dataclass.
 
 ``setting`` is the one home of a setting: its default, meaning, limits, and whether a resume may change it. Checks,
-``--help GROUP``, ``docs/settings.md`` and the rules of a resume are made from it. Every value that a user can get wrong
-raises ``UserError`` in one line that names the setting, the value and what is allowed.
+``--help GROUP``, ``docs/settings.md`` and the rules of a resume are derived from it. Every value that a user can get
+wrong raises ``UserError`` in one line that names the setting, the value and what is allowed.
 """
 
 import dataclasses
@@ -28,20 +28,20 @@ TYPE_WORDS = {int: "a whole number", float: "a number", bool: "true or false", s
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Which values of its type a setting may have; None always may."""
+    """Allowed values of a setting within its type; None is always allowed."""
 
     holds: Callable[[Any], bool]
     words: str  # ends a line of refusal: "give 1 or more"
 
 
 def at_least(low: float, means: str = "", finite: bool = True) -> Limit:
-    """Allow ``low`` or more; ``means`` says what ``low`` itself stands for."""
+    """Allow ``low`` or more; ``means`` explains the value ``low`` itself."""
     words = f"give {low} ({means}) or more" if means else f"give {low} or more"
     return Limit(lambda value: low <= value and (not finite or value < math.inf), words)
 
 
 def above(low: float, finite: bool = True, unit: str = "") -> Limit:
-    """Allow more than ``low``, which is counted in ``unit``."""
+    """Allow numbers above ``low``; ``unit`` names their unit."""
     words = f"give a number{f' of {unit}' * bool(unit)} above {low}"
     return Limit(lambda value: low < value and (not finite or value < math.inf), words)
 
@@ -69,11 +69,11 @@ def setting(default: Any, meaning: str, limit: Limit | None = None, *, only: str
     """Return a field of a configuration dataclass.
 
     Args:
-        default: where nothing is given; of a mutable value the function that makes it.
+        default: default value; for a mutable value, the function that makes it.
         meaning: one line.
-        limit: choices of a ``Literal`` type need none.
+        limit: allowed values; a ``Literal`` type needs none.
         only: the choice in ``conf/`` without which the setting cannot be given.
-        fixed: why a resume must not change it; empty: it may; None: as the section says, or it may.
+        fixed: why a resume must not change it; empty: it may; None: the section decides, which allows it by default.
     """
     known = {"meaning": meaning, "limit": limit, "only": only, "fixed": fixed}
     if callable(default):
@@ -82,12 +82,15 @@ def setting(default: Any, meaning: str, limit: Limit | None = None, *, only: str
 
 
 def section(default: Callable[[], Any], *, only: str = "", fixed: str | None = None) -> Any:
-    """Return a field that holds a configuration dataclass; ``only`` and ``fixed`` go for settings that say nothing."""
+    """Return a field that holds a configuration dataclass.
+
+    ``only`` and ``fixed`` apply to those of its settings that do not define them.
+    """
     return dataclasses.field(default_factory=default, metadata={"only": only, "fixed": fixed})
 
 
 class Settings:
-    """Base of configuration dataclasses: whoever makes one gets possible values, or a ``UserError``."""
+    """Base of configuration dataclasses: every instance has valid values, or its construction raises ``UserError``."""
 
     __slots__ = ()
     SECTION: ClassVar[str] = ""  # begins the full names of its settings, and ends in a dot
@@ -101,10 +104,10 @@ class Settings:
         self._validate()
 
     def _validate(self) -> None:
-        """Check settings against one another; each is within its own limit here."""
+        """Check settings against one another; each already satisfies its own limit."""
 
     def require(self, condition: bool, name: str, allowed: str) -> None:
-        """Refuse the value of the setting ``name``, unless ``condition`` holds; a dot leads into a section."""
+        """Refuse the value of the setting ``name`` unless ``condition`` holds; a dot leads into a section."""
         value: Any = self
         for part in name.split("."):
             value = getattr(value, part)
@@ -113,7 +116,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is known of one setting."""
+    """Description of one setting."""
 
     name: str  # in full: rollout.sampling.top_p
     kind: Any  # its annotated type
@@ -125,7 +128,7 @@ class Setting:
 
 
 def settings(cls: Any, where: str = "", only: str = "", fixed: str = "", values: Any = None) -> Iterator[Setting]:
-    """Yield every setting of a configuration dataclass and of its sections, with the defaults that it gives to them."""
+    """Yield every setting of a configuration dataclass and of its sections, with the effective defaults."""
     hints, values = typing.get_type_hints(cls), cls() if values is None else values
     for field in dataclasses.fields(cls):
         kind, known, value = hints[field.name], field.metadata, getattr(values, field.name)
@@ -134,7 +137,7 @@ def settings(cls: Any, where: str = "", only: str = "", fixed: str = "", values:
         if dataclasses.is_dataclass(kind):
             yield from settings(kind, f"{where}{field.name}.", values=value, **of_field)
             continue
-        if field.default == "auto":  # which some dataclasses settle as they are made
+        if field.default == "auto":  # some dataclasses resolve it on construction
             value = field.default
         limit = known["limit"] or _choices(kind)
         name, meaning = f"{where}{field.name}", known["meaning"]
@@ -142,7 +145,7 @@ def settings(cls: Any, where: str = "", only: str = "", fixed: str = "", values:
 
 
 def _choices(kind: Any) -> Limit | None:
-    """Return the choices of a ``Literal``, or of one that may be None."""
+    """Return the choices of a ``Literal``, also in a union with None."""
     kinds = [k for k in (kind, *get_args(kind)) if get_origin(k) is Literal]
     return choice(get_args(kinds[0])) if kinds else None
 
@@ -155,7 +158,7 @@ def _limits(cls: Any) -> dict[str, Limit]:
 
 
 def lookup(tree: Any, name: str, default: Any = None) -> Any:
-    """Return the value of a setting by its full name out of nested mappings; ``default`` where there is none."""
+    """Return the value of a setting by its full name from nested mappings; ``default`` if it is missing."""
     for part in name.split("."):
         if not isinstance(tree, Mapping) or part not in tree:
             return default
@@ -164,20 +167,20 @@ def lookup(tree: Any, name: str, default: Any = None) -> Any:
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """Return a configuration dataclass as nested mappings and lists, as YAML and JSON read it back."""
+    """Return a configuration dataclass as nested mappings and lists that survive YAML and JSON."""
     tree: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     return tree
 
 
 def resume_refusals(before: Mapping[str, Any], config: Any) -> list[str]:
-    """Return one sentence for each setting that must not have changed.
+    """Return one sentence for each setting that a resume must not change.
 
-    What a setting *names* (the weights of a model, a file of questions) is held against ``identity.json`` by content,
-    so those folders and files may move.
+    Some settings *name* something, such as the weights of a model or a file of questions. ``identity.json`` checks
+    these by content, so the folders and files may move.
 
     Args:
-        before: the stored configuration of the run; a setting that it lacks is not compared.
-        config: the dataclass to go on with.
+        before: the stored configuration of the run; settings that it lacks are not compared.
+        config: the dataclass to resume with.
     """
     now, refused = plain(config), []
     for one in settings(type(config)):
@@ -195,7 +198,7 @@ def check(condition: bool, name: str, value: object, allowed: str) -> None:
 
 
 def similar(wrong: str, known: Iterable[str]) -> str:
-    """Return ``did you mean a.b or c.b? `` for a name that does not exist; empty where no known name is like it."""
+    """Return ``did you mean a.b or c.b? `` for a name that does not exist; empty without a similar known name."""
     names: dict[str, list[str]] = {}  # last part -> full names
     for name in known:
         if not wrong.startswith(f"{name}."):
@@ -208,7 +211,7 @@ def similar(wrong: str, known: Iterable[str]) -> str:
 
 
 def readable_rows(name: str, path: str | None, needed: bool) -> None:
-    """Check the path of a file of rows, which may be missing unless it is ``needed``."""
+    """Check the path of a file of rows, which may be None unless it is ``needed``."""
     check(not needed or bool(path), name, path, "source=file needs a .jsonl or .parquet file")
     if path is not None:
         check(os.path.isfile(path), name, path, "there is no such file")  # False, too, for names too long for a disk
@@ -228,13 +231,13 @@ def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     try:
         return cls(**arguments)
     except UserError as error:
-        # A section says its own name (sampling.top_p); which one it is, is known here (data.sampling.top_p).
+        # A section knows its own name (sampling.top_p); only this call knows the full one (data.sampling.top_p).
         own, text = getattr(cls, "SECTION", ""), str(error)
         raise UserError(where + text.removeprefix(own) if own and text.startswith(own) else text) from None
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    """Return ``value`` as the annotated type: whole numbers widen, lists become tuples, mappings become dataclasses."""
+    """Return ``value`` as the annotated type: integers become floats, lists tuples, and mappings dataclasses."""
     if dataclasses.is_dataclass(hint):
         check(isinstance(value, dict), where, value, "a mapping is wanted here")
         return from_dict(hint, value, where + ".")  # type: ignore[arg-type]
@@ -261,7 +264,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
-    """Return ``value`` as one of several types: None, a word of a ``Literal``, or else the first other one."""
+    """Return ``value`` as one of several types: None, a word of a ``Literal``, or else the first other type."""
     literal = [kind for kind in kinds if get_origin(kind) is Literal]
     words = [word for kind in literal for word in get_args(kind)]
     if (value is None and type(None) in kinds) or value in words:
@@ -274,7 +277,7 @@ def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     return _convert(kind, value, where)
 
 
-# ---- options, which one decoding system or one trained part has alone
+# ---- options of a single decoding system or trained part
 
 
 class SystemOptions(Settings):
@@ -285,16 +288,16 @@ class SystemOptions(Settings):
 
 
 class TrainingOptions(Settings):
-    """Base of the options by which a part is trained."""
+    """Base of the options for the training of a part."""
 
     __slots__ = ()
     SECTION = "options."
 
 
 def parse_options(cls: type | None, values: Mapping[str, Any], section: str, owner: str) -> Any:
-    """Return the options ``cls`` of a system or part, made of what was given; None where it has none.
+    """Return the options ``cls`` of a system or part from the given values; None if it has no options.
 
-    ``section``: what the names begin with; ``owner``: how a refusal calls whoever has no options.
+    ``section``: prefix of the option names; ``owner``: name of the system or part in a refusal.
     """
     if cls is None:
         check(not values, section.removesuffix("."), dict(values), f"{owner} has no options")

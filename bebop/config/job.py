@@ -1,7 +1,7 @@
-"""Define the settings of a job: the dataclasses behind ``conf/``, checked once, at the door.
+"""Settings of a job: the dataclasses behind ``conf/``, which are checked once, on construction.
 
-A mapping (from YAML or anywhere else) becomes a ``JobConfig`` in one call, ``bebop.config.fields.from_dict``. Nothing
-behind the door sees a mapping again.
+A mapping (from YAML or elsewhere) becomes a ``JobConfig`` in one call, ``bebop.config.fields.from_dict``. All other
+code sees only the dataclass.
 """
 
 import math
@@ -41,13 +41,13 @@ from bebop.config.task import TaskConfig as TaskConfig
 from bebop.run_dir.safe_parse import main_type
 from bebop.systems import PARTS, SYSTEMS
 
-# The names of the registries, which live on higher floors; tests hold both against each other.
+# The names of the registries, which live in higher layers; tests compare both.
 ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
 PARKED_BYTES = 2**30
 DEVICE = Limit(
     lambda name: re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None, "give auto, cpu, cuda or cuda:NUMBER"
 )
-MAX_BATCH_TOKENS = 8192  # of a micro-batch, where no other number is asked for
+MAX_BATCH_TOKENS = 8192  # tokens of a micro-batch by default
 # Below 1e-4 logits divided by it leave the range of float32.
 TEMPERATURE = Limit(lambda t: t == 0 or 1e-4 <= t < math.inf, "give 0 (greedy), or 0.0001 or more")
 BETAS = Limit(lambda betas: all(0 <= beta < 1 for beta in betas), "two numbers from 0 to below 1")
@@ -56,7 +56,7 @@ MODEL = Limit(
     lambda path: path in BUILT_IN or os.path.isdir(path),
     "give tiny, smollm2 or a folder with a Hugging Face checkpoint",
 )
-TraceMode = Literal["sample", "all", "off"]  # of how many completions, see bebop/trajectory.py
+TraceMode = Literal["sample", "all", "off"]  # which completions are traced, see bebop/trajectory.py
 SEED = Limit(lambda seed: 0 <= seed < MAX_SEED, f"give a number from 0 to {MAX_SEED - 1}")
 PORT = within(0, 65535, "give a port from 0 to 65535")
 # Why a resume must not change a setting.
@@ -68,11 +68,11 @@ HELD_OUT_SEED = 736
 OTHER_ALGORITHM = "it would be another algorithm from here on, under the name of one run"
 OTHER_ADAPTER = "the checkpoint holds the other adapter, or weights that were trained without one"
 ALL_LINEAR = "all-linear"  # peft's word
-MAX_RANK = 4096  # of an adapter; wider ones are no smaller than the matrices of most models
+MAX_RANK = 4096  # of an adapter; larger ones have no fewer weights than the matrices of most models
 
 
 def _folder_type(path: str) -> str:
-    """Return what ``model.dtype=auto`` stands for."""
+    """Return the type that ``model.dtype=auto`` selects."""
     return "bfloat16" if path not in BUILT_IN and main_type(Path(path)) == "BF16" else "float32"
 
 
@@ -179,7 +179,7 @@ class RolloutConfig(Settings):
 
     @property
     def dealing(self) -> Literal["static", "pull"]:
-        """Return how prompts are handed to workers."""
+        """Return how prompts are dispatched to workers."""
         if self.dispatch != "auto":
             return self.dispatch
         return "static" if self.staleness == 0 else "pull"
@@ -240,7 +240,7 @@ class LoraConfig(Settings):
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Return the names of the layers that are asked for; empty for all."""
+        """Return the configured names of layers; empty for all layers."""
         if self.target_modules == ALL_LINEAR:
             return ()
         return (self.target_modules,) if isinstance(self.target_modules, str) else self.target_modules
@@ -252,7 +252,7 @@ class LoraConfig(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastConfig(Settings):
-    """How weights are broadcast to the machines of a job (docs/guides/multi_gpu.md)."""
+    """Broadcast of weights to the machines of a job (docs/guides/multi_gpu.md)."""
 
     SECTION = "trainer.broadcast."
     backend: Literal["nccl", "gloo"] | None = setting(
@@ -347,7 +347,7 @@ class CotrainConfig(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig(Settings):
-    """What is measured during a run and where it is sent."""
+    """Measurements during a run, and the trackers that receive them."""
 
     SECTION = "monitor."
     decode_stats: bool = setting(True, "overlap and entropies of every verified position")
@@ -462,7 +462,7 @@ class RuntimeConfig(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobConfig(Settings):
-    """A whole job."""
+    """Configuration of a whole job."""
 
     model: ModelConfig = section(ModelConfig)
     task: TaskConfig = section(TaskConfig, fixed=OTHER_QUESTIONS)
@@ -477,7 +477,7 @@ class JobConfig(Settings):
 
     @property
     def held_out_task(self) -> TaskConfig:
-        """Return the task of the evaluations: that of training with other questions, or what was given instead.
+        """Return the task of the evaluations: the training task with other questions, or the configured one.
 
         Raises:
             UserError: ``evaluation.task`` has a wrong setting, or a worker could not serve it.
@@ -538,7 +538,7 @@ class JobConfig(Settings):
             "an environment answers what ends with a stop token of the model: leave it out",
         )
         if self.evaluation.every:
-            _ = self.held_out_task  # raises what is wrong with it
+            _ = self.held_out_task  # raises UserError for wrong settings
         self.require(
             self.trainer.broadcast.backend != "nccl" or self.model.device != "cpu",
             "trainer.broadcast.backend",

@@ -27,7 +27,7 @@ RATES = Limit(lambda rates: all(0 <= rate <= 1 for rate in rates), "give numbers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig(Settings):
-    """How many of what: as ``rollout.*`` and ``trainer.*`` of a job."""
+    """Sizes of the simulated job: as ``rollout.*`` and ``trainer.*`` of a real one."""
 
     SECTION = "fleet."
     workers: int = setting(2, "rollout workers", within(1, 1 << 16))
@@ -47,7 +47,7 @@ class FleetConfig(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionsConfig(Settings):
-    """Lengths of completions, a log-normal with a long tail, and what drafts of them are accepted."""
+    """Lengths of completions, a log-normal with a long tail, and the acceptance rates of their drafts."""
 
     SECTION = "completions."
     median: float = setting(90.0, "tokens of a completion", above(0))
@@ -67,7 +67,7 @@ class CompletionsConfig(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostsConfig(Settings):
-    """Seconds of everything that takes time."""
+    """Durations in seconds of all simulated operations, and the sizes and rates of weight transfers."""
 
     SECTION = "costs."
     cycle: float = setting(0.004, "of a pass of the target over one row, K = 0", above(0))
@@ -91,7 +91,7 @@ class CostsConfig(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateConfig(Settings):
-    """A whole simulation."""
+    """Configuration of a whole simulation."""
 
     fleet: FleetConfig = section(FleetConfig)
     completions: CompletionsConfig = section(CompletionsConfig)
@@ -103,7 +103,7 @@ class SimulateConfig(Settings):
     dir: str | None = setting(None, "where simulation.json and simulation.html go; null: nowhere", NOT_EMPTY)
 
 
-# ---- will it pay?
+# ---- prediction of the speed-up (``python -m bebop.simulate --gpu``)
 
 ROWS_LIMIT = 1 << 20
 SIZE = within(1, 1 << 24)
@@ -111,7 +111,7 @@ SIZE = within(1, 1 << 24)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaysConfig(Settings):
-    """What is asked of ``python -m bebop.simulate --gpu NAME``; each setting is an option of the same name."""
+    """Options of ``python -m bebop.simulate --gpu NAME``; each setting is an option of the same name."""
 
     SECTION = "--"
     gpu: str = setting("h100", "the card, a row of PEAKS in benchmarks/peaks.py")
@@ -184,12 +184,12 @@ class PaysConfig(Settings):
         self.require(self.length <= self.longest, "length", f"it must be --longest={self.longest} at most")
 
 
-# ---- does it fit?
+# ---- memory of a job (``python -m bebop.simulate memory``)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig(Settings):
-    """What is asked of ``python -m bebop.simulate memory``: NAME=VALUE for each."""
+    """Settings of ``python -m bebop.simulate memory``, each given as NAME=VALUE."""
 
     model: str = setting("qwen3-8b", "a checkpoint's folder, or a size such as 7b or qwen3-8b", NOT_EMPTY)
     gpu: str = setting("h100", "the card, a row of PEAKS in benchmarks/peaks.py", NOT_EMPTY)

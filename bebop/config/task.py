@@ -1,4 +1,4 @@
-"""The group ``task`` of settings: where prompts come from, how completions are rewarded, bounds of an environment."""
+"""The group ``task`` of settings: sources of prompts, rewards of completions, bounds of an environment."""
 
 import math
 from dataclasses import dataclass
@@ -26,9 +26,10 @@ OTHER_BOUND = "finished trajectories in the checkpoint were ended by the other b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentConfig(Settings):
-    """How long a trajectory may become, and what its environment may take.
+    """Limits of a trajectory and of the resources of its environment.
 
-    A turn has ``rollout.sampling.max_new_tokens`` at most, a trajectory ``rollout.max_length`` with all that was read.
+    A turn has at most ``rollout.sampling.max_new_tokens``. A trajectory has at most ``rollout.max_length``,
+    observations included.
     """
 
     SECTION = "task.environment."

@@ -1,7 +1,7 @@
-"""Choose which tree of drafts to verify: static shapes, by how often drafts of a depth and rank are right.
+"""Shapes of draft trees: static shapes, chosen by how often drafts of a depth and rank are right.
 
-A node is named by its path, the rank of each draft on the way to it among its siblings, from 0: (0,) is the likeliest
-first draft, (0, 2) the third after it. Without torch, as settings are checked with it.
+The name of a node is its path: the rank of each draft on the way to it among its siblings, from 0. So (0,) is the
+likeliest first draft, and (0, 2) the third after it. The module does not import torch, because settings use it.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -15,7 +15,10 @@ Path = tuple[int, ...]
 
 
 def grows(shape: Iterable[Sequence[int]]) -> bool:
-    """Return whether every path follows its parent's and that of the sibling before it, and none comes twice."""
+    """Return whether every path follows its parent's and its previous sibling's path, without repeats.
+
+    The shape must have 1 to ``MAX_NODES`` nodes.
+    """
     known: set[Path] = {()}
     for path in map(tuple, shape):
         before = path[:-1] if not path or path[-1] == 0 else (*path[:-1], path[-1] - 1)
@@ -26,17 +29,19 @@ def grows(shape: Iterable[Sequence[int]]) -> bool:
 
 
 def likeliest(chances: Sequence[Sequence[float]], nodes: int, deepest: int | None = None) -> tuple[Path, ...]:
-    """Return the tree that greedy addition of nodes finds: each time the likeliest that is left (arXiv 2401.10774).
+    """Return the tree that greedy addition of nodes finds: each time the likeliest remaining node (arXiv 2401.10774).
 
     Args:
-        chances: by depth, that the draft of each rank is right where those before it were, above 0; beyond the last
-            depth as there. They are put in order.
-        nodes: how many.
+        chances: by depth, the probability of each rank to be right if the drafts before it were, above 0. The last row
+            also applies to greater depths. Rows are sorted.
+        nodes: number of nodes.
         deepest: the last depth; None: any.
 
     Returns:
-        Paths by falling product of chances, so that the first n are the tree of n nodes. No tree of so many nodes would
-        be accepted further if the chances were those of every context. Fewer where no more are possible.
+        Paths by falling product of probabilities, so that the first n are the tree of n nodes. If the probabilities
+            held in
+        every context, no tree of this size would have a longer accepted path. There are fewer paths if no more are
+        possible.
     """
     table = [sorted(row, reverse=True) for row in chances]
     paths: list[Path] = []
@@ -53,7 +58,7 @@ def likeliest(chances: Sequence[Sequence[float]], nodes: int, deepest: int | Non
 
 
 def chance(path: Path, chances: Sequence[Sequence[float]]) -> float:
-    """Return the chance that all drafts on the path to a node are right."""
+    """Return the probability that all drafts on the path to a node are right."""
     product = 1.0
     for depth, rank in enumerate(path):
         row = sorted(chances[min(depth, len(chances) - 1)], reverse=True)
@@ -62,24 +67,24 @@ def chance(path: Path, chances: Sequence[Sequence[float]]) -> float:
 
 
 def numbered(shape: Iterable[Path]) -> tuple[list[Path], list[int]]:
-    """Return the paths by depth, each after its parent and earlier siblings; and the number of its parent, or -1."""
+    """Return the paths by depth, each after its parent and earlier siblings, and the number of its parent, or -1."""
     ordered = sorted(shape, key=lambda path: (len(path), path))
     number = {path: i for i, path in enumerate(ordered)} | {(): -1}
     return ordered, [number[path[:-1]] for path in ordered]
 
 
 def on_likeliest(shape: Collection[Path], chances: Sequence[Sequence[float]], paths: int) -> set[Path]:
-    """Return the nodes on the paths to so many of the leaves: the likeliest, of two alike the first."""
+    """Return the nodes on the paths to the ``paths`` likeliest leaves; ties keep the order of ``shape``."""
     leaves = [path for path in shape if (*path, 0) not in shape]
     leaves.sort(key=lambda path: -chance(path, chances))
     return {leaf[:depth] for leaf in leaves[:paths] for depth in range(1, len(leaf) + 1)}
 
 
 def rank_chances(ranks: Iterable[Sequence[int]], most: int = 16) -> tuple[tuple[float, ...], ...]:
-    """Return how often the right token had rank 0, 1, ... at each depth, as ``likeliest`` takes it.
+    """Return how often the right token had rank 0, 1, ... at each depth, in the format of ``likeliest``.
 
-    ``ranks``: of each context the rank of the token that came in the drafts of depth 1, 2, ...; rows may differ in
-    length. Ranks from ``most`` on, and those that never occurred, are left out.
+    ``ranks``: for each context, the rank of the actual token in the drafts of depth 1, 2, ...; rows may differ in
+    length. Ranks from ``most`` on, and ranks that never occurred, are left out.
     """
     rows = [tuple(row) for row in ranks]
     table = []
@@ -93,7 +98,7 @@ def rank_chances(ranks: Iterable[Sequence[int]], most: int = 16) -> tuple[tuple[
 
 
 def reached(shape: Collection[Path], ranks: Sequence[int]) -> int:
-    """Return how deep a tree is accepted at temperature 0, if the next tokens have these ranks in their drafts."""
+    """Return the accepted depth of a tree at temperature 0, if the next tokens have these ranks in their drafts."""
     depth = 0
     while depth < len(ranks) and tuple(ranks[: depth + 1]) in shape:
         depth += 1
@@ -117,7 +122,7 @@ SHAPE = Limit(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeOptions(SystemOptions):
-    """Which tree is drafted, ``draft_tokens`` nodes in all."""
+    """Shape of the draft tree, which has ``draft_tokens`` nodes in all."""
 
     shape: tuple[tuple[int, ...], ...] | None = setting(
         None, "paths of its nodes, numbers of children from 0; the first draft_tokens count; null: from ranks", SHAPE
@@ -131,18 +136,18 @@ class TreeOptions(SystemOptions):
 
     @property
     def most_drafts(self) -> int:
-        """Return how many nodes ``draft_tokens`` may ask for."""
+        """Return the largest allowed value of ``draft_tokens``."""
         return MAX_NODES if self.shape is None else len(self.shape)
 
     def table(self, known: Sequence[Sequence[float]] = ()) -> Sequence[Sequence[float]]:
-        """Return chances of children by depth; ``known`` are those that the drafter brings along."""
+        """Return probabilities of children by depth; ``known`` are the drafter's own."""
         return self.chances or known or (self.ranks,)
 
     def paths(
         self, nodes: int, known: Sequence[Sequence[float]] = (), deepest: int | None = None
     ) -> tuple[tuple[int, ...], ...]:
-        """Return the paths of the tree with so many nodes, parents before children and siblings in order.
+        """Return the paths of the tree with ``nodes`` nodes, parents before children and siblings in order.
 
-        Without a ``shape`` they are the likeliest, not below depth ``deepest``.
+        Without a ``shape`` they are the likeliest ones down to depth ``deepest``.
         """
         return likeliest(self.table(known), nodes, deepest) if self.shape is None else self.shape[:nodes]

@@ -1,1 +1,1 @@
-"""The asynchronous loop: buffer, worker pool and weights; it knows neither Ray nor an engine."""
+"""The asynchronous loop: buffer, worker pool and weights, independent of Ray and of any engine."""

@@ -1,4 +1,4 @@
-"""Weights by a collective broadcast: the trainer's rank 0 sends them to one receiver for each machine.
+"""Weights by a collective broadcast: the trainer's rank 0 sends them to one receiver on each machine.
 
 Both ends are memory that the processes of a machine map (``bebop.driver.weights``). So a broadcast crosses the network
 once for each machine, runs beside training and decoding, and ends before an engine stops for the weights. The group is
@@ -6,11 +6,12 @@ no default group of torch.distributed: a rank of the trainer may be in that one 
 
 Invariants:
 
-- No end waits for ever. The death of a member closes its connections, at which the others fail one after another. A
-  member that stops, or whose machine is gone, is given up after ``Meeting.timeout`` seconds of one bucket.
-- A failure ends the group, since its members may have passed different numbers of buckets. The next broadcast meets
-  anew.
-- A receiver says where weights lie once all buckets are there. Checksums are compared by whoever reads them.
+- No end waits for ever. The death of a member closes its connections, at which the others fail one after another. The
+  others give up on a member that stops, or whose machine is gone, after ``Meeting.timeout`` seconds of one bucket.
+- A failure ends the group, since its members may have passed different numbers of buckets. The next broadcast forms a
+  new group.
+- A receiver returns the place of the weights once all buckets have arrived. The process that reads the weights compares
+  the checksums.
 """
 
 import os
@@ -35,36 +36,39 @@ NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where the members of one group meet, and how they talk.
+    """Address and settings of one group, by which its members connect.
 
     >>> Meeting(host="10.0.0.1", port=40123, members=3, backend="gloo", timeout=30.0, bucket=2**28)  # doctest: +SKIP
     """
 
     host: str  # address of rank 0's machine
-    port: int  # of the store by which members find one another
+    port: int  # of the store through which members find one another
     members: int
     backend: Backend
-    timeout: float  # seconds for meeting, and for each bucket
+    timeout: float  # seconds, for forming the group and for each bucket
     bucket: int  # bytes
 
 
 class Member:
-    """One end of a group. It meets anew whenever it is called to another meeting; calls come one at a time."""
+    """One end of a group. A call with another meeting makes it join a new group; calls run one at a time."""
 
     def __init__(self, device: torch.device) -> None:
-        """``device``: of this process; NCCL sends from its memory, gloo from that of the host."""
+        """Begin without a group.
+
+        ``device``: device of this process; NCCL sends from its memory, gloo from that of the host.
+        """
         self.device = device
         self._meeting: Meeting | None = None
         self._store: Any = None  # of rank 0 alone
         self._group: Any = None
         self._bucket: Tensor | None = None  # on the GPU, for NCCL
-        self._stream: Any = None  # copies wait for nothing that the process computes meanwhile
+        self._stream: Any = None  # its own, so that copies do not wait for other work of the process
         self._busy = threading.Lock()
 
     def open(self, host: str, timeout: float) -> int | str:
-        """Open the store of the next meeting on this machine and return its port, or why that failed.
+        """Open the store of the next meeting on this machine and return its port, or the reason of a failure.
 
-        Only the address ``host`` is listened on.
+        It listens only on the address ``host``.
         """
         with self._busy:
             self._close()
@@ -79,7 +83,10 @@ class Member:
             return port
 
     def broadcast(self, meeting: Meeting, rank: int, memory: Tensor) -> str:
-        """Send the bytes [n] of ``memory``, as rank 0, or receive them there; return why that failed, or nothing."""
+        """Send the bytes [n] of ``memory``, as rank 0, or receive them there.
+
+        Returns the reason of a failure, or an empty text.
+        """
         with self._busy:
             try:
                 if meeting != self._meeting:
@@ -92,7 +99,7 @@ class Member:
         return ""
 
     def close(self) -> None:
-        """Leave the group, which fails whoever waits for this member."""
+        """Leave the group; members that wait for this one fail."""
         with self._busy:
             self._close()
 
@@ -120,13 +127,13 @@ class Member:
         self._meeting = meeting
 
     def _nccl(self, store: Any, rank: int, meeting: Meeting) -> Any:
-        """Return a group of NCCL, whose failures do not end this process.
+        """Return a group of NCCL whose failures do not end this process.
 
-        PyTorch would end it by default, since it cannot tell that somebody waits for the failure (``_pass``).
+        PyTorch would end it by default, since it cannot tell that ``_pass`` waits for the failure.
         """
         kind: Any = dist.ProcessGroupNCCL
         options = kind.Options()
-        options._timeout = timedelta(seconds=10 * meeting.timeout)  # later than ours
+        options._timeout = timedelta(seconds=10 * meeting.timeout)  # ours expires first
         torch.cuda.set_device(self.device.index or 0)
         self._bucket = torch.empty(meeting.bucket, dtype=torch.uint8, device=self.device)
         self._stream = torch.cuda.Stream(self.device)
@@ -162,23 +169,23 @@ def _from_rank_0(timeout: timedelta) -> dist.BroadcastOptions:
 
 
 def _own_address(meeting: Meeting) -> str:
-    """Return the address of this machine from which it reaches that of rank 0."""
+    """Return the address of this machine on its route to rank 0."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((meeting.host, meeting.port))  # nothing is sent
         return str(probe.getsockname()[0])
 
 
 class WeightSender:
-    """The trainer's side, beside its updates: it sends publications that lie in memory of its machine."""
+    """The trainer's end, which runs beside its updates: it sends publications from memory of its machine."""
 
     def __init__(self, device: torch.device) -> None:
         self.member, self.reader = Member(device), SharedReader(pinned=device.type == "cuda")
 
     def send(self, meeting: Meeting, sent: SharedWeights) -> str:
-        """Send a publication as rank 0; return why that failed, or nothing."""
+        """Send a publication as rank 0; return the reason of a failure, or an empty text."""
         try:
             buffer, release = self.reader.lock(sent)
-        except DamagedWeights as damage:  # it was overtaken; the receivers must not wait for it
+        except DamagedWeights as damage:  # newer weights replaced it; the receivers must not wait for it
             self.member.close()
             return str(damage)
         try:
@@ -187,20 +194,27 @@ class WeightSender:
             release()
 
     def stored(self, sent: SharedWeights) -> CheckedWeights:
-        """Return a publication for a process that no broadcast has reached; ``DamagedWeights`` if it was overtaken."""
+        """Return a publication for a process that no broadcast has reached.
+
+        Raises:
+            DamagedWeights: A newer publication replaced it.
+        """
         weights, release = self.reader.open(sent)
-        release()  # what overwrites it while it is pickled is noticed by its checksums
+        release()  # checksums reveal a write that happens while it is pickled
         return CheckedWeights(weights=weights, manifest=sent.manifest)
 
 
 class WeightReceiver:
-    """A machine's side, in one of its rollout workers. Publications take turns in two buffers, as with the trainer."""
+    """A machine's end, in one of its rollout workers. Publications alternate between two buffers, as in the trainer."""
 
     def __init__(self, device: torch.device) -> None:
         self.member, self.buffers, self.pinned = Member(device), WeightBuffers(), device.type == "cuda"
 
     def receive(self, meeting: Meeting, rank: int, sent: SharedWeights) -> SharedWeights | str:
-        """Receive a publication that ``sent`` describes; return where it lies in memory here, or why it failed."""
+        """Receive the publication that ``sent`` describes.
+
+        Returns its place in memory of this machine, or the reason of a failure.
+        """
         buffer = self.buffers.locked(sent.size, self.pinned)
         try:
             failure = self.member.broadcast(meeting, rank, buffer.bytes)

@@ -8,10 +8,10 @@ Invariants, with B groups in a batch:
 - A batch is not biased towards completions that happen to finish early. The price is that the trainer waits for the
   longest completion of a batch, while the workers go on with later prompts.
 
-Groups can be filtered: groups that teach nothing are passed over, and the next in order take their places. A batch then
-consists of the first B groups that are kept, and is known once all groups before its last one are there. With t prompts
-taken or passed over so far, prompt i may start once ``i < t + (1 + staleness) * B - C``, where C prompts are in the
-batch in the making. Each batch takes B prompts at least, so the bound is the same.
+Groups can be filtered: the buffer skips groups that teach nothing, and the next in order take their places. A batch
+then consists of the first B groups that are kept, and is complete once all groups before its last one have arrived.
+With t prompts taken or skipped so far, prompt i may start once ``i < t + (1 + staleness) * B - C``, where C prompts are
+in the unfinished batch. Each batch takes B prompts at least, so the bound is the same.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from typing import Any
 from bebop.errors import UserError
 from bebop.trajectory import Batch, Group
 
-MAX_BATCHES = 10  # one batch passes over as many groups at most; DAPO's max_num_gen_batches
+MAX_BATCHES = 10  # one batch skips at most the groups of 10 batches; DAPO's max_num_gen_batches
 
 
 def has_spread(group: Group) -> bool:
-    """Return whether the rewards of a group differ: else every advantage in it is 0."""
+    """Return whether the rewards of a group differ; otherwise every advantage in it is 0."""
     rewards = [t.reward for t in group.trajectories]
     return len(rewards) > 1 and min(rewards) < max(rewards)
 
@@ -36,20 +36,20 @@ class GroupBuffer:
     def __init__(
         self, groups_per_batch: int, staleness: int, *, version: int = 0, keeps: Callable[[Group], bool] | None = None
     ) -> None:
-        """Make an empty buffer after ``version`` updates; ``keeps`` says which groups to train on, None means all."""
+        """Make an empty buffer after ``version`` updates; ``keeps`` selects the groups to train on, None means all."""
         self.groups_per_batch, self.staleness, self.keeps = groups_per_batch, staleness, keeps
         self.version = version
-        self.taken = version * groups_per_batch  # prompts 0 .. taken - 1 were trained on or passed over
+        self.taken = version * groups_per_batch  # prompts 0 .. taken - 1 were trained on or skipped
         self.admitted = self.taken  # prompts 0 .. admitted - 1 have been handed out
-        self.since: dict[int, int] = {}  # version at which each was handed out, of those that are not taken
+        self.since: dict[int, int] = {}  # version at which each prompt was handed out, until it is taken
         self.ready: dict[int, Group] = {}
-        self._chosen: list[int] = []  # of the batch in the making
-        self._next = self.taken  # the first prompt that is neither chosen nor passed over
+        self._chosen: list[int] = []  # prompts of the unfinished batch
+        self._next = self.taken  # the first prompt that is neither chosen nor skipped
         self._arrival = asyncio.Condition()
 
     @property
     def filtered(self) -> list[Group]:
-        """Return the groups that were passed over for the batch in the making."""
+        """Return the groups that were skipped for the unfinished batch."""
         chosen = set(self._chosen)
         return [self.ready[i] for i in range(self.taken, self._next) if i not in chosen]
 
@@ -67,7 +67,7 @@ class GroupBuffer:
         return fresh
 
     async def put(self, group: Group) -> None:
-        """Take in a finished group."""
+        """Add a finished group."""
         index = group.prompt.index
         assert self.taken <= index < self.admitted, f"prompt {index} was not handed out or was trained on already"
         assert index not in self.ready, f"prompt {index} came back twice"
@@ -77,9 +77,9 @@ class GroupBuffer:
             self._arrival.notify_all()
 
     async def take(self) -> Batch | None:
-        """Return the next batch once all its groups are there; it counts as trained on after ``advance``.
+        """Return the next batch once all its groups have arrived; it counts as trained on after ``advance``.
 
-        None means that groups were passed over, and that ``admit`` has others to start in their places.
+        None means that groups were skipped, and that ``admit`` has other prompts to start in their places.
         """
         async with self._arrival:
             await self._arrival.wait_for(lambda: self._whole or self.limit > self.admitted)
@@ -98,7 +98,7 @@ class GroupBuffer:
         return len(self._chosen) == self.groups_per_batch
 
     def _choose(self) -> None:
-        """Go on with the batch in the making, in prompt order, as far as there are groups; each is judged once."""
+        """Extend the unfinished batch in prompt order, as far as groups have arrived; each group is judged once."""
         while not self._whole and (group := self.ready.get(self._next)) is not None:
             passed = self._next - self.taken - len(self._chosen)
             if self.keeps is None or self.keeps(group) or passed >= MAX_BATCHES * self.groups_per_batch:
@@ -106,13 +106,13 @@ class GroupBuffer:
             self._next += 1
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs; prompts in flight are not kept, they start again."""
+        """Return the state for a checkpoint, without prompts in flight, which start again after a resume."""
         ready = [self.ready[i] for i in sorted(self.ready)]
         sizes = {"version": self.version, "groups_per_batch": self.groups_per_batch}
         return {**sizes, "taken": self.taken, "ready": ready}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``; raise ``UserError`` for another batch size, which would skip or repeat prompts."""
+        """Restore ``state``; raise ``UserError`` for another batch size, which would skip or repeat prompts."""
         before = state["groups_per_batch"]
         if before != self.groups_per_batch:
             here = f"trainer.groups_per_step={self.groups_per_batch}"

@@ -1,4 +1,4 @@
-"""Held-out evaluation: questions that training does not ask, answered by one version of the weights.
+"""Held-out evaluation: questions that training does not ask, completed by one version of the weights.
 
 Invariants:
 
@@ -6,7 +6,7 @@ Invariants:
   so no other weights are published meanwhile.
 - The seeds of its completions are the same in each evaluation, and no completion of training has them.
 - Training asks the same prompts, in the same order, with the same seeds, as without evaluations.
-- An evaluation counts once it is whole. One that was interrupted is made again, after a resume as well.
+- An evaluation counts once it is complete. An interrupted evaluation runs again, after a resume as well.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from bebop.metrics.sinks import StepLog, read_jsonl
 from bebop.run_dir.checkpoints import STEPS, Store
 from bebop.trajectory import Prompt, Trajectory
 
-EVALUATIONS = "evaluations.jsonl"  # in a run folder: a line of each evaluation
+EVALUATIONS = "evaluations.jsonl"  # in a run folder: a line for each evaluation
 Members = Mapping[int, Trajectory | None]  # completions of a question by number; None: its environment was lost
 
 
 class Questions(Protocol):
     """The held-out questions of a job (``bebop.tasks.held_out``)."""
 
-    numbers: Sequence[int]  # [Q] in the stream that they are taken from
+    numbers: Sequence[int]  # [Q] numbers in the stream of questions
 
     def prompt(self, index: int) -> Prompt:
         """Return the prompt of question ``-1 - index``, for an ``index`` below 0."""
@@ -43,9 +43,9 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", Eq. 1).
 
     Args:
-        n: completions that were sampled, at least ``k``.
-        c: those that pass.
-        k: completions that one may choose from.
+        n: number of sampled completions, at least ``k``.
+        c: number of completions that pass.
+        k: size of a subset.
     """
     assert 0 <= c <= n and 1 <= k <= n, (n, c, k)
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
@@ -55,7 +55,7 @@ class Evaluation:
     """The evaluations of a job: the one in progress, and the best one so far."""
 
     def __init__(self, config: JobConfig, questions: Questions, log: StepLog | None = None) -> None:
-        """Make the evaluations of a job; ``log`` keeps a line of each (``evaluations.jsonl``)."""
+        """Make the evaluations of a job; ``log`` stores a line of each (``evaluations.jsonl``)."""
         self.config, self.settings, self.questions, self.log = config, config.evaluation, questions, log
         self.best: tuple[int, float] | None = None  # step and score
         self.pending: dict[str, float] | None = None  # metrics of a step whose evaluation was interrupted
@@ -75,7 +75,7 @@ class Evaluation:
         return self.questions.prompt(index)
 
     def due(self, version: int) -> bool:
-        """Return whether weights of this version are to be evaluated once they are published."""
+        """Return whether weights of this version must be evaluated after their publication."""
         return version % self.settings.every == 0 or version == self.config.trainer.steps
 
     def begin(self, version: int) -> None:
@@ -84,7 +84,7 @@ class Evaluation:
         self._whole.clear()
 
     def put(self, index: int, members: Members) -> None:
-        """Take in the completions of a question."""
+        """Add the completions of a question."""
         for trajectory in filter(None, members.values()):
             for turn in trajectory.turns:
                 assert (turn.completion.versions == self._version).all(), "an evaluation is of one version"
@@ -93,16 +93,16 @@ class Evaluation:
             self._whole.set()
 
     async def whole(self) -> bool:
-        """Wait until all questions of the evaluation are answered."""
+        """Wait until the completions of all questions have arrived."""
         return await self._whole.wait()
 
     @property
     def progress(self) -> str:
-        """Return in words how far the evaluation has come."""
+        """Return a text with the number of finished questions."""
         return f"evaluating: {len(self._results)}/{len(self.indices)} questions"
 
     def note(self, prompt: Prompt) -> None:
-        """Note a prompt that training asks: if it is a held-out question, ``eval/seen`` says so."""
+        """Record a prompt of the training stream: ``eval/seen`` counts held-out questions among them."""
         if not prompt.text:
             return  # an environment has not begun: its questions differ by their seeds
         if not self._texts:
@@ -123,9 +123,9 @@ class Evaluation:
         return row
 
     def improved(self, version: int) -> bool:
-        """Return whether weights of this version are the best so far and are to be saved.
+        """Return whether weights of this version are the best so far and must be saved.
 
-        Those of version 0 are not: they are in ``model.path``.
+        Those of version 0 need no checkpoint: they are in ``model.path``.
         """
         return self.settings.keep_best and self.best is not None and self.best[0] == version > 0
 
@@ -135,7 +135,7 @@ class Evaluation:
         return self.best[0] if self.best is not None and self.settings.keep_best else None
 
     def _metrics(self) -> dict[str, float]:
-        """Return the metrics of the evaluation in progress, whose completions are all there."""
+        """Return the metrics of the evaluation in progress, whose completions have all arrived."""
         own, found = self.settings, list(self._results.values())
         every = [t for members in found for t in members.values() if t is not None]
         row = {
@@ -162,7 +162,7 @@ class Evaluation:
         return [t.reward for number, t in members.items() if t is not None and not self.settings.is_greedy(number)]
 
     def _line(self, log: StepLog) -> dict[str, Any]:
-        """Return what the log holds beside the metrics: the best checkpoint, and the rewards of each question."""
+        """Return the rest of the log's line, without metrics: the best checkpoint, and the rewards of each question."""
         best = None
         if self.best is not None:
             step, score = self.best
@@ -181,7 +181,7 @@ class Evaluation:
         return {"best": best, "questions": rewards}
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs."""
+        """Return the state for a checkpoint."""
         return {
             "best": list(self.best) if self.best is not None else None,
             "pending": self.pending,
@@ -190,7 +190,7 @@ class Evaluation:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``, with the questions of the evaluations before."""
+        """Restore ``state``, including the questions of the earlier evaluations."""
         self.best = (int(state["best"][0]), float(state["best"][1])) if state["best"] is not None else None
         self.pending, self._seen = state["pending"], set(state["seen"])
         self.questions.numbers = list(state["questions"])
@@ -210,5 +210,5 @@ def best_line(run_dir: Path) -> str:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean; NaN of nothing."""
+    """Return the mean, or NaN for an empty sequence."""
     return float(np.mean(values)) if values else math.nan

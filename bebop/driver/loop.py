@@ -4,13 +4,13 @@ Invariants:
 
 - *Versions.* The version counts updates. Step n makes version n of the weights from a batch of group_size completions
   to each of groups_per_step prompts, and publishes it.
-- *Order.* Batches are made in the order of prompts, whoever finishes first (``bebop.driver.buffer``), and every prompt
-  is trained on or passed over once.
+- *Order.* Batches are made in the order of prompts, whichever finish first (``bebop.driver.buffer``), and every prompt
+  is trained on or skipped once.
 - *Staleness.* A token that is trained on comes from weights that lag by at most ``rollout.staleness`` updates. A
   staleness of 0 makes the job synchronous: prompts are admitted after the weights that decode them.
 - *Published before read.* Workers get the new weights before the monitor looks at the step, so they never wait for it.
-- *Evaluated at rest.* An evaluation is of the newest version, which the trainer still holds: the next update waits for
-  it. Workers go on with training prompts beside it, except in a synchronous job, whose tokens then stay the same.
+- *Evaluated at rest.* An evaluation uses the newest version, which the trainer still holds: the next update waits for
+  it. Workers decode training prompts meanwhile, except in a synchronous job, whose tokens then stay the same.
 - *Restartable.* A checkpoint is written between two steps. A resumed loop goes on with the same prompts in the same
   order; completions in flight are lost and decoded again.
 
@@ -39,7 +39,7 @@ from bebop.trajectory import Batch, Group, Prompt
 from bebop.trajectory_db.writer import TrajectoryLog
 
 log = logging.getLogger(__name__)
-SAMPLES = 4  # completions that are shown of a step
+SAMPLES = 4  # completions shown for a step
 T = TypeVar("T")
 
 
@@ -63,17 +63,17 @@ class Loop:
         """Make a loop that stands before its first step, or before ``restore``.
 
         Args:
-            config: of the job.
-            prompt: gives prompt i of the stream.
-            workers: decode.
-            trainer: learns.
-            sinks: get the metrics of each step.
-            monitor: finds out why acceptance moves; None without one.
-            trajectories: keeps the completions of each step; None without one.
+            config: configuration of the job.
+            prompt: ``prompt(i)`` returns prompt i of the stream.
+            workers: rollout workers.
+            trainer: the trainer.
+            sinks: receivers of the metrics of each step.
+            monitor: explains changes of acceptance; None: no monitor.
+            trajectories: stores the completions of each step; None: no log.
             past: completions of earlier steps that workers draft from; None if they do not.
-            now: seconds by which steps are timed.
-            progress: is called with a text of how far a step has come.
-            evaluation: of held-out questions; None without.
+            now: clock in seconds for the times of steps.
+            progress: callback with a text about the progress of a step.
+            evaluation: evaluation on held-out questions; None: no evaluation.
         """
         self.config, self.trainer, self.sinks = config, trainer, sinks
         self.monitor, self.trajectories = monitor or NullMonitor(config), trajectories
@@ -126,13 +126,13 @@ class Loop:
         return self.buffer.version >= steps and (self.evaluation is None or self.evaluation.pending is None)
 
     async def _evaluate_first(self) -> None:
-        """Evaluate the weights that the job begins with, or make up for an evaluation that was interrupted."""
+        """Evaluate the initial weights of the job, or repeat an interrupted evaluation."""
         evaluation, version = self.evaluation, self.buffer.version
         if evaluation is None or (version and evaluation.pending is None):
             return
         row = evaluation.pending or {}
         if (found := await self._evaluate(evaluation)) is not None:
-            evaluation.pending, self._saved = None, None  # a checkpoint that says so is still to be written
+            evaluation.pending, self._saved = None, None  # no checkpoint has this state yet
             for sink in self.sinks:
                 sink.write(version, {**row, **self.timer.evaluation(), **found})
         self.timer.restart()
@@ -144,20 +144,20 @@ class Loop:
         with self.timer.measure("eval"):
             self.pool.evaluate(evaluation)
             more = self.buffer.version < self.config.trainer.steps
-            if self.config.rollout.staleness and more:  # else training waits: its tokens stay the same to the bit
+            if self.config.rollout.staleness and more:  # else training waits, so its tokens stay bitwise the same
                 await self.pool.submit(self.buffer.admit())
             whole = await self._unless_stopped(evaluation.whole())
         self.pool.on_completions = self._report_progress
         return evaluation.finish() if whole else None
 
     async def _evaluate_step(self) -> Mapping[str, float] | None:
-        """Return the metrics of the evaluation that is due after this step, if one is; None if it was interrupted."""
+        """Return the metrics of the evaluation after this step, empty if none is due; None if it was interrupted."""
         if self.evaluation is None or not self.evaluation.due(self.buffer.version):
             return {}
         return await self._evaluate(self.evaluation)
 
     def _report_progress(self) -> None:
-        """Report how many completions of the next step there are; some may belong to a later one."""
+        """Report how many completions of the next step have arrived; some may belong to a later one."""
         wanted = self.config.trainer.groups_per_step * self.config.trainer.group_size
         self.progress(f"{min(self.pool.finished, wanted)}/{wanted} completions")
 
@@ -176,7 +176,7 @@ class Loop:
             stop.cancel()
 
     async def _take(self) -> Batch:
-        """Wait for the next batch, and submit further prompts in the place of groups that were passed over."""
+        """Wait for the next batch, and submit further prompts to replace skipped groups."""
         while (batch := await self.buffer.take()) is None:
             await self.pool.submit(self.buffer.admit())
         if not batch.trajectories:
@@ -234,7 +234,7 @@ class Loop:
         return True
 
     def _show_samples(self, batch: Batch) -> None:
-        """Show a completion of each of the first groups, after the first step and then now and then."""
+        """Show one completion of each of the first groups, after step 1 and then every ``sample_every`` steps."""
         step, every = self.buffer.version, self.config.runtime.sample_every
         if every and (step == 1 or step % every == 0):
             groups = [group for group in batch.groups if group.trajectories][:SAMPLES]
@@ -247,7 +247,7 @@ class Loop:
         await self.pool.publish(self.trainer, self.buffer.version, head=head, fingerprint=self.monitor.fingerprints)
 
     async def _carry_out(self, action: Action) -> None:
-        """Do what the monitor asks for; whether the head learns is read at each update."""
+        """Carry out the monitor's action. Each update reads by itself whether the head learns."""
         if action.kind != "none":
             log.warning("step %d: %s (%s)", self.buffer.version, action.kind, action.why)
         if action.kind == "resync":
@@ -263,7 +263,7 @@ class Loop:
         self._saved = self.buffer.version
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from the state that ``_save`` put into a checkpoint."""
+        """Restore the state that ``_save`` wrote into a checkpoint."""
         self.buffer.restore(state["buffer"])
         self.pool.restore(state["restarts"])
         self.monitor.restore(state)

@@ -1,8 +1,8 @@
 """Completions that were trained on, by the tokens of their prompt, for decoding systems that draft from them.
 
-The driver keeps them and sends those of a prompt along with it, so that workers share what any of them wrote. They
-enter in the order of prompts as batches are trained on. So a run that is resumed reads the newest ones back from
-``trajectories.sqlite`` and knows the same.
+The driver keeps them and sends those of a prompt along with it, so that workers share the completions of all workers.
+They enter in the order of prompts as batches are trained on. So a resumed run restores the same state from the newest
+ones in ``trajectories.sqlite``.
 """
 
 import logging
@@ -25,10 +25,10 @@ Completions = tuple[NDArray[np.int32], ...]
 
 
 class PastCompletions:
-    """The newest completions, ``tokens`` tokens in all; older ones are forgotten, whatever prompt they belong to."""
+    """The newest completions, ``tokens`` tokens in all; the oldest are dropped first, whatever their prompt."""
 
     def __init__(self, tokens: int, answers: int) -> None:
-        """Keep so many tokens, and hand out the newest ``answers`` completions of a prompt."""
+        """Store at most ``tokens`` tokens, and return the newest ``answers`` completions of a prompt."""
         self.limit, self.answers = tokens, answers
         self.tokens = 0
         self._ages: deque[bytes] = deque()  # the prompt of each completion, the oldest first
@@ -62,11 +62,11 @@ class PastCompletions:
                 del self._by_prompt[oldest]
 
     def of(self, prompt: Sequence[int]) -> Completions:
-        """Return the completions of a prompt, the oldest first."""
+        """Return the newest ``answers`` completions of a prompt, the oldest first."""
         return tuple(self._by_prompt.get(_key(prompt), ()))[-self.answers :]
 
     def recall(self, path: Path, step: int) -> None:
-        """Read what a run knew after ``step`` from its ``trajectories.sqlite``; warn if there is no such file."""
+        """Read the state of a run after ``step`` from its ``trajectories.sqlite``; warn if there is no such file."""
         if not path.exists():
             log.warning("%s is not there (monitor.trace=off): drafts from history begin with nothing", path)
             return

@@ -1,16 +1,16 @@
-"""The rollout workers of a job: which worker owes which completions, and what each worker is sent.
+"""The rollout workers of a job: the completions that each worker owes, and the messages that it is sent.
 
 Invariants, whatever workers do and however often they die:
 
-- Each completion of a group is taken in once, from the worker that owes it.
-- What a dead worker owed starts again. A report counts once, also when it arrives twice.
+- Each completion of a group is accepted once, from the worker that owes it.
+- Completions that a dead worker owed start again. A report counts once, also when it arrives twice.
 - No prompt starts before the weights that were the newest when it was handed out have arrived.
 - All workers get the newest weights, side by side. No worker waits for another, except in a synchronous job
   (``rollout.staleness=0``), where workers have nothing else to do.
 - Bookkeeping for a completion costs the same for any number of workers.
 
-From the top of the file down: ``Dispatch`` keeps the books and sends nothing. A ``WorkerChannel`` brings one worker its
-weights, settings and prompts, one after another. The ``WorkerPool`` joins them and is what the loop talks to.
+From the top of the file down: ``Dispatch`` keeps the books and sends nothing. A ``WorkerChannel`` sends one worker its
+weights, settings and prompts, one after another. The ``WorkerPool`` joins them, and the loop calls only it.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ from bebop.trajectory import Group, Prompt, Trajectory, same_beginning
 log = logging.getLogger(__name__)
 HandOut = tuple[int, int, tuple[int, ...]]  # worker, prompt, members of its group
 Share = tuple[int, tuple[int, ...]]  # prompt, members of its group
-MAX_SENDS = 3  # of weights that arrive damaged
+MAX_SENDS = 3  # attempts to send weights that arrive damaged
 
 
 class Dispatch:
-    """Knows which completions are in flight at which worker; a completion is a prompt and a member of its group."""
+    """Tracks the completions in flight at each worker; a completion is a prompt and a member of its group."""
 
     def __init__(self, workers: int, group_size: int) -> None:
         self.workers, self.members = workers, tuple(range(group_size))
@@ -56,7 +56,7 @@ class Dispatch:
         return self._in_flight[worker].pop((prompt, member), self) is None
 
     def leave(self, worker: int) -> list[int]:
-        """Queue again all that is in flight at a worker that is gone, and return the prompts."""
+        """Queue again all completions in flight at a dead worker, and return their prompts."""
         lost: dict[int, list[int]] = {}
         for prompt, member in sorted(self._in_flight[worker]):
             lost.setdefault(prompt, []).append(member)
@@ -66,7 +66,7 @@ class Dispatch:
         return list(lost)
 
     def enter(self, worker: int) -> None:
-        """Count on a worker again that has been replaced."""
+        """Make a replaced worker available again."""
         raise NotImplementedError
 
     def hand_out(self) -> list[HandOut]:
@@ -74,7 +74,7 @@ class Dispatch:
         raise NotImplementedError
 
     def _add(self, worker: int, prompt: int, members: tuple[int, ...]) -> None:
-        """Queue members of a group, for this worker where that matters."""
+        """Queue members of a group; ``worker`` is the target in a static dispatch."""
         raise NotImplementedError
 
     def _put(self, worker: int, prompt: int, members: Sequence[int]) -> HandOut:
@@ -83,15 +83,15 @@ class Dispatch:
 
 
 class StaticDispatch(Dispatch):
-    """Hands prompt i to worker ``i % workers`` at once, whatever happens.
+    """Hands prompt i to worker ``i % workers`` at once.
 
-    Who decodes what depends on nothing, so a synchronous job is the same bit for bit each time.
+    The assignment of prompts depends on nothing else, so a synchronous job is the same bit for bit each time.
     """
 
     def __init__(self, workers: int, group_size: int) -> None:
         super().__init__(workers, group_size)
         self._waiting: dict[int, list[Share]] = {}  # by worker
-        self._down: dict[int, list[Share]] = {}  # of workers that are being replaced
+        self._down: dict[int, list[Share]] = {}  # by worker, for workers that are being replaced
 
     def hand_out(self) -> list[HandOut]:
         waiting, self._waiting = self._waiting, {}
@@ -117,12 +117,12 @@ class PullDispatch(Dispatch):
     """Keeps prompts until a worker has room: in order, to the worker that owes the fewest completions.
 
     No worker owes more than ``bound``. Groups stay whole, since each worker that decodes for a group reads its prompt,
-    with two exceptions. A slot that is free takes what there is. And where there is less work than fits, no worker is
-    given more than an equal share of it.
+    with two exceptions. A free slot takes a part of a group. And if there is less work than room, no worker gets more
+    than an equal share of it.
     """
 
     def __init__(self, workers: int, group_size: int, slots: int, bound: int) -> None:
-        """Set how many completions a worker decodes side by side (``slots``), and how many it may owe (``bound``)."""
+        """Set how many completions a worker decodes in parallel (``slots``), and how many it may owe (``bound``)."""
         super().__init__(workers, group_size)
         self.slots, self.bound = slots, bound
         self._queue: list[Share] = []  # a heap, by prompt
@@ -179,11 +179,11 @@ class PullDispatch(Dispatch):
         if len(self._down) == self.workers:
             return None
         while not self._owing[self._least]:
-            self._least += 1  # as often as completions were handed out since it fell: a constant for each of them
+            self._least += 1  # at most once for each completion handed out since it fell, so the cost is constant
         return next(iter(self._owing[self._least])) if self._least < self.bound else None
 
     def _move(self, worker: int, fewer: int) -> None:
-        """File a worker anew that owes ``fewer`` completions less than before."""
+        """Update the index for a worker that owes ``fewer`` completions less than before."""
         owed = len(self._in_flight[worker])
         del self._owing[owed + fewer][worker]
         self._owing[owed][worker] = None
@@ -203,15 +203,15 @@ DISPATCH: dict[str, Callable[[JobConfig, int], Dispatch]] = {
 def in_flight(config: JobConfig) -> int:
     """Return the number of completions that one worker may owe.
 
-    The default is a group more than it decodes side by side, which is about what ends between two of its reports. A
-    larger bound would only commit completions earlier to workers that may turn out to be slow.
+    The default is its slots plus one group, which is about what ends between two of its reports. A larger bound would
+    only commit completions earlier to workers that may turn out to be slow.
     """
     return config.rollout.in_flight or config.rollout.slots + config.trainer.group_size
 
 
 @dataclass(slots=True, kw_only=True)
 class DesiredState:
-    """What all workers should have by now."""
+    """Weights and settings that all workers should have by now."""
 
     decoding: DecodingConfig
     published: int = 0  # how often weights were published
@@ -223,14 +223,14 @@ class DesiredState:
 class WorkerChannel:
     """One worker, the messages it was sent, and those to send next.
 
-    All channels send the same reference to the weights. Behind Ray that is a tree of a kind already: a node fetches an
-    object once, from any node that has it by then, and the workers of a node share the copy.
+    All channels send the same reference to the weights. Behind Ray the transfer is already a kind of tree. A node
+    fetches an object once, from any node that has it by then, and the workers of a node share the copy.
     """
 
     number: int
     worker: Worker
-    decoding: DecodingConfig  # what it was sent last, or started with
-    sent: int = 0  # the newest publication that it has; 0: none
+    decoding: DecodingConfig  # settings that the worker was sent last, or started with
+    sent: int = 0  # the newest publication that the worker has; 0: none
     seen: int = 0  # number of its newest report
     # Assignments to send, each with the publication that must have arrived before.
     outbox: list[tuple[int, Assignment]] = field(default_factory=list)
@@ -249,11 +249,11 @@ class WorkerChannel:
         self.wakeup.set()
 
     async def send(self, desired: DesiredState) -> None:
-        """Keep the worker up to date for ever; ``WorkerDied`` if it is gone.
+        """Keep the worker up to date for ever; raise ``WorkerDied`` if it is gone.
 
-        Weights that a newer publication overtakes before they are sent are left out. A prompt waits for the weights
-        that were the newest when it was handed out, and not for all that came since: a worker that takes in weights
-        more slowly than they are published still gets its prompts.
+        Weights that a newer publication replaces before they are sent are left out. A prompt waits for the weights that
+        were the newest when it was handed out, not for later ones. So a worker that loads weights more slowly than they
+        are published still gets its prompts.
         """
         while True:
             if self.sent < desired.published:
@@ -304,15 +304,18 @@ class WorkerPool:
         past: PastCompletions | None = None,
         evaluation: Evaluation | None = None,
     ) -> None:
-        """Make a pool; ``prompt(i)`` gives prompt i of the stream, ``past`` completions to send along with prompts.
+        """Make a pool.
 
-        ``evaluation`` gives the prompts below 0, and takes in their completions.
+        Args:
+            prompt: ``prompt(i)`` returns prompt i of the stream.
+            past: source of the completions to send along with prompts.
+            evaluation: source of the prompts below 0, and receiver of their completions.
         """
         self.config, self.prompt, self.workers, self.buffer, self.timer = config, prompt, workers, buffer, timer
         self.past, self.restarts, self.evaluation = past, 0, evaluation
         self.on_completions: Callable[[], None] | None = None  # called when completions came in
-        # Prompts below were in flight when a worker died or the job was resumed. Completions that had ended by then
-        # were kept and the others drawn again, so which tokens became of them depends on the tokens.
+        # Prompts below this number were in flight when a worker died or the job was resumed. Completions that had ended
+        # by then were kept and the others drawn again. So the selection of their tokens depends on the tokens.
         self.disturbed = 0
         self._members = range(config.trainer.group_size)
         self._max_restarts = config.runtime.max_restarts
@@ -322,9 +325,9 @@ class WorkerPool:
         ]
         self._dispatch = DISPATCH[config.rollout.dealing](config, len(workers))
         self._heads: dict[int, str] = {}  # version -> fingerprint of the head that belongs to it
-        self._head_published = 0  # the latest publication that was to have the head with it
-        self._health: dict[int, Health] = {}  # worker -> what it reported in this step
-        # Of groups that are not complete, by prompt and member; None: the member was lost.
+        self._head_published = 0  # the latest publication that must include the head
+        self._health: dict[int, Health] = {}  # worker -> the health that it reported in this step
+        # Completions of incomplete groups, by prompt and member; None: the member was lost.
         self._partial: dict[int, dict[int, Trajectory | None]] = {}
         self._begun: dict[int, Prompt] = {}  # their prompts, with the tokens that their environments began with
 
@@ -334,7 +337,7 @@ class WorkerPool:
         self._hand_out()
 
     def evaluate(self, evaluation: Evaluation) -> None:
-        """Hand out the questions of an evaluation, before prompts that wait; workers get the newest weights first."""
+        """Hand out the questions of an evaluation before waiting prompts; workers get the newest weights first."""
         self._dispatch.add(evaluation.indices, self.config.evaluation.completions)
         self._hand_out()
 
@@ -342,24 +345,24 @@ class WorkerPool:
         """Send the trainer's weights to every worker, which swaps them in between two decoding cycles.
 
         Args:
-            trainer: where the weights come from.
-            version: of the weights.
-            head: whether the MTP head goes with them even if it never changed.
-            fingerprint: whether to note which head belongs to them.
+            trainer: source of the weights.
+            version: version of the weights.
+            head: whether to send the MTP head along even if it never changed.
+            fingerprint: whether to record the fingerprint of the head that belongs to them.
         """
         if fingerprint:
             oldest = version - self.config.rollout.staleness
             self._heads = {v: mark for v, mark in self._heads.items() if v >= oldest}
             self._heads[version] = await trainer.head_fingerprint()
         wanted = head
-        # A worker that still waits for a head gets it now: these weights overtake those that it was to come with.
+        # A worker that still waits for a head gets it now: these weights replace those that should have included it.
         head = head or any(channel.sent < self._head_published for channel in self._channels if self._head_published)
         weights = await trainer.weights(head)
-        # In one go: a replacement that starts meanwhile gets the old weights under their own version.
+        # No await in between: a replacement that starts meanwhile gets the old weights with their own version.
         self._desired.weights, self._desired.version = weights, version
         self._desired.published += 1
         self._head_published = self._desired.published if head else self._head_published
-        if wanted:  # it answers complaints that came while the weights were fetched, too
+        if wanted:  # this also settles complaints that came while the weights were fetched
             self._health.clear()
         for channel in self._channels:
             if not channel.down:
@@ -370,14 +373,18 @@ class WorkerPool:
                 await channel.arrived.wait()
 
     async def configure(self, decoding: DecodingConfig) -> None:
-        """Have every worker draft as ``decoding`` says."""
+        """Make every worker draft as ``decoding`` says."""
         if decoding != self._desired.decoding:
             self._desired.decoding = decoding
             for channel in self._channels:
                 channel.wakeup.set()
 
     async def serve(self, i: int) -> None:
-        """Send to worker i, take in its completions, and replace it when it dies; ``UserError`` after many deaths."""
+        """Send to worker i, accept its completions, and replace it when it dies.
+
+        Raises:
+            UserError: Workers have died more than ``runtime.max_restarts`` times.
+        """
         channel = self._channels[i]
         try:
             while True:
@@ -385,16 +392,16 @@ class WorkerPool:
                     await self._exchange(channel)
                 except WorkerDied as death:
                     self._lose(channel, death)
-                    with contextlib.suppress(WorkerDied):  # the next call says so, too
+                    with contextlib.suppress(WorkerDied):  # the next call raises it again
                         await channel.worker.restart()
                     channel.reopen(self.config.decoding)
                     self._dispatch.enter(i)
                     self._hand_out()
         finally:
-            channel.close()  # or a synchronous job would wait for ever until this worker has its weights
+            channel.close()  # otherwise a synchronous job would wait for this worker's weights for ever
 
     async def _exchange(self, channel: WorkerChannel) -> None:
-        """Send to a worker and receive from it until one of both fails; after that neither goes on."""
+        """Send to a worker and receive from it until one of the two fails; then stop both."""
         both = [
             asyncio.create_task(channel.send(self._desired)),
             asyncio.create_task(self._receive(channel)),
@@ -406,11 +413,11 @@ class WorkerPool:
                 task.cancel()
             await asyncio.gather(*both, return_exceptions=True)
         errors = [error for task in both if not task.cancelled() and (error := task.exception()) is not None]
-        # A death often shows on both ways; any other error is worse, and must not be taken for one.
+        # A death often raises in both tasks; any other error is worse and must not be hidden by it.
         raise max(errors, key=lambda error: not isinstance(error, WorkerDied))
 
     async def _receive(self, channel: WorkerChannel) -> None:
-        """Take in the reports of a worker, for ever."""
+        """Process the reports of a worker, for ever."""
         while True:
             published, settled = self._desired.published, channel.sent == self._desired.published
             report = await channel.worker.collect(channel.seen)
@@ -422,7 +429,7 @@ class WorkerPool:
             if report.parts and self.on_completions is not None:
                 self.on_completions()
             self.timer.add(report)
-            if settled and published == self._desired.published:  # else it may speak of what was in use before
+            if settled and published == self._desired.published:  # else it may describe earlier weights
                 self._check_health(channel.number, report)
             await asyncio.sleep(0)  # other workers report at the same moment, and the first must not get all the work
             self._hand_out()
@@ -448,7 +455,7 @@ class WorkerPool:
             self._channels[i].wakeup.set()
 
     def _prompt(self, index: int) -> Prompt:
-        """Return prompt ``index``, below 0 of an evaluation, which is told what training asks."""
+        """Return prompt ``index``; indices below 0 belong to the evaluation, which also records training prompts."""
         if self.evaluation is None:
             return self.prompt(index)
         if index < 0:
@@ -461,9 +468,9 @@ class WorkerPool:
         """Add completions of worker i to their group, and hand the group over once it is complete."""
         index = part.prompt.index
         for member, trajectory in zip(part.members, part.trajectories, strict=True):
-            if self._dispatch.take(i, index, member):  # else it was taken in before, or another worker owes it now
+            if self._dispatch.take(i, index, member):  # else it arrived before, or another worker owes it now
                 self._partial.setdefault(index, {})[member] = trajectory
-        if part.prompt.token_ids:  # else nothing of it was ever begun
+        if part.prompt.token_ids:  # else no environment of it ever began
             same_beginning(self._begun.setdefault(index, part.prompt), part.prompt)
         if self.evaluation is not None and part.prompt.held_out:
             if len(self._partial.get(index, ())) == self.config.evaluation.completions:
@@ -503,7 +510,7 @@ class WorkerPool:
         return min(reported.values(), key=lambda health: not health.diagnosis(), default=None)
 
     def restore(self, restarts: int) -> None:
-        """Go on after so many deaths; each run has its own allowance."""
+        """Set the number of restarts so far; each run may restart ``max_restarts`` more times."""
         self.restarts = restarts
         self.disturbed = self.buffer.limit - self.config.trainer.groups_per_step
         self._max_restarts = restarts + self.config.runtime.max_restarts

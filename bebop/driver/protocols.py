@@ -1,4 +1,4 @@
-"""The protocols by which the loop knows its parts: rollout workers and a trainer, wherever they run.
+"""The protocols between the loop and its parts: rollout workers and a trainer, wherever they run.
 
 Each has an implementation behind Ray (``bebop.runtime.actors``) and one in virtual time (``bebop.simulation.parts``).
 """
@@ -25,7 +25,7 @@ class WorkerDied(Exception):
 
 
 class DamagedWeights(Exception):
-    """Weights did not arrive as they were sent; the worker goes on with those that it has."""
+    """Weights did not arrive as they were sent; the worker keeps its current weights."""
 
 
 class TrainerDied(Exception):
@@ -36,17 +36,17 @@ class TrainerDied(Exception):
 class Assignment:
     """A request to a worker for some of the completions of one prompt.
 
-    The seed of a completion depends on its prompt and its number in the group only, so every worker decodes the same.
+    The seed of a completion depends only on its prompt and its number in the group, so every worker decodes the same.
     """
 
     prompt: Prompt
     members: tuple[int, ...]  # numbers in the group, 0 to G - 1
-    past: tuple[NDArray[np.int32], ...] = ()  # completions of it that were trained on, where drafts are made from them
+    past: tuple[NDArray[np.int32], ...] = ()  # earlier completions of the prompt, for systems that draft from them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialGroup:
-    """The completions of an assignment that are finished and were not reported before."""
+    """The finished completions of an assignment that no earlier report contained."""
 
     prompt: Prompt  # with the tokens that its environment began with
     members: tuple[int, ...]
@@ -55,22 +55,22 @@ class PartialGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How fast one thread of a worker makes progress."""
+    """Progress of one thread of a worker."""
 
     name: str  # "decoding", "reward", "environments"
-    silent: float  # seconds without progress while it had work; 0: it has none
+    silent: float  # seconds without progress while it had work; 0: it has no work
     slowest: float  # seconds of its slowest turn so far; 0: none yet
     limit: float = inf  # seconds that a turn may take by a setting of its own (task.reward_timeout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What a worker has done since its last report."""
+    """Completions and times of a worker since its last report."""
 
-    number: int  # 1, 2, ... of one process; sent again under the same number until it is acknowledged
+    number: int  # 1, 2, ... within one process; a report keeps it when sent again, until it is acknowledged
     parts: tuple[PartialGroup, ...]
     busy: float  # seconds spent decoding
-    swap: float  # seconds spent taking in weights
+    swap: float  # seconds spent loading weights
     version: int  # of the weights in use
     head: str  # fingerprint of the MTP head in use
     paces: tuple[Pace, ...] = ()
@@ -91,13 +91,17 @@ class Worker(Protocol):
     async def collect(self, seen: int) -> WorkerReport:
         """Return the completions since the last report; wait a while if there are none.
 
-        ``seen`` acknowledges the newest report that arrived, by its number, 0 after a start. A later report is sent
-        again, so a report that gets lost loses no completion.
+        ``seen`` is the number of the newest report that arrived, 0 after a start, and acknowledges it. The worker sends
+        a later report again, so a lost report loses no completion.
         """
         ...
 
     async def set_weights(self, weights: Any, version: int) -> None:
-        """Swap weights in flight, before any prompt that is submitted later; refuse them with ``DamagedWeights``."""
+        """Swap weights in flight, before any prompt that is submitted later.
+
+        Raises:
+            DamagedWeights: The worker refuses the weights because they arrived damaged.
+        """
         ...
 
     async def configure(self, decoding: DecodingConfig) -> None:
@@ -146,5 +150,5 @@ class Trainer(Protocol):
         ...
 
     async def save(self, step: int, loop_state: dict[str, Any], best: int | None = None) -> None:
-        """Write a checkpoint; that of step ``best`` is not removed in exchange."""
+        """Write a checkpoint; do not remove the checkpoint of step ``best``."""
         ...

@@ -2,9 +2,10 @@
 
 A report costs the driver a call, so completions wait for one another, but not for long:
 
-- An assignment that is finished is due at once.
-- Where prompts are pulled, completions of unfinished assignments go before the rest of theirs. They are due once they
-  are as many as a group; where a slot is free, they wait for ``LINGER_SECONDS`` only, since their report brings work.
+- A finished assignment is due at once.
+- Where prompts are pulled, completions of unfinished assignments are reported before the rest of their assignment. They
+  are due once they are as many as a group. If a slot is free, they wait for ``LINGER_SECONDS`` only, since their report
+  brings work.
 - Where prompts are dealt statically, assignments are reported whole.
 """
 
@@ -16,26 +17,26 @@ from bebop.trajectory import Prompt, Trajectory
 
 @dataclass(slots=True, kw_only=True)
 class OpenAssignment:
-    """An assignment whose completions are not all reported yet."""
+    """An assignment with unreported completions."""
 
     prompt: Prompt  # with the tokens that its environment began with
     members: tuple[int, ...]
     missing: int  # members that are not finished
-    finished: dict[int, Trajectory | None] = field(default_factory=dict)  # to be reported, by member; None: it was lost
+    finished: dict[int, Trajectory | None] = field(default_factory=dict)  # unreported results by member; None: lost
 
 
 class ReportQueue:
-    """Completions of one worker that are to be reported."""
+    """Completions of one worker that are waiting for a report."""
 
     def __init__(self, *, pulls: bool, group_size: int, slots: int) -> None:
         self.pulls, self.group_size, self.slots = pulls, group_size, slots
         self.decoding = 0  # completions that are queued or being decoded; the worker lowers it
-        self._finished: dict[int, OpenAssignment] = {}  # by id, those with completions to report
+        self._finished: dict[int, OpenAssignment] = {}  # assignments with completions to report, by id
         self._count = 0  # completions to report
         self._whole = False  # whether an assignment among them is finished
 
     def open(self, assignment: Assignment) -> OpenAssignment:
-        """Note an assignment that is to be decoded."""
+        """Register an assignment for decoding."""
         self.decoding += len(assignment.members)
         return OpenAssignment(prompt=assignment.prompt, members=assignment.members, missing=len(assignment.members))
 
@@ -58,7 +59,7 @@ class ReportQueue:
         return self.pulls and self._count > 0 and self.decoding < self.slots
 
     def take(self) -> tuple[PartialGroup, ...]:
-        """Return the completions to report, and forget them."""
+        """Return the completions to report, and remove them from the queue."""
         parts = []
         for key, part in list(self._finished.items()):
             if part.missing and not self.pulls:

@@ -1,4 +1,4 @@
-"""Where the seconds of a step went, and the row of metrics of a step."""
+"""Time accounting of a step, and the row of its metrics."""
 
 import contextlib
 import time
@@ -15,7 +15,7 @@ class StepTimer:
     """Seconds of the current step: the trainer's side as they pass, the workers' as they report them."""
 
     def __init__(self, workers: int, now: Callable[[], float] = time.perf_counter) -> None:
-        """Time a job with so many workers by ``now``, of which only differences count."""
+        """Time a job with ``workers`` workers by the clock ``now``, of which only differences count."""
         self.workers, self.now = workers, now
         self.restart()
 
@@ -23,7 +23,7 @@ class StepTimer:
         """Begin a step."""
         self._started = self.now()
         self._spent = {"idle": 0.0, "update": 0.0, "sync": 0.0, "monitor": 0.0, "eval": 0.0}
-        self._rollout = self._swap = 0.0  # decoding and taking in weights, summed over workers
+        self._rollout = self._swap = 0.0  # seconds of decoding and of loading weights, summed over workers
         self._tokens = 0
 
     def end_wait(self) -> None:
@@ -59,12 +59,12 @@ class StepTimer:
         """Return the metrics of the step that ends now.
 
         Args:
-            batch: what the step trained on; all batches of a job have its size.
-            version: of the weights that the step updated.
+            batch: the batch of the step; all batches of a job have its size.
+            version: version of the weights that the step updated.
             learned: metrics of the update.
             drift: metrics of the monitor.
             restarts: deaths of workers so far.
-            filtered: groups that were passed over, where ``algorithm.dynamic_sampling`` asks for it.
+            filtered: groups that were skipped, if ``algorithm.dynamic_sampling`` is set.
         """
         step, spent = self.now() - self._started, self._spent
         count: Metrics = {"response/tokens": Sum(float(sum(t.written for t in batch.trajectories)))}

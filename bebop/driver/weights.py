@@ -1,12 +1,12 @@
-"""Weights with a manifest, by which a worker notices that they were cut short or changed in transit.
+"""Weights with a manifest, by which a worker detects that they were truncated or changed in transit.
 
 They travel in one of two ways. ``CheckedWeights`` hold the tensors, which Ray's object store takes to any machine.
-``SharedWeights`` say where in memory of this machine the trainer has put them, so that nothing is sent but that; or a
-receiver, where ``bebop.driver.broadcast`` has brought them from another machine.
+``SharedWeights`` hold only the place of the weights in memory of this machine. The trainer has written them there, or a
+receiver, after ``bebop.driver.broadcast`` brought them from another machine.
 
-The sender writes down the name, shape, dtype and a checksum of the bytes of each tensor. The receiver compares them
-with what arrived before an engine sees it. The checksum reads memory once at full speed (26 GB/s with one thread, where
-CRC-32 reaches 4): 0.2 ms for 4 MB and 0.6 s for 16 GB on each side, so there is no setting to leave it out.
+The sender records the name, shape, dtype and a checksum of the bytes of each tensor. The receiver compares them with
+the received tensors before an engine sees them. The checksum reads memory once at full speed (26 GB/s with one thread,
+where CRC-32 reaches 4): 0.2 ms for 4 MB and 0.6 s for 16 GB on each side, so no setting disables it.
 """
 
 import fcntl
@@ -27,9 +27,9 @@ from torch import Tensor
 from bebop.driver.protocols import DamagedWeights
 
 BLOCK = 4096  # words of 8 bytes
-ALIGNMENT = 64  # bytes: of the start of each tensor in a buffer
-BUFFERS = 2  # that the trainer writes to in turns, and that a reader keeps mapped
-BOOT = Path("/proc/sys/kernel/random/boot_id")  # tells machines apart
+ALIGNMENT = 64  # bytes, of the start of each tensor in a buffer
+BUFFERS = 2  # buffers that the trainer alternates between, and that a reader keeps mapped
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # identifies the machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedWeights:
-    """Weights that are sent, with one entry of ``manifest`` for each."""
+    """Weights for a transfer, with one entry of ``manifest`` for each."""
 
     weights: Mapping[str, Tensor]
     manifest: Mapping[str, Entry]
@@ -66,8 +66,8 @@ def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
 def _received(
     packed: Mapping[str, tuple[NDArray[np.uint8], torch.dtype, tuple[int, ...]]], manifest: Mapping[str, Entry]
 ) -> CheckedWeights:
-    """Undo ``__reduce__``; the tensors may lie in memory that cannot be written to."""
-    with warnings.catch_warnings():  # PyTorch warns that they must not be written to, and nobody does
+    """Undo ``__reduce__``; the tensors may lie in read-only memory."""
+    with warnings.catch_warnings():  # PyTorch warns about read-only memory, but the tensors are only read
         warnings.simplefilter("ignore", UserWarning)
         weights = {
             name: torch.from_numpy(data).view(dtype).reshape(shape) for name, (data, dtype, shape) in packed.items()
@@ -98,8 +98,8 @@ def checksum(tensor: Tensor) -> int:
     """Return a checksum of the bytes of a tensor on the CPU.
 
     Words of 64 bits are added modulo 2^64 in blocks, and the sums of blocks are added with weights 1, 3, 5, ... A
-    change within one word always shows, since odd weights have inverses. Blocks that changed places show with a
-    probability of 1 - 2^-64 for random contents. It is no protection against forgery.
+    change within one word always shows, since odd weights have inverses. Exchanged blocks show with a probability of
+    1 - 2^-64 for random contents. It is no protection against forgery.
     """
     data = _bytes(tensor)
     words = data.size // 8 // BLOCK * BLOCK
@@ -123,12 +123,12 @@ def _form(tensor: Tensor, wanted: Entry) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedWeights:
-    """Where weights lie in memory of this machine, with their manifest."""
+    """Place of weights in memory of this machine, with their manifest."""
 
-    machine: str  # as ``BOOT`` names it
-    process: int  # that wrote or received them, and has the buffer open
+    machine: str  # content of ``BOOT``
+    process: int  # id of the process that wrote or received them, and has the buffer open
     descriptor: int  # of the buffer in that process
-    inode: int  # of the buffer: another one may have the descriptor by now
+    inode: int  # of the buffer: the descriptor may belong to another one by now
     size: int  # bytes of the buffer
     starts: Mapping[str, int]  # bytes before each tensor
     manifest: Mapping[str, Entry]
@@ -137,16 +137,16 @@ class SharedWeights:
 class SharedBuffer:
     """Memory that other processes of this user may map. It has no name, and ends with the last process that maps it.
 
-    Who reads holds a lock of the kernel (``flock``), which ends with its process, however that ends.
+    A reader holds a lock of the kernel (``flock``). The lock ends with the reader's process, however that ends.
     """
 
     def __init__(self, descriptor: int, size: int, pinned: bool) -> None:
         """Map the file of ``descriptor``, which is closed with the buffer.
 
-        ``pinned``: so that a GPU copies by itself, without the processor.
+        ``pinned``: pin the memory, so that a GPU copies by itself, without the processor.
         """
         self.descriptor, self.size = descriptor, size
-        # A storage that PyTorch knows as shared goes on to another process (SGLang's) without a copy.
+        # PyTorch passes a shared storage on to another process (SGLang's) without a copy.
         storage: Any = torch.UntypedStorage
         self.bytes = torch.empty(0, dtype=torch.uint8).set_(storage._new_shared_fd_cpu(descriptor, size))
         self.inode = os.fstat(descriptor).st_ino
@@ -163,7 +163,7 @@ class SharedBuffer:
         return cls(descriptor, size, pinned)
 
     def lock(self, *, writing: bool) -> bool:
-        """Lock the buffer and return True; False if a reader, or a writer, has it."""
+        """Lock the buffer and return True; False if a reader or a writer holds a conflicting lock."""
         try:
             fcntl.flock(self.descriptor, (fcntl.LOCK_EX if writing else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -171,16 +171,16 @@ class SharedBuffer:
         return True
 
     def unlock(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
     def tensor(self, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return the tensor that begins ``start`` bytes after the beginning: a view."""
+        """Return a view of the tensor that begins ``start`` bytes after the beginning."""
         end = start + torch.Size(shape).numel() * dtype.itemsize
         return self.bytes[start:end].view(dtype).view(shape)
 
     def describe(self, starts: Mapping[str, int], manifest: Mapping[str, Entry]) -> SharedWeights:
-        """Return what readers are told of weights that this process has put here."""
+        """Return the description for readers of weights that this process has written here."""
         return SharedWeights(
             machine=BOOT.read_text().strip(),
             process=os.getpid(),
@@ -193,20 +193,20 @@ class SharedBuffer:
 
 
 class WeightBuffers:
-    """The writer's side: it puts each publication into the buffer that the one before is not in.
+    """The writer's side: it alternates between two buffers.
 
-    A buffer that somebody still reads is left to its readers, and a new one takes its place: the trainer never waits.
+    If readers still use a buffer, they keep it and a new one takes its place, so the trainer never waits.
     """
 
     def __init__(self) -> None:
-        self._buffers: list[SharedBuffer] = []  # the one written last stands last
+        self._buffers: list[SharedBuffer] = []  # most recently written last
 
     def write(
         self, named: Iterable[tuple[str, Tensor]], layout: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
     ) -> SharedWeights:
-        """Write full weights, on any device, as the shapes and types that ``layout`` gives by name; that is one copy.
+        """Write full weights from any device in the shapes and types of ``layout``, by name, with one copy.
 
-        ``named`` has the same names in any order, and is read once: a tensor may be made when it is asked for.
+        ``named`` has the same names in any order and is read once, so a tensor may be made on demand.
         """
         starts, size = places(layout)
         buffer, manifest, cuda = None, {}, False
@@ -224,8 +224,10 @@ class WeightBuffers:
         return buffer.describe(starts, manifest)
 
     def locked(self, size: int, pinned: bool) -> SharedBuffer:
-        """Return the buffer to write to, locked: the older one if it has that size and nobody reads it, else a new
-        one."""
+        """Return the buffer to write to, locked.
+
+        It is the older buffer if that has the size and no readers, and otherwise a new one.
+        """
         oldest = self._buffers.pop(0) if len(self._buffers) == BUFFERS else None
         if oldest is None or oldest.size != size or not oldest.lock(writing=True):
             oldest = SharedBuffer.new(size, pinned)
@@ -235,19 +237,20 @@ class WeightBuffers:
 
 
 class SharedReader:
-    """A worker's side: it maps buffers, which it keeps as the trainer uses them again, and checks what is in them."""
+    """A worker's side: it maps and keeps buffers, because the trainer reuses them, and checks their contents."""
 
     def __init__(self, pinned: bool = False) -> None:
-        """``pinned``: as ``SharedBuffer`` has it."""
+        """Begin without mapped buffers; ``pinned``: as in ``SharedBuffer``."""
         self.pinned = pinned
-        self._buffers: dict[tuple[int, int], SharedBuffer] = {}  # by process and inode; the one used last stands last
-        self._readers: dict[SharedBuffer, int] = {}  # of buffers that are locked
+        self._buffers: dict[tuple[int, int], SharedBuffer] = {}  # by process and inode; most recently used last
+        self._readers: dict[SharedBuffer, int] = {}  # number of readers of each locked buffer
         self._changed = threading.Lock()
 
     def open(self, sent: SharedWeights) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
-        """Return the weights, which nobody writes to until the function is called that is returned with them.
+        """Return the weights and a release function; no process writes to them before its call.
 
-        ``DamagedWeights`` if they are not what was written, or were overtaken by newer ones.
+        Raises:
+            DamagedWeights: The contents differ from the manifest, or newer weights replaced them.
         """
         buffer, release = self.lock(sent)
         try:
@@ -262,7 +265,7 @@ class SharedReader:
         return weights, release
 
     def lock(self, sent: SharedWeights) -> tuple[SharedBuffer, Callable[[], None]]:
-        """Return the buffer of weights that are not checked, and what is to be called once nobody reads it."""
+        """Return the buffer of unchecked weights, locked, and a function that releases it."""
         with self._changed:
             buffer = self._mapped(sent)
             if not self._readers.get(buffer) and not buffer.lock(writing=False):
@@ -300,7 +303,7 @@ class SharedReader:
 
 
 def places(layout: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> tuple[dict[str, int], int]:
-    """Return where each tensor begins in one flat buffer, in bytes, and the bytes of the buffer."""
+    """Return the offset of each tensor in one flat buffer, in bytes, and the size of the buffer in bytes."""
     starts, size = {}, 0
     for name, (shape, dtype) in layout.items():
         starts[name] = size

@@ -1,14 +1,14 @@
 """One attention implementation for every Hugging Face backbone; a *context* decides where keys and values live.
 
-transformers looks attention functions up by name and hands keyword arguments down to them, so any dense causal LM of
+transformers looks attention functions up by name and hands keyword arguments down to them. So any dense causal LM of
 its library runs on the engine's slot cache, on packed training rows and on the MTP training chain without a line of
 model code here: load it with ``attn_implementation="bebop"`` and call it with ``context=...``.
 
 The contexts compute plain causal attention over the whole text and nothing else. A model that needs more would run and
 give wrong numbers: it can ignore the keyword arguments for caps and windows, and transformers makes no masks for
-attention functions that it does not know. So ``refuse_config`` and ``refuse_call`` accept only what is known to be
-right. ``bebop.model.parity`` then compares the model with Hugging Face's own forward; the lists here refuse what no
-short text would show.
+unknown attention functions. So ``refuse_config`` and ``refuse_call`` accept only settings that are known to be right.
+``bebop.model.parity`` then compares the model with Hugging Face's own forward. The lists here refuse settings whose
+effect a short text does not show.
 """
 
 import re
@@ -30,21 +30,21 @@ from bebop.kernels.tree_verify import visible
 from bebop.model.ragged_attention import Ragged, RaggedAttention
 from bebop.model.routing import Routing
 
-# Scores that the later steps of a chain hold at once, over all heads: 64 MB in fp32 on a CPU, 1 GB on a GPU.
+# Most scores that the later steps of a chain hold at once, over all heads: 64 MB in fp32 on a CPU, 1 GB on a GPU.
 SCORES = {"cuda": 1 << 28, "cpu": 1 << 24}
-# Keyword arguments of transformers' attention functions that change nothing, whatever they are ...
+# Keyword arguments of transformers' attention functions that change nothing, with any value ...
 IGNORED = ("position_ids", "cache_position", "use_cache")
-# ... and the only values that change nothing of others; None is one for all of them.
+# ... and the neutral values of others; None is neutral for all of them.
 NEUTRAL = {"dropout": 0.0, "is_causal": True, "output_attentions": False}
-# Frequencies that depend on nothing. Left out: dynamic and longrope, whose frequencies follow the longest text of a
-# pass: a packed row would change with its neighbours, and a cached key would keep what is no longer true.
+# Fixed frequencies. Excluded are dynamic and longrope, whose frequencies depend on the longest text of a pass: a packed
+# row would change with its neighbours, and cached keys would become wrong.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
 LAYER_TYPES = ("full_attention",)
-# Settings with one of these in their name limit or change what attention sees, often far beyond a short text ...
+# Settings whose names match limit or change the reach of attention, often far beyond a short text ...
 REACH = re.compile(
     r"window|chunk|sink(?!horn)|alibi|softcap|cross_att|bidirectional|index(er)?_|kv_lora|kv_shared|is_encoder|local_att"
 )
-# ... except for these, which say what a window would be if a layer had one: layer_types and the calls decide.
+# ... except for these, which describe a window that no layer need have: layer_types and the calls decide.
 NO_REACH = ("max_window_layers", "sliding_window_pattern", "_sliding_window_pattern", "chunk_size_feed_forward")
 
 
@@ -65,10 +65,10 @@ def refuse_call(module: nn.Module, mask: Tensor | None, settings: Mapping[str, A
 
 
 def refuse_config(config: PreTrainedConfig, path: str, any_backbone: bool = False) -> None:
-    """Raise ``UserError`` if a model's settings name what bebop's attention does not have; reads no weights.
+    """Raise ``UserError`` if a model's settings need features that bebop's attention lacks; read no weights.
 
-    ``any_backbone``: transformers' own attention may run the backbone. Positions must then be possible all the same,
-    since the MTP head has them too.
+    ``any_backbone``: transformers' own attention may run the backbone. Its positions must still be supported, since the
+    MTP head uses them too.
     """
     text = config.get_text_config()
     if (refused := _rope_type(text)) is not None:
@@ -78,7 +78,7 @@ def refuse_config(config: PreTrainedConfig, path: str, any_backbone: bool = Fals
 
 
 def needs_stock(config: PreTrainedConfig) -> str | None:
-    """Return why a backbone runs on transformers' attention alone, not on bebop's; None where bebop's has all."""
+    """Return why a backbone needs transformers' own attention; None if bebop's suffices."""
     text = config.get_text_config()
     return _layer_type(text) or _reach(text)
 
@@ -101,16 +101,16 @@ def _rope_type(config: PreTrainedConfig) -> str | None:
 def _reach(config: PreTrainedConfig) -> str | None:
     settings = {name: value for name, value in config.to_dict().items() if REACH.search(name) and name not in NO_REACH}
     if settings.get("use_sliding_window") is False or getattr(config, "layer_types", None):
-        settings.pop("sliding_window", None)  # of no layer, or of none by the list of layer types
+        settings.pop("sliding_window", None)  # unused, or excluded by the check of layer_types
     named = next((f"{name}={value!r}" for name, value in settings.items() if value), None)
     return f"{named} is not possible: bebop's attention sees the whole text, each layer its own keys" if named else None
 
 
-ATTENTION: str  # the name that transformers knows ``attention`` by; see ``__getattr__``
+ATTENTION: str  # name of ``attention`` in transformers' registry; see ``__getattr__``
 
 
 class AttentionContext(Protocol):
-    """Where keys and values live and who may see whom."""
+    """Storage of keys and values, and the rule which entries a token sees."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Compute the attention of one layer: query [B,H,n,D], key and value [B,Hkv,n,D] -> [B,n,H,D]."""
@@ -128,15 +128,15 @@ def attention(
     scaling: float,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as transformers asks, in a context; refuse what a context would silently get wrong."""
+    """Compute attention in a context, with transformers' signature; refuse calls that a context would get wrong."""
     refuse_call(module, attention_mask, settings)
     return context.attend(module.layer_idx, query, key, value, scaling), None  # type: ignore[arg-type]
 
 
-if not TYPE_CHECKING:  # to mypy any name would be one of this module's
+if not TYPE_CHECKING:  # otherwise mypy would accept any name in this module
 
     def __getattr__(name: str) -> str:
-        """Register ``attention`` with transformers when somebody asks for ``ATTENTION``, and return the name.
+        """Register ``attention`` with transformers on the first access to ``ATTENTION``, and return the name.
 
         Not at import: transformers' modeling code takes 4.2 s of processor time, and a job's driver never runs a model.
         """
@@ -152,29 +152,29 @@ if not TYPE_CHECKING:  # to mypy any name would be one of this module's
 class PackedContext:
     """Rows laid end to end in one row without padding; each attends causally to itself alone.
 
-    The linear layers then waste nothing on padding. Attention pads to the longest row, except on a GPU in 16 bits, for
-    which PyTorch has flash attention over rows of unequal lengths.
+    The linear layers then waste nothing on padding. Attention pads to the longest row, except on a GPU in 16 bits,
+    where PyTorch has flash attention over rows of unequal lengths.
     """
 
     def __init__(self, lengths: Tensor) -> None:
-        """``lengths`` [R]: tokens of each row, summing to N."""
+        """Store ``lengths`` [R], the tokens of each row, which sum to N."""
         self.lengths, self.longest = lengths, int(lengths.max())
-        self.routing: Routing | None = None  # of the mixtures of experts in a pass
+        self.routing: Routing | None = None  # routing of the mixtures of experts in a pass
 
     @cached_property
     def rows(self) -> Ragged:
-        """Return where each token lies among padded rows."""
+        """Return the place of each token among padded rows."""
         return Ragged.of(self.lengths, self.longest)
 
     @cached_property
     def bounds(self) -> Tensor:
-        """Return where rows begin, and the end of the last [R + 1], as flash attention takes them."""
+        """Return the starts of rows and the end of the last one [R + 1], in the format of flash attention."""
         return pad(self.lengths.cumsum(0), (1, 0)).to(torch.int32)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Let each row of [1, H, N, D] attend to itself -> [1, N, H, D]."""
         kind = query.device.type
-        # Autocast casts what PyTorch's own attention is given, but not what flash attention is given here.
+        # Autocast casts the inputs of PyTorch's own attention, but not those of flash attention here.
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
         if kind == "cuda" and _has_flash(query, dtype):
             q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))  # [N, H, D]
@@ -187,8 +187,8 @@ class PackedContext:
         """Attend without padding: [N, H, D] and twice [N, Hkv, D] -> [N, H, D]."""
         varlen = flash_varlen()
         assert varlen is not None
-        # The window says how far back (no limit) and forward (not at all) a token sees. From PyTorch 2.13 on, shared
-        # keys and values have to be announced; 2.11 and 2.12 see them by the shapes.
+        # The window is how far back (no limit) and forward (not at all) a token sees. From PyTorch 2.13 on, shared
+        # keys and values need a flag; 2.11 and 2.12 detect them by the shapes.
         shared: dict[str, Any] = {}
         if query.shape[1] != key.shape[1] and "enable_gqa" in signature(varlen).parameters:
             shared["enable_gqa"] = True
@@ -212,7 +212,7 @@ def _has_flash(query: Tensor, dtype: torch.dtype) -> bool:
 def flash_varlen() -> Callable[..., Any] | None:
     """Return PyTorch's flash attention over rows end to end; None for a build without it.
 
-    Imported when it is wanted: it brings the compiler with it, which takes seconds.
+    It is imported on first use: the import loads the compiler, which takes seconds.
     """
     try:
         from torch.nn.attention.varlen import varlen_attn
@@ -225,21 +225,24 @@ class CausalContext:
     """Right-padded rows side by side: plain causal attention, no cache. Padding comes last, so causality hides it."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Attend to all that stands before, [B, H, n, D] -> [B, n, H, D]."""
+        """Attend to all earlier entries and the own one, [B, H, n, D] -> [B, n, H, D]."""
         gqa = query.shape[1] != key.shape[1]
         out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=gqa)
         return out.transpose(1, 2)
 
 
 class ChainContext:
-    """Recursive MTP steps in training, seeing exactly what they see while drafting (SPEC 0.5, chain mask).
+    """Recursive MTP steps in training, with exactly the visibility of drafting (SPEC 0.5, chain mask).
 
     A step-i query at anchor t sees the step-1 entries of anchors <= t, and its own chain's entries of steps 2..i.
     Each pass is the next step; rows are right-padded, so causality alone hides the padding.
     """
 
     def __init__(self, anchors: Tensor | None = None) -> None:
-        """``anchors`` [B,A]: the positions whose chains go on after step 1; None: all, from 0 on."""
+        """Begin before step 1.
+
+        ``anchors`` [B,A]: the positions whose chains continue after step 1; None: all, from 0 on.
+        """
         self.anchors = anchors
         self.keys: list[Tensor] = []  # [B,Hkv,T,D] of step 1, [B,Hkv,A,D] of each later one
         self.values: list[Tensor] = []
@@ -255,7 +258,7 @@ class ChainContext:
         most = SCORES.get(query.device.type, SCORES["cpu"]) // max(1, batch * heads * self.keys[0].shape[2])
         if width <= most:
             return self._scored(query, anchors, 0, scaling)
-        # Chunks of anchors, whose scores the backward pass computes again: there are never those of all anchors.
+        # Chunks of anchors, whose scores the backward pass computes again: memory never holds those of all anchors.
         parts = [
             checkpoint(
                 self._scored, q, at, first, scaling, len(self.keys), use_reentrant=False, preserve_rng_state=False
@@ -267,9 +270,9 @@ class ChainContext:
         return torch.cat(parts, 1)
 
     def _scored(self, query: Tensor, anchors: Tensor, first: int, scaling: float, steps: int | None = None) -> Tensor:
-        """Attend with some chains, of which ``first`` is the number of the first one: [B,H,A,D] -> [B,A,H,Dv].
+        """Attend with the chains from number ``first`` on: [B,H,A,D] -> [B,A,H,Dv].
 
-        ``anchors`` [B,A] or [1,A]; ``steps``: those so far, for a backward pass that comes when there are more.
+        ``anchors`` is [B,A] or [1,A]. ``steps``: number of steps so far; a backward pass may run when there are more.
         """
         batch, heads, width, size = query.shape
         kv_heads, length = self.keys[0].shape[1:3]
@@ -282,9 +285,7 @@ class ChainContext:
         out = weights[..., :length] @ self.values[0][:, :, None]
         for i, v in enumerate(self.values[1:steps]):
             out = out + weights[..., length + i : length + i + 1] * v[:, :, None, rows]
-        return out.reshape(batch, heads, width, -1).transpose(
-            1, 2
-        )  # values of latent attention have a size of their own
+        return out.reshape(batch, heads, width, -1).transpose(1, 2)  # values of latent attention have their own size
 
 
 class BlockContext:
@@ -294,7 +295,13 @@ class BlockContext:
     """
 
     def __init__(self, anchors: Tensor, block: int, length: int) -> None:
-        """``anchors`` [B,A] positions; ``block``: slots of each; ``length``: of the text, which is written first."""
+        """Compute which entries each slot sees.
+
+        Args:
+            anchors: [B,A] positions.
+            block: number of slots of each block.
+            length: length of the text, which ``write`` stores first.
+        """
         owner = torch.arange(anchors.shape[1] * block, device=anchors.device) // block
         text = torch.arange(length, device=anchors.device) < anchors[:, owner, None]  # [B,A*b,L]
         own = (owner[:, None] == owner).expand(len(anchors), -1, -1)  # [B,A*b,A*b]
@@ -302,7 +309,7 @@ class BlockContext:
         self.text: dict[int, tuple[Tensor, Tensor]] = {}
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Write keys and values [B,Hkv,L,D] of the text."""
+        """Store keys and values [B,Hkv,L,D] of the text."""
         self.text[layer] = (key, value)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -320,17 +327,16 @@ class Span:
     first: int
     entries: Tensor  # [n, W]
     positions: Tensor  # [n, W] position ids
-    used: int  # bounds the entries that are looked at
+    used: int  # number of entries that are read
 
     @classmethod
     def of(
         cls, first: int, starts: Sequence[int], lengths: Sequence[int], width: int, room: int, device: torch.device
     ) -> Self:
-        """Return the span of ``lengths`` tokens each, after ``starts`` entries that are there already, padded to
-        ``width``.
+        """Return the span of ``lengths`` tokens each, padded to ``width``, behind the ``starts`` existing entries.
 
-        ``room``: entries of a slot, of which no context takes the last. That is where padding goes that would lie
-        beyond it; elsewhere padding lies behind its own row, where nothing looks before it is overwritten.
+        ``room``: entries of a slot; no context uses the last one. Padding that would lie beyond the slot goes there.
+        Other padding lies behind its own row, where it is never seen before it is overwritten.
         """
         steps = torch.arange(width, device=device).expand(len(starts), width)
         if not any(starts):
@@ -343,16 +349,18 @@ class Span:
 
 
 def _flat(store: Tensor) -> Tensor:
-    """Return a view of keys or values [B,Hkv,C,D] with a row an entry of a head, [B*Hkv*C,D]."""
+    """Return keys or values [B,Hkv,C,D] as a view [B*Hkv*C,D], with a row for each entry of a head."""
     return store.view(-1, store.shape[-1])
 
 
-Tree = tuple[Tensor, Tensor]  # first [B]; ways [B,n,m]: which of entries first + 0..m-1 each sees, beside all before
+Tree = tuple[Tensor, Tensor]  # first [B]; ways [B,n,m]: which of entries first + 0..m-1 each sees, besides all before
 
 
 def seen_by(entries: Tensor, used: int, tree: Tree | None) -> Tensor:
-    """Return which of the first ``used`` entries each of ``entries`` [B,n] sees [B,n,P] (bool); arguments as of
-    ``SlotContext.place``."""
+    """Return which of the first ``used`` entries each of ``entries`` [B,n] sees, [B,n,P] (bool).
+
+    The arguments are those of ``SlotContext.place``.
+    """
     if tree is None:
         return torch.arange(used, device=entries.device) <= entries[..., None]
     return visible(*tree, used)
@@ -374,47 +382,48 @@ Stores = tuple[tuple[Tensor, Tensor], Tensor, Tensor]
 class SlotContext:
     """The engine's cache: one slot a request, each with its own length, all preallocated.
 
-    Rows 0..B-1 are the active slots, so that the used part of the cache is a view and nothing is copied. New entries
-    are written where ``place`` says; in a chain, a query at entry t sees entries 0..t of its own slot. What lies beyond
-    (drafts that were rejected) is never seen and is overwritten by the next pass.
+    Rows 0..B-1 are the active slots, so that the used part of the cache is a view and nothing is copied. ``place`` sets
+    where new entries are written. In a chain, a query at entry t sees entries 0..t of its own slot. Entries beyond it
+    (rejected drafts) are never seen and are overwritten by the next pass.
     """
 
     def __init__(self, layers: int, slots: int, length: int, kv_heads: int, head_dim: int, like: Tensor) -> None:
         shape = (layers, slots, kv_heads, length, head_dim)
         self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.values = torch.zeros_like(self.keys)
-        self._shown = torch.zeros(
-            (), dtype=like.dtype, device=like.device
-        )  # added to the score of an entry that is seen
-        self._hidden = self._shown - float("inf")  # and of one that is not
+        self._shown = torch.zeros((), dtype=like.dtype, device=like.device)  # added to the score of a visible entry
+        self._hidden = self._shown - float("inf")  # added to the score of an invisible entry
         self.first_layer = 0  # index of the module's layer that is stored in row 0
         self.first_slot = 0
-        self._written: Tensor | None = None  # [B*Hkv*n] rows of [S*Hkv*C,D] that the pass writes, found where needed
-        self.entries: Tensor  # [B,n] that the next pass writes
+        self._written: Tensor | None = None  # [B*Hkv*n] rows of [S*Hkv*C,D] that the pass writes, computed on demand
+        self.entries: Tensor  # [B,n] entries that the next pass writes
         numbers = torch.arange(slots * kv_heads, device=like.device)
         self._begins = length * numbers.view(slots, kv_heads)  # [S,Hkv] rows of [S*Hkv*C,D]
         self._numbers = torch.arange(slots, device=like.device)[:, None]  # [S,1] of the slots, for ``stores``
         self.bias: Tensor
         self.ragged: Ragged | None = None
-        self.routing: Routing | None = None  # of the mixtures of experts in a pass
-        self._end_to_end: Callable[[int], RaggedAttention]  # of a number of query heads
-        # What layers of a pass have in common, and passes of one size: kept, for at few tokens making it is the work.
+        self.routing: Routing | None = None  # routing of the mixtures of experts in a pass
+        self._end_to_end: Callable[[int], RaggedAttention]  # plan for a number of query heads
+        # Views shared by the layers of a pass and by passes of one size; with few tokens, making them dominates.
         self._views: tuple[tuple[int, int, int], list[tuple[Tensor, Tensor, Tensor, Tensor]]] = ((0, 0, 0), [])
         self._rows: tuple[Tensor | None, int, Tensor] = (None, 0, self.keys)
 
     @classmethod
     def for_model(cls, config: PreTrainedConfig, slots: int, length: int, like: Tensor, layers: int = 0) -> Self:
-        """Return a cache for a model with these settings, of the type and device of ``like``; ``layers`` 0: all of
-        them."""
+        """Return a cache for a model with these settings, with the type and device of ``like``; ``layers`` 0: all."""
         count, kv_heads, head_dim = cache_shape(config, layers)
         return cls(count, slots, length, kv_heads, head_dim, like)
 
     def place(self, entries: Tensor, used: int, tree: Tree | None = None, ragged: Ragged | None = None) -> None:
-        """Set the entries [B,n] that the next pass writes; ``used`` (P) bounds those that are looked at.
+        """Set the entries [B,n] that the next pass writes; ``used`` (P) is the number of entries that it reads.
 
-        ``ragged``: rows end to end, [1,N] of these; what padding writes is overwritten before anybody sees it.
-        ``tree``: what each sees; None: a chain, all entries up to its own. Position ids are given to the model, apart
-        from this: siblings in a tree have one position and an entry each.
+        The model gets position ids separately: siblings in a tree have one position and an entry each.
+
+        Args:
+            entries: [B,n].
+            used: P.
+            tree: the entries that each one sees; None: a chain, all entries up to its own.
+            ragged: rows end to end, [1,N] of these; entries that padding writes are overwritten before they are seen.
         """
         self.ragged, self.entries = ragged, entries
         if ragged is not None:
@@ -435,7 +444,7 @@ class SlotContext:
         return self._end_to_end(turned.shape[1] - value.shape[1])(layer - self.first_layer, turned, value, scaling)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Write the new entries of a layer and attend to those that ``place`` says, [B, H, n, D] -> [B, n, H, D]."""
+        """Write the new entries of a layer and attend as ``place`` has set, [B, H, n, D] -> [B, n, H, D]."""
         if self.ragged is not None:
             turned = torch.cat([query, key], 1)[0].transpose(0, 1)
             return self.attend_end_to_end(layer, turned, value[0].transpose(0, 1), scaling)[None]
@@ -448,7 +457,7 @@ class SlotContext:
     def stores(self, layer: int) -> Stores | None:
         """Return where a kernel writes the new entries of a layer; None: ``attend`` writes them.
 
-        Whoever writes them calls ``attend_stored`` then.
+        A caller that writes them calls ``attend_stored`` afterwards.
         """
         if self.ragged is not None:
             return None
@@ -463,12 +472,14 @@ class SlotContext:
         # The query heads of a group become rows of one query: keys and values are read once, without a copy.
         q = query.reshape(batch, -1, group * width, size)
         out = scaled_dot_product_attention(q, keys, values, self._bias_of(group), scale=scaling)
-        # Heads innermost in one copy, whatever their place in what fused kernels give.
+        # One copy moves the heads innermost, for any layout of the fused kernels' output.
         return out.unflatten(2, (group, width)).permute(0, 3, 1, 2, 4).reshape(batch, width, heads, size)
 
     def _views_of(self, batch: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Return by layer keys and values [B*Hkv*C,D] to write into, without gradients, and those [B,Hkv,P,D] to
-        see."""
+        """Return the keys and values of each layer, once for writing and once for reading.
+
+        Those for writing, without gradients, are [B*Hkv*C,D]; those for reading are [B,Hkv,P,D].
+        """
         size = (self.first_slot, batch, self.bias.shape[-1])
         if self._views[0] != size:
             rows, used = slice(size[0], size[0] + batch), slice(size[2])
@@ -483,7 +494,7 @@ class SlotContext:
         return self._rows[2]
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Store keys and values [B,Hkv,n,D] where ``place`` says."""
+        """Store keys and values [B,Hkv,n,D] where ``place`` has set."""
         self._write([_flat(store) for store in self.held(layer, len(key))], key, value)
 
     def _places(self, entries: Tensor) -> Tensor:
@@ -512,7 +523,7 @@ class SlotContext:
 
     @contextmanager
     def at(self, slot: int) -> Iterator[None]:
-        """Make row 0 of a pass stand for slot ``slot`` within this block."""
+        """Map row 0 of a pass to slot ``slot`` within this block."""
         self.first_slot = slot
         try:
             yield
@@ -536,6 +547,6 @@ class SlotContext:
         return self.keys[:, slot, :, :length].clone(), self.values[:, slot, :, :length].clone()
 
     def restore(self, slot: int, held: tuple[Tensor, ...], length: int) -> None:
-        """Put the first ``length`` entries that ``snapshot`` gave into a slot."""
+        """Write the first ``length`` entries of a ``snapshot`` into a slot."""
         for store, own in zip((self.keys, self.values), held, strict=True):
             store[:, slot, :, :length] = own[:, :, :length]

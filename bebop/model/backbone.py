@@ -21,9 +21,9 @@ if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to imp
     from transformers import PreTrainedModel
 
 ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
-LARGE = 2**20  # multiplications from which oneDNN is the faster one, whatever the shape ...
-ROOM = 2  # times the bytes of new weights that have to be free on a GPU for them to be put there before they are loaded
-LARGE_MATRIX = 2**19  # ... and weights, even where each is used once: then reading them is what takes time
+LARGE = 2**20  # multiplications from which oneDNN is faster, for any shape ...
+ROOM = 2  # free memory on a GPU, in sizes of the new weights, from which they are staged there before loading
+LARGE_MATRIX = 2**19  # ... and weights, even if each is used once: reading them then takes the time
 
 
 def stop_token_ids(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -36,17 +36,17 @@ def stop_token_ids(generation: GenerationConfig | None, tokenizer: PreTrainedTok
 
 @dataclass(slots=True, kw_only=True)
 class Policy:
-    """What a checkpoint holds, loaded. ``mtp`` is None where the checkpoint has no MTP weights."""
+    """The loaded content of a checkpoint. ``mtp`` is None where the checkpoint has no MTP weights."""
 
     backbone: "PreTrainedModel"
     tokenizer: PreTrainedTokenizerBase
     mtp: MTPHead | None
-    layout: str  # the checkpoint layout that the MTP weights came in; see bebop.model.checkpoint
+    layout: str  # the checkpoint layout of the MTP weights; see bebop.model.layouts
     parts: dict[str, nn.Module] = field(default_factory=dict)  # trained ones, see bebop.model.parts
-    stored: Mapping[str, torch.dtype] = field(default_factory=dict)  # types that a checkpoint of it has, by its names
+    stored: Mapping[str, torch.dtype] = field(default_factory=dict)  # types in a checkpoint of it, by names on disk
     draft: "Policy | None" = None  # a smaller model that drafts for it, frozen; see ``checkpoint.load_draft``
-    drafting: str = ""  # the part that stands in the place of the MTP head, see ``head``; empty: none
-    stock: bool = False  # the backbone runs on transformers' own attention, which knows whole texts alone
+    drafting: str = ""  # the part that replaces the MTP head, see ``head``; empty: none
+    stock: bool = False  # the backbone runs on transformers' own attention, without bebop's caches
 
     def hidden(self, token_ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
         """Return final, normed hidden states [B,n,d] of token ids [B,n] at ``positions`` [B,n]."""
@@ -59,7 +59,7 @@ class Policy:
     def _stock_hidden(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
         """Return hidden states by transformers' own forward: of right-padded rows, or of rows laid end to end.
 
-        Nothing masks the padding: it comes last, so attention, windows, convolutions and recurrent states of real
+        Nothing masks the padding. It comes last, so attention, windows, convolutions and recurrent states of real
         tokens do not see it. Rows end to end are laid side by side for the pass.
         """
         decoder = self.backbone.get_decoder()
@@ -68,7 +68,8 @@ class Policy:
             return rows.packed(self._stock_hidden(rows.padded(token_ids), CausalContext()))
         assert isinstance(context, CausalContext), "a backbone on transformers' attention has no cache of bebop's"
         places = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)
-        # Autocast would choose experts in bfloat16, which servers do not; weights in float32 are a trainer's masters.
+        # Autocast would choose experts in bfloat16, which servers do not. Weights in float32 are a trainer's master
+        # weights, which need it.
         kind = token_ids.device.type
         wanted = torch.is_autocast_enabled(kind) and self.backbone.dtype == torch.float32
         with torch.autocast(kind, torch.bfloat16, enabled=wanted, cache_enabled=False):
@@ -93,7 +94,7 @@ class Policy:
 
     @property
     def vocab_size(self) -> int:
-        """Return how many rows the language-model head has."""
+        """Return the number of rows of the language-model head."""
         return int(self.backbone.config.vocab_size)
 
     @property
@@ -107,13 +108,13 @@ class Policy:
 
     @property
     def head(self) -> nn.Module | None:
-        """Return what drafts, is co-trained and sent to engines: the MTP head, or the part in its place."""
+        """Return the module that drafts, is co-trained and sent to engines: the MTP head, or the part in its place."""
         return self.parts[self.drafting] if self.drafting else self.mtp
 
     def weights(self, mtp: bool = False) -> dict[str, Tensor]:
-        """Return named weights to send to an engine: ``backbone.*`` and, if asked for, ``mtp.*``; shared ones once.
+        """Return named weights to send to an engine: ``backbone.*`` and, with ``mtp``, ``mtp.*``; shared ones once.
 
-        ``mtp.*`` are those of ``head``, whatever it is.
+        ``mtp.*`` are the weights of ``head``, which may be a part.
         """
         named = {f"backbone.{name}": p for name, p in self.backbone.named_parameters()}
         if mtp and self.head is not None:
@@ -121,14 +122,14 @@ class Policy:
         return named
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy weights, named as ``weights`` names them, into place; ``UserError`` for a name that is not known."""
+        """Copy weights, named as in ``weights``, into the modules; raise ``UserError`` for an unknown name."""
         own = self.weights(mtp=True)
         unknown = [name for name in weights if name not in own]
         if unknown:
             raise UserError(f"weights do not fit the model: {unknown[0]} and {len(unknown) - 1} more are not known")
         for name, tensor in weights.items():
             own[name].data.copy_(tensor, non_blocking=True)
-        if self.device.type == "cuda":  # whoever lent the weights may write to them afterwards
+        if self.device.type == "cuda":  # the owner of the weights may write to them afterwards
             torch.cuda.current_stream(self.device).synchronize()
 
     def head_fingerprint(self) -> str:
@@ -139,8 +140,8 @@ class Policy:
 def staged(weights: Mapping[str, Tensor], stream: "torch.cuda.Stream | None") -> Mapping[str, Tensor]:
     """Return weights on the GPU of ``stream``, copied beside the work in progress there.
 
-    They are returned as they are where its memory has no room for twice that, or without a GPU: a CPU reads them where
-    they lie.
+    The weights are returned unchanged without a GPU (a CPU reads them in place), or if the GPU's memory has no room for
+    twice their size.
     """
     if stream is None:
         return weights
@@ -158,7 +159,7 @@ def staged(weights: Mapping[str, Tensor], stream: "torch.cuda.Stream | None") ->
 
 
 def head_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the head's among weights that are named as ``Policy.weights`` names them, under the head's own names."""
+    """Return the head's weights among those of ``Policy.weights``, under the head's own names."""
     return {name.removeprefix("mtp."): tensor for name, tensor in weights.items() if name.startswith("mtp.")}
 
 
@@ -171,7 +172,7 @@ def shared_tables(policy: Policy) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def tapped(modules: Any, layers: Collection[int]) -> Iterator[dict[int, Tensor]]:
-    """Yield what comes out of these decoder layers while the block runs; negative ones count from the last."""
+    """Yield the outputs of these decoder layers, which the block fills; negative numbers count from the last layer."""
     states: dict[int, Tensor] = {}
 
     def keep(layer: int) -> Any:
@@ -188,13 +189,13 @@ def tapped(modules: Any, layers: Collection[int]) -> Iterator[dict[int, Tensor]]
 # ---- products with weight matrices while decoding: two libraries and a kernel, the fastest by the size of the product
 #
 # torch multiplies fp32 matrices on a CPU with MKL. oneDNN, which comes with torch as well, takes longer to call. For
-# large products it takes half the time on processors that MKL has no kernels of their own for. Few rows and a large
+# large products it takes half the time on processors for which MKL has no special kernels. Few rows and a large
 # matrix go to ``kernels/few_rows.py``. The choice follows from sizes and not from a measurement at start-up, so that a
-# job that resumes on another machine of the kind rounds as before.
+# job that resumes on another machine of the same kind rounds as before.
 
 
 def onednn_rows(weight: Tensor) -> float:
-    """Return the rows from which oneDNN is the faster one for ``weight`` [N, K]; infinite where it is not to be had."""
+    """Return the number of rows from which oneDNN is faster for ``weight`` [N, K]; infinite if it is unavailable."""
     if ONEDNN is None or weight.dtype != torch.float32 or weight.device.type != "cpu":
         return math.inf
     return 0 if weight.numel() >= LARGE_MATRIX else math.ceil(LARGE / weight.numel())
@@ -216,10 +217,10 @@ def by_library(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Matrix:
-    """A linear layer without gradients, of which all is settled that does not depend on what it is applied to."""
+    """A linear layer without gradients that precomputes all choices which do not depend on its input."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """``weight`` [N, K] and ``bias`` [N]: seen, not copied, so that what is written into them counts."""
+        """Store ``weight`` [N, K] and ``bias`` [N] as views, not copies, so that later writes to them take effect."""
         self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
         self.turned = self.weight.t()
         self.onednn = onednn_rows(weight)

@@ -1,4 +1,4 @@
-"""Checkpoints: Hugging Face folders in, the same layout out. MTP weights are mapped by ``bebop.model.layouts``."""
+"""Checkpoints: load Hugging Face folders and save the same layout. ``bebop.model.layouts`` maps MTP weights."""
 
 import json
 import logging
@@ -55,7 +55,7 @@ if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to imp
 
 log = logging.getLogger(__name__)
 ADVICE = "give a folder that transformers loads"
-_checked: set[tuple[object, ...]] = set()  # what was held against Hugging Face's forward in this process
+_checked: set[tuple[object, ...]] = set()  # models that were compared with Hugging Face's forward in this process
 
 
 def load_policy(
@@ -66,15 +66,17 @@ def load_policy(
     need_draft: bool = False,
     any_backbone: bool = False,
 ) -> Policy:
-    """Load backbone, tokenizer and MTP head; ``need_head`` makes a missing head an error instead of None.
+    """Load backbone, tokenizer and MTP head, and compare the logits with Hugging Face's own forward.
 
-    ``needs``: trained parts to load beside them, see ``bebop.model.parts``. ``need_draft``: load ``model.draft`` as
-    well. The backbone's logits are held against Hugging Face's own forward, once a process for each checkpoint.
+    The comparison runs once a process for each checkpoint.
 
-    ``sharded``: leave the backbone on the meta device where ``bebop.model.sharded`` can fill it once it is split. It is
-    not held against Hugging Face's forward then.
-
-    ``any_backbone``: load what bebop's attention does not have on transformers' own (``Policy.stock``).
+    Args:
+        need_head: raise an error for a missing head instead of returning None.
+        needs: trained parts to load as well, see ``bebop.model.parts``.
+        sharded: leave the backbone on the meta device if ``bebop.model.sharded`` can fill it after the split. It is
+            not compared with Hugging Face's forward then.
+        need_draft: load ``model.draft`` as well.
+        any_backbone: use transformers' own attention for models that bebop's does not support (``Policy.stock``).
     """
     folder = resolve(config.path)
     tokenizer = load_tokenizer(config)
@@ -102,13 +104,13 @@ def load_policy(
     if need_draft:
         policy.draft = load_draft(config, policy.tokenizer)
     policy.drafting = next((name for name in needs if PARTS[name].backend is not None), "")
-    if policy.head is not None and policy.drafting:  # in one type everywhere, so that fingerprints agree
+    if policy.head is not None and policy.drafting:  # one type everywhere, so that fingerprints agree
         policy.head.to(device=find_device(config), dtype=getattr(torch, config.dtype))
     return policy
 
 
 def draft_config(config: ModelConfig) -> ModelConfig:
-    """Return where and how the draft model of a checkpoint is loaded: in the target's type, on its device."""
+    """Return the configuration of a checkpoint's draft model: the target's type and device."""
     if config.draft is None:
         raise UserError("model.draft is missing: give the folder of a smaller model with the same tokenizer")
     return replace(config, path=config.draft, draft=None, init_mtp=False, parts={})
@@ -124,7 +126,7 @@ def load_draft(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Polic
     """Return the draft model of a checkpoint, frozen, without an MTP head of its own.
 
     Raises:
-        UserError: It cannot be loaded, or its tokens are not those of ``tokenizer``, the target's.
+        UserError: It cannot be loaded, or its tokens differ from those of ``tokenizer``, the target's.
     """
     own = draft_config(config)
     with of_draft():
@@ -145,7 +147,7 @@ def of_draft() -> Iterator[None]:
 
 
 def _outline_backbone(config: ModelConfig, folder: Path) -> "PreTrainedModel | None":
-    """Return the backbone without memory, to be filled once it is split; None where it has to be loaded whole."""
+    """Return the backbone without memory, to be filled after the split; None if it must be loaded whole."""
     require_known(config)
     settings = read_config(config)
     if (
@@ -159,7 +161,7 @@ def _outline_backbone(config: ModelConfig, folder: Path) -> "PreTrainedModel | N
 
 
 def _identity(folder: Path, config: ModelConfig) -> tuple[object, ...]:
-    """Return what a check of a loaded model holds for: the files as they are, and how they were loaded."""
+    """Return the key of a checked model: the state of its files, its type and its device."""
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.json"), *folder.glob("*.bin")])
     stats = [(file.name, stat.st_mtime_ns, stat.st_size) for file in files for stat in [file.stat()]]
     return (folder.resolve(), config.dtype, find_device(config), *stats)
@@ -178,15 +180,15 @@ def find_device(config: ModelConfig) -> torch.device:
 
 
 def load_backbone(config: ModelConfig, stock: bool = False) -> "PreTrainedModel":
-    """Return the causal LM of a checkpoint on the CPU. Weights that are missing or do not fit are an error, never
-    random.
+    """Return the causal LM of a checkpoint on the CPU.
 
-    So is what bebop's attention does not have, before any weights are read. ``stock``: on transformers' own attention.
+    Missing or misfitting weights raise ``UserError``; they never become random. Features that bebop's attention lacks
+    also raise it, before any weights are read. ``stock``: use transformers' own attention.
     """
     from bebop.model.attention import ATTENTION  # with transformers' modeling code: 4.2 s of processor time
 
     require_known(config, any_backbone=stock)
-    # PyTorch's attention, which transformers takes by itself, has no soft caps; they would be left out in silence.
+    # PyTorch's attention, transformers' default, has no soft caps and would leave them out silently.
     capped = stock and getattr(read_config(config).get_text_config(), "attn_logit_softcapping", None)
     own = "eager" if capped else None
     with readable(config):
@@ -206,13 +208,13 @@ def load_backbone(config: ModelConfig, stock: bool = False) -> "PreTrainedModel"
 
 
 def read_config(config: ModelConfig) -> Any:
-    """Return the Hugging Face configuration of a checkpoint; ``UserError`` for sizes that no model has."""
+    """Return the Hugging Face configuration of a checkpoint; raise ``UserError`` for impossible sizes."""
     folder, name = resolve(config.path), f"model.path={config.path!r}"
     refuse_adapter(folder, name)
     with readable(config, "config.json: "):
         check_file(folder, name)
         check_tokens(folder, name)
-        # False, and not left out: transformers would ask at a terminal whether to run the folder's own code.
+        # An explicit False: by default transformers would ask at a terminal whether to run the folder's own code.
         settings = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         check_settings(settings, name)
     return settings
@@ -221,8 +223,8 @@ def read_config(config: ModelConfig) -> Any:
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a checkpoint, without its weights.
 
-    A folder that names a generic class means its tokenizer.json as it stands. AutoTokenizer would put the class of
-    the model's family in its place (for ``qwen2`` one with another pre-tokenizer and an added token).
+    A generic class name in a folder means that tokenizer.json applies as it stands. AutoTokenizer would replace it by
+    the class of the model's family (for ``qwen2`` one with another pre-tokenizer and an added token).
     """
     folder = resolve(config.path)
     with readable(config, "its tokenizer: "):
@@ -252,10 +254,10 @@ def stop_tokens(config: ModelConfig) -> tuple[int, ...]:
 
 @contextmanager
 def readable(config: ModelConfig, what: str = "") -> Iterator[None]:
-    """Turn what transformers finds wrong with ``what`` of a folder into one line, and keep its reports quiet.
+    """Turn errors of transformers about ``what`` in a folder into one line, and silence its log.
 
-    It checks little of what it reads, so that a value of another type may end in any exception; and it logs keys of MTP
-    weights, and pages about an error that it then raises.
+    transformers checks little of its input, so a value of another type may end in any exception. It also logs keys of
+    MTP weights, and pages about an error that it then raises.
     """
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.CRITICAL)
@@ -283,15 +285,15 @@ def resolve(path: str) -> Path:
 
 
 def trained_head(folder: Path) -> Path | None:
-    """Return the head that bebop brings for a model that has none of its own; its weights are named as in
-    ``MTPHead``."""
+    """Return the head file that bebop ships for a model without a head; its weights have the names of ``MTPHead``."""
     return HEAD if HEAD.is_file() and folder.resolve() == cached().resolve() else None
 
 
 def mtp_layout(folder: Path, layers: int) -> str | None:
-    """Return the layout of the MTP weights in a folder whose backbone has ``layers`` layers; None if it has none.
+    """Return the layout of the MTP weights in a folder whose backbone has ``layers`` layers; None without any.
 
-    ``UserError`` for weights of further layers that are no MTP layers.
+    Raises:
+        UserError: There are weights of further layers that are no MTP layers.
     """
     names = _names(folder)
     check_layers(names, layers, str(folder))
@@ -304,9 +306,9 @@ def mtp_layout(folder: Path, layers: int) -> str | None:
 
 
 def require_known(config: ModelConfig, any_backbone: bool = False) -> None:
-    """Raise ``UserError`` if the checkpoint's settings name what bebop's attention does not have; reads no weights.
+    """Raise ``UserError`` if the checkpoint's settings need features that bebop's attention lacks; read no weights.
 
-    ``any_backbone``: but for what transformers' attention has (``load_policy``).
+    ``any_backbone``: accept features of transformers' own attention (``load_policy``).
     """
     own = read_config(config)
     with readable(config):
@@ -314,7 +316,7 @@ def require_known(config: ModelConfig, any_backbone: bool = False) -> None:
 
 
 def require_mtp(config: ModelConfig) -> None:
-    """Raise ``UserError`` if the checkpoint has no MTP weights and no fresh head is asked for; reads no weights."""
+    """Raise ``UserError`` if the checkpoint has no MTP weights and no fresh head is configured; read no weights."""
     folder = resolve(config.path)
     layers = read_config(config).get_text_config().num_hidden_layers
     if not config.init_mtp and mtp_layout(folder, layers) is None:
@@ -325,9 +327,9 @@ def require_mtp(config: ModelConfig) -> None:
 
 
 def refuse_own_head(config: ModelConfig, engine: str) -> None:
-    """Raise ``UserError`` for a language-model head of its own where config.json says that it is the embedding.
+    """Raise ``UserError`` for a separate language-model head although config.json ties it to the embedding.
 
-    Transformers, and so the trainer, takes the one in the weights; an ``engine`` that goes by config.json does not.
+    Transformers, and so the trainer, uses the head in the weights; an ``engine`` that follows config.json does not.
     """
     if not read_config(config).get_text_config().tie_word_embeddings:
         return
@@ -341,7 +343,7 @@ def refuse_own_head(config: ModelConfig, engine: str) -> None:
 
 
 def load_mtp(folder: Path, backbone: "PreTrainedModel", fresh: bool) -> tuple[str, MTPHead | None]:
-    """Return the MTP head found in a folder and the name of its layout; a fresh one if asked for and none is there."""
+    """Return the MTP head of a folder and the name of its layout; with ``fresh`` a new head if the folder has none."""
     layers = backbone.config.num_hidden_layers
     name = mtp_layout(folder, layers)
     if name is not None:
@@ -372,7 +374,7 @@ def load_mtp(folder: Path, backbone: "PreTrainedModel", fresh: bool) -> tuple[st
 
 
 def _filled(head: MTPHead, state: Mapping[str, Tensor]) -> MTPHead:
-    """Return the head with its weights: on the CPU where it was made beside a backbone without memory."""
+    """Return the head with its weights, on the CPU if it was made beside a backbone without memory."""
     if on_meta(head):
         head.to_empty(device="cpu")
     head.load_state_dict(state)
@@ -388,7 +390,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _tensors(folder: Path, prefix: str, skip: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in the folder's safetensors files whose names start with ``prefix``, but for those to skip."""
+    """Yield the tensors of a folder's safetensors files whose names start with ``prefix``, except those in ``skip``."""
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt") as opened:
@@ -400,10 +402,11 @@ def _tensors(folder: Path, prefix: str, skip: Collection[str] = ()) -> Iterator[
 
 
 def _types(folder: Path, backbone: "PreTrainedModel") -> dict[str, torch.dtype]:
-    """Return the types that a checkpoint of a loaded model has, by the names on disk.
+    """Return the types of the weights in a saved checkpoint of a loaded model, by their names on disk.
 
-    Each as it came where the model was loaded in the main type of the folder: most mixtures in bfloat16 hold their
-    router's bias in float32. Else as transformers holds it, which keeps such a bias in float32 as well.
+    If the model was loaded in the main type of the folder, each weight keeps its type in the folder: most mixtures in
+    bfloat16 hold their router's bias in float32. Otherwise each has its type in transformers, which keeps such a bias
+    in float32 as well.
     """
     came = {name: FLOATS[kind] for name, (kind, _) in header(folder) if kind in FLOATS}
     if FLOATS.get(main_type(folder)) == backbone.dtype:
@@ -413,11 +416,10 @@ def _types(folder: Path, backbone: "PreTrainedModel") -> dict[str, torch.dtype]:
 
 
 def _named_as_stored(backbone: "PreTrainedModel", weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Return weights and persistent buffers under the names, and in the pieces, of the checkpoint that the model came
-    from.
+    """Return weights and persistent buffers under the names, and in the pieces, of the model's own checkpoint.
 
-    Transformers renames weights of some families as it reads them, and stacks experts: its own tables are read
-    backwards. A weight that two modules share is there once. ``weights``: in place of the model's own.
+    Transformers renames weights of some families on loading, and stacks experts; this function reverses its tables. A
+    weight that two modules share appears once. ``weights``: used in place of the model's own.
     """
     known = backbone.state_dict().keys()
     state = {**(weights or dict(backbone.named_parameters()))}
@@ -426,9 +428,9 @@ def _named_as_stored(backbone: "PreTrainedModel", weights: Mapping[str, Tensor] 
 
 
 def named_as_served(folder: Path, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights of a backbone as servers read them from checkpoints of the model in ``folder``.
+    """Return weights of a backbone under the names that servers expect in checkpoints of the model in ``folder``.
 
-    Experts are one by one, under the names of their family: ``block_sparse_moe.experts.3.w1`` for Mixtral.
+    Experts are separate weights under the names of their family: ``block_sparse_moe.experts.3.w1`` for Mixtral.
     """
     return split_experts(_reverted(empty_model(folder), weights))
 
@@ -441,9 +443,10 @@ def empty_model(folder: Path) -> "PreTrainedModel":
 
 
 def _rest(source: Path, policy: Policy, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of the folder ``source`` that are none of the policy's own.
+    """Return the weights of the folder ``source`` that do not belong to the policy.
 
-    Empty where the names on disk are not those of ``state``: what is there may be the policy's under another name.
+    The result is empty if the names on disk are not those of ``state``: weights there may be the policy's under other
+    names.
     """
     prefix = LAYOUTS[policy.layout].prefix.format(L=policy.backbone.config.num_hidden_layers)
     if any(name not in policy.stored and not name.startswith(prefix) for name in state):
@@ -452,7 +455,10 @@ def _rest(source: Path, policy: Policy, state: Mapping[str, Tensor]) -> dict[str
 
 
 def _around(source: Path, text: dict[str, Any]) -> dict[str, Any]:
-    """Return config.json of a model around a language model, with the head that ``text`` says; ``text`` without one."""
+    """Return config.json of a model around a language model, with the head settings of ``text``.
+
+    If the source has no such outer model, return ``text``.
+    """
     whole = read_object(source / "config.json")
     if not isinstance(whole.get("text_config"), dict):
         return text
@@ -461,16 +467,16 @@ def _around(source: Path, text: dict[str, Any]) -> dict[str, Any]:
 
 
 def _copied_tables(policy: Policy, layers: int) -> dict[str, Tensor]:
-    """Return embedding and language-model head under the names that the MTP layer of the policy's checkpoint has."""
+    """Return embedding and language-model head under the names in the MTP layer of the policy's checkpoint."""
     prefix = LAYOUTS[policy.layout].prefix.format(L=layers)
     pair = zip(TABLES, shared_tables(policy), strict=True)
     return {prefix + name: table.clone() for name, table in pair if prefix + name in policy.stored}
 
 
 def _refuse_own_tables(folder: Path, prefix: str, backbone: "PreTrainedModel") -> None:
-    """Raise ``UserError`` where the MTP layer of a checkpoint has another embedding or head than the backbone.
+    """Raise ``UserError`` if the MTP layer of a checkpoint has another embedding or head than the backbone.
 
-    Engines take the backbone's, and so does the training of a head.
+    Engines use the backbone's, and so does the training of a head.
     """
     modules = (backbone.get_input_embeddings(), backbone.get_output_embeddings())
     for name, module in zip(TABLES, modules, strict=True):
@@ -495,19 +501,19 @@ def save_policy(
     weights: Mapping[str, Tensor] | None = None,
     source: Path | None = None,
 ) -> None:
-    """Write a Hugging Face folder like the one that the policy came from: names, pieces, types, layout of the head.
+    """Write a Hugging Face folder like the policy's source: names, pieces, types, layout of the head.
 
-    One safetensors file, so that readers that know no MTP (transformers) skip its keys and those that do (SGLang)
-    find them.
+    All weights go into one safetensors file. Readers without MTP support (transformers) skip its MTP keys, and those
+    with it (SGLang) find them.
 
     Args:
-        policy: what is written.
-        folder: made if it is not there.
-        dtype: of weights that ``policy.stored`` does not name, those of a model made in memory for instance; None: as
-            they are.
-        weights: the backbone's, in place of the policy's own and named as ``Policy.weights`` names them: those of a
-            policy that is split over processes.
-        source: the folder that the policy came from, whose further weights are kept as they are: a tower for images.
+        policy: the policy to write.
+        folder: created if it does not exist.
+        dtype: type of weights that ``policy.stored`` does not name, such as those of a model made in memory; None:
+            their own type.
+        weights: the backbone's weights, in place of the policy's own and with the names of ``Policy.weights``: those of
+            a policy that is split over processes.
+        source: the policy's source folder, whose further weights are copied unchanged, such as a tower for images.
     """
     folder.mkdir(parents=True, exist_ok=True)
     backbone, layers = policy.backbone, policy.backbone.config.num_hidden_layers
@@ -522,17 +528,17 @@ def save_policy(
     rest = {} if source is None else _rest(source, policy, state)
     save_file(state | rest, folder / "model.safetensors", metadata={"format": "pt"})
     config = backbone.config.to_dict()
-    # Transformers leaves a head untied that a file has of its own, whatever its config.json says; others go by that.
+    # Transformers keeps a separate head in the file untied, whatever config.json says; others follow config.json.
     shared = [name for name, _ in backbone.named_parameters(remove_duplicate=False) if name not in own]
     config["tie_word_embeddings"] = bool(shared)
     config["dtype"] = str(max(state.values(), key=torch.numel).dtype).removeprefix("torch.")
-    config["architectures"] = config.get("architectures") or [type(backbone).__name__]  # none where made in memory
-    for private in ("_attn_implementation", "_name_or_path"):  # the latter is where it was loaded from: a local path
+    config["architectures"] = config.get("architectures") or [type(backbone).__name__]  # none if made in memory
+    for private in ("_attn_implementation", "_name_or_path"):  # the latter is a local path
         config.pop(private, None)
     if policy.mtp is not None:
         config["num_nextn_predict_layers"] = 1
         if policy.layout == "mimo" and config["model_type"] == "qwen2":
-            config["architectures"] = ["MiMoForCausalLM"]  # what SGLang goes by; transformers goes by model_type
+            config["architectures"] = ["MiMoForCausalLM"]  # for SGLang; transformers uses model_type
         if config["model_type"].startswith("qwen3_5"):
             config["mtp_num_hidden_layers"] = 1
     if source is not None and rest:
@@ -541,6 +547,6 @@ def save_policy(
             shutil.copy(file, folder)
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
     if backbone.generation_config is not None:
-        # Not save_pretrained, which refuses much that from_pretrained takes, a temperature without do_sample say.
+        # Not save_pretrained: it refuses values that from_pretrained accepts, such as a temperature without do_sample.
         backbone.generation_config.to_json_file(folder / "generation_config.json", keys_to_pop=["compile_config"])
     policy.tokenizer.save_pretrained(folder)

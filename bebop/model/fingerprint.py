@@ -1,4 +1,4 @@
-"""A short fingerprint of weights: sums of bit patterns, which come out the same on any device."""
+"""A short fingerprint of weights: sums of bit patterns, which are the same on any device."""
 
 import hashlib
 from collections.abc import Mapping
@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 PERIOD = 8191  # weights of the positions repeat after this many elements
-PERIODS = 512  # so many of them are widened to 64 bits at a time
+PERIODS = 512  # periods that are widened to 64 bits at a time
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @torch.no_grad()
 def fingerprint(weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
-    """Return 16 hexadecimal digits of named tensors, as ``dtype`` (None: as they are).
+    """Return 16 hexadecimal digits for named tensors, converted to ``dtype`` (None: unchanged).
 
-    Exact integer arithmetic, so CPU and GPU agree. Notices any changed element, zeroed and swapped tensors, and
-    elements that changed places; one pass over the weights.
+    Exact integer arithmetic, so CPU and GPU agree. It detects any changed element, zeroed and swapped tensors, and
+    exchanged elements, in one pass over the weights.
     """
     parts = []
     for name in sorted(weights):
@@ -26,9 +26,9 @@ def fingerprint(weights: Mapping[str, Tensor], dtype: torch.dtype | None = None)
 
 
 def _sum(tensor: Tensor) -> int:
-    """Sum of the elements' bits, each times a number of its position, modulo 2^64.
+    """Return the sum of the elements' bits, each times a number of its position, modulo 2^64.
 
-    Elements with the same number are added first, since decoding waits for this: one pass, and one product a number.
+    Elements with the same number are added first, because decoding waits for this: one pass, and one product a number.
     """
     bits = tensor.contiguous().view(-1).view(BITS[tensor.element_size()])
     sums = torch.zeros(PERIOD, dtype=torch.int64, device=bits.device)

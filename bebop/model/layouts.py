@@ -1,4 +1,4 @@
-"""How families of checkpoints name their MTP weights, and the map to and from ``MTPHead``.
+"""Names of MTP weights in families of checkpoints, and the map to and from ``MTPHead``.
 
 ====================  ==========================================  =====================
 layout                keys                                        projection reads
@@ -28,11 +28,11 @@ SINGLE = re.compile(r"(.*\bexperts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weigh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a family of checkpoints names its MTP weights; ``{L}`` is the number of backbone layers."""
+    """Names of MTP weights in a family of checkpoints; ``{L}`` is the number of backbone layers."""
 
     prefix: str
     names: dict[str, str]  # name in MTPHead -> name after the prefix, for all but the decoder layer
-    layer: str  # what precedes the decoder layer's own names
+    layer: str  # prefix of the decoder layer's own names
     hidden_first: bool  # whether the projection reads the hidden state before the embedding
     zero_first: bool  # whether the embedding at position 0 is served as zero
 
@@ -83,7 +83,7 @@ TABLES = ("embed_tokens.weight", "shared_head.head.weight")
 def to_layout(head: dict[str, Tensor], layout: Layout, layers: int, stored: Collection[str] = ()) -> dict[str, Tensor]:
     """Return the weights of an ``MTPHead`` under the names (and in the column order) of a layout.
 
-    Experts are one by one, but for names in ``stored``: those of the checkpoint that the head came from.
+    Experts are separate weights, except for names in ``stored``: the names of the checkpoint that the head came from.
     """
     named = _renamed(head, layout, layers)
     stacked = {name: tensor for name, tensor in named.items() if name in stored}
@@ -105,7 +105,7 @@ def _renamed(head: dict[str, Tensor], layout: Layout, layers: int) -> dict[str, 
 
 
 def from_layout(given: dict[str, Tensor], layout: Layout, layers: int, wanted: list[str]) -> dict[str, Tensor]:
-    """Return the inverse of ``to_layout`` for the names in ``wanted``; a missing weight raises ``UserError``."""
+    """Return the inverse of ``to_layout`` for the names in ``wanted``; raise ``UserError`` for a missing weight."""
     names = _renamed({name: torch.empty(2, 2) for name in wanted}, layout, layers)
     given, head = join_experts(given), {}
     for own, theirs in zip(wanted, names, strict=True):
@@ -121,13 +121,13 @@ def _swap_halves(weight: Tensor) -> Tensor:
     return torch.cat([second, first], 1)
 
 
-# ---- experts: transformers stacks them in two tensors a layer, most checkpoints hold three matrices for each
+# ---- experts: transformers stacks them in two tensors a layer, most checkpoints hold three matrices per expert
 
 
 def split_experts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Split stacked ``gate_up_proj`` [E, 2I, H] and ``down_proj`` [E, H, I] into the experts' matrices.
 
-    The rest stays as it is.
+    All other weights are unchanged.
     """
     out: dict[str, Tensor] = {}
     for name, tensor in state.items():

@@ -1,15 +1,15 @@
 """A lean forward pass through the usual decoder layers: weights and numbers of transformers' modules, fewer calls.
 
 A pass over a small model, or over few tokens, is mostly calls: of modules, of their keyword arguments, of operators on
-little. Here q, k and v are one product, gate and up another, rotary embeddings come from a table, and nothing is passed
-on but what is used. The matrices of a product lie one after the other in memory, and the modules' own parameters are
-views of that: new weights are written through, checkpoints keep their names, nothing is held twice.
+little data. Here q, k and v are one product, gate and up another, rotary embeddings come from a table, and only needed
+arguments are passed on. The matrices of a product lie one after the other in memory, and the modules' own parameters
+are views of them. So new weights are written through, checkpoints keep their names, and nothing is held twice.
 
-On a CUDA device what lies between the products is three Triton kernels (``kernels/layer_triton.py``), whose references
-are here. What a layer adds to the states stays apart from them until the norm of the next one, which adds it.
+On a CUDA device three Triton kernels do the work between the products (``kernels/layer_triton.py``), with references
+here. The output of a layer stays apart from the states until the norm of the next layer adds it.
 
-For decoding alone: it gives no gradients. Families that are not listed here, and layers that somebody has hooked onto,
-run as the modules that they are.
+The module is for decoding alone: it gives no gradients. Unlisted families, and layers with hooks, run as transformers'
+modules.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ from bebop.model.attention import AttentionContext, SlotContext
 from bebop.model.backbone import Matrix, Policy
 from bebop.model.mtp import MTPHead
 
-# Those of transformers 5 whose forward is the one below: norm, attention, sum, norm, gated MLP, sum.
+# Families of transformers 5 whose forward is the one below: norm, attention, sum, norm, gated MLP, sum.
 FAMILIES = ("Llama", "Qwen2", "Qwen3")
 SILU = ("SiLU", "SiLUActivation")  # names of the classes
 LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -38,7 +38,7 @@ _as_modules = [False]
 
 @contextmanager
 def as_modules() -> Iterator[None]:
-    """Run everything within this block as transformers' modules do: for those who watch or replace them."""
+    """Run all code within this block with transformers' modules, for callers that hook or replace them."""
     before, _as_modules[0] = _as_modules[0], True
     try:
         yield
@@ -54,7 +54,7 @@ def lean_hidden(policy: Policy, length: int) -> Callable[[Tensor, Tensor, Attent
 
 
 def lean_head(head: MTPHead, length: int) -> Callable[[Tensor, Tensor, Tensor, AttentionContext], Tensor]:
-    """Return an MTP head for decoding, at position ids below ``length``; called as the module is."""
+    """Return an MTP head for decoding, at position ids below ``length``, with the module's call signature."""
     return LeanHead(head, length) if _known(head.layer) else head
 
 
@@ -70,7 +70,7 @@ def _known(layer: Any) -> bool:
 
 
 class LeanDecoder:
-    """The decoder of a policy, called as ``Policy.hidden`` is."""
+    """The decoder of a policy, with the call signature of ``Policy.hidden``."""
 
     def __init__(self, policy: Policy, length: int) -> None:
         self.policy, self.decoder = policy, policy.backbone.get_decoder()
@@ -103,7 +103,7 @@ class LeanDecoder:
 
 
 class LeanHead:
-    """An MTP head, called as the module is."""
+    """An MTP head, with the module's call signature."""
 
     def __init__(self, head: MTPHead, length: int) -> None:
         self.head, self.length = head, length
@@ -151,8 +151,7 @@ class LeanLayer:
         self.gated = type(mlp.act_fn).__name__ in SILU
 
     def replaced(self) -> bool:
-        """Return whether the module's matrices are others than those that were joined: after a move, or another
-        type."""
+        """Return whether the module's matrices are no longer the joined ones, after a move or a change of type."""
         return bool(self.module.self_attn.q_proj.weight.data_ptr() != self.qkv.weight.data_ptr())
 
     def hooked(self) -> bool:
@@ -165,9 +164,10 @@ class LeanLayer:
     def __call__(
         self, x: Tensor, more: Tensor | None, shape: torch.Size, rotary: Rotary, context: AttentionContext
     ) -> tuple[Tensor, Tensor | None]:
-        """Map states [B*n,d] and what the layer before adds to them [B*n,d] to the same of this one, apart or added.
+        """Map states and the pending output of the layer before, both [B*n,d], to those of this layer.
 
-        ``shape`` [B,n,d] is what hooks see.
+        The two results may already be added; then the second one is None. ``shape`` [B,n,d] is the shape that hooks
+        see.
         """
         before, normed = self.before.of_sum(x, more)
         x, more = self._states(before, normed, shape, rotary, context)
@@ -223,7 +223,7 @@ class LeanLayer:
 
 
 class Norm:
-    """A root mean square norm, in fp32 whatever the type, as transformers has it."""
+    """A root mean square norm, in fp32 for any type, as in transformers."""
 
     def __init__(self, module: Any) -> None:
         self.module, self.weight, self.eps = module, module.weight, module.variance_epsilon
@@ -234,7 +234,7 @@ class Norm:
         return bool(self.module._forward_hooks or self.module._forward_pre_hooks)
 
     def of_sum(self, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the sum of states [..., d] and what is added to them, if anything is, and its norm.
+        """Return the sum of states [..., d] and the pending output ``more``, if there is one, and the norm of the sum.
 
         The sum may overwrite ``more``.
         """
@@ -256,14 +256,14 @@ class Norm:
 
 
 class RotaryTable:
-    """What a module of rotary embeddings gives, at all positions."""
+    """Cosines and signed sines of a module of rotary embeddings, at all positions."""
 
     def __init__(self, module: Any, length: int, like: Tensor) -> None:
-        """``length``: positions; ``like``: of whose type and device."""
+        """Compute the table for ``length`` positions, with the type and device of ``like``."""
         with _plain_tensors():
             cos, sin = (x[0] for x in module(like, torch.arange(length, device=like.device)[None]))
             half = sin.shape[-1] // 2
-            # rotate_half negates the first half of what it moves; the sign is taken by what that is multiplied with.
+            # rotate_half negates the first half of its result; here the sines carry the sign instead.
             self.both = torch.stack([cos, torch.cat([-sin[:, :half], sin[:, half:]], -1)], 1)  # [length,2,D]
 
     def at(self, positions: Tensor, context: AttentionContext) -> Rotary:
@@ -286,8 +286,10 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
 
 
 def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Return the weights [N,K] and biases [N] of linear layers with one input as those of one, of which theirs become
-    views."""
+    """Return the joint weights [N,K] and biases [N] of linear layers with one input.
+
+    The layers' own weights and biases become views of them.
+    """
     biases = [layer.bias for layer in layers if layer.bias is not None]
     assert len(biases) in (0, len(layers)), "all have a bias, or none"
     return _join([layer.weight for layer in layers]), _join(biases) if biases else None
@@ -298,7 +300,7 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
     size, sizes = first.element_size(), [part.numel() for part in parts]
     places = [first.data_ptr() + size * sum(sizes[:i]) for i in range(len(parts))]
     storages = {part.untyped_storage().data_ptr() for part in parts}
-    if len(storages) == 1 and [part.data_ptr() for part in parts] == places:  # by another engine of this policy
+    if len(storages) == 1 and [part.data_ptr() for part in parts] == places:  # another engine has joined them
         return first.as_strided(whole, first.stride())
     with _plain_tensors():
         together = torch.cat([part.data for part in parts])
@@ -308,13 +310,12 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
 
 
 def layer_triton() -> ModuleType:
-    """Return the kernels of a CUDA device, for states that are ``compiled``; a machine without one may have no
-    Triton."""
+    """Return the kernels of a CUDA device, for states that are ``compiled``; other machines may lack Triton."""
     return import_module("bebop.kernels.layer_triton")
 
 
 @contextmanager
 def _plain_tensors() -> Iterator[None]:
-    """Make tensors within this block that may be trained on afterwards, wherever it is entered."""
+    """Make tensors within this block trainable, even inside inference mode."""
     with torch.inference_mode(False), torch.no_grad():
         yield

@@ -1,11 +1,11 @@
-"""LoRA adapters of a backbone: which layers have one, its parameters, and the weights that engines get.
+"""LoRA adapters of a backbone: the adapted layers, their parameters, and the weights for engines.
 
 A layer with an adapter computes W x + s B (A x). W [out, in] is the model's own weight and never changes. A [rank, in]
 and B [out, rank] are trained in fp32, and s is ``LoraConfig.scale``. B starts as zeros: the first policy is the model.
 
-- Engines get W + s B A, which is computed anew from W for every version: rounding does not add up over the updates.
+- Engines get W + s B A, computed anew from W for every version, so that rounding does not add up over the updates.
 - The model without its adapter is the same tensors with the adapter switched off (``Adapter.disabled``).
-- Nothing else of the package imports peft, which takes seconds and is imported when an adapter is made.
+- Nothing else in the package imports peft. The import takes seconds and happens when an adapter is made.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +33,7 @@ BASE = ".base_layer."  # what peft adds to the names of W and of the bias
 
 
 def check_installed(config: LoraConfig) -> None:
-    """Raise ``UserError`` where an adapter is asked for and peft is not installed."""
+    """Raise ``UserError`` if an adapter is configured and peft is not installed."""
     words = "it takes peft: pip install -e '.[lora]' first"
     check(config.rank == 0 or find_spec("peft") is not None, "trainer.lora.rank", config.rank, words)
 
@@ -61,7 +61,7 @@ def adapted_layers(backbone: "PreTrainedModel", config: LoraConfig) -> dict[str,
 
 
 def _is(name: str, wanted: str) -> bool:
-    """Return whether peft takes a module for one that is wanted."""
+    """Return whether peft matches a module's name with a wanted one."""
     return name == wanted or name.endswith(f".{wanted}")
 
 
@@ -84,8 +84,8 @@ def merge_into(policy: Policy, adapter: Mapping[str, Tensor], config: LoraConfig
 
     Args:
         policy: the model, without an adapter of its own.
-        adapter: full weights, named as ``Adapter.named`` names them.
-        config: of the adapter.
+        adapter: full weights, with the names of ``Adapter.named``.
+        config: configuration of the adapter.
 
     Raises:
         UserError: the adapter belongs to another model.
@@ -99,7 +99,7 @@ def merge_into(policy: Policy, adapter: Mapping[str, Tensor], config: LoraConfig
 
 
 def refuse_adapter(folder: Path, name: str) -> None:
-    """Raise ``UserError`` for a folder that holds an adapter where a model is asked for; ``name`` begins the line."""
+    """Raise ``UserError`` for a folder that holds an adapter instead of a model; ``name`` begins the line."""
     if holds_adapter(folder):
         raise UserError(
             f"{name} is not possible: the folder holds a LoRA adapter without its model: "
@@ -108,7 +108,7 @@ def refuse_adapter(folder: Path, name: str) -> None:
 
 
 def plain_name(name: str) -> str | None:
-    """Return what a weight is called in the model without an adapter; None for a weight of the adapter itself."""
+    """Return a weight's name in the model without an adapter; None for a weight of the adapter itself."""
     return None if name.endswith((A, B)) else name.replace(BASE, ".")
 
 
@@ -119,9 +119,9 @@ class Adapter:
         """Put a fresh adapter into ``backbone``, in place.
 
         Args:
-            backbone: gets the adapter, not split over ranks yet.
+            backbone: the model that gets the adapter, not split over ranks yet.
             config: rank, scale and layers.
-            seed: of A, so that all ranks begin with the same one.
+            seed: seed of A, so that all ranks begin with the same one.
             base: the folder of the model, which the adapter's files name.
         """
         from peft import LoraConfig as PeftConfig
@@ -130,8 +130,8 @@ class Adapter:
 
         self.backbone, self.scale = backbone, config.scale
         adapted = adapted_layers(backbone, config)
-        # In a whole mixture of experts peft would take stacked experts for layers of the same names, as adapters made
-        # with transformers 4 need it. So it is given the decoder's layers alone.
+        # In a whole mixture of experts peft would treat stacked experts as layers of the same names, for adapters made
+        # with transformers 4. So it gets the decoder's layers alone.
         backbone.requires_grad_(False)
         layers = backbone.get_decoder().layers
         own = {id(module): name for name, module in layers.named_modules()}
@@ -164,11 +164,11 @@ class Adapter:
         return {f"backbone.{name}": p for name, p in self.backbone.named_parameters() if p.requires_grad}
 
     def merged(self, weights: Mapping[str, Tensor], whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield weights as the model without an adapter names them, with the adapter merged in, one full tensor a time.
+        """Yield the weights with the adapter merged in, under the plain model's names, one full tensor at a time.
 
         Args:
             weights: ``Policy.weights()`` of the policy with the adapter.
-            whole: returns the full tensor behind a shard; all ranks take part.
+            whole: returns the full tensor of a shard; all ranks take part.
         """
         for name, tensor in weights.items():
             if (plain := plain_name(name)) is None:
@@ -181,7 +181,7 @@ class Adapter:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Let the backbone be the model without its adapter while the block runs; for passes without gradients."""
+        """Switch the adapter off while the block runs; for passes without gradients."""
         self._enable(False)
         try:
             yield
@@ -191,12 +191,12 @@ class Adapter:
     def _enable(self, enabled: bool) -> None:
         for layer in self.layers:
             layer.enable_adapters(enabled)
-            # peft freezes what is switched off. If FSDP2's first pass were this one, it would take that for frozen.
+            # peft freezes a disabled adapter. FSDP2 would treat it as frozen for ever if its first pass were this one.
             for matrix in (layer.lora_A["default"], layer.lora_B["default"]):
                 matrix.requires_grad_(True)
 
     def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        """Write the adapter as peft does; ``weights``: its full ones, named as ``named`` names them.
+        """Write the adapter in peft's format; ``weights``: its full weights, with the names of ``named``.
 
         Some mixtures of experts have linear layers with names of stacked experts. There peft rewrites the names as it
         loads the adapter, and fails.

@@ -1,4 +1,4 @@
-"""The memory of a device, and what a model takes of it: weights, keys and values, activations, a whole job.
+"""The memory of a device, and the needs of a model: weights, keys and values, activations, a whole job.
 
 Numbers are estimates from a Hugging Face configuration and from the headers of weight files; nothing is loaded.
 """
@@ -19,17 +19,17 @@ from bebop.errors import UserError
 MICRO_BATCH_SHARE = GRADIENT_SHARE = 1 / 8  # weights, optimizer, engine and its keys and values need the rest
 GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 PROCESS = 10**9  # bytes of Python, torch and transformers
-ROWS = 8  # tables of float32 over the vocabulary that a cycle has at once: logits, p, q, sorted, drawn from
-# Activations at the highest, over those that ``activation_bytes`` counts: the backward pass holds gradients and chunks
-# of logits beside them. Measured: 1.7 times as much for the built-in model, 1.55 times for SmolLM2.
+ROWS = 8  # float32 tables over the vocabulary that a cycle holds at once: logits, p, q, sorted, drawn from
+# Peak of activations over the estimate of ``activation_bytes``: the backward pass also holds gradients and chunks of
+# logits. Measured: 1.7 times as much for the built-in model, 1.55 times for SmolLM2.
 BACKWARD = 1.6
-UNSHARED = 0.05  # of a GPU that trainer and engines share: contexts of processes, and memory in pieces
+UNSHARED = 0.05  # lost share of a GPU that trainer and engines share: contexts of processes, fragmentation
 RAY = 10**9  # bytes of the driver and of Ray's servers
 ADAM = 16  # bytes a parameter in training: weight, gradient and two moments, all of float32
 
 
 def parameters(files: Iterable[Path]) -> int:
-    """Return numbers in weight files (*.safetensors), by their headers."""
+    """Return the number of parameters in weight files (*.safetensors), by their headers."""
     count = 0
     for file in files:
         with safe_open(file, framework="pt") as tensors:
@@ -48,18 +48,17 @@ def bytes_per_token(settings: Any, dtype: torch.dtype) -> int:
 def micro_batch(
     settings: Any, dtype: torch.dtype, device: torch.device, ranks: int, most: int, checkpointing: bool = False
 ) -> int:
-    """Return the tokens of a micro-batch whose activations fit into ``MICRO_BATCH_SHARE`` of the device's memory, up to
-    ``most``.
+    """Return the tokens, up to ``most``, of a micro-batch that fits into ``MICRO_BATCH_SHARE`` of the device's memory.
 
-    ``ranks``: of the trainer, which share the memory where they run on the CPU. The whole memory counts, not what is
-    free: the same machine has to pack the same batch in the same way again.
+    ``ranks``: ranks of the trainer, which share the memory on a CPU. The estimate uses the total memory, not the free
+    memory, so that the same machine packs the same batch in the same way again.
     """
     there = _of_a_rank(device, ranks) * MICRO_BATCH_SHARE
     return max(1, min(most, int(there / activation_bytes(settings, dtype, checkpointing))))
 
 
 def checkpoints_layers(settings: Any, dtype: torch.dtype, device: torch.device, ranks: int, tokens: int) -> bool:
-    """Return whether a micro-batch of so many tokens needs checkpointing; never on a CPU, which would be slower."""
+    """Return whether a micro-batch of ``tokens`` tokens needs checkpointing; never on a CPU, which would be slower."""
     return device.type == "cuda" and micro_batch(settings, dtype, device, ranks, tokens) < tokens
 
 
@@ -73,11 +72,11 @@ def _of_a_rank(device: torch.device, ranks: int) -> float:
 
 
 def activation_bytes(settings: Any, dtype: torch.dtype, checkpointing: bool = False) -> int:
-    """Return the bytes that a token of a micro-batch leaves for the backward pass, about.
+    """Return roughly how many bytes a token of a micro-batch keeps for the backward pass.
 
-    A layer keeps some twelve vectors of the model's width (norms, queries, keys, values, residuals) and four of the
-    MLP's. In bfloat16 half of them are of float32 all the same. SmolLM2 in float32: 1.56 MB. With ``checkpointing`` a
-    layer keeps its input in float32, and one layer at a time all that it needs.
+    A layer keeps about twelve vectors of the model's width (norms, queries, keys, values, residuals) and four of the
+    MLP's. In bfloat16 half of them are float32 all the same. SmolLM2 in float32: 1.56 MB. With ``checkpointing`` every
+    layer keeps its input in float32, and one layer at a time keeps all its vectors.
     """
     text = settings.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
@@ -89,8 +88,10 @@ def activation_bytes(settings: Any, dtype: torch.dtype, checkpointing: bool = Fa
 
 
 def memory_of(device: torch.device) -> int:
-    """Return all memory of a device, used or not, in bytes; of the CPU, what this process's control group may use of
-    it."""
+    """Return the total memory of a device in bytes, used or not.
+
+    On a CPU the limit of this process's control group applies.
+    """
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -102,15 +103,18 @@ def memory_of(device: torch.device) -> int:
 def trainer_memory(
     config: JobConfig, settings: Any, count: int, device: torch.device, adapter: int = 0
 ) -> tuple[float, float, bool]:
-    """Return bytes of all ranks of a job's trainer: what stays, what an update takes beside it; and whether it
-    checkpoints layers. Arguments are those of ``job_memory``."""
+    """Return the memory of all ranks of a job's trainer, and whether it checkpoints layers.
+
+    The first number is the bytes that are always in use, the second one is the additional bytes of an update. The
+    arguments are those of ``job_memory``.
+    """
     trainer, rollout, dtype = config.trainer, config.rollout, getattr(torch, config.model.dtype)
     weights = dtype.itemsize * count
     again, most = trainer.checkpointing, trainer.max_tokens or MAX_BATCH_TOKENS
     if again is None:
         again = checkpoints_layers(settings, dtype, device, trainer.ranks, most)
     tokens = trainer.max_tokens or micro_batch(settings, dtype, device, trainer.ranks, most, again)
-    # Beside Adam: a copy to send, those of older versions that completions are compared with, and the reference.
+    # Besides Adam: a copy to send, older versions that completions are compared with, and the reference model.
     copies = 1 + rollout.staleness + (config.algorithm.kl_coefficient > 0)
     fixed = ADAM * count + trainer.ranks * (copies * weights + PROCESS)
     if adapter:  # the frozen weights are the reference, and older versions of the adapter are kept in float32
@@ -120,11 +124,13 @@ def trainer_memory(
 
 
 def engine_fraction(config: JobConfig, settings: Any, count: int, device: torch.device, adapter: int = 0) -> float:
-    """Return the part of a GPU's memory for each engine that shares it with the trainer.
+    """Return the fraction of a GPU's memory for each engine that shares it with the trainer.
 
-    It is what the trainer leaves: all that an update needs, or what stays between updates where the engine gives its
-    memory back for them. Arguments are those of ``job_memory``. Raise ``UserError`` where that does not hold the
-    model and the keys and values of one completion.
+    It is the memory that the trainer leaves free during an update. An engine that gives its memory back for updates
+    gets the memory that is free between them. The arguments are those of ``job_memory``.
+
+    Raises:
+        UserError: The fraction does not hold the model and the keys and values of one completion.
     """
     rollout, dtype, there = config.rollout, getattr(torch, config.model.dtype), memory_of(device)
     fixed, batches, _ = trainer_memory(config, settings, count, device, adapter)
@@ -150,14 +156,17 @@ def job_memory(
     adapter: int = 0,
     draft: tuple[Any, int] | None = None,
 ) -> str:
-    """Say what a job will take, in a line; a warning in it where the device has less. ``count``: parameters.
+    """Return one line about the memory of a job, with a warning if the device has less.
 
-    ``adapter``: parameters of the adapter that is trained in their place; 0 where all are trained. ``draft``: the
-    Hugging Face configuration of a draft model and its parameters, which each worker holds once and never changes.
+    Measured peaks on a CPU: 4.3 GB of the estimated 4.9 for the built-in model (trainer 2.8 of 2.7, rollout 0.9 of
+    1.2); for SmolLM2 8.4 to 9.7 of 9.8 GB in the trainer and 4.8 of 4.0 in the rollout.
 
-    Measured on a CPU at the highest: 4.3 GB of the 4.9 said for the built-in model (trainer 2.8 of 2.7, rollout 0.9 of
-    1.2); for SmolLM2 8.4 to 9.7 of 9.8 GB in the trainer and 4.8 of 4.0 in the rollout. ``embedded``: whether decoding
-    is of this package; SGLang and vLLM say themselves what they take.
+    Args:
+        count: number of parameters.
+        embedded: whether this package's engine decodes; SGLang and vLLM report their own memory.
+        adapter: number of parameters of the adapter that is trained in their place; 0 where all are trained.
+        draft: the Hugging Face configuration of a draft model and its number of parameters; each worker holds the model
+            once and never changes it.
     """
     rollout, dtype = config.rollout, getattr(torch, config.model.dtype)
     weights = dtype.itemsize * count

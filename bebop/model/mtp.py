@@ -1,9 +1,9 @@
-"""The multi-token-prediction head (SPEC 0.5): from a hidden state and the next token to a distribution for the token
-after it.
+"""The multi-token-prediction head (SPEC 0.5): it predicts the token after the next one.
 
-Two norms, a projection 2d -> d, one decoder layer of the backbone's own class (with full attention, and with experts
-where the family's MTP layer has them), a final norm; embedding and language-model head are the backbone's, shared and
-frozen. Steps beyond the first feed the head its own output (recursion).
+Its inputs are a hidden state and the next token. It has two norms, a projection 2d -> d, one decoder layer of the
+backbone's own class, and a final norm. The layer has full attention, and has experts where the family's MTP layer has
+them. Embedding and language-model head are the backbone's, shared and frozen. Steps beyond the first feed the head its
+own output (recursion).
 """
 
 import copy
@@ -21,14 +21,17 @@ from bebop.model.attention import AttentionContext, ChainContext
 if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
     from transformers import PreTrainedModel
 
-FULL = "full_attention"  # transformers' name of the kind of layer that a head has
+FULL = "full_attention"  # transformers' name of the head's kind of layer
 
 
 class MTPHead(nn.Module):
-    """One MTP layer for a backbone; parameters are made like the backbone's (class, dtype, device)."""
+    """One MTP layer for a backbone; its parameters have the backbone's class, dtype and device."""
 
     def __init__(self, backbone: "PreTrainedModel", zero_first: bool = True) -> None:
-        """``zero_first``: position 0 gets a zero embedding, as MiMo and DeepSeek layers are served."""
+        """Make a head whose weights must still be loaded, or copied from the backbone.
+
+        ``zero_first``: position 0 gets a zero embedding, as MiMo and DeepSeek layers are served.
+        """
         super().__init__()
         decoder = backbone.get_decoder()
         config = _layer_config(backbone)
@@ -41,9 +44,9 @@ class MTPHead(nn.Module):
         self.project = nn.Linear(2 * size, size, bias=False)
         self.layer = layer(config, self.layer_index)
         self.final_norm = norm(size, eps=config.rms_norm_eps)
-        # Called through a tuple so that the rotary module is not registered (and saved) twice.
+        # A tuple hides the rotary module, so that it is not registered (and saved) twice.
         self._rotary = (decoder.rotary_emb,)
-        typed = "layer_type" in signature(decoder.rotary_emb.forward).parameters  # frequencies by the kind of layer
+        typed = "layer_type" in signature(decoder.rotary_emb.forward).parameters  # frequencies depend on the layer
         self._rotary_settings = {"layer_type": FULL} if typed else {}
         self.to(dtype=decoder.embed_tokens.weight.dtype, device=decoder.embed_tokens.weight.device)
         # Biases that choose experts stay in float32, as checkpoints hold them and transformers keeps them.
@@ -59,12 +62,12 @@ class MTPHead(nn.Module):
     def forward(
         self, embeddings: Tensor, hidden: Tensor, positions: Tensor, context: AttentionContext, causal: bool = False
     ) -> Tensor:
-        """Take one step for n anchors: embeddings of tokens t+1 and hidden states of t, both [B,n,d] -> hidden [B,n,d].
+        """Run one step for n anchors: embeddings of tokens t+1 and hidden states of t, both [B,n,d] -> hidden [B,n,d].
 
         ``positions`` [B,n] is t for step 1 and grows by one with each recursive step. The result is normed: the
-        language-model head takes it as it is, and so does the next recursive step.
+        language-model head and the next recursive step take it unchanged.
 
-        ``causal``: hand the layer a causal mask, for transformers' own attention, which knows no context.
+        ``causal``: give the layer a causal mask, for transformers' own attention, which knows no context.
         """
         mask = None
         if causal:
@@ -85,10 +88,10 @@ class MTPHead(nn.Module):
 
 
 def _layer_config(backbone: "PreTrainedModel") -> Any:
-    """Return the configuration that the head's layer is made with: of one more layer, which sees the whole text.
+    """Return the configuration of the head's layer: one more layer, which sees the whole text.
 
-    Published MTP layers of hybrids have full attention. Of families with windows or soft caps none is published: their
-    fresh heads do without.
+    Published MTP layers of hybrids have full attention. Families with windows or soft caps have published none, so
+    their fresh heads omit both.
     """
     from bebop.model.attention import ATTENTION  # registers it with transformers, which is imported by now
 
@@ -109,15 +112,15 @@ def _layer_config(backbone: "PreTrainedModel") -> Any:
 def chain(
     head: MTPHead, embeddings: Tensor, hidden: Tensor, steps: int, anchors: Tensor | None = None
 ) -> Iterator[Tensor]:
-    """Take recursive steps on given text, as they run while drafting.
+    """Run recursive steps on given text, as they run while drafting.
 
-    They take embeddings and hidden states [B,T,d] of its tokens.
+    The inputs are embeddings and hidden states [B,T,d] of the text's tokens.
 
-    Step i (from 1) yields hidden states; its entry at anchor t predicts token t + i + 1 and stands against the
+    Step i (from 1) yields hidden states. Its entry at anchor t predicts token t + i + 1, and is compared with the
     backbone's own distribution at position t + i. Without ``anchors`` every t has a chain and step i yields [B,T-i,d].
-    With ``anchors`` [B,A] (positions t) each step yields [B,A,d]; what a chain gives beyond the end of the text means
-    nothing. Only step 1 has to see the whole text, and there only keys and values of it are used at all positions: so
-    few anchors make a long chain cheap.
+    With ``anchors`` [B,A] (positions t) each step yields [B,A,d]; entries of a chain beyond the end of the text are
+    meaningless. Only step 1 has to see the whole text, and only its keys and values are used at all positions. So a
+    long chain is cheap with few anchors.
     """
     context = ChainContext(anchors)
     length = hidden.shape[1]
@@ -143,7 +146,7 @@ def chain(
 def _mlp_only_at(layer: nn.Module, chosen: Tensor) -> Iterator[None]:
     """Let a layer's dense MLP see the entries of [B,T,d] that ``chosen`` [B,T] marks; others get 0 from it.
 
-    An MLP is most of a layer's weights, and its keys and values do without it. Experts see all entries, as their
+    An MLP is most of a layer's weights, and keys and values do not need it. Experts see all entries, because their
     auxiliary loss counts them.
     """
     mlp = getattr(layer, "mlp", None)
@@ -175,8 +178,8 @@ def gather_rows(values: Tensor, positions: Tensor) -> Tensor:
 def init_from_backbone(head: MTPHead, backbone: "PreTrainedModel") -> None:
     """Start from the backbone's last layer, and from a projection that passes the hidden state through.
 
-    The head then begins as a good next-token predictor one token late, a far better start than noise. Of a hybrid it is
-    the last layer with full attention.
+    The head then begins as a good next-token predictor one token late, a far better start than noise. In a hybrid, the
+    start is the last layer with full attention.
     """
     decoder = backbone.get_decoder()
     head.layer.load_state_dict(_last_of_a_kind(head.layer, decoder.layers).state_dict())

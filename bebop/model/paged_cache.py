@@ -1,11 +1,11 @@
 """The engine's cache in pages: rows of all lengths share one pool, and rows with a common beginning share its pages.
 
-A page holds E entries of one layer, and a pool is [P, Hkv, E, D] a layer. A page table [S, T] says which page holds the
-entries 0..E-1, E..2E-1, ... of each slot. The table is the engine's: it says the same for all caches, which have their
+A page holds E entries of one layer, and a pool is [P, Hkv, E, D] a layer. A page table [S, T] lists the pages of the
+entries 0..E-1, E..2E-1, ... of each slot. The engine owns the table. It is the same for all caches, which have their
 entries at the same places, and each cache has a pool of its own.
 
-Page 0 belongs to nobody, and a table says 0 where a slot has no page. It takes what dead rows and padding write, and
-whoever reads it does not see it.
+Page 0 belongs to no slot, and the table holds 0 where a slot has no page. Dead rows and padding write to it, and no
+query sees its entries.
 """
 
 import torch
@@ -19,20 +19,25 @@ from bebop.model.ragged_attention import Ragged
 class PagedContext(SlotContext):
     """A ``SlotContext`` whose slots hold pages of a pool: ``keys`` and ``values`` are [layers, P, Hkv, E, D].
 
-    Passes of equal sizes are the same operations on the same tensors, whatever pages there are: a pass reads the table
-    on the device, and writes by flat rows of a pool.
+    Passes of equal sizes are the same operations on the same tensors for any pages: a pass reads the table on the
+    device, and writes by flat rows of a pool.
     """
 
     def __init__(
         self, layers: int, table: Tensor, pages: int, size: int, kv_heads: int, head_dim: int, like: Tensor
     ) -> None:
-        """``table``: [S, T] (int64), kept up to date by its owner; ``pages``: P, the one of nobody included;
-        ``size``: E."""
+        """Allocate the pool.
+
+        Args:
+            table: [S, T] (int64), kept up to date by its owner.
+            pages: P, including page 0.
+            size: E.
+        """
         super().__init__(layers, pages, size, kv_heads, head_dim, like)
         self.table, self.size = table, size
         self.rows: Tensor  # [B, T] of the table, those of a pass
         self._numbers = torch.arange(pages, device=like.device)[None]  # [1, P] of the pages
-        # Where a pass writes, made when the first layer asks: rows of [P * E] by token, and of [P * Hkv * E, D].
+        # Rows that a pass writes, computed for its first layer: of [P * E] by token, and of [P * Hkv * E, D].
         self._packed: Tensor | None = None
         self._written: Tensor | None = None
         self.used = 0
@@ -55,7 +60,7 @@ class PagedContext(SlotContext):
         return seen_by(self.entries, self.used, self.tree)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Write the new entries of a layer and attend to those that ``place`` says, [B, H, n, D] -> [B, n, H, D]."""
+        """Write the new entries of a layer and attend as ``place`` has set, [B, H, n, D] -> [B, n, H, D]."""
         if self.ragged is not None:
             return super().attend(layer, query, key, value, scaling)
         self.write(layer, key, value)
@@ -73,16 +78,20 @@ class PagedContext(SlotContext):
         return pools, self._numbers.expand(len(self._packed), -1), self._packed
 
     def attend_stored(self, layer: int, query: Tensor, scaling: float) -> Tensor:
-        """Attend once the new entries of the layer are written, [B, H, n, D] -> [B, n, H, D] or [N, H, D] -> [N, H,
-        D]."""
+        """Attend once the new entries of the layer are written.
+
+        The shapes are [B, H, n, D] -> [B, n, H, D], or [N, H, D] -> [N, H, D] for rows end to end.
+        """
         if self.ragged is not None:
             side_by_side = self.ragged.padded(query[None]).transpose(1, 2)  # [R, H, W, D]
             return self.ragged.packed(self._read(layer, side_by_side, scaling))[0]
         return self._read(layer, query, scaling)
 
     def attend_end_to_end(self, layer: int, turned: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Compute ``attend`` for rows end to end: queries and keys [N, H + Hkv, D] in one, values [N, Hkv, D] ->
-        [N, H, D]."""
+        """Compute ``attend`` for rows end to end.
+
+        Queries and keys are one tensor [N, H + Hkv, D], values are [N, Hkv, D], and the result is [N, H, D].
+        """
         assert self.ragged is not None
         query, key = turned.split_with_sizes([turned.shape[1] - value.shape[1], value.shape[1]], 1)
         self.write(layer, key, value)
@@ -117,7 +126,7 @@ class PagedContext(SlotContext):
         return ()
 
     def restore(self, slot: int, held: tuple[Tensor, ...], length: int) -> None:
-        """Put nothing back: the table has the pages."""
+        """Write nothing: the table has the pages."""
 
     def _places(self, entries: Tensor) -> Tensor:
         """Return the rows of [P * Hkv * E, D] that hold ``entries`` [B, n] of ``rows``: [B, Hkv, n]."""
@@ -127,7 +136,7 @@ class PagedContext(SlotContext):
         return heads * self.size + (entries % self.size)[:, None]
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Store keys and values [B, Hkv, n, D], or [N, Hkv, D] of rows end to end, where ``place`` says."""
+        """Store keys and values [B, Hkv, n, D], or [N, Hkv, D] of rows end to end, where ``place`` has set."""
         if self._written is None:
             places = self._places(self.entries)  # [B, Hkv, n]
             if self.ragged is not None:

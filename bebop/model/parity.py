@@ -1,8 +1,8 @@
-"""A loaded model against itself under Hugging Face's own attention: the same logits, or it is refused.
+"""Comparison of a loaded model with itself under Hugging Face's own attention: other logits are refused.
 
 Random text goes through the model as the trainer packs it, as it is padded, and as the engine feeds it to its slots.
-What transformers' eager attention makes of the same weights is the truth. How much rounding may change is measured
-too: by the same pass with every layer's output off by one unit in its last place.
+The reference is transformers' eager attention with the same weights. The allowed effect of rounding is measured too: by
+the same pass with every layer's output changed by one unit in its last place.
 """
 
 import logging
@@ -21,24 +21,26 @@ from bebop.model.mtp import chain
 log = logging.getLogger(__name__)
 ROWS, WIDTH = 3, 24  # near texts, from position 0 on
 PACKED = (24, 7, 16)  # their lengths where they are packed
-PREFILLED = (5, 11, 2)  # tokens of each that a slot is filled with before the steps
+PREFILLED = (5, 11, 2)  # tokens of each that fill its slot before the steps
 STEPS = (4, 1, 6)
 FAR = 12  # tokens of one more packed text, at the last positions that the model has
-# Times what one unit in the last place of every layer's output makes: 0.3 to 1.8 over 33 families in two types.
+# Allowed error, in multiples of the effect of one unit in the last place of every layer's output. Measured errors: 0.3
+# to 1.8 over 33 families in two types.
 SLACK = 5.0
-# Random texts that all have to differ: rounding may send a token to another expert, and that is no fault of attention.
+# A model is refused only if all of these random texts differ: rounding may send a token to another expert, which is no
+# fault of attention.
 TRIES = 3
 
 
 class LayerCalls:
-    """A context that notes which layers attended, and how often."""
+    """A context that records which layers attended, and how often."""
 
     def __init__(self, inner: AttentionContext) -> None:
         self.inner = inner
         self.layers: list[int] = []
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Note the layer and attend as the inner context does."""
+        """Record the layer and attend as the inner context does."""
         self.layers.append(layer)
         return self.inner.attend(layer, query, key, value, scaling)
 
@@ -47,17 +49,18 @@ class LayerCalls:
 def check_parity(policy: Policy, path: str) -> None:
     """Raise ``UserError`` where the logits under bebop's contexts differ from Hugging Face's beyond rounding.
 
-    Some ten passes over a few dozen tokens. Draws no numbers from the global generators and leaves the model as it was.
+    It takes about ten passes over a few dozen tokens. It draws no numbers from the global generators and leaves the
+    model unchanged.
     """
     _refuse(policy, path, _difference, refused="", fails="it does not run on bebop's attention")
 
 
 @torch.no_grad()
 def check_stock(policy: Policy, path: str) -> None:
-    """Raise ``UserError`` where a backbone on transformers' attention, or its head on bebop's, gets what it must not.
+    """Raise ``UserError`` if a backbone on transformers' attention, or its head on bebop's, computes wrong numbers.
 
-    Padded rows have to get the logits of rows alone, and the head's layer what transformers' eager attention gives it.
-    Some passes over a few dozen tokens.
+    Padded rows must get the logits of rows alone. The head's layer must agree with transformers' eager attention. It
+    takes a few passes over a few dozen tokens.
     """
     refused, fails = "its MTP head cannot run: ", "it does not run as adaptation calls it"
     _refuse(policy, path, _stock_difference, refused=refused, fails=fails)
@@ -66,10 +69,10 @@ def check_stock(policy: Policy, path: str) -> None:
 def _refuse(
     policy: Policy, path: str, difference: Callable[[Policy, int], str | None], *, refused: str, fails: str
 ) -> None:
-    """Raise ``UserError`` where ``difference`` says something for each of several seeds, or where it cannot be asked.
+    """Raise ``UserError`` if ``difference`` reports a problem for each of several seeds, or fails itself.
 
-    ``refused``: what precedes a refusal by a context or by ``bebop.model.attention``; ``fails``: what any other error
-    means.
+    ``refused``: prefix of a refusal by a context or by ``bebop.model.attention``; ``fails``: meaning of any other
+    error.
     """
     name = f"model.path={path!r}, a {policy.backbone.config.model_type} model: "
     try:
@@ -79,14 +82,14 @@ def _refuse(
                 return
     except UserError as error:
         raise UserError(f"{name}{refused}{error}") from error
-    except Exception as error:  # other people's model code, called in a way it may not know: anything may come
+    except Exception as error:  # third-party model code, called in an unusual way, may raise anything
         reason = " ".join(str(error).split())[:150]
         raise UserError(f"{name}{fails}: {type(error).__name__}: {reason}") from error
     raise UserError(f"{name}{problem}; model.check=false skips this check")
 
 
 def _stock_difference(policy: Policy, seed: int) -> str | None:
-    """Say what differs for random text, and by how much; None where rounding explains it."""
+    """Return a description of the differences for random text; None if rounding explains them."""
     ids, _, _ = _texts(policy, seed)
     hidden = policy.hidden(ids, _from(ids, 0), CausalContext())
     eps = torch.finfo(policy.backbone.dtype).eps
@@ -110,7 +113,7 @@ def _stock_difference(policy: Policy, seed: int) -> str | None:
 
 
 def _difference(policy: Policy, seed: int) -> str | None:
-    """Say where the logits of random text differ, and by how much; None where rounding explains it."""
+    """Return a description of the differences of logits for random text; None if rounding explains them."""
     ways = {"packed rows": packed, "padded rows": padded, "the engine's slots": stepwise}
     near, far, positions = _texts(policy, seed)
     truth = [_stock(policy, near), _stock(policy, far, positions)]
@@ -119,7 +122,7 @@ def _difference(policy: Policy, seed: int) -> str | None:
     for way, run in ways.items():
         error = run(policy, near, far, positions, truth)
         log.debug("%s differ by %.2g of the logits' norm, rounding explains %.2g", way, error, limit)
-        if not error <= limit:  # not a number neither
+        if not error <= limit:  # also catches NaN
             return (
                 f"{way} get other logits than from Hugging Face's own forward, by {error:.2g} of their norm where "
                 f"rounding explains {limit:.2g}: the model needs something that bebop does not compute"
@@ -127,7 +130,7 @@ def _difference(policy: Policy, seed: int) -> str | None:
     return None
 
 
-# ---- the same texts in every way they are fed
+# ---- the same texts, fed in every way
 
 
 def packed(policy: Policy, near: Tensor, far: Tensor, positions: Tensor, truth: Sequence[Tensor]) -> float:
@@ -163,7 +166,7 @@ def stepwise(policy: Policy, near: Tensor, far: Tensor, positions: Tensor, truth
 
 
 def _ours(policy: Policy, ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-    """Return logits [B, n, V] as the engine and the trainer compute them; every layer has to attend, and once."""
+    """Return logits [B, n, V] as the engine and the trainer compute them; every layer must attend exactly once."""
     calls = LayerCalls(context)
     out = policy.logits(policy.hidden(ids, positions, calls))
     layers = policy.backbone.config.get_text_config().num_hidden_layers
@@ -188,7 +191,7 @@ def _from(ids: Tensor, start: int) -> Tensor:
 
 
 def _error(ours: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """Return the norm of all differences over the norm of what is wanted."""
+    """Return the norm of all differences over the norm of the reference."""
     parts = [(a.float() - b.float(), b.float()) for a, b in zip(ours, wanted, strict=True)]
     difference, whole = (torch.stack([x.norm() for x in side]).norm() for side in zip(*parts, strict=True))
     return float(difference / whole.clamp_min(1e-30))
@@ -198,7 +201,7 @@ def _error(ours: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
 
 
 def _stock(policy: Policy, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-    """Return logits [B, n, V] under transformers' eager attention, language-model head and what follows it included."""
+    """Return logits [B, n, V] under transformers' eager attention, with all steps after the language-model head."""
     places = _from(ids, 0) if positions is None else positions
     with stock_attention(policy.backbone):
         out: Tensor = policy.backbone(input_ids=ids, position_ids=places, use_cache=False).logits
@@ -206,7 +209,10 @@ def _stock(policy: Policy, ids: Tensor, positions: Tensor | None = None) -> Tens
 
 
 def _perturbed(policy: Policy, ids: Tensor) -> Tensor:
-    """Return the same, with the embeddings and every layer's output off by one unit in the last place, up or down."""
+    """Return the logits of ``_stock`` with small errors, up or down, in the embeddings and every layer's output.
+
+    Each error is one unit in the last place.
+    """
     generator = torch.Generator().manual_seed(1)
     unit = torch.finfo(policy.backbone.dtype).eps
 

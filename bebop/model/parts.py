@@ -1,7 +1,7 @@
-"""Trained parts of decoding systems: a safetensors file each, and beside it a JSON file that says what it is.
+"""Trained parts of decoding systems: a safetensors file each, and beside it a JSON file, the card, that describes it.
 
-A part is made for one backbone. Its card has that backbone's fingerprint, so that a part of another one is refused
-instead of drafting badly, and the command that makes it again.
+A part belongs to one backbone. Its card has that backbone's fingerprint, so that a part of another one is refused
+instead of drafting badly. The card also has the command that makes the part again.
 
 A part that other programs have too may also be a folder in their layout (``AuxModel.folder``), which has no card.
 """
@@ -29,19 +29,23 @@ SHIPPED = {"tiny": Path(__file__).parent / "tiny" / "parts"}  # model.path -> fo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartCard:
-    """What a file of weights is."""
+    """Description of a file of weights."""
 
     part: str  # a row of PARTS
-    settings: dict[str, Any]  # what the network is made with
+    settings: dict[str, Any]  # arguments of the network's constructor
     backbone: str  # see ``backbone_fingerprint``
-    data: dict[str, Any]  # what it was trained on
+    data: dict[str, Any]  # training data
     seed: int
-    command: str  # makes it again
+    command: str  # command that makes the part again
     results: dict[str, Any]  # on held-out data
 
 
 def find_part(config: ModelConfig, name: str) -> Path:
-    """Return the file of a part: the one given, else the one shipped with the model; ``UserError`` if there is none."""
+    """Return the file of a part: the configured one, else the one shipped with the model.
+
+    Raises:
+        UserError: There is no such file.
+    """
     given = config.parts.get(name)
     path = Path(given) if given else SHIPPED.get(config.path, Path()) / f"{name}.safetensors"
     if given and path.is_dir() and PARTS[name].folder is not None:
@@ -57,7 +61,7 @@ def find_part(config: ModelConfig, name: str) -> Path:
 
 
 def part_settings(config: ModelConfig, name: str) -> dict[str, Any]:
-    """Return what a part says of its network, in its card or its folder; ``UserError`` if there is none.
+    """Return the settings of a part's network, from its card or its folder; raise ``UserError`` if there is none.
 
     No weights are read.
     """
@@ -69,7 +73,7 @@ def part_settings(config: ModelConfig, name: str) -> dict[str, Any]:
 
 
 def has_part(config: ModelConfig, name: str) -> bool:
-    """Return whether there is a file of it, given or shipped."""
+    """Return whether the part has a file, configured or shipped."""
     try:
         find_part(config, name)
     except UserError:
@@ -83,7 +87,7 @@ def card_of(path: Path) -> Path:
 
 
 def read_card(path: Path, name: str | None = None) -> PartCard:
-    """Return the card of a file of weights; ``UserError`` if it is none, or of another part than ``name``."""
+    """Return the card of a file of weights; raise ``UserError`` if it is invalid or of another part than ``name``."""
     try:
         card = PartCard(**json.loads(card_of(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
@@ -108,10 +112,13 @@ def make_module(name: str, settings: Mapping[str, Any]) -> nn.Module:
 
 
 def load_part(name: str, path: Path, policy: Policy) -> nn.Module:
-    """Return a part, ready to be used on the policy's device; ``UserError`` if it is another part or another
-    backbone's.
+    """Return a part on the policy's device, ready for use.
 
-    Beside a backbone without memory (``bebop.model.sharded``) it stays on the CPU, and whose it is cannot be told.
+    Beside a backbone without memory (``bebop.model.sharded``) the part stays on the CPU, and its backbone is not
+    checked.
+
+    Raises:
+        UserError: It is another part, or a part of another backbone.
     """
     folder, device = PARTS[name].folder, policy.device if policy.device.type != "meta" else torch.device("cpu")
     if path.is_dir() and folder is not None:
@@ -127,7 +134,7 @@ def load_part(name: str, path: Path, policy: Policy) -> nn.Module:
 
 
 def read_part(name: str, path: Path) -> nn.Module:
-    """Return the network in a file of weights, whatever model it was made for; ``UserError`` if it cannot be read."""
+    """Return the network in a file of weights, for any model; raise ``UserError`` if it cannot be read."""
     try:
         module = make_module(name, read_card(path, name).settings)
         module.load_state_dict(load_file(path))
@@ -138,5 +145,5 @@ def read_part(name: str, path: Path) -> nn.Module:
 
 
 def backbone_fingerprint(policy: Policy) -> str:
-    """Return the fingerprint of the backbone in bfloat16: the same whatever precision its weights are loaded in."""
+    """Return the fingerprint of the backbone in bfloat16: the same for any precision of its loaded weights."""
     return fingerprint(dict(policy.backbone.named_parameters()), torch.bfloat16)

@@ -1,9 +1,9 @@
 """Rows of unequal lengths laid end to end, and their attention over a cache with a slot a row: in groups of neighbours.
 
-A call takes rows side by side, padded to the longest of them, and looks at as many entries of each as the one that has
-the most. Slots of neighbours lie side by side, so that a group's keys and values are a view; where rows differ, several
-calls over less are the faster way. How rows are grouped follows from sizes, not from a measurement at start-up, so that
-a job that goes on elsewhere rounds as before.
+A call takes rows side by side, padded to the longest of them, and reads the same number of entries of each row: that of
+the row with the most. Slots of neighbours lie side by side, so that a group's keys and values are a view. Where rows
+differ, several calls over less data are faster. The grouping follows from sizes, not from a measurement at start-up, so
+that a job that resumes elsewhere rounds as before.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,22 +15,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-CALL = 2**18  # multiplications in the time that one more call takes, of each thread
+CALL = 2**18  # multiplications of each thread in the time that one more call takes
 READING = 1  # queries in the time that reading a row's keys and values takes
-MAX_ROWS = 32  # of a group, so that choosing groups takes a time that goes by the rows
+MAX_ROWS = 32  # of a group, so that the time to choose groups is linear in the rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ragged:
-    """Where the N places of R rows lie among R padded ones of width W.
+    """Places of N tokens of R rows among R padded rows of width W.
 
-    Linear layers, and whatever goes by the vocabulary, then waste nothing on padding; only who has to see rows as rows
-    pads: attention in groups, and what the cycle looks at once.
+    Linear layers, and operations over the vocabulary, then waste nothing on padding. Only operations on whole rows pad:
+    attention in groups, and operations of a cycle on all rows at once.
     """
 
     lengths: Tensor  # [R], summing to N
     places: Tensor  # [N] of R * W, row by row
-    numbers: Tensor  # [R, W] of N; padding has its row's first, so that it is finite whatever it is
+    numbers: Tensor  # [R, W] of N; padding repeats its row's first place, so its values are finite
 
     @classmethod
     def of(cls, lengths: Tensor, width: int) -> Self:
@@ -62,19 +62,21 @@ class RowGroup:
     first: int
     end: int
     width: int  # queries of each, padded
-    used: int  # entries of each that are looked at
+    used: int  # entries of each that are read
 
     @property
     def rows(self) -> slice:
-        """Return the slice of rows, or of what has one for each."""
+        """Return the slice of rows, also for tensors with one entry per row."""
         return slice(self.first, self.end)
 
 
 def row_groups(widths: Sequence[int], used: Sequence[int], work: int, threads: int = 1) -> list[RowGroup]:
-    """Return the groups of neighbours that cost least in all.
+    """Return the groups of neighbours with the least total cost.
 
-    ``widths`` [R]: queries of each row; ``used`` [R]: entries that its last one sees; ``work``: multiplications of a
-    query and an entry.
+    Args:
+        widths: [R] queries of each row.
+        used: [R] entries that the last query of each row sees.
+        work: multiplications of a query and an entry.
     """
     call, best, cuts = CALL * threads / work, [0.0], []
     for end in range(1, len(widths) + 1):
@@ -97,10 +99,10 @@ def row_groups(widths: Sequence[int], used: Sequence[int], work: int, threads: i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """What a group's calls have in common."""
+    """Tensors and shapes that the calls of a group share over all layers."""
 
-    shape: tuple[int, int, int, int]  # of its queries: rows, Hkv, those of each, D
-    bias: Tensor  # [rows, 1, those of each, P]
+    shape: tuple[int, int, int, int]  # of its queries: rows, Hkv, queries of each, D
+    bias: Tensor  # [rows, 1, queries of each, P]
     keys: Sequence[Tensor]  # of each layer [rows, Hkv, P, D]
     values: Sequence[Tensor]
 
@@ -109,24 +111,24 @@ class _Call:
 class RaggedAttention:
     """A pass over R rows with N places in all.
 
-    The queries of a place that share keys and values are neighbours, and count as so many queries: keys and values are
-    read once, without a copy.
+    The queries of a place that share keys and values are neighbours, and count as several queries of one head. So keys
+    and values are read once, without a copy.
     """
 
     calls: Sequence[_Call]
     keys: Sequence[Tensor]  # of each layer [S * Hkv * C, D], to write into
     values: Sequence[Tensor]
-    written: Tensor  # [N * Hkv] where those of each place go
-    queries: Tensor  # of N * (H + Hkv) heads, those that calls ask with, one call after another
-    back: Tensor  # [N * H] of what calls give
+    written: Tensor  # [N * Hkv] rows of ``keys`` and ``values`` for each place
+    queries: Tensor  # indices of the calls' queries among N * (H + Hkv) heads, one call after another
+    back: Tensor  # [N * H] indices of each place's heads in the outputs of the calls
 
     @classmethod
     def of(cls, keys: Tensor, values: Tensor, entries: Tensor, used: int, ragged: Ragged, heads: int) -> Self:
-        """Plan a pass over a cache's keys and values [layers, S, Hkv, C, D], whose first R slots write ``entries`` [R,
-        W].
+        """Plan a pass over a cache's keys and values [layers, S, Hkv, C, D].
 
-        ``heads``: of queries; ``used`` bounds the entries that are read. Only on a CPU are rows grouped by the entries
-        that they need. Elsewhere all rows are one group, since reading lengths would wait for the device.
+        The first R slots write ``entries`` [R, W]. ``heads``: number of query heads; ``used``: number of entries that
+        are read. Only on a CPU are rows grouped by the entries that they need. Elsewhere all rows are one group, since
+        reading lengths would wait for the device.
         """
         kv_heads, size = keys.shape[2], keys.shape[4]
         share, groups = heads // kv_heads, [RowGroup(0, len(entries), entries.shape[1], used)]
@@ -172,8 +174,7 @@ class RaggedAttention:
 
 
 def _bias(entries: Tensor, used: int, share: int, dtype: torch.dtype) -> Tensor:
-    """Return what is added to scores [R, 1, W * share, P]: each of ``share`` queries sees what is up to its place's
-    own."""
+    """Return the addend of scores [R, 1, W * share, P]: each of ``share`` queries sees the entries up to its place."""
     zero = torch.zeros((), dtype=dtype, device=entries.device)
     seen = torch.arange(used, device=entries.device) <= entries[..., None]  # [R, W, P]
     bias = torch.where(seen, zero, zero - float("inf"))[:, :, None]
@@ -181,20 +182,22 @@ def _bias(entries: Tensor, used: int, share: int, dtype: torch.dtype) -> Tensor:
 
 
 def _written(ragged: Ragged, entries: Tensor, kv_heads: int, room: int) -> Tensor:
-    """Return which entries [S * Hkv * C] of a layer each place's keys and values go to [N * Hkv]."""
+    """Return the entries [S * Hkv * C] of a layer where each place's keys and values go: [N * Hkv]."""
     slots = (ragged.rows * kv_heads)[:, None] + torch.arange(kv_heads, device=entries.device)
     return (slots * room + entries.flatten()[ragged.places][:, None]).flatten()
 
 
 def _asked(numbers: Tensor, heads: int, kv_heads: int) -> Tensor:
-    """Return which of N * (H + Hkv) heads are queries of the same keys and values, place by place: [R, Hkv, W *
-    share]."""
+    """Return which of N * (H + Hkv) heads are queries of the same keys and values, place by place.
+
+    The result is [R, Hkv, W * share].
+    """
     own = torch.arange(heads, device=numbers.device).view(kv_heads, 1, -1)
     return (numbers[:, None, :, None] * (heads + kv_heads) + own).flatten(2)
 
 
 def _back(groups: Sequence[RowGroup], ragged: Ragged, heads: int, kv_heads: int) -> Tensor:
-    """Return where the heads of each place are [N * H] in what groups give, each [rows, width, share, Hkv]."""
+    """Return the index [N * H] of each place's heads in the outputs of the groups, each [rows, width, share, Hkv]."""
     starts, offset, device = [], 0, ragged.places.device
     for group in groups:
         size, count = group.width * heads, group.end - group.first
@@ -206,6 +209,6 @@ def _back(groups: Sequence[RowGroup], ragged: Ragged, heads: int, kv_heads: int)
 
 
 def _joined(parts: Iterable[Tensor]) -> Tensor:
-    """Join tensors one after another; one alone is not copied."""
+    """Join tensors one after another; a single one is not copied."""
     several = list(parts)
     return several[0] if len(several) == 1 else torch.cat(several)

@@ -1,14 +1,14 @@
-"""Which experts the routers of a mixture of experts choose: recorded while decoding, replayed in training.
+"""Expert choices of the routers in a mixture of experts: recorded while decoding, replayed in training.
 
-Two passes over the same tokens can choose other experts, as a router's scores round otherwise in another batch, and one
-other expert changes a log-prob by more than rounding does. *Rollout routing replay* (R3, arXiv 2510.11370) records the
-experts that the engine chose and lets the trainer use them. Their weights still come from the trainer's own router, and
-gradients flow through these.
+Two passes over the same tokens can choose different experts, because a router's scores round differently in another
+batch. One different expert changes a log-prob by more than rounding does. *Rollout routing replay* (R3, arXiv
+2510.11370) records the experts that the engine chose and lets the trainer use them. Their weights still come from the
+trainer's own router, and gradients flow through these.
 
-- A context (``bebop.model.attention``) may have a ``routing``, which is shown each choice and may replace it. It goes
-  with the context, so that a layer that is computed again in the backward pass is routed as before.
-- A router of transformers ends its choice in one ``topk`` over its experts. That call alone is replaced, so that each
-  family weighs the chosen experts by its own rule.
+- A context (``bebop.model.attention``) may have a ``routing``, which sees each choice and may replace it. It belongs to
+  the context, so a layer that is computed again in the backward pass is routed as before.
+- A router of transformers ends its choice in one ``topk`` over its experts. Only that call is replaced, so each family
+  weighs the chosen experts by its own rule.
 - The head's own router is no router of the backbone: it is neither recorded nor replayed.
 """
 
@@ -27,24 +27,24 @@ from torch.return_types import topk as TopK
 
 from bebop.errors import UserError
 
-# Families whose routers were tested: one ``topk`` over all experts, whose result is what the experts are given.
+# Families whose routers were tested: one ``topk`` over all experts, whose result selects the experts.
 FAMILIES = (
     "ernie4_5_moe", "flex_olmo", "glm4_moe", "granitemoe", "hunyuan_v1_moe", "mixtral", "olmoe", "qwen2_moe",
     "qwen3_moe",
 )  # fmt: skip
 CHOICES = (torch.topk, Tensor.topk)
-UNKNOWN = -1  # in place of an expert: the engine did not record the choice, and the trainer's router makes it
+UNKNOWN = -1  # in place of an expert: the engine did not record the choice, so the trainer's router makes it
 
 
 class Routing(Protocol):
-    """Looks at what routers choose in a pass over N tokens, and may choose otherwise."""
+    """Observer of the routers' choices in a pass over N tokens, which may replace them."""
 
     def choose(self, place: int, own: Tensor) -> Tensor:
-        """Return the experts [N, k] that are used in router ``place``; ``own`` [N, k] are those that it chose."""
+        """Return the experts [N, k] that router ``place`` must use; ``own`` [N, k] are those that it chose."""
         ...
 
     def see(self, place: int, logits: Tensor) -> None:
-        """Take the logits [N, E] of router ``place``."""
+        """Receive the logits [N, E] of router ``place``."""
         ...
 
 
@@ -52,14 +52,14 @@ class Routing(Protocol):
 class Routers:
     """The routers of a backbone, numbered by layer; layers without experts have none."""
 
-    layers: tuple[int, ...]  # [R] that have one
+    layers: tuple[int, ...]  # [R] layers that have a router
     experts: int  # E
     chosen: int  # k
     balancing: Callable[..., Tensor] | None  # transformers' load balancing loss of the family; None: it has none
 
     @property
     def count(self) -> int:
-        """Return R."""
+        """Return R, the number of routers."""
         return len(self.layers)
 
     @property
@@ -69,14 +69,15 @@ class Routers:
 
     @property
     def numpy_dtype(self) -> type[np.int8] | type[np.int16]:
-        """Return ``dtype`` as NumPy names it."""
+        """Return the NumPy type of ``dtype``."""
         return np.int8 if self.experts <= 128 else np.int16
 
 
 def of_server(experts: NDArray[np.integer[Any]], routers: Routers) -> NDArray[np.int8 | np.int16]:
-    """Return the experts [N, R, k] of a completion as ``Completion.routing`` has them, unknown of its last token.
+    """Return the experts [N, R, k] of a completion in the format of ``Completion.routing``.
 
-    A server gives [N - 1, layers, k], with rows that mean nothing for layers without experts.
+    The experts of the last token are unknown. A server gives [N - 1, layers, k], with meaningless rows for layers
+    without experts.
     """
     whole = np.full((len(experts) + 1, routers.count, routers.chosen), UNKNOWN, dtype=routers.numpy_dtype)
     whole[:-1] = experts[:, routers.layers]
@@ -87,7 +88,7 @@ def find_routers(backbone: Any) -> Routers:
     """Return the routers of a backbone; no weights are read.
 
     Raises:
-        UserError: It has no experts, or is of a family whose routers are not known.
+        UserError: It has no experts, or its family's routers are unsupported.
     """
     kind, found = backbone.config.model_type, _routers(backbone)
     if not found:
@@ -107,16 +108,16 @@ def find_routers(backbone: Any) -> Routers:
 
 
 def check_routing(backbone: Any, replays: bool, balance: float, stock: bool) -> bool:
-    """Return whether a trainer watches the routers of a backbone: always where they are known.
+    """Return whether a trainer watches the routers of a backbone, which it does for all supported families.
 
     Args:
-        backbone: of which no weights are read.
+        backbone: the model, whose weights are not read.
         replays: ``trainer.routing_replay``.
         balance: ``trainer.router_aux_loss``.
         stock: whether it runs on transformers' own attention, whose layers see no context.
 
     Raises:
-        UserError: One of the two is asked for, and the model does not have it.
+        UserError: One of the two settings is on, and the model does not support it.
     """
     asked = {"trainer.routing_replay": replays, "trainer.router_aux_loss": balance}
     name = next((f"{name}={value!r} is not possible" for name, value in asked.items() if value), "")
@@ -140,10 +141,9 @@ def check_routing(backbone: Any, replays: bool, balance: float, stock: bool) -> 
 
 
 def watch_routers(backbone: Any) -> Routers:
-    """Let the routers of a backbone obey the ``routing`` of a pass's context; otherwise as ``find_routers``.
+    """Make the routers of a backbone obey the ``routing`` of a pass's context; otherwise as ``find_routers``.
 
-    Before layers are made to be computed again in the backward pass (``recompute_layers``), so that this is what they
-    compute again.
+    Call it before ``recompute_layers``, so that the backward pass recomputes the watched layers.
     """
     routers = find_routers(backbone)
     for place, (layer, router) in enumerate(_routers(backbone)):
@@ -155,7 +155,7 @@ def watch_routers(backbone: Any) -> Routers:
 
 
 def _routers(backbone: Any) -> list[tuple[nn.Module, Any]]:
-    """Return the layers that have a router, each with it."""
+    """Return the layers that have a router, each with its router."""
     found = []
     for layer in backbone.get_decoder().layers:
         own = [module for module in layer.modules() if type(module).__name__.endswith(("Router", "Gate"))]
@@ -174,7 +174,7 @@ def _in_context(forward: Callable[..., Any], router: Any, *inputs: Any, **settin
 
 
 def _routed(forward: Callable[..., Any], router: Any, place: int, *inputs: Any) -> Any:
-    """Run a router; its choice is shown to the routing, which may replace it."""
+    """Run a router; the routing sees its choice and may replace it."""
     if router.routing is None:
         return forward(*inputs)
     with _Choice(router.routing, place, router) as choice:
@@ -206,13 +206,15 @@ class _Choice(TorchFunctionMode):
 class Replay:
     """The routing of one pass of the trainer over N tokens: experts that the engine chose, where they are known.
 
-    What it has seen is of the latest pass of each layer, so that a layer that is computed again counts once.
+    Its statistics are of the latest pass of each layer, so that a recomputed layer counts once.
     """
 
     def __init__(self, routers: Routers, recorded: Tensor | None, with_logits: bool = False) -> None:
-        """``recorded``: [N, R, k], ``UNKNOWN`` where a token's routing is not known; None: all of it.
+        """Store the recorded choices.
 
-        ``with_logits``: whether logits are kept, for ``balancing_loss``.
+        Args:
+            recorded: [N, R, k], ``UNKNOWN`` where a token's routing is not known; None: nothing was recorded.
+            with_logits: whether to keep logits, for ``balancing_loss``.
         """
         self.routers, self.recorded, self.with_logits = routers, recorded, with_logits
         self.loads: dict[int, Tensor] = {}  # router -> [E] times that each expert was used
@@ -233,7 +235,7 @@ class Replay:
         return used
 
     def see(self, place: int, logits: Tensor) -> None:
-        """Keep the logits [N, E] of router ``place``, where they are wanted."""
+        """Keep the logits [N, E] of router ``place`` with ``with_logits``."""
         if self.with_logits:
             self.logits.setdefault(place, logits)
 

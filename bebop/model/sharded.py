@@ -1,8 +1,8 @@
 """Load a backbone onto several ranks, each of which reads its own rows of every weight: no rank holds the whole model.
 
 The model is made on the meta device, which takes no memory, then split (``bebop.trainer.scorer.shard``), then filled
-from the checkpoint's files. Only checkpoints that name each parameter as the model does can be read so. Others, whose
-weights transformers renames or stacks, are loaded whole on every rank (``load_backbone``).
+from the checkpoint's files. This needs a checkpoint that names each parameter as the model does. Others, whose weights
+transformers renames or stacks, are loaded whole on every rank (``load_backbone``).
 """
 
 from collections import defaultdict
@@ -27,9 +27,9 @@ def on_meta(backbone: nn.Module) -> bool:
 
 
 def outline(settings: Any, folder: Path, dtype: torch.dtype) -> "PreTrainedModel | None":
-    """Return the causal LM of a folder with its parameters on the meta device; None where ``fill`` could not fill it.
+    """Return the causal LM of a folder with its parameters on the meta device; None if ``fill`` cannot fill it.
 
-    Buffers are real: rotary frequencies, which follow from ``settings``. Models with others are not filled.
+    Buffers are real: rotary frequencies, which follow from ``settings``. Models with other buffers give None.
     """
     from bebop.model.attention import ATTENTION  # with transformers' modeling code: 4.2 s of processor time
 
@@ -37,7 +37,7 @@ def outline(settings: Any, folder: Path, dtype: torch.dtype) -> "PreTrainedModel
         model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, dtype=dtype, attn_implementation=ATTENTION)
     stored = {name: of for name, of in header(folder) if not is_mtp(name, settings)}
     wanted = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
-    # An output matrix in the file of a tied model is one of its own, which transformers would leave untied.
+    # An output matrix in the file of a tied model is separate, and transformers would leave it untied.
     if {name: shape for name, (_, shape) in stored.items()} != wanted:
         return None
     decoder = model.get_decoder()
@@ -53,7 +53,7 @@ def outline(settings: Any, folder: Path, dtype: torch.dtype) -> "PreTrainedModel
 
 @torch.no_grad()
 def fill(backbone: nn.Module, folder: Path, device: torch.device) -> None:
-    """Give every parameter its memory, and its rows from the files in ``folder``; buffers move along.
+    """Allocate every parameter and read its rows from the files in ``folder``; move buffers to ``device``.
 
     The parameters are split along their first dimension over a mesh of one dimension, as FSDP2 does by default.
     """
@@ -88,7 +88,7 @@ def fill(backbone: nn.Module, folder: Path, device: torch.device) -> None:
 
 
 def _rows(parameter: "DTensor") -> slice:
-    """Return which rows of a parameter this rank holds: equal parts but for the last ones, as ``torch.chunk`` cuts."""
+    """Return the rows of a parameter that this rank holds: equal parts except the last ones, as in ``torch.chunk``."""
     count, mesh = parameter.shape[0], parameter.device_mesh
     each = -(-count // mesh.size())
     start = min(mesh.get_local_rank() * each, count)

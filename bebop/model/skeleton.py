@@ -1,7 +1,7 @@
-"""A checkpoint held against the model that its config.json describes, by names, shapes and types alone.
+"""Checks of a checkpoint against the model that its config.json describes, by names, shapes and types alone.
 
-The model is made on the meta device, without memory, and of the weights only the headers are read. What is found here
-would otherwise end a job once its processes run.
+The model is made on the meta device, without memory, and only the headers of the weights are read. Problems found here
+would otherwise end a job after its processes have started.
 """
 
 import re
@@ -30,19 +30,19 @@ COUNTS = (
 )  # fmt: skip
 MAX_COUNT = 1 << 31
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
-# A weight of a layer of the backbone, in most families; a tower for pictures has layers of its own.
+# Names of weights in layers of the backbone, in most families; a tower for images has layers of its own.
 LAYER = re.compile(r"(?:(?:model|language_model|transformer|gpt_neox|backbone|decoder)\.)*(?:layers|h)\.(\d+)\..*")
-USUAL = ("silu", "gelu", "gelu_pytorch_tanh", "relu")  # activations that are known without a look at transformers' list
-# safetensors' names of what weights may be stored as.
+USUAL = ("silu", "gelu", "gelu_pytorch_tanh", "relu")  # activations that need no look at transformers' list
+# safetensors' names of the allowed types of weights.
 FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
-QUANTIZED = ("gguf",)  # methods that say how weights were read, not how they are stored
+QUANTIZED = ("gguf",)  # methods that describe how weights were read, not how they are stored
 
 NAME = "give the name of one of transformers' classes as a text"
 INDEX = "model.safetensors.index.json"
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, empty without the file; ``UserError`` for whatever else it holds."""
+    """Return the object in a JSON file, empty without the file; raise ``UserError`` for any other content."""
     if not file.is_file():
         return {}
     try:
@@ -55,7 +55,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def check_file(folder: Path, name: str) -> None:
-    """Raise ``UserError`` for what transformers stumbles over in config.json before it makes a configuration of it."""
+    """Raise ``UserError`` for values in config.json on which transformers fails before it makes a configuration."""
     values = read_object(folder / "config.json")
     kinds = [known for known in vars(torch) if isinstance(getattr(torch, known), torch.dtype)]
     for key, value in values.items():
@@ -78,16 +78,16 @@ def check_file(folder: Path, name: str) -> None:
 
 
 def check_tokens(folder: Path, name: str) -> None:
-    """Raise ``UserError`` for a token in config.json or generation_config.json that is not the number of one.
+    """Raise ``UserError`` for a token in config.json or generation_config.json that is not a valid token id.
 
-    Transformers takes ``1.0`` and ``"2"`` in the latter, and the first comparison with a sampled token fails.
+    Transformers accepts ``1.0`` and ``"2"`` in the latter, and the first comparison with a sampled token fails.
     """
     rows = read_object(folder / "config.json").get("vocab_size")
     below = rows if type(rows) is int and rows > 0 else MAX_COUNT
     for file, key in product(("config.json", "generation_config.json"), TOKENS):
         value, ends = read_object(folder / file).get(key), key == "eos_token_id"
         listed = value if ends and isinstance(value, list) else [] if value is None else [value]
-        least = 0 if ends else -1  # which old checkpoints have for none
+        least = 0 if ends else -1  # old checkpoints use -1 for none
         if not all(type(one) is int and least <= one < below for one in listed):
             allowed = f"a whole number from 0 to {below - 1}{', a list of them' * ends} or null"
             raise UserError(f"{name}: {file} has {key}={repr(value)[:40]}: give {allowed}")
@@ -137,7 +137,7 @@ def check_layers(keys: Iterable[str], layers: int, name: str) -> None:
 
 
 def check_index(folder: Path, name: str) -> None:
-    """Raise ``UserError`` unless every file that the index of a checkpoint in parts names is there."""
+    """Raise ``UserError`` unless every file in the index of a checkpoint in parts exists."""
     places = read_object(folder / INDEX).get("weight_map", {})
     if not isinstance(places, dict):
         raise UserError(f"{name}: weight_map in {INDEX} is {str(places)[:40]!r}: give an object in braces")
@@ -148,7 +148,7 @@ def check_index(folder: Path, name: str) -> None:
 
 
 def check_settings(settings: Any, name: str) -> None:
-    """Raise ``UserError`` for sizes in config.json that no model has; ``name`` begins the line."""
+    """Raise ``UserError`` for impossible sizes in config.json; ``name`` begins the line."""
     text = settings.get_text_config()
     for key in COUNTS:
         value = getattr(text, key, None)
@@ -165,10 +165,13 @@ def check_settings(settings: Any, name: str) -> None:
 
 
 def check_weights(settings: Any, folder: Path, name: str) -> "PreTrainedModel":
-    """Return the model without memory; ``UserError`` unless headers say that the weights in ``folder`` are the model's.
+    """Return the model without memory, if the headers say that the weights in ``folder`` are the model's.
 
-    A file may name weights as the model does not (transformers renames those of some families, and joins experts): then
-    only those that both name are compared.
+    A file may use other names than the model (transformers renames weights of some families, and joins experts). Then
+    only the names that both have are compared.
+
+    Raises:
+        UserError: Weights are missing, or have another type or shape.
     """
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(settings)
@@ -203,7 +206,7 @@ def check_head(model: "PreTrainedModel", folder: Path, layout: str) -> None:
 
 
 def header(folder: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
-    """Name, type (``BF16``) and shape of every weight in a folder."""
+    """Yield name, type (``BF16``) and shape of every weight in a folder."""
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             for key in opened.keys():  # safe_open is no mapping: it cannot be iterated

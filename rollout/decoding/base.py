@@ -1,7 +1,7 @@
-"""The seams of a decoding system: drafter, rule and draft length, and the values that they hand to one another.
+"""Interfaces of a decoding system: drafter, rule and draft length, and the values that they exchange.
 
-Parts are made of (policy, slots, config). What one keeps of a request is a column or a cache of the slots. Randomness
-comes in as uniforms, so that a rule is a pure function and kernel, reference and test can share the numbers.
+Parts are made of (policy, slots, config). State of a request is a column or a cache of the slots. Randomness comes in
+as uniforms, so that a rule is a pure function, and kernel, reference and test can share the numbers.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -36,17 +36,16 @@ class Draft:
     rows: Sequence[LogitRows] | None = None
 
     def widths(self) -> Tensor:
-        """Return tokens of each row's cycle before verification [B, K], the newest included: at every position the
-        same."""
+        """Return the tokens of each row's cycle before verification, the newest included, as [B, K] equal columns."""
         width = self.tokens.shape[1]
         lengths = self.tokens.new_full((len(self.tokens),), width) if self.lengths is None else self.lengths
         return (lengths + 1)[:, None].expand(-1, width)
 
     def to_chain(self, accepted: "Accepted") -> "Draft":
-        """Return a tree as the chain that its path was: D drafts, at each depth the first child of the node accepted
-        before.
+        """Return a tree as the chain of its accepted path.
 
-        Beyond that path they mean nothing, and ``lengths`` leaves them out.
+        It has D drafts, at each depth the first child of the node accepted before. Drafts beyond that path mean
+        nothing, and ``lengths`` leaves them out.
         """
         assert self.parents is not None and accepted.rows is not None
         child = self.parents[:, None] == accepted.rows[:, :-1, None] - 1  # [B, D, K]
@@ -66,7 +65,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOutput:
-    """The target's pass over the newest token and the drafts."""
+    """Results of the target's pass over the newest token and the drafts."""
 
     hidden: Tensor  # [B, K + 1, d], final norm applied
     logits: Tensor  # [B, K + 1, V], raw
@@ -82,7 +81,7 @@ class TargetOutput:
         return self.probs.gather(-1, tokens[..., None])[..., 0].log()
 
     def gather_rows(self, rows: Tensor) -> "TargetOutput":
-        """Return its rows [B, n], in their order."""
+        """Return the output at rows [B, n], in their order."""
         return TargetOutput(
             hidden=_take(self.hidden, rows),
             logits=_take(self.logits, rows),
@@ -94,7 +93,7 @@ class TargetOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """What verification made of a draft. Of a tree it is a path, and D stands for K."""
+    """Result of the verification of a draft. For a tree it is a path, and D stands for K."""
 
     tokens: Tensor  # [B, K + 1] accepted drafts, then the recovered or bonus token; what follows means nothing
     lengths: Tensor  # [B] accepted drafts, 0..K
@@ -107,7 +106,7 @@ class Accepted:
     def chain(
         cls, draft: Draft, lengths: Tensor, recovered: Tensor, counts: Mapping[str, Tensor] | None = None
     ) -> Self:
-        """Return the first ``lengths`` [B] drafts and the token [B] after them."""
+        """Return the acceptance of the first ``lengths`` [B] drafts of a chain and the token [B] after them."""
         assert draft.parents is None, "this rule judges chains"
         return cls(tokens=_then(draft.tokens, lengths, recovered), lengths=lengths, counts=counts or {})
 
@@ -115,17 +114,17 @@ class Accepted:
     def path(
         cls, draft: Draft, rows: Tensor, lengths: Tensor, recovered: Tensor, counts: Mapping[str, Tensor] | None = None
     ) -> Self:
-        """Return the ``lengths`` [B] nodes behind ``rows`` [B, D + 1] of the target's output, and the token [B] after
-        them.
+        """Return the acceptance of ``lengths`` [B] nodes of a tree, and of the token [B] after them.
 
-        Row 0 comes first, then 1 + each accepted node; what follows means nothing but has to be a row.
+        ``rows`` [B, D + 1] are rows of the target's output: 0 first, then 1 + each accepted node. Rows after those mean
+        nothing but have to be valid.
         """
         tokens = _then(draft.tokens.gather(1, (rows[:, 1:] - 1).clamp_min(0)), lengths, recovered)
         return cls(tokens=tokens, lengths=lengths, counts=counts or {}, rows=rows)
 
 
 def _then(drafts: Tensor, lengths: Tensor, recovered: Tensor) -> Tensor:
-    """Return the first ``lengths`` [B] of drafts [B, K], then the token [B] after them, [B, K + 1] in all."""
+    """Return the first ``lengths`` [B] of drafts [B, K], then the token [B] after them: [B, K + 1] in all."""
     tokens = torch.cat([drafts, recovered[:, None]], 1)
     return tokens.scatter(1, lengths[:, None], recovered[:, None])
 
@@ -153,10 +152,16 @@ class Rows:
         measure: bool = True,
         uniforms: Tensor | None = None,
     ) -> None:
-        """``longest``: the most entries that a row has in the caches, known without a wait for the device.
+        """Take the first ``batch`` slots for a cycle.
 
-        ``static``, ``logits``: see ``Plan``; ``measure``: whether overlaps are wanted; ``uniforms`` [B, 2K + 2]: those
-        of the cycle, where its drafts were made before.
+        Args:
+            slots: of the engine.
+            batch: B.
+            longest: the most entries that a row has in the caches, known without a wait for the device.
+            static: see ``Plan``.
+            logits: see ``Plan``.
+            measure: whether overlaps are computed.
+            uniforms: [B, 2K + 2] of the cycle, where its drafts were made before; None: they are drawn here.
         """
         self.slots, self.batch, self.static = slots, batch, static
         self.logits, self.measure = logits, measure
@@ -171,64 +176,66 @@ class Rows:
     def reseed(self, sources: Tensor) -> None:
         """Replace this cycle's uniforms by those of (seed, ``sources`` [B], tokens fed).
 
-        ``sources``: 64-bit hashes of the texts that a drafter looks tokens up in. These texts may have been drawn with
-        the very numbers of this request: the same seed was asked before, or an earlier attempt at it was lost. A draft
-        that was accepted then would pass the same test again, and completions would not have the target's distribution.
-        A text is hashed as a whole, and was not there when it was drawn, so that these numbers are others. Call it
-        before anything is drawn.
+        ``sources`` are 64-bit hashes of the texts that a drafter looks tokens up in. These texts may have been drawn
+        with the very numbers of this request: by an earlier request with the same seed, or an earlier attempt that was
+        lost. A draft that was accepted then would pass the same test again, and completions would not have the target's
+        distribution. The hash covers a whole text, which did not exist when it was drawn, so the new numbers differ.
+        Call this before anything is drawn.
         """
         self.uniforms = self._uniforms(self.slots.seed[: self.batch] ^ sources)
 
     def _uniforms(self, seeds: Tensor) -> Tensor:
-        """Return uniforms [B, 2K + 2] of this cycle for streams [B]."""
+        """Return uniforms [B, 2K + 2] of this cycle for the seeds [B]."""
         return uniforms(seeds, self.sizes - 1, 2 * self.slots.sizes.drafts + 2)
 
     @property
     def seen(self) -> Tensor | None:
-        """Return the tokens in the context of each row [B, V] (bool), where a penalty needs them."""
+        """Return which tokens are in the context of each row [B, V] (bool), if a penalty needs them."""
         return None if self.slots.seen is None else self.slots.seen[: self.batch]
 
     @property
     def sizes(self) -> Tensor:
-        """Return each row's number of tokens of prompt and completion [B]."""
+        """Return the number of tokens of prompt and completion of each row [B]."""
         return (self.slots.asked + self.slots.count)[: self.batch]
 
     def context(self) -> Tensor:
-        """Return prompt and completion [B, C] of each row; beyond ``sizes``, nothing.
+        """Return prompt and completion [B, C] of each row; columns beyond ``sizes`` mean nothing.
 
-        For cycles with a token an entry.
+        It is for cycles in which each token has one cache entry.
         """
         return self.slots.context(self.batch, self.used)
 
     def verify_uniforms(self, drafts: int) -> Tensor:
-        """Return uniforms [B, drafts + 2] to verify with.
+        """Return uniforms [B, drafts + 2] for verification.
 
-        The last two have their place whatever this cycle drafted: its
-        width is that of the longest draft in the batch."""
+        The last two have a fixed place. So they do not depend on the width of this cycle, which is that of the longest
+        draft in the batch.
+        """
         room = self.slots.sizes.drafts
         return torch.cat([self.uniforms[:, room : room + drafts], self.uniforms[:, 2 * room :]], 1)
 
     def probs(self, logits: Tensor, seen: Tensor | None = None, temperature: float | Tensor | None = None) -> Tensor:
         """Return the sampling distributions [B, n, V] of logits [B, n, V].
 
-        ``seen`` [B, n, V]: what penalties see; ``temperature``: other than the rows' own, of all or of each [B].
+        ``seen`` [B, n, V] marks the tokens that penalties apply to. ``temperature`` replaces the rows' own, for all or
+        each [B].
         """
         return replace(self.sampling, temperature=self.temperature(temperature)).probs(logits, seen)
 
     def temperature(self, other: float | Tensor | None = None) -> Tensor | None:
-        """Return the temperatures [B] of the rows, or another one of all or of each [B]; None: 1 in all rows."""
+        """Return the temperatures [B] of the rows, or ``other`` for all or each [B]; None: 1 in all rows."""
         if other is None:
             return self.sampling.temperature
-        if not isinstance(other, Tensor):  # filled in there: a number that is copied is waited for
+        if not isinstance(other, Tensor):  # filled in on the device: a copy from the host would be waited for
             other = torch.full((self.batch,), other, device=self.last.device)
         return other.float()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the host decides of a cycle before it begins; all else is in tensors that stay where they are.
+    """Decisions of the host about a cycle before it begins; everything else is in tensors at fixed addresses.
 
-    Of a static cycle it is all that decides which operations run, so that equal plans share a CUDA graph.
+    For a static cycle it alone decides which operations run, so that equal plans share a CUDA graph.
     """
 
     rows: int  # B that are computed: the active ones, then dead ones, which emit nothing (``Slots.retire``)
@@ -243,7 +250,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a cycle leaves for the host."""
+    """Results of a cycle that the host reads."""
 
     done: Tensor  # [B] (bool) rows that have ended
     emitted: Tensor  # [B] tokens that count
@@ -255,7 +262,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """A cycle between its verification, whose tokens are written, and what the parts learn of it."""
+    """State of a cycle between its verification, whose tokens are written, and the ``commit`` of its parts."""
 
     draft: Draft  # a tree has become the chain of its accepted path
     out: TargetOutput
@@ -266,7 +273,7 @@ class Verified:
 
 
 def of_tensors(values: Any, change: Callable[[str, Tensor], Tensor], name: str = "") -> Any:
-    """Return a dataclass or a mapping with ``change(name, tensor)`` in place of each tensor in it; others stay.
+    """Return a dataclass or a mapping with each tensor replaced by ``change(name, tensor)``; other values stay.
 
     A name is the path of fields and keys: ``.tokens``, ``.sources.history``.
     """
@@ -281,49 +288,51 @@ def of_tensors(values: Any, change: Callable[[str, Tensor], Tensor], name: str =
 
 
 class DraftLength(Protocol):
-    """Chooses how many tokens to draft. As it is, it drafts ``limit`` of them, learns nothing and counts nothing."""
+    """Chooses how many tokens to draft. This base class drafts ``limit`` tokens, learns nothing and counts nothing."""
 
     limit: int  # the most drafts in the cycle that ``plan`` began, K; may be 0
     costs: Costs  # that a drafter reckons with which itself says when to stop; of this cycle, too
     counts: tuple[str, ...] = ()  # statistics of its own, summed over the positions that were reached
 
     def plan(self, batch: int) -> None:
-        """Decide on the host about the next cycle, of ``batch`` rows: once, before all else."""
+        """Decide on the host about the next cycle of ``batch`` rows; called once per cycle, before everything else."""
 
     def start(self, rows: Rows) -> Tensor | None:
-        """Return drafts wanted [B] in this cycle as far as is known beforehand; None: ``limit``.
+        """Return the drafts wanted [B] in this cycle, as far as they are known before drafting; None: ``limit``.
 
-        Once, before anything is drafted.
+        It is called once per cycle, before anything is drafted.
         """
         return None
 
     def extend(self, step: int, entropies: Tensor) -> Tensor | None:
-        """Return which rows draft token ``step`` (from 0), given the draft distributions' entropies [B, step + 1];
-        None: all.
+        """Return which rows draft token ``step`` (from 0); None: all.
 
-        Called before the token is sampled. The rule may not look at the target, and may not drop a token once it has
-        been sampled for being unlikely: that would filter the draft distribution and bias the output (SPEC 1.7).
+        ``entropies`` [B, step + 1] are those of the draft distributions. It is called before the token is sampled. It
+        may not look at the target. Once a token has been sampled, it may not drop it for being unlikely: that would
+        filter the draft distribution and bias the output (SPEC 1.7).
         """
         return None
 
     def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
-        """Learn from a cycle; of a tree it is shown the path, as ``Draft.to_chain`` makes a chain of it.
+        """Learn from a cycle; for a tree, ``draft`` is the chain of its path from ``Draft.to_chain``.
 
-        What is learned belongs to the request (``Slots.register_column``): a completion may not depend on those beside
-        it or before.
+        The learned state belongs to the request (``Slots.register_column``): a completion may not depend on earlier or
+        concurrent requests.
         """
 
     def note(self, batch: int, outcome: Outcome) -> None:
-        """Note on the host what a cycle of ``batch`` rows leaves, of which nothing may be asked of the device yet."""
+        """Keep the outcome of a cycle of ``batch`` rows on the host; it may not read the device yet."""
 
     def count(self, draft: Draft) -> Mapping[str, Tensor]:
-        """Return the statistics [B, K] that it names, of a cycle."""
+        """Return the statistics [B, K] of a cycle, by the names in ``counts``."""
         return {}
 
 
 def counted(length: DraftLength, wanted: Tensor | None, entropies: Tensor) -> Tensor | None:
-    """Return how many drafts count in each row [B], asked step by step as if they were drawn one after another; None:
-    all."""
+    """Return how many drafts count in each row [B], as if they were drawn one after another; None: all.
+
+    ``length.extend`` decides step by step.
+    """
     asked = [length.extend(step, entropies[:, : step + 1]) for step in range(entropies.shape[1])]
     if all(go_on is None for go_on in asked):
         return wanted
@@ -337,15 +346,15 @@ class TargetPass(Protocol):
     """A pass of the target in which a drafter takes part."""
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotContext, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return final hidden states [B, n, d] of tokens [B, n], and the drafter's own [B, A, ...] for the rows
-        ``anchors``.
+        """Return final hidden states [B, n, d] of tokens [B, n], and the drafter's own states for the rows ``anchors``.
 
-        The cache is placed. What the target computes may not change, nor what is left in the cache.
+        The drafter's are [B, A, ...]. The caller has placed the cache. The pass may change neither the target's results
+        nor the cache entries that remain.
         """
         ...
 
     def beside(self, rows: int) -> Sequence[int]:
-        """Return positions that it adds to each of so many rows of a verification, whatever layers they go through."""
+        """Return how many positions the pass adds to each of ``rows`` tokens of a verification, in all layers."""
         ...
 
 
@@ -356,27 +365,31 @@ class Drafter(Protocol):
     target_pass: TargetPass | None  # where it takes part in the target's passes
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
-        """Read on where ``span`` says: ``tokens`` [n, W + 1] padded, of which the last of each is not fed.
+        """Read the next part of some contexts into the cache entries of ``span``.
 
-        ``lengths``: tokens fed of each; ``out``: hidden states [n, W, d] of the target, and its layers; no logits.
-        ``out.extra`` [n, 1, ...] is of the last token that was fed.
+        Args:
+            span: the slots and entries to write.
+            tokens: [n, W + 1] padded; the last token of each row is not fed.
+            lengths: tokens fed of each row.
+            out: hidden states [n, W, d] of the target, and its layers; no logits. ``out.extra`` [n, 1, ...] belongs to
+                the last token that was fed.
         """
         ...
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
-        """Draft up to ``length.limit`` tokens a row, a chain or a tree of them."""
+        """Draft up to ``length.limit`` tokens per row, as a chain or a tree."""
         ...
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """Take in the emitted tokens, before ``fed`` advances: the first ``emitted`` [B] >= 1 of ``tokens`` [B, K + 1].
+        """Process the emitted tokens, before ``fed`` advances: the first ``emitted`` [B] >= 1 of ``tokens`` [B, K + 1].
 
-        ``out`` has a row a token, also where the draft was a tree: those of the path that was accepted.
+        ``out`` has one row per token; for a tree these are the rows of the accepted path.
         """
         ...
 
 
 class AcceptanceRule(Protocol):
-    """Decides which drafts stand. A pure function of its arguments."""
+    """Decides which drafts are accepted, as a pure function of its arguments."""
 
     exact: bool  # whether the output distribution is the target's
     stepwise: bool  # whether each draft is judged by itself: accepted with min(1, p/q), or what stands for it in a tree
@@ -384,9 +397,9 @@ class AcceptanceRule(Protocol):
     counts: tuple[str, ...]  # statistics of its own, summed over the positions that were reached
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        """Verify with uniforms [B, K + 2]: K tests, one for the recovered token and one for the bonus.
+        """Verify a draft with uniforms [B, K + 2]: K tests, one for the recovered token and one for the bonus token.
 
-        A rule that judges trees says which path it took (``Accepted.path``).
+        A rule for trees returns the path (``Accepted.path``).
         """
         ...
 
@@ -396,44 +409,46 @@ P = TypeVar("P")
 
 
 def takes_logits(part: type[P]) -> type[P]:
-    """Say that a drafter or a rule takes distributions as logits, where ``Rows.logits`` holds.
+    """Mark a drafter or a rule as able to work on distributions as logits, where ``Rows.logits`` holds.
 
-    Its subclasses have to say so themselves: what they add may look at probabilities.
+    Each subclass needs its own mark, since its additions may look at probabilities.
     """
     TAKES_LOGITS.add(part)
     return part
 
 
 class Decoder(Protocol):
-    """What the embedded engine drives: ``DraftVerify``, or a cycle of one's own."""
+    """Interface that the embedded engine drives: ``DraftVerify``, or a custom cycle."""
 
     exact: bool  # whether tokens of this cycle have the target's distribution
     measure: bool  # overlap and entropies beside counts
     extends: bool  # whether it can read on from entries that are there, or reads every context from its beginning
 
     def configure(self, config: DecodingConfig) -> bool:
-        """Decode otherwise from now on; whether a part is new that has not read the running contexts."""
+        """Use another decoding configuration from now on.
+
+        Return whether a part is new and has not read the running contexts.
+        """
         ...
 
     def entries(self, slot: int, context: list[int]) -> Sequence[Hashable]:
-        """Return what the caches are made of for a context (prompt, completion so far) in a slot: an item an entry.
+        """Return the items that the caches of a slot hold for a context (prompt, completion so far): one per entry.
 
-        The next cycle feeds the last one. Equal ones are read once.
+        The next cycle feeds the last item. Requests with equal items share one prefill.
         """
         ...
 
     def prefill(self, first: int, contexts: Sequence[Sequence[Any]], starts: Sequence[int] = ()) -> None:
-        """Read all but the last item of each context, as ``entries`` has it, into slots first, first + 1, ...
+        """Read all but the last item of each context, as ``entries`` returns it, into slots first, first + 1, ...
 
-        ``starts``: entries that are there already, fewer than are to be; empty: none.
+        ``starts`` are the numbers of entries that exist already, fewer than there will be; empty: none.
         """
         ...
 
     def cycle(self, batch: int, longest: int, version: int) -> Tensor:
-        """Advance the first B slots by a cycle under weights ``version``; which rows are done [B] (bool)."""
+        """Run a cycle of the first B slots under weights ``version``; return which rows are done [B] (bool)."""
         ...
 
     def stages(self) -> list[tuple[Any, str, str]]:
-        """Return what a benchmark may time: an object, its method, and of what it is a part: prefill, verify or
-        draft."""
+        """Return what a benchmark may time, as (object, method name, stage); a stage is prefill, verify or draft."""
         ...

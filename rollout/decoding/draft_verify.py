@@ -1,12 +1,12 @@
-"""The cycle of speculative decoding, whatever the parts: draft, verify, accept, commit. And the target it runs.
+"""The cycle of speculative decoding for any parts (draft, verify, accept, commit), and the target that it runs.
 
-A cycle is a *plan* of the host, a *body*, which works on the tensors of the slots alone, and what comes *after*: notes
-on the host. Of two cycles of one plan, the bodies are the same operations on the same tensors. The body drafts,
+A cycle has three steps. The host makes a *plan*. A *body* works on the tensors of the slots alone. *After* it, the host
+keeps notes. Two cycles with the same plan have bodies with the same operations on the same tensors. The body drafts,
 ``verify``s and ``commit``s. Where drafting or learning reads the device, ``verify`` alone is recorded
 (``_cycle_in_half``).
 
 An engine that launches a cycle before it has read the one before sets ``freezes``. A row that ended in a cycle then
-emits nothing in the next one and keeps all that its completion is made of.
+emits nothing in the next one and keeps everything that its completion is made of.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -51,8 +51,8 @@ from bebop.systems import SYSTEMS
 from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
 from bebop.trajectory import MEASURED
 
-# Called once a cycle, before anything is written: rows, draft, target's output, what was accepted, and how many tokens
-# of it count [B]. A tree has become the chain of its accepted path. May keep what it is shown and change nothing.
+# Called once a cycle, before anything is written: rows, draft, target's output, accepted drafts, and how many tokens of
+# them count [B]. A tree has become the chain of its accepted path. An observer may keep its arguments, not change them.
 Observer = Callable[[Rows, Draft, TargetOutput, Accepted, Tensor], None]
 
 # Rows are laid end to end if that leaves at most this share of their padded positions: it costs a few calls a layer.
@@ -85,7 +85,10 @@ class DraftVerify:
         self.configure(config)
 
     def configure(self, config: DecodingConfig) -> bool:
-        """Decode otherwise from now on; return whether the drafter is new, which has not read the running contexts."""
+        """Use another configuration from now on; return whether the drafter is new.
+
+        A new drafter has not read the running contexts.
+        """
         system, parts = SYSTEMS[config.system], (self.policy, self.slots, config)
         new, self.drafter = False, None
         if system.drafts:
@@ -109,7 +112,7 @@ class DraftVerify:
         return self.rule.exact
 
     def entries(self, slot: int, context: list[int]) -> list[int]:
-        """Return the context itself: a token an entry."""
+        """Return the context itself: each token is one cache entry."""
         return context
 
     def prefill(self, first: int, contexts: Sequence[Sequence[int]], starts: Sequence[int] = ()) -> None:
@@ -129,7 +132,7 @@ class DraftVerify:
 
     @torch.inference_mode()
     def cycle(self, batch: int, longest: int, version: int) -> Tensor:
-        """Advance the first B slots by a cycle."""
+        """Run a cycle of the first B slots under weights ``version``; return which rows are done [B] (bool)."""
         plan = self.plan(batch, longest, version)
         if self.graphs is None or not plan.static:
             return self.after(batch, self.body(plan))
@@ -139,7 +142,7 @@ class DraftVerify:
         return self.after(batch, outcome, known=not self.graphs.fresh)
 
     def plan(self, batch: int, longest: int, version: int) -> Plan:
-        """Decide about the next cycle of the first B slots, under weights ``version``."""
+        """Return the plan of the next cycle of the first B slots, under weights ``version``."""
         self.slots.set_version(version)
         if self.drafter is not None:
             self.length.plan(batch)
@@ -155,39 +158,39 @@ class DraftVerify:
         )
 
     def _by_logits(self, batch: int) -> bool:
-        """Return whether distributions of the next cycle of B rows stay logits: where nobody looks at probabilities.
+        """Return whether distributions of the next cycle of B rows stay logits, because no part looks at probabilities.
 
-        A subclass of a part, or what stands in its place, may do so.
+        A subclass of a part, or a replacement of it, may look at them.
         """
         if not self.logits or self._chooses_temperature or not {type(self.drafter), type(self.rule)} <= TAKES_LOGITS:
             return False
         return self.slots.sampling(batch).plain and not self.watched()
 
     def watched(self) -> str:
-        """Return why somebody has to see the next cycle as it runs; empty: nobody has to."""
+        """Return why an observer has to see the next cycle as it runs; empty: none has to."""
         if any(not isinstance(observer, Tracer) or observer.following for observer in self.observers):
             return "requests are traced, or every cycle is watched"
         return ""
 
     def why_read(self) -> str:
-        """Return why the host has to look at a cycle before it launches the next one; empty: it need not."""
+        """Return why the host has to read a cycle's results before it launches the next one; empty: it need not."""
         if isinstance(self.length, TimedLength) and self.drafter is not None:
             return "decoding.draft_tokens=auto learns from the results and the seconds of each cycle"
         return self.watched() or self._reason(0)
 
     def _reason(self, part: int) -> str:
-        """Return why cycles cannot be recorded, 0: as a whole, 1: not even their verification; empty: they can."""
+        """Return why cycles cannot be recorded as a whole (0), or not even their verification (1); empty: they can."""
         return next(filter(None, (reasons[part] for reasons in self._reads.values())), "")
 
     def _tensors(self) -> tuple[int, ...]:
-        """Return what changes when a body works on other tensors: of the slots, of staged drafts, or weights."""
+        """Return a key of the tensors that a body works on: of the slots, of staged drafts, and of the weights."""
         weights = self.policy.backbone.get_input_embeddings().weight.data_ptr()
         return self.slots.layout, self.staged.layout, weights
 
     def after(self, batch: int, outcome: Outcome, known: bool = True) -> Tensor:
-        """Note what a cycle of B rows leaves; return which of them are done [B] (bool).
+        """Process the outcome of a cycle of B rows; return which of them are done [B] (bool).
 
-        ``known``: whether its seconds are those of other cycles like it, and the draft length may learn from them.
+        ``known`` says whether the duration of the cycle is typical, so that the draft length may learn from it.
         """
         self.slots.latest = outcome.latest
         if self.drafter is not None and known:
@@ -195,7 +198,7 @@ class DraftVerify:
         return outcome.done[:batch]
 
     def body(self, plan: Plan) -> Outcome:
-        """Draft, verify and commit; advance the slots."""
+        """Draft, verify, commit and advance the slots, as a plan says; return the outcome."""
         slots, batch = self.slots, plan.rows
         rows = Rows(slots, batch, plan.longest, plan.static, plan.logits, self.measure)
         before = slots.own_columns(batch) if self.freezes else {}
@@ -209,9 +212,10 @@ class DraftVerify:
         return outcome
 
     def _cycle_in_half(self, batch: int, longest: int, plan: Plan) -> Tensor:
-        """Advance the first B slots by a cycle of which the verification is recorded; see ``cycle``.
+        """Run a cycle of the first B slots of which only the verification is recorded; see ``cycle``.
 
-        Drafts come into tensors that stay, padded to the bucket; what the parts learn of the cycle follows as it is.
+        Drafts are copied into tensors at fixed addresses, padded to the bucket. The commit of the parts runs
+        unrecorded.
         """
         assert self.graphs is not None and self.drafter is not None
         rows = Rows(self.slots, batch, longest)
@@ -227,7 +231,7 @@ class DraftVerify:
         return self.after(batch, self.commit(rows, found), known=not self.graphs.fresh)
 
     def verify(self, rows: Rows, draft: Draft) -> Verified:
-        """Run the target over a draft, and write what is accepted with its statistics."""
+        """Run the target over a draft; write the accepted tokens and their statistics."""
         slots, batch = self.slots, rows.batch
         slots.latest = None
         out = self._verify(rows, draft)
@@ -251,7 +255,7 @@ class DraftVerify:
         return Verified(draft=draft, out=out, accepted=accepted, emitted=emitted, done=done, latest=slots.latest)
 
     def commit(self, rows: Rows, verified: Verified) -> Outcome:
-        """Let the parts learn of a cycle and read on; advance the slots."""
+        """Let the parts learn from a cycle and read its tokens; advance the slots."""
         slots, batch, draft = self.slots, rows.batch, verified.draft
         out, accepted, emitted = verified.out, verified.accepted, verified.emitted
         if self.drafter is not None:
@@ -272,16 +276,16 @@ class DraftVerify:
         )  # fmt: skip
 
     def _ran(self, emitted: Tensor) -> Tensor | int:
-        """Return cycles that rows took part in [B], which emitted so many tokens: 0 where they had ended before."""
+        """Return 1 for rows [B] that took part in the cycle, and 0 for rows that had ended before it."""
         return emitted.clamp_max(1) if self.freezes else 1
 
     def took(self, seconds: float) -> None:
-        """Learn what the latest cycle took, its results having arrived."""
+        """Let the draft length learn from the duration of the latest cycle in seconds; its results have arrived."""
         if isinstance(self.length, TimedLength) and self.drafter is not None:
             self.length.took(seconds)
 
     def stages(self) -> list[tuple[Any, str, str]]:
-        """Return what a benchmark may time."""
+        """Return the methods that a benchmark may time: (object, method name, stage)."""
         drafting = [(d, name, "draft") for d in self.drafters.values() for name in ("propose", "commit")]
         return [(self, "prefill", "prefill"), (self.target, "verify", "verify"), *drafting]
 
@@ -309,8 +313,7 @@ class DraftVerify:
         return {layer for drafter in self.drafters.values() for layer in drafter.layers} | {*self.rule.layers}
 
     def _beside(self) -> TargetPass | None:
-        """Return the pass of the one drafter that takes part in the target's; it goes on when another one is in
-        charge."""
+        """Return the target pass of the one drafter that takes part in it, even while another drafter is in use."""
         passes = [drafter.target_pass for drafter in self.drafters.values() if drafter.target_pass is not None]
         assert len(passes) < 2, "one pass of the target has room for one drafter"
         return passes[0] if passes else None
@@ -327,7 +330,10 @@ class DraftVerify:
 
 
 def _reads(config: DecodingConfig) -> tuple[str, str]:
-    """Return why cycles of a system cannot be recorded as a whole, and not even their verification; empty: they can."""
+    """Return why cycles of a system cannot be recorded as a whole, and why not even their verification.
+
+    An empty string means that they can.
+    """
     system = SYSTEMS[config.system]
     why = f"decoding.system={config.system} reads the device within a cycle"
     if config.chooses_temperature:
@@ -338,9 +344,9 @@ def _reads(config: DecodingConfig) -> tuple[str, str]:
 
 
 def _ragged(draft: Draft) -> Ragged | None:
-    """Return how rows are laid end to end, where that saves a good part of the positions.
+    """Return the layout of rows laid end to end if that saves enough positions, else None.
 
-    This takes no wait for the device.
+    This does not wait for the device.
     """
     batch, width = draft.tokens.shape
     if draft.lengths is None or draft.total is None or (draft.total + batch) > WORTH_PACKING * batch * (width + 1):
@@ -349,7 +355,7 @@ def _ragged(draft: Draft) -> Ragged | None:
 
 
 def _by_source(draft: Draft, accepted: Accepted) -> dict[str, Tensor]:
-    """Return the drafts from each source [B, K], and the accepted ones: ``NAME`` and ``NAME_accepted``."""
+    """Return the drafts [B, K] from each source as ``NAME``, and the accepted ones as ``NAME_accepted``."""
     if not draft.sources:
         return {}
     kept = torch.arange(draft.tokens.shape[1], device=draft.tokens.device) < accepted.lengths[:, None]
@@ -357,8 +363,10 @@ def _by_source(draft: Draft, accepted: Accepted) -> dict[str, Tensor]:
 
 
 def _of_head(draft: Draft, probs: Tensor) -> dict[str, Tensor]:
-    """Return the overlap of the head's own distribution with the target's at the first draft, and where it is known [B,
-    K]."""
+    """Return the overlap of the head's own distribution with the target's at the first draft, and where it is known.
+
+    Both are [B, K].
+    """
     if draft.head is None or not draft.tokens.shape[1]:  # it was asked, and no draft paid
         return {}
     overlap, read = (torch.zeros_like(draft.tokens, dtype=probs.dtype) for _ in range(2))
@@ -366,11 +374,11 @@ def _of_head(draft: Draft, probs: Tensor) -> dict[str, Tensor]:
     return {HEAD_OVERLAP: overlap, HEAD_READ: read}
 
 
-# ---- what becomes of a cycle's tokens
+# ---- the tokens of a cycle: which count, where they are written, and statistics
 
 
 def end(rows: Rows, accepted: Accepted) -> tuple[Tensor, Tensor]:
-    """Return how many of the tokens count [B] and which rows are done [B]: a stop token or the limit ends a row."""
+    """Return how many of the tokens count [B] and which rows are done [B]; a stop token or the limit ends a row."""
     slots, batch, tokens = rows.slots, rows.batch, accepted.tokens
     stops = (tokens[..., None] == slots.stops[:batch, None]).any(-1)
     # Index of the first stop token, or the width where there is none.
@@ -382,11 +390,10 @@ def end(rows: Rows, accepted: Accepted) -> tuple[Tensor, Tensor]:
 
 
 def write(rows: Rows, accepted: Accepted, logprobs: Tensor, exact: bool) -> None:
-    """Append tokens with log p [B, K + 1] and version.
+    """Append accepted tokens to the slots, with log p [B, K + 1] and version.
 
-    What lies beyond the emitted ones is overwritten by the next cycle.
-
-    Once a rule has said under which distribution it really draws, that log-prob stands beside log p.
+    The next cycle overwrites everything beyond the emitted tokens. Once a rule has returned the distribution that it
+    really draws from, that log-prob is stored beside log p.
     """
     slots, batch, tokens = rows.slots, rows.batch, accepted.tokens
     columns = slots.count[:batch, None] + torch.arange(tokens.shape[1], device=tokens.device)
@@ -408,9 +415,9 @@ def measure(
     emitted: Tensor,
     everything: bool,
 ) -> None:
-    """Add this cycle to the sums over the positions that were reached (and not cut off by the end of the completion).
+    """Add this cycle to the sums over positions that were reached and not cut off by the end of the completion.
 
-    ``counts`` [B, K]: what the system's parts say by name; ``everything``: overlap and entropies beside them.
+    ``counts`` [B, K] are named statistics of the system's parts. With ``everything`` overlap and entropies are added.
     """
     drafts = draft.tokens.shape[1]
     steps = torch.arange(drafts, device=emitted.device)
@@ -425,7 +432,7 @@ def measure(
 
 
 def _compare(draft: Draft, accepted: Accepted, out: TargetOutput) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return overlap, p(argmax q) and both entropies [B, K]: what watching costs in a cycle."""
+    """Return overlap, p(argmax q) and both entropies [B, K], the statistics that cost time in each cycle."""
     drafts = draft.tokens.shape[1]
     if out.rows is not None:
         best = draft.tokens if draft.rows is None else torch.cat([one.best for one in draft.rows], 1)
@@ -443,9 +450,10 @@ def _compare(draft: Draft, accepted: Accepted, out: TargetOutput) -> tuple[Tenso
 
 
 def seen_at(rows: Rows, draft: Draft, ways: Tensor | None = None) -> Tensor | None:
-    """Return tokens that penalties see at each verified position [B, K + 1, V]: the context and the drafts before it.
+    """Return the tokens [B, K + 1, V] that penalties apply to at each verified position.
 
-    ``ways`` [B, K, K]: of a tree, the ancestors of each node, itself included.
+    They are those of the context and of earlier drafts. ``ways`` [B, K, K]: for a tree, the ancestors of each node,
+    itself included.
     """
     if rows.seen is None:
         return None
@@ -459,7 +467,7 @@ def seen_at(rows: Rows, draft: Draft, ways: Tensor | None = None) -> Tensor | No
 
 
 def remember(rows: Rows, tokens: Tensor, emitted: Tensor) -> None:
-    """Add the emitted tokens of each row to what penalties see."""
+    """Add the emitted tokens of each row to those that penalties apply to."""
     if rows.seen is None:
         return
     counts = torch.arange(tokens.shape[1], device=tokens.device) < emitted[:, None]
@@ -480,7 +488,7 @@ class Target:
         self.routing: RoutingTable | None = None
 
     def record_routing(self) -> RoutingTable:
-        """Record from now on which experts compute each entry of the cache.
+        """Record from now on which experts compute each entry of the cache, and return the table.
 
         Raises:
             UserError: The model has no experts, or routers that are not known.
@@ -501,13 +509,20 @@ class Target:
         beside: TargetPass | None = None,
         ragged: Ragged | None = None,
     ) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """Feed tokens [B, n] from each row's fed length on -> hidden [B, n, d], and after ``layers`` [B, n, d] each.
+        """Feed tokens [B, n] from each row's fed length on.
 
-        The third is what ``beside`` has for every token [B, n, ...]. ``ragged``: a chain whose rows are fed end to
-        end, and come out so: [1, N, d].
+        Args:
+            rows: B active rows.
+            tokens: [B, n].
+            layers: numbers of the layers whose states are returned.
+            ways: [B, n - 1, n - 1] of a tree: all tokens but the first are nodes, each of which sees its ancestors,
+                itself and the text before. Entries are numbered by node, position ids by depth.
+            beside: a drafter's pass that takes part.
+            ragged: for chains, rows are fed end to end, and the results are so too: [1, N, d].
 
-        ``ways`` [B, n - 1, n - 1]: all but the first are nodes of a tree, each of which sees those on its way, itself
-        included, and the text before. Entries go on by node, position ids by depth.
+        Returns:
+            hidden states [B, n, d], states after each of ``layers`` [B, n, d], and the results of ``beside`` for every
+            token [B, n, ...].
         """
         entries = rows.fed[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         if ragged is not None:
@@ -524,7 +539,7 @@ class Target:
         return self._run(tokens, rows.fed[:, None] + ways.sum(-1) - 1, layers, beside, anchors)
 
     def keep(self, rows: Rows, kept: Tensor) -> None:
-        """Make a chain of a tree's entries: of ``kept`` [B, n] among the tokens fed last, the first one being 0."""
+        """Turn a tree's entries into a chain: keep ``kept`` [B, n] of the tokens fed last; the first of them is 0."""
         self.cache.compact(rows.fed, kept)
         if self.routing is not None:
             self.routing.compact(rows.fed, kept)
@@ -537,9 +552,10 @@ class Target:
         layers: Collection[int] = (),
         beside: TargetPass | None = None,
     ) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """Feed the first ``lengths`` of padded tokens [n, W], which go where ``span`` says.
+        """Feed the first ``lengths`` of padded tokens [n, W] into the entries of ``span``.
 
-        What ``beside`` has is of the last one each [n, 1, ...], and means nothing where there is none.
+        The results of ``beside`` [n, 1, ...] belong to the last token of each row, and mean nothing in rows without
+        tokens.
         """
         last = torch.tensor(lengths, device=tokens.device)[:, None] - 1
         with self.cache.at_span(span):

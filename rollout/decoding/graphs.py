@@ -1,23 +1,23 @@
-"""Cycles as CUDA graphs: a cycle is recorded once for each plan and from then on launched as one.
+"""Cycles as CUDA graphs: a cycle is recorded once for each plan and then launched as one.
 
 A cycle of a small model is more than a thousand kernels of a few microseconds each, and the host takes longer to launch
-them than the device to run them. A graph holds these launches with the addresses of their tensors, which is why a body
-may neither read the device nor take anything from the host but its plan (``DraftVerify.body``).
+them than the device to run them. A graph holds these launches with the addresses of their tensors. So a body may
+neither read the device nor use anything of the host but its plan (``DraftVerify.body``).
 
-- *Buckets.* A graph is for so many rows and entries, so both are rounded up. Rows beyond the batch are dead: they have
-  no room and emit nothing (``Slots.retire``). Entries beyond a row's own are masked, as they always are.
-- *The first cycle of a plan runs as it is*, on its padded batch: it compiles kernels and fills what is made once. The
-  second one is recorded and launched. So no cycle is run for nothing.
-- *One memory pool* serves all graphs, as one runs at a time. What they hold is in the log for the first of them, and
-  each time that they are twice as many.
-- *Half a cycle* is captured of a system whose drafting or learning reads the device, such as drafts from history: its
-  drafts are put into tensors that stay (``StagedDrafts``), and the graph holds the target's pass, the rule and the
-  statistics.
-- *Nothing is captured* of a system whose rule or pass reads the device, of rows that are traced, or while somebody else
-  watches. Such cycles run as without graphs, and the log has one line for each reason.
+- *Buckets.* A graph has fixed numbers of rows and entries, so both are rounded up. Rows beyond the batch are dead: they
+  have no room and emit nothing (``Slots.retire``). Entries beyond a row's own are masked, as they always are.
+- *The first cycle of a plan runs unrecorded*, on its padded batch: it compiles kernels and fills buffers that are made
+  once. The second one is recorded and launched. So no cycle is run for nothing.
+- *One memory pool* serves all graphs, as one runs at a time. The log has its size for the first graph, and each time
+  that the number of graphs has doubled.
+- *Half a cycle* is captured for a system whose drafting or learning reads the device, such as drafts from history. Its
+  drafts are copied into tensors at fixed addresses (``StagedDrafts``). The graph holds the target's pass, the rule and
+  the statistics.
+- *Nothing is captured* for a system whose rule or pass reads the device, for rows that are traced, or while another
+  observer watches. Such cycles run as without graphs, and the log has one line for each reason.
 
-Rows of a batch are computed in the shapes of their bucket. cuBLAS chooses its kernel by these shapes, so that on a GPU
-the rounding of a row depends on how many rows there are beside it. ``only_entries`` leaves one bucket for all batches.
+Rows of a batch are computed in the shapes of their bucket. cuBLAS chooses its kernel by these shapes. So on a GPU the
+rounding of a row depends on how many rows are beside it. ``only_entries`` leaves one bucket for all batches.
 """
 
 import logging
@@ -37,36 +37,36 @@ SHORTEST = 256  # entries that a graph looks at at least: few plans, and masked 
 STEP = 32  # rows between two buckets, above which powers of two would leave too many rows dead
 MOST = 128  # graphs that are held; the one that was not launched for longest goes
 NARROW = (".lengths", ".head")  # parts of a draft without a dimension for its K tokens
-Recording = Callable[[], Any]  # does what was recorded; what it returns are the same tensors every time
+Recording = Callable[[], Any]  # replays what was recorded; it returns the same tensors every time
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 
 class Recorder(Protocol):
-    """Makes a body something that can be played."""
+    """Turns the body of a cycle into a recording that can be replayed."""
 
     def record(self, body: Recording) -> Recording:
-        """Record what a body does, without doing it."""
+        """Record the operations of a body, without running them."""
         ...
 
     def held(self) -> int:
-        """Return the bytes that all of its recordings hold."""
+        """Return the bytes that all recordings hold."""
         ...
 
     def clear(self) -> None:
-        """Begin anew: nothing that was recorded is played again."""
+        """Drop all recordings; none of them is played again."""
         ...
 
 
 class CudaRecorder:
-    """Captures CUDA graphs."""
+    """A recorder that captures CUDA graphs."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
 
     def record(self, body: Recording) -> Recording:
-        """Capture a body; nothing runs.
+        """Capture a body as a CUDA graph; nothing runs.
 
         Raises:
             UserError: It does something that a graph cannot hold, or there is no memory for it.
@@ -89,24 +89,24 @@ class CudaRecorder:
         return play
 
     def held(self) -> int:
-        """Return the bytes of the pool; what the driver keeps of a graph itself is not known."""
+        """Return the bytes of the pool; memory that the driver keeps for a graph itself is not known."""
         segments = torch.cuda.memory_snapshot()
         return sum(one["total_size"] for one in segments if tuple(one["segment_pool_id"]) == tuple(self.pool))
 
     def clear(self) -> None:
-        """Take another pool: one whose graphs are gone takes no more, as long as a tensor of it is held somewhere."""
+        """Use a new pool: the old one cannot be used again while one of its tensors is still held."""
         self.pool = torch.cuda.graph_pool_handle()
 
 
 class EagerRecorder:
-    """Records nothing and runs the body again: buckets and dead rows as on a GPU, on a machine without one."""
+    """A recorder for machines without a GPU: it runs the body again, with the buckets and dead rows of a GPU."""
 
     def record(self, body: Recording) -> Recording:
-        """Return the body."""
+        """Return the body itself."""
         return body
 
     def held(self) -> int:
-        """Return 0."""
+        """Return 0, since nothing is recorded."""
         return 0
 
     def clear(self) -> None:
@@ -117,10 +117,11 @@ class Graphs:
     """The recorded cycles of an engine, by plan."""
 
     def __init__(self, recorder: Recorder, slots: int, only_entries: int | None = None) -> None:
-        """``slots``: of the engine, the widest bucket.
+        """Make an empty collection of recordings.
 
-        ``only_entries``: all cycles are computed in one bucket, of all slots and so many entries, so that no row's
-        rounding depends on those beside it. Each then costs what a cycle of a full engine costs. None: no.
+        ``slots`` is the number of slots of the engine, the widest bucket. With ``only_entries`` all cycles are computed
+        in one bucket, of all slots and so many entries. Then no row's rounding depends on those beside it, and each
+        cycle costs what a cycle of a full engine costs.
         """
         self.recorder, self.slots, self.only_entries = recorder, slots, only_entries
         self.fresh = False  # whether the latest cycle was recorded or run for the first time: its seconds say nothing
@@ -140,16 +141,16 @@ class Graphs:
         return self.only_entries or 1 << (max(longest, SHORTEST) - 1).bit_length()
 
     def refuse(self, reason: str) -> bool:
-        """Say once for what reason a cycle is not captured; return whether there is one."""
+        """Return whether there is a reason not to capture a cycle; log each reason once."""
         if reason and reason not in self._logged:
             self._logged.add(reason)
             log.warning("some cycles run without CUDA graphs: %s", reason)
         return bool(reason)
 
     def run(self, plan: Plan, state: object, body: Callable[[Plan], T]) -> T:
-        """Run a cycle of a plan, or half of it, in one launch if it has been recorded.
+        """Run the body for a plan, in one launch if it has been recorded.
 
-        ``state``: which tensors the body works on; recordings of others are dropped.
+        ``state`` identifies the tensors that the body works on; recordings for other tensors are dropped.
         """
         if state != self._state:
             self.clear()
@@ -189,10 +190,10 @@ class Graphs:
 
 
 class StagedDrafts:
-    """Drafts and uniforms of a cycle in tensors that stay, which a recorded verification reads.
+    """Copies of a cycle's drafts and uniforms at fixed addresses, which a recorded verification reads.
 
-    Each part of a draft has one tensor for all slots and the most drafts, made when it first comes; buckets are views
-    of its beginning. Distributions take S * K * V numbers there, as they do in any cycle of so many rows.
+    Each part of a draft has one tensor for all slots and the most drafts, made on first use; buckets are views of its
+    beginning. Distributions take S * K * V numbers there, as they do in any cycle of so many rows.
     """
 
     def __init__(self, slots: Slots) -> None:
@@ -201,10 +202,11 @@ class StagedDrafts:
         self._held: dict[str, Tensor] = {}  # name -> [S * K * ...] or [S * ...]
 
     def put(self, plan: Plan, draft: Draft, uniforms: Tensor) -> tuple[Plan, Draft, Tensor]:
-        """Copy a chain of drafts of B rows and their uniforms [B, 2K + 2]; return them as the bucket has them.
+        """Copy a chain of drafts of B rows and their uniforms [B, 2K + 2]; return the plan and views of both.
 
-        The width is rounded up to a power of two. What is beyond a row's own drafts is of earlier cycles, and
-        ``lengths`` says that it does not count. The plan names the width and the parts that are there.
+        The views have the size of the bucket, whose width is rounded up to a power of two. Numbers beyond a row's own
+        drafts are left from earlier cycles, and ``lengths`` excludes them. The plan gets the width and the names of the
+        parts that exist.
         """
         assert draft.parents is None, "drafts from elsewhere are chains"
         batch, drafts = draft.tokens.shape
@@ -231,7 +233,7 @@ class StagedDrafts:
         return replace(plan, drafts=width, drafted=tuple(parts)), held, numbers
 
     def _view(self, name: str, like: Tensor, shape: list[int], wide: bool) -> Tensor:
-        """Return the first numbers of a part's tensor in a shape."""
+        """Return the first numbers of a part's tensor as a view of ``shape``."""
         kept = self._held.get(name)
         if kept is None or kept.dtype != like.dtype:
             self.layout += kept is not None

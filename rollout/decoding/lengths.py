@@ -1,4 +1,4 @@
-"""Draft lengths that do not depend on measured time: a fixed one, and one that goes by the entropy of drafts."""
+"""Draft lengths that do not depend on measured time: a fixed one, and one by the entropy of drafts."""
 
 import math
 
@@ -12,23 +12,23 @@ from bebop.rollout.slots import Slots
 
 
 class FixedLength(DraftLength):
-    """Always K drafts."""
+    """A draft length of always K drafts."""
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         self.limit, self.costs = config.limit, config.costs
 
 
 class EntropyLength(DraftLength):
-    """Draft on while the expected gain exceeds its cost (SPEC 1.7, renewal-reward form).
+    """A draft length that drafts on while the expected gain exceeds its cost (SPEC 1.7, renewal-reward form).
 
     Token j is drafted if the predicted product of acceptances up to j exceeds rate * (time of one draft step + time of
-    one more verified position), where rate is tokens emitted per unit of time so far and times are in units of a plain
-    step. Acceptance is predicted from the entropy of the draft distribution in buckets, learned from what was accepted.
+    one more verified position). Here rate is tokens emitted per unit of time so far, and times are in units of a plain
+    step. Acceptance is predicted from the entropy of the draft distribution in buckets, learned from accepted drafts.
     The first draft is always made, so that the predictor keeps learning. The rule sees draft distributions before
-    anything is sampled from them, never the target: exact.
+    anything is sampled from them, never the target: it is exact.
 
-    Each request learns for itself, from the same prior: its draft lengths, hence its tokens, depend neither on the
-    requests beside it nor on those before, and there is nothing that a checkpoint would have to hold.
+    Each request learns for itself, from the same prior. Its draft lengths, hence its tokens, depend neither on the
+    requests beside it nor on earlier ones, and a checkpoint has nothing to hold.
     """
 
     edges = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5)  # nats

@@ -1,4 +1,4 @@
-"""Drafts of the model's own MTP head: what every drafter with the head keeps of a request, and the chain drafter."""
+"""Drafts of the model's own MTP head: the request state that all drafters with the head share, and a chain drafter."""
 
 from collections.abc import Callable, Sequence
 
@@ -27,12 +27,15 @@ ROOM = 64  # entries of a row that are put off at most, or twice a cycle's token
 
 
 class DeferredPrefill:
-    """Entries of the head's cache that are still to be written, by row, with the states [R, d] to write them from."""
+    """Entries of the head's cache that are still to be written, by row.
+
+    It holds the states [R, d] that they are computed from.
+    """
 
     def __init__(self, slots: Slots, like: Tensor) -> None:
-        """``like`` [d]: a state."""
+        """Register the columns; ``like`` [d] is a state that gives shape and dtype."""
         self.slots = slots
-        # [S] the first such entry: ``fed`` or -1 if there is none
+        # [S] the first deferred entry: ``fed`` or -1 if there is none
         self.first = slots.register_column("mtp/first_deferred", torch.tensor(-1), of_context=True)
         self.room = max(ROOM, 2 * (slots.sizes.drafts + 1))
         self.most = 0  # entries; no row is further behind: known without a wait for the device
@@ -40,11 +43,11 @@ class DeferredPrefill:
         self.states = slots.register_column("mtp/deferred", fresh, of_context=True)
 
     def full(self, width: int) -> bool:
-        """Return whether there may be no room for ``width`` more."""
+        """Return whether there may be no room for ``width`` more entries."""
         return self.most + width > self.room
 
     def put_off(self, rows: Rows, out: TargetOutput, emitted: Tensor, width: int) -> None:
-        """Keep the states of the entries of a cycle, ``emitted`` [B] of each row and ``width`` at most."""
+        """Keep the states of a cycle's entries for later: ``emitted`` [B] of each row, ``width`` at most."""
         self.most += width
         first = self.first[: rows.batch]
         torch.where(first < 0, rows.fed, first, out=first)
@@ -52,24 +55,27 @@ class DeferredPrefill:
         self.states[row, (rows.fed[row] + step) % self.room] = out.hidden[row, step]
 
     def read(self, first: int, batch: int) -> None:
-        """Note that nothing is put off any more in slots ``first``, ``first`` + 1, ..."""
+        """Mark slots ``first``, ``first`` + 1, ... as having no deferred entries."""
         self.first[first : first + batch] = -1
 
     def read_to(self, entries: Tensor) -> None:
-        """Note that another drafter has read on to ``entries`` [B] of the first B rows, which are all, and had read all
-        before."""
+        """Record that another drafter has read on to ``entries`` [B] of the first B rows.
+
+        That drafter had read everything before, and the first B rows are all rows.
+        """
         self.first[: len(entries)] = entries
         self.most = 0
 
     def behind(self, first: int, batch: int) -> Tensor:
-        """Return how many entries are to be written [B] in slots ``first``, ``first`` + 1, ..."""
+        """Return how many entries are still to be written [B] in slots ``first``, ``first`` + 1, ..."""
         known = self.first[first : first + batch]
         return torch.where(known < 0, 0, self.slots.fed[first : first + batch] - known)
 
     def of(self, first: int, behind: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return entries, tokens [B, W] and states [B, W, d] that are ``behind`` [B], in slots from ``first`` on.
+        """Return entries, tokens [B, W] and states [B, W, d] of the ``behind`` [B] deferred entries.
 
-        Beyond that, and in rows that have nothing to write, entries are overwritten before they are read.
+        They are those of slots from ``first`` on. Beyond them, and in rows that have nothing to write, entries are
+        overwritten before they are read.
         """
         slots = self.slots
         rows, last = slice(first, first + len(behind)), slots.capacity - 1
@@ -86,11 +92,11 @@ class DeferredPrefill:
 class HeadCache(SlotContext):
     """The cache of a head, whose drafters share the deferred prefill.
 
-    What is taken from a row goes on elsewhere, so what it has put off is read before.
+    A snapshot of a slot continues elsewhere, so its deferred entries are read before.
     """
 
     deferred: DeferredPrefill | None = None  # None: no prefill is put off
-    settle: Callable[[int], None]  # reads what a slot has put off
+    settle: Callable[[int], None]  # reads the deferred entries of a slot
 
     def snapshot(self, slot: int, length: int) -> tuple[Tensor, ...]:
         """Return a copy of the first ``length`` entries of a slot, all of them written."""
@@ -99,18 +105,18 @@ class HeadCache(SlotContext):
 
 
 class HeadPages(HeadCache, PagedContext):
-    """The same, in pages."""
+    """A ``HeadCache`` whose entries lie in pages."""
 
 
 # ---- the head
 
 
 class HeadDrafter:
-    """All of a ``Drafter`` but ``propose``. At temperature 0 drafts are greedy, which is target-only.
+    """Base class of drafters with the MTP head: all of a ``Drafter`` but ``propose``.
 
-    The head reads every cycle. A drafter that puts it off (``DeferredPrefill``) begins its first draft with
-    ``catch_up``. Once there is another drafter of the head, which began with all that there was, nothing is put off
-    any more.
+    At temperature 0 drafts are greedy, which is target-only. The head reads the tokens of every cycle. A drafter that
+    defers this (``DeferredPrefill``) begins its first draft with ``catch_up``. Once a second drafter of the head
+    exists, which began with all entries read, nothing is deferred any more.
     """
 
     name = "mtp"  # of its cache and its column
@@ -129,7 +135,7 @@ class HeadDrafter:
         self.hidden = slots.register_column(f"{self.name}/hidden", fresh, of_context=True)
 
     def _make(self, config: DecodingConfig) -> Callable[..., Tensor]:
-        """Return what takes a step, and set ``layer`` and ``shape``."""
+        """Return the function that runs one step of the head, and set ``layer`` and ``shape``."""
         policy = self.policy
         if policy.mtp is None:
             raise UserError(f"decoding.system={config.system!r} drafts with MTP weights, and the model has none")
@@ -141,11 +147,11 @@ class HeadDrafter:
         return self.policy.embed(tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits [B, V] of its states [B, d]."""
+        """Return the logits [B, V] of the head's states [B, d]."""
         return self.policy.logits(hidden)
 
     def states(self, out: TargetOutput) -> Tensor:
-        """Return what the first step reads of a pass of the target [B, n, d]."""
+        """Return the target's states [B, n, d] that the first step reads."""
         return out.hidden
 
     def _cache(self, slots: Slots) -> HeadCache:
@@ -157,7 +163,7 @@ class HeadDrafter:
         return cache
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
-        """Read on over the text of a prefill."""
+        """Read the tokens of a prefill into the head's cache."""
         with self.cache.at_span(span):
             states = self.head(self.embed(tokens[:, 1:]), self.states(out), span.positions, self.cache)
         if self.cache.deferred is not None:
@@ -166,11 +172,10 @@ class HeadDrafter:
             self.hidden[span.first + row] = states[row, length - 1] if length else 0
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """Take in what the cycle emitted.
+        """Read the emitted tokens of a cycle into the head's cache.
 
-        Entries of the drafts are overwritten by entries from real hidden states (SPEC 0.5).
-
-        A row's state for its next draft is that of its last emitted token; what lies beyond is never seen.
+        Entries from real hidden states overwrite those of the drafts (SPEC 0.5). A row's state for its next draft is
+        that of its last emitted token; entries beyond it are never seen.
         """
         states = self._feed(rows, 0, tokens, self.states(out))
         self.hidden[: rows.batch] = gather_rows(states, newest(emitted))[:, 0]
@@ -178,7 +183,7 @@ class HeadDrafter:
             self.cache.deferred.read_to(rows.fed + emitted)
 
     def catch_up(self, rows: Rows) -> bool:
-        """Read what the rows, which are all, have put off; False if that is nothing."""
+        """Read the deferred entries of all rows; return False if there are none."""
         deferred = self.cache.deferred
         if deferred is None or not deferred.most:
             return False
@@ -186,9 +191,9 @@ class HeadDrafter:
         return self._catch_up(deferred, 0, rows.batch, rows.used)
 
     def _catch_up(self, deferred: DeferredPrefill, first: int, batch: int, used: int) -> bool:
-        """Read what slots ``first``, ``first`` + 1, ...
+        """Read the deferred entries of slots ``first``, ``first`` + 1, ... in one pass; return False if there are none.
 
-        have put off, in one pass over at most ``used`` entries each.
+        The pass reads at most ``used`` entries of each slot.
         """
         behind = deferred.behind(first, batch)
         width = int(behind.max())
@@ -207,7 +212,7 @@ class HeadDrafter:
         return True
 
     def _settle(self, slot: int) -> None:
-        """Read what one slot has put off."""
+        """Read the deferred entries of one slot."""
         if self.cache.deferred is not None:
             self._catch_up(self.cache.deferred, slot, 1, self.slots.attention_width(int(self.slots.fed[slot])))
 
@@ -223,7 +228,7 @@ class HeadDrafter:
 class ChainDrafter:
     """Samples a chain of drafts, each from the distribution of a network that reads one token a pass.
 
-    At temperature 0 drafts are greedy. A subclass runs the network: ``begin``, ``logits`` and ``step``.
+    At temperature 0 drafts are greedy. A subclass runs the network in ``begin``, ``logits`` and ``step``.
     """
 
     def __init__(self, slots: Slots, config: DecodingConfig) -> None:
@@ -236,26 +241,26 @@ class ChainDrafter:
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [B, V] over the target's vocabulary of states [B, d]."""
+        """Return the logits [B, V] of states [B, d], over the target's vocabulary."""
         raise NotImplementedError
 
     def step(self, rows: Rows, step: int, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """Run one pass: tokens [B] just drafted at ``step`` and the states [B, d] behind them -> the next states."""
+        """Run one pass over tokens [B] just drafted at ``step`` and their states [B, d]; return the next states."""
         raise NotImplementedError
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """Draft the next tokens of every row.
 
         Rows that stop early keep drafting beside the others; those drafts do not count. When all have stopped, the
-        draft ends, unless the cycle may not ask the device whether they have.
+        draft ends, unless the cycle is static and may not read from the device whether they have.
         """
         length.start(rows)
-        if length.limit == 0:  # the cache follows all the same
+        if length.limit == 0:  # the cache still reads the cycle's tokens
             return Draft(tokens=rows.last.new_zeros(rows.batch, 0), probs=None, forwards=1)
         hidden, seen = self.begin(rows), rows.seen
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
-        kept: list[LogitRows] = []  # instead, where distributions stay logits
+        kept: list[LogitRows] = []  # in place of ``probs`` where distributions stay logits
         entropies: list[Tensor] = []
         chosen = None if self.tempered is None else self.tempered.choose(rows, length.limit)
         drawn = Drawn()
@@ -265,7 +270,7 @@ class ChainDrafter:
             logits = self.logits(hidden)[:, None]
             number = rows.uniforms[:, step]
             temperature = self.temperature if chosen is None else chosen[:, step]
-            if rows.logits:  # drawn in the same pass: what is asked about the length below does not see the token
+            if rows.logits:  # drawn in the same pass: the decision about the length below does not see the token
                 one, token = draw(logits[:, 0], rows.temperature(temperature), number)
                 kept.append(one)
                 entropies.append(one.entropy[:, 0])
@@ -301,7 +306,7 @@ class ChainDrafter:
         )
 
     def learn(self, rows: Rows, out: TargetOutput, emitted: Tensor) -> None:
-        """Learn the temperature of drafts from what became of a cycle's, where it is chosen."""
+        """Learn the draft temperature, where it is chosen, from the drafts of a cycle and the tokens it emitted."""
         if self.tempered is not None and self.drawn is not None:
             self.tempered.observe(rows, self.drawn, out.probs, emitted)
         self.drawn = None  # another drafter may be in charge of the next cycle
@@ -309,7 +314,7 @@ class ChainDrafter:
 
 @takes_logits
 class MTPDrafter(HeadDrafter, ChainDrafter):
-    """Samples each draft from the head's distribution, a chain of them."""
+    """Samples a chain of drafts, each from the head's distribution."""
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         HeadDrafter.__init__(self, policy, slots, config)
@@ -320,13 +325,12 @@ class MTPDrafter(HeadDrafter, ChainDrafter):
         return self.hidden[: rows.batch]
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """Take in what the cycle emitted."""
+        """Learn from the emitted tokens of a cycle and read them into the head's cache."""
         self.learn(rows, out, emitted)
         super().commit(rows, out, tokens, emitted)
 
     def step(self, rows: Rows, step: int, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """Run one recursive pass: tokens [B] just drafted at ``step`` and hidden [B, d] -> the next hidden [B,
-        d].
+        """Run one recursive pass over tokens [B] just drafted at ``step`` and hidden [B, d] -> the next hidden [B, d].
 
         Position ids go on from the anchor: t, t + 1, ...
         """

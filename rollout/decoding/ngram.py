@@ -1,4 +1,4 @@
-"""Drafts looked up in a row's own context: what followed the last occurrence of its longest suffix seen before."""
+"""Drafts looked up in a row's own context: the tokens after the last occurrence of its longest suffix seen before."""
 
 from collections.abc import Sequence
 
@@ -16,13 +16,13 @@ MAX_SUFFIX = 4  # tokens of a suffix that are compared
 
 
 class NgramDrafter:
-    """No model and no state: the drafts are one-hot, and a row whose newest token is new to it drafts nothing."""
+    """Drafter without model and state: drafts are one-hot, and a row whose newest token is new to it drafts nothing."""
 
     layers: tuple[int, ...] = ()
     target_pass = None
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
-        """Take what every drafter is given, and use none of it."""
+        """Accept the arguments of every drafter, and use none of them."""
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
         """Do nothing: the slots keep the context."""
@@ -49,7 +49,7 @@ class NgramDrafter:
 def last_match(context: Tensor, newest: Tensor) -> tuple[Tensor, Tensor]:
     """Return where the longest suffix of each row that occurs before ended last [B], and whether there is one [B].
 
-    ``context`` [B, C] up to place ``newest`` [B]; suffixes of at most MAX_SUFFIX tokens.
+    ``context`` is [B, C], and its newest token is at place ``newest`` [B]. Suffixes have at most MAX_SUFFIX tokens.
     """
     width = context.shape[1]
     places = torch.arange(width, device=context.device)

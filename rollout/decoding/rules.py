@@ -13,7 +13,7 @@ from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput, tak
 
 
 class ExactRule:
-    """What exact rules have in common."""
+    """Base class of exact rules."""
 
     exact = True
     stepwise = True
@@ -21,15 +21,19 @@ class ExactRule:
     counts: tuple[str, ...] = ()
 
     def __init__(self, *_: object) -> None:
-        """Take what every rule is given, and use none of it."""
+        """Accept the arguments of every rule, and use none of them."""
 
 
 @takes_logits
 class Rejection(ExactRule):
-    """With a one-hot draft this *is* target-only verification, which accepts with p(argmax q); with none, sampling."""
+    """Rejection sampling of chains.
+
+    With a one-hot draft this *is* target-only verification, which accepts with p(argmax q); without drafts it is
+    sampling.
+    """
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        """Judge the drafts of a cycle."""
+        """Verify the drafts of a cycle by rejection sampling."""
         if out.rows is None:
             return Accepted.chain(draft, *chain_verify(draft.tokens, draft.probs, out.probs, uniforms, draft.lengths))
         accepted, token, overlap = draw.verify(
@@ -39,26 +43,29 @@ class Rejection(ExactRule):
 
 
 class BlockRule(ExactRule):
-    """As many drafts as a rule that knows the chain alone can accept; the output distribution is the target's."""
+    """Block verification: no rule that knows only the chain accepts more drafts.
+
+    The output distribution is the target's.
+    """
 
     stepwise = False
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        """Judge the drafts of a cycle."""
+        """Verify the drafts of a cycle by block verification."""
         return Accepted.chain(draft, *block_verify(draft.tokens, draft.probs, out.probs, uniforms, draft.lengths))
 
 
 class TreeWalk(ExactRule):
-    """Siblings are tried one after another, each against the target's remaining mass; the output distribution is the
-    target's, at every temperature.
+    """Verification of trees: siblings are tried one after another, each against the target's remaining mass.
 
-    ``siblings``: how many were tried at each depth.
+    The output distribution is the target's, at every temperature. The statistic ``siblings`` counts how many were tried
+    at each depth.
     """
 
     counts = ("siblings",)
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: torch.Tensor) -> Accepted:
-        """Judge the drafts of a cycle."""
+        """Verify the drafts of a cycle, a tree or a chain."""
         drafts, parents = draft.tokens.shape[1], draft.parents
         if parents is None:
             parents = torch.arange(-1, drafts - 1, device=uniforms.device).expand_as(draft.tokens)

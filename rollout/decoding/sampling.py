@@ -1,7 +1,7 @@
 """Sampling distributions: from logits to probabilities, in one order for target and draft (SPEC 0.4).
 
-Penalty -> temperature -> top-k -> top-p -> min-p -> renormalise. Losslessness needs that the verified p and q are
-exactly the distributions that tokens are drawn from, so there is one function for both.
+The order is penalty -> temperature -> top-k -> top-p -> min-p -> renormalise. Verification is lossless only if p and q
+are exactly the distributions that tokens are drawn from, so one function serves both.
 """
 
 from dataclasses import dataclass, fields
@@ -14,7 +14,7 @@ from bebop.kernels.truncation import BORDER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSampling:
-    """Sampling parameters of B rows, each [B]; ``None`` where no row has anything but the neutral value."""
+    """Sampling parameters of B rows, each [B]; ``None`` where all rows have the neutral value."""
 
     temperature: Tensor | None = None  # 0 is greedy
     top_k: Tensor | None = None  # 0 is all
@@ -23,8 +23,10 @@ class BatchSampling:
     penalty: Tensor | None = None
 
     def probs(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Return the distributions [B, n, V] (float32) of logits [B, n, V]; ``seen`` [B, n, V] marks the tokens that
-        are penalised."""
+        """Return the distributions [B, n, V] (float32) of logits [B, n, V].
+
+        ``seen`` [B, n, V] marks the tokens that are penalised.
+        """
         logits = self.penalised(logits.float(), seen)
         if self.temperature is None:
             probs = logits.softmax(-1)
@@ -41,23 +43,23 @@ class BatchSampling:
         return probs
 
     def of(self, rows: Tensor) -> "BatchSampling":
-        """Return the parameters of some rows, in their order."""
+        """Return the parameters of the given rows, in their order."""
         columns = {one.name: getattr(self, one.name) for one in fields(self)}
         return BatchSampling(**{name: None if column is None else column[rows] for name, column in columns.items()})
 
     @property
     def asked(self) -> tuple[bool, ...]:
-        """Return of each parameter whether any row has more than the neutral value."""
+        """Return for each parameter whether any row has another than the neutral value."""
         return tuple(getattr(self, one.name) is not None for one in fields(self))
 
     @property
     def truncates(self) -> bool:
-        """Return whether any row leaves tokens out."""
+        """Return whether any row truncates its distribution."""
         return self.top_k is not None or self.top_p is not None or self.min_p is not None
 
     @property
     def plain(self) -> bool:
-        """Return whether the distributions are those of logits over a temperature, and nothing else is asked for."""
+        """Return whether all distributions are just those of logits over a temperature."""
         return not self.truncates and self.penalty is None
 
     def penalised(self, logits: Tensor, seen: Tensor | None) -> Tensor:
@@ -84,7 +86,7 @@ class BatchSampling:
 def _cut(probs: Tensor, keep: Tensor, asked: Tensor) -> Tensor:
     """Set tokens outside of ``keep`` [B, n, V] to 0 and renormalise, in the rows ``asked`` [B] (bool).
 
-    The other rows stay as they are to the last bit, so that a request never depends on the settings of its neighbours.
+    Other rows stay the same to the last bit, so that a request never depends on the settings of its neighbours.
     """
     kept = probs * keep
     return torch.where(asked[:, None, None], kept / kept.sum(-1, keepdim=True), probs)

@@ -1,9 +1,9 @@
-"""A draft temperature for each draft, chosen from what would have been accepted before: ``draft_temperature=auto``.
+"""A draft temperature for each draft, chosen by the overlaps of earlier cycles: ``draft_temperature=auto``.
 
 A draft that was drawn at temperature t is accepted with the overlap of p and q_t. After a cycle the head's logits and p
-are known at every position that was reached, and with them the overlap at any temperature. The next draft is drawn at
-the temperature of the largest mean so far, and that q is what verification gets: the choice is a function of past
-cycles alone, so the output distribution stays the target's.
+are known at every position that was reached, and so is the overlap at any temperature. The next draft is drawn at the
+temperature with the largest mean so far, and verification gets that q. The choice is a function of past cycles alone,
+so the output distribution stays the target's.
 """
 
 from dataclasses import dataclass, field, replace
@@ -32,10 +32,10 @@ CHUNK = 2**17  # numbers that are worked on at a time: they stay in a core's cac
 
 
 def measured(cycles: int, drafts: int) -> int | None:
-    """Return the position of the draft whose overlap is measured in the cycle that comes after so many; None: none is.
+    """Return the position whose overlap is measured in the cycle after ``cycles`` earlier ones; None: no position.
 
-    A function of their number alone: which positions are reached says how well drafts went, and a choice by that would
-    see poor contexts more often than they come.
+    It depends on that number alone. Which positions are reached says how well drafts went, and a choice by that would
+    see poor contexts too often.
     """
     if cycles < ALWAYS:
         return cycles % drafts
@@ -44,10 +44,10 @@ def measured(cycles: int, drafts: int) -> int | None:
 
 
 def overlaps(p: Tensor, logits: Tensor, temperatures: Tensor) -> Tensor:
-    """Return overlap [n, G] of distributions p [n, V] with softmax(logits / t) of logits [n, V], at temperatures t > 0
-    [n, G].
+    """Return the overlaps [n, G] of distributions p [n, V] with softmax(logits / t) of logits [n, V].
 
-    In one pass over blocks of a row and a few temperatures, or of a few rows: nothing of the size [n, G, V] is made.
+    ``temperatures`` t > 0 are [n, G]. The pass goes over blocks of a row and a few temperatures, or of a few rows, so
+    that no tensor of size [n, G, V] is made.
     """
     (count, vocabulary), grid = logits.shape, temperatures.shape[1]
     pairs = max(1, CHUNK // vocabulary)
@@ -66,14 +66,14 @@ def overlaps(p: Tensor, logits: Tensor, temperatures: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class Drawn:
-    """What the drafts of a cycle were drawn from, kept until it is known which of them were tested."""
+    """Draft logits of a cycle, kept until it is known which drafts were tested."""
 
     logits: list[Tensor] = field(default_factory=list)  # K of [B, V]
     seen: list[Tensor] = field(default_factory=list)  # K of [B, V], what penalties saw; empty without them
     lengths: Tensor | None = None  # [B] drafts that count; None: all K
 
     def add(self, logits: Tensor, seen: Tensor | None) -> None:
-        """Take in the next draft."""
+        """Keep the logits and penalty marks of the next draft."""
         self.logits.append(logits)
         if seen is not None:
             self.seen.append(seen)
@@ -81,36 +81,36 @@ class Drawn:
 
 @lru_cache
 def _prior(device: torch.device) -> Tensor:
-    """Return sums [G + 1] that a request begins with."""
+    """Return the sums [G + 1] that a request begins with."""
     fall = [-SLOPE * (place - START) ** 2 for place in range(len(GRID))]
     return torch.tensor([PRIOR * one for one in (*fall, 1.0)], dtype=torch.float64, device=device)
 
 
 @dataclass(frozen=True, slots=True)
 class Overlaps:
-    """Decayed sums [B, K, G + 1] by position and temperature of the grid, and in the last column their number."""
+    """Decayed sums [B, K, G + 1] of overlaps by position and temperature of the grid; the last column counts them."""
 
     kept: Tensor
 
     @classmethod
     def fresh(cls, positions: int) -> Tensor:
-        """Return the sums of a request that has seen nothing [K, G + 1]."""
+        """Return the sums [K, G + 1] of a request without any measurement."""
         return torch.zeros(positions, len(GRID) + 1, dtype=torch.float64)
 
     def best(self) -> Tensor:
-        """Return index [B, K] in the grid of the temperature to draft at."""
+        """Return the index [B, K] in the grid of the temperature to draft at."""
         kept = self.kept
         pooled = kept.sum(1, keepdim=True) + _prior(kept.device)
         return (kept[..., :-1] + SHARED * pooled[..., :-1] / pooled[..., -1:]).argmax(-1)
 
     def after(self, overlaps: Tensor, reached: Tensor) -> Tensor:
-        """Return the sums with one more cycle: overlaps [B, K, G], counted where ``reached`` [B, K]."""
+        """Return the sums after one more cycle: overlaps [B, K, G] count where ``reached`` [B, K]."""
         seen = torch.cat([overlaps.to(self.kept), torch.ones_like(self.kept[..., :1])], -1)
         return torch.where(reached[..., None], DECAY * self.kept + seen, self.kept)
 
 
 class DraftTemperature:
-    """The temperatures of the drafts of each request, learned from its own cycles alone."""
+    """The draft temperatures of each request, learned from its own cycles alone."""
 
     def __init__(self, slots: Slots) -> None:
         fresh = Overlaps.fresh(POSITIONS)
@@ -122,12 +122,12 @@ class DraftTemperature:
         self.factors = slots.register_column("temperature/factors", factors)
 
     def choose(self, rows: Rows, drafts: int) -> Tensor:
-        """Return temperatures [B, K] of the next drafts; a row that samples greedily drafts so."""
+        """Return the temperatures [B, K] of the next drafts; a row that samples greedily drafts greedily."""
         factors, own = self.factors[: rows.batch, :drafts], rows.sampling.temperature
         return factors if own is None else factors * own[:, None]
 
     def observe(self, rows: Rows, drawn: Drawn, p: Tensor, emitted: Tensor) -> None:
-        """Learn from a cycle of target's distributions p [B, K + 1, V] and ``emitted`` [B] tokens.
+        """Learn from a cycle with the target's distributions p [B, K + 1, V] and ``emitted`` [B] tokens.
 
         A position counts if its draft was tested: it was reached, and is not beyond the end of the completion.
         """
@@ -147,7 +147,7 @@ class DraftTemperature:
                 self._learn(rows, torch.tensor(chosen, device=p.device), place, drawn, p)
 
     def _learn(self, rows: Rows, chosen: Tensor, place: int, drawn: Drawn, p: Tensor) -> None:
-        """Learn of some rows [b] from their drafts at one position."""
+        """Learn from the drafts at one position of the rows ``chosen`` [b]."""
         seen = drawn.seen[place][chosen] if drawn.seen else None
         found = _overlaps(rows.sampling.of(chosen), p[chosen, place], drawn.logits[place][chosen], seen, self.grid)
         kept, one = self.kept[chosen], slice(place, place + 1)
@@ -157,8 +157,10 @@ class DraftTemperature:
 
 
 def _overlaps(sampling: BatchSampling, p: Tensor, logits: Tensor, seen: Tensor | None, grid: Tensor) -> Tensor:
-    """Return [b, G] of distributions p [b, V] and logits [b, V], of whose tokens penalties saw some (``seen`` [b,
-    V])."""
+    """Return the overlaps [b, G] of distributions p [b, V] with those of logits [b, V] at each temperature of the grid.
+
+    ``seen`` [b, V] marks the tokens that penalties apply to.
+    """
     own = torch.ones(len(p), device=p.device) if sampling.temperature is None else sampling.temperature
     logits = sampling.penalised(logits[:, None], None if seen is None else seen[:, None])[:, 0]
     if not sampling.truncates:

@@ -1,15 +1,15 @@
-"""Draft lengths that go by the time of cycles: ``draft_tokens=auto``.
+"""Draft lengths by the measured time of cycles: ``draft_tokens=auto``.
 
-What a cycle takes and what it gives is learned from cycles as they come.
+Both models learn from cycles as they run how long a cycle takes and how many tokens it emits.
 
-``ThroughputModel`` is for cycles in which all rows have the same number of drafts. With acceptance a_1 .. a_L of drafts
-that were tested, a cycle of B rows with K drafts emits B (1 + a_1 + ... + a_1 .. a_K) tokens on average. K = 0 is plain
-decoding. Both tables follow what is measured. A number of drafts that is not the best one is tried now and then, so
-that its entry stays known, at a cost that is bounded. ``CostLength`` drafts by it.
+``ThroughputModel`` is for cycles in which all rows have the same number of drafts. With acceptance a_1 .. a_L of tested
+drafts, a cycle of B rows with K drafts emits B (1 + a_1 + ... + a_1 .. a_K) tokens on average. K = 0 is plain decoding.
+Both tables follow the measurements. A number of drafts that is not the best one is tried now and then, so that its
+entry stays known, at a bounded cost. ``CostLength`` uses it.
 
-``CycleSeconds`` is for cycles in which each row has as many drafts as it wants. No two of them are alike, so a table by
-number of drafts does not do: seconds are taken to be a sum over the cycle's ``Work``, with four numbers for each batch
-size. ``RowCostLength`` drafts by it.
+``CycleSeconds`` is for cycles in which each row has its own number of drafts. No two of them are alike, so a table by
+number of drafts does not do. Seconds are modelled as a sum over the cycle's ``Work``, with four numbers for each batch
+size. ``RowCostLength`` uses it.
 """
 
 import math
@@ -28,9 +28,9 @@ from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import DraftLength, Outcome
 from bebop.rollout.slots import Slots
 
-# ---- what cycles take: the same number of drafts in all rows
+# ---- duration of cycles with the same number of drafts in all rows
 
-START, WEIGHT = 0.8, 8.0  # acceptance that is assumed before anything was drafted, and for how many tests that counts
+START, WEIGHT = 0.8, 8.0  # acceptance that is assumed before any draft, and the number of tests that this counts for
 FADE = 0.98  # weight of a cycle's acceptance over that of the next one
 ALL, ONE = 0.1, 0.05  # how far a cycle's seconds move the row of its size, and its own number of drafts beyond that:
 STALE, MAX_OWN = 20, 0.5  # once more for each so many cycles since that number was last measured, up to so far
@@ -41,13 +41,12 @@ REST = 16  # cycles before a number is tried again: two that are as good as one 
 
 
 def sizes(most: int) -> tuple[int, ...]:
-    """Return batch sizes that have a row of their own: powers of two, and the largest one."""
+    """Return the batch sizes that have a table row of their own: powers of two, and the largest size."""
     return (*(1 << i for i in range((most - 1).bit_length())), most)
 
 
 def between(known: Sequence[int], rows: int) -> list[tuple[int, float]]:
-    """Return the places of the known sizes around so many rows, and the weight of each on the straight line between
-    them."""
+    """Return the indices of the known sizes around ``rows``, each with its weight on the straight line between them."""
     high = next((i for i, size in enumerate(known) if size >= rows), len(known) - 1)
     if known[high] <= rows:
         return [(high, 1.0)]
@@ -56,10 +55,16 @@ def between(known: Sequence[int], rows: int) -> list[tuple[int, float]]:
 
 
 class ThroughputModel:
-    """The two tables, and the choice. Rows between two sizes are on a straight line."""
+    """Tables of seconds and of acceptance, and the choice of a number of drafts.
+
+    Numbers of rows between two known sizes are interpolated on a straight line.
+    """
 
     def __init__(self, most: int, slots: int, costs: Costs) -> None:
-        """At most ``most`` drafts, L, and ``slots`` rows; seconds begin as plain ones * (1 + K (draft + verify))."""
+        """Make tables for at most ``most`` drafts, L, and ``slots`` rows.
+
+        The seconds begin as those of a plain step * (1 + K (draft + verify)).
+        """
         each = costs.draft + costs.verify
         self.most, self.sizes = most, sizes(slots)
         self.seconds = [[1.0 + k * each for k in range(most + 1)] for _ in self.sizes]
@@ -69,24 +74,24 @@ class ThroughputModel:
         self.idle = [0] * (most + 1)  # cycles since each was measured
 
     def tokens(self) -> list[float]:
-        """Return expected of a row in a cycle with 0, 1, ..., L drafts."""
+        """Return the expected tokens of a row in a cycle with 0, 1, ..., L drafts."""
         chances = [passed / tested for passed, tested in zip(self.passed, self.tested, strict=True)]
         return list(accumulate(accumulate(chances, mul), initial=1.0))
 
     def costs(self, rows: int) -> list[float]:
-        """Return seconds of a cycle with 0, 1, ..., L drafts."""
+        """Return the seconds of a cycle with 0, 1, ..., L drafts."""
         around = between(self.sizes, rows)
         return [sum(share * self.seconds[size][k] for size, share in around) for k in range(self.most + 1)]
 
     def best(self, rows: int) -> int:
-        """Return the number of drafts with most tokens a second; of some that tie, the smallest."""
+        """Return the number of drafts with most tokens a second; of equal ones, the smallest."""
         return _largest(self.tokens(), self.costs(rows))
 
     def choose(self, rows: int) -> int:
-        """Return drafts of the next cycle: the best number, or one that is tried since it has earned what that loses.
+        """Return the number of drafts of the next cycle: the best one, or another one that has saved up for a trial.
 
-        What is lost is how much sooner the best one would have had as many tokens. Each number earns its share of
-        ``TRIALS``, so that those that lose little are tried often, and all of them some time.
+        The loss of a trial is how much sooner the best number would have had as many tokens. Each number of drafts
+        earns its share of ``TRIALS``. So numbers that lose little are tried often, and all of them some time.
         """
         tokens, costs = self.tokens(), self.costs(rows)
         best = _largest(tokens, costs)
@@ -101,10 +106,10 @@ class ThroughputModel:
         return best
 
     def measured(self, rows: int, drafts: int, seconds: float) -> None:
-        """Take in what a cycle took.
+        """Learn from the seconds of a cycle.
 
-        Machines and contexts change for all numbers of drafts alike, so a surprise moves the whole row; what was not
-        measured for long is moved farther.
+        Machines and contexts change for all numbers of drafts alike, so a surprise moves the whole row. A number that
+        was not measured for long moves farther.
         """
         surprise = math.log(max(seconds, SHORTEST) / self.costs(rows)[drafts])
         if not self.known:  # so far a cycle had no unit of time
@@ -118,12 +123,14 @@ class ThroughputModel:
         self.idle = [0 if k == drafts else idle + 1 for k, idle in enumerate(self.idle)]
 
     def timed(self, rows: int, drafts: int, seconds: float) -> None:
-        """Set what a cycle takes, for a size that has a row of its own."""
+        """Set the seconds of a cycle, for a batch size that has a row of its own."""
         self.seconds[self.sizes.index(rows)][drafts], self.known = max(seconds, SHORTEST), True
 
     def accepted(self, lengths: Sequence[int], drafts: int) -> None:
-        """Take in how many drafts stood in each row [B] of a cycle that had ``drafts``: all up to the first that fell
-        were tested."""
+        """Learn from the accepted drafts ``lengths`` [B] of a cycle with ``drafts`` drafts.
+
+        All drafts up to the first rejected one were tested.
+        """
         for k in range(drafts):
             tested, passed = sum(length >= k for length in lengths), sum(length > k for length in lengths)
             self.tested[k] = FADE * self.tested[k] + tested
@@ -131,18 +138,19 @@ class ThroughputModel:
 
 
 def _largest(tokens: Sequence[float], costs: Sequence[float]) -> int:
-    """Return where tokens a second are most."""
+    """Return the index with most tokens a second."""
     rates = [emitted / spent for emitted, spent in zip(tokens, costs, strict=True)]
     return rates.index(max(rates))
 
 
-# ---- what cycles take: as many drafts in each row as it wants
+# ---- duration of cycles in which each row has its own number of drafts
 
 
-# Standard deviations, of logarithms: of a cycle's seconds; of what is given, and of how it drifts from one cycle to the
-# next, for all numbers together (a machine that is slower for all of them) and for each by itself; and how little may
-# come to be known of each. What a cycle does not do drifts with it but little: where everything has become slower, that
-# seems cheap, is tried, and found out; if it were taken to be slower as well, it would never be.
+# Standard deviations of logarithms: of a cycle's seconds (NOISE); of the prior numbers (GIVEN) and of their drift from
+# one cycle to the next (DRIFT), for all numbers together (a slower machine) and for each by itself (EACH); and the most
+# that a number may be uncertain (UNKNOWN). Work that a cycle does not do drifts with the others only a little. Where
+# everything has become slower, such work seems cheap, is tried, and is measured. If it were assumed to be slower as
+# well, it would never be tried.
 NOISE = 0.2
 GIVEN, GIVEN_EACH = 0.3, 0.7
 DRIFT, DRIFT_EACH = 0.005, 0.02
@@ -152,7 +160,7 @@ Numbers = NDArray[np.float64]
 
 
 class Work(NamedTuple):
-    """Of a cycle, or of some on average."""
+    """Amounts of work in a cycle, or their means over several cycles."""
 
     cycles: float = 1.0
     drafted: float = 0.0  # whether anything is: many rows of a token are faster than a few of several
@@ -161,14 +169,17 @@ class Work(NamedTuple):
 
 
 class CycleSeconds:
-    """An extended Kalman filter over the logarithms of the four numbers, one a batch size that has a row of its own.
+    """An extended Kalman filter over the logarithms of the four numbers, one for each batch size of its own.
 
-    It moves numbers by how much they have to do with a surprise and by how uncertain they are: one that no cycle says
-    anything about, as nothing is drafted, moves with the others alone. Rows between two sizes are on a straight line.
+    It moves a number by its share in a surprise and by its uncertainty. A number that no cycle measures, because
+    nothing is drafted, moves with the others alone. Rows between two sizes are on a straight line.
     """
 
     def __init__(self, slots: int, costs: Costs) -> None:
-        """For up to ``slots`` rows; the numbers begin as ``costs`` has them, in a unit that the first cycle sets."""
+        """Make a filter for up to ``slots`` rows.
+
+        The numbers begin as in ``costs``, in a unit that the first cycle sets.
+        """
         self.sizes = sizes(slots)
         given = [Work(1.0, costs.verify, costs.verify / size, costs.draft) for size in self.sizes]
         self.logs = np.log(np.maximum(given, SHORTEST))  # [sizes, 4]
@@ -178,18 +189,20 @@ class CycleSeconds:
         self.known = False  # whether any of it was measured
 
     def each(self, rows: int) -> Numbers:
-        """Return seconds of each kind of work [4], with so many rows."""
+        """Return the seconds of each kind of work [4] in cycles of ``rows`` rows."""
         line: Numbers = np.sum([share * np.exp(self.logs[i]) for i, share in between(self.sizes, rows)], 0)
         return line
 
     def costs(self, rows: int) -> Costs:
-        """Return the costs in plain steps, as ``DecodingConfig`` has them: ``verify`` is that of a draft more in every
-        row."""
+        """Return the costs in plain steps, as in ``DecodingConfig``.
+
+        ``verify`` is the cost of one more draft in every row.
+        """
         plain, _, verify, draft = self.each(rows).tolist()
         return Costs(draft=draft / plain, verify=rows * verify / plain)
 
     def measured(self, rows: int, work: Work, seconds: float) -> None:
-        """Take in a cycle."""
+        """Learn from the work and the seconds of a cycle."""
         terms = self.each(rows) * work
         surprise = math.log(max(seconds, SHORTEST) / terms.sum())
         if not self.known:  # so far a cycle had no unit of time
@@ -206,7 +219,7 @@ class CycleSeconds:
 
 
 def _capped(spread: Numbers) -> Numbers:
-    """Return it with standard deviations of at most UNKNOWN and the same correlations."""
+    """Return the covariance with standard deviations of at most UNKNOWN and the same correlations."""
     scale = np.minimum(1.0, UNKNOWN / np.sqrt(np.diag(spread)))
     capped: Numbers = spread * np.outer(scale, scale)
     return capped
@@ -216,38 +229,43 @@ def _capped(spread: Numbers) -> Numbers:
 
 
 class TimedLength(DraftLength, ABC):
-    """It looks at what earlier cycles took and had accepted, so the output distribution is the target's; but drafts
+    """Base class of draft lengths that depend on the measured time of earlier cycles.
+
+    They look only at earlier cycles' seconds and acceptance, so the output distribution is the target's. But drafts
     depend on measured time, so tokens are not a function of seeds: a job that is run again, or resumed, has other
     completions.
     """
 
     sizes: Sequence[int]  # batch sizes whose cycles are timed before the first request
-    kinds: Sequence[Any]  # of cycles, that are timed at each size
-    forced: Any = None  # the kind of cycles to come, whatever pays
+    kinds: Sequence[Any]  # kinds of cycles that are timed at each size
+    forced: Any = None  # the kind of all next cycles, whether or not it pays
 
     def before(self, kind: Any) -> int:
-        """Return cycles of the kind to run before the one that is timed, so that it is like those of a request."""
+        """Return how many cycles of the kind run before the timed one, so that it is like those of a request."""
         return 0
 
     @abstractmethod
     def take(self, known: object) -> object:
-        """Go on with what an earlier length knew, if it is of use; what it is that is known from now on."""
+        """Use the knowledge of an earlier length if it fits; return the knowledge in use from now on."""
 
     @abstractmethod
     def took(self, seconds: float) -> None:
-        """Learn from the cycle that has ended."""
+        """Learn from the duration of the cycle that has ended, in seconds."""
 
     @abstractmethod
     def timed(self, seconds: Sequence[float]) -> None:
-        """Learn what the latest cycles took, all of the ``forced`` kind; other work may have slowed some down."""
+        """Learn from the durations of the latest cycles, all of the ``forced`` kind.
+
+        Other work may have slowed some of them down.
+        """
 
     def forget(self) -> None:
-        """End the timing of cycles; their drafts do not count."""
+        """End the timing of cycles; drafts of the timed cycles do not count."""
         self.forced = None
 
 
 class CostLength(TimedLength):
-    """The same K for all rows of a cycle, from 0 on, by ``ThroughputModel``.
+    """A draft length with the same K, from 0 on, for all rows of a cycle, by ``ThroughputModel``.
 
     Acceptance is that of the engine, whose requests are decoded together. Kinds of cycles are numbers of drafts.
     """
@@ -259,31 +277,31 @@ class CostLength(TimedLength):
         self._kept: Tensor | None = None  # [B] drafts of the cycle that stood
 
     def take(self, known: object) -> ThroughputModel:
-        """Go on with the tables of an earlier length that had as many drafts."""
+        """Use the tables of an earlier length that had as many drafts."""
         if isinstance(known, ThroughputModel) and known.most == self.pace.most:
             self.pace = known
         return self.pace
 
     def plan(self, batch: int) -> None:
-        """Set ``limit`` for the cycle."""
+        """Set ``limit`` for the next cycle."""
         self.limit = self.pace.choose(batch) if self.forced is None else self.forced
 
     def note(self, batch: int, outcome: Outcome) -> None:
-        """Note what stood; numbers are asked of the device when the cycle is over.
+        """Keep how many drafts were accepted; the numbers are read from the device when the cycle is over.
 
-        A row that had no more drafts (nothing was found for it) counts as one whose next draft did not stand.
+        A row that had no more drafts (nothing was found for it) counts as one whose next draft was rejected.
         """
         self._kept = outcome.stood[:batch]
 
     def took(self, seconds: float) -> None:
-        """Learn from the cycle that has ended."""
+        """Learn from the seconds and the accepted drafts of the cycle that has ended."""
         if self._kept is not None:
             self.pace.measured(len(self._kept), self.limit, seconds)
             self.pace.accepted(self._kept.tolist(), self.limit)
         self._kept = None
 
     def timed(self, seconds: Sequence[float]) -> None:
-        """Learn what the latest cycles took; the fastest counts."""
+        """Learn from the seconds of the latest cycles; the fastest counts."""
         assert self._kept is not None
         self.pace.timed(len(self._kept), self.limit, min(seconds))
 
@@ -301,13 +319,14 @@ PRIOR_STOOD, PRIOR_CYCLES = 1.0, 8.0
 
 
 class RowCostLength(TimedLength):
-    """The drafter knows what each draft is worth, and this what it costs beside so many rows (``CycleSeconds``).
+    """A draft length by row: the drafter knows the value of each draft, and ``CycleSeconds`` its cost.
 
-    Whether a cycle drafts at all goes by what those that did had accepted on average, since the first draft costs more
-    than the ones after it and what it is worth is not known before it was drawn. What pays less is tried now and then,
-    so that both stay known, at a cost that is bounded as in ``ThroughputModel``.
+    Whether a cycle drafts at all depends on the mean of accepted drafts in cycles that did. The first draft costs more
+    than those after it, and its value is not known before it is drawn. The choice that pays less is tried now and then,
+    so that both stay known. The cost of that is bounded as in ``ThroughputModel``.
 
-    Kinds of cycles are limits with costs at which the head, if there is one, has a pass for no draft or for each.
+    Kinds of cycles are limits with costs. By these costs the head, if there is one, runs a pass for no draft or for
+    each.
     """
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
@@ -325,13 +344,13 @@ class RowCostLength(TimedLength):
         return int(kind[1] is HEADED)
 
     def take(self, known: object) -> CycleSeconds:
-        """Go on with what an earlier length learned: work takes the same time whoever drafts."""
+        """Use the numbers of an earlier length: work takes the same time with every drafter."""
         if isinstance(known, CycleSeconds) and known.sizes == self.sizes:
             self.seconds = known
         return self.seconds
 
     def plan(self, batch: int) -> None:
-        """Set ``limit`` and ``costs`` for the cycle."""
+        """Set ``limit`` and ``costs`` for the next cycle."""
         if self.forced is not None:
             self.limit, self.costs = self.forced
             return
@@ -344,8 +363,10 @@ class RowCostLength(TimedLength):
             self.limit, self.costs = self.some, FREE
 
     def _choice(self, rows: int) -> tuple[bool, bool]:
-        """Return whether drafting pays, and whether the next cycle tries the other, which has earned what that
-        loses."""
+        """Return whether drafting pays, and whether the next cycle tries the other choice.
+
+        A trial has to be saved up for, as in ``ThroughputModel``.
+        """
         tokens, taken, plain = self.expected(rows)
         pays = tokens * plain > taken
         loss = plain - taken / tokens if pays else taken - tokens * plain
@@ -363,12 +384,12 @@ class RowCostLength(TimedLength):
         return 1 + stood / batches, float(each @ Work(1.0, drafted, drafts * rows, passes)), float(each[0])
 
     def note(self, batch: int, outcome: Outcome) -> None:
-        """Note what there was in the cycle; numbers are asked of the device when it is over."""
+        """Keep the work of the cycle; the accepted drafts are read from the device when it is over."""
         drafts = outcome.drafts or 0
         self._seen = batch, Work(1.0, float(drafts > 0), drafts, outcome.forwards), outcome.stood[:batch]
 
     def took(self, seconds: float) -> None:
-        """Learn from the cycle that has ended."""
+        """Learn from the seconds, the work and the accepted drafts of the cycle that has ended."""
         if self._seen is None:
             return
         rows, work, stood = self._seen
@@ -379,7 +400,7 @@ class RowCostLength(TimedLength):
         self._seen = None
 
     def timed(self, seconds: Sequence[float]) -> None:
-        """Learn what the latest cycles took; all of them count, none as more than an outlier may."""
+        """Learn from the seconds of the latest cycles; all of them count, each clipped at ``OUTLIER``."""
         assert self._seen is not None
         for one in seconds:
             self.seconds.measured(*self._seen[:2], one)

@@ -1,11 +1,11 @@
-"""Watches verification, and says of some requests how each of their tokens came about (``bebop.trajectory``).
+"""Observes verification, and records for some requests how each of their tokens came about (``bebop.trajectory``).
 
-What a cycle shows is condensed on the device to a few numbers a place, and stays there until its request ends: a cycle
-waits for nothing more than before. Rows that nobody asked about cost nothing.
+Each cycle is condensed on the device to a few numbers a place, which stay there until the request ends. So a cycle has
+nothing more to wait for. Rows that are not traced cost nothing.
 
 A place is a row of 7 + 4M int32: its verdict (NONE where no token was emitted), the draft, the M likeliest tokens of p
 and those of q; then, as the bits of a float32, p and q of the draft, the overlap, the entropies of p and of q, and the
-probabilities of those tokens. All in one tensor, so that a completion is one copy.
+probabilities of those tokens. All places are in one tensor, so that a completion is one copy.
 """
 
 from collections.abc import Sequence
@@ -23,40 +23,41 @@ from bebop.trajectory import NONE, TOP, VERDICTS, Completion, Trace, join_traces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """What is kept of a cycle, of the R rows that are traced."""
+    """Record of one cycle for the R rows that are traced."""
 
     drafter: str
     places: Tensor  # [R, K + 1, 7 + 4M], see ``condensed``
 
 
 class Tracer:
-    """An ``Observer`` of cycles, which is told where requests come, move and end."""
+    """An ``Observer`` of cycles that records traces; the engine reports where requests come, move and end."""
 
     def __init__(self, drafter: str) -> None:
-        """``drafter``: the name of the drafter in charge now."""
+        """Make a tracer; ``drafter`` is the name of the drafter in use."""
         self.drafter = drafter
         self._cycles: dict[int, list[tuple[Cycle, int]]] = {}  # slot -> the cycles of its request, and its row in each
         self._chosen: Tensor | slice | None = None  # the slots as an index, until they change
 
     @property
     def following(self) -> bool:
-        """Return whether a request is traced."""
+        """Return whether any request is traced."""
         return bool(self._cycles)
 
     def follow(self, slot: int) -> None:
-        """Trace the request that has come to a slot."""
+        """Trace the new request in a slot."""
         self._cycles[slot], self._chosen = [], None
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Move requests from slots to others, whose own have ended."""
+        """Move traced requests from slots to other slots, whose own requests have ended."""
         for source, target in zip(sources, targets, strict=True):
             if source in self._cycles:
                 self._cycles[target], self._chosen = self._cycles.pop(source), None
 
     def end(self, slot: int, count: int, before: Completion | None, vocabulary: int) -> Trace | None:
-        """Return the trace of a completion of ``count`` tokens that leaves a slot, if it is followed.
+        """Return the trace of a completion of ``count`` tokens that leaves a slot, or None if it is not traced.
 
-        ``before``: what it went on from; of tokens that came without a trace nothing is known.
+        ``before`` is the partial completion that it was resumed from. Its tokens count as unknown if they have no
+        trace.
         """
         if slot not in self._cycles:
             return None
@@ -66,7 +67,7 @@ class Tracer:
         return own if before is None else join_traces([before.trace or unknown(done, top), own])
 
     def __call__(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted, emitted: Tensor) -> None:
-        """Keep what a cycle shows of the traced requests."""
+        """Record a cycle for the traced requests."""
         if not self._cycles:
             return
         slots, chosen = sorted(self._cycles), self._index(rows.last.device)
@@ -85,13 +86,13 @@ class Tracer:
             self._cycles[slot].append((cycle, row))
 
     def _index(self, device: torch.device) -> Tensor | slice:
-        """Return the slots in order; neighbours as a slice, which copies nothing."""
+        """Return the index of the traced slots in order; neighbours as a slice, which copies nothing."""
         if self._chosen is None:
             slots = sorted(self._cycles)
             first, end = slots[0], slots[-1] + 1
             if end - first == len(slots):
                 self._chosen = slice(first, end)
-            else:  # put together on the device, which a copy would have to wait for
+            else:  # assembled on the device: a copy from the host would wait for it
                 numbers = torch.arange(end, device=device)
                 self._chosen = torch.cat([numbers[slot : slot + 1] for slot in slots])
         return self._chosen
@@ -114,7 +115,7 @@ def condensed(
     lengths: Tensor,
     emitted: Tensor,
 ) -> Tensor:
-    """Return the places [R, K + 1, 7 + 4M] of a cycle of R rows, see the module.
+    """Return the places [R, K + 1, 7 + 4M] of a cycle of R rows, see the module docstring.
 
     Args:
         draft: a chain of K drafts [R, K].
@@ -122,7 +123,7 @@ def condensed(
         made: drafts that count [R]; None: all.
         entropies: of q [R, K]; None: not known yet.
         p: the target's distributions [R, K + 1, V].
-        tokens: as accepted [R, K + 1]; one that stands may be a sibling of its draft, where that is of a tree.
+        tokens: as accepted [R, K + 1]; in a tree an accepted token may be a sibling of its draft.
         lengths: accepted drafts [R].
         emitted: tokens that count [R].
     """
@@ -144,7 +145,7 @@ def condensed(
         ids, chances = likeliest(q, top)
         own = torch.stack([of_token, torch.minimum(p[:, :drafts], q).sum(-1), spread], -1)
         of_draft = torch.cat([own, chances], -1)
-    # Of what was not tested, nothing.
+    # Drafts that were not tested have no numbers.
     of_draft = pad(of_draft, (0, 0, 0, 1)).where(tested[..., None], torch.nan)
     chance = p.gather(-1, drafted[..., None]).where(tested[..., None], torch.nan)
     ids = pad(ids, (0, 0, 0, 1)).where(tested[..., None], NONE)
@@ -157,8 +158,8 @@ def condensed(
 def likeliest(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the M likeliest tokens of distributions [..., V], the likeliest first, and their probabilities [..., M].
 
-    ``count``: M. NONE stands for a token of probability 0. A large vocabulary is searched in chunks, those with the M
-    largest maxima hold them: that takes a CPU a quarter of the time of ``topk`` over all.
+    ``count`` is M. NONE stands for a token of probability 0. A large vocabulary is searched in chunks. The chunks with
+    the M largest maxima hold the M tokens. On a CPU this takes a quarter of the time of ``topk`` over all.
     """
     vocabulary = probs.shape[-1]
     if vocabulary <= count * CHUNK:
@@ -174,7 +175,7 @@ def likeliest(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def unknown(count: int, top: int) -> Trace:
-    """Return the trace of ``count`` tokens of which nothing is known; ``top``: columns of likeliest tokens."""
+    """Return a trace of ``count`` tokens without information; ``top``: columns of likeliest tokens."""
     missing, none = np.full(count, np.nan, dtype=np.float32), np.full(count, NONE, dtype=np.int32)
     return Trace(
         verdicts=np.full(count, UNKNOWN, dtype=np.int8),
@@ -195,10 +196,9 @@ def unknown(count: int, top: int) -> Trace:
 
 
 def unpacked(cycles: Sequence[Tensor], drafters: Sequence[str], count: int, top: int) -> Trace:
-    """Return the first ``count`` tokens of a completion, from the places [K + 1, 7 + 4M] of its cycles, and who drafted
-    in each.
+    """Return the trace of the first ``count`` tokens of a completion, in one copy off the device.
 
-    One copy off the device.
+    ``cycles`` are the places [K + 1, 7 + 4M] of each cycle, ``drafters`` the drafter of each.
     """
     if not cycles:
         return unknown(0, top)

@@ -1,6 +1,6 @@
-"""From configuration to SGLang's arguments, and refusals of what it cannot host or would ignore. No sglang needed.
+"""SGLang's arguments from a job's configuration, and refusals of settings that it cannot host or would ignore.
 
-``HOSTINGS`` says what SGLang has in place of our drafters.
+``HOSTINGS`` says what SGLang has in place of our drafters. This module needs no sglang.
 """
 
 import json
@@ -19,7 +19,7 @@ from bebop.systems.base import System
 from bebop.trajectory import SamplingParams
 
 OLDEST = (0, 5, 14)  # the first with speculative_use_rejection_sampling
-CPU = {  # what a CPU without AMX takes; see recipes/sglang
+CPU = {  # arguments for a CPU without AMX; see recipes/sglang
     "device": "cpu",
     "attention_backend": "triton",
     "triton_attention_num_kv_splits": 1,
@@ -30,22 +30,22 @@ CPU = {  # what a CPU without AMX takes; see recipes/sglang
     "sleep_on_idle": True,  # else it takes a whole core while it waits
 }
 
-# ---- what it has for our drafters
+# ---- SGLang's algorithms for our drafters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosting:
-    """How SGLang drafts in the place of a drafter, and what of it can be chosen."""
+    """How SGLang drafts in place of one of our drafters, and which options it has."""
 
     algorithms: tuple[str | None, ...]  # what a server calls it
-    arguments: Callable[[DecodingConfig, SglangConfig, Path], dict[str, Any]]  # how it is started, target in a folder
-    wanted: Callable[[DecodingConfig], dict[str, tuple[Any, ...]]]  # what a server must say of itself: right values
+    arguments: Callable[[DecodingConfig, SglangConfig, Path], dict[str, Any]]  # to start it, with the target's folder
+    wanted: Callable[[DecodingConfig], dict[str, tuple[Any, ...]]]  # settings a server must report: allowed values
     lengths: tuple[str, ...] = ("fixed",)  # modules of rollout/decoding/lengths that it can follow
     sampled: bool = True  # drafts can be draws from q
     cpu: bool = True  # Triton's interpreter runs it where there is no GPU
     seeded: bool = True  # with deterministic inference, completions have random numbers of their own
     measured: bool = True  # the plugin sees its drafts
-    refuse: Callable[[DecodingConfig, SglangConfig, Path], None] | None = None  # the drafter, where it has a folder
+    refuse: Callable[[DecodingConfig, SglangConfig, Path], None] | None = None  # checks a drafter that has a folder
     part: str = ""  # the trained part that it drafts with, whose folder ``arguments`` is given in place of the target's
 
 
@@ -74,7 +74,7 @@ def eagle3_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) 
 
 
 def head_wanted(decoding: DecodingConfig) -> dict[str, tuple[Any, ...]]:
-    """Return what a running server must say of itself to draft with the MTP head."""
+    """Return the settings that a running server must report to draft with the MTP head: names with allowed values."""
     system = SYSTEMS[decoding.system]
     steps = {"speculative_num_steps": (decoding.limit,)} if system.fixed_length else {}
     return {
@@ -99,11 +99,11 @@ def model_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) -
 
 
 def model_wanted(decoding: DecodingConfig) -> dict[str, tuple[Any, ...]]:
-    """Return what a running server must say of itself to draft with a separate model."""
+    """Return the settings that a running server must report to draft with a separate model."""
     return head_wanted(decoding) | {"speculative_use_rejection_sampling": (False,)}
 
 
-# What it has for these would be NGRAM, fed by /add_external_corpus.
+# SGLang's algorithm for these would be NGRAM, with texts from /add_external_corpus.
 PADDED = (
     "its NGRAM drafts are not verified exactly: they are filled up with token 0, and each of those counts as another "
     "draft of it (docs/upstream.md); "
@@ -147,7 +147,7 @@ def missing(system: System) -> str | None:
 
 HOSTED = [name for name, system in SYSTEMS.items() if missing(system) is None]
 
-# ---- its arguments
+# ---- SGLang's arguments
 
 
 def server_arguments(
@@ -192,7 +192,7 @@ def server_arguments(
 def speculation(
     decoding: DecodingConfig, own: SglangConfig, folder: Path, device: str, drafter: Path | None = None
 ) -> dict[str, Any]:
-    """Return how tokens are drafted and verified, as arguments; all are given, since SGLang's defaults vary."""
+    """Return the arguments for drafting and verification; all are given, since SGLang's defaults vary."""
     refuse_system(decoding, own, device)
     system = SYSTEMS[decoding.system]
     if system.drafts:
@@ -201,7 +201,7 @@ def speculation(
 
 
 def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> None:
-    """Raise ``UserError`` for a way of decoding that SGLang does not have."""
+    """Raise ``UserError`` for a decoding configuration that SGLang cannot run."""
     name, temperature = decoding.system, decoding.draft_temperature
     system = SYSTEMS[name]
     if (lack := missing(system)) is not None:
@@ -248,7 +248,7 @@ def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> N
 
 
 def refuse_loop(config: JobConfig) -> None:
-    """Raise ``UserError`` for a loop that cannot drive SGLang."""
+    """Raise ``UserError`` for settings of the RL loop that do not work with SGLang."""
     own, rollout = config.rollout.sglang, config.rollout
     if config.monitor.actions:
         raise UserError("monitor.actions=true is not possible with SGLang: it decodes as it was started")
@@ -267,7 +267,7 @@ def refuse_loop(config: JobConfig) -> None:
 
 
 def refuse_length(config: JobConfig, settings: Any) -> None:
-    """Raise ``UserError`` unless a model (its Hugging Face configuration) has positions for what SGLang looks ahead.
+    """Raise ``UserError`` unless a model (its Hugging Face configuration) has positions for SGLang's lookahead.
 
     SGLang cuts completions one token before its context ends, and puts drafts behind them.
     """
@@ -293,7 +293,7 @@ def refuse_vocabulary(folder: Path) -> None:
 
 
 def refuse_sampling(params: SamplingParams, speculative: bool, rescored: bool) -> None:
-    """Raise ``UserError`` for a distribution that SGLang would not sample from, or whose log-probs it does not give."""
+    """Raise ``UserError`` for a distribution that SGLang does not sample from, or gives no log-probs of."""
     if params.repetition_penalty != 1.0:
         raise UserError(
             f"repetition_penalty={params.repetition_penalty} is not possible with SGLang: its penalty is another "
@@ -309,14 +309,14 @@ def refuse_sampling(params: SamplingParams, speculative: bool, rescored: bool) -
 
 
 def refuse_version(version: str) -> None:
-    """Raise ``UserError`` for a version without rejection sampling of sampled drafts."""
+    """Raise ``UserError`` for an SGLang version without rejection sampling of sampled drafts."""
     numbers = tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split(".")[:3])
     if numbers < OLDEST:
         raise UserError(f"sglang {version} verifies no sampled drafts: install {'.'.join(map(str, OLDEST))} or newer")
 
 
 def refuse_server(info: Mapping[str, Any], decoding: DecodingConfig, url: str) -> None:
-    """Raise ``UserError`` if a running server drafts or verifies otherwise than asked for."""
+    """Raise ``UserError`` if a running server drafts or verifies in another way than the configuration says."""
     refuse_version(str(info.get("version", "0")))
     hosting = HOSTINGS[SYSTEMS[decoding.system].drafter_name]
     wanted = {"speculative_algorithm": hosting.algorithms, **hosting.wanted(decoding)}
@@ -327,7 +327,7 @@ def refuse_server(info: Mapping[str, Any], decoding: DecodingConfig, url: str) -
 
 
 def pause_mode(own: SglangConfig, on_update: str) -> Pause:
-    """Return what becomes of running completions while weights change."""
+    """Return what SGLang does with running completions while weights change."""
     return own.pause or ("in_place" if on_update == "keep" else "retract")
 
 

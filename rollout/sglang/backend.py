@@ -1,4 +1,4 @@
-"""SGLang engines as the adapter sees them: the one inside this process, a server by its address, and several as one."""
+"""SGLang engines behind one interface: one inside this process, a server by its address, and several as one."""
 
 import asyncio
 import contextlib
@@ -19,10 +19,10 @@ from bebop.runtime.watchdog import SuspendAwareClock, within
 
 log = logging.getLogger(__name__)
 Reply = dict[str, Any]
-# One intermediate report would cut the plugin's entries, which are per verification step, at a number of tokens.
+# An intermediate report would cut the plugin's entries, which are per verification step, at a number of tokens.
 WHOLE_ANSWERS = {"SGLANG_FORCE_STREAM_INTERVAL": str(1 << 30)}
-# On a CPU. Without the third, 64 programs a row look for the largest of a handful of numbers: half of the time. Without
-# the last, a server compiles for seconds what it calls a few times.
+# Environment on a CPU. Without the third, 64 programs a row look for the largest of a few numbers: half of the time.
+# Without the last, a server compiles for seconds what it calls a few times.
 INTERPRETER = {
     "TRITON_INTERPRET": "1",
     "BEBOP_SGLANG_CPU": "1",
@@ -47,29 +47,32 @@ METHODS = {"weights_checker": "check_weights"}  # where the engine's own name is
 
 
 class Backend(Protocol):
-    """Requests and control calls; every call raises ``EngineDied`` if the server is gone."""
+    """Interface for requests and control calls; every call raises ``EngineDied`` if the server is gone."""
 
     async def start(self) -> None:
-        """Make it ready; called again, bring it back."""
+        """Make the server ready; another call restarts it."""
 
     async def generate(self, payload: Mapping[str, Any]) -> Reply:
-        """Answer one request: ``output_ids`` and ``meta_info``."""
+        """Return the reply to one request: ``output_ids`` and ``meta_info``."""
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
         """Make a call of ``STRUCTS``, or ``abort_request``; a reply with ``success`` false raises ``EngineDied``."""
 
     def dead(self) -> str | None:
-        """Return why it is known to be dead; None: it is not."""
+        """Return why the server is known to be dead; None: it is not."""
 
     async def close(self) -> None:
         """End the processes that were started."""
 
 
 class LocalBackend:
-    """``sglang.Engine`` in this process, its scheduler in child processes."""
+    """``sglang.Engine`` in this process, with its scheduler in child processes."""
 
     def __init__(self, arguments: Mapping[str, Any], environment: Mapping[str, str], hang_after: float = 30.0) -> None:
-        """``environment`` is set for SGLang's processes, and hence for this one; ``hang_after`` as in ``runtime``."""
+        """Keep the arguments of ``sglang.Engine`` for ``start``.
+
+        ``environment`` is set for SGLang's processes, and hence for this one; ``hang_after`` as in ``runtime``.
+        """
         self.arguments, self.environment = dict(arguments), dict(environment)
         self.engine: Any = None
         self.children: set[int] = set()
@@ -79,7 +82,7 @@ class LocalBackend:
         self._stopped: dict[int, SuspendAwareClock] = {}  # a child that is stopped, and since when
 
     async def start(self) -> None:
-        """Load the model. Blocks the event loop, which SGLang binds to."""
+        """Load the model. This blocks the event loop, which SGLang binds to."""
         os.environ.update(WHOLE_ANSWERS | self.environment)
         import sglang
 
@@ -99,7 +102,7 @@ class LocalBackend:
         self.heart.start()
 
     async def generate(self, payload: Mapping[str, Any]) -> Reply:
-        """Answer one request, below ``Engine.async_generate``, which does not pass every field on."""
+        """Return the reply to one request, without ``Engine.async_generate``, which does not pass every field on."""
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         request = self.engine.tokenizer_manager.generate_request(GenerateReqInput(**payload), None)
@@ -125,7 +128,7 @@ class LocalBackend:
         return checked(name, reply)
 
     def dead(self) -> str | None:
-        """Return why a process of SGLang's counts as dead; None: none does."""
+        """Return why one of SGLang's processes counts as dead; None: none does."""
         if gone := self.children - _children():
             return f"SGLang's process {min(gone)} ended"
         self._stopped = {pid: self._stopped.get(pid, SuspendAwareClock()) for pid in self.children if stopped(pid)}
@@ -144,7 +147,7 @@ class LocalBackend:
 
 
 def checked(name: str, reply: Reply) -> Reply:
-    """Return the reply of a control call; raise ``EngineDied`` unless it says that all went well."""
+    """Return the reply of a control call; raise ``EngineDied`` unless it reports success."""
     if not reply.get("success", True):
         raise EngineDied(f"{name} failed: {one_line(reply.get('message'))}")
     return reply
@@ -158,11 +161,11 @@ def _children() -> set[int]:
 
 BUSY = (429, 500, 502, 503, 504)  # worth another try
 REVIVE_SECONDS = 5.0  # for a look whether a server that was out is back: the others wait for it
-ONCE = ("begin_weight_update", "end_weight_update", "update_weights_from_distributed")  # not to be said twice
+ONCE = ("begin_weight_update", "end_weight_update", "update_weights_from_distributed")  # never sent twice
 
 
 class HttpBackend:
-    """One server, or one behind a router that forwards control calls too."""
+    """One server, or several behind a router that forwards control calls too."""
 
     def __init__(
         self,
@@ -174,16 +177,17 @@ class HttpBackend:
         retries: int,
         hang_after: float = 30.0,
     ) -> None:
-        """``timeout`` bounds one call, in seconds: a completion may take as long as that.
+        """Make a client; ``start`` connects it.
 
-        ``hang_after``: as in ``runtime.hang_after``; the server is asked for its state meanwhile.
+        ``timeout`` bounds one call, in seconds: a completion may take as long as that. ``hang_after`` is as in
+        ``runtime.hang_after``; the server is asked for its state meanwhile.
         """
         self.client = HttpClient(url, key, timeout=timeout)
         self.url, self.decoding, self.retries = self.client.url, decoding, retries
         self.heart = Heartbeat(self.url, self._ping, hang_after)
 
     async def start(self) -> None:
-        """Check that the server is there and decodes as asked for; end what a job that died may have left in it."""
+        """Check that the server is alive and decodes as configured; end requests and updates left by a dead job."""
         info = await self.heart.control("server_info", self._call("GET", "server_info", None))
         refuse_server(info, self.decoding, self.url)
         model = await self.heart.control("model_info", self._call("GET", "model_info", None))
@@ -196,7 +200,7 @@ class HttpBackend:
         self.heart.start()
 
     async def generate(self, payload: Mapping[str, Any]) -> Reply:
-        """Answer one request."""
+        """Return the reply to one request."""
         return await self.heart.answer(self._call("POST", "generate", payload))
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
@@ -208,16 +212,16 @@ class HttpBackend:
         return self.heart.why
 
     async def close(self) -> None:
-        """Drop connections; the server stays."""
+        """Close the connections; the server keeps running."""
         self.heart.close()
         await self.client.close()
 
     async def _ping(self) -> None:
-        with contextlib.suppress(Busy):  # a server that says so is there
+        with contextlib.suppress(Busy):  # a server that replies so is alive
             self._read(await self.client.call_once("GET", "server_info", None, BUSY), "server_info")
 
     async def _call(self, method: str, name: str, payload: Mapping[str, Any] | None) -> Reply:
-        """Return the reply to a call; what fails on its way is tried again, each time after a longer wait."""
+        """Return the reply to a call; after a network failure it is tried again, each time after a longer wait."""
         tries = 1 if name in ONCE else self.retries + 1
         try:
             reply = await self.client.call(method, name, payload, tries=tries, busy=BUSY)
@@ -240,10 +244,10 @@ class HttpBackend:
 
 
 class Fleet:
-    """Several engines: each request to the least busy, control calls to all.
+    """Several engines as one: each request goes to the least busy, control calls to all.
 
-    A member that died gets no more requests; those that it had go to the others. It may come back when new weights
-    are sent, which it needs before anything else.
+    A dead member gets no more requests; its open requests go to the others. It may come back when new weights are sent,
+    which it needs before anything else.
     """
 
     def __init__(self, members: Sequence[Backend]) -> None:
@@ -253,11 +257,11 @@ class Fleet:
         self._last: tuple[object, int] = (None, 0)  # the last prompt, and who got it
 
     async def start(self) -> None:
-        """Start all; every one must be there at first."""
+        """Start all members; each must be alive at first."""
         await asyncio.gather(*[member.start() for member in self.members])
 
     async def generate(self, payload: Mapping[str, Any]) -> Reply:
-        """Answer one request; ask elsewhere again if a member dies over it."""
+        """Return the reply to one request; send it to another member if one dies meanwhile."""
         while True:
             chosen = self._choose(payload.get("input_ids"))
             self.busy[chosen] += 1
@@ -269,7 +273,7 @@ class Fleet:
                 self.busy[chosen] -= 1
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
-        """Call all; return the first member's reply. A pause for new weights brings dead members back."""
+        """Call all members and return the first one's reply. A pause for new weights brings dead members back."""
         if name == "pause_generation":
             await self._revive()
         alive = self._alive()
@@ -294,11 +298,11 @@ class Fleet:
         return "; ".join(self.out.values()) if len(self.out) == len(self.members) else None
 
     async def close(self) -> None:
-        """Close all."""
+        """Close all members."""
         await asyncio.gather(*[member.close() for member in self.members])
 
     def _choose(self, prompt: object) -> int:
-        """Return the least busy member; a prompt asked again at once goes where it is cached already."""
+        """Return the least busy member; a prompt that was the last one too goes where it is cached already."""
         alive = self._alive()
         before, chosen = self._last
         if prompt != before or chosen not in alive:

@@ -55,7 +55,7 @@ EMBEDDED = False
 
 
 def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
-    """Start SGLang, or meet the servers that there are; return the engine and the tokens that end a completion."""
+    """Start SGLang, or connect to running servers; return the engine and the tokens that end a completion."""
     check(config)
     system = SYSTEMS[config.decoding.system]
     hosting = HOSTINGS[system.drafter_name]
@@ -111,7 +111,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
 
 
 def check(config: JobConfig) -> None:
-    """Raise ``UserError`` for what SGLang cannot do for this job, before anything is started."""
+    """Raise ``UserError`` for settings of this job that SGLang cannot serve, before anything is started."""
     own, folder, sampling = config.rollout.sglang, resolve(config.model.path), config.rollout.sampling
     if find_spec("sglang") is None and not (own.urls and own.transfer == "disk"):
         raise UserError("rollout=sglang needs SGLang: pip install -e '.[sglang]', see recipes/sglang")
@@ -134,7 +134,10 @@ def check(config: JobConfig) -> None:
 
 
 def gpus(config: JobConfig) -> float:
-    """Return the GPUs of its own. Servers elsewhere take one only for a process group with the worker."""
+    """Return the number of GPUs that the engine needs.
+
+    For servers elsewhere it is a share of one, and only if a process group transfers weights.
+    """
     own = config.rollout.sglang
     if own.urls:
         return 0.5 if own.transfer == "distributed" else 0.0
@@ -142,7 +145,7 @@ def gpus(config: JobConfig) -> float:
 
 
 def make_backend(config: JobConfig, own: SglangConfig, folder: Path, drafter: Path | None = None) -> Backend:
-    """Return the servers that are named, or an engine in this process."""
+    """Return a backend for the configured servers, or an engine in this process."""
     if own.urls:
         key = os.environ.get(own.api_key_env)
         bounds = {"timeout": own.timeout, "hang_after": config.runtime.hang_after}
@@ -155,7 +158,7 @@ def make_backend(config: JobConfig, own: SglangConfig, folder: Path, drafter: Pa
 
 
 def make_transfer(own: SglangConfig, folder: Path, device: torch.device) -> WeightTransfer:
-    """Return the way that weights travel."""
+    """Return the configured way to transfer weights."""
     if own.transfer == "disk":
         assert own.folder is not None
         return DiskTransfer(Path(own.folder), folder)

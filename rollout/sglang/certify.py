@@ -1,9 +1,10 @@
-"""A look inside SGLang's verification for certificates: each draw of a cycle goes to a ``WhiteBox`` in its process.
+"""Instrumentation of SGLang's verification for certificates: each draw of a cycle goes to a ``WhiteBox`` in its
+process.
 
-Registered by the plugin where ``BEBOP_CERTIFY=1``. Requests whose names begin with ``certify-RUN-`` are looked at, each
-run by a box of its own; nobody else's are. Every cycle of such a request leaves how many drafts it accepted in
-``meta_info["bebop_certify"]``; what the box has seen by then comes with the cycles of a request named
-``certify-RUN-state-N``, which is not looked at.
+The plugin registers it where ``BEBOP_CERTIFY=1``. It observes requests whose names begin with ``certify-RUN-``, each
+run by a box of its own, and no other requests. Every cycle of such a request leaves the number of accepted drafts in
+``meta_info["bebop_certify"]``. The observations of the box so far come with the cycles of a request named
+``certify-RUN-state-N``, which is not observed itself.
 """
 
 import json
@@ -26,21 +27,26 @@ Distribution = Callable[[Tensor, Any, int], Tensor]
 
 
 def name(run: str, rest: str) -> str:
-    """Return the name of a request of a run. SGLang takes names for prefixes in places, so that each has its end."""
+    """Return the name of a request of a run, with an end mark, since SGLang treats names as prefixes in places."""
     return f"{PREFIX}{run}-{rest}."
 
 
 class Inside:
-    """A wrapper of SGLang's verification that shows each draw to the white box of its run."""
+    """A wrapper of SGLang's verification that passes each draw to the white box of its run."""
 
     def __init__(self, distribution: Distribution, reports: Callable[[], bool], settings: Callable[[], Any]) -> None:
-        """``distribution``: target distributions [B*(K+1), V] as verification uses them; ``reports``: whether this
-        rank's results reach the completions; ``settings``: how SGLang verifies, asked in every cycle."""
+        """Make a wrapper without boxes.
+
+        Args:
+            distribution: gives the target distributions [B*(K+1), V] as verification uses them.
+            reports: whether this rank's results reach the completions.
+            settings: gives SGLang's settings of verification, read in every cycle.
+        """
         self.distribution, self.reports, self.settings = distribution, reports, settings
         self.boxes: OrderedDict[str, WhiteBox] = OrderedDict()
 
     def __call__(self, original: Sample, verify: Any, batch: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run ``eagle_sample`` and return its own result."""
+        """Run ``eagle_sample``, observe it, and return its own result."""
         runs = [] if batch.forward_mode.is_idle() else [run_of(request.rid) for request in batch.reqs]
         if not any(runs) or batch.sampling_info.is_all_greedy or not self.reports():
             return original(verify, batch, logits, *args, **kwargs)
@@ -55,7 +61,7 @@ class Inside:
     def _see(
         self, runs: Sequence[str | None], drawn: Tensor | None, verify: Any, batch: Any, logits: Any, result: Any
     ) -> None:
-        """Give each run's rows to its box. SGLang has put penalties and masks into the logits [B*(K+1), V] by now."""
+        """Pass each run's rows to its box. SGLang has already put penalties and masks into the logits [B*(K+1), V]."""
         predicted, lengths, index = result
         width, rows = verify.draft_token_num, len(runs)
         target = self.distribution(logits.next_token_logits, batch.sampling_info, width).view(rows, width, -1)
@@ -86,7 +92,7 @@ class Inside:
         return box
 
     def _entry(self, rid: str, accepted: int) -> dict[str, Any]:
-        """Return the entry of one request's cycle."""
+        """Return the entry of one request's cycle; empty for a request of no run."""
         run = run_of(rid)
         if run is None:
             return {}

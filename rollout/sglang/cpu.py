@@ -1,9 +1,9 @@
-"""What lets SGLang verify drafts on a CPU, through Triton's interpreter: for tests, not for speed.
+"""Replacements that let SGLang verify drafts on a CPU, through Triton's interpreter: for tests, not for speed.
 
 Two functions exist for CUDA only and have a Triton version in SGLang itself. The third, target-only sampling, is
-rejection sampling of a one-hot draft distribution, for which there is a Triton kernel too. Truncation of verified
-distributions is computed by PyTorch, since SGLang has it for a GPU alone. Attention is PyTorch's as well: the
-interpreter would spend most of its time there, and the more the more heads and layers a model has.
+rejection sampling of a one-hot draft distribution, for which there is a Triton kernel too. PyTorch truncates the
+verified distributions, since SGLang has that for a GPU alone. Attention is PyTorch's as well: the interpreter would
+spend most of its time there, the more so the more heads and layers a model has.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.rollout.interpreter import quicken
 
-# Arguments of attention that say how a GPU computes it, not what.
+# Arguments of attention that say how a GPU computes it, and do not change the result.
 HOW = ("extend_seq_lens_cpu", "use_pdl", "enable_lean", "lean_Mp", "lean_Lp", "lean_Op", "lean_locks", "uneven_batch")
 
 
 def replace() -> None:
-    """Put the Triton versions in place of the CUDA ones."""
+    """Replace CUDA functions of SGLang by their Triton or PyTorch versions."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     quicken()
@@ -33,13 +33,13 @@ def replace() -> None:
     attention = "sglang.kernels.ops.attention."
     HookRegistry.register(attention + "extend_attention.extend_attention_fwd", _extend, HookType.AROUND)
     HookRegistry.register(attention + "decode_attention.decode_attention_fwd", _decode, HookType.AROUND)
-    # What records the experts of a mixture registers its buffer with CUDA, whatever the device.
+    # The recorder of the experts of a mixture registers its buffer with CUDA, whatever the device.
     pages = "sglang.srt.mem_cache.pool_host.common._cuda_host_register"
     HookRegistry.register(pages, _unregistered, HookType.REPLACE)
 
 
 def _unregistered(*_args: Any, **_settings: Any) -> None:
-    """Leave memory of the host as it is."""
+    """Do nothing, in place of registering host memory with CUDA."""
 
 
 def _build_tree(*args: Any) -> None:
@@ -60,7 +60,7 @@ def _verify_greedy(
 def _with_all_kernels(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Run ``eagle_sample``, after filling the places of the missing kernels.
 
-    Not through the registry: the places hold None, and the registry replaces a thing wherever it finds it.
+    This does not use the registry: the places hold None, and the registry replaces a value wherever it finds it.
     """
     from sglang.kernels.ops.sampling import renorm
     from sglang.srt.speculative import eagle_utils
@@ -74,7 +74,7 @@ def _with_all_kernels(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def top_k(probs: Tensor, k: Tensor) -> Tensor:
-    """Return distributions [N, V] of the ``k`` [N] likeliest tokens each, as the embedded engine truncates."""
+    """Return distributions [N, V] of the ``k`` [N] likeliest tokens each, truncated as in the embedded engine."""
     return BatchSampling(top_k=k).probs(probs.log()[:, None])[:, 0]
 
 
@@ -84,7 +84,7 @@ def top_p(probs: Tensor, p: Tensor) -> Tensor:
 
 
 def _target_only(*, candidates: Tensor, target_probs: Tensor, draft_probs: Tensor, **kwargs: Any) -> None:
-    """Accept a greedy draft x with p(x); else sample from p without x."""
+    """Accept a greedy draft x with probability p(x); else sample from p without x."""
     from sglang.kernels.ops.speculative.verify_sampling import chain_speculative_sampling_triton
 
     draft_probs[:, :-1].scatter_(-1, candidates[:, 1:].long()[..., None], 1.0)
@@ -116,12 +116,12 @@ def _extend(
     scale: float | None = None,
     **features: Any,
 ) -> None:
-    """Attend from new tokens to those in the cache and to one another, into ``out`` [T, H, D].
+    """Compute attention from new tokens to cached tokens and to one another, into ``out`` [T, H, D].
 
-    q [T, H, D], k and v [T, G, D] of the new tokens of all sequences, one after another: sequence i has those up to
-    ``q_ends[i + 1]``, and in the caches [S, G, D] the ``places`` up to ``cache_ends[i + 1]``. ``mask``: for each new
-    token of a sequence whether it sees each of its tokens, flat from ``mask_starts[i]``; what is in the cache is seen.
-    What it does not know it leaves to SGLang's own kernel.
+    q [T, H, D], k and v [T, G, D] are those of the new tokens of all sequences, one after another: sequence i has the
+    tokens up to ``q_ends[i + 1]``, and in the caches [S, G, D] the ``places`` up to ``cache_ends[i + 1]``. ``mask``
+    says for each new token of a sequence whether it sees each of its tokens, flat from ``mask_starts[i]``; cached
+    tokens are always seen. Calls with features that it does not know go to SGLang's own kernel.
     """
     if not (causal or mask is not None) or not _plain(k_cache, k_scale, v_scale, features):
         original(
@@ -161,8 +161,10 @@ def _decode(
     v_scale: float,
     **features: Any,
 ) -> None:
-    """Attend from one token of each sequence, q [B, H, D], to those in the cache, into ``out`` [B, H, D]; the rest as
-    in ``_extend``."""
+    """Compute attention from one token of each sequence, q [B, H, D], to cached tokens, into ``out`` [B, H, D].
+
+    Other arguments are as in ``_extend``.
+    """
     if not _plain(k_cache, k_scale, v_scale, features):
         original(
             q, k_cache, v_cache, out, cache_ends, places, logits, sums, splits, most_splits, scale, k_scale, v_scale,
@@ -176,8 +178,10 @@ def _decode(
 
 
 def _plain(cache: Tensor, k_scale: float, v_scale: float, features: dict[str, Any]) -> bool:
-    """Return whether this is the attention of the formula: no sliding window, no cap, no sinks, no pages of a shape of
-    their own, no scales of an 8-bit cache."""
+    """Return whether this is plain attention.
+
+    That means no sliding window, no cap, no sinks, no pages of a shape of their own, no scales of an 8-bit cache.
+    """
     if cache.dim() != 3 or (k_scale, v_scale) != (1.0, 1.0):
         return False
     asked = [value for name, value in features.items() if name not in HOW]

@@ -1,7 +1,8 @@
-"""Block drafts in SGLang: its algorithm DFLASH on a drafter that ``python -m bebop.export`` wrote. No sglang needed.
+"""Block drafts in SGLang: its algorithm DFLASH with a drafter that ``python -m bebop.export`` wrote.
 
-Drafts are greedy and verified with p(draft), by a kernel that exists for CUDA alone: elsewhere SGLang would accept a
-draft if it is the likeliest token, whatever the temperature. A server has one block size, for all of its requests.
+This module needs no sglang. Drafts are greedy and verified with p(draft), by a kernel that exists for CUDA alone.
+Elsewhere SGLang would accept a draft if it is the likeliest token, whatever the temperature. A server has one block
+size for all of its requests.
 """
 
 import json
@@ -32,14 +33,16 @@ def arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) -> dict
 
 
 def wanted(decoding: DecodingConfig) -> dict[str, tuple[Any, ...]]:
-    """Return what a running server must say of itself: names, and the values that are right."""
+    """Return the settings that a running server must report: names with allowed values."""
     exact = {name: (value,) for name, value in EXACT.items()}
     return {**exact, "speculative_num_draft_tokens": (decoding.limit + 1,)}
 
 
 def refuse_drafter(decoding: DecodingConfig, own: SglangConfig, folder: Path) -> None:
-    """Raise ``UserError`` for a drafter that is not there, has other blocks or is another model's, and for a target
-    whose layers SGLang does not hand out."""
+    """Raise ``UserError`` for a missing drafter, one of other block size or another model, or an unsupported target.
+
+    A target is unsupported if SGLang does not expose its layers.
+    """
     if own.draft is None:
         raise UserError(
             f"decoding.system={decoding.system} needs rollout.sglang.draft with SGLang: the folder that "
@@ -58,7 +61,7 @@ def refuse_drafter(decoding: DecodingConfig, own: SglangConfig, folder: Path) ->
 
 
 def with_mask(weights: Mapping[str, Tensor], mask: tuple[int, Tensor]) -> dict[str, Tensor]:
-    """Return the target's weights with the drafter's MASK in its row of the embedding, where it was at the start."""
+    """Return the target's weights with the drafter's MASK vector in its row of the embedding, as at the start."""
     token, vector = mask
     changed = {}
     for name, tensor in weights.items():

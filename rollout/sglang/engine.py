@@ -23,7 +23,10 @@ from bebop.trajectory import SamplingParams
 
 
 class SglangServer:
-    """SGLang as a ``Server``. Replayable only if ``deterministic``: else all requests share one generator."""
+    """SGLang as a ``Server``.
+
+    Completions are replayable only if ``deterministic``: else all requests share one generator.
+    """
 
     name = "SGLang"
 
@@ -62,7 +65,7 @@ class SglangServer:
         self.start, self.dead, self.close = backend.start, backend.dead, backend.close
         self._to_update = to_update
         self._stored = {f"mtp.{name}": tensor for name, tensor in head.items()}
-        self._rids: dict[int, str] = {}  # what a request is called in SGLang now
+        self._rids: dict[int, str] = {}  # the current name of each request in SGLang
         self._count = 0
         self._awake = True  # whether the GPU's memory is ours
         # Keys and values are found again under this name alone: never those of other weights, or of another job.
@@ -71,13 +74,13 @@ class SglangServer:
 
     @property
     def recomputes(self) -> bool:
-        """Return whether new weights recompute running completions' keys and values; else they stay."""
+        """Return whether new weights recompute running completions' keys and values; else these stay."""
         return self.own.pause != "in_place"
 
     async def test(self) -> None:
-        """Take the checksums of now, and look for the plugin's trace in a completion.
+        """Keep the current checksums, and look for the plugin's statistics in a completion.
 
-        SGLang swallows what goes wrong in a plugin.
+        SGLang swallows errors in a plugin.
         """
         self._watch.begin(await self._checksums(), self._to_update(self._stored, 0).draft if self.drafts else {})
         if not self.drafts or not self.own.monitor_every:
@@ -99,7 +102,7 @@ class SglangServer:
         refuse_sampling(request.params, self.drafts > 0, self.rescored)
 
     async def generate(self, request: Request, written: Sequence[int]) -> OutputChunk:
-        """Go on with a request after the tokens that are ``written``, to its end or until it is cut."""
+        """Continue a request after the tokens ``written``, to its end or until it is cut."""
         try:
             output = await self.backend.generate(self.payload(request, written))
         finally:
@@ -114,7 +117,7 @@ class SglangServer:
         return replace(found, trace=trace, routing=routing)
 
     def payload(self, request: Request, written: Sequence[int]) -> dict[str, Any]:
-        """Return a request to SGLang, under a name of its own."""
+        """Return SGLang's payload of a request, under a new name."""
         self._count += 1
         kind = PREFIX if request.trace else "bebop-"
         self._rids[request.id] = rid = f"{kind}{id(self):x}-{self._count:x}."  # SGLang aborts by prefix: end it
@@ -129,12 +132,12 @@ class SglangServer:
         } | ({} if self.routers is None else {"return_routed_experts": True})
 
     async def abort(self, id: int) -> None:
-        """Cut a request, if it has got there."""
+        """Cut a request, if it has reached SGLang."""
         if id in self._rids:
             await self.backend.control("abort_request", {"rid": self._rids[id]})
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace weights between two cycles. A failure leaves SGLang paused, with unknown weights."""
+        """Replace weights between two cycles. After a failure SGLang stays paused, with unknown weights."""
         if not self._awake:
             await self._wake()
         load = self._to_update(weights, version)
@@ -147,16 +150,19 @@ class SglangServer:
         await self.backend.control("continue_generation", {"torch_empty_cache": torch.cuda.is_available()})
 
     async def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """Do nothing: nothing that SGLang hosts drafts from past completions."""
+        """Do nothing: no system that SGLang hosts drafts from past completions."""
 
     async def rest(self) -> None:
-        """Give the GPU to the trainer, if it is shared: weights and keys and values leave it."""
+        """Release the GPU's memory of weights, keys and values to the trainer, if the GPU is shared."""
         if self.own.colocated:
             await self.backend.control("release_memory_occupation", {})
             self._awake = False
 
     async def _wake(self) -> None:
-        """Take the GPU back. Target weights have to be loaded before the next request; the draft's must have stayed."""
+        """Take the GPU's memory back and check the draft's weights.
+
+        The target's weights have to be loaded before the next request.
+        """
         await self.backend.control("resume_memory_occupation", {})
         self._awake = True
         self._watch.check_draft(await self._checksums())

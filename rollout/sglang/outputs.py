@@ -1,4 +1,7 @@
-"""SGLang's outputs as parts of completions: tokens, log-probs, versions, and statistics by every version's names."""
+"""Parsing of SGLang's outputs into parts of completions: tokens, log-probs, versions and statistics.
+
+Statistics are read by the names of every SGLang version.
+"""
 
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
@@ -20,7 +23,7 @@ SHARED = ("embed_tokens", "lm_head")  # the draft uses the target's
 def output_chunk(
     output: Mapping[str, Any], params: SamplingParams, drafts: int, written: Sequence[int] = (), tokenizer: Any = None
 ) -> OutputChunk:
-    """Return one output of SGLang, which went on after the tokens that are ``written``.
+    """Return SGLang's output for a request, decoded after the tokens ``written``, as a chunk.
 
     ``drafts`` is 0 for plain decoding; ``tokenizer`` finds stop strings, and may be None if there are none.
     """
@@ -42,7 +45,7 @@ def output_chunk(
 def end_of_cut(
     ids: Sequence[int], params: SamplingParams, written: Sequence[int], tokenizer: Any
 ) -> tuple[int, FinishReason]:
-    """Return how many of the tokens of a request that was aborted belong to its completion, and why it ended.
+    """Return how many tokens of an aborted request belong to its completion, and why the completion ended.
 
     SGLang lets an aborted request take one more step and does not look for its end there: a stop token, a stop string
     or the limit may lie among the tokens, and others behind it (docs/upstream.md).
@@ -57,7 +60,7 @@ def end_of_cut(
 
 
 def refused(output: Mapping[str, Any]) -> str | None:
-    """Return what SGLang says is wrong with a request; None if it was served, or aborted for another reason."""
+    """Return SGLang's reason to refuse a request; None if it was served, or aborted for another reason."""
     reason = output["meta_info"].get("finish_reason") or {}
     bad = reason.get("type") == "abort" and int(reason.get("status_code") or 0) == 400
     return str(reason.get("message")) if bad else None
@@ -70,7 +73,7 @@ def _reason(meta: Mapping[str, Any]) -> FinishReason:
 
 
 def _logprobs(meta: Mapping[str, Any], ids: NDArray[np.int64], params: SamplingParams) -> NDArray[np.float32]:
-    """Return log p of each token. SGLang gives log softmax(logits / T); a greedy one has log p = 0 instead."""
+    """Return log p of each token. SGLang gives log softmax(logits / T); a greedy token has log p = 0 instead."""
     if params.temperature == 0:
         return np.zeros(len(ids), dtype=np.float32)
     rows = (meta.get("output_token_logprobs") or [])[: len(ids)]
@@ -90,12 +93,12 @@ def _versions(meta: Mapping[str, Any], count: int) -> NDArray[np.int64]:
 
 
 def request_stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeStats:
-    """Return counts of all verification steps; overlap and entropies of those that the plugin measured, weighted up.
+    """Return counts of all verification steps, and overlap and entropies estimated from the measured steps.
 
-    Position k's sum is over measured steps that reached it, each times the number of steps that it stands for, so
-    that sum / reached estimates the mean. With adaptive steps ``reached`` counts shorter drafts as rejected. The accept
-    length is of tokens in the completion. SGLang counts drafts beyond its end, too, and they cannot be told apart: they
-    remain in the rates per position, as they were tested like the others.
+    Position k's sum is over the steps that the plugin measured and that reached it. Each counts times the number of
+    steps that it represents, so that sum / reached estimates the mean. With adaptive steps ``reached`` counts shorter
+    drafts as rejected. The accept length counts tokens in the completion. SGLang also counts drafts beyond its end,
+    which cannot be recognised. They remain in the rates per position, as they were tested like the others.
     """
     if not drafts:
         return DecodeStats(cycles=tokens, tokens=tokens, target_forwards=tokens)
@@ -104,8 +107,8 @@ def request_stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeSt
     counts = sglang_stats({name: value for name, value in meta.items() if name != "bebop_verify"})
     if counts is None:
         return DecodeStats(tokens=tokens, prefilled=tokens)
-    # What SGLang counts may go beyond the completion's end, in its last step; a prefill gives a token, and after a
-    # retraction once more.
+    # SGLang's counts may go beyond the completion's end, in its last step. A prefill gives a token, and another one
+    # after a retraction.
     emitted = max(0, min(counts.tokens, tokens - 1))
     counts.tokens, counts.prefilled = tokens, tokens - emitted
     counts.target_forwards, counts.draft_forwards = counts.cycles, counts.cycles * drafts
@@ -116,13 +119,13 @@ def request_stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeSt
 
 
 def parse_routing(meta: Mapping[str, Any], chunk: OutputChunk, routers: Routers) -> NDArray[np.int8 | np.int16] | None:
-    """Return the experts [N, R, k] of all tokens read and written, unknown of the last; None of a completion that was
-    cut, for which SGLang may say nothing.
+    """Return the experts [N, R, k] of all tokens read and written, with the last token's unknown.
 
-    It gives int32 [N - 1, layers, k] in base64, with rows of zeros for layers without experts.
+    SGLang gives int32 [N - 1, layers, k] in base64, with rows of zeros for layers without experts. It may give nothing
+    for a completion that was cut; the result is None then.
 
     Raises:
-        UserError: A server was started without recording them.
+        UserError: A server was started without recording the experts.
     """
     if (given := meta.get("routed_experts")) is None:
         if chunk.reason == "abort":
@@ -135,7 +138,7 @@ def parse_routing(meta: Mapping[str, Any], chunk: OutputChunk, routers: Routers)
 
 
 def by_role(reply: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return checksums over all ranks by role; what the draft shares with the target counts as the target's."""
+    """Return checksums over all ranks by role; tensors that the draft shares with the target count as the target's."""
     roles: dict[str, dict[str, str]] = {"target": {}}
     for rank, entry in enumerate(reply.get("ranks") or []):
         for name, value in entry["checksums"].items():

@@ -1,10 +1,10 @@
-"""Plugin of SGLang (entry point group ``sglang.srt.plugins``): makes visible what happens in verification.
+"""Plugin of SGLang (entry point group ``sglang.srt.plugins``) that records what happens in verification.
 
-``BEBOP_VERIFY_EVERY``: the number of verification steps of which one is measured, overlap and entropies of drafts; with
-it, requests that are traced have an entry in all of theirs, see ``tracing.py``.
-``BEBOP_CERTIFY=1``: certificates may look at the draws of their own requests, see ``certify.py``. Does nothing unless
-one is set. SGLang logs and swallows what goes wrong in a plugin, so the engine's self-test looks for ``bebop_verify``
-in a completion, and a certificate for ``bebop_certify``.
+``BEBOP_VERIFY_EVERY``: one in so many verification steps is measured: overlap and entropies of drafts. With it, traced
+requests have an entry for each of their steps, see ``tracing.py``. ``BEBOP_CERTIFY=1``: certificates may observe the
+draws of their own requests, see ``certify.py``. The plugin does nothing unless one is set. SGLang logs and swallows
+errors in a plugin. So the engine's self-test looks for ``bebop_verify`` in a completion, and a certificate for
+``bebop_certify``.
 """
 
 import os
@@ -55,12 +55,15 @@ class Measure:
     """
 
     def __init__(self, every: int, reports: Callable[[], bool] | None = None) -> None:
-        """``reports``: whether this rank's results reach the completion; None asks SGLang."""
+        """Measure one in ``every`` steps.
+
+        ``reports`` says whether this rank's results reach the completion; None: SGLang's rank decides.
+        """
         self.every, self.step = every, 0
         self.reports = reports or _reports
 
     def __call__(self, original: Sample, verify: Any, batch: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run ``eagle_sample`` and return its own result."""
+        """Run ``eagle_sample``, measure it if it is due, and return its own result."""
         result = original(verify, batch, logits, *args, **kwargs)
         if batch.forward_mode.is_idle() or batch.sampling_info.is_all_greedy:
             return result
@@ -71,9 +74,9 @@ class Measure:
         return result
 
     def _entries(self, verify: Any, sampling: Any, logits: Tensor, lengths: Tensor) -> LateEntries:
-        """Return one entry a request, whose numbers SGLang's overlapped scheduler reads after the next launch.
+        """Return one entry per request, whose numbers SGLang's overlapped scheduler reads after the next launch.
 
-        SGLang has put penalties and masks into the logits [B*(K+1), V] by now.
+        SGLang has already put penalties and masks into the logits [B*(K+1), V].
         """
         rows, width = len(lengths), verify.draft_token_num
         target = _distribution(logits, sampling, width).view(rows, width, -1)[:, :-1]
@@ -91,8 +94,10 @@ class Measure:
 
 
 def statistics(draft: Tensor | None, target: Tensor, drafted: Tensor) -> PairStats:
-    """Return statistics of draft distributions q [B, K, V], or None for greedy drafts, and target distributions p [B,
-    K, V]; ``drafted`` is [B, K]."""
+    """Return statistics of draft distributions q and target distributions p, both [B, K, V].
+
+    ``draft`` is None for greedy drafts; ``drafted`` [B, K] are the drafts.
+    """
     if draft is None:
         draft = torch.zeros_like(target).scatter_(-1, drafted.long()[..., None], 1.0)
     return pair_stats(draft.flatten(0, 1), target.flatten(0, 1), from_logits=False)

@@ -1,10 +1,9 @@
-"""What SGLang's verification shows of requests that are traced, and the trace that is made of it.
+"""Records of SGLang's verification for traced requests, and the traces that are made of them.
 
-Registered by the plugin, with what it measures. Requests whose names begin with ``bebop-trace-`` get an entry a cycle
-in ``meta_info["bebop_trace"]``: the tokens that came out and the places of the cycle (see
-``rollout.decoding.verify_trace``), as
-text. Nobody else's are looked at. Of the prefill's token nothing is known but that no draft was tested for it; greedy
-completions and plain decoding have no entries, and no trace.
+The plugin registers it, beside its measurements. Requests whose names begin with ``bebop-trace-`` get an entry per
+cycle in ``meta_info["bebop_trace"]``: the emitted tokens and the places of the cycle (see
+``rollout.decoding.verify_trace``), as text. No other requests are recorded. For the prefill's token it is only known
+that no draft was tested. Greedy completions and plain decoding have no entries, and no trace.
 """
 
 from base64 import b64decode, b64encode
@@ -28,15 +27,18 @@ Distribution = Callable[[Tensor, Any, int], Tensor]
 
 
 class Following:
-    """A wrapper of SGLang's verification that leaves entries of the requests that are traced."""
+    """A wrapper of SGLang's verification that records entries for traced requests."""
 
     def __init__(self, distribution: Distribution, reports: Callable[[], bool]) -> None:
-        """``distribution``: target distributions [B*(K+1), V] as verification uses them; ``reports``: whether this
-        rank's results reach the completions."""
+        """Keep two functions of SGLang.
+
+        ``distribution`` gives the target distributions [B*(K+1), V] as verification uses them. ``reports`` says whether
+        this rank's results reach the completions.
+        """
         self.distribution, self.reports = distribution, reports
 
     def __call__(self, original: Sample, verify: Any, batch: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run ``eagle_sample`` and return its own result."""
+        """Run ``eagle_sample``, record the traced requests, and return its own result."""
         if batch.forward_mode.is_idle() or batch.sampling_info.is_all_greedy:
             return original(verify, batch, logits, *args, **kwargs)
         chosen = [i for i, request in enumerate(batch.reqs) if str(request.rid).startswith(PREFIX)]
@@ -52,9 +54,9 @@ class Following:
         return result
 
     def _tables(self, at: Tensor, q: Tensor | None, verify: Any, batch: Any, logits: Any, result: Any) -> Tensor:
-        """Return, of each request ``at`` a row [R], the tokens and their places [R, K + 1, 8 + 4M], int32.
+        """Return the tokens and their places [R, K + 1, 8 + 4M], int32, of the requests in rows ``at`` [R].
 
-        SGLang has put penalties and masks into the logits [B*(K+1), V] by now.
+        SGLang has already put penalties and masks into the logits [B*(K+1), V].
         """
         predicted, lengths, index = result
         width, rows = verify.draft_token_num, len(batch.reqs)
@@ -67,7 +69,7 @@ class Following:
 
 
 def _entries(chosen: Sequence[int], count: int, tables: NDArray[np.int32]) -> list[dict[str, Any]]:
-    """Return an entry for each of ``count`` requests, which is empty for those that are not ``chosen``."""
+    """Return an entry for each of ``count`` requests; it is empty for requests that are not ``chosen``."""
     entries: list[dict[str, Any]] = [{} for _ in range(count)]
     for i, table in zip(chosen, tables, strict=True):
         entries[i] = {"width": len(table), "bits": b64encode(table.tobytes()).decode()}
@@ -77,10 +79,9 @@ def _entries(chosen: Sequence[int], count: int, tables: NDArray[np.int32]) -> li
 def parse_trace(meta: Mapping[str, Any], ids: NDArray[np.int64], drafter: str) -> Trace | None:
     """Return the trace of a completion [T]: the prefill's token and those of the cycles.
 
-    Return None where the entries do not make it up.
-
-    A retracted completion has a second token of a prefill, and those of a cycle may reach beyond its end. So the
-    tokens that cycles report are compared with the completion.
+    Return None if the entries do not add up to the completion. A retracted completion has a second token of a prefill,
+    and the tokens of a cycle may reach beyond its end. So the tokens that cycles report are compared with the
+    completion.
     """
     entries = [entry for entry in meta.get(ENTRY) or [] if entry]
     if not entries or not len(ids):

@@ -1,7 +1,7 @@
-"""Ways for weights to travel to SGLang: handles of shared memory, a process group, a folder.
+"""Ways to transfer weights to SGLang: handles of shared memory, a process group, a folder.
 
-Each has two halves. ``prepare`` copies and flattens while SGLang decodes; ``send`` has SGLang take what was prepared,
-while it is paused.
+Each has two halves. ``prepare`` copies and flattens while SGLang decodes. ``send`` hands the prepared weights to
+SGLang, while it is paused.
 """
 
 import asyncio
@@ -29,17 +29,17 @@ Send = Callable[[], Coroutine[Any, Any, None]]
 
 
 class WeightTransfer(Protocol):
-    """A way for weights to travel."""
+    """A way to transfer weights to SGLang."""
 
     async def prepare(self, backend: Backend, load: WeightUpdate, flush: bool) -> Send:
-        """Do all that needs no pause, and return a function that puts the weights into the paused engine.
+        """Do all work that needs no pause, and return a function that sends the weights to the paused engine.
 
         ``flush`` drops the keys and values that old weights produced.
         """
 
 
 def parts(load: WeightUpdate, flush: bool) -> list[tuple[dict[str, Tensor], dict[str, Any]]]:
-    """Return tensors for each of SGLang's models, and what to say with them; the last one brings the version."""
+    """Return the tensors for each of SGLang's models with the arguments of their call; the last sets the version."""
     shares: dict[Selector, dict[str, Tensor]] = {"target": load.target, "draft": load.draft}
     shares = {selector: tensors for selector, tensors in shares.items() if tensors}
     last = list(shares)[-1]
@@ -58,14 +58,14 @@ def parts(load: WeightUpdate, flush: bool) -> list[tuple[dict[str, Tensor], dict
 
 
 class TensorTransfer:
-    """Handles of tensors on this machine: shared memory, or memory of the same GPU."""
+    """Transfer by handles of tensors on this machine: shared memory, or memory of the same GPU."""
 
     def __init__(self, ranks: int, text: bool) -> None:
-        """``ranks`` of tensor parallelism; ``text``: base64, for HTTP."""
+        """Set the number of tensor-parallel ``ranks``; ``text``: handles are base64, for HTTP."""
         self.ranks, self.text = ranks, text
 
     async def prepare(self, backend: Backend, load: WeightUpdate, flush: bool) -> Send:
-        """Make handles of one flat tensor for each model, or of where its weights lie flat already."""
+        """Make handles of one flat tensor per model, or of the memory where its weights lie flat already."""
         payloads = [
             {"serialized_named_tensors": self._serialize(flat), **words}
             for tensors, words in parts(load, flush)
@@ -81,7 +81,7 @@ class TensorTransfer:
         return send
 
     def _serialize(self, flat: Mapping[str, Any]) -> list[Any]:
-        """Return one handle, which does for thousands of tensors, for each rank, which gives it back."""
+        """Return one handle for each rank, which gives it back; a handle covers thousands of tensors."""
         from sglang.srt.utils import MultiprocessingSerializer
 
         own = torch.multiprocessing.get_sharing_strategy()
@@ -96,8 +96,8 @@ class TensorTransfer:
 def flattened(tensors: Mapping[str, Tensor], in_place: bool) -> dict[str, Any]:
     """Return tensors as a flat bucket of SGLang's.
 
-    ``in_place``: without a copy, if all are views of one shared memory, as the trainer writes them. What is shared by
-    name must not be: PyTorch would move that memory.
+    ``in_place``: without a copy, if all are views of one shared memory, as the trainer writes them. It must not be used
+    for memory that is shared by name: PyTorch would move that memory.
     """
     from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket, FlattenedTensorMetadata
 
@@ -115,15 +115,15 @@ def flattened(tensors: Mapping[str, Tensor], in_place: bool) -> dict[str, Any]:
 
 
 class DistributedTransfer:
-    """A process group of this process and SGLang's ranks. NCCL needs a GPU here that is none of theirs."""
+    """Transfer by a process group of this process and SGLang's ranks. NCCL needs a GPU here that none of them uses."""
 
     def __init__(self, ranks: int, address: str, device: torch.device) -> None:
-        """``address`` of this machine, as the server sees it."""
+        """Keep the number of ``ranks`` and the sending ``device``; the server reaches this machine at ``address``."""
         self.ranks, self.address, self.device = ranks, address, device
         self.group: Any = None
 
     async def prepare(self, backend: Backend, load: WeightUpdate, flush: bool) -> Send:
-        """Put one flat tensor for each model on the device that sends."""
+        """Copy one flat tensor per model to the device that sends."""
         if self.group is None:
             self.group = await self._meet(backend)
         sends: list[tuple[dict[str, Any], Tensor]] = []
@@ -175,14 +175,14 @@ class DistributedTransfer:
 
 
 class DiskTransfer:
-    """A folder that both sides see: any number of replicas, any machine; costs a write and a read of all weights."""
+    """Transfer by a folder that both sides see: any replicas, any machine; costs a write and a read of all weights."""
 
     def __init__(self, folder: Path, checkpoint: Path) -> None:
-        """``checkpoint``: whose configuration, tokenizer, and weights that are never sent the folders get."""
+        """Keep the ``folder``; the ``checkpoint`` gives configuration, tokenizer, and weights that are never sent."""
         self.folder, self.checkpoint, self.last = folder, checkpoint, checkpoint
 
     async def prepare(self, backend: Backend, load: WeightUpdate, flush: bool) -> Send:
-        """Write a complete checkpoint."""
+        """Write a complete checkpoint into a new folder."""
         place = self.folder / f"version_{load.version}_{os.getpid()}"
         place.mkdir(parents=True, exist_ok=True)
         for file in self.checkpoint.iterdir():

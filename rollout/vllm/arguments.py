@@ -1,6 +1,6 @@
-"""From configuration to vLLM's arguments, and refusals of what it cannot host or would ignore. No vllm needed.
+"""vLLM's arguments from a job's configuration, and refusals of settings that it cannot host or would ignore.
 
-``HOSTINGS`` says what vLLM has in place of our drafters.
+``HOSTINGS`` says what vLLM has in place of our drafters. This module needs no vllm.
 """
 
 from collections.abc import Callable
@@ -31,9 +31,9 @@ from bebop.trajectory import SamplingParams
 OLDEST = (0, 31)  # the first with draft weights in updates
 COLDEST = 0.01  # vLLM raises temperatures below it
 BLOCK = 32  # tokens of keys and values that vLLM's CPU kernels take at a time
-SPARE = 1.25  # of what all slots need: prompts of completions that ended stay for others of their group
-# Set before vLLM is imported: the engine in this process, on threads that Ray or the user gave it, without a word to
-# its makers.
+SPARE = 1.25  # times the need of all slots: prompts of ended completions stay for others of their group
+# Set before vLLM is imported: the engine runs in this process, on threads that Ray or the user gave it, without usage
+# statistics.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -41,12 +41,12 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 
-# ---- what it has for our drafters
+# ---- vLLM's methods for our drafters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosting:
-    """How vLLM drafts in the place of a drafter, and what of it can be chosen."""
+    """How vLLM drafts in place of one of our drafters, and which options it has."""
 
     arguments: Callable[[DecodingConfig], dict[str, Any] | None]  # its speculative_config
     sampled: bool = True  # drafts can be draws from q
@@ -72,7 +72,7 @@ def eagle3_arguments(decoding: DecodingConfig) -> dict[str, Any]:
 
 
 def ngram_arguments(decoding: DecodingConfig) -> dict[str, Any]:
-    """Return arguments for drafts of what followed the longest suffix that occurred before, as the embedded one."""
+    """Return arguments for drafts that follow the longest suffix that occurred before, as in the embedded engine."""
     return {
         "method": "ngram",
         "num_speculative_tokens": decoding.limit,
@@ -103,7 +103,7 @@ def block_arguments(decoding: DecodingConfig) -> dict[str, Any]:
 
 
 def block_folder(config: JobConfig) -> Path:
-    """Return the folder of a job's block drafter; ``UserError`` for one of another model, or of shorter blocks."""
+    """Return the folder of a job's block drafter; raise ``UserError`` for another model's, or for shorter blocks."""
     given, drafts = config.rollout.vllm.draft, config.decoding.limit
     if given is None:
         raise UserError(
@@ -121,7 +121,7 @@ def block_folder(config: JobConfig) -> Path:
     return Path(given)
 
 
-UNBOUNDED = (1 << 31) - 1  # requests, the most that it counts to
+UNBOUNDED = (1 << 31) - 1  # requests, the largest number that it accepts
 HOSTINGS = {  # by drafter
     "none": Hosting(arguments=lambda decoding: None),
     "mtp": Hosting(arguments=head_arguments, model=True),
@@ -155,11 +155,11 @@ def missing(system: System) -> str | None:
 
 HOSTED = [name for name, system in SYSTEMS.items() if missing(system) is None]
 
-# ---- its arguments
+# ---- vLLM's arguments
 
 
 def model_runner(config: JobConfig, device: str) -> ModelRunner:
-    """Return the model runner for a job on a ``device``; raise ``UserError`` for one that lacks what is asked."""
+    """Return the model runner for a job on a ``device``; raise ``UserError`` for one that lacks a requested feature."""
     own, system = config.rollout.vllm, config.decoding.system
     hosting = HOSTINGS[SYSTEMS[system].drafter_name]
     there = hosting.runners
@@ -189,7 +189,7 @@ def model_runner(config: JobConfig, device: str) -> ModelRunner:
 
 
 def environment(runner: ModelRunner, device: str, every: int) -> dict[str, str]:
-    """Return what is set for vLLM's process before it is imported; ``every``: as ``monitor_every``."""
+    """Return the environment of vLLM's process, set before it is imported; ``every`` is ``monitor_every``."""
     return {**ENVIRONMENT, RUNNER: str(int(runner == "v2")), EVERY: str(every), CPU: str(int(device == "cpu"))}
 
 
@@ -231,7 +231,7 @@ def engine_arguments(config: JobConfig, folder: Path, device: str, drafter: Path
 
 
 def _room(config: JobConfig, folder: Path, length: int) -> int:
-    """Return bytes for keys and values of all slots, those of the head as if it were one more layer."""
+    """Return the bytes for keys and values of all slots; the head counts as one more layer."""
     settings, dtype = AutoConfig.from_pretrained(folder, local_files_only=True), getattr(torch, config.model.dtype)
     layers = settings.get_text_config().num_hidden_layers
     token = bytes_per_token(settings, dtype) * (layers + 1) // layers
@@ -242,13 +242,13 @@ def _room(config: JobConfig, folder: Path, length: int) -> int:
 
 
 def refuse_loop(config: JobConfig) -> None:
-    """Raise ``UserError`` for a loop that cannot drive vLLM."""
+    """Raise ``UserError`` for settings of the RL loop that do not work with vLLM."""
     if config.monitor.actions:
         raise UserError("monitor.actions=true is not possible with vLLM: it decodes as it was started")
 
 
 def refuse_system(decoding: DecodingConfig) -> None:
-    """Raise ``UserError`` for a way of decoding that vLLM does not have."""
+    """Raise ``UserError`` for a decoding configuration that vLLM cannot run."""
     name, temperature = decoding.system, decoding.draft_temperature
     system = SYSTEMS[name]
     if (lack := missing(system)) is not None:
@@ -293,7 +293,7 @@ def refuse_sampling(params: SamplingParams, speculative: bool) -> None:
 
 
 def refuse_version(version: str) -> None:
-    """Raise ``UserError`` for a version without weight updates of drafts."""
+    """Raise ``UserError`` for a vLLM version without weight updates of drafts."""
     numbers = tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split(".")[:2])
     if numbers < OLDEST:
         raise UserError(
@@ -304,7 +304,7 @@ def refuse_version(version: str) -> None:
 def sampling_arguments(params: SamplingParams, fresh: int) -> dict[str, Any]:
     """Return vLLM's sampling parameters for ``fresh`` more tokens.
 
-    Without a seed: vLLM's drafts would not follow it, so that no completion could be drawn again by it.
+    They have no seed: vLLM's drafts would not follow it, so that a seed could not reproduce a completion.
     """
     arguments: dict[str, Any] = {
         "temperature": params.temperature,

@@ -106,7 +106,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
 
 
 def check(config: JobConfig) -> None:
-    """Raise ``UserError`` for what vLLM cannot do for this job, before anything is started."""
+    """Raise ``UserError`` for settings of this job that vLLM cannot serve, before anything is started."""
     sampling, system = config.rollout.sampling, SYSTEMS[config.decoding.system]
     if find_spec("vllm") is None:
         raise UserError("rollout=vllm needs vLLM: pip install -e '.[vllm]', see recipes/vllm")
@@ -130,12 +130,12 @@ def check(config: JobConfig) -> None:
 
 
 def gpus(config: JobConfig) -> float:
-    """Return one of its own: vLLM takes most of its memory when it starts."""
+    """Return 1: vLLM needs a GPU of its own, since it takes most of its memory when it starts."""
     return 1.0
 
 
 def weight_names(folder: Path, layout: str | None, layers: int) -> dict[str, set[str]]:
-    """Return the names of the weights of a checkpoint that updates hold, by role.
+    """Return the names of a checkpoint's weights in updates, by role.
 
     Copies of the model's tables in an MTP layer are left out: vLLM's draft has the target's.
     """

@@ -1,4 +1,4 @@
-"""vLLM's engine in this process, stepped by one thread: everything that touches it."""
+"""vLLM's engine in this process, which one thread steps; all accesses to it are here."""
 
 import gc
 import os
@@ -25,23 +25,26 @@ from bebop.trajectory import FinishReason, SamplingParams
 
 @dataclass(slots=True, kw_only=True)
 class _Answer:
-    """What vLLM has decoded of a request: its outputs say what a step added, and an aborted one says nothing."""
+    """Tokens of an open request so far.
 
-    name: str  # vLLM's own of it
+    vLLM's outputs hold only what a step added, and those of an aborted request hold nothing.
+    """
+
+    name: str  # of the request in vLLM
     prompt: tuple[int, ...]
     counts: StepCounts
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    # Tokens and record of each step, counted once the answer ends: until then nothing waits for their numbers. None:
-    # keys and values are computed again from here on.
+    # Tokens and record of each step, counted once the completion ends: until then nothing waits for their numbers.
+    # None: keys and values are computed again from here on.
     steps: list[tuple[int, StepRecord] | None] = field(default_factory=list)
     greedy: bool
     routers: Routers | None = None  # whose choices vLLM records
     experts: Any = None  # [N - 1, layers, k] of a completion that ended
 
     def part(self, reason: FinishReason, why: object) -> OutputChunk:
-        """Return the completion as far as it is."""
+        """Return the completion so far as a chunk."""
         for step in self.steps:
             if step is None:
                 self.counts.restarted()
@@ -61,7 +64,7 @@ class _Answer:
 
 
 class Core:
-    """``LLMEngine``, its open requests by numbers of their own, and the version of its weights."""
+    """``LLMEngine`` with its open requests, numbered here, and the version of its weights."""
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class Core:
             environment: set for this process, before vLLM is imported.
             drafts: per cycle, 0 for plain decoding.
             head: whether a model drafts.
-            past: tokens of other completions that are drafted from; None: none are.
+            past: tokens of other completions that drafts may come from; None: no drafts from completions.
             passes: of the drafter in a cycle; None: one for each draft.
             routers: of the model, if vLLM records their choices.
         """
@@ -95,7 +98,7 @@ class Core:
         self._salt = ""  # keys and values are found again under this alone: never those of other weights
 
     def start(self) -> None:
-        """Load the model; raise ``UserError`` for what vLLM refuses."""
+        """Load the model; raise ``UserError`` if vLLM refuses its arguments."""
         os.environ.update(self.environment)
         if self.environment.get(CPU) == "1" and self.environment.get(RUNNER) == "1":
             from bebop.rollout.vllm.cpu import interpret
@@ -105,7 +108,7 @@ class Core:
         from vllm import EngineArgs, LLMEngine
 
         refuse_version(vllm.__version__)
-        register()  # vLLM would, where bebop's entry point is found; here it is this process alone
+        register()  # vLLM would, where it finds bebop's entry point; here everything runs in this process
         set_num_threads = torch.set_num_threads
         try:
             self.engine = LLMEngine.from_engine_args(EngineArgs(**self.arguments))
@@ -144,7 +147,7 @@ class Core:
         return key
 
     def step(self) -> list[tuple[str, OutputChunk]]:
-        """Make one step of vLLM; return the requests that ended."""
+        """Run one step of vLLM; return the requests that ended."""
         finished = []
         outputs, record = self.outputs()
         for output in outputs:
@@ -156,7 +159,7 @@ class Core:
         return finished
 
     def outputs(self) -> tuple[list[Any], StepRecord]:
-        """Make one step; return vLLM's own outputs, and what the plugin saw of the step that they come out of.
+        """Run one step; return vLLM's own outputs, and the plugin's record of the step that they come from.
 
         With asynchronous scheduling that is the step before, and the first has no outputs.
         """
@@ -180,7 +183,7 @@ class Core:
         return next((version for launch, version in reversed(self._versions) if launch <= record.number), newest)
 
     def abort(self, key: str) -> OutputChunk | None:
-        """End a request; return what there is of its completion (vLLM gives nothing back), or None if it had ended."""
+        """End a request; return its completion so far (vLLM returns nothing), or None if it had ended."""
         answer = self._open.pop(key, None)
         if answer is None:
             return None
@@ -204,7 +207,7 @@ class Core:
             ) from error
 
     def loaded(self, version: int, recompute: bool) -> None:
-        """Take notice of a version's weights; ``recompute``: compute open requests' keys and values again."""
+        """Record the version of new weights; ``recompute``: compute open requests' keys and values again."""
         self._versions = [*self._versions[-7:], (STEPS.launches, version)]
         self._salted()
         if recompute:
@@ -216,12 +219,12 @@ class Core:
         self._salt = f"{id(self):x}-{self._versions[-1][1]}-{self._count}"
 
     def checksums(self) -> Sums:
-        """Return checksums of both models' parameters; those that the draft shares are the target's."""
+        """Return checksums of both models' parameters; shared parameters count as the target's."""
         found: Sums = self.engine.collective_rpc(checksums)[0]
         return found
 
     def close(self) -> None:
-        """End it, and give its memory back."""
+        """End the engine, and free its memory."""
         if self.engine is None:
             return
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory

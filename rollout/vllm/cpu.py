@@ -1,7 +1,7 @@
-"""What vLLM's CPU build needs so that drafts are verified right and weights can change; docs/upstream.md tells of each.
+"""Repairs of vLLM's CPU build, so that drafts are verified correctly and weights can change (see docs/upstream.md).
 
-Nothing is mended that is not broken: each mend asks the installed version first, with numbers that it cannot have by
-chance. The second model runner consists of Triton kernels, which ``interpret`` lets run on a CPU: for tests, not for
+Only broken functions are repaired: each repair first tests the installed version, with numbers that it cannot get right
+by chance. The second model runner consists of Triton kernels, which ``interpret`` runs on a CPU: for tests, not for
 speed.
 """
 
@@ -24,7 +24,7 @@ from bebop.rollout.interpreter import quicken
 
 
 def mend() -> list[str]:
-    """Mend broken functions and return their names. It is called before a model is loaded, and more than once."""
+    """Repair broken functions and return their names. It is called before a model is loaded, and more than once."""
     from vllm.model_executor.layers import utils
     from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method
     from vllm.platforms.cpu import CpuPlatform
@@ -32,7 +32,7 @@ def mend() -> list[str]:
     from vllm.v1.sample.ops import topk_topp_sampler
 
     mended = []
-    topk_topp_sampler.HAS_TRITON = False  # a loop of its kernel counts in Python's numbers where it is interpreted
+    topk_topp_sampler.HAS_TRITON = False  # a loop of its kernel counts in Python's numbers when it is interpreted
     if not hasattr(CpuPlatform.check_and_update_config, "__wrapped__"):
         CpuPlatform.check_and_update_config = classmethod(_scheduled_as_asked(CpuPlatform.check_and_update_config))
     if empties_weights(utils):
@@ -69,8 +69,10 @@ class MakesUpAll:
 
 
 def trips_over(dispatcher: Any) -> bool:
-    """Return whether vLLM's look for kernels in all modules ends with an error at such an object: no engine starts then
-    in a process that has numba."""
+    """Return whether vLLM's search for kernels in all modules raises an error at an object like ``MakesUpAll``.
+
+    If so, no engine starts in a process that has numba.
+    """
     probe = ModuleType("bebop_probe")
     probe.__dict__["value"] = MakesUpAll()
     sys.modules[probe.__name__] = probe
@@ -84,13 +86,16 @@ def trips_over(dispatcher: Any) -> bool:
 
 
 def attributes(value: Any) -> Mapping[str, Any]:
-    """Return what ``vars`` does of things that have attributes, and nothing of those that make them up."""
+    """Return the result of ``vars`` for objects with real attributes, and nothing for those that make them up."""
     found = value.__dict__
     return found if isinstance(found, Mapping) else {}
 
 
 def _scheduled_as_asked(own: Any) -> Any:
-    """vLLM schedules one step after another on a CPU, whatever it was asked for; tests need what a GPU does."""
+    """Return ``check_and_update_config`` that keeps the requested scheduling.
+
+    vLLM schedules one step after another on a CPU, whatever was requested; tests need the behaviour of a GPU.
+    """
 
     @functools.wraps(own.__func__)
     def check_and_update_config(platform: Any, config: Any) -> None:
@@ -102,19 +107,19 @@ def _scheduled_as_asked(own: Any) -> Any:
 
 
 def empties_weights(utils: ModuleType) -> bool:
-    """Return whether a linear layer has no parameter left once it is prepared, which an update could be written to."""
+    """Return whether a prepared linear layer has no parameter left that an update could be written to."""
     layer = torch.nn.Linear(64, 64, bias=False).requires_grad_(False)
     utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
     return layer.weight.numel() == 0
 
 
 def plain_gemm(layer: Any, remove_weight: bool) -> None:
-    """Multiply with the parameters as they are, in place of ``dispatch_cpu_unquantized_gemm``."""
+    """Multiply with the unchanged parameters, in place of ``dispatch_cpu_unquantized_gemm``."""
     layer.cpu_linear = linear
 
 
 def fails_on_nothing(sampler: ModuleType) -> bool:
-    """Return whether top-k takes the largest of no elements in a step that verifies no draft at all."""
+    """Return whether top-k raises an error for no elements, as in a step that verifies no draft at all."""
     try:
         sampler.apply_top_k_top_p(torch.empty(0, 8), torch.empty(0, dtype=torch.int32), None)
     except RuntimeError:
@@ -130,7 +135,7 @@ def _unless_nothing(own: Any) -> Any:
 
 
 def norms_by_the_first_weight() -> bool:
-    """Return whether a norm of several layers at once takes the weight of the first for all of them."""
+    """Return whether a norm of several layers at once uses the weight of the first for all of them."""
     from vllm import _custom_ops
 
     rows, weights = torch.ones(2, 1, 8), torch.stack([torch.ones(8), torch.full((8,), 2.0)])
@@ -143,7 +148,7 @@ def norms_by_the_first_weight() -> bool:
 
 
 def norm_layer_by_layer(model: Any, keys: Tensor) -> Tensor:
-    """Norm keys [L, N, heads, D] of a DFlash drafter's context, each layer by its own weight."""
+    """Return the norm of keys [L, N, heads, D] of a DFlash drafter's context, each layer by its own weight."""
     from vllm import _custom_ops
 
     out = torch.empty_like(keys)
@@ -153,7 +158,7 @@ def norm_layer_by_layer(model: Any, keys: Tensor) -> Tensor:
 
 
 def _packing_again(own: Any) -> Any:
-    """Return ``_setup_kernel`` that packs experts on every update; vLLM's own does so when it first loads them alone.
+    """Return ``_setup_kernel`` that packs experts on every update; vLLM's own does so only on the first load.
 
     An update would otherwise copy plain weights to where the kernel reads packed ones.
     """
@@ -177,16 +182,16 @@ def _packing_again(own: Any) -> Any:
 
 
 class Expansion:
-    """``expand_batch_to_tokens``: a request's temperature, top-p and top-k, once for each of its drafts.
+    """``expand_batch_to_tokens``: it repeats a request's temperature, top-p and top-k once for each of its drafts.
 
-    vLLM's own, once it has shown that it writes what it computes (vllm#55005: into a copy that is thrown away, so that
-    verification takes place at temperatures that happened to lie in memory). Its kernels are put in place when the
-    model is, so it is asked when it is first needed.
+    vLLM's own function is used once a test has shown that it writes its results. In vllm#55005 it writes them into a
+    copy that is thrown away, so that verification uses temperatures that happened to lie in memory. Its kernels are set
+    when the model is, so the test runs on first use.
     """
 
     def __init__(self, own: Any) -> None:
         self.own = own
-        self.works: bool | None = None  # not asked yet
+        self.works: bool | None = None  # not tested yet
 
     def __call__(
         self, x: Tensor, cu_num_tokens: Tensor, tokens: int, replace_from: int = 0, replace_to: int = 0
@@ -198,7 +203,7 @@ class Expansion:
         return expand(x, cu_num_tokens, tokens, replace_from, replace_to)
 
     def _asked(self, x: Tensor, cu_num_tokens: Tensor) -> bool:
-        """Try vLLM's own with random numbers of the kinds at hand; return whether it works."""
+        """Test vLLM's own function with random numbers of the given dtypes; return whether it works."""
         values = torch.rand(3).to(x) if x.is_floating_point() else torch.randint(1, 1 << 30, (3,)).to(x)
         counts = torch.tensor([2, 3, 7]).to(cu_num_tokens)
         try:
@@ -208,19 +213,19 @@ class Expansion:
 
 
 def expanded(x: Tensor, cu_num_tokens: Tensor, tokens: int, replace_from: int = 0, replace_to: int = 0) -> Tensor:
-    """Return what ``expand_batch_to_tokens`` is meant to be."""
+    """Return the correct result of ``expand_batch_to_tokens``."""
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()
     values = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
     return values.repeat_interleave(counts, output_size=tokens)
 
 
-# ---- Triton's interpreter in the place of a compiler, for the second model runner
+# ---- Triton's interpreter in place of a compiler, for the second model runner
 
 
 def interpret() -> None:
-    """Let Triton kernels run on this process's CPU. It is called before vLLM is imported, and more than once.
+    """Make Triton kernels run on this process's CPU. It is called before vLLM is imported, and more than once.
 
-    Raise ``UserError`` where Triton or vLLM was imported without its interpreter, which cannot be made up for.
+    Raise ``UserError`` if Triton or vLLM was imported without the interpreter, which cannot be changed later.
     """
     set_already = os.environ.get("TRITON_INTERPRET") == "1"
     if not set_already and "triton" in sys.modules:
@@ -242,7 +247,7 @@ def interpret() -> None:
 
 
 def _driver() -> type:
-    """Return a backend's driver for a CPU, whose kernels nobody compiles; vLLM asks whether there is one."""
+    """Return the driver class of a backend for a CPU, which compiles no kernels; vLLM asks whether there is one."""
     base = importlib.import_module("triton.backends.driver").DriverBase
     target = importlib.import_module("triton.backends.compiler").GPUTarget("cpu", 0, 32)
     answers: dict[str, Any] = {
@@ -257,7 +262,7 @@ def _driver() -> type:
 
 
 def _add_log1p(interpreter: Any) -> None:
-    """Compute log(1 + x) by NumPy, with which residuals are drawn: the interpreter has none of CUDA's functions."""
+    """Compute log(1 + x) by NumPy, for draws from residuals: the interpreter has none of CUDA's functions."""
     language = importlib.import_module("triton.language")
 
     def log1p(x: Any, _semantic: Any = None) -> Any:
@@ -269,7 +274,7 @@ def _add_log1p(interpreter: Any) -> None:
 
 
 def _take_any_mask(interpreter: Any) -> None:
-    """Make masks boolean: that of a vector and a scalar condition is not, in Triton 3.9's interpreter."""
+    """Convert masks to booleans: in Triton 3.9's interpreter the mask of a vector and a scalar condition is none."""
     builder, language = interpreter.InterpreterBuilder, importlib.import_module("triton.language")
     load, store = builder.create_masked_load, builder.create_masked_store
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class VllmServer:
-    """vLLM as a ``Server``. Not replayable: all requests share one generator, whatever their seeds."""
+    """vLLM as a ``Server``. Completions are not replayable: all requests share one generator, whatever their seeds."""
 
     name = "vLLM"
 
@@ -50,7 +50,7 @@ class VllmServer:
             core: vLLM's engine.
             transfer: how weights travel.
             head: the checkpoint's MTP head, under the names of ``MTPHead``, if it drafts; else empty.
-            sampled: whether drafts are draws.
+            sampled: whether drafts are sampled from their distributions.
             recompute: as ``rollout.on_update``.
             to_update: gives weights the names that vLLM reads.
             dtype: of the engine's weights.
@@ -63,15 +63,15 @@ class VllmServer:
         self._watch = WeightWatch(dtype)
         self._thread = ThreadPoolExecutor(1, "vllm", lambda: torch.set_num_threads(threads))
         self._answers: dict[str, asyncio.Future[OutputChunk]] = {}
-        self._keys: dict[int, str] = {}  # what a request is called in vLLM now
+        self._keys: dict[int, str] = {}  # the current name of each request in vLLM
         self._steps: asyncio.Task[None] | None = None
         self._deadline = Deadline(PATIENCE * hang_after)
         self._call: tuple[str, SuspendAwareClock] | None = None  # in progress, and for how long
-        self._why: str | None = None  # it is dead
+        self._why: str | None = None  # why it is dead
 
     @property
     def recomputes(self) -> bool:
-        """Return whether new weights recompute running completions' keys and values; else they stay."""
+        """Return whether new weights recompute running completions' keys and values; else these stay."""
         return self.recompute
 
     async def start(self) -> None:
@@ -79,7 +79,7 @@ class VllmServer:
         await self._run("start", self.core.start)
 
     async def test(self) -> None:
-        """Run the self-test, then take the checksums of now."""
+        """Run the self-test, then keep the current checksums."""
         await self._run("test", lambda: self_test(self.core, sampled=self.sampled))
         draft = self._to_update(self._stored, 0).draft if self._stored else {}
         self._watch.begin(await self._run("checksums", self.core.checksums), draft)
@@ -89,7 +89,7 @@ class VllmServer:
         refuse_sampling(request.params, self.core.drafts > 0)
 
     async def generate(self, request: Request, written: Sequence[int]) -> OutputChunk:
-        """Go on with a request after the tokens that are ``written``, to its end or until it is cut."""
+        """Continue a request after the tokens ``written``, to its end or until it is cut."""
         fresh = request.params.max_new_tokens - len(written)
         add = partial(self.core.add, [*request.token_ids, *written], request.params, fresh)
         key = await self._run("add", add)
@@ -104,7 +104,7 @@ class VllmServer:
             self._answers.pop(key, None)
 
     async def _stepping(self) -> None:
-        """Step while there are requests; all of them get what a step raises."""
+        """Run steps while there are requests; an error in a step goes to all of them."""
         try:
             while self._answers:
                 for key, part in await self._run("step", self.core.step):
@@ -119,14 +119,14 @@ class VllmServer:
                 raise
 
     async def abort(self, id: int) -> None:
-        """Cut a request, if it has got there."""
+        """Cut a request, if it has reached vLLM."""
         key = self._keys.get(id)
         part = None if key is None else await self._run("abort", partial(self.core.abort, key))
         if key in self._answers and part is not None and not self._answers[key].done():
             self._answers[key].set_result(part)
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace weights between two steps. All of a load is one call, so that no step sees a half of it."""
+        """Replace weights between two steps. A load is one call, so that no step sees half of it."""
         load = self._to_update(weights, version)
         self.transfer.refuse(load)
         marks = self._watch.marks(load)
@@ -139,7 +139,7 @@ class VllmServer:
         await self._run("load", replace)
 
     async def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """Put past completions of a prompt where vLLM's suffix decoding finds them."""
+        """Add past completions of a prompt to the tree of vLLM's suffix decoding."""
         if (past := self.core.past) is not None:
             await self._run("remember", partial(past.remember, prompt, answers))
 
@@ -157,7 +157,7 @@ class VllmServer:
         return self._why
 
     async def close(self) -> None:
-        """End vLLM. A call that hangs keeps what it has until this process ends."""
+        """End vLLM. A call that hangs keeps its memory until this process ends."""
         if self._steps is not None:
             self._steps.cancel()
         if self._call is None or self.dead() is None:
@@ -165,7 +165,7 @@ class VllmServer:
         self._thread.shutdown(wait=False)
 
     async def _run(self, name: str, call: Callable[[], T]) -> T:
-        """Call in vLLM's thread, one after another."""
+        """Run a call in vLLM's thread, after all calls before it."""
 
         def timed() -> T:
             clock = SuspendAwareClock()
@@ -183,8 +183,8 @@ class VllmServer:
 
 PROMPT = (1, 2, 3, 1, 2, 3, 1, 2)  # with something to look up
 TOP = 4  # tokens of a place whose log-probs are compared
-# Of completions that are decoded side by side and end one after another: where parameters are not written to the memory
-# that is read, that of the step before may hold those of the same rows.
+# Temperatures of completions that are decoded side by side and end one after another. If parameters are not written to
+# the memory that is read, the memory of the step before may hold those of the same rows.
 TEMPERATURES = (0.5, 2.0, 2.0, 0.5, 0.5, 2.0)
 CYCLES = (2, 3, 4, 5, 6, 7)
 TOLERANCE = 0.1  # of the slope; half precision moves it by some hundredths
@@ -193,11 +193,10 @@ Row = Mapping[int, Any]  # token -> vLLM's Logprob
 
 
 def self_test(core: Core, *, sampled: bool) -> None:
-    """Raise ``UserError`` if vLLM does not do what it is asked; ``sampled``: drafts are to be draws.
+    """Raise ``UserError`` if vLLM does not sample and draft as requested; ``sampled``: drafts have to be samples.
 
-    It is seen from vLLM's own completions before the first prompt, since vLLM fails silently: parameters of sampling
-    may not arrive where drafts are verified (vllm#55005), draft distributions may not take part, and a head may draft
-    nothing.
+    The test uses vLLM's own completions before the first prompt, since vLLM fails silently: sampling parameters may not
+    arrive where drafts are verified (vllm#55005), draft distributions may not take part, and a head may draft nothing.
     """
     answers, seen = _answers(core)
     for temperature in sorted(set(TEMPERATURES)):
@@ -243,7 +242,7 @@ def _answers(core: Core) -> tuple[list[tuple[float, list[int], list[Row]]], list
 
 
 def _accepted_drafts_of_past(core: Core, past: Suffixes) -> int:
-    """Return the drafts accepted in a greedy completion that was told before; none of the test's is kept."""
+    """Return the accepted drafts in a greedy completion that the tree already holds; clear the tree afterwards."""
     past.clear()
     ids, _ = _greedy(core)
     past.clear()
@@ -254,7 +253,7 @@ def _accepted_drafts_of_past(core: Core, past: Suffixes) -> int:
 
 
 def _greedy(core: Core) -> tuple[list[int], int]:
-    """Return a greedy completion, and how many drafts were accepted."""
+    """Return the tokens of a greedy completion, and how many drafts were accepted."""
     fresh = min(core.drafts + 2, core.arguments["max_model_len"] - len(PROMPT) - 1)
     key, ids, accepted = core.add(PROMPT, SamplingParams(temperature=0, max_new_tokens=fresh), fresh), list[int](), 0
     while len(ids) < fresh:
@@ -266,7 +265,7 @@ def _greedy(core: Core) -> tuple[list[int], int]:
 
 
 def _scored(core: Core, ids: list[int]) -> list[Row]:
-    """Return log-probs of the same places without temperature, from a prefill."""
+    """Return log-probs at the same places without temperature, from a prefill."""
     key = core.add([*PROMPT, *ids], SamplingParams(max_new_tokens=1), 1, prompt_logprobs=TOP)
     rows: list[Row] = []
     while not rows:
@@ -277,8 +276,10 @@ def _scored(core: Core, ids: list[int]) -> list[Row]:
 
 
 def slope(rows: list[Row], plain: list[Row]) -> tuple[float, float]:
-    """Return sums of products and of squares, whose ratio is 1 / temperature: differences of log-probs within a place
-    are those of the plain ones, divided by it."""
+    """Return sums of products and of squares, whose ratio is 1 / temperature.
+
+    Differences of log-probs within a place are those of the plain ones, divided by the temperature.
+    """
     products = squares = 0.0
     for hot, cold in zip(rows, plain, strict=True):
         first, *rest = sorted(set(hot) & set(cold))

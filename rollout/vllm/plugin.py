@@ -1,12 +1,13 @@
-"""Plugin of vLLM (entry point group ``vllm.general_plugins``): makes visible what happens in verification.
+"""Plugin of vLLM (entry point group ``vllm.general_plugins``) that records what happens in verification.
 
-``BEBOP_VERIFY_EVERY``: what each verification step accepts is kept, and of one in so many its overlap and entropies (0:
-of none). ``BEBOP_VLLM_CPU=1``: what is broken in the CPU build is mended, see ``cpu.py``. ``BEBOP_VLLM_DRAFTS=K``: a
-server of vLLM's own hands the statistics out, for programs that start one (verl). Without them it only makes the engine
-of weight transfers known. vLLM loads it into each of its processes, wherever bebop is installed beside it, unless
-``VLLM_PLUGINS`` leaves it out: the engine's self-test looks for what it keeps.
+``BEBOP_VERIFY_EVERY``: accepted drafts of each verification step are recorded, and overlap and entropies of one in so
+many steps (0: of none). ``BEBOP_VLLM_CPU=1``: broken functions of the CPU build are repaired, see ``cpu.py``.
+``BEBOP_VLLM_DRAFTS=K``: a vLLM server returns the statistics with its outputs, for programs that start one (verl).
+Without these variables the plugin only registers the engine of weight transfers. vLLM loads it into each of its
+processes, wherever bebop is installed beside it, unless ``VLLM_PLUGINS`` leaves it out. So the engine's self-test looks
+for its records.
 
-vLLM has two model runners, which ``runner_v1.py`` and ``runner_v2.py`` look into. Both leave a record for each step
+vLLM has two model runners, which ``runner_v1.py`` and ``runner_v2.py`` instrument. Both leave a record for each step
 (``steps.py``).
 """
 
@@ -52,7 +53,7 @@ def register() -> None:
 
 
 class Runner(Protocol):
-    """A look into one of vLLM's model runners: ``runner_v1.py`` or ``runner_v2.py``."""
+    """Instrumentation of one of vLLM's model runners: ``runner_v1.py`` or ``runner_v2.py``."""
 
     def watch(self, steps: Steps) -> None:
         """Leave a record in ``steps`` for each step from here on."""
@@ -73,15 +74,15 @@ def runners() -> dict[str, Runner]:
     return found
 
 
-# ---- statistics on their way through the processes of a vLLM server: worker, scheduler, front end
+# ---- statistics pass through the processes of a vLLM server: worker, scheduler, front end
 
 
 def report(drafts: int) -> None:
-    """Change this process, whichever part of vLLM it is; ``drafts`` of the MTP head per cycle.
+    """Patch this process, whichever part of vLLM it is; ``drafts`` are those of the MTP head per cycle.
 
-    What the plugin saw of a step goes with the step's output to the scheduler, from there with the tokens of each
-    request to the front end. Every output of a request, an aborted one's too, has the sum so far in
-    ``kv_transfer_params[FIELD]``: a dictionary that passes through all of vLLM, and which servers hand out.
+    The plugin's record of a step goes with the step's output to the scheduler, and from there with the tokens of each
+    request to the front end. Every output of a request, also of an aborted one, has the sum so far in
+    ``kv_transfer_params[FIELD]``: a dictionary that passes through all of vLLM, and that servers return.
     """
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.output_processor import RequestState
@@ -109,14 +110,14 @@ def report(drafts: int) -> None:
 
 
 def with_steps(output: Any) -> Any:
-    """Return a step's output with what the plugin saw of it; in the worker."""
+    """Return a step's output with the plugin's record of it; runs in the worker."""
     if output is not None:
         output.bebop_steps = {name: asdict(one) for name, one in STEPS.take().verified().items()}
     return output
 
 
 def hand_on(output: Any, requests: list[Any]) -> None:
-    """Give each request its own part of a step; in the scheduler."""
+    """Attach to each request its own part of a step's record; runs in the scheduler."""
     steps = getattr(output, "bebop_steps", None) or {}
     for one in requests:
         if one.request_id in steps:
@@ -124,7 +125,10 @@ def hand_on(output: Any, requests: list[Any]) -> None:
 
 
 def summed(make: Any, state: Any, drafts: int, given: dict[str, Any]) -> Any:
-    """Return a request's output with its statistics so far, in the front end; ``given`` are arguments of ``make``."""
+    """Return a request's output with its statistics so far; runs in the front end.
+
+    ``given`` are the arguments of ``make``.
+    """
     rest = dict(given.get("kv_transfer_params") or {})
     step = rest.pop(FIELD, None)
     counts: StepCounts | None = getattr(state, "bebop_counts", None)

@@ -1,4 +1,4 @@
-"""A look into vLLM's first model runner: its rejection sampling, in steps whose tokens come out at once."""
+"""Instrumentation of vLLM's first model runner: its rejection sampling, in steps whose tokens come out at once."""
 
 import functools
 import inspect
@@ -13,7 +13,7 @@ from bebop.rollout.vllm.steps import Rows, Steps, one_hot, table
 
 
 def watch(steps: Steps) -> None:
-    """Look into vLLM's rejection sampling, and learn from the runner whose rows it sees."""
+    """Patch vLLM's rejection sampling and model runner so that each step leaves a record in ``steps``."""
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -56,10 +56,16 @@ def on_output(change: Callable[[Any], Any]) -> None:
 def rows(
     out: Tensor, counts: Sequence[int], drafts: Tensor, q: Tensor | None, logits: Tensor, metadata: Any, steps: Steps
 ) -> Rows:
-    """Return what became of each request's drafts, as copies that are on their way.
+    """Return the results of each request's drafts, as copies in flight.
 
-    ``out`` [B, K + 1] are the tokens, -1 where there is none; ``counts`` [B] drafts of each, N in all; ``drafts`` [N];
-    ``q`` [N, V] what they were drawn from, None for one-hot ones; ``logits`` [N, V] those of the target, processed.
+    Args:
+        out: [B, K + 1] tokens, -1 where there is none.
+        counts: [B] drafts of each request, N in all.
+        drafts: [N].
+        q: [N, V] the distributions that they were drawn from; None: one-hot.
+        logits: [N, V] those of the target, processed.
+        metadata: vLLM's sampling metadata.
+        steps: of this process.
     """
     found = {"drafted": torch.tensor(counts), "accepted": (out >= 0).sum(-1) - 1}
     if metadata.all_random:

@@ -1,8 +1,8 @@
-"""A look into vLLM's second model runner, which launches a step before the tokens of the one before are read.
+"""Instrumentation of vLLM's second model runner, which launches a step before the tokens of the one before are read.
 
 Nothing here waits for the device. A ``StepRecord`` travels with the output of its step, and counts as done when vLLM
 reads that output: with asynchronous scheduling that is one step later. vLLM's copies of the tokens follow ours on the
-device, so that ours are there by then.
+device, so that ours are complete by then.
 """
 
 import functools
@@ -22,9 +22,9 @@ MORE = ("expanded_idx_mapping", "expanded_local_pos")
 
 
 def watch(steps: Steps) -> None:
-    """Look into vLLM's rejection sampling, and send what it did along with the step's output.
+    """Patch vLLM's rejection sampling and model runner so that a record goes with each step's output.
 
-    Raise ``UserError`` where this version has another function in its place.
+    Raise ``UserError`` if the function has other parameters in this version.
     """
     from vllm.v1.worker.gpu.async_utils import AsyncOutput
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -79,13 +79,13 @@ def on_output(change: Callable[[Any], Any]) -> None:
 
 
 def rows(count: Tensor, given: Mapping[str, Any], steps: Steps) -> Rows:
-    """Return what became of each request's drafts, as copies that are on their way.
+    """Return the results of each request's drafts, as copies in flight.
 
     Args:
-        count: tokens [B] that came out of each request, accepted drafts and one more.
-        given: arguments of ``rejection_sample``. ``target_logits`` [N, V] are processed, N = drafts + 1 of each
-            request together. ``draft_logits`` [slots, K, V] are those that drafts were drawn from, before temperature;
-            None for greedy drafts.
+        count: [B] emitted tokens of each request, accepted drafts and one more.
+        given: arguments of ``rejection_sample``. ``target_logits`` [N, V] are processed; N is the sum of drafts + 1 of
+            all requests. ``draft_logits`` [slots, K, V] are those that drafts were drawn from, before temperature; None
+            for greedy drafts.
         steps: of this process.
     """
     target, q_logits, slots = given["target_logits"], given["draft_logits"], given["expanded_idx_mapping"].long()

@@ -1,6 +1,6 @@
-"""What the steps of vLLM did with drafts: records that a look into a model runner leaves, and their sums by request.
+"""Records of what the steps of vLLM did with drafts, left by instrumented model runners, and their sums by request.
 
-The numbers of a step are copied to the host while the device computes on, and are read when somebody needs them.
+The numbers of a step are copied to the host while the device computes on, and are read when they are needed.
 """
 
 from collections import deque
@@ -19,21 +19,21 @@ SLICE = 1 << 26  # elements of one distribution that are measured at a time: 256
 
 @dataclass(slots=True, kw_only=True)
 class Verified:
-    """What a step did with the drafts of one request."""
+    """Verification of one request's drafts in a step."""
 
     drafted: int  # n >= 1
     accepted: int
     sampled: bool  # the drafts are draws, and their distributions took part
-    weight: int = 0  # steps that what was measured stands for; 0: nothing was
+    weight: int = 0  # number of steps that the measured one stands for; 0: it was not measured
     measured: dict[str, list[float]] = field(default_factory=dict)  # name of MEASURED -> [n]
 
 
 @dataclass(slots=True, kw_only=True)
 class Rows:
-    """Verified rows of a step, one for each of B requests, whose numbers may still be on their way.
+    """Verified rows of a step, one for each of B requests, whose numbers may still be in flight.
 
-    ``copy`` has ``drafted`` [B], ``accepted`` [B] and ``greedy`` [B]. Where the step was measured it has ``table``
-    [4, N] too: the values of ``MEASURED`` at each draft, request after request.
+    ``copy`` has ``drafted`` [B], ``accepted`` [B] and ``greedy`` [B]. If the step was measured it also has ``table``
+    [4, N]: the values of ``MEASURED`` at each draft, request after request.
     """
 
     copy: HostCopy
@@ -42,7 +42,7 @@ class Rows:
     gap: int = 0  # columns of the table behind each request's drafts that belong to no draft
 
     def verified(self) -> list[Verified]:
-        """Wait for the numbers, and return what became of each request's drafts.
+        """Wait for the numbers, and return the verification of each request's drafts.
 
         Greedy requests have no distributions, and no measures.
         """
@@ -63,15 +63,15 @@ class Rows:
 
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
-    """What one step of vLLM did, kept from its launch until its requests have ended."""
+    """Record of one step of vLLM, kept from its launch until its requests have ended."""
 
     number: int = -1  # of the launch, in this process
-    names: Sequence[str] = ()  # vLLM's own of its requests, by row
+    names: Sequence[str] = ()  # of its requests in vLLM, by row
     parts: Sequence[Rows] = ()  # rows that were verified, in the order of ``names``
     _found: dict[str, Verified] | None = None
 
     def verified(self) -> dict[str, Verified]:
-        """Return what became of the drafts of each request that had some; wait for it the first time."""
+        """Return the verification of each request that had drafts, by name; the first call waits for it."""
         if self._found is None:
             rows = [one for part in self.parts for one in part.verified()]
             # Ranks that share the batch verify a part of it each: whose rows they are cannot be told here.
@@ -83,32 +83,32 @@ class StepRecord:
 
 @dataclass(slots=True)
 class Steps:
-    """The steps of vLLM in this process. A step is launched, and its tokens come out now or one step later."""
+    """The steps of vLLM in this process. The tokens of a step come out at once or one step after its launch."""
 
     every: int = 0
     count: int = 0  # steps that could be measured
     launches: int = 0
     parts: list[Rows] = field(default_factory=list)  # of the step in progress
-    # The step whose tokens came out. A server that hands nothing out never takes it, so that it must not add up.
+    # The step whose tokens came out. A server without reports never takes it, so records must not pile up.
     done: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=1))
-    hooks: set[str] = field(default_factory=set)  # that are in place
+    hooks: set[str] = field(default_factory=set)  # names of installed hooks
 
     def is_due(self) -> bool:
-        """Count the step in progress; return whether it is one of those that are measured."""
+        """Count the step in progress; return whether it is to be measured."""
         if not self.every:
             return False
         self.count += 1
         return (self.count - 1) % self.every == 0
 
     def launch(self, names: Sequence[str]) -> StepRecord:
-        """Close the step in progress, whose requests have these names."""
+        """Close the step in progress, whose requests have these names, and return its record."""
         record = StepRecord(number=self.launches, names=tuple(names), parts=tuple(self.parts))
         self.launches += 1
         self.parts = []
         return record
 
     def take(self) -> StepRecord:
-        """Return the step whose tokens came out last, and forget it; one without requests if none did."""
+        """Remove and return the record of the step whose tokens came out last; an empty record if there is none."""
         return self.done.pop() if self.done else StepRecord()
 
 
@@ -118,7 +118,7 @@ STEPS = Steps()  # of this process
 def table(count: int, vocabulary: int, pair: Callable[[slice], tuple[Tensor, Tensor]], *, from_logits: bool) -> Tensor:
     """Return the values of ``MEASURED`` [4, N] of ``count`` drafts.
 
-    ``pair`` gives draft and target rows [n, V] of a slice. Slices bound the memory beside that which vLLM counts.
+    ``pair`` gives draft and target rows [n, V] of a slice. Slices bound the memory beyond what vLLM accounts for.
     """
     size = max(1, SLICE // vocabulary)
     found = []
@@ -129,28 +129,32 @@ def table(count: int, vocabulary: int, pair: Callable[[slice], tuple[Tensor, Ten
 
 
 def one_hot(drafts: Tensor, target: Tensor) -> Tensor:
-    """Return the distributions [n, V] of drafts [n] that are no draws; one below 0 is none, and counts as token 0."""
+    """Return the one-hot distributions [n, V] of drafts [n]; a draft below 0 is a placeholder, and counts as 0."""
     return torch.zeros_like(target).scatter_(-1, drafts.long().clamp(0, target.shape[-1] - 1)[:, None], 1.0)
 
 
 class StepCounts:
-    """The steps of one request, added up. What a completion's end cuts off counts nowhere."""
+    """Sums over the steps of one request. Tokens beyond the end of the completion count nowhere."""
 
     def __init__(self, *, drafts: int, head: bool, prefill: bool = True, passes: int | None = None) -> None:
-        """``drafts`` per cycle, 0: plain decoding; ``head``: a model drafts; ``prefill``: the next token is of one.
+        """Start with empty sums.
 
-        ``passes``: of that model in a cycle; None: one for each draft.
+        Args:
+            drafts: per cycle, 0: plain decoding.
+            head: whether a model drafts.
+            prefill: whether the next token comes from a prefill.
+            passes: of that model in a cycle; None: one for each draft.
         """
         self.drafts, self.prefill = drafts, prefill
         self.passes = (drafts if passes is None else passes) if head else 0
         self.sums = DecodeStats.with_drafts(drafts)
 
     def restarted(self) -> None:
-        """Expect a token of a prefill once more, as keys and values are computed again."""
+        """Expect another token of a prefill, as keys and values are computed again."""
         self.prefill = True
 
     def add(self, tokens: int, verified: Verified | None) -> None:
-        """Add a step that emitted ``tokens``, with drafts if it ``verified`` some."""
+        """Add a step that emitted ``tokens`` tokens; ``verified`` is None if it had no drafts."""
         if not tokens:
             return
         sums = self.sums

@@ -1,9 +1,9 @@
-"""Past completions in the tree that vLLM's suffix decoding drafts from. No vllm needed.
+"""Past completions in the tree that vLLM's suffix decoding drafts from. This module needs no vllm.
 
-vLLM has one tree for all requests, of what each of them wrote, and a small one for the prompt and completion of each.
-It drafts the likeliest path after the match that promises most tokens. Past completions are put into the big tree
-behind the end of their prompt. Where the prompt is asked again, its own completions are the longest match, from the
-first token on. Completions of other prompts count, too.
+vLLM has one tree with the completions of all requests, and a small one for the prompt and completion of each. It drafts
+the likeliest path after the match that promises most tokens. Past completions are put into the big tree behind the end
+of their prompt. When the prompt is requested again, its own completions are the longest match, from the first token on.
+Completions of other prompts count, too.
 """
 
 from collections import OrderedDict
@@ -13,28 +13,28 @@ from typing import Any, Protocol
 
 from bebop.errors import UserError
 
-MAX_MATCH = 24  # tokens of a match; of a prompt as many stand before its completions
+MAX_MATCH = 24  # tokens of a match; as many tokens of the prompt stand before its completions
 MAX_DRAFTS_PER_TOKEN = 4.0  # of the match; vLLM's 1 lets a short match, as most are, draft next to nothing
 
 
 class Cache(Protocol):
-    """What is used of arctic-inference's ``SuffixDecodingCache``: texts by name, started, written and ended."""
+    """The used part of arctic-inference's ``SuffixDecodingCache``: texts by name, started, extended and ended."""
 
     @property
     def cached_requests(self) -> Iterable[Hashable]:
         """Return the names whose texts are in the big tree."""
 
     def start_request(self, req_id: Hashable, prompt_token_ids: Sequence[int]) -> None:
-        """Begin a text; the prompt goes into a tree that ends with it."""
+        """Start a text; the prompt goes into a tree that ends with it."""
 
     def add_active_response(self, req_id: Hashable, token_ids: Sequence[int]) -> None:
-        """Write it on."""
+        """Extend a text by tokens."""
 
     def stop_request(self, req_id: Hashable) -> None:
-        """End it; it stays in the big tree."""
+        """End a text; it stays in the big tree."""
 
     def evict_cached_response(self, req_id: Hashable) -> None:
-        """Take it out of there."""
+        """Remove an ended text from the big tree."""
 
 
 @dataclass(slots=True)
@@ -45,10 +45,10 @@ class _Held:
 
 
 class Suffixes:
-    """Texts in vLLM's tree by prompt, as the embedded engine's ``History``, but for its matches.
+    """Texts in vLLM's tree by prompt, managed like the embedded engine's ``History``.
 
-    There are ``limit`` tokens of them beside those of completions in progress. Those of prompts that were asked longest
-    ago go first, whole.
+    They have at most ``limit`` tokens beside those of completions in progress. Whole prompts are evicted, least
+    recently used first.
     """
 
     def __init__(self, cache: Cache, limit: int) -> None:
@@ -62,8 +62,11 @@ class Suffixes:
         return len(self._held)
 
     def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """Take past completions of a prompt, all that count, in place of those told before and of what ended here
-        since, which is among them. The same ones told again change nothing."""
+        """Store all past completions of a prompt that may be drafted from.
+
+        They replace the stored ones, and completions that ended here since, which they include. The same completions
+        given again change nothing.
+        """
         key, told = tuple(prompt), tuple(tuple(map(int, answer)) for answer in answers)
         held = self._held.get(key)
         if held is not None and held.told == told:
@@ -83,7 +86,7 @@ class Suffixes:
         self._evict()
 
     def ended(self, name: str, prompt: Sequence[int], tokens: int) -> None:
-        """Note that a request ended; what vLLM put into the tree of it stays until its prompt is told of or goes."""
+        """Record that a request ended; its text stays in vLLM's tree until its prompt is replaced or evicted."""
         if name not in self.cache.cached_requests:  # it ended with its first token
             return
         held = self._held.setdefault(tuple(prompt), _Held())
@@ -92,7 +95,7 @@ class Suffixes:
         self._evict()
 
     def clear(self) -> None:
-        """Forget all that ended or was told."""
+        """Remove all stored and ended completions."""
         for key in list(self._held):
             self._drop(key)
 
@@ -117,7 +120,7 @@ CALLS = ("cached_requests", "start_request", "add_active_response", "stop_reques
 
 
 def suffix_cache(worker: Any) -> Cache:
-    """Return the drafter's cache, in vLLM's worker; raise ``UserError`` where the drafter is not what it was."""
+    """Return the drafter's cache, in vLLM's worker; raise ``UserError`` if it lacks a method in this version."""
     found: Any = getattr(getattr(worker.model_runner, "drafter", None), "suffix_cache", None)
     if lacking := [name for name in CALLS if not hasattr(found, name)]:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Ways for weights to travel to vLLM: as they lie in this process, or through a folder."""
+"""Ways to transfer weights to vLLM: from this process's memory, or through a folder."""
 
 import os
 import shutil
@@ -17,13 +17,13 @@ from bebop.rollout.served_weights import WeightUpdate
 from bebop.rollout.vllm.core import Core
 
 KEPT = 2  # versions that stay on disk
-TABLES: dict[int, Mapping[str, Tensor]] = {}  # weights that ``transfer_engine`` is to take, by number
+TABLES: dict[int, Mapping[str, Tensor]] = {}  # weights for ``transfer_engine`` to load, by number
 _numbers = count()
 
 
 @contextmanager
 def table(weights: Mapping[str, Tensor]) -> Iterator[int]:
-    """Give the number of ``weights`` while the block lasts."""
+    """Register ``weights`` in ``TABLES`` under a number while the block lasts."""
     number = next(_numbers)
     TABLES[number] = weights
     try:
@@ -33,29 +33,29 @@ def table(weights: Mapping[str, Tensor]) -> Iterator[int]:
 
 
 def shares(load: WeightUpdate) -> dict[str, Mapping[str, Tensor]]:
-    """Return the weights to send, by role. Others take no part, since loading processes a model's weights again."""
+    """Return the weights to send, by role. A role without weights is left out: loading processes its weights again."""
     return {role: weights for role, weights in (("target", load.target), ("draft", load.draft)) if weights}
 
 
 class WeightTransfer(Protocol):
-    """A way for weights to travel, to an engine that does not step meanwhile."""
+    """A way to transfer weights to an engine that runs no step meanwhile."""
 
     def refuse(self, load: WeightUpdate) -> None:
-        """Raise ``UserError`` for weights that vLLM would not take as they are meant."""
+        """Raise ``UserError`` for weights that vLLM would not load as intended."""
 
     def send(self, core: Core, load: WeightUpdate) -> None:
-        """Put them in."""
+        """Load the weights into vLLM."""
 
 
 class Whole:
-    """What both ways share: they take whole models."""
+    """Base class of both transfers: each sends whole models."""
 
     def __init__(self, names: Mapping[str, Collection[str]]) -> None:
-        """``names`` of each model's weights in checkpoints, by role."""
+        """Keep the ``names`` of each model's weights in checkpoints, by role."""
         self.names = {role: frozenset(own) for role, own in names.items()}
 
     def refuse(self, load: WeightUpdate) -> None:
-        """Raise ``UserError`` for a part of a model: its layers would keep the rest, or lose it."""
+        """Raise ``UserError`` for a part of a model: its layers would keep the other weights, or lose them."""
         for role, weights in shares(load).items():
             if lacking := sorted(self.names[role] - set(weights)):
                 raise UserError(
@@ -65,17 +65,17 @@ class Whole:
 
 
 class MemoryTransfer(Whole):
-    """Tensors of this process, where the object store's are mapped."""
+    """Transfer of tensors in this process, into which the object store's are mapped."""
 
     def send(self, core: Core, load: WeightUpdate) -> None:
-        """Have vLLM take the tensors by number."""
+        """Let vLLM load the tensors by number."""
         for role, weights in shares(load).items():
             with table(weights) as number:
                 core.load(role, {"table": number})
 
 
 class FileTransfer(Whole):
-    """A folder of safetensors files, of which the newest stay."""
+    """Transfer by a folder of safetensors files; only the newest versions stay."""
 
     def __init__(self, folder: Path, names: Mapping[str, Collection[str]]) -> None:
         super().__init__(names)
@@ -83,7 +83,7 @@ class FileTransfer(Whole):
         self.versions: list[Path] = []
 
     def send(self, core: Core, load: WeightUpdate) -> None:
-        """Write the tensors and have vLLM read them."""
+        """Write the tensors and let vLLM read them."""
         place = self.folder / f"version-{load.version}"
         with writing(place):
             place.mkdir(parents=True, exist_ok=True)
