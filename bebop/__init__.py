@@ -1,7 +1,7 @@
 """RL post-training whose rollouts run on speculative decoding that stays fast while the policy explores.
 
-From Python: ``LLM`` generates with drafts, ``train`` runs a job (docs/python.md). They are imported when they are asked
-for, since torch and Ray take seconds.
+From Python: ``LLM`` generates with drafts, ``train`` runs a job (docs/python.md). Both are imported on first use, since
+torch and Ray take seconds.
 """
 
 from importlib import import_module
@@ -21,7 +21,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for (PEP 562)."""
+    """Import a public name on first use (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

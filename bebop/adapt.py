@@ -51,7 +51,7 @@ and after.
 
 
 def main(arguments: list[str]) -> int:
-    """Parse, adapt, say what changed; the exit code."""
+    """Parse the arguments, adapt, print the result and return the exit code."""
     if (group := asked(arguments)) is not None:
         parts = "".join(f"  {name:13} {part.summary}\n" for name, part in PARTS.items())
         objectives = ", ".join(get_args(ObjectiveName))
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
 
 
 def look_at_rows(config: AdaptConfig) -> None:
-    """Raise ``UserError`` for whatever is wrong with the rows of a file.
+    """Raise ``UserError`` for any fault in the rows of a file.
 
     It runs before torch is imported, which takes seconds.
     """
@@ -107,7 +107,7 @@ def look_at_rows(config: AdaptConfig) -> None:
 
 
 def begin(config: AdaptConfig, overrides: Sequence[str], folder: RunFolder, ranks: "Ranks") -> None:
-    """Make the run folder and say where it is, once nothing was found wrong on any rank."""
+    """Create the run folder and print its path, once no rank has found a fault."""
     ranks.wait()
     if ranks.rank == 0:
         with writing(folder.path):
@@ -119,16 +119,16 @@ def begin(config: AdaptConfig, overrides: Sequence[str], folder: RunFolder, rank
 
 
 def run_folder(config: AdaptConfig, ranks: "Ranks") -> RunFolder:
-    """Return the run folder, at which nothing has been looked yet."""
+    """Return the run folder, not yet checked or created."""
     from bebop.adaptation.corpus import begun  # imports torch
 
-    names = ranks.union({ranks.rank: f"runs/adapt-{time.strftime('%Y%m%d-%H%M%S')}"})  # clocks differ: rank 0's counts
+    names = ranks.union({ranks.rank: f"runs/adapt-{time.strftime('%Y%m%d-%H%M%S')}"})  # clocks differ: rank 0 decides
     path = Path(config.dir or names[0]).resolve()
     return RunFolder(path, "dir", config.resume, Store(path, HEADS), "an adaptation", begun)
 
 
 def check_folder(folder: RunFolder, config: AdaptConfig, ranks: "Ranks") -> None:
-    """Raise ``UserError`` if the adaptation may not write there; rank 0, which writes, looks."""
+    """Raise ``UserError`` if the adaptation may not write there; only rank 0, which writes, checks."""
     if ranks.rank > 0:
         return
     from bebop.model.checkpoint import resolve

@@ -1,6 +1,6 @@
-"""The ``bebop`` command: it hands the arguments after a command's name to the module that does the work.
+"""The ``bebop`` command, which passes the arguments after a command's name to the command's module.
 
-Nothing heavy is imported before a command is known, so ``bebop --help`` takes a fraction of a second.
+Nothing heavy is imported before the command is known, so ``bebop --help`` takes a fraction of a second.
 """
 
 import difflib
@@ -16,11 +16,11 @@ from bebop.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command of ``bebop``: the module whose ``main`` it calls, and what is said of it."""
+    """Command of ``bebop``: the module whose ``main`` it calls, and its help text."""
 
     module: str
     summary: str  # one sentence of --help
-    root: str | None = None  # file in conf/ whose settings its arguments are; None: it has options with dashes
+    root: str | None = None  # file in conf/ with the settings that are its arguments; None: options with dashes
 
 
 COMMANDS = {
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
 
 
 def version() -> str:
-    """Return one line with the versions of Bebop, torch and Python, and the commit where this is a checkout."""
+    """Return one line with the versions of Bebop, torch and Python, and the commit if this is a checkout."""
     import platform
 
     from bebop.run_dir.machine import commit, version_of
@@ -94,12 +94,13 @@ def version() -> str:
 
 
 def completion(shell: str) -> str:
-    """Return a script that makes a shell complete commands, settings and choices of groups; other words are files.
+    """Return a script that completes commands, settings and choices of groups in a shell; other words complete as
+    files.
 
-    All words stand in the script: to ask for them at each press of the key would take half a second for Hydra.
+    All words are in the script: asking for them at each key press would take Hydra half a second.
     """
     if shell == "fish":
-        first = "__fish_is_first_arg"  # of those after ``bebop``
+        first = "__fish_is_first_arg"  # the first argument after ``bebop``
         lines = [f"complete -c bebop -n {first} -f -a {name} -d '{c.summary}'" for name, c in COMMANDS.items()]
         for name, command in COMMANDS.items():
             lines.append(f"complete -c bebop -n '__fish_seen_subcommand_from {name}' -a '{' '.join(words(command))}'")
@@ -109,9 +110,9 @@ def completion(shell: str) -> str:
 
 
 def words(command: Command) -> list[str]:
-    """Return what may follow a command of settings: each setting as NAME=, and each choice as GROUP=CHOICE."""
+    """Return the words that may follow a command with settings: settings as NAME=, and choices as GROUP=CHOICE."""
     if command.root is None:
-        return []  # so that the shell goes on to files
+        return []  # so that the shell completes files
     from bebop.config.compose import ROOTS, groups, root_groups
     from bebop.config.fields import settings
 
@@ -119,7 +120,7 @@ def words(command: Command) -> list[str]:
     return ["--help", "--cfg", *choices, *(f"{one.name}=" for one in settings(ROOTS[command.root]))]
 
 
-# bash takes = for the end of a word, so the word is cut out of the line, and what is before its = out of the replies.
+# bash ends words at =, so the word is cut out of the line, and the part up to its = is removed from the replies.
 BASH = """_bebop() {{
   local known='{commands}' word=${{COMP_LINE:0:COMP_POINT}}
   word=${{word##* }}

@@ -1,7 +1,7 @@
-"""Read the arguments of every command, and end it with the right exit code.
+"""Entry points of all commands: argument parsing and exit codes.
 
-The code is 0 when the command did what it was asked to, 2 with one line on stderr for what its user can put right, and
-130 when it was interrupted. A traceback is a bug of ours.
+The exit code is 0 when the command did its work, 2 with one line on stderr for a fault that the user can fix, and 130
+when it was interrupted. A traceback is a bug of ours.
 """
 
 import argparse
@@ -22,19 +22,19 @@ from bebop.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
-# What a disk answers; other OSErrors (a refused connection, too many open files) mean something else.
+# Errors of a disk; other OSErrors (a refused connection, too many open files) mean something else.
 DISK = (*FULL, *CLOSED, errno.EFBIG, errno.EIO, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT)
-# torch and safetensors raise errors of their own where a write fails, which say so in words alone.
+# torch and safetensors raise their own errors if a write fails, recognisable only by their text.
 FAILED_WRITES = ("inline_container", "I/O error", "iostream error")
 INTERRUPTED = 130
 
 
 def run_main(main: Callable[[list[str]], int | None], arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run an entry point with ``arguments`` (those of the process) and leave with its exit code."""
+    """Run an entry point with ``arguments`` (default: those of the process) and exit with its exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     warnings.filterwarnings("ignore", category=FutureWarning)
     _keep_cache()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is an interrupt: things are put away
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM is an interrupt, so cleanup runs
     try:
         code = main(list(sys.argv[1:] if arguments is None else arguments)) or 0
     except UserError as error:
@@ -44,20 +44,20 @@ def run_main(main: Callable[[list[str]], int | None], arguments: Sequence[str] |
             raise
         code = _say(f"error: {_explained(error.filename or 'a file', error)}", 2)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more must not be shown while this process ends
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another interrupt must not print anything during the exit
         code = _say("interrupted", INTERRUPTED)
-    # Code given as text (dataclasses and namedtuples make their methods so) that was interrupted leaves a mark in
-    # CPython: a process of ``python -m`` ends by SIGINT for it, whatever its exit code. The next text wipes it out.
+    # An interrupt in code given as text (dataclasses and namedtuples create their methods so) leaves a mark in
+    # CPython: a ``python -m`` process then ends by SIGINT, whatever its exit code. Running another text clears it.
     exec("pass")
     sys.exit(code)
 
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """Only note the first Ctrl-C or SIGTERM while the block runs; a second one interrupts as ever.
+    """Only record the first Ctrl-C or SIGTERM while the block runs; a second one interrupts as usual.
 
     Yields:
-        Whether one came: the block then saves what it has, and the interrupt follows as it ends.
+        A function that returns whether one came. The block then saves its state, and the interrupt follows at its end.
     """
     came = False
 
@@ -68,7 +68,7 @@ def stoppable() -> Iterator[Callable[[], bool]]:
         came = True
         sys.stderr.write("stopping after this step; a checkpoint will be written (once more to stop at once)\n")
 
-    if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield lambda: False
         return
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -82,9 +82,9 @@ def stoppable() -> Iterator[Callable[[], bool]]:
 
 
 def _keep_cache() -> None:
-    """Give torch's compiler a lasting folder: by default it makes a temporary one when it is imported."""
+    """Give torch's compiler a permanent cache folder: by default it creates a temporary one on import."""
     place = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "bebop", "torchinductor")
-    with suppress(UserError):  # without a home of its own, torch's default has to do
+    with suppress(UserError):  # without a writable home, torch's default is used
         check_writable("the cache", place)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(place))
 
@@ -96,7 +96,7 @@ def _say(text: str, code: int) -> int:
 
 @contextmanager
 def writing(path: Path | str) -> Iterator[None]:
-    """Turn what the disk refuses while the block writes ``path`` into a ``UserError`` that says what to do."""
+    """Turn disk errors while the block writes ``path`` into a ``UserError`` that advises what to do."""
     try:
         yield
     except OSError as error:
@@ -108,7 +108,7 @@ def writing(path: Path | str) -> Iterator[None]:
 
 
 def _refused(path: Path | str, error: Exception) -> OSError:
-    """Return the system's error behind a library's."""
+    """Return the system error behind a library's error."""
     if isinstance(error.__context__, OSError):
         return error.__context__
     number = next((n for n in DISK if f"os error {n})" in str(error)), None)
@@ -130,14 +130,14 @@ def _explained(path: Path | str, error: OSError) -> str:
 
 
 def check_writable(setting: str, folder: Path) -> None:
-    """Raise ``UserError`` unless ``folder`` can be made or written to; makes nothing."""
+    """Raise ``UserError`` unless ``folder`` can be created or written to; creates nothing."""
     name = f"{setting}={str(folder)!r}"
     try:
         there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
         reason = None if there.is_dir() else errno.ENOTDIR
         if reason is None and not os.access(there, os.W_OK | os.X_OK):
             reason = errno.EACCES
-        if reason is None and os.statvfs(there).f_flag & os.ST_RDONLY:  # root is told that it may write everywhere
+        if reason is None and os.statvfs(there).f_flag & os.ST_RDONLY:  # for root the permission check always passes
             reason = errno.EROFS
         space = os.statvfs(there)
         if reason is None and space.f_blocks and not space.f_bavail:
@@ -160,24 +160,24 @@ def shown_command(name: str, *arguments: str) -> str:
 
 
 def shown_path(path: Path) -> Path:
-    """Return a path as one would type it here: relative where it lies below the working directory.
+    """Return a path as a user would type it here: relative if it lies below the working directory.
 
-    A link keeps its own name, as that of a run's newest model.
+    A link keeps its own name, for instance that of a run's newest model.
     """
     here, there = Path.cwd(), path.parent.resolve() / path.name
     return there.relative_to(here) if there.is_relative_to(here) else path
 
 
 class Parser(argparse.ArgumentParser):
-    """Parse arguments with dashes; a mistake is one ``UserError`` instead of the usage and a line."""
+    """Argument parser for options with dashes; a mistake raises one ``UserError`` instead of printing the usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise ``UserError``; argparse calls this."""
+        """Raise ``UserError`` with the message; argparse calls this."""
         raise UserError(f"{message}; see {self.prog} --help")
 
 
 def whole(lowest: int, most: int = 1 << 16) -> Callable[[str], int]:
-    """Return a type for ``add_argument``: whole numbers from ``lowest`` to ``most``."""
+    """Return an argument type for ``add_argument``: whole numbers from ``lowest`` to ``most``."""
 
     def read(text: str) -> int:
         try:

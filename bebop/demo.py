@@ -1,11 +1,11 @@
-"""``bebop demo``: training, one completion token by token, a certificate, and another one over a planted fault.
+"""``bebop demo``: training, one completion token by token, a certificate, and another one with a planted fault.
 
 It uses the built-in model and computes everything that it shows. The exit code is 0 only if the first certificate
 passes and the second one fails.
 
-The certificates call an exact engine faulty with a probability of at most ``ALPHA``, by Ville's inequality. Of 24
-seeds all passed, with bounds of 0.8 to 1.6 % where 5 % are the limit. With the fault all failed after one cohort of at
-most 1,600 tokens, with ln E above 1,600 where 9.2 are enough.
+The certificates call an exact engine faulty with a probability of at most ``ALPHA``, by Ville's inequality. All of 24
+seeds passed, with bounds of 0.8 to 1.6 % where the limit is 5 %. With the fault all failed after one cohort of at most
+1,600 tokens, with ln E above 1,600 where 9.2 suffices.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ ABOUT = (
     "fault and certify it again. Everything is computed here and now, in about a minute on two cores."
 )
 ALPHA = 1e-4
-TOKENS = 3000  # of a certificate, at least: the cohort that reaches them is completed
-# Steps are a quarter of a default one, so that three of them fit into the minute.
+TOKENS = 3000  # minimum of a certificate: the cohort that reaches it is completed
+# Steps are a quarter of the default size, so that three of them fit into the minute.
 TRAINING = (
     "trainer.steps=3",
     "trainer.groups_per_step=8",
@@ -45,7 +45,7 @@ TRAINING = (
     "trainer.save_every=3",
     "rollout.slots=32",
 )
-# One thread: two of them gain nothing on matrices of this size, and spin where other programs hold a core.
+# One thread: two gain nothing on matrices of this size, and spin while other programs hold a core.
 SHOWN = ("task=chain_sum", "threads=1")  # the questions of the job
 CERTIFICATE = (f"tokens={TOKENS}", f"alpha={ALPHA}", "stress=0", "limit_tv=0.05", "threads=1",
                "stop_when_bounded=false")  # fmt: skip
@@ -56,7 +56,7 @@ MAX_SHOWN = 120  # tokens of the completion
 
 @contextlib.contextmanager
 def planted_fault() -> Iterator[None]:
-    """Verify with the wrong bonus token while the block runs: it is drawn from row K of the target, not from row K + 1.
+    """Verify with the wrong bonus token within the block: it is drawn from row K of the target, not from row K + 1.
 
     That is how Algorithms 3 and 4 of the Bebop paper print it. Only cycles whose drafts were all accepted have a bonus
     token, so most tokens of a completion stay right.
@@ -75,12 +75,12 @@ def planted_fault() -> Iterator[None]:
         yield
 
 
-# ---- one completion, as it comes about
+# ---- one completion during decoding
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Style:
-    """How a kind of token is shown: by an ANSI code where there are colours, by marks around the token where not."""
+    """Display style of a kind of token: an ANSI code with colours, marks around the token without."""
 
     code: str
     marks: tuple[str, str]
@@ -101,12 +101,12 @@ LEGEND = {
 
 
 def colored(stream: TextIO) -> bool:
-    """Return whether colours are wanted: the stream is a terminal that has them, and NO_COLOR is not set."""
+    """Return whether to use colours: the stream is a terminal with colours, and NO_COLOR is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def styled(kind: str, text: str, color: bool) -> str:
-    """Return a token as one of ``STYLES`` shows it."""
+    """Return a token's text in the style of its kind."""
     style = STYLES[kind]
     if color:
         return f"\x1b[{style.code}m{text}\x1b[0m"
@@ -118,7 +118,7 @@ def cycle_tokens(draft: list[int], accepted: int, following: int, emitted: int) 
 
     Args:
         draft: the K drafted tokens.
-        accepted: how many of them stand, 0..K.
+        accepted: how many of them are accepted, 0..K.
         following: the token after them.
         emitted: how many tokens of the cycle count, at least 1: a stop token or the limit cuts the rest.
     """
@@ -131,7 +131,7 @@ def cycle_tokens(draft: list[int], accepted: int, following: int, emitted: int) 
 
 
 def show_completion(config: CertifyConfig, out: TextIO) -> float:
-    """Decode one completion and write each cycle as it ends; return the accept length, tokens a cycle."""
+    """Decode one completion and print each cycle as it ends; return the accept length, tokens per cycle."""
     from bebop.certify.embedded import make
     from bebop.certify.run import sampling_params
     from bebop.model.checkpoint import load_tokenizer
@@ -176,10 +176,10 @@ def train(folder: Path) -> int:
 
 
 def certify(config: CertifyConfig, folder: Path) -> "Certificate":
-    """Return the certificate of the embedded engine, and write it with its page to ``folder``.
+    """Certify the embedded engine, write the certificate with its page to ``folder``, and return it.
 
     Raises:
-        KeyboardInterrupt: It was interrupted, which the engine itself only notes.
+        KeyboardInterrupt: It was interrupted, which the engine itself only records.
     """
     from bebop.certify.report import write_page
     from bebop.certify.run import make_run
@@ -201,7 +201,7 @@ def as_expected(sound: str, faulty: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Show the four parts and say where to go on; return the exit code."""
+    """Run the four parts of the demo, print the next steps, and return the exit code."""
     parser = Parser(prog="bebop demo", description=ABOUT)
     parser.add_argument("--dir", type=Path, help="the run folder (default: runs/demo-<date and time>)")
     parser.add_argument(
@@ -216,7 +216,7 @@ def main(arguments: list[str]) -> int:
 
 
 def demo(folder: Path, seed: int, out: TextIO) -> int:
-    """Show the four parts in ``folder``; return the exit code."""
+    """Run the four parts of the demo in ``folder``; return the exit code."""
     config, began = certify_config([*CERTIFICATE, f"seed={seed}"]), time.monotonic()
 
     def head(number: int, text: str) -> None:
@@ -245,7 +245,7 @@ def demo(folder: Path, seed: int, out: TextIO) -> int:
 
 
 def ending(folder: Path, code: int, seconds: float) -> str:
-    """Return what became of the demo, where its pages are, and what to do next."""
+    """Return the demo's result, the paths of its pages, and the next steps, as text."""
     verdict = (
         "The sound engine passed and the faulty one failed, as they should."
         if code == 0

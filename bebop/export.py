@@ -14,11 +14,11 @@ from bebop.run_dir.safe_parse import parse_json, parse_yaml
 from bebop.systems import PARTS
 
 EXPORTED = [name for name, part in PARTS.items() if part.export]
-PART, BUILT_IN = "block", "tiny"  # where nothing else is asked for
+PART, BUILT_IN = "block", "tiny"  # defaults
 
 
 def parser() -> Parser:
-    """Return the parser of the command line."""
+    """Return the command-line parser."""
     top = Parser(prog="python -m bebop.export", description=__doc__)
     top.add_argument("--out", type=Path, required=True, help="the folder to write")
     top.add_argument("--run", type=Path, help="a run with trainer.lora: its model is written, with the adapter merged")
@@ -35,7 +35,7 @@ def parser() -> Parser:
 
 
 def main(arguments: list[str]) -> int:
-    """Load what is exported, which checks it, and write it."""
+    """Load the part or run to export, which checks it, and write it."""
     options = parser().parse_args(arguments)
     check_writable("--out", options.out)
     if options.run is not None:
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 
 def export_part(options: argparse.Namespace) -> int:
-    """Write a trained part."""
+    """Write a trained part and return the exit code."""
     refuse_folder(options.out, options.part or PART)
     from bebop.model.checkpoint import load_policy  # torch and transformers take seconds; errors should not wait
     from bebop.runtime.preflight import check_model
@@ -84,7 +84,9 @@ def refuse_folder(folder: Path, part: str) -> None:
 
 
 def export_run(options: argparse.Namespace) -> int:
-    """Write the model of a run with its adapter merged in, and with its head, as a Hugging Face folder."""
+    """Write a run's model with its adapter merged in, and with its head, as a Hugging Face folder; return the exit
+    code.
+    """
     for name in ("part", "model", "file", "mask_token"):
         if getattr(options, name) is not None:
             shown = name.replace("_", "-")
@@ -104,7 +106,7 @@ def export_run(options: argparse.Namespace) -> int:
     check_model(model)
     check_identity(options.run, identity(model, {}))
     trained = load(folder).trainer
-    torch.manual_seed(seed)  # as the trainer's ranks do: a fresh head has to be theirs
+    torch.manual_seed(seed)  # as the trainer's ranks do, so that a fresh head equals theirs
     policy = load_policy(model)
     merge_into(policy, trained["weights"], lora)
     head = trained.get("head")
@@ -119,7 +121,7 @@ def export_run(options: argparse.Namespace) -> int:
 def read_run(run: Path) -> tuple[ModelConfig, LoraConfig, int]:
     """Return model, adapter and seed of a run.
 
-    ``UserError`` for a folder without a run, and for a run that trained all weights.
+    Raises ``UserError`` for a folder without a run, and for a run that trained all weights.
     """
     file, refused = run / CONFIG, f"--run={str(run)!r} is not possible"
     try:
@@ -137,7 +139,7 @@ def read_run(run: Path) -> tuple[ModelConfig, LoraConfig, int]:
 
 
 def find_checkpoint(run: Path, step: int | None) -> Path:
-    """Return the run's newest checkpoint that is whole, or the last one of a step."""
+    """Return the run's newest intact checkpoint, or the last one of a step."""
     store = Store(run, STEPS)
     if step is None:
         newest = store.newest_sound()
@@ -152,7 +154,7 @@ def find_checkpoint(run: Path, step: int | None) -> Path:
 
 
 def check_identity(run: Path, now: dict[str, str]) -> None:
-    """Raise ``UserError`` if the run was of another model than the one that its settings name by now."""
+    """Raise ``UserError`` if the run's model differs from the model that its settings name now."""
     try:
         before = dict(parse_json((run / IDENTITY).read_bytes()))
     except (OSError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Trains from Python: ``bebop.train`` runs the job of ``python -m bebop.run`` and returns what came out."""
+"""Training from Python: ``bebop.train`` runs the job of ``python -m bebop.run`` and returns its result."""
 
 import asyncio
 import importlib.util
@@ -25,7 +25,7 @@ REWARD, WEIGHTS, DIR = "task.reward", "task.reward_weights", "runtime.dir"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """What a job left.
+    """Result of a job.
 
     >>> TrainResult(folder=Path("runs/gcd"), model=Path("runs/gcd/model"), metrics=[{"step": 1, "reward/mean": 0.4}],
     ...     verdict="The reward rose in 60 steps (0.41 → 0.62).", advice="Nothing needs to be done.",
@@ -37,7 +37,7 @@ class TrainResult:
     metrics: list[dict[str, Any]]  # one row a step, as in metrics.jsonl
     verdict: str  # the first sentence of the report; empty without a finished step
     advice: str  # and the second
-    finished: bool  # False: it was interrupted, and ``train(runtime={"dir": folder, "resume": True})`` goes on
+    finished: bool  # False: it was interrupted, and ``train(runtime={"dir": folder, "resume": True})`` continues it
 
 
 def train(
@@ -46,14 +46,14 @@ def train(
     reward: Reward | Sequence[Reward] | Mapping[Reward, float] | None = None,
     **chosen: Any,
 ) -> TrainResult:
-    """Run a GRPO job in this process and its Ray actors; ``UserError`` names what is wrong, before anything starts.
+    """Run a GRPO job in this process and its Ray actors; raise ``UserError`` for a fault before anything starts.
 
     Args:
-        overrides: what the command line takes: ``["task=gcd", "trainer.steps=20"]``.
+        overrides: overrides as on the command line: ``["task=gcd", "trainer.steps=20"]``.
         reward: a function in a file, or its name; a list of them; or a mapping to their weights.
         **chosen: by group, a choice (``task="gcd"``) or a mapping of settings (``trainer={"steps": 20}``).
     """
-    if any(name.startswith(f"{MODULES}reward_") for name in sys.modules):  # in the process of a reward
+    if any(name.startswith(f"{MODULES}reward_") for name in sys.modules):  # this is a reward's process
         raise UserError(
             "train() was called while this file was imported for its reward: put the call below "
             "if __name__ == '__main__':, or the reward in a file of its own"
@@ -85,7 +85,7 @@ def _refuse_running_loop() -> None:
 
 
 def _result(folder: Path, finished: bool) -> TrainResult:
-    """Read what a job left in its folder."""
+    """Read the result of a job from its folder."""
     from bebop.report.page import conclude
     from bebop.run_dir.checkpoints import newest_model
 
@@ -104,7 +104,7 @@ def _result(folder: Path, finished: bool) -> TrainResult:
 
 
 def settings_as_overrides(values: Mapping[str, Any], where: str = "") -> Iterator[str]:
-    """Yield an override for each setting in nested mappings. A mapping that is itself a setting gains its entries."""
+    """Yield an override for each setting in nested mappings. A mapping that is itself a setting gets new entries."""
     mappings = {one.name for one in settings(JobConfig) if one.kind in (dict, dict[str, Any])}
     mappings |= {one.name for one in settings(JobConfig) if getattr(one.kind, "__origin__", None) is dict}
     for name, value in values.items():
@@ -118,7 +118,7 @@ def settings_as_overrides(values: Mapping[str, Any], where: str = "") -> Iterato
 
 
 def override(name: str, value: Any) -> str:
-    """Return ``NAME=VALUE`` in Hydra's grammar, which reads back as the same value."""
+    """Return ``NAME=VALUE`` in Hydra's grammar, which parses to the same value."""
     return f"{name}={_written(value, name)}"
 
 
@@ -130,7 +130,7 @@ def _written(value: Any, name: str) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str | Path):
-        # A backslash is itself, unless a quote or the end follows (Hydra), or ${ (OmegaConf).
+        # A backslash is literal, unless a quote or the end follows (Hydra), or ${ (OmegaConf).
         text = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))
         quoted = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
         return f"'{quoted}'"
@@ -159,7 +159,7 @@ def _rewards(reward: Reward | Sequence[Reward] | Mapping[Reward, float] | None) 
 
 
 def reward_name(reward: Reward) -> str:
-    """Return the name by which another process imports a function; ``UserError`` if no import can find it.
+    """Return the name by which another process imports a function; raise ``UserError`` if no import can find it.
 
     >>> reward_name("reward.py:correct")
     'reward.py:correct'
@@ -180,6 +180,6 @@ def reward_name(reward: Reward) -> str:
     if getattr(module, reward.__name__, None) is not reward:
         raise UserError(f"{shown} is not possible, as {reward.__module__} has another {reward.__name__}: {own}")
     name: str = reward.__module__
-    if "." in name and importlib.util.find_spec(name) is not None:  # of a package, whose imports may be relative
+    if "." in name and importlib.util.find_spec(name) is not None:  # in a package, whose imports may be relative
         return f"{name}.{reward.__name__}"
     return f"{file.resolve()}:{reward.__name__}"

@@ -1,6 +1,6 @@
-"""Generates text in this process, by the embedded engine with drafts: ``bebop.LLM``, in the shape of vLLM's class.
+"""Text generation in this process, by the embedded engine with drafts: ``bebop.LLM``, modelled on vLLM's class.
 
-Exact decoding systems leave the distribution of completions as it is, whatever is drafted.
+Exact decoding systems leave the distribution of completions unchanged, whatever is drafted.
 """
 
 import dataclasses
@@ -22,29 +22,29 @@ from bebop.tasks.source import chat_encoder, open_text
 from bebop.trajectory import Completion, FinishReason, SamplingParams
 
 Message = Mapping[str, str]  # with role and content
-Prompt = str | Sequence[int] | Sequence[Message]  # a text as it is, token ids [P], or messages for the chat template
+Prompt = str | Sequence[int] | Sequence[Message]  # a raw text, token ids [P], or messages for the chat template
 SAMPLED = tuple(field.name for field in dataclasses.fields(SamplingConfig))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """One completion.
+    """One completion with its prompt, tokens and log-probs.
 
     >>> RequestOutput(prompt="1+1=", prompt_token_ids=(5, 9), text="2", token_ids=(7, 2), logprobs=(-0.1, -0.01),
     ...     finish_reason="stop", accept_length=2.0)  # doctest: +SKIP
     """
 
-    prompt: str  # the text, after the chat template where there are messages; of token ids, what they decode to
+    prompt: str  # the text, after the chat template for messages; decoded for token ids
     prompt_token_ids: tuple[int, ...]  # [P]
-    text: str  # without what ended it
+    text: str  # without the stop token or stop text
     token_ids: tuple[int, ...]  # [T], the stop token included
     logprobs: tuple[float, ...]  # [T] log p under the target's distribution at this temperature and truncation
     finish_reason: FinishReason  # "stop": a stop token or a stop text; "length": max_new_tokens
-    accept_length: float  # tokens per cycle of draft and verification; 1 without drafts, NaN of no cycle
+    accept_length: float  # tokens per cycle of draft and verification; 1 without drafts, NaN without a cycle
 
 
 class LLM:
-    """A model with a decoding system, ready to generate. Not thread-safe."""
+    """Model with a decoding system, ready to generate. Not thread-safe."""
 
     def __init__(
         self,
@@ -61,20 +61,20 @@ class LLM:
         slots: int = 32,
         max_length: int = 512,
     ) -> None:
-        """Load the model; ``UserError`` names what is not possible.
+        """Load the model; raise ``UserError`` for an impossible argument.
 
         Args:
-            model: ``tiny``, ``smollm2``, a Hugging Face folder, or a policy that is loaded.
+            model: ``tiny``, ``smollm2``, a Hugging Face folder, or a loaded policy.
             decoding: a decoding system, as in ``decoding=NAME`` of a job.
-            draft_tokens: K, drafts per cycle; None: what the system has by default.
+            draft_tokens: K, drafts per cycle; None: the system's default.
             draft_temperature: None: the target's; 0: greedy drafts.
-            options: what the system has alone, by name.
-            dtype: of the weights; auto: that of the folder, float32 or bfloat16.
+            options: options specific to the system, by name.
+            dtype: data type of the weights; auto: that of the folder, float32 or bfloat16.
             device: auto, cpu, cuda or cuda:NUMBER.
             init_mtp: add a fresh head to a checkpoint that has none.
-            draft: for ``decoding="draft_model"``: a smaller model with the same tokenizer, as ``model`` names one.
-            slots: requests that are decoded side by side.
-            max_length: tokens of prompt and completion, at most.
+            draft: for ``decoding="draft_model"``: a smaller model with the same tokenizer, named like ``model``.
+            slots: requests that are decoded in parallel.
+            max_length: maximum tokens of prompt and completion.
         """
         check(decoding in SYSTEMS, "decoding", decoding, f"choose one of {', '.join(SYSTEMS)}")
         for name, value in (("slots", slots), ("max_length", max_length)):
@@ -96,7 +96,7 @@ class LLM:
         given = {"path": path, "dtype": dtype, "device": device, "init_mtp": init_mtp, "draft": draft}
         config = from_dict(ModelConfig, given, "model.")
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # a fresh head is the same every time
+            torch.manual_seed(0)  # makes a fresh head reproducible
             return load_policy(config, need_head=system.head, needs=system.needs, need_draft=system.separate)
 
     def generate(
@@ -104,16 +104,19 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Return one completion for each prompt, in their order; ``UserError`` before any of them is decoded.
+        """Return one completion for each prompt, in their order; raise ``UserError`` before any of them is decoded.
 
-        The same call gives the same completions, except with ``draft_tokens="auto"``, which goes by measured time. Its
-        prompts have random numbers of their own, so a prompt that is given several times has several completions.
-        Another ``params.seed`` gives others.
+        The same call gives the same completions, except with ``draft_tokens="auto"``, which depends on measured time.
+        Each
+        prompt of a call has its own random numbers, so a repeated prompt has several completions. Another
+        ``params.seed`` gives
+        other completions.
 
         Args:
-            prompts: one or several. A text is taken as it is, lists of messages go through the chat template.
-            params: of all prompts, or of each; None: temperature 1, 128 new tokens. The model's own stop tokens are
-                added to ``stop_token_ids``.
+            prompts: one or several. A text is used as it is, lists of messages go through the chat template.
+            params: for all prompts, or for each; None: temperature 1, 128 new tokens. The model's own stop tokens are
+            added to
+                ``stop_token_ids``.
         """
         asked: list[Any] = list(prompts) if _several(prompts) else [prompts]
         each = [params or SamplingParams()] * len(asked) if not isinstance(params, Sequence) else list(params)
@@ -126,13 +129,13 @@ class LLM:
         ]
         try:
             done = generate(self.engine, requests)
-        except BaseException:  # an interrupt, too: what was queued must not run in the next call
+        except BaseException:  # also an interrupt: queued requests must not run in the next call
             self.engine.abort()
             raise
         return [_output(text, ids, one) for (text, ids), one in zip(encoded, done, strict=True)]
 
     def _tokens(self, prompt: Prompt, place: int) -> tuple[str, tuple[int, ...]]:
-        """Return the text and the token ids of a prompt; ``UserError`` names its place in the call."""
+        """Return the text and the token ids of a prompt; ``UserError`` names its index in the call."""
         if isinstance(prompt, str):
             return prompt, open_text(self.policy.tokenizer, prompt)
         parts: list[Any] = list(prompt) if isinstance(prompt, Sequence) else []
@@ -146,10 +149,10 @@ class LLM:
         )
 
     def _params(self, params: SamplingParams, place: int) -> SamplingParams:
-        """Return the parameters of one request: checked, with its own seed and the model's stop tokens."""
+        """Return the checked parameters of one request, with its own seed and the model's stop tokens."""
         if not isinstance(params, SamplingParams):
             raise UserError(f"params={str(params)[:80]!r} is not possible: give bebop.SamplingParams")
-        from_dict(SamplingConfig, {name: getattr(params, name) for name in SAMPLED}, "sampling.")  # refuses
+        from_dict(SamplingConfig, {name: getattr(params, name) for name in SAMPLED}, "sampling.")  # checks
         whole = type(params.seed) is int and 0 <= params.seed < MAX_SEED
         check(whole, "sampling.seed", params.seed, f"give a number from 0 to {MAX_SEED - 1}")
         stops = dict.fromkeys((*params.stop_token_ids, *self.policy.eos_token_ids))

@@ -1,8 +1,8 @@
-"""A pytest plug-in: the fixture ``certify_engine`` makes an engine's certificate of exactness a test of its project.
+"""pytest plug-in: the fixture ``certify_engine`` turns an engine's certificate of exactness into a test of its project.
 
 ``pytest_plugins = ["bebop.pytest_plugin"]`` in a test file, or ``pytest -p bebop.pytest_plugin``, loads it. It is no
-entry point: pytest would rewrite the asserts of all of bebop in every run. Nothing heavy is imported before a test asks
-for the fixture.
+entry point: pytest would rewrite the asserts of all of bebop in every run. Nothing heavy is imported before a test
+requests the fixture.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from bebop.certify.certificate import Certificate
 
-QUIET = ("progress=false",)  # unless a test asks for it
+QUIET = ("progress=false",)  # default, which a test may override
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,10 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def certify_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., "Certificate"]:
-    """Return ``certified(engine, model, *overrides)``, which makes a certificate; ``.require_pass()`` makes it a test.
+    """Return ``certified(engine, model, *overrides)``, which certifies an engine; ``.require_pass()`` fails the test if
+    needed.
 
     ``engine``: vLLM's ``LLM``, SGLang's ``Engine``, the URL of a server, a function of prompts, seeds and a length, or
-    None for the embedded engine. ``model``: the Hugging Face folder that it serves, ``tiny`` for the built-in one.
+    None
+    for the embedded engine. ``model``: the Hugging Face folder that it serves, ``tiny`` for the built-in one.
     ``overrides``: settings of ``python -m bebop.certify``, such as ``quick=true`` or ``sampling.top_p=0.9``.
 
     Certificates go to ``--certify-dir``, or to the folder of the test.
@@ -59,7 +61,7 @@ def certify_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[.
 
 
 def _free(parent: Path, name: str) -> Path:
-    """Return a folder that is not there yet: a test may make several certificates, and runs again."""
+    """Return a folder that does not exist yet: a test may create several certificates, and may be repeated."""
     stem = re.sub(r"[^\w.-]+", "-", name).strip("-")
     taken = 0
     while (folder := parent / (stem if not taken else f"{stem}-{taken + 1}")).exists():

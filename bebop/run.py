@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bebop.runtime.session import Dashboard
     from bebop.tasks.source import Items
 
-SECTION = "runtime."  # where dir and resume are
+SECTION = "runtime."  # section of dir and resume
 HELP = """usage: python -m bebop.run [--help [GROUP]] [--cfg] [override ...]
 
 Runs GRPO with rollouts on speculative decoding, on Ray. Without arguments: the built-in model on chain_sum.
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
         folder.check(config)
 
         items = questions(config.task)
-        # Torch and Ray take seconds to import; --help and errors should not wait for them.
+        # Torch and Ray take seconds to import, and --help and errors should not wait for them.
         from bebop.run_dir.identity import identity
         from bebop.runtime.job import run_job
         from bebop.runtime.preflight import check_evaluation, check_job
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> int:
 
 
 def say(lines: Sequence[str]) -> None:
-    """Write lines to stderr: stdout is for what a command was asked for."""
+    """Write lines to stderr: stdout is reserved for a command's results."""
     sys.stderr.write("".join(f"{line}\n" for line in lines))
 
 
@@ -114,7 +114,7 @@ def questions(config: TaskConfig) -> "Items | None":
 
 
 def choose_folder(config: JobConfig) -> tuple[RunFolder, JobConfig]:
-    """Return the run folder, of which nothing is made yet, and the configuration with its path."""
+    """Return the run folder, not created yet, and the configuration with its path."""
     runtime = config.runtime
     path = Path(runtime.dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}").resolve()
     folder = RunFolder(path, "runtime.dir", runtime.resume, Store(path, STEPS))
@@ -122,7 +122,7 @@ def choose_folder(config: JobConfig) -> tuple[RunFolder, JobConfig]:
 
 
 def end(config: JobConfig, run_dir: Path, finished: bool) -> None:
-    """Write report.html, unless it is switched off or no step was finished, and say what came of the run."""
+    """Write report.html, unless it is disabled or no step was finished, and print the result of the run."""
     from bebop.driver.evaluation import best_line
     from bebop.report.page import conclude
     from bebop.runtime.terminal import ended_run

@@ -1,8 +1,8 @@
-"""``python -m bebop.simulate``: what a job would be like on GPUs that one has not got.
+"""``python -m bebop.simulate``: predicts a job on GPUs that one does not have.
 
 With ``--gpu NAME`` it answers by arithmetic whether speculative decoding pays (``bebop/simulation/pays.py``), with
-``memory`` whether an update fits some GPUs (``bebop/simulation/memory.py``). Without, it simulates a whole job in
-virtual time.
+``memory`` whether an update fits some GPUs (``bebop/simulation/memory.py``). Without either, it simulates a whole job
+in virtual time.
 """
 
 import argparse
@@ -55,7 +55,7 @@ With dir: simulation.json and simulation.html there. Costs, and how good predict
 
 
 def main(arguments: list[str]) -> int:
-    """Parse, simulate, say what came of it; the exit code."""
+    """Parse the arguments, simulate, print the result and return the exit code."""
     if any(word == "--gpu" or word.startswith("--gpu=") for word in arguments):
         return _pays(arguments)
     if arguments[:1] == ["memory"]:
@@ -85,7 +85,7 @@ it was off on published speed-ups: docs/will_it_pay.md."""
 
 
 def _pays(arguments: list[str]) -> int:
-    """Answer whether drafts pay; the exit code."""
+    """Print whether drafts pay and return the exit code."""
     config, as_json = _pays_config(arguments)
     from bebop.simulation.pays import Fleet, answer, page
 
@@ -95,7 +95,7 @@ def _pays(arguments: list[str]) -> int:
 
 
 def _pays_config(arguments: list[str]) -> tuple[PaysConfig, bool]:
-    """Return the question, and whether the answer is for programs; every setting of ``PaysConfig`` is an option."""
+    """Return the question, and whether to answer in JSON; every setting of ``PaysConfig`` is an option."""
     parser = Parser(
         prog="python -m bebop.simulate", description="Will speculative decoding pay?", epilog=EPILOG, allow_abbrev=False
     )
@@ -153,7 +153,7 @@ Example: python -m bebop.simulate memory model=qwen3-8b gpus=8 gpu=h100 checkpoi
 
 
 def _memory(arguments: list[str]) -> int:
-    """Answer whether an update fits; the exit code, 0 either way."""
+    """Print whether an update fits and return the exit code, 0 either way."""
     if "--help" in arguments or "-h" in arguments:
         sys.stdout.write(MEMORY_HELP.format(settings="".join(map(_described, settings(MemoryConfig)))))
         return 0
@@ -174,7 +174,7 @@ def _memory(arguments: list[str]) -> int:
 
 
 def _value(word: str, text: str) -> Any:
-    """Return the value that YAML reads in ``text``."""
+    """Return ``text`` parsed as YAML."""
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:

@@ -1,14 +1,14 @@
-"""Everything that flows: prompt -> completion -> trajectory -> group -> batch.
+"""Data types of a job: prompt -> completion -> trajectory -> group -> batch.
 
 Invariants:
 
 - Every *token* has a weight version: a completion may straddle a weight update.
 - ``logprobs`` is log p(token) under the target distribution that produced the token, temperature and truncation
   included. This holds for accepted, recovered and bonus tokens alike; it is never the draft's log q.
-- Trajectories are append-only: what the policy wrote is never rendered or tokenised again.
+- Trajectories are append-only: the policy's output is never rendered or tokenised again.
 - A trace has one row for each token, aligned with ``Completion.token_ids``. One row of the target decides a place of a
   completion, so p is known at all of them, and q where a draft was tested. Probabilities are those of verification,
-  temperature and truncation applied. They are kept of the ``TOP`` likeliest tokens, so what is kept of a token is
+  temperature and truncation applied. They are stored for the ``TOP`` likeliest tokens, so the storage per token is
   bounded.
 """
 
@@ -23,28 +23,28 @@ from bebop.config.job import TraceMode
 from bebop.errors import UserError
 
 FinishReason = Literal["stop", "length", "abort"]
-# Why a trajectory ended: its one completion did; its environment said so; a turn was cut off by its length; or a budget
+# Why a trajectory ended: its only completion ended; its environment ended; a turn reached its length limit; or a budget
 # of turns, of tokens or of seconds was spent.
 Ending = Literal["answered", "done", "length", "turns", "tokens", "seconds"]
 
-# Sums that are kept for every draft position: cycles that reached it, and sums over those.
+# Sums for every draft position: cycles that reached it, and sums over those.
 DRAFT_STATS = ("reached", "accepted", "overlap", "target_only", "draft_entropy", "target_entropy")
 MEASURED = DRAFT_STATS[2:]  # these need both distributions, which an engine may give for some cycles only
 # Counts of a whole completion.
 STAT_COUNTS = ("cycles", "tokens", "prefilled", "target_forwards", "draft_forwards", "extra_positions")
-STRETCH = 64  # tokens: statistics are kept for stretches up to 64, 128, 256, ... to see how drafting changes
+STRETCH = 64  # tokens: statistics by stretches up to 64, 128, 256, ... show how drafting changes
 OPENING = -1  # instead of the start of a stretch: the first cycle of a turn, by itself
 
-# How a token came about, by number: drawn where nothing was drafted; an accepted draft; drawn after a rejection; drawn
-# after all drafts of its cycle were accepted; or the engine does not say.
+# Origin of a token, by index: drawn without a draft; an accepted draft; drawn after a rejection; drawn
+# after all drafts of its cycle were accepted; or not reported by the engine.
 VERDICTS = ("plain", "accepted", "recovered", "bonus", "unknown")
 TOP = 8  # tokens of p and of q whose probabilities are kept
-NONE = -1  # instead of a token: there is none
+NONE = -1  # marks a missing token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """The sampling distribution of one request, applied in this order: penalty, temperature, top-k, top-p, min-p (SPEC
+    """Sampling distribution of one request, applied in this order: penalty, temperature, top-k, top-p, min-p (SPEC
     0.4).
 
     >>> SamplingParams(temperature=1.0, max_new_tokens=64, seed=7)  # doctest: +SKIP
@@ -56,7 +56,7 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0  # over prompt and completion, as transformers does
     max_new_tokens: int = 128
-    stop_token_ids: tuple[int, ...] = ()  # the end-of-text token belongs here; kept in the tokens, not in the text
+    stop_token_ids: tuple[int, ...] = ()  # include the end-of-text token; part of the tokens, not of the text
     stop: tuple[str, ...] = ()  # the token that completes one of these is the last; the text keeps the string
     seed: int = 0
 
@@ -68,32 +68,32 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A question, numbered once and for all by its place in the prompt stream.
+    """Question with a permanent number, its place in the prompt stream.
 
     >>> Prompt(index=3, task="gcd", text="<user>Find ...", token_ids=(2, 17), item={"answer": "4"})  # doctest: +SKIP
     """
 
-    index: int  # place in the prompt stream, used exactly once; negative: of an evaluation, which asks it again
+    index: int  # place in the prompt stream, used exactly once; negative: an evaluation's question, asked repeatedly
     task: str
     text: str  # after the chat template
     token_ids: tuple[int, ...]  # [P]
-    item: dict[str, Any]  # what the reward function is given beside the completion
-    question: int | None = None  # its number in a finite set that is asked again each epoch; None: it is asked once
-    epoch: int = 0  # how often the whole set was asked before
+    item: dict[str, Any]  # input of the reward function beside the completion
+    question: int | None = None  # its number in a finite set that repeats each epoch; None: it is asked once
+    epoch: int = 0  # how many times the whole set was asked before
 
     @property
     def held_out(self) -> bool:
-        """Return whether the question is held out for evaluations, so that nothing is trained on its completions."""
+        """Return whether the question is held out for evaluations, so that no update uses its completions."""
         return self.index < 0
 
     @property
     def number(self) -> int:
-        """Return the number of the question, which is the same each time that it is asked."""
+        """Return the number of the question, the same each time it is asked."""
         return self.index if self.question is None else self.question
 
 
 def same_beginning(one: Prompt, other: Prompt) -> None:
-    """Raise ``UserError`` unless members of a group begin with the same tokens: else they cannot be compared."""
+    """Raise ``UserError`` unless members of a group begin with the same tokens; else they cannot be compared."""
     if one.token_ids == other.token_ids:
         return
     a, b = one.token_ids, other.token_ids
@@ -109,26 +109,26 @@ def same_beginning(one: Prompt, other: Prompt) -> None:
 class DecodeStats:
     """Sums over the decoding cycles of one request, or of many: ``+`` adds them. Position k counts from 0.
 
-    Sums over positions are taken over cycles that *reached* the position, so ``accepted[k] / reached[k]`` and
-    ``overlap[k] / reached[k]`` both estimate the conditional acceptance rate (SPEC 0.6: counts, Rao-Blackwell). What
-    the end of a completion cuts off counts nowhere: not as a token, not as reached, not as accepted. In a tree of
-    drafts k is the depth, which is reached where a node of the accepted path has children; probabilities are those of
-    the first child.
+    Sums over positions are over cycles that *reached* the position. So ``accepted[k] / reached[k]`` and
+    ``overlap[k] / reached[k]`` both estimate the conditional acceptance rate (SPEC 0.6: counts, Rao-Blackwell). Tokens
+    beyond the end of a completion count nowhere: not as a token, not as reached, not as accepted. In a tree of drafts k
+    is
+    the depth, which is reached if a node of the accepted path has children; probabilities are those of the first child.
     """
 
     cycles: int = 0  # verification passes (each emits accepted + 1 tokens, fewer at the end of a completion)
     tokens: int = 0  # tokens of the completion
-    prefilled: int = 0  # of those, from a prefill and not from a cycle (SGLang's first; the embedded engine has none)
+    prefilled: int = 0  # tokens from a prefill, not from a cycle (SGLang's first; the embedded engine has none)
     target_forwards: int = 0  # backbone passes in which the request took part, prefill excluded
-    draft_forwards: int = 0  # MTP passes in which it took part
-    extra_positions: int = 0  # beside the verified ones in the backbone passes, such as states of future tokens
+    draft_forwards: int = 0  # MTP passes in which the request took part
+    extra_positions: int = 0  # unverified positions in the backbone passes, such as states of future tokens
     reached: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] cycles that tested draft k
     accepted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K]
     overlap: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] sum of sum_v min(p, q)
     target_only: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] sum of p(argmax q)
     draft_entropy: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] nats
     target_entropy: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] nats
-    counts: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # name -> [K], further counts of a system
+    counts: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # name -> [K], counters of a system
 
     def __add__(self, other: "DecodeStats") -> "DecodeStats":
         summed: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in STAT_COUNTS}
@@ -139,30 +139,30 @@ class DecodeStats:
 
     @classmethod
     def total(cls, parts: Iterable["DecodeStats"]) -> "DecodeStats":
-        """Return the sum of statistics, of several completions for instance."""
+        """Return the sum of statistics, for instance of several completions."""
         return sum(parts, cls())
 
     @classmethod
     def with_drafts(cls, drafts: int, **known: Any) -> "DecodeStats":
-        """Return statistics of ``known`` fields, with zeros for so many draft positions in all the others."""
+        """Return statistics with the fields ``known``, and zeros for ``drafts`` draft positions in all others."""
         return cls(**{name: np.zeros(drafts) for name in DRAFT_STATS} | known)
 
     def add_measured(self, measured: Mapping[str, Sequence[float]], reached: int, weight: float) -> None:
         """Add a cycle's overlap and entropies at the first ``reached`` positions.
 
-        ``weight`` is the number of cycles that the measured one stands for, so that sum / reached estimates the mean.
+        ``weight`` is the number of cycles that the measured one represents, so that sum / reached estimates the mean.
         """
         for name in MEASURED:
             getattr(self, name)[:reached] += weight * np.asarray(measured[name])[:reached]
 
     @property
     def emitted(self) -> int:
-        """Return the number of tokens that came out of the cycles."""
+        """Return the number of tokens that the cycles emitted."""
         return self.tokens - self.prefilled
 
     @property
     def accept_length(self) -> float:
-        """Return the tokens per cycle: accepted drafts + 1, less what the end cut off; NaN before the first cycle."""
+        """Return the tokens per cycle: accepted drafts + 1, less those cut off at the end; NaN without a cycle."""
         return self.emitted / self.cycles if self.cycles else float("nan")
 
 
@@ -178,7 +178,7 @@ def _add(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
 def add_stretches(
     before: tuple[tuple[int, DecodeStats], ...], after: tuple[tuple[int, DecodeStats], ...]
 ) -> tuple[tuple[int, DecodeStats], ...]:
-    """Add the statistics by stretch of two parts of a completion that was interrupted."""
+    """Add the statistics by stretch of two parts of an interrupted completion."""
     stretches = dict(before)
     for start, stats in after:
         stretches[start] = stretches.get(start, DecodeStats()) + stats
@@ -187,18 +187,18 @@ def add_stretches(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """How each of T tokens came about; what an engine does not know is NONE or NaN.
+    """Origin of each of T tokens; values that an engine does not know are NONE or NaN.
 
-    M is ``TOP``, or the size of the vocabulary where that is smaller.
+    M is ``TOP``, or the size of the vocabulary if that is smaller.
     """
 
     verdicts: NDArray[np.int8]  # [T] index into VERDICTS
-    cycles: NDArray[np.int32]  # [T] the cycle that emitted it, from 0; a completion that was interrupted counts on
-    drafters: NDArray[np.int8]  # [T] index into ``names``, of the draft that was tested; NONE: none was
-    names: tuple[str, ...]  # of drafters, as the modules in rollout/decoding/drafters are called
+    cycles: NDArray[np.int32]  # [T] the cycle that emitted it, from 0; the count continues after an interruption
+    drafters: NDArray[np.int8]  # [T] index into ``names`` for the tested draft; NONE: no draft was tested
+    names: tuple[str, ...]  # names of drafters, equal to those of the modules in rollout/decoding/drafters
     drafts: NDArray[np.int32]  # [T] the token drafted for this place, accepted or not; NONE: none was tested
     draft_target_probs: NDArray[np.float32]  # [T] p of that draft
-    draft_probs: NDArray[np.float32]  # [T] q of it; 1 of a greedy or looked-up one
+    draft_probs: NDArray[np.float32]  # [T] q of that draft; 1 for a greedy or looked-up draft
     overlap: NDArray[np.float32]  # [T] sum of min(p, q)
     target_entropy: NDArray[np.float32]  # [T] nats
     draft_entropy: NDArray[np.float32]  # [T] nats
@@ -212,7 +212,7 @@ class Trace:
 
 
 def spread_trace(trace: Trace, places: NDArray[np.bool_]) -> Trace:
-    """Return a trace of T rows that has the rows of ``trace`` where ``places`` [T] is true, and nothing elsewhere."""
+    """Return a trace of T rows with the rows of ``trace`` where ``places`` [T] is true, and empty rows elsewhere."""
 
     def laid(name: str) -> NDArray[Any]:
         rows = getattr(trace, name)
@@ -247,7 +247,7 @@ def join_traces(parts: Sequence[Trace]) -> Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What the policy wrote in one turn, as the engine produced it.
+    """Output of the policy in one turn, as the engine produced it.
 
     >>> ids, logp = np.array([5, 1]), np.array([-0.2, -0.01])
     >>> Completion(token_ids=ids, logprobs=logp, versions=np.array([0, 1]), text="4")  # doctest: +SKIP
@@ -257,50 +257,50 @@ class Completion:
     logprobs: NDArray[np.float32]  # [T] log p under the target's distribution that produced the token
     versions: NDArray[np.int64]  # [T] weight version that produced the token
     contexts: NDArray[np.int64] | None = None  # [T] oldest version among the keys and values it saw; see ``oldest``
-    text: str = ""  # without what ended it, see ``rollout.detokenize``
+    text: str = ""  # without the stop token, see ``rollout.detokenize``
     finish_reason: FinishReason = "stop"
     stats: DecodeStats = field(default_factory=DecodeStats)
-    stretches: tuple[tuple[int, DecodeStats], ...] = ()  # stats by where a cycle began, see STRETCH; may be missing
+    stretches: tuple[tuple[int, DecodeStats], ...] = ()  # stats by start of the cycle, see STRETCH; may be missing
     exact: bool = True  # False: the decoding system changes the output distribution
     # [T] log-prob under the distribution that an inexact system drew the token from; None: not known, or exact.
     sampled_logprobs: NDArray[np.float32] | None = None
-    # What the decoding system needs to go on with an aborted completion, by name; of a finished one if asked for.
+    # State by name that the decoding system needs to continue an aborted completion; optional for a finished one.
     state: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    trace: Trace | None = None  # how each token came about, where it was asked for
-    mask: NDArray[np.bool_] | None = None  # [T] what the policy wrote, in joined turns; None: all of it
-    # [N, R, k] experts that the routers of R layers chose for the last N tokens of what was read and written, by the
-    # target's pass that computed them; -1 where that is not known, as of the last token. None: nothing is recorded.
+    trace: Trace | None = None  # origin of each token, if traced
+    mask: NDArray[np.bool_] | None = None  # [T] tokens that the policy wrote, in joined turns; None: all of them
+    # [N, R, k] experts that the routers of R layers chose for the last N tokens read or written, in the target's pass
+    # that computed them; -1 if unknown, as for the last token. None: nothing is recorded.
     routing: NDArray[np.int8 | np.int16] | None = None
 
     @property
     def written(self) -> NDArray[np.bool_]:
-        """Return [T] which tokens the policy wrote."""
+        """Return a mask [T] of the tokens that the policy wrote."""
         return np.ones(len(self.token_ids), dtype=np.bool_) if self.mask is None else self.mask
 
     @property
     def oldest(self) -> NDArray[np.int64]:
-        """Return [T] the oldest weights that took part in each token, also through keys and values that were kept.
+        """Return [T] the oldest weights that took part in each token, also through kept keys and values.
 
-        An engine that does not say is taken to keep everything; then it is the oldest version so far.
+        An engine that does not report this is assumed to keep everything; then it is the oldest version so far.
         """
         return np.minimum.accumulate(self.versions) if self.contexts is None else self.contexts
 
     @property
     def drawn_logprobs(self) -> NDArray[np.float32]:
-        """Return [T] the log-prob under the distribution that each token was drawn from, if ``weighable`` holds."""
+        """Return the log-prob [T] under the distribution from which each token was drawn, if ``weighable`` holds."""
         return self.logprobs if self.sampled_logprobs is None else self.sampled_logprobs
 
     @property
     def weighable(self) -> bool:
-        """Return whether it is known what each token was drawn from, so that importance weights exist."""
+        """Return whether the distribution of each token is known, so that importance weights exist."""
         return self.exact or self.sampled_logprobs is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What the policy read, and then wrote."""
+    """Tokens that the policy read, followed by its completion."""
 
-    observation: NDArray[np.int64]  # [O] tokens since the turn before; empty in the first, which reads the prompt
+    observation: NDArray[np.int64]  # [O] tokens since the previous turn; empty in the first, which reads the prompt
     completion: Completion  # [T], T >= 1 in all but the first
 
 
@@ -309,15 +309,16 @@ class Trajectory:
     """One or more turns with their reward.
 
     The tokens are prompt, first completion, observation, completion, ... Observations are context: they have no
-    log-prob, no version and no loss.
+    log-prob,
+    no version and no loss.
     """
 
     turns: tuple[Turn, ...]  # at least one
     reward: float
-    timed_out: bool = False  # the reward function hung, and the reward of 0 says nothing about the completion
+    timed_out: bool = False  # the reward function hung, so the reward of 0 is not a judgement
     ended: Ending = "answered"
-    restarts: int = 0  # times that its environment was lost, and it began again
-    environment_seconds: float = 0.0  # spent in its environment, those of lost ones included
+    restarts: int = 0  # how many times its environment was lost and it began again
+    environment_seconds: float = 0.0  # spent in its environment, including lost ones
     counts: Mapping[str, float] = field(default_factory=dict)  # further counts of its environment, by name
     parts: Mapping[str, float | None] = field(default_factory=dict)  # of its reward, by name; None: it does not apply
 
@@ -329,7 +330,7 @@ class Trajectory:
         timed_out: bool = False,
         parts: Mapping[str, float | None] | None = None,
     ) -> "Trajectory":
-        """Make a trajectory of one turn, without an environment."""
+        """Create a trajectory of one turn, without an environment."""
         turn = Turn(observation=np.zeros(0, dtype=np.int64), completion=completion)
         return cls(turns=(turn,), reward=reward, timed_out=timed_out, parts=parts or {})
 
@@ -351,10 +352,11 @@ def before(turns: Sequence[Turn], place: int) -> list[int]:
 
 
 def join_turns(turns: Sequence[Turn]) -> Completion:
-    """Return turns as one completion [T] whose ``mask`` says what the policy wrote.
+    """Return turns as one completion [T] whose ``mask`` marks the tokens that the policy wrote.
 
-    At observations log-probs are 0 and versions those of the token before; neither is ever read. ``state``, ``trace``
-    and ``stretches`` are of single turns only, and are left out.
+    At observations log-probs are 0 and versions those of the previous token; neither is ever read. ``state``, ``trace``
+    and
+    ``stretches`` exist only for single turns, and are left out.
     """
     parts = [turn.completion for turn in turns]
     observed = [len(turn.observation) for turn in turns]
@@ -386,7 +388,7 @@ def join_turns(turns: Sequence[Turn]) -> Completion:
 
 
 def aligned(routing: NDArray[Any], length: int) -> NDArray[Any]:
-    """Return the routing [length, R, k] of so many tokens, of which ``routing`` [N, R, k] has the last ones or more."""
+    """Return the routing [length, R, k] of ``length`` tokens, from ``routing`` [N, R, k] of their last N or more."""
     whole = np.full((length, *routing.shape[1:]), NONE, dtype=routing.dtype)
     own = routing[max(0, len(routing) - length) :]
     whole[length - len(own) :] = own
@@ -396,9 +398,9 @@ def aligned(routing: NDArray[Any], length: int) -> NDArray[Any]:
 def join_routing(
     before: NDArray[np.int8 | np.int16] | None, after: NDArray[np.int8 | np.int16] | None, added: int
 ) -> NDArray[np.int8 | np.int16] | None:
-    """Return the routing of a text that goes on for ``added`` tokens; of a token that both know, that of ``before``.
+    """Return the routing of a text extended by ``added`` tokens; for a token in both parts, that of ``before``.
 
-    Under that one what follows the token was sampled: what came ``after`` may have read it anew.
+    The token's successor was sampled under that routing, whereas ``after`` may have read the token again.
     """
     if before is None:
         return after
@@ -421,16 +423,16 @@ def _routing_of(turns: Sequence[Turn]) -> NDArray[np.int8 | np.int16] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The G trajectories of one prompt, which GRPO compares with one another."""
+    """Trajectories of one prompt, G of them, which GRPO compares with one another."""
 
     prompt: Prompt
     trajectories: tuple[Trajectory, ...]  # G, less the lost ones
-    lost: int = 0  # members whose environments were lost too often: they count nowhere else
+    lost: int = 0  # members whose environments were lost too often, which count nowhere else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The groups of one update, in prompt order."""
+    """Groups of one update, in prompt order."""
 
     groups: tuple[Group, ...]
 

@@ -1,1 +1,1 @@
-"""Metrics: totals with counts, the registry of all names, and the sinks that they go to."""
+"""Metrics: totals with counts, the registry of all names, and the sinks that record them."""

@@ -1,4 +1,4 @@
-"""The registry of metrics: name, meaning and unit of each, and where it is drawn.
+"""Registry of metrics: name, meaning and unit of each, and where it is drawn.
 
 A new metric is one row of ``METRICS`` and the function that computes it. Every other page reads the rows:
 
@@ -31,7 +31,7 @@ TITLES: dict[Part, str] = {
     "system": "What one decoding system counts of its own; by position, over the cycles that reached it",
     "adapt": "Adaptations, on held-out text at `train.eval_every` steps",
 }
-# What a run needs for the metrics of a part, where not every run has them.
+# What a run needs for the metrics of a part, if not every run has them.
 NEEDS: dict[Part, str] = {
     "evaluation": "held-out evaluation (evaluation.every)",
     "head": "co-training of the head",
@@ -47,7 +47,7 @@ WINDOW = 10  # steps in the running mean of a smoothed chart
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure of the report, a panel of Grafana, or both; the rows of ``METRICS`` say what it shows.
+    """Figure of the report, panel of Grafana, or both; the rows of ``METRICS`` determine its contents.
 
     On the page of one run colours mean metrics. With several runs they mean runs, and each metric has its own plot.
     """
@@ -62,7 +62,7 @@ class Chart:
     smooth: bool = False  # faint line as recorded, strong line its running mean
     stacked: int = 0  # this many metrics, the first ones, are parts of a whole: bars; the rest are lines over them
     zero: bool = True  # the y axis includes 0
-    bar: tuple[float, str] | None = None  # a height at which something is decided, and what: a dashed line
+    bar: tuple[float, str] | None = None  # a decision threshold and its label: a dashed line
     states: bool = False  # values 0, 1, ... are states of the monitor: a timeline in Grafana
 
 
@@ -93,7 +93,7 @@ def _rows(part: Part, *rows: MetricRow) -> tuple[MetricRow, ...]:
 
 
 def _change(name: str, of: str, unit: str, panel: str = "", rare: str = "") -> tuple[MetricRow, ...]:
-    """Return the rows of a change against the first steps and of the parts that it is made of."""
+    """Return the rows of a change against the first steps, and of its parts."""
     entropy = "the part of it that the change of the target's entropy explains"
     mismatch = "the rest of it: the head does not fit the policy any more"
     rows = (
@@ -332,7 +332,7 @@ CERTIFICATE = _rows(
         "the largest of the bounds on what kinds of faults may still hide, as total variation a token", "share",
         label="largest bound", panel="What the certificate has not seen yet"),
 )  # fmt: skip
-# The report makes a chart for each name by position that is logged here.
+# The report draws a chart for each name by position that is logged here.
 SYSTEM = _rows(
     "system",
     MetricRow("rollout/extra_positions",
@@ -482,19 +482,19 @@ def names(*parts: Part, position: str = "1") -> set[str]:
 
 Layout = dict[str, dict[str, tuple[str, list[str]]]]  # group -> title -> kind of a chart, and names in trackers
 MAIN_GROUP = "_main"  # sorts before every letter
-LAST_GROUPS = {"drift": "z_drift"}  # most of the names: they stood before head, reward and rollout
+LAST_GROUPS = {"drift": "z_drift"}  # has most of the names, and would precede head, reward and rollout
 
 
 def tracker_name(name: str) -> str:
-    """Return a metric's name in trackers: its own but for groups that would stand before others."""
+    """Return a metric's name in trackers: its own, except in groups that would precede others."""
     group, slash, rest = name.partition("/")
     return f"{LAST_GROUPS.get(group, group)}{slash}{rest}"
 
 
 def tracker_values(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values of a step by their names in trackers; those with a ``main`` stand in the first group as well.
+    """Return the values of a step by their names in trackers; those with a ``main`` are also in the first group.
 
-    The version is left out: it is the step, and W&B and Trackio would show what has no group before all others.
+    The version is left out: it is the step, and W&B and Trackio would show names without a group before all others.
 
     >>> tracker_values({"reward/mean": 0.5, "drift/state": 0.0})
     {'_main/1_reward': 0.5, 'reward/mean': 0.5, 'z_drift/state': 0.0}
@@ -506,7 +506,7 @@ def tracker_values(values: Mapping[str, float]) -> dict[str, float]:
 def tracker_layout(adapted: bool = False) -> Layout:
     """Return TensorBoard's page of charts: the main metrics, then the charts of the dashboards group by group.
 
-    A metric with an interval has a chart of its own with a band. Of an adaptation: the main metrics alone.
+    A metric with an interval has its own chart with a band. ``adapted``: only the main metrics of an adaptation.
     """
     main = sorted(row.main for row in METRICS if row.main and (row.part == "adapt") == adapted)
     charts: Layout = {"main": {name: ("Multiline", [f"{MAIN_GROUP}/{name}"]) for name in main}}

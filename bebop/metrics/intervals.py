@@ -1,8 +1,7 @@
 """Intervals of 95 %: bootstrap over sequences, Student's t over seeds; ``tests/test_coverage.py`` measures coverage.
 
-Tokens of one completion depend on one another, completions do not (SPEC 0.6): sequences are what is resampled. An
-interval over sequences says what other prompts would give with the same heads; one over seeds what other training runs
-would.
+Tokens of one completion depend on one another, completions do not (SPEC 0.6), so sequences are resampled. An interval
+over sequences covers other prompts with the same heads; one over seeds covers other training runs.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ NORMAL_95 = 1.959964  # two-sided 95 % quantile of the normal distribution
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A number with its 95 % interval: 2.71 [2.65, 2.78]."""
+    """Number with its 95 % interval: 2.71 [2.65, 2.78]."""
 
     value: float
     low: float
@@ -29,7 +28,7 @@ class Interval:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     def overlaps(self, other: "Interval") -> bool:
-        """Return whether the two have a number in common."""
+        """Return whether the two intervals overlap."""
         return self.low <= other.high and other.low <= self.high
 
 
@@ -50,12 +49,15 @@ def ratio_difference(
 def resampled(statistic: Callable[[Array], Array], count: int, seed: int = 0, draws: int = DRAWS) -> Interval:
     """Return the interval of a statistic of weighted sequences: weights [R, S] -> [R], all draws at once.
 
-    Percentiles of the draws or 1.96 of their standard deviations, whichever end is further away, stretched for few
-    sequences: n of n drawn spread too little by sqrt((n - 1) / n), and Student's t takes the place of the normal
-    distribution. Bare percentiles hold the mean of 8 completions in 86 % of cases and of 24 in 91 %; these hold it in
-    92 to 95 %, from 2 completions on. Where nearly all sequences are at a bound (rates of 1, and those of the rest down
-    to .5) the few that are not decide: 60 % with 2 sequences, 88 % with 8, 90 % with 24, 93 % with 40. A single one has
-    no interval.
+    Each end is a percentile of the draws or 1.96 of their standard deviations, whichever is further away. Both are
+    stretched for few sequences: n of n drawn spread too little by sqrt((n - 1) / n), and Student's t replaces the
+    normal
+    distribution.
+
+    Bare percentiles hold the mean of 8 completions in 86 % of cases and of 24 in 91 %; these hold it in 92 to 95 %,
+    from 2
+    completions on. If nearly all sequences are at a bound (rates of 1, and those of the rest down to .5) the few others
+    decide: 60 % with 2 sequences, 88 % with 8, 90 % with 24, 93 % with 40. A single sequence has no interval.
     """
     nan = float("nan")
     if count == 0:
@@ -74,7 +76,7 @@ def resampled(statistic: Callable[[Array], Array], count: int, seed: int = 0, dr
 
 @lru_cache(maxsize=4)
 def _weights(count: int, seed: int, draws: int) -> Array:
-    """Return how often each sequence is drawn [R, S]; cached, since a page of intervals is of the same sequences."""
+    """Return how often each sequence is drawn [R, S]; cached, since a page has many intervals of the same sequences."""
     weights = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws).astype(float)
     weights.flags.writeable = False
     return weights
@@ -92,8 +94,8 @@ def across_seeds(values: ArrayLike) -> Interval:
 
 @cache
 def student_t(freedom: int, level: float = 0.05) -> float:
-    """Return the number that Student's t exceeds, on either side, in ``level`` of all cases."""
-    from scipy.special import stdtrit  # a process that forms no interval starts without scipy
+    """Return the quantile that the absolute value of Student's t exceeds with probability ``level``."""
+    from scipy.special import stdtrit  # imported here: a process without intervals starts without scipy
 
     return -float(stdtrit(freedom, level / 2))
 

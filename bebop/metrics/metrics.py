@@ -1,8 +1,8 @@
 """Metrics that carry their own reduction.
 
-A metric keeps what it takes to merge it with its like from another worker: a mean its total and count, never its value
-alone. ``a + b`` over disjoint data equals the metric of the union, so a mean of means cannot be formed by merging.
-Values (plain floats) appear once, at the sinks (``bebop.metrics.sinks``).
+A metric stores what is needed to merge it with the same metric of another worker: a mean stores total and count, never
+only its value. ``a + b`` over disjoint data equals the metric of the union, so merging cannot form a mean of means.
+Values (plain floats) are computed once, at the sinks (``bebop.metrics.sinks``).
 """
 
 import math
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A weighted mean as total and count. NaN while the count is 0.
+    """Weighted mean as total and count. NaN while the count is 0.
 
     >>> (Mean.of([1.0, 2.0]) + Mean.of([6.0])).value
     3.0
@@ -27,7 +27,7 @@ class Mean:
 
     @classmethod
     def of(cls, values: ArrayLike, weights: ArrayLike | None = None) -> "Mean":
-        """Return the mean of numbers; ``weights`` broadcasts to them. Metrics are refused: ``+`` merges them."""
+        """Return the mean of numbers; ``weights`` broadcasts to them. Metrics raise ``TypeError``: merge them."""
         array = _numbers(values)
         if weights is None:
             return cls(float(array.sum()), float(array.size))
@@ -42,13 +42,13 @@ class Mean:
 
     @property
     def value(self) -> float:
-        """Return the total over the count."""
+        """Return total / count."""
         return self.total / self.count if self.count else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A sum, for instance of samples or tokens."""
+    """Sum, for instance of samples or tokens."""
 
     total: float
 
@@ -64,7 +64,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class SampleSize:
-    """How many samples of equal weight weighted ones are worth, as a share: (Σw)² / (n Σw²) (Kish 1965). NaN for none.
+    """Effective sample size of weights, as a share of their number: (Σw)² / (n Σw²) (Kish 1965). NaN without weights.
 
     >>> (SampleSize.of([1.0, 1.0]) + SampleSize.of([2.0, 0.0])).value
     0.6666666666666666
@@ -76,7 +76,7 @@ class SampleSize:
 
     @classmethod
     def of(cls, weights: ArrayLike) -> "SampleSize":
-        """Return the sample size of weights of any shape."""
+        """Return the effective sample size of weights of any shape."""
         array = _numbers(weights)
         return cls(float(array.sum()), float((array**2).sum()), float(array.size))
 
@@ -88,13 +88,13 @@ class SampleSize:
 
     @property
     def value(self) -> float:
-        """Return a share from 0 to 1."""
+        """Return the effective sample size as a share from 0 to 1."""
         return self.total**2 / (self.count * self.squares) if self.squares else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class Max:
-    """A maximum. NaN wins on either side, which Python's ``max`` does not do."""
+    """Maximum. NaN on either side gives NaN, unlike Python's ``max``."""
 
     value: float
 
@@ -105,7 +105,7 @@ class Max:
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """A percentile of numbers, all of which are kept: for few numbers, such as one a trajectory. NaN while empty."""
+    """Percentile that stores all its numbers: for few numbers, such as one per trajectory. NaN while empty."""
 
     numbers: tuple[float, ...]
     share: float  # of the numbers that lie at or below it, from 0 to 1
@@ -123,7 +123,7 @@ class Percentile:
 
     @property
     def value(self) -> float:
-        """Return the smallest number at or below which so many lie."""
+        """Return the smallest number such that the share ``share`` of the numbers lies at or below it."""
         if not self.numbers:
             return math.nan
         return float(np.quantile(np.array(self.numbers), self.share, method="inverted_cdf"))
@@ -134,7 +134,7 @@ Metrics = dict[str, Metric]
 
 
 def merge(*parts: Mapping[str, Metric]) -> Metrics:
-    """Merge metrics of disjoint data name by name. ``TypeError`` where one name has two kinds (or is a bare number)."""
+    """Merge metrics of disjoint data name by name; raise ``TypeError`` if a name has two kinds or is a bare number."""
     merged: Metrics = {}
     for part in parts:
         for name, metric in part.items():
@@ -149,12 +149,12 @@ def merge(*parts: Mapping[str, Metric]) -> Metrics:
 
 
 def values(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """Return the value of each metric: the last step before a sink, as values cannot be merged any more."""
+    """Return the value of each metric, as the last step before a sink: values can no longer be merged."""
     return {name: metric.value for name, metric in metrics.items()}
 
 
 def _numbers(source: ArrayLike) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return ``source`` as float64; a metric among it raises ``TypeError``."""
+    """Return ``source`` as float64; raise ``TypeError`` if it contains a metric."""
     array = np.asarray(source)
     if array.dtype == object:
         raise TypeError("numbers are wanted here; metrics are merged with +, never averaged")

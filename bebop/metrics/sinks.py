@@ -1,6 +1,6 @@
-"""Where a run's numbers and sample completions go: JSONL, TensorBoard, Weights & Biases, Trackio, a progress line.
+"""Sinks of a run's metrics and sample completions: JSONL, TensorBoard, Weights & Biases, Trackio, a progress line.
 
-A sink is given plain floats, reduced already. The Ray sink is in ``runtime/job.py``; heavy libraries are imported late.
+A sink receives plain floats, already reduced. The Ray sink is in ``runtime/job.py``; heavy libraries are imported late.
 """
 
 import contextlib
@@ -28,20 +28,20 @@ from bebop.run_dir.safe_parse import parse_json
 
 
 class Sink(Protocol):
-    """Where the values of each step go. ``step`` counts finished updates, from 1."""
+    """Receiver of the values of each step. ``step`` counts finished updates, from 1."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record the values of one step."""
         ...
 
     def close(self) -> None:
-        """Flush and let go of what is open."""
+        """Flush and close what is open."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A completion to be looked at, with its prompt and reward.
+    """Sample completion to display, with its prompt and reward.
 
     >>> Sample(prompt="<user>4 + 5 = ?", completion="9", number=16, reward=1.0)  # doctest: +SKIP
     """
@@ -54,10 +54,10 @@ class Sample:
 
 @runtime_checkable
 class SampleSink(Protocol):
-    """A sink that shows completions as well."""
+    """Sink that also displays completions."""
 
     def write_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Show samples of the completions that update ``step`` has learned from; there is at least one."""
+        """Display samples of the completions of update ``step``; there is at least one."""
         ...
 
 
@@ -65,12 +65,12 @@ MAX_SAMPLE = 2000  # characters of a text in a tracker
 
 
 def printable(text: str, most: int = MAX_SAMPLE) -> str:
-    """Return a text in one line of at most ``most`` characters; of a longer one the middle is left out.
+    """Return a text in one line of at most ``most`` characters; a longer one loses its middle.
 
-    What a terminal or a page would obey is spelled out: line ends, escape sequences, marks of direction.
+    Characters with an effect in a terminal or page are escaped: line ends, escape sequences, direction marks.
     """
     spelled = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in _cut(text, most))
-    return _cut(spelled, most)  # what is spelled out is longer
+    return _cut(spelled, most)  # escaping made it longer
 
 
 def _cut(text: str, most: int) -> str:
@@ -96,7 +96,7 @@ def flat_settings(config: Mapping[str, Any], before: str = "") -> dict[str, Any]
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Read the steps in ``metrics.jsonl``. A torn last line (the process was killed while it wrote) is left out."""
+    """Read the steps in ``metrics.jsonl``, without an incomplete last line (the process was killed while writing)."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -117,11 +117,12 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 class StepLog:
-    """One JSON object a step, each line flushed; NaN and infinities become null.
+    """Log with one JSON object a step, each line flushed; NaN and infinities become null.
 
-    Each step is in the file at most once: going on from step n drops what came after it, whether the run starts anew
-    (``resume_from=n``) or goes back in flight (a ``write`` of a step that is already there). With ``None`` it starts
-    with an empty file.
+    Each step is in the file at most once: continuing from step n drops the later steps. That holds if the run restarts
+    (``resume_from=n``) and if it goes back while running (a ``write`` of a step that is already there). With ``None``
+    the
+    log starts empty.
     """
 
     def __init__(self, path: Path, resume_from: int | None = None) -> None:
@@ -150,14 +151,14 @@ class StepLog:
 
 
 class JsonlSink:
-    """The values of a step in a ``StepLog``, ``step`` first."""
+    """Sink that writes the values of a step to a ``StepLog``, ``step`` first."""
 
     def __init__(self, path: Path, resume_from: int | None = None) -> None:
         """Start ``path``, or keep its steps up to and including ``resume_from``."""
         self._log = StepLog(path, resume_from)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one line."""
+        """Append one line with the values of a step."""
         self._log.write({"step": step, **{k: v if isinstance(v, int) else float(v) for k, v in values.items()}})
 
     def close(self) -> None:
@@ -166,7 +167,7 @@ class JsonlSink:
 
 
 def _keep(path: Path, step: int) -> int:
-    """Keep the lines up to and including ``step``, in one go, as a kill must not cost them; return the last step."""
+    """Keep the lines up to and including ``step``, atomically in case of a kill; return the last step."""
     rows = read_jsonl(path) if path.exists() and step > 0 else []
     kept = [row for row in rows if row["step"] <= step]
     scratch = path.with_name(path.name + ".new")
@@ -176,16 +177,17 @@ def _keep(path: Path, step: int) -> int:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    """Return one step as a line of JSON, which knows no NaN and no infinity."""
+    """Return one step as a line of JSON, with null for NaN and infinities."""
     clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
     return json.dumps(clean, allow_nan=False) + "\n"
 
 
 class TensorBoardSink:
-    """TensorBoard events: scalars, sample completions, the settings as a text and as hyperparameters, and a page of
-    charts (Custom Scalars) in the order of the catalogue.
+    """TensorBoard events: scalars, sample completions, the settings as text and as hyperparameters, and a page of
+    charts
+    (Custom Scalars) in the order of the catalogue.
 
-    After a resume at step n, ``purge_step=n + 1`` hides what the interrupted run wrote later.
+    After a resume at step n, ``purge_step=n + 1`` hides the later steps of the interrupted run.
     """
 
     def __init__(
@@ -197,9 +199,10 @@ class TensorBoardSink:
     ) -> None:
         """Write events to ``dir`` and hide those of steps from ``purge_step`` on.
 
-        ``config``: nested settings. ``layout``: the page of charts, whose main ones go with the hyperparameters.
+        ``config``: nested settings. ``layout``: the page of charts; its main charts are listed with the
+        hyperparameters.
         """
-        # Imported here: it takes a second and most importers of this file want only Mean.
+        # Imported here: it takes a second, and most importers of this file do not need it.
         from torch.utils.tensorboard import SummaryWriter
 
         self.dir = dir
@@ -219,20 +222,20 @@ class TensorBoardSink:
             f"| {name} | `{printable(str(value)).replace('|', '/')}` |\n" for name, value in settings.items()
         )
         self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", step)
-        # add_hparams would write into a folder of its own, which TensorBoard shows as another run.
+        # add_hparams would write into a separate folder, which TensorBoard shows as another run.
         plain = {name: value for name, value in settings.items() if isinstance(value, bool | int | float | str)}
         for summary in hparams(plain, dict.fromkeys(main, 0.0)):
             self._writer._get_file_writer().add_summary(summary)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Add one scalar a name."""
+        """Add one scalar per name."""
         with writing(self.dir):
             for name, value in tracker_values(values).items():
                 self._writer.add_scalar(name, value, step)
             self._writer.flush()
 
     def write_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Add a text with all samples; indented, so that TensorBoard shows them as they are, without Markdown."""
+        """Add a text with all samples, indented so that TensorBoard shows them literally, without Markdown."""
         parts = [
             f"**Prompt {one.number}, reward {one.reward:.3f}**\n\n{_indented(one.prompt)}\n\n"
             f"Completion:\n\n{_indented(one.completion)}\n"
@@ -249,12 +252,12 @@ class TensorBoardSink:
 
 
 def _indented(text: str) -> str:
-    """Return a text as a block of code in Markdown, line by line, control characters spelled out."""
+    """Return a text as a Markdown code block, line by line, with control characters escaped."""
     return "\n".join(f"    {printable(line)}" for line in _cut(text, MAX_SAMPLE).split("\n"))
 
 
 def _not_tensorboards(hook: Callable[[Any], object]) -> Callable[[Any], object]:
-    """Return ``hook`` for all threads but TensorBoard's: what that one cannot write, the next call raises as well."""
+    """Return ``hook`` for all threads except TensorBoard's: its write errors are raised again by the next call."""
 
     def show(arguments: threading.ExceptHookArgs) -> None:
         if not (type(arguments.thread).__name__ == "_AsyncWriterThread" and isinstance(arguments.exc_value, OSError)):
@@ -264,15 +267,15 @@ def _not_tensorboards(hook: Callable[[Any], object]) -> Callable[[Any], object]:
 
 
 class WandbSink:
-    """Weights & Biases, offline unless the environment's WANDB_MODE says otherwise. ``UserError`` if not installed."""
+    """Sink to Weights & Biases, offline unless WANDB_MODE says otherwise; raises ``UserError`` if not installed."""
 
     def __init__(self, dir: Path, config: Mapping[str, Any] | None = None, project: str = "bebop") -> None:
-        """Start a run named after ``dir``, whose files lie there."""
+        """Start a run named after ``dir``, which holds its files."""
         try:
             import wandb
         except ImportError:
             raise UserError("monitor.wandb=True is not possible: pip install -e '.[wandb]' first") from None
-        mode: Any = os.environ.get("WANDB_MODE", "offline")  # W&B refuses what it does not know
+        mode: Any = os.environ.get("WANDB_MODE", "offline")  # W&B refuses unknown modes
         dir.mkdir(parents=True, exist_ok=True)
         self._wandb = wandb
         self._run: Any = wandb.init(
@@ -280,11 +283,11 @@ class WandbSink:
         )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Log one step."""
+        """Log the values of one step."""
         self._run.log(tracker_values(values), step=step)
 
     def write_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Log a table."""
+        """Log the samples as a table."""
         self._run.log({"samples": self._wandb.Table(SAMPLE_COLUMNS, sample_rows(step, samples))}, step=step)
 
     def close(self) -> None:
@@ -293,42 +296,42 @@ class WandbSink:
 
 
 class TrackioSink:
-    """Trackio, Hugging Face's local tracker, in its own folder ($TRACKIO_DIR): ``trackio show --project bebop``.
+    """Sink to Trackio, Hugging Face's local tracker, in its own folder ($TRACKIO_DIR).
 
-    ``UserError`` if not installed.
+    Show it by ``trackio show --project bebop``. Raises ``UserError`` if it is not installed.
     """
 
     def __init__(self, dir: Path, config: Mapping[str, Any] | None = None, project: str = "bebop") -> None:
-        """Start a run named after ``dir``, or go on with the one of that name."""
+        """Start a run named after ``dir``, or continue the one with that name."""
         try:
             import trackio
         except ImportError:
             raise UserError("monitor.trackio=True is not possible: pip install -e '.[trackio]' first") from None
         self._trackio = trackio
         plain = json.loads(json.dumps(dict(config or {}), default=str))
-        with contextlib.redirect_stdout(StringIO()):  # it greets on stdout, which is the command's
+        with contextlib.redirect_stdout(StringIO()):  # it prints a greeting to stdout, which belongs to the command
             self._run: Any = trackio.init(
                 project=project, name=dir.name, config=plain, resume="allow", embed=False,
                 auto_log_cpu=False, auto_log_gpu=False,
             )  # fmt: skip
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Log one step."""
+        """Log the values of one step."""
         self._run.log(tracker_values(values), step=step)
 
     def write_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Log a table."""
+        """Log the samples as a table."""
         table = self._trackio.Table(columns=SAMPLE_COLUMNS, data=sample_rows(step, samples))
         self._run.log({"samples": table}, step=step)
 
     def close(self) -> None:
         """Finish the run."""
         with contextlib.redirect_stdout(StringIO()):
-            self._trackio.finish()  # that of the run alone would be done once more at exit
+            self._trackio.finish()  # the run's own finish would be repeated at exit
 
 
 SPEED = "rollout/tokens_per_s"
-EVALUATED = {  # metric of an evaluation -> how a terminal says it
+EVALUATED = {  # metric of an evaluation -> its text in a terminal
     "eval/greedy_pass_at_1": "greedy pass@1 {:.3f}",
     "eval/pass_at_1": "pass@1 {:.3f}",
     "eval/pass_at_k": "pass@k {:.3f}",
@@ -338,7 +341,7 @@ EVALUATED = {  # metric of an evaluation -> how a terminal says it
 
 
 def evaluation_line(step: int, values: Mapping[str, float]) -> str:
-    """Return one line about the evaluation in a step's values, empty without one."""
+    """Return one line about the evaluation among a step's values, empty without one."""
     known = [text.format(values[name]) for name, text in EVALUATED.items() if name in values]
     if not known:
         return ""
@@ -348,22 +351,22 @@ def evaluation_line(step: int, values: Mapping[str, float]) -> str:
 
 
 class ProgressLine:
-    """A line on stderr with the step, the time to go and five numbers; one line a step where stderr is no terminal.
+    """Progress line on stderr with the step, the remaining time and five numbers; one line per step without a terminal.
 
     A sample completion is written above it.
     """
 
     SHOWN: ClassVar[dict[str, str]] = {row.name: row.progress for row in METRICS if row.progress}
-    EVERY = 30.0  # seconds between lines about a step that is under way, where stderr is no terminal
+    EVERY = 30.0  # seconds between lines about a step in progress, if stderr is no terminal
     INDENT = 16  # columns before the texts of a sample
-    LAST = 10  # steps whose speed is shown: tokens count when their group comes in, which in some steps none does
+    LAST = 10  # steps over which the speed is averaged: in some steps no group, and so no token, arrives
 
     def __init__(self, total: int, start: int = 0, stream: TextIO | None = None) -> None:
         """Count to ``total`` steps from ``start``, on ``stream`` (stderr)."""
         self._stream = stream or sys.stderr
         self._speeds = deque[tuple[float, float]](maxlen=self.LAST)  # tokens and seconds of each step
         self._terminal = self._stream.isatty()
-        self._shown, self._said = "", time.monotonic()  # of the last step; when a line was written
+        self._shown, self._said = "", time.monotonic()  # numbers of the last step; time of the last line
         self._bar = tqdm(
             total=total,
             initial=start,
@@ -374,7 +377,7 @@ class ProgressLine:
         )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Show one step."""
+        """Show the values of one step."""
         if SPEED in values:
             seconds = values.get("time/step", 1.0)
             self._speeds.append((values[SPEED] * seconds, seconds))
@@ -392,7 +395,7 @@ class ProgressLine:
             self._stream.flush()
 
     def _above(self, lines: Sequence[str]) -> None:
-        """Write lines that stay, above the progress line."""
+        """Write permanent lines above the progress line."""
         if self._terminal:
             self._bar.clear()
         self._stream.write("".join(f"{line}\n" for line in lines))
@@ -401,10 +404,10 @@ class ProgressLine:
             self._bar.refresh()
 
     def under_way(self, what: str) -> None:
-        """Say how far the next step has come: at once on a terminal, else now and then in a line of its own."""
+        """Show the progress of the next step: at once on a terminal, else now and then in a separate line."""
         if self._terminal:
             bare = self._bar.format_meter(**{**self._bar.format_dict, "prefix": "", "ncols": None})
-            room = self._columns() - len(bare) - 2 - len(what)  # else the end is cut off, which is all that moves
+            room = self._columns() - len(bare) - 2 - len(what)  # keeps the changing end of the line visible
             numbers = self._shown
             while numbers and len(numbers) > room:
                 numbers = numbers.rpartition("  ")[0]
@@ -419,7 +422,7 @@ class ProgressLine:
         one, width = samples[0], self._columns()
         lines = [f"  sample of step {step}: prompt {one.number}, reward {one.reward:.3f}"]
         for name, text, rows in (("prompt", one.prompt, 2), ("completion", one.completion, 4)):
-            room = rows * (width - self.INDENT) * 3 // 4  # lines are not filled to the end: words stay whole
+            room = rows * (width - self.INDENT) * 3 // 4  # lines are not full: words stay whole
             lines += textwrap.wrap(
                 printable(text, room), width, initial_indent=f"    {name:{self.INDENT - 4}}",
                 subsequent_indent=" " * self.INDENT,
@@ -427,14 +430,14 @@ class ProgressLine:
         self._above(lines)
 
     def _columns(self) -> int:
-        """Return the width of the terminal, with a margin; of a file, a width that is easy to read."""
+        """Return the width of the terminal minus a margin; for a file, a readable width."""
         if not self._terminal:
             return 100
-        try:  # stdout, of which shutil asks, may be a file
+        try:  # shutil would ask stdout, which may be a file
             return max(40, os.get_terminal_size(self._stream.fileno()).columns - 1)
         except OSError:
             return 79
 
     def close(self) -> None:
-        """Leave the last line standing."""
+        """Leave the last line on the screen."""
         self._bar.close()

@@ -1,1 +1,1 @@
-"""The acceptance monitor."""
+"""Acceptance monitor: records, estimates, decomposition of changes, controller and certificate."""

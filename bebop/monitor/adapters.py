@@ -1,8 +1,8 @@
-"""What other engines report about their drafts, as decoding statistics: SGLang's ``meta_info`` and vLLM's counters.
+"""Adapters from other engines' draft reports to decoding statistics: SGLang's ``meta_info`` and vLLM's counters.
 
 SGLang's names changed several times; every generation is read. Its accept length counts the token after the accepted
-drafts, as here. vLLM's counters are cumulative: two readings make a step. Neither reports overlap or entropies; those
-come from ``bebop_verify``, one entry a verification step, which the plugin for SGLang adds to ``meta_info``.
+drafts, as here. vLLM's counters are cumulative: two readings make a step. Neither engine reports overlap or entropies.
+Those come from ``bebop_verify``, which the plugin for SGLang adds to ``meta_info``, one entry a verification step.
 """
 
 import re
@@ -53,8 +53,11 @@ def sglang_stats(meta: Mapping[str, Any]) -> DecodeStats | None:
 
 
 def verified_entries(meta: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the entries of ``bebop_verify``. SGLang writes null for each token of a completion that has none, if it
-    leaves in one message with others that have some."""
+    """Return the entries of ``bebop_verify`` without nulls.
+
+    SGLang writes null for each token of a completion without an entry if one message also holds completions with
+    entries.
+    """
     return [entry for entry in meta.get("bebop_verify") or [] if entry is not None]
 
 
@@ -76,7 +79,7 @@ def sglang_stretches(verified: Sequence[Mapping[str, Any]]) -> list[tuple[int, D
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmCounters:
-    """vLLM's counters at one moment, summed over engines.
+    """Values of vLLM's counters at one moment, summed over engines.
 
     >>> VllmCounters(drafts=100, draft_tokens=300, accepted=180, per_position=(80, 60, 40))  # doctest: +SKIP
     """
@@ -100,7 +103,7 @@ class VllmCounters:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "VllmCounters":
-        """Read names and numbers; positions are a list under ``..._per_pos``, or single ones, ``..._per_pos:k``."""
+        """Read counters by name; positions are a list under ``..._per_pos``, or single keys, ``..._per_pos:k``."""
         values = {key.replace("_total", ""): value for key, value in values.items() if key.startswith(VLLM)}
         listed = values.get(f"{VLLM}accepted_tokens_per_pos")
         if listed is None:
@@ -118,7 +121,7 @@ class VllmCounters:
             raise UserError(f"vLLM's {error.args[0]} is missing: is speculative decoding on?") from None
 
     def since(self, before: "VllmCounters | None") -> DecodeStats | None:
-        """Return what happened since ``before``; None if nothing did. A restarted server counts from zero."""
+        """Return the statistics since ``before``; None if nothing was drafted. A restarted server counts from zero."""
         restarted = before is None or self.drafts < before.drafts
         zero = VllmCounters(drafts=0, draft_tokens=0, accepted=0)
         base = zero if restarted or before is None else before
@@ -130,7 +133,7 @@ class VllmCounters:
         if not count or self.draft_tokens - base.draft_tokens < 0.99 * count * drafts:
             return DecodeStats(
                 cycles=cycles, tokens=tokens
-            )  # drafts of several lengths: who reached a position is not counted
+            )  # drafts of several lengths: the counters do not say how many reached a position
         was = np.array(base.per_position or [0.0] * count)
         passed = np.array(self.per_position) - was
         reached = np.concatenate([[drafts], passed[:-1]])
@@ -158,7 +161,9 @@ def _verified(entry: Mapping[str, Any]) -> DecodeStats:
 
 
 def _from_histogram(histogram: Array, drafts: int) -> DecodeStats:
-    """Read ``histogram``, [a] = verification steps that accepted a drafts; it may end before the number of drafts."""
+    """Return statistics from ``histogram``, [a] = verification steps that accepted a drafts; it may lack trailing
+    zeros.
+    """
     drafts = max(drafts, len(histogram) - 1)
     counts = np.pad(histogram, (0, drafts + 1 - len(histogram)))
     tail = counts[::-1].cumsum()[::-1]  # tail[a]: at least a
@@ -172,6 +177,6 @@ def _from_histogram(histogram: Array, drafts: int) -> DecodeStats:
 
 
 def _number(source: Mapping[str, Any], *names: str) -> float | None:
-    """Return the first of ``names`` that is a number."""
+    """Return the value of the first of ``names`` that is a number."""
     values = (source.get(name) for name in names)
     return next((float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)), None)

@@ -1,12 +1,12 @@
-"""Whether the engine's completions follow the trainer's distributions: what a reading says, and when one is due.
+"""Check that the engine's completions follow the trainer's distributions: a reading's result, and when one is due.
 
-The test itself is the certificate's black box (``bebop.certify.ledger``), beside the trainer; see
-``bebop.trainer.certify`` for what it looks at. Here is what the monitor makes of it.
+The test itself is the certificate's black box (``bebop.certify.ledger``), which runs beside the trainer; see
+``bebop.trainer.certify`` for its input. This module is the monitor's side of it.
 
 Weights change at every step, and the hypothesis does not: each token follows the distribution of the weights that
-produced it. Evidence is therefore gathered over the whole run. It starts afresh where the question is a new one: after
-weights and head were sent again (the engine that failed is not the one that runs now), and after a change of the
-decoding system (evidence for one says nothing about the other). Completions that were begun before belong to neither.
+produced it. Evidence therefore accumulates over the whole run. It starts again when the question is new. That is so
+after weights and head were sent again, since the failed engine no longer runs. It is also so after a change of the
+decoding system, since evidence for one system says nothing about another. Completions begun before count for neither.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ PAIRS = 4  # prompts of a reading, with two completions each
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certified:
-    """What the black box says after a reading.
+    """Result of the black box after a reading.
 
-    ``log_e`` is ln E: if all tokens follow their distributions, it ever reaches ``limit`` = ln 1/alpha with a
+    ``log_e`` is ln E. If all tokens follow their distributions, it ever reaches ``limit`` = ln 1/alpha with a
     probability of at most alpha, however often one looks.
     """
 
@@ -43,7 +43,7 @@ class Certified:
 
     @property
     def failed(self) -> bool:
-        """Return whether the evidence ever reached its limit: later evidence does not take that back."""
+        """Return whether the evidence ever reached its limit; later evidence does not revoke that."""
         return self.highest >= self.limit
 
     def diagnosis(self) -> str:
@@ -67,20 +67,20 @@ class Certified:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Certified":
-        """Return what ``to_row`` wrote."""
+        """Read a row that ``to_row`` wrote."""
         return cls(**row)
 
 
 class CertifyingTrainer(Protocol):
-    """The part of ``bebop.driver.protocols.Trainer`` that is asked here."""
+    """The part of ``bebop.driver.protocols.Trainer`` that the certificate uses."""
 
     async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
-        """Look at all of these completions; evidence from before ``since`` is dropped."""
+        """Test all of these completions; evidence from before step ``since`` is dropped."""
         ...
 
 
 def untestable(config: JobConfig) -> str:
-    """Say why completions of this job cannot be held against the trainer's distributions; empty if they can."""
+    """Return why completions of this job cannot be tested against the trainer's distributions; empty if they can."""
     system = config.decoding.system
     if not SYSTEMS[system].exact:
         return f"decoding.system={system} does not claim to keep the policy's distribution"
@@ -90,10 +90,10 @@ def untestable(config: JobConfig) -> str:
 
 
 def chosen(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Return the first two completions of some groups, evenly spaced in the order of the prompts.
+    """Return the first two completions of up to ``PAIRS`` groups, evenly spaced in the order of the prompts.
 
-    Which they are is fixed by their numbers before anything of them is known, so it depends neither on how long they
-    become nor on what they are worth; completions that were cut off are among them.
+    Their numbers fix the choice before anything about them is known. So it depends neither on their length nor on their
+    reward, and truncated completions are included.
     """
     count = min(PAIRS, len(groups))
     spaced = [groups[i * len(groups) // count] for i in range(count)]
@@ -101,10 +101,10 @@ def chosen(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 class Certificate:
-    """Asks for readings every ``monitor.certify_every`` steps."""
+    """Schedule of the certificate: asks for a reading every ``monitor.certify_every`` steps."""
 
     def __init__(self, config: JobConfig) -> None:
-        """Say in the log why nothing will be looked at, if so."""
+        """Read the schedule from ``config``; log the reason if the job's completions cannot be tested."""
         self.every, self.since = config.monitor.certify_every, 1  # the first step whose completions count
         self.staleness = config.rollout.staleness
         self._told = False
@@ -117,9 +117,9 @@ class Certificate:
     ) -> Certified | None:
         """Read the certificate before update ``step`` (from 1), if that is due.
 
-        ``undisturbed``: none of the groups was in the hands of a worker that died, or of a job that was resumed. There
-        a completion that had ended was kept and one that had not was drawn again, so that which tokens are seen
-        depends on the tokens.
+        ``undisturbed``: no group was on a worker that died, or in a job that was resumed. In such groups finished
+        completions
+        were kept and unfinished ones drawn again, so the choice of tokens depends on the tokens.
         """
         due = self.every and step % self.every == 0 and step >= self.since and undisturbed
         certified = await trainer.certify(chosen(groups), self.since) if due else None
@@ -129,5 +129,5 @@ class Certificate:
         return certified
 
     def restart(self, step: int) -> None:
-        """Count the completions of the engine after ``step``, which is another one."""
+        """Start the evidence again with completions begun after ``step``, which come from a different engine state."""
         self.since, self._told = step + self.staleness + 1, False

@@ -1,7 +1,7 @@
-"""What state the draft is in, why, and what to do about it.
+"""Controller of the drift monitor: decides the draft's state, its cause, and the action to take.
 
-It decides at a stricter level than the 95 % that is shown, as it looks at every step, and needs a candidate state twice
-in a row (``broken`` once). It never acts on an interval that includes zero, nor on a change of no consequence.
+It looks at every step, so it decides at a stricter level than the displayed 95 %. A state must be the candidate twice
+in a row (``broken`` once). The controller never acts on an interval that includes zero, nor on a negligible change.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ CAUSAL = ("bank", "temperature")  # sources that change the entropy alone, rathe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """Something to do, as data: whoever runs the job carries it out or leaves it."""
+    """Proposed action, as data: the code that runs the job decides whether to carry it out."""
 
     kind: Kind = "none"
     value: int | str | None = None  # drafts for set_length, a decoding system for set_system
@@ -30,7 +30,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The state that an engine reports, and the one it should have; None is not compared."""
+    """State that an engine reports and the expected state; a None field is not compared."""
 
     worker: int | None = None  # the rollout worker that says so
     version: int | None = None
@@ -44,7 +44,7 @@ class Health:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Health":
-        """Return what ``to_row`` wrote."""
+        """Read a row that ``to_row`` wrote."""
         return cls(**row)
 
     def diagnosis(self) -> str:
@@ -60,7 +60,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Signals:
-    """What the controller sees at one step."""
+    """Input of the controller at one step."""
 
     step: int
     cause: Decomposition | None  # the change of the last steps against the reference; None: no reference yet
@@ -76,7 +76,7 @@ class Signals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The state after a step.
+    """State of the draft after a step, with evidence and action.
 
     >>> Verdict(step=7, state="steady", evidence="accept length 2.8 [2.7, 2.9]", action=Action())  # doctest: +SKIP
     """
@@ -90,7 +90,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
-    """Thresholds. Changes of no consequence are in ``bebop.monitor.drift.SMALL``."""
+    """Thresholds of the controller. ``bebop.monitor.drift.SMALL`` defines negligible changes."""
 
     level: float = 0.999  # of the intervals that decide
     patience: int = 2  # steps in a row that a state must be seen before it is entered or left
@@ -105,7 +105,7 @@ class ControllerConfig:
 
 
 class Controller:
-    """Judges step after step; remembers its state, so that it does not flap."""
+    """State machine that judges each step; it remembers its state, so that it does not flap."""
 
     def __init__(self, config: ControllerConfig | None = None) -> None:
         self.config = config or ControllerConfig()
@@ -121,13 +121,15 @@ class Controller:
 
     @property
     def unsettled(self) -> bool:
-        """Return whether a closer look is worth it: the last step said another state, or weights are repaired."""
+        """Return whether the probe set should be read more often: the last step suggested another state, or it is
+        broken.
+        """
         if self._uncertified:  # no reading of drafts says more about that
             return False
         return self.state == "broken" or (bool(self._seen) and self._seen[-1] != self.state)
 
     def judge(self, signals: Signals) -> Verdict:
-        """Take in one step."""
+        """Update the state with one step's signals and return the verdict."""
         if self.state != "broken":
             self._healthy = signals.before
         self._uncertified = signals.uncertified or self._uncertified
@@ -145,7 +147,9 @@ class Controller:
         )
 
     def _broken(self, signals: Signals) -> tuple[bool, str]:
-        """Return whether drafts are as good as chance, or the engine does not run or draw what it should."""
+        """Return whether drafts are no better than chance, or the engine has wrong weights or completions, and the
+        reason.
+        """
         diagnosis = (signals.health.diagnosis() if signals.health else "") or self._uncertified
         if diagnosis:
             return True, diagnosis
@@ -162,7 +166,7 @@ class Controller:
         return True, f"{what}; around {floor:.2f} hardly a draft is accepted: look at the weights that were synced last"
 
     def _candidate(self, cause: Decomposition | None, others: Sequence[Decomposition]) -> State:
-        """Return what this step alone says; the present state is kept until its cause is clearly over."""
+        """Return the state that this step alone suggests; the present state stays until its cause is clearly over."""
         if cause is None:
             return "steady"
         if cause.unidentified:
@@ -177,10 +181,11 @@ class Controller:
         return self.state if self.state in strong and strong[leader] < 1.25 * strong[self.state] else leader
 
     def _holds(self, cause: Decomposition, others: Sequence[Decomposition], state: State) -> bool:
-        """Return whether a part is beyond doubt and does not hang on a slope that only correlates.
+        """Return whether a part is significant and does not rest on a merely correlational slope.
 
-        Between completions, entropy goes with difficulty, so a slope over them may be too steep: what it tells counts
-        if acceptance itself moved the same way, and no other slope says the opposite.
+        Entropy goes with difficulty between completions, so a slope over them may be too steep. Such a part counts only
+        if
+        acceptance itself moved the same way and no other slope says the opposite.
         """
         part = _part(cause, state)
         if not self._moved(part, cause.small):
@@ -192,14 +197,14 @@ class Controller:
         return along and not any(p.excludes_zero() and p.point * part.point < 0 for p in rest)
 
     def _moved(self, part: Estimate, small: float) -> bool:
-        """Return whether a part is beyond doubt, and of consequence."""
+        """Return whether a part is significant and not negligible."""
         return part.known and abs(part.point) >= small and part.excludes_zero(self.config.level)
 
     def _act(self, signals: Signals, evidence: str) -> Action:
-        """Return at most one action a step."""
+        """Choose at most one action for this step."""
         if self.state == "broken":
             repair = self._repair(signals.health, evidence)
-            if repair.kind == "resync":  # evidence is gathered afresh
+            if repair.kind == "resync":  # evidence starts again
                 self._uncertified = ""
             return repair
         cause = signals.cause
@@ -219,10 +224,11 @@ class Controller:
         return action
 
     def _repair(self, health: Health | None, evidence: str) -> Action:
-        """Send the weights again; if the engine has the right ones by now and drafts are no better, train the head.
+        """Send the weights again; if the engine has the right weights and drafts are no better, train the head.
 
-        Wrong weights are the one cause of wrong completions that a job can put right, and they can look like any
-        other, so they are sent again once for that reason; what is found after that is for a person.
+        Wrong weights are the only cause of wrong completions that a job can repair, and they can look like any other
+        cause.
+        So the weights are sent again once for that reason. A later finding is for a person.
         """
         wrong = health is not None and bool(health.diagnosis())
         if self._uncertified and not wrong:
@@ -238,7 +244,7 @@ class Controller:
         return Action(why="check the weight sync")
 
     def _system(self, boundary: Estimate | None) -> Action | None:
-        """Propose the system on the other side of the decision boundary."""
+        """Propose the system on the other side of the decision boundary, if the boundary is significant."""
         now = SYSTEMS[self.system] if self.system is not None else None
         if now is None or now.other is None or boundary is None or not boundary.excludes_zero(self.config.level):
             return None
@@ -248,7 +254,7 @@ class Controller:
         return Action(kind="set_system", value=now.other, why=f"overlap minus p(argmax q) is {boundary.text()}")
 
     def _length(self, drafts: tuple[int, Estimate] | None) -> Action | None:
-        """Propose another number of drafts."""
+        """Propose another number of drafts if its gain is significant and the engine has room for it."""
         if drafts is None or self.drafts is None or drafts[0] == self.drafts:
             return None
         best, gain = drafts
@@ -266,7 +272,7 @@ def _part(cause: Decomposition, state: State) -> Estimate:
 
 
 def _evidence(signals: Signals) -> str:
-    """Return what moved by how much, in words."""
+    """Return in words which measure moved, by how much and why."""
     cause = signals.cause
     if cause is None:
         return f"accept length {signals.now.text()}; the reference is not complete yet"

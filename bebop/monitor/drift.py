@@ -1,10 +1,10 @@
-"""Why acceptance moved: change = entropy part + mismatch part (SPEC 1.2, Eq. 16 with the signed slope).
+"""Decomposition of an acceptance change: change = entropy part + mismatch part (SPEC 1.2, Eq. 16 with the signed
+slope).
 
-entropy part = slope x (H now - H then); mismatch part = the rest, which the head not fitting the policy any more, and
-everything else that is not entropy, amounts to. As the rest is a definition, the split is only as good as its slope.
-Slopes differ: for the built-in model a nat costs 2.1 tokens a cycle between completions (hard questions have both,
-entropy and rejections) and 0.6 over temperatures, which change entropy alone. ``bebop.monitor.probe_set`` does without
-a slope.
+The entropy part is slope x (H now - H then). The mismatch part is the rest: the head's misfit to the policy, and
+everything else that is not entropy. As the rest is a definition, the split is only as good as its slope. Slopes differ:
+for the built-in model a nat costs 2.1 tokens a cycle between completions (hard questions have both entropy and
+rejections). Over temperatures, which change entropy alone, it costs 0.6. ``bebop.monitor.probe_set`` needs no slope.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from bebop.monitor.window import Measure, Window
 from bebop.trajectory import STRETCH
 
 IDENTITY = 1e-12  # change = entropy part + mismatch part, up to rounding
-SMALL = {"tokens": 0.05, "rate": 0.01}  # changes below these are of no consequence, whatever their interval
+SMALL = {"tokens": 0.05, "rate": 0.01}  # changes below these are negligible, whatever their interval
 Unit = Literal["tokens", "rate"]
 Key = Literal["task", "position", "version", "lag", "turn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decomposition:
-    """A change against the reference, in two parts, each with its interval; NaN parts if ``unidentified``.
+    """Change against the reference in two parts, each with its interval; the parts are NaN if ``unidentified``.
 
     ``change.point == entropy.point + mismatch.point`` up to rounding.
     """
@@ -42,7 +42,7 @@ class Decomposition:
 
     @property
     def small(self) -> float:
-        """Return a change that is of no consequence, in the same unit."""
+        """Return the size, in ``unit``, below which a change is negligible."""
         return SMALL[self.unit]
 
     def metrics(self) -> dict[str, float]:
@@ -55,7 +55,7 @@ class Decomposition:
 
 
 def decompose(measure: Measure, reference: Window, now: Window, slope: Slope) -> Decomposition:
-    """Split the change of ``measure`` from ``reference`` to ``now``."""
+    """Split the change of ``measure`` from ``reference`` to ``now`` into entropy and mismatch, by ``slope``."""
     change = now.value(measure) - reference.value(measure)
     entropy_change = now.entropy(measure) - reference.entropy(measure)
     unit: Unit = "tokens" if measure.position is None else "rate"
@@ -69,7 +69,7 @@ def decompose(measure: Measure, reference: Window, now: Window, slope: Slope) ->
 def split(
     name: str, unit: Unit, source: str, change: Estimate, entropy: Estimate, entropy_change: Estimate, reason: str = ""
 ) -> Decomposition:
-    """Return the parts, given the one that entropy explains."""
+    """Return the decomposition of ``change``, given its entropy part; the mismatch part is the rest."""
     mismatch = change - entropy
     gap = abs(change.point - (entropy.point + mismatch.point))
     assert not gap > IDENTITY * max(1.0, abs(entropy.point), abs(change.point)), "parts do not add up to the change"
@@ -86,9 +86,9 @@ def split(
 
 
 def by_key(key: Key, records: StepRecords) -> dict[str, StepRecords]:
-    """Return the rows of each task, stretch of the completion, weight version, lag or kind of turn; label -> rows.
+    """Return the rows of each task, stretch of the completion, weight version, lag or kind of turn, by label.
 
-    Kinds of turns overlap: the first cycles after what was read (``records.AFTER``) are counted with their turns, too.
+    Kinds of turns overlap: the first cycles after observations (``records.AFTER``) also count with their turns.
     """
     if key == "turn":
         return by_turn(records)
@@ -108,7 +108,7 @@ def _stretch(records: StepRecords) -> "np.ndarray[tuple[int], np.dtype[np.str_]]
 
 
 def _unusable(slope: Slope, entropy_change: Estimate, change: Estimate, small: float) -> str:
-    """Say why the slope is of no use: its interval alone may blur the parts by more than there is to split."""
+    """Return why the slope is useless: its interval may blur the parts by more than the change; empty if usable."""
     if not slope.value.known:
         return f"the {slope.source} slope has no interval"
     if not entropy_change.known:

@@ -1,7 +1,8 @@
-"""The monitor as one object: a step's records in, why acceptance moved and what to do about it out.
+"""The drift monitor: takes the records of each step, explains why acceptance moved, and proposes an action.
 
-Needs numpy alone. Fed by the job's loop (``records.from_groups``), by a log (``logs.read_log``) or by another
-trainer (``adapters``); the same records and settings give the same numbers, so a log replays a run.
+It needs only numpy. Records come from the job's loop (``records.from_groups``), from a log (``logs.read_log``) or from
+another trainer (``adapters``). The same records and settings give the same numbers, so replaying a log reproduces the
+run.
 """
 
 import math
@@ -26,7 +27,7 @@ STATES: tuple[State, ...] = ("steady", "entropy-driven", "mismatch-driven", "bro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorSettings:
-    """How the monitor looks."""
+    """Settings of the drift monitor: windows, bootstrap, acceptance measure, costs and controller."""
 
     rate: Rate = "accepted"  # acceptance from: counts; overlap (sampled drafts); target_only (greedy drafts)
     reference_steps: int = 5  # the first steps, against which changes are taken
@@ -42,7 +43,7 @@ class MonitorSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Explanation:
-    """The causes of the acceptance at one step."""
+    """Causes of the acceptance at one step, with the controller's verdict."""
 
     step: int
     verdict: Verdict
@@ -65,7 +66,7 @@ class Explanation:
         return self.verdict.action
 
     def metrics(self) -> dict[str, float]:
-        """Return flat numbers for a log; unknown ones are left out."""
+        """Return the finite numbers as flat metrics for a log."""
         row = {"drift/state": float(STATES.index(self.state)), "drift/length_by_request": self.length_by_request.point}
         if self.boundary is not None:
             row |= dict(zip(_ends("drift/boundary"), self.boundary.triple(), strict=True))
@@ -77,7 +78,7 @@ class Explanation:
 
 
 class DriftMonitor:
-    """``observe`` a step at a time; ``explain`` what the last one showed."""
+    """Monitor of acceptance: call ``observe`` once a step; it returns the explanation of that step."""
 
     def __init__(self, settings: MonitorSettings | None = None) -> None:
         self.settings = settings or MonitorSettings()
@@ -85,7 +86,7 @@ class DriftMonitor:
         self.restart()
 
     def restart(self) -> None:
-        """Begin with a new reference, since decoding changed on purpose. The controller goes on."""
+        """Start a new reference after decoding was changed on purpose. The controller keeps its state."""
         self._first: list[tuple[StepRecords, Window]] = []
         self._recent: deque[tuple[StepRecords, Window]] = deque(maxlen=self.settings.window_steps + 1)
         self._reference: Window | None = None
@@ -98,7 +99,7 @@ class DriftMonitor:
 
     @property
     def has_reading(self) -> bool:
-        """Return whether there is a first reading of the probe set to hold others against."""
+        """Return whether a first reading of the probe set exists, against which later readings are compared."""
         return self._first_reading is not None
 
     def observe(
@@ -109,11 +110,11 @@ class DriftMonitor:
         health: Health | None = None,
         uncertified: str = "",
     ) -> Explanation | None:
-        """Take in one step; None if nothing was drafted in it. Steps come in order, each once.
+        """Add one step and return its explanation, or None if the step drafted nothing. Steps come in order, each once.
 
-        ``reading``: the fixed contexts under the distributions of now; the first reading is what later ones are held
-        against. ``sweep``: the first weights at several temperatures, once, as early as it is there. ``uncertified``:
-        why completions do not follow their distribution, where they were found not to.
+        ``reading``: the probe set under the current distributions; later readings are compared with the first one.
+        ``sweep``: the first weights at several temperatures, passed once, as early as it exists. ``uncertified``: why
+        completions do not follow their distribution, if the certificate found that.
         """
         if not len(records):
             return None
@@ -139,9 +140,11 @@ class DriftMonitor:
     def breakdown(self, key: Key) -> dict[str, Decomposition]:
         """Return the accept length's change by task, position in the completion, weight version or lag.
 
-        A task or position is held against itself in the reference, a version or lag against the whole of it. By
-        ``turn`` it is the acceptance rate of the first draft instead, held against itself: turns of different length
-        have accept lengths that cannot be compared.
+        A task or position is compared with the same label in the reference; a version or lag with the whole reference.
+        For
+        ``turn`` the result is the acceptance rate of the first draft, compared with the same kind of turn. Turns of
+        different
+        length have accept lengths that cannot be compared.
         """
         if self._reference is None or self.settings.head_alone:
             return {}
@@ -168,7 +171,7 @@ class DriftMonitor:
         return list(self._recent)[-self.settings.window_steps :]
 
     def _pool(self, steps: Sequence[tuple[StepRecords, Window]]) -> Window:
-        """Return the window of some steps; steps of one row (logs of averages) are resampled as units themselves."""
+        """Merge the windows of some steps; steps with a single row (logs of averages) become the resampled units."""
         if any(window.units < 2 for _, window in steps):
             return self._window(merge_records([records for records, _ in steps]))
         total = steps[0][1]
@@ -177,7 +180,7 @@ class DriftMonitor:
         return total
 
     def _remember(self, records: StepRecords, window: Window) -> None:
-        """Keep what the reference and the slopes are made of; make them when their steps are complete."""
+        """Store the data of the reference and the slopes, and compute both once their steps are complete."""
         s = self.settings
         if self._reference is None:
             self._first.append((records, window))
@@ -195,7 +198,7 @@ class DriftMonitor:
                 self._slopes["early", measure] = early_slope(entropies, values, s.draws, s.seed, need)
 
     def _measures(self, window: Window) -> list[Measure]:
-        """Return the accept length, then each draft position; none where the probe set alone says why."""
+        """Return the accept length, then each draft position; empty if only the probe set may explain acceptance."""
         if self.settings.head_alone:
             return []
         return [self._length, *(Measure(position=k, rate=self.settings.rate) for k in range(1, window.drafts + 1))]
@@ -221,8 +224,7 @@ class DriftMonitor:
             if self._drift is not None:
                 parts["bank"] = self._drift
         edge = boundary(now)
-        # Greedy drafts have a one-hot distribution: its overlap is p(argmax q), and nothing can be told from their
-        # difference.
+        # Greedy drafts have a one-hot distribution: its overlap is p(argmax q), so their difference is always 0.
         compared = edge if edge.known and edge.point != 0 else None
         signals = self._signals(step, now, parts, tuple(by_slope.values()), compared)
         return Explanation(
@@ -245,10 +247,11 @@ class DriftMonitor:
         others: tuple[Decomposition, ...],
         edge: Estimate | None,
     ) -> Signals:
-        """Return what the controller needs; the probe set counts more than a slope.
+        """Return the controller's input; the probe set takes precedence over a slope.
 
-        Beside history it alone counts, and what it said last holds until it is read again: cycles begin where drafts
-        from history end, so first drafts of the same head are accepted otherwise as soon as there is more history.
+        Beside history only the probe set counts, and its last reading holds until the next one. Cycles begin where
+        drafts from
+        history end, so more history changes the acceptance of the same head's first drafts.
         """
         s, controller = self.settings, self.controller
         earlier = list(self._recent)[:-1][-s.window_steps :]
@@ -269,10 +272,10 @@ class DriftMonitor:
 
 
 def _alone(now: Estimate, before: Estimate | None, steps: int) -> Estimate:
-    """Return a step's estimate; an average, which has no interval, gets it from the scatter of earlier steps."""
+    """Return a step's estimate; an average has no interval, so it gets one from the scatter of earlier steps."""
     if now.known or before is None or not before.known:
         return now
-    # Away from ``before`` in the opposite direction, so that their difference is wide rather than narrow.
+    # The sign is opposite to that of ``before``, so that the difference of both is wide rather than narrow.
     return Estimate(point=now.point, draws=now.point - math.sqrt(steps) * (before.draws - before.point))
 
 
@@ -281,15 +284,15 @@ def _ends(name: str) -> tuple[str, str, str]:
 
 
 def boundary(window: Window) -> Estimate:
-    """Return mean overlap - mean p(argmax q): above 0 rejection sampling accepts more (TV < 1 - p(argmax q))."""
+    """Return mean overlap - mean p(argmax q); above 0, rejection sampling accepts more (TV < 1 - p(argmax q))."""
     return window.gap("overlap", "target_only")
 
 
 def length_gain(window: Window, current: int, costs: Costs, rate: Rate = "accepted") -> tuple[int, Estimate]:
     """Return the number of drafts with the best expected speed, and its relative gain over ``current`` drafts.
 
-    Speed of K drafts: (1 + sum of P_k) / (1 + K (draft + verify)), P_k the chance that position k is accepted. One
-    position beyond those that were drafted is considered, at the rate of the last.
+    The speed of K drafts is (1 + sum of P_k) / (1 + K (draft + verify)), where P_k is the chance that position k is
+    accepted. One position beyond the drafted ones is considered, at the rate of the last.
     """
     rates = [window.value(Measure(position=k, rate=rate)) for k in range(1, min(current, window.drafts) + 1)]
     rates = [r for r in rates if r.known]

@@ -1,8 +1,8 @@
-"""A number with its uncertainty: a point and bootstrap draws, which arithmetic carries along.
+"""Number with its uncertainty: a point and bootstrap draws, combined by arithmetic.
 
-Differences, sums and products of estimates are taken draw by draw, so what two of them share (the same resampled
-completions) stays shared in the result. There is no way to average estimates: means are formed once, in
-``bebop.monitor.window``, from totals and counts.
+Differences, sums and products of estimates are computed draw by draw, so the shared part of two estimates (the same
+resampled completions) stays shared in the result. Estimates cannot be averaged: ``bebop.monitor.window`` forms means
+once, from totals and counts.
 """
 
 import math
@@ -19,7 +19,7 @@ LEVEL = 0.95  # of intervals that are shown
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Estimate:
-    """A point, and draws around it whose spread is its uncertainty.
+    """Point estimate with bootstrap draws around it, whose spread is its uncertainty.
 
     >>> Estimate(point=-0.12, draws=np.array([-0.15, -0.09, -0.12])).text()
     '-0.12 [-0.18, -0.06]'
@@ -30,7 +30,7 @@ class Estimate:
 
     @classmethod
     def unknown(cls, draws: int) -> "Estimate":
-        """Return NaN: not measured, or not identified."""
+        """Return an estimate of NaN: not measured, or not identified."""
         return cls(point=math.nan, draws=np.full(draws, math.nan))
 
     def __add__(self, other: "Estimate") -> "Estimate":
@@ -44,7 +44,7 @@ class Estimate:
 
     @property
     def known(self) -> bool:
-        """Return whether there is a number with an interval."""
+        """Return whether point and standard error are finite."""
         return math.isfinite(self.point) and math.isfinite(self.error)
 
     @property
@@ -64,12 +64,12 @@ class Estimate:
         return self.interval()[1]
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        """Return point -+ normal quantile x standard error: draws already carry the correction for few units."""
+        """Return point -+ normal quantile x standard error; the draws already carry the correction for few units."""
         half = _quantile(level) * self.error
         return self.point - half, self.point + half
 
     def excludes_zero(self, level: float = LEVEL) -> bool:
-        """Return whether the interval lies on one side of zero; False where nothing is known."""
+        """Return whether the interval lies on one side of zero; False for an unknown estimate."""
         low, high = self.interval(level)
         return low > 0 or high < 0
 
@@ -85,9 +85,9 @@ class Estimate:
 
 @cache
 def t_over_normal(freedom: float) -> float:
-    """Return how much wider a 95 % interval is under Student's t; inf below 2 degrees of freedom.
+    """Return how much wider a 95 % interval is under Student's t than under the normal; inf below 2 degrees of freedom.
 
-    By Cornish-Fisher, within 3 %: the monitor needs numpy alone, and degrees of freedom may be fractions.
+    Uses a Cornish-Fisher expansion, within 3 %: the monitor needs numpy alone, and degrees of freedom may be fractions.
     """
     if freedom < 2:
         return math.inf

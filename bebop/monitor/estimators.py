@@ -1,13 +1,13 @@
-"""From finished groups to metrics: rewards, completions, acceptance of drafts, staleness, turns.
+"""Metrics of finished groups: rewards, completions, acceptance of drafts, staleness, turns.
 
-Pure functions. Everything is a total over a count, so the metrics of several workers merge into those of the union, and
-a name without data is absent (plain decoding has no drafts, hence no acceptance rate). Acceptance per position is
-conditional on reaching the position; counts and overlaps estimate the same rate, the overlap with less variance
-(SPEC 0.6).
+All functions are pure. Every metric is a total over a count, so merging the metrics of several workers gives those of
+the union. A name without data is absent (plain decoding has no drafts, hence no acceptance rate). Acceptance per
+position is conditional on reaching the position; counts and overlaps estimate the same rate, the overlap with less
+variance (SPEC 0.6).
 
-By turn, acceptance is compared position by position, never as an accept length: the end of a turn cuts its last cycle
-off, so short turns have short cycles whatever is drafted. The first cycle after an observation is looked at by itself:
-it drafts on tokens that the policy has not written. ``bebop.metrics.catalogue`` lists the names.
+Acceptance by turn is compared position by position, never as an accept length. The end of a turn cuts off its last
+cycle, so short turns have short cycles with any draft. The first cycle after an observation is measured separately: it
+drafts on tokens that the policy has not written. ``bebop.metrics.catalogue`` lists the names.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +27,7 @@ SHARES = {"p50": 0.5, "p99": 0.99}
 def rollout_metrics(groups: Sequence[Group], version: int | None = None, solved: float = 1.0) -> Metrics:
     """Return all metrics of some finished groups.
 
-    ``version`` is the trainer's at the time the groups are used; None leaves staleness out. A completion counts as
+    ``version`` is the trainer's version when it uses the groups; None leaves staleness out. A completion counts as
     solved
     from a reward of ``solved`` on.
     """
@@ -40,7 +40,7 @@ def rollout_metrics(groups: Sequence[Group], version: int | None = None, solved:
 
 
 def epoch_metrics(groups: Sequence[Group]) -> Metrics:
-    """Return the newest epoch among the questions; nothing where each is asked once."""
+    """Return the newest epoch among the questions; empty if each question is asked once."""
     epochs = [group.prompt.epoch for group in groups if group.prompt.question is not None]
     return {"samples/epoch": Max(float(max(epochs)))} if epochs else {}
 
@@ -48,7 +48,7 @@ def epoch_metrics(groups: Sequence[Group]) -> Metrics:
 def reward_metrics(groups: Sequence[Group], solved: float = 1.0) -> Metrics:
     """Return mean reward, spread within groups (population), and share of groups without a learning signal.
 
-    Groups that lost all their members say nothing.
+    Groups that lost all their members are ignored.
     """
     groups = [group for group in groups if group.trajectories]
     if not groups:
@@ -65,7 +65,7 @@ def reward_metrics(groups: Sequence[Group], solved: float = 1.0) -> Metrics:
 
 
 def part_metrics(groups: Sequence[Group]) -> Metrics:
-    """Return mean and spread within groups (population) of each part of a reward, over completions that have it."""
+    """Return mean and spread within groups (population) of each part of a reward, over completions with that part."""
     metrics: Metrics = {}
     for name in sorted({name for group in groups for t in group.trajectories for name in t.parts}):
         found = [[part for t in group.trajectories if (part := t.parts.get(name)) is not None] for group in groups]
@@ -112,7 +112,7 @@ def decode_metrics(stats: DecodeStats) -> Metrics:
 
 
 def staleness_metrics(completions: Sequence[Completion], version: int) -> Metrics:
-    """Return the updates between the weights that produced a token and ``version``: mean and largest over tokens."""
+    """Return the lag of tokens: updates from the weights that wrote a token to ``version``, as mean and maximum."""
     lags = [version - c.versions[c.written] for c in completions if c.written.any()]
     if not lags:
         return {}
@@ -121,7 +121,7 @@ def staleness_metrics(completions: Sequence[Completion], version: int) -> Metric
 
 
 def _over_reached(sums: NDArray[np.float64], reached: NDArray[np.float64]) -> list[Mean]:
-    """Return each position's sum over the cycles that reached it; positions that were not measured are left out."""
+    """Return each position's sum over the cycles that reached it; unmeasured positions are left out."""
     return [Mean(float(total), float(count)) for total, count in zip(sums, reached, strict=False)]
 
 
@@ -129,12 +129,12 @@ def _over_reached(sums: NDArray[np.float64], reached: NDArray[np.float64]) -> li
 
 
 def several(groups: Sequence[Group]) -> bool:
-    """Return whether there are environments: a single completion ends as ``answered``, and is never lost."""
+    """Return whether the groups have environments: a single completion always ends ``answered`` and is never lost."""
     return any(group.lost or any(t.ended != "answered" for t in group.trajectories) for group in groups)
 
 
 def turn_metrics(groups: Sequence[Group]) -> Metrics:
-    """Return metrics of trajectories with environments; none of others."""
+    """Return metrics of trajectories with environments; empty without environments."""
     if not several(groups):
         return {}
     members = [t for group in groups for t in group.trajectories]
@@ -143,7 +143,7 @@ def turn_metrics(groups: Sequence[Group]) -> Metrics:
 
 
 def _whole(members: Sequence[Trajectory]) -> Metrics:
-    """Return the metrics of trajectories as wholes."""
+    """Return metrics of whole trajectories: turns, seconds, observed tokens, restarts, endings and counts."""
     turns = [len(t.turns) for t in members]
     seconds = [t.environment_seconds for t in members]
     metrics: Metrics = {"turn/count": Mean.of(turns)}
@@ -173,7 +173,9 @@ def drafting_metrics(parts: Iterable[tuple[int | str, DecodeStats]]) -> Metrics:
 
 
 def _parts(members: Sequence[Trajectory]) -> Iterator[tuple[int | str, DecodeStats]]:
-    """Yield each turn by its kind, and its first cycle by itself where the engine tells it apart."""
+    """Yield the statistics of each turn by its kind, and those of its first cycle if the engine reports them
+    separately.
+    """
     for trajectory in members:
         for number, turn in enumerate(trajectory.turns):
             yield first_of_kind(number), turn.completion.stats

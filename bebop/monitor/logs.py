@@ -1,7 +1,7 @@
-"""Logs in, a step's records out: drift.jsonl, metrics.jsonl, SGLang's and vLLM's numbers, other trainers' JSONL.
+"""Readers of logs as step records: drift.jsonl, metrics.jsonl, SGLang's and vLLM's numbers, other trainers' JSONL.
 
-One JSON object a line. What a line is, is told by its keys. A log of averages has one row a step: intervals then come
-from the scatter of steps. Where a step occurs twice (a run went back to a checkpoint), the later line counts.
+A log has one JSON object a line; its keys tell the kind of line. A log of averages has one row a step, so its intervals
+come from the scatter of steps. If a step occurs twice (a run went back to a checkpoint), the later line counts.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from bebop.monitor.records import StepRecords, from_averages, from_stats, merge_
 from bebop.run_dir.safe_parse import finite, parse_json
 from bebop.trajectory import DecodeStats
 
-# What a line of averages may call it; ``names`` goes before. A trailing / stands for position 1, 2, ...
+# Accepted keys of a line of averages; ``names`` takes precedence. A trailing / stands for position 1, 2, ...
 NAMES: dict[str, tuple[str, ...]] = {
     "step": ("step", "global_step", "_step", "rollout_step"),
     "accept_length": ("rollout/accept_length", "accept_length", "rollout/spec_accept_length", "spec_accept_length"),
@@ -42,7 +42,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoggedStep:
-    """One step of a log."""
+    """One step of a log: its records and the readings made at that step."""
 
     records: StepRecords
     reading: ProbeReading | None = None
@@ -52,7 +52,7 @@ class LoggedStep:
     restart: bool = False  # from here on against a new reference
 
     def feed(self, monitor: DriftMonitor) -> Explanation | None:
-        """Show it to a monitor."""
+        """Pass the step to ``monitor`` and return its explanation."""
         if self.restart:
             monitor.restart()
         uncertified = "" if self.certified is None else self.certified.diagnosis()
@@ -67,7 +67,7 @@ def log_row(
     health: Health | None = None,
     restart: bool = False,
 ) -> dict[str, Any]:
-    """Return one line of ``drift.jsonl``: enough to recompute every estimate."""
+    """Return one line of ``drift.jsonl``, which suffices to recompute every estimate."""
     extra = {"bank": reading, "sweep": sweep, "certified": certified, "health": health}
     row = records.to_row() | {name: part.to_row() for name, part in extra.items() if part is not None}
     return row | ({"restart": True} if restart else {})
@@ -76,7 +76,7 @@ def log_row(
 def read_log(path: Path, names: Mapping[str, str] | None = None) -> list[LoggedStep]:
     """Read the steps of a log; ``names`` maps keys of ``NAMES`` to those of the log.
 
-    ``UserError`` for a missing file, a broken line, an unknown name, or a log without acceptance.
+    Raises ``UserError`` for a missing file, a broken line, an unknown name, or a log without acceptance.
     """
     unknown = sorted(set(names or {}) - set(NAMES))
     if unknown:
@@ -119,7 +119,7 @@ def read_row(row: Mapping[str, Any]) -> LoggedStep:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the numbered objects of a JSONL file; a torn last line is left out."""
+    """Yield line number and object of each line of a JSONL file; an incomplete last line is left out."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -142,7 +142,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _read(
     row: Mapping[str, Any], step: int, known: Mapping[str, tuple[str | None, ...]], counters: VllmCounters | None
 ) -> tuple[LoggedStep | None, VllmCounters | None]:
-    """Return what one line says; None if it says nothing about drafts."""
+    """Return one line as a step, None if it says nothing about drafts, and the latest vLLM counters."""
     if isinstance(row.get("reached"), list) and "unit" in row:
         return read_row({**row, "step": step}), counters
     if any(key.startswith(VLLM) for key in row):
@@ -184,7 +184,7 @@ def _logged(
 
 
 def _averages(row: Mapping[str, Any], step: int, known: Mapping[str, tuple[str | None, ...]]) -> LoggedStep | None:
-    """Read a line of averages: one row, weighted by its number of tokens if there is one."""
+    """Read a line of averages as one row, weighted by its number of tokens if it has one."""
     length = _find(row, known["accept_length"])
     if not isinstance(length, int | float) or not math.isfinite(length):
         return None
@@ -205,7 +205,7 @@ def _averages(row: Mapping[str, Any], step: int, known: Mapping[str, tuple[str |
 
 
 def _joined(parts: list[LoggedStep]) -> LoggedStep:
-    """Return the requests of one step; those without a prompt number are units of their own."""
+    """Merge the requests of one step; requests without a prompt number become units of their own."""
     records = merge_records([part.records for part in parts])
     alone = records.unit < 0
     unit = np.where(alone, records.unit.max(initial=-1) + 1 + records.answer, records.unit)
@@ -213,12 +213,12 @@ def _joined(parts: list[LoggedStep]) -> LoggedStep:
 
 
 def _find(row: Mapping[str, Any], names: tuple[str | None, ...]) -> Any:
-    """Return the first of ``names`` that the row has."""
+    """Return the value of the first of ``names`` that the row has."""
     return next((row[name] for name in names if name is not None and row.get(name) is not None), None)
 
 
 def _positions(row: Mapping[str, Any], prefixes: tuple[str | None, ...]) -> list[float]:
-    """Return the numbers under ``<prefix>1``, ``<prefix>2``, ... for the first prefix that is there."""
+    """Return the numbers under ``<prefix>1``, ``<prefix>2``, ... for the first prefix that the row has."""
     for prefix in prefixes:
         values: list[float] = []
         while prefix is not None and isinstance(value := row.get(f"{prefix}{len(values) + 1}"), int | float):
@@ -229,7 +229,7 @@ def _positions(row: Mapping[str, Any], prefixes: tuple[str | None, ...]) -> list
 
 
 def _whole(value: Any) -> int:
-    """Return a whole number for a label; -1 if there is none."""
+    """Return ``value`` as a whole number for a label; -1 if it is not a number."""
     try:
         return round(float(value))
     except (TypeError, ValueError):

@@ -1,13 +1,13 @@
-"""The direct measure: the same contexts under the first distributions (p_0, q_0) and under those of now (p_t, q_t).
+"""Direct measure of drift: the same contexts under the first distributions (p_0, q_0) and the current ones (p_t, q_t).
 
-What acceptance would be if only the entropy had changed is read off the first distributions: the mean overlap at each
-entropy, weighted by how often step t has that entropy (Oaxaca-Blinder). Entropy part = that minus the overlap then;
-mismatch = the overlap now minus that. No slope over steps enters, hence nothing that moves with entropy over time can
-hide in it.
+The first distributions give the acceptance that an entropy change alone would cause. It is the mean overlap at each
+entropy, weighted by how often step t has that entropy (Oaxaca-Blinder). The entropy part is this value minus the first
+overlap; the mismatch part is the current overlap minus this value. No slope over steps enters, so nothing that moves
+with entropy over time can hide in it.
 
-The mean over contexts of one entropy still compares different contexts, and those of high entropy may be harder for
-the head in themselves. With a ``Sweep`` of the first distributions over temperatures each context is compared with
-itself alone: what its overlap was at the temperature that gave it the entropy it has now.
+The mean at one entropy still compares different contexts, and contexts of high entropy may be harder for the head in
+themselves. A ``Sweep`` of the first distributions over temperatures compares each context only with itself: with its
+overlap at the temperature that gave it its current entropy.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ REACH = 0.05  # an entropy just beyond a context's sweep counts as inside: part 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeText:
-    """A prompt with a completion of the first weights; each of its completion tokens is a context of the probe set."""
+    """Prompt with a completion of the first weights; each of its completion tokens is a context of the probe set."""
 
     prompt: tuple[int, ...]  # [P]
     answer: tuple[int, ...]  # [T]
@@ -41,7 +41,7 @@ class ProbeText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenProbs:
-    """Both distributions at one context: the M tokens that either thinks likely."""
+    """Target and draft distribution at one context, for the M tokens that either considers likely."""
 
     text: int  # number of the text
     context: str  # the end of what was read
@@ -76,7 +76,7 @@ class ProbeReading:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "ProbeReading":
-        """Return what ``to_row`` wrote."""
+        """Read a row that ``to_row`` wrote."""
         unit = None if row.get("unit") is None else np.asarray(row["unit"], dtype=np.int64)
         overlap, entropy = (np.asarray(row[name], dtype=float) for name in ("overlap", "entropy"))
         probs = tuple(TokenProbs(**{k: _frozen(v) for k, v in token.items()}) for token in row.get("token_probs", ()))
@@ -85,13 +85,13 @@ class ProbeReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sweep:
-    """The first weights at T temperatures, the run's own among them: rollouts, the probe set, or both."""
+    """Results of the first weights at T temperatures, the run's own among them: rollouts, the probe set, or both."""
 
     entropy: tuple[float, ...] = ()  # nats, per temperature
     length: tuple[float, ...] = ()  # accept lengths
     readings: tuple[ProbeReading, ...] = ()  # of the probe set, at the other temperatures (of p and q)
-    # [T, U, 4] of each of U prompts: accept length, total and count; entropy, total and count. It is what an interval
-    # of the slope is resampled from.
+    # [T, U, 4] per prompt (U): total and count of the accept length, total and count of the entropy. Resampled for
+    # the interval of the slope.
     sums: Array = field(default_factory=lambda: np.zeros((0, 0, 4)))
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class Sweep:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Sweep":
-        """Return what ``to_row`` wrote."""
+        """Read a row that ``to_row`` wrote."""
         readings = tuple(ProbeReading.from_row(reading) for reading in row["bank"])
         sums = np.asarray(row["sums"], dtype=float) if row["sums"] else np.zeros((0, 0, 4))
         return cls(entropy=tuple(row["entropy"]), length=tuple(row["length"]), readings=readings, sums=sums)
@@ -122,7 +122,7 @@ def _frozen(value: Any) -> Any:
 def direct(
     before: ProbeReading, after: ProbeReading, sweep: Sequence[ProbeReading] = (), draws: int = 400, seed: int = 0
 ) -> Decomposition:
-    """Split the change of the probe set's mean overlap; prompts are resampled, the same ones at both times.
+    """Split the change of the probe set's mean overlap. The bootstrap resamples the same prompts at both times.
 
     ``sweep``: the first distributions at several temperatures; without it, other contexts of the same entropy stand in.
     """
@@ -152,14 +152,17 @@ def direct(
 
 
 def _means(before: ProbeReading, after: ProbeReading, weights: Array, expected: Array) -> tuple[Array, Array, Array]:
-    """Return change of overlap, its entropy part, change of entropy, each [B]; ``expected``: by entropy alone."""
+    """Return the change of overlap, its entropy part and the change of entropy, each [B].
+
+    ``expected`` [B] is the mean overlap that the entropies alone would give.
+    """
     total = weights.sum(1)
     was, now = weights @ before.overlap / total, weights @ after.overlap / total
     return now - was, expected - was, weights @ (after.entropy - before.entropy) / total
 
 
 def _matched(readings: Sequence[ProbeReading], entropy: Array) -> tuple[Array, float]:
-    """Return each context's overlap [N] at the temperature of its ``entropy`` [N], and the share that reach it."""
+    """Return each context's overlap [N] at the temperature of its ``entropy`` [N], and the share within reach."""
     entropies = np.stack([reading.entropy for reading in readings])  # [T, N]
     overlap = np.stack([reading.overlap for reading in readings])
     order = entropies.argsort(0, kind="stable")
@@ -171,13 +174,13 @@ def _matched(readings: Sequence[ProbeReading], entropy: Array) -> tuple[Array, f
 
 
 def _reweighted(before: ProbeReading, after: ProbeReading, weights: Array) -> Array:
-    """Return the mean overlap [B] of the first distributions, had they the entropies of now, for weights [B, N]."""
+    """Return the mean overlap [B] of the first distributions at the current entropies, for weights [B, N]."""
     knots = np.unique(np.quantile(np.concatenate([before.entropy, after.entropy]), np.linspace(0, 1, KNOTS)))
     then, now = _hats(before.entropy, knots), _hats(after.entropy, knots)
     total, size, middle = weights.sum(1), len(knots), before.overlap.mean()
     gram = (weights @ (then[:, :, None] * then[:, None, :]).reshape(len(then), -1)).reshape(-1, size, size)
     right = weights @ (then * (before.overlap - middle)[:, None])
-    # A touch of ridge: a knot that no context of a replicate is near gets the mean, not a crash.
+    # A tiny ridge: a knot without any context of a replicate nearby gets the mean instead of a singular matrix.
     ridge = 1e-9 * total[:, None, None] * np.eye(size)
     curve = np.linalg.solve(gram + ridge, right[..., None])[..., 0]
     means: Array = middle + ((weights @ now) * curve).sum(1) / total
@@ -185,7 +188,7 @@ def _reweighted(before: ProbeReading, after: ProbeReading, weights: Array) -> Ar
 
 
 def _hats(entropy: Array, knots: Array) -> Array:
-    """Return a piecewise linear basis [N, J]: a histogram whose bins overlap, hence unbiased within bins too."""
+    """Return a piecewise linear basis [N, J]: a histogram with overlapping bins, hence unbiased within bins too."""
     if len(knots) == 1:
         return np.ones((len(entropy), 1))
     return np.stack([np.interp(entropy, knots, row) for row in np.eye(len(knots))], 1)

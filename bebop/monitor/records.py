@@ -1,8 +1,8 @@
-"""What the monitor keeps of one step: one row a completion (or a stretch of one), as columns.
+"""Records of one step for the monitor, as columns: one row per completion, or per stretch of one.
 
-It is enough to recompute every estimate without the groups, so a line of ``drift.jsonl`` is one ``StepRecords``. All
-numbers are totals over cycles, never averages; NaN is "not measured". Records come from finished groups, from decoding
-statistics or from averages, and are split by kind of turn.
+They suffice to recompute every estimate without the groups, so a line of ``drift.jsonl`` is one ``StepRecords``. All
+numbers are totals over cycles, never averages; NaN means "not measured". Records come from finished groups, from
+decoding statistics or from averages, and can be split by kind of turn.
 """
 
 import dataclasses
@@ -27,13 +27,14 @@ AFTER = "after"  # in place of a kind of turn: the first cycle after each observ
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepRecords:
-    """The N completions of one step, K draft positions.
+    """Records of the N completions of one step, with K draft positions.
 
-    ``unit`` is what is resampled: completions to one prompt are dependent.
+    ``unit`` is the unit of resampling: completions to one prompt are dependent.
 
     ``emitted / cycles`` is the accept length, ``entropy_sum / entropy_count`` the target's entropy in nats over all
-    verified positions. Those are the completion's tokens, bonus tokens left out, so the set hardly depends on the head
-    (with a spoiled head of the built-in model the mean moved by 0.016 of 0.2 nats).
+    verified positions. These positions are the completion's tokens without bonus tokens, so the set hardly depends on
+    the
+    head. With a spoiled head of the built-in model the mean moved by 0.016 of 0.2 nats.
     """
 
     step: int
@@ -60,7 +61,7 @@ class StepRecords:
 
     @property
     def drafts(self) -> int:
-        """Return K."""
+        """Return K, the number of draft positions."""
         return self.reached.shape[1]
 
     def select(self, mask: NDArray[np.bool_]) -> "StepRecords":
@@ -69,11 +70,11 @@ class StepRecords:
         return dataclasses.replace(self, **{name: getattr(self, name)[mask] for name in names})
 
     def relabelled(self, unit: NDArray[np.int64]) -> "StepRecords":
-        """Return the same rows with other units."""
+        """Return the same rows with ``unit`` replaced."""
         return dataclasses.replace(self, unit=unit)
 
     def sample(self, units: int, seed: int = 0) -> "StepRecords":
-        """Draw at most so many units at random, which bounds cost and the size of ``drift.jsonl``."""
+        """Draw at most ``units`` units at random, which bounds cost and the size of ``drift.jsonl``."""
         present = np.unique(self.unit)
         if len(present) <= units:
             return self
@@ -89,7 +90,7 @@ class StepRecords:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "StepRecords":
-        """Return what ``to_row`` wrote."""
+        """Read a row that ``to_row`` wrote."""
         try:
             count = len(row["unit"])
             columns: dict[str, Any] = {name: np.array(row[name], dtype=float).reshape(count) for name in PER_ROW}
@@ -108,7 +109,7 @@ class StepRecords:
 
 
 def merge_records(parts: Sequence[StepRecords]) -> StepRecords:
-    """Return the union of parts of one step (workers), or of several steps; units stay apart where steps differ.
+    """Merge the parts of one step (workers) or several steps; units stay apart where steps differ.
 
     Parts of one step keep their unit numbers: two workers that complete the same prompt share its unit.
     """
@@ -127,7 +128,7 @@ def merge_records(parts: Sequence[StepRecords]) -> StepRecords:
 
 
 def _numbered(*keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return a number for every distinct combination."""
+    """Number the distinct combinations of the keys [N] and return each row's number [N]."""
     return np.unique(np.stack(keys, 1), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
@@ -149,9 +150,10 @@ def _rounded(table: Array) -> list[Any]:
 def from_groups(
     groups: Sequence[Group], step: int, version: int | None = None, head_alone: bool = False
 ) -> StepRecords:
-    """Return a step's records from its finished groups; ``version`` is the trainer's, for the lag. O(completions).
+    """Return a step's records from its finished groups, in O(completions); the lag counts from the trainer's
+    ``version``.
 
-    ``head_alone``: drafts come from a mixture, of which the head by itself is recorded, see ``of_head``.
+    ``head_alone``: drafts come from a mixture, and only the head's own drafts are recorded, see ``of_head``.
     """
     answers = [(group.prompt, t) for group in groups for t in group.trajectories]
     drafted = [
@@ -177,9 +179,9 @@ def from_groups(
 
 
 def of_head(records: StepRecords, stats: Sequence[DecodeStats]) -> StepRecords:
-    """Return the same rows as if every cycle had a single draft, which the head makes by itself.
+    """Return the same rows as if every cycle had a single draft, made by the head alone.
 
-    What it measured of first drafts, ``HEAD_OVERLAP``, is what would be accepted. Cycles that did not ask the head
+    The head's measured overlap of first drafts, ``HEAD_OVERLAP``, counts as accepted. Cycles that did not ask the head
     (``HEAD_READ``) are left out; the entropy is that of all first drafts.
     """
     overlap, read = (
@@ -218,7 +220,9 @@ def from_stats(
     version: Sequence[int] | None = None,
     lag: Sequence[int] | None = None,
 ) -> StepRecords:
-    """Return records from decoding statistics, a row each; by default each is a whole completion and its own unit."""
+    """Return records from decoding statistics, one row each; by default each row is a whole completion and its own
+    unit.
+    """
     count = len(stats)
     drafts = max((len(s.reached) for s in stats), default=0)
     sums = {name: _padded([getattr(s, name) for s in stats], drafts) for name in DRAFT_STATS}
@@ -254,7 +258,7 @@ def from_averages(
     overlap: Sequence[float] = (),
     target_only: Sequence[float] = (),
 ) -> StepRecords:
-    """Return one row for a step of which only averages are known; rates are conditional on reaching the position."""
+    """Return one row for a step with known averages only; rates are conditional on reaching the position."""
     rate = np.array(accept_rate, dtype=float)
     reached = cycles * np.concatenate([[1.0], np.cumprod(rate)[:-1]])[: len(rate)]
     expected = {"overlap": overlap, "target_only": target_only}
@@ -283,7 +287,7 @@ def from_averages(
 
 
 def with_entropy(records: StepRecords, entropy: float) -> StepRecords:
-    """Return the same rows with an entropy from elsewhere (the policy's), taken for every position, nats."""
+    """Return the same rows with ``entropy`` (nats, for example the policy's) at every position."""
     count = records.cycles
     return dataclasses.replace(
         records, entropy_sum=count * entropy, entropy_count=count, target_entropy=records.reached * entropy
@@ -291,7 +295,7 @@ def with_entropy(records: StepRecords, entropy: float) -> StepRecords:
 
 
 def _version(completion: Completion, start: int) -> int:
-    """Return the weights that wrote the stretch from ``start`` on: it ends where twice as much is written."""
+    """Return the median version of the weights that wrote the stretch from ``start`` on; it ends at twice ``start``."""
     if start == OPENING:
         written = completion.versions[:1]
     elif completion.stretches:
@@ -306,7 +310,7 @@ def _labels(values: Iterable[int] | None, default: Iterable[int]) -> NDArray[np.
 
 
 def _padded(rows: Sequence[Array], width: int) -> Array:
-    """Return rows of different length as a table, with zeros beyond their ends."""
+    """Return rows of different length as a table, padded with zeros."""
     table = np.zeros((len(rows), width))
     for line, row in zip(table, rows, strict=True):
         line[: len(row)] = row
@@ -317,7 +321,7 @@ def _padded(rows: Sequence[Array], width: int) -> Array:
 
 
 def first_of_kind(turn: int) -> int:
-    """Return the first turn of a kind; turns come in kinds 0, 1, 2-3, 4-7, 8-15, ..."""
+    """Return the first turn of a turn's kind; the kinds are 0, 1, 2-3, 4-7, 8-15, ..."""
     return 1 << (turn.bit_length() - 1) if turn else 0
 
 
@@ -327,7 +331,7 @@ def kind_name(first: int) -> str:
 
 
 def by_turn(records: StepRecords) -> dict[str, StepRecords]:
-    """Return the rows of each kind of turn, then those of first cycles after observations; name -> rows."""
+    """Return the rows of each kind of turn, then those of the first cycles after observations, by name."""
     kinds = np.array([first_of_kind(int(turn)) for turn in records.turn], dtype=np.int64)
     found = {kind_name(int(kind)): records.select(kinds == kind) for kind in np.unique(kinds)}
     after = (records.turn > 0) & (records.position == OPENING)

@@ -1,13 +1,13 @@
-"""The slope of acceptance on entropy, *signed* (dvalue/dH, tokens or rate per nat), from three sources.
+"""*Signed* slope of acceptance on entropy (dvalue/dH, tokens or rate per nat), from three sources.
 
 ``early``: least squares over the steps at the beginning of the run, as the paper does. Weights and entropy move
-together there, so mismatch that grows with the entropy's change is taken for slope. ``frozen``: completions of one
+together there, so mismatch that grows with the entropy's change is mistaken for slope. ``frozen``: completions of one
 step, hence of one set of weights, grouped by entropy. ``temperature``: the same weights sampled at several
-temperatures. A slope that the data do not give is marked *unidentified*, with the reason, and has no interval.
+temperatures. A slope that the data do not determine is marked *unidentified*, with the reason, and has no interval.
 
-What the intervals vary over: other steps of the run (early), other prompts (frozen, temperature). Those of 95 % hold
-the truth in 93 to 97 % of simulated runs, whose steps may correlate by half (early), with 16 prompts or more (frozen),
-with 3 or more (temperature): ``tests/monitor/test_coverage.py``.
+The intervals vary over other steps of the run (early) or other prompts (frozen, temperature). Intervals of 95 % hold
+the truth in 93 to 97 % of simulated runs: with steps that correlate by half (early), 16 prompts or more (frozen), 3 or
+more (temperature). See ``tests/monitor/test_coverage.py``.
 """
 
 import math
@@ -34,7 +34,7 @@ Source = Literal["early", "frozen", "temperature"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Slope:
-    """A signed slope and where it comes from."""
+    """Signed slope with its source."""
 
     source: Source
     value: Estimate  # per nat
@@ -43,7 +43,7 @@ class Slope:
 
 
 def early_window(steps: int | None) -> int:
-    """Return m = max(20, 10 % of the run's steps); ``steps`` None if unknown."""
+    """Return m = max(20, 10 % of the run's steps); ``steps`` is None if unknown."""
     return max(MIN_STEPS, math.ceil(0.1 * steps) if steps else 0)
 
 
@@ -52,7 +52,7 @@ def early_slope(
 ) -> Slope:
     """Fit least squares over step values [m], with a bootstrap of its residuals in blocks of 5 neighbouring steps.
 
-    Fewer than ``least`` steps are not enough.
+    The slope is unidentified with fewer than ``least`` steps.
     """
     entropy, value = np.asarray(entropies, dtype=float), np.asarray(values, dtype=float)
     reason = _too_little(entropy, value, least, "steps")
@@ -71,8 +71,8 @@ def early_slope(
 def frozen_slope(steps: Sequence[StepRecords], measure: Measure, draws: int = 400, seed: int = 0) -> Slope:
     """Fit weighted least squares over buckets of completions by entropy, within steps; units are resampled.
 
-    Value and entropy of a completion are taken relative to those of its step, so that nothing which changes from step
-    to step enters. Buckets are formed once: their means are totals over counts.
+    Value and entropy of a completion are relative to the means of its step, so changes from step to step do not enter.
+    Buckets are formed once: their means are totals over counts.
     """
     answers = [(record.unit, *_within(np.stack(measure.sums(table(record))))) for record in steps if len(record)]
     entropies = np.concatenate([entropy for _, _, _, entropy in answers]) if answers else np.zeros(0)
@@ -103,7 +103,7 @@ def temperature_slope(
 
     The pairs themselves are no sample: all come from the same texts, so they err together, and lie on a curve rather
     than around a line. Prompts are the sample. ``sums`` [T, U, 4] of a ``Sweep`` are resampled by prompt, with the
-    same prompts at every temperature; with fewer than three prompts there is a point and no interval.
+    same prompts at every temperature. With fewer than three prompts the slope has a point and no interval.
     """
     entropy, value = np.asarray(entropies, dtype=float), np.asarray(values, dtype=float)
     reason = _too_little(entropy, value, 4, "temperatures")
@@ -118,7 +118,7 @@ def temperature_slope(
     rng = np.random.default_rng([seed, units, TEMPERATURE_DRAWS])
     weights = np.concatenate([np.ones((1, units)), resample(units, draws, rng)])  # the first row is the point
     totals, counts, entropies, positions = np.moveaxis(np.einsum("bu,tuk->btk", weights, sums), -1, 0)
-    # A replicate that drafted nothing at some temperature says nothing: it takes the point.
+    # A replicate that drafted nothing at some temperature gets the slope of the point.
     slopes = _slopes(*(_filled(*pair) for pair in ((entropies, positions), (totals, counts))))
     away = t_over_normal(units - 1) * np.where(np.isfinite(slopes), slopes - slopes[0], 0.0)[1:]
     return Slope(source="temperature", value=Estimate(point=point, draws=point + away), spread=spread)
@@ -127,7 +127,7 @@ def temperature_slope(
 def _within(sums: Array) -> tuple[Array, Array, Array]:
     """Return value, count and entropy [N] of completions, from ``Measure.sums`` [4, N], relative to the step's means.
 
-    A completion in which something was not measured has a count of 0.
+    A completion with an unmeasured quantity has a count of 0.
     """
     total, count, entropy, positions = sums
     kept = (count > 0) & (positions > 0) & np.isfinite(total) & np.isfinite(entropy)
@@ -158,7 +158,7 @@ def _bucket_slope(sums: Array) -> Array:
 
 
 def _least_squares(x: Array, y: Array, weight: Array) -> tuple[float, Array, Array]:
-    """Return the slope, residuals [m], and the weights [m] with which an error in y enters the slope."""
+    """Return the slope, the residuals [m], and the weights [m] with which an error in y enters the slope."""
     centred = x - np.average(x, weights=weight)
     lever = weight * centred / (weight * centred**2).sum()
     slope = float(lever @ y)
@@ -173,12 +173,12 @@ def _slopes(x: Array, y: Array) -> Array:
 
 
 def _filled(total: Array, count: Array) -> Array:
-    """Return the means, NaN where nothing was counted."""
+    """Return total / count, NaN where the count is 0."""
     return np.divide(total, count, out=np.full(total.shape, math.nan), where=count > 0)
 
 
 def _too_little(entropy: Array, value: Array, least: int, what: str) -> str:
-    """Say why a slope over pairs cannot be had; empty if it can."""
+    """Return why the pairs give no slope; empty if they do."""
     assert entropy.shape == value.shape
     if len(entropy) < least:
         return f"{len(entropy)} {what}, it takes {least}"

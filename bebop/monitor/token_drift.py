@@ -1,13 +1,14 @@
-"""Which tokens a change of acceptance comes from: overlap lost in some steps against others, shared out over tokens.
+"""Attribution of lost acceptance to tokens: the overlap lost between two windows of steps, shared out over kinds of
+token.
 
 At every tested place i of a completion the overlap o_i and the target's entropy H_i are known (``bebop.trajectory``).
-From the steps before, f(H) is what overlap goes with an entropy, and r_g by how much places of kind g lay off it. In
-the steps after, f(H_i) + r_g is what would be expected had only entropies and the mix of places changed; the loss
+The earlier steps give f(H), the overlap at an entropy, and r_g, the mean deviation of places of kind g from it. In the
+later steps f(H_i) + r_g is the expected overlap if only entropies and the mix of places had changed. The loss
 
     L = mean_i (f(H_i) + r_g(i) - o_i),    change = (mean expected - mean before) - L
 
-is a sum over kinds, so each has its share. Kinds are, for instance, the token that the target expects most. r_g is cut
-where what is expected of a kind, on average, would be no overlap any more: below 0 or above 1.
+is a sum over kinds, so each kind has its share. A kind is, for instance, the token that the target expects most. r_g is
+clipped so that the mean expectation of a kind stays an overlap, in [0, 1].
 """
 
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from bebop.monitor.estimate import Array, Estimate
 
 Ints = NDArray[np.int64]
 BINS = 12  # of entropy, at most; equally full
-FULL = 20  # places in one, at least
-SHRINK = 10.0  # places at f(H) that a kind is taken to have beside its own: of few, r_g is mostly chance
+FULL = 20  # places in a bin, at least
+SHRINK = 10.0  # pseudo-places at f(H) added to each kind: with few places, r_g is mostly chance
 DRAWS = 200
 
 
@@ -40,7 +41,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Part:
-    """What a kind of place lost; the losses of all kinds add up to that of all places."""
+    """Overlap lost by one kind of place; the losses of all kinds add up to that of all places."""
 
     kind: int
     before: int  # places
@@ -54,7 +55,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenDrift:
-    """All kinds, those that lost most first (gained most, if overlap rose beyond what was expected)."""
+    """Losses of all kinds, largest loss first (largest gain first if overlap rose above the expectation)."""
 
     change: float  # of the mean overlap
     explained: float  # part of it: entropies and the mix of places
@@ -65,7 +66,7 @@ class TokenDrift:
 def share_out(
     before: Places, after: Places, kinds_before: Ints, kinds_after: Ints, worst: int = 5, seed: int = 0
 ) -> TokenDrift:
-    """Share the loss out over kinds [N]; ``ValueError`` without places in both windows."""
+    """Share the loss out over kinds [N]; raise ``ValueError`` if a window has no places."""
     if not len(before) or not len(after):
         raise ValueError("there are no tested places on one side")
     curve = _curve(before)
@@ -101,7 +102,7 @@ def share_out(
 
 
 class _Curve:
-    """Mean overlap at an entropy: straight lines between the means of bins, level beyond them."""
+    """Mean overlap at an entropy: linear between the means of bins, constant beyond them."""
 
     def __init__(self, entropy: Array, overlap: Array) -> None:
         self.entropy, self.overlap = entropy, overlap
@@ -128,22 +129,23 @@ def _by_answer(answer: Ints, kind: NDArray[np.intp], kinds: int, values: Array) 
 
 
 def _expected(then: Array, later: Array) -> Array:
-    """Return each kind's mean overlap [..., G] in the steps after, had only entropies and the mix of places changed.
+    """Return each kind's expected mean overlap [..., G] in the later steps if only entropies and the mix of places
+    changed.
 
-    NaN of a kind without places there; ``then``, ``later``: sums [3, ..., G].
+    NaN for a kind without places there; ``then``, ``later``: sums [3, ..., G].
     """
     found: Array = np.clip(_ratio(later[1], later[0]) + _off(then), 0.0, 1.0)
     return found
 
 
 def _off(then: Array) -> Array:
-    """Return r_g [..., G] from counts and sums [3, ..., G] of the steps before."""
+    """Return r_g [..., G] from counts and sums [3, ..., G] of the earlier steps."""
     found: Array = then[1] / (then[0] + SHRINK)
     return found
 
 
 def _losses(then: Array, later: Array) -> tuple[Array, Array]:
-    """Return the loss of each kind [..., G], and places [...] of all, from sums [3, ..., G]."""
+    """Return the loss of each kind [..., G] and the number of all places [..., 1], from sums [3, ..., G]."""
     whole = later[0].sum(-1, keepdims=True)
     expected = np.where(later[0] > 0, later[0] * _expected(then, later), 0.0)
     return (expected - later[2]) / whole, whole
@@ -163,12 +165,12 @@ def _draws(then: Array, later: Array, seed: int) -> Array:
 
 
 def _worst(answer: Ints, missing: Array, among: NDArray[np.intp], count: int) -> Ints:
-    """Return the indices of the largest ``missing`` [N] among some places, each completion once."""
+    """Return the indices ``among`` with the largest ``missing`` [N], one per completion and at most ``count``."""
     ordered = among[np.argsort(-missing[among], kind="stable")]
     _, first = np.unique(answer[ordered], return_index=True)
     return ordered[np.sort(first)][:count].astype(np.int64)
 
 
 def _ratio(total: Any, count: Any) -> Any:
-    """Return the total over the count, NaN where there is none."""
+    """Return total / count, NaN where the count is 0."""
     return np.divide(total, count, out=np.full(np.shape(total), np.nan), where=np.asarray(count) > 0)

@@ -1,7 +1,8 @@
-"""The monitor beside a job: finished groups in, metrics and proposals out, everything on record. No Ray, no torch.
+"""Monitor of a running job: takes finished groups, returns metrics and proposals, and logs everything. No Ray, no
+torch.
 
-``drift.jsonl`` holds what was observed and ``controller.jsonl`` what was concluded, one line a step. The monitor is
-shown what the log says, rounding included, so a resumed run replays its log and goes on as if it had never stopped.
+``drift.jsonl`` holds the observations and ``controller.jsonl`` the conclusions, one line a step. The monitor sees the
+logged values, rounding included. So a resumed run replays its log and continues as if it had never stopped.
 """
 
 import dataclasses
@@ -29,14 +30,14 @@ DECODING = ("set_system", "set_length")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What one step showed: numbers for the log, and what the job has to do now (kind ``none``: nothing)."""
+    """Result of one step: metrics for the log, and the action that the job carries out now (kind ``none``: nothing)."""
 
     metrics: dict[str, float]
     action: Action
 
 
 class NullMonitor:
-    """Nobody asks why acceptance moves: nothing is read, concluded or changed. Methods as of ``JobMonitor``."""
+    """Monitor that observes nothing and changes nothing but reads the certificate. Same methods as ``JobMonitor``."""
 
     fingerprints = False
 
@@ -47,7 +48,7 @@ class NullMonitor:
     async def read(
         self, step: int, groups: Sequence[Group], trainer: Trainer, undisturbed: bool = True
     ) -> tuple[None, None, Certified | None]:
-        """Read the certificate alone, if it is due."""
+        """Read only the certificate, if it is due."""
         return None, None, await self.certificate.read(step, groups, trainer, undisturbed)
 
     def observe(
@@ -60,7 +61,7 @@ class NullMonitor:
         certified: Certified | None = None,
         health: Health | None = None,
     ) -> Observation:
-        """Return what the certificate says, and nothing to do about it."""
+        """Return the certificate's metrics and no action."""
         return Observation(metrics={} if certified is None else certified.metrics(), action=Action())
 
     def state(self) -> dict[str, Any]:
@@ -68,19 +69,19 @@ class NullMonitor:
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
+        """Ignore ``state``: there is nothing to restore."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: no log is open."""
 
 
 class JobMonitor:
-    """Watches one job; ``observe`` once a step, in order."""
+    """Monitor of one job; call ``observe`` once a step, in order."""
 
     fingerprints = True  # the heads that workers run are compared with the trainer's
 
     def __init__(self, config: JobConfig, folder: Path, resume_from: int = 0) -> None:
-        """Keep logs in ``folder``; go on after step ``resume_from``, whose later lines are dropped."""
+        """Keep logs in ``folder`` and continue after step ``resume_from``; later lines are dropped."""
         self.config = config
         self.monitor = DriftMonitor(settings(config.decoding, config.monitor, config.trainer.steps))
         self.texts: tuple[ProbeText, ...] = ()  # the probe set
@@ -101,10 +102,11 @@ class JobMonitor:
         return mode == "always" or (mode == "auto" and self.monitor.controller.cotraining)
 
     def probe_due(self, step: int, groups: Sequence[Group]) -> tuple[tuple[ProbeText, ...], bool] | None:
-        """Return the texts to read before update ``step`` (from 1), and whether at several temperatures; None: not now.
+        """Return the texts to read before update ``step`` (from 1) and whether to sweep temperatures; None if not due.
 
-        The first batch's completions become the texts. While things are unsettled, or the head is being repaired, every
-        step is read.
+        The first batch's completions become the texts. Every step is read while the state is unsettled or the head is
+        being
+        repaired.
         """
         mode = self.config.cotrain.mode
         every = self.config.monitor.probe_every if SYSTEMS[self.decoding.system].head else 0  # it reads the head
@@ -120,9 +122,9 @@ class JobMonitor:
     async def read(
         self, step: int, groups: Sequence[Group], trainer: Trainer, undisturbed: bool = True
     ) -> tuple[ProbeReading | None, Sweep | None, Certified | None]:
-        """Read the fixed texts under the current weights, and certify, before update ``step``, where these are due."""
+        """Read the probe set under the current weights and the certificate before update ``step``, each only if due."""
         due = self.probe_due(step, groups)
-        # More drafts than one give slopes, which are not needed where the head alone is watched.
+        # Only slopes need more than one draft, and monitoring the head alone uses no slopes.
         alone, decoding = self.monitor.settings.head_alone, self.decoding
         decoding = dataclasses.replace(decoding, draft_tokens=1) if alone else decoding
         reading, sweep = (None, None) if due is None else await trainer.read_probe_set(*due, decoding)
@@ -138,7 +140,9 @@ class JobMonitor:
         certified: Certified | None = None,
         health: Health | None = None,
     ) -> Observation:
-        """Take in the groups of update ``step``, trained on at ``version``."""
+        """Log and explain the groups of update ``step``, used for training at weights ``version``; return metrics and
+        action.
+        """
         restart = self._restart_at is not None and step >= self._restart_at
         self._restart_at = None if restart else self._restart_at
         s = self.monitor.settings
@@ -157,11 +161,11 @@ class JobMonitor:
         return Observation(metrics=metrics, action=taken)
 
     def state(self) -> dict[str, Any]:
-        """Return what the job's checkpoint has to keep; the rest is in the log."""
+        """Return the state for the job's checkpoint, which is the probe set; everything else is in the log."""
         return {"bank": self.texts}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``."""
+        """Restore the probe set from ``state``."""
         self.texts = state.get("bank", ())
 
     def close(self) -> None:
@@ -170,13 +174,15 @@ class JobMonitor:
         self._concluded.close()
 
     def _carried_out(self, action: Action) -> bool:
-        """Return whether the job carries out proposals, rather than leaving them to the reader of the log."""
+        """Return whether the job itself carries out this action; if not, it is a proposal for the log's reader."""
         if action.kind in DECODING:
             return self.config.monitor.actions
         return action.kind == "resync" or (action.kind in COTRAIN and self.config.cotrain.mode == "auto")
 
     def _follow(self, explanation: Explanation | None) -> None:
-        """Note how drafts are made from now on; completions in flight at the change belong to neither reference."""
+        """Update decoding and certificate after an action; completions in flight at the change belong to neither
+        reference.
+        """
         if explanation is None or not self._carried_out(explanation.action):
             return
         if explanation.action.kind in ("resync", *DECODING):
@@ -188,7 +194,7 @@ class JobMonitor:
         self._restart_at = explanation.step + self.config.rollout.staleness + 1
 
     def _record(self, explanation: Explanation) -> None:
-        """Write a line of ``controller.jsonl``, where the state changed or something is to be done."""
+        """Write a line of ``controller.jsonl`` if the state changed or an action is proposed."""
         verdict = explanation.verdict
         if not verdict.changed and verdict.action.kind == "none":
             return
@@ -202,15 +208,15 @@ Monitor = JobMonitor | NullMonitor
 
 
 def can_monitor(config: JobConfig) -> bool:
-    """Return whether a job can be watched: of a head beside history, overlaps have to be measured."""
+    """Return whether a job can be monitored; a head beside history needs measured overlaps (``decode_stats``)."""
     system, monitor = SYSTEMS[config.decoding.system], config.monitor
     return monitor.drift and system.monitored and (monitor.decode_stats or not system.history)
 
 
 def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None = None) -> MonitorSettings:
-    """Return how a job is watched.
+    """Return the monitor's settings for a job.
 
-    A greedy draft's distribution is one-hot, so its overlap is p(argmax q), what accepts it.
+    A greedy draft's distribution is one-hot, so its overlap is p(argmax q), which is its acceptance probability.
     """
     system = SYSTEMS[decoding.system]
     fixed = system.fixed_length and not decoding.timed and not system.history  # history drafts as many as it is sure of
@@ -229,10 +235,11 @@ def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None
 
 
 def choose(groups: Sequence[Group], count: int) -> tuple[ProbeText, ...]:
-    """Choose ``count`` completions from as many prompts as there are; one of a single token may have no context.
+    """Choose up to ``count`` completions of more than one token, from as many prompts as possible.
 
-    Of a trajectory of several turns it is one of them, with all that came before as its prompt: the members of a group
-    take different ones.
+    A trajectory of several turns gives one of its completions, with everything before it as the prompt. The members of
+    a
+    group give different turns.
     """
     found = [[_text(group, t, member) for member, t in enumerate(group.trajectories)] for group in groups]
     members = [[text for text in texts if text is not None] for texts in found]
@@ -240,9 +247,10 @@ def choose(groups: Sequence[Group], count: int) -> tuple[ProbeText, ...]:
 
 
 def _text(group: Group, trajectory: Trajectory, member: int) -> ProbeText | None:
-    """Take a completion, to be shown where the policy surprised itself most, as its distributions are wide there.
+    """Return one completion of a trajectory as a probe text, shown at its least likely token, where distributions are
+    wide.
 
-    None: all turns are of one token.
+    None if all turns have a single token.
     """
     turns = [place for place, turn in enumerate(trajectory.turns) if len(turn.completion.token_ids) > 1]
     if not turns:

@@ -1,6 +1,6 @@
-"""Totals over completions with bootstrap replicates: they merge by ``+`` and are divided once, at the end.
+"""Totals over completions with bootstrap replicates: ``+`` merges them, and one division at the end gives means.
 
-The bootstrap resamples *units* (the completions to one prompt), never cycles: those of one completion resemble one
+The bootstrap resamples *units* (the completions to one prompt), never cycles. Cycles of one completion resemble one
 another, and an interval over cycles is too narrow (SPEC 0.6). Replicates of disjoint data add up to replicates of the
 union, so windows of workers and of steps merge exactly as their points do.
 """
@@ -21,10 +21,11 @@ FIXED = ("cycles", "emitted", "entropy_sum", "entropy_count", "answers", "length
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """What is followed: accept length (``position`` None, tokens per cycle) or the rate at a draft position (from 1).
+    """Monitored quantity: accept length (``position`` None, tokens per cycle) or the rate at a draft position (from 1).
 
-    ``rate`` says what acceptance is read from: counts, or the expectation given the distributions, which has less
-    variance: ``overlap`` if drafts are sampled from q, ``target_only`` if they are q's most likely token (SPEC 0.6).
+    ``rate`` is the source of acceptance: counts, or the expectation given the distributions, which has less variance
+    (SPEC 0.6). The expectation is ``overlap`` if drafts are sampled from q, ``target_only`` if they are q's most likely
+    token.
     """
 
     position: int | None = None
@@ -36,7 +37,7 @@ class Measure:
         return "length" if self.position is None else f"position/{self.position}"
 
     def sums(self, columns: Array) -> tuple[Array, Array, Array, Array]:
-        """Return value total and count, entropy total and count from columns [..., C] of ``table``."""
+        """Return the value's total and count and the entropy's total and count from columns [..., C] of ``table``."""
         if self.position is not None:
             return (
                 _per_position(columns, self.rate)[..., self.position - 1],
@@ -80,21 +81,21 @@ class Window:
 
     @property
     def drafts(self) -> int:
-        """Return K."""
+        """Return K, the number of draft positions."""
         return (len(self.totals) - len(FIXED)) // len(DRAFT_STATS)
 
     def value(self, measure: Measure) -> Estimate:
-        """Return the measure, weighted by cycles (by tokens)."""
+        """Return the measure's estimate, weighted by cycles."""
         totals, replicates = measure.sums(self.totals), measure.sums(self.replicates)
         return self._ratio(totals[0], totals[1], replicates[0], replicates[1])
 
     def entropy(self, measure: Measure) -> Estimate:
-        """Return the target's entropy where the measure is taken, nats."""
+        """Return the target's entropy over the positions of the measure, nats."""
         totals, replicates = measure.sums(self.totals), measure.sums(self.replicates)
         return self._ratio(totals[2], totals[3], replicates[2], replicates[3])
 
     def by_request(self) -> tuple[Estimate, Estimate]:
-        """Return accept length and entropy with the same weight for every completion, however long."""
+        """Return accept length and entropy with equal weight for every completion, whatever its length."""
         answers, replicated = self.totals[4], self.replicates[:, 4]
         length, entropy = (self._ratio(self.totals[i], answers, self.replicates[:, i], replicated) for i in (5, 6))
         return length, entropy
@@ -112,13 +113,13 @@ class Window:
         return self._ratio(totals[0], totals[1], replicates[0], replicates[1])
 
     def _ratio(self, total: Array, count: Array, totals: Array, counts: Array) -> Estimate:
-        """Return total over count, with draws widened for few units; unknown without data or with a single unit."""
+        """Return total / count, with draws widened for few units; unknown without data or with a single unit."""
         wider = t_over_normal(self.units - self.strata)
         if not (np.isfinite(total) and count > 0 and np.isfinite(wider)):
             point = float(total / count) if count > 0 else float("nan")
             return Estimate(point=point, draws=np.full(len(totals), np.nan))
         point = float(total / count)
-        # A replicate without any count says nothing: it takes the point.
+        # A replicate without any count gets the value of the point.
         ratios = np.divide(totals, counts, out=np.full(len(totals), point), where=counts > 0)
         return Estimate(point=point, draws=point + wider * (ratios - point))
 
@@ -140,7 +141,7 @@ def table(records: StepRecords) -> Array:
 
 
 def per_unit(unit: NDArray[np.int64], columns: Array) -> Array:
-    """Return the sums [U, C] over the rows of each unit of columns [N, C]; units in ascending order."""
+    """Sum the rows of columns [N, C] by unit: [U, C], units in ascending order."""
     present, number = np.unique(unit, return_inverse=True)
     sums = np.zeros((len(present), columns.shape[1]))
     np.add.at(sums, number.reshape(-1), columns)
@@ -150,7 +151,7 @@ def per_unit(unit: NDArray[np.int64], columns: Array) -> Array:
 def resample(units: int, draws: int, rng: np.random.Generator) -> Array:
     """Return bootstrap weights [B, U]: n - 1 of the n units with replacement, scaled by n / (n - 1) (Rao and Wu).
 
-    Taking n - 1 makes the variance unbiased, which matters where a step has few prompts. One unit: weights of 1.
+    Drawing n - 1 makes the variance unbiased, which matters for steps with few prompts. One unit gets weights of 1.
     """
     if units < 2:
         return np.ones((draws, units))
@@ -160,11 +161,11 @@ def resample(units: int, draws: int, rng: np.random.Generator) -> Array:
 
 
 def _per_position(columns: Array, name: str) -> Array:
-    """Return the columns [..., K] of one per-position sum."""
+    """Return the columns [..., K] of the per-position sum ``name``."""
     return columns[..., len(FIXED) + DRAFT_STATS.index(name) :: len(DRAFT_STATS)]
 
 
 def _wide(columns: Array, width: int) -> Array:
-    """Fill with zeros the positions that only the other window has: nothing reached them here."""
+    """Pad with zeros the positions that only the other window has: nothing reached them here."""
     missing = width - columns.shape[-1]
     return np.concatenate([columns, np.zeros((*columns.shape[:-1], missing))], -1) if missing else columns

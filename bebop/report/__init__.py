@@ -1,1 +1,1 @@
-"""One self-contained HTML page from run folders: ``runs`` reads, ``summary`` and ``charts`` select, ``page`` writes."""
+"""Report on run folders as one self-contained HTML page: ``runs`` reads, ``charts`` selects, ``page`` writes."""

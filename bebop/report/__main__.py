@@ -12,7 +12,7 @@ __all__ = ["main", "write_report"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the report and say where it is; ``UserError`` for what cannot be read or written."""
+    """Write the report and print its path; raise ``UserError`` for what cannot be read or written."""
     parser = Parser(
         prog="python -m bebop.report",
         description="Write report.html from metrics.jsonl, drift.jsonl and config.yaml of a run; several runs are "

@@ -1,6 +1,6 @@
-"""What an adaptation leaves: the page ``report.html`` with before and after, and the model card of the checkpoint.
+"""Results of an adaptation: the page ``report.html`` with before and after, and the checkpoint's model card.
 
-Both take their numbers from ``rows``, so that they agree.
+Both take their numbers from ``rows``, so they agree.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ from bebop.report.verdict import Said
 from bebop.run_dir.checkpoints import MODEL
 from bebop.systems import SYSTEMS as ALL_SYSTEMS
 
-SYSTEMS = {"bebop": "sampled drafts", "target_only": "greedy drafts"}  # decoding system -> as readers know it
-DISTRIBUTIONS = {  # sums that describe the distributions of head and model rather than what was accepted
+SYSTEMS = {"bebop": "sampled drafts", "target_only": "greedy drafts"}  # decoding system -> name for readers
+DISTRIBUTIONS = {  # sums that describe the distributions of head and model rather than acceptance counts
     "overlap": "overlap Σ min(p, q)",
     "target_only": "p(argmax q)",
     "draft_entropy": "draft entropy, nats",
@@ -47,14 +47,14 @@ SHADES = {"before": BEFORE, "after": AFTER}
 KEYS = [Key(label=when, color=shade, group=when) for when, shade in SHADES.items()]
 ENTROPIES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, np.inf)  # edges of bins, nats
 PLACES = (0, 1, 4, 8, 16, 32, 64, 128, 256, 1 << 40)
-FEWEST = 20  # tokens in a bin that is drawn
-MARGIN = 0.01  # differences of acceptance below it are no advantage
+FEWEST = 20  # tokens in a bin, below which it is not drawn
+MARGIN = 0.01  # smaller differences of acceptance count as no advantage
 TAGS = ["speculative-decoding", "mtp", "multi-token-prediction", "rejection-sampling", "bebop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One number of both heads on the same held-out prompts."""
+    """One quantity of the head before and after training, on the same held-out prompts."""
 
     system: str  # "sampled drafts" or "greedy drafts"
     label: str
@@ -64,8 +64,10 @@ class Row:
 
 
 def rows(results: Results) -> Iterator[Row]:
-    """Yield every row: accept length (over all and by task), acceptance per position, and the distributions at those
-    positions."""
+    """Yield every row: accept length (overall and by task), acceptance per position, and statistics of the
+    distributions at
+    those positions.
+    """
     for system in results.after.decoded:
         yield _row(results, system, "accept length", "accept_length")
         for task in tasks(results) if len(tasks(results)) > 1 else ():
@@ -73,13 +75,13 @@ def rows(results: Results) -> Iterator[Row]:
         yield _row(results, system, "acceptance per draft", "accepted")
         for k in range(1, drafts(results) + 1):
             yield _row(results, system, f"acceptance, draft {k}", "accepted", k)
-        # Greedy drafts have a one-hot distribution, of which overlap and entropy say nothing new.
+        # Greedy drafts have a one-hot distribution, so its overlap and entropy add nothing.
         for name, label in DISTRIBUTIONS.items() if ALL_SYSTEMS[system].sampled else ():
             yield _row(results, system, label, name)
 
 
 def drafts(results: Results) -> int:
-    """Return K, the drafts of a cycle."""
+    """Return K, the number of drafts in a cycle."""
     return int(results.after.decoded["bebop"].reached.shape[1])
 
 
@@ -104,12 +106,12 @@ def _row(
 
 
 def written(folder: Path, config: AdaptConfig) -> Path:
-    """Return where the adaptation in a folder writes its checkpoint."""
+    """Return the folder to which an adaptation writes its checkpoint."""
     return Path(config.out or folder / MODEL)
 
 
 def judge(folder: Path, config: AdaptConfig, results: Results) -> Said:
-    """Return what the adaptation in a folder came to, and what to do with it."""
+    """Return verdict and advice on a finished adaptation."""
     change, after = results.change("bebop", "accept_length"), results.after.decoded["bebop"].interval("accept_length")
     where = f"on {results.held_out()}, with {drafts(results)} drafts a cycle"
     if change.low <= 0 <= change.high:
@@ -120,7 +122,7 @@ def judge(folder: Path, config: AdaptConfig, results: Results) -> Said:
         return Said(verdict=verdict, advice="Keep the head that the model came with; try a lower head.lr.")
     verdict = f"The accept length rose by {change} to {after} {where}."
     tasks = [one for one in origin(folder)["given"] or () if one.startswith("task")]
-    # What was not decoded here needs an engine of its own.
+    # Results without decoding come from a model that needs an external engine.
     engine = ["rollout=sglang"] if results.estimated else []
     command = shown_command("run", f"model.path={shown_path(written(folder, config))}", *engine, *tasks)
     return Said(verdict=verdict, advice="Train the policy with this head.", command=command)
@@ -135,7 +137,7 @@ def write_page(folder: Path, config: AdaptConfig, results: Results) -> None:
 
 
 def render_page(folder: Path, config: AdaptConfig, results: Results) -> str:
-    """Return the whole page as HTML."""
+    """Return the adaptation's report as HTML."""
     cards = [
         _summary(config, results),
         length_card(results),
@@ -151,7 +153,7 @@ def render_page(folder: Path, config: AdaptConfig, results: Results) -> str:
 
 
 def _summary(config: AdaptConfig, results: Results) -> Card:
-    """Return the table, and what was done."""
+    """Return the card with the before-and-after table and a description of the training."""
     lines = [(f"{r.system}: {r.label}", str(r.before), str(r.after), str(r.change)) for r in rows(results)]
     minutes = sum(results.seconds.values()) / 60
     text = (
@@ -165,14 +167,14 @@ def _summary(config: AdaptConfig, results: Results) -> Card:
 
 
 def _how(results: Results) -> str:
-    """Return how acceptance was found: the words before the prompts."""
+    """Return the words that say how acceptance was measured, which precede the prompts."""
     if results.estimated:
         return "Estimated at every place of the model's completions, without decoding, for"
     return "Measured by decoding"
 
 
 def length_card(results: Results) -> Card:
-    """Draw the accept length over all and by task."""
+    """Return the card of the accept length, overall and by task."""
     names = tasks(results)
     labels = ["all", *names] if len(names) > 1 else ["all"]
 
@@ -192,7 +194,7 @@ def length_card(results: Results) -> Card:
 
 
 def position_card(results: Results) -> Card:
-    """Draw the acceptance at each draft position."""
+    """Return the card of the acceptance at each draft position."""
     positions = range(1, drafts(results) + 1)
 
     def rates(decoded: Measured) -> list[Interval]:
@@ -211,7 +213,7 @@ def position_card(results: Results) -> Card:
 def _by_system(
     results: Results, numbers: Callable[[Measured], list[Interval]], labels: Sequence[str], unit: str, x_title: str
 ) -> list[Panel]:
-    """Draw what decoding gave with sampled and with greedy drafts, before and after."""
+    """Return one panel each for sampled and greedy drafts, with values before and after."""
     panels = [
         _dots(results, lambda s, system=system: numbers(s.decoded[system]), labels, f"{name}, {unit}", x_title)  # type: ignore[misc]
         for system, name in SYSTEMS.items()
@@ -220,7 +222,7 @@ def _by_system(
 
 
 def training_cards(config: AdaptConfig, results: Results, steps: Sequence[dict[str, Any]]) -> list[Card]:
-    """Draw loss and gradient over training, and the held-out numbers; nothing for numbers that were not recorded."""
+    """Return the cards of loss, gradient norm and held-out evaluations; unrecorded quantities are left out."""
     warm, objective = config.train.warm(results.fresh), config.head.objective
     phases = [(config.train.warm_objective, steps[:warm]), (objective, steps[warm:])] if warm else [(objective, steps)]
     shades = [PALETTE[4], AFTER] if warm else [AFTER]
@@ -242,7 +244,7 @@ def training_cards(config: AdaptConfig, results: Results, steps: Sequence[dict[s
 
 
 def _held_out(steps: Sequence[dict[str, Any]], count: int) -> list[Card]:
-    """Draw the evaluations during training."""
+    """Return the card of the evaluations during training; empty if there were none."""
     seen = [step for step in steps if "eval/accept_length" in step]
     if not seen:
         return []
@@ -268,7 +270,7 @@ def _held_out(steps: Sequence[dict[str, Any]], count: int) -> list[Card]:
 
 
 def entropy_card(results: Results) -> Card:
-    """Draw first drafts by the entropy of the model's distribution at their place."""
+    """Return the card of first drafts by the entropy of the model's distribution at their place."""
     labels = [_span(a, b) for a, b in pairwise(ENTROPIES)]
     probe = results.before.probe
     bins = _bins(probe.numbers["target_entropy"][:, 0], ENTROPIES)
@@ -286,7 +288,7 @@ def entropy_card(results: Results) -> Card:
 
 
 def place_card(results: Results) -> Card:
-    """Draw first drafts by their place in the completion."""
+    """Return the card of first drafts by their place in the completion."""
     labels = [f"{a}" if b == a + 1 else f"{a}+" if b == PLACES[-1] else f"{a}-{b - 1}" for a, b in pairwise(PLACES)]
     bins = _bins(results.before.probe.place.astype(float), PLACES)
     text = (
@@ -298,7 +300,7 @@ def place_card(results: Results) -> Card:
 
 
 def boundary_card(results: Results) -> Card:
-    """Draw, token by token, the overlap against the probability of the greedy draft, and who wins where."""
+    """Return the card of overlap against the probability of the greedy draft, token by token, and which one leads."""
     panels = [_density(s.probe, when) for when, s in (("before", results.before), ("after", results.after))]
     share = boundary_share(results.after.probe)
     text = (
@@ -319,7 +321,7 @@ def boundary_card(results: Results) -> Card:
 
 
 def _sides(probe: Probe, task: str | None, label: str) -> tuple[str, ...]:
-    """Return shares on each side of the boundary, of one task or of all."""
+    """Return a table row with the shares on each side of the boundary, for one task or all."""
     chosen = np.isfinite(probe.numbers["overlap"][:, 0]) & (True if task is None else probe.task == task)
     lead = np.where(chosen, probe.numbers["overlap"][:, 0] - probe.numbers["target_only"][:, 0], np.nan)
 
@@ -336,7 +338,7 @@ def _percent(interval: Interval) -> str:
 
 
 def _density(probe: Probe, when: str) -> Panel:
-    """Draw tokens in cells of a twentieth each, on a logarithmic scale of colours."""
+    """Return a panel of token counts in cells of a twentieth each, on a logarithmic colour scale."""
     edges = np.linspace(0, 1, 21)
     across, up = probe.numbers["target_only"][:, 0], probe.numbers["overlap"][:, 0]
     known = np.isfinite(across) & np.isfinite(up)
@@ -362,13 +364,13 @@ def _density(probe: Probe, when: str) -> Panel:
 
 
 def _bins(values: Array, edges: Sequence[float]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the bin of each value; -1 where there is none."""
+    """Return the bin of each value; -1 for a value that is not finite."""
     bins = np.searchsorted(np.asarray(edges, float), values, side="right") - 1
     return np.where(np.isfinite(values), bins, -1)
 
 
 def _by_bin(results: Results, bins: Any, labels: Sequence[str], x_title: str) -> list[Panel]:
-    """Draw first drafts of both kinds, averaged in bins, before and after."""
+    """Return panels of sampled and greedy first drafts, averaged in bins, before and after."""
     shown = [i for i in range(len(labels)) if (bins == i).sum() >= FEWEST]
     kinds = {"overlap": "sampled drafts: overlap", "target_only": "greedy drafts: p(argmax q)"}
 
@@ -380,7 +382,7 @@ def _by_bin(results: Results, bins: Any, labels: Sequence[str], x_title: str) ->
 
 
 def _share(probe: Probe, bins: Any, labels: Sequence[str], x_title: str) -> Panel:
-    """Draw how many tokens each bin holds."""
+    """Return a panel of the share of tokens in each bin."""
     total = max(1, int((bins >= 0).sum()))
     heights = [round(float((bins == i).sum()) / total, 4) for i in range(len(labels))]
     bar: Trace = {
@@ -395,7 +397,7 @@ def _share(probe: Probe, bins: Any, labels: Sequence[str], x_title: str) -> Pane
 def _dots(
     results: Results, numbers: Callable[[Snapshot], list[Interval]], labels: Sequence[str], caption: str, x_title: str
 ) -> Panel:
-    """Draw intervals before and after side by side over labelled places."""
+    """Return a panel of intervals before and after, side by side over labels."""
     traces = []
     for shift, (when, shade) in zip((-0.08, 0.08), SHADES.items(), strict=True):
         intervals = numbers(getattr(results, when))
@@ -408,7 +410,7 @@ def _dots(
 
 
 def _errors(places: Sequence[float], intervals: Sequence[Interval], name: str, shade: str) -> Trace:
-    """Draw points with error bars."""
+    """Return a trace of points with error bars."""
     up = [rounded(i.high - i.value) for i in intervals]
     down = [rounded(i.value - i.low) for i in intervals]
     bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "color": shade, "width": 4}
@@ -420,7 +422,7 @@ def _errors(places: Sequence[float], intervals: Sequence[Interval], name: str, s
 
 
 def _line(steps: Sequence[dict[str, Any]], metric: str, name: str, shade: str) -> Trace:
-    """Draw a number over the steps at which it was recorded."""
+    """Return a line of a metric over the steps at which it was recorded."""
     recorded = [step for step in steps if step.get(metric) is not None]
     return line_trace([step["step"] for step in recorded], [step[metric] for step in recorded], name, shade)
 
@@ -440,18 +442,18 @@ def write_card(out: Path, config: AdaptConfig, results: Results) -> None:
 
 
 def render_card(config: AdaptConfig, results: Results) -> str:
-    """Return the whole card."""
+    """Return the model card as Markdown."""
     parts = (_front(), _trained(config, results), _acceptance(results), _serving(drafts(results)), _made_with(config))
     return "\n".join(parts)
 
 
 def model_name(config: AdaptConfig) -> str:
-    """Return the model that was adapted, as a name: the folder's own where it is a folder."""
+    """Return the name of the adapted model: the built-in name, or the last part of its folder."""
     return config.model.path if config.model.path in BUILT_IN else Path(config.model.path).resolve().name
 
 
 def data_text(config: AdaptConfig, results: Results) -> str:
-    """Return what was trained on, in a sentence."""
+    """Return a phrase that describes the training data."""
     data, sampling = config.data, sampling_words(config)
     size = f"{results.rows:,} sequences with {results.tokens:,} completion tokens"
     if data.source == "file":
@@ -460,7 +462,7 @@ def data_text(config: AdaptConfig, results: Results) -> str:
 
 
 def sampling_words(config: AdaptConfig) -> str:
-    """Return the sampling distribution, as far as it is not the plain one."""
+    """Return the sampling settings that differ from the defaults, after the temperature, as text."""
     sampling = config.data.sampling
     plain = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     extra = [f"{name} {getattr(sampling, name):g}" for name, value in plain.items() if getattr(sampling, name) != value]
@@ -468,7 +470,7 @@ def sampling_words(config: AdaptConfig) -> str:
 
 
 def _front() -> str:
-    """Return the YAML at the head that model hubs read."""
+    """Return the YAML front matter that model hubs read."""
     front = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": TAGS}
     return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n"
 
@@ -500,7 +502,7 @@ def _trained(config: AdaptConfig, results: Results) -> str:
 
 
 def _acceptance(results: Results) -> str:
-    """Return the tables of both systems."""
+    """Return the acceptance tables of both systems as Markdown."""
     k = drafts(results)
     text = (
         f"## Acceptance\n\n{results.held_out()}, {k} drafts a cycle, 95 % bootstrap intervals over completions. Accept "
@@ -530,7 +532,7 @@ Reinforcement learning with Bebop, whose rollouts draft with the head:
 
 
 def _made_with(config: AdaptConfig) -> str:
-    """Return the versions and the configuration."""
+    """Return the section with versions and configuration."""
     versions = {"bebop-rl": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
     versions |= {"Python": platform.python_version()}
     made = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -538,7 +540,7 @@ def _made_with(config: AdaptConfig) -> str:
 
 
 def _public(config: AdaptConfig) -> str:
-    """Return the configuration as YAML; of paths only the last part, and none of where this run wrote."""
+    """Return the configuration as YAML, with only the last part of paths and without this run's output folders."""
     values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     values["model"]["path"] = model_name(config)
     for section in ("data", "task"):

@@ -1,4 +1,4 @@
-"""The charts of a report with their lines, out of ``bebop.metrics.catalogue``; ``figures`` draws them."""
+"""Charts of a report with their lines, from ``bebop.metrics.catalogue``; ``figures`` draws them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ OVERLAP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One quantity: a solid line and, where there is a second estimate of the same thing, a dashed one."""
+    """One quantity: a solid line and, if it has a second estimate, a dashed one."""
 
     label: str
     metric: str
@@ -29,14 +29,14 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """A chart with what it shows."""
+    """Chart with its series."""
 
     chart: Chart
     series: tuple[Series, ...]
 
     @property
     def metrics(self) -> list[str]:
-        """Return every metric that the chart wants."""
+        """Return the names of all metrics in the chart."""
         return [metric for series in self.series for metric in (series.metric, series.dashed) if metric]
 
 
@@ -56,7 +56,7 @@ def plots(runs: Sequence[Run]) -> list[Plot]:
 
 
 def _series(chart: Chart, runs: Sequence[Run]) -> tuple[Series, ...]:
-    """Return the lines of a chart: one a row, or one for each draft position that any run has."""
+    """Return the lines of a chart: one per metric, or one per draft position that any run has."""
     rows = [row for row in METRICS if row.chart == chart.title]
     return tuple(series for row in rows if not row.dashed for series in _lines(row, rows, runs))
 
@@ -78,7 +78,7 @@ def _positions(name: str, runs: Sequence[Run]) -> set[int]:
 
 
 def _counted(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Yield a chart for each name that the decoding system counts of its own; most systems have none."""
+    """Yield a chart for each statistic specific to the decoding system; most systems have none."""
     columns = [column for run in runs for column in run.columns]
     own = dict.fromkeys(match[1] for column in columns if (match := re.fullmatch(r"rollout/(\w+)/\d+", column)))
     meanings = {row.name: row.meaning.replace("`", "") for row in METRICS}
@@ -96,7 +96,7 @@ def _counted(runs: Sequence[Run]) -> Iterator[Plot]:
 
 
 def _by_turn(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Yield a chart for each draft position: the overlap by turn; without it the share of accepted drafts."""
+    """Yield a chart for each draft position: the overlap by turn, or without overlap the share of accepted drafts."""
     names = {name for run in runs for name in run.columns if run.has(name)}
     measure = "overlap" if any(name.startswith("turn/overlap/") for name in names) else "accept_rate"
     found = [match for name in names if (match := re.fullmatch(rf"turn/{measure}/(\w+)/(\d+)", name))]

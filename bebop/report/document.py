@@ -1,6 +1,6 @@
-"""The frame of every page: one HTML file with its plots and plotly.js inside, which needs no network.
+"""Frame of every report page: one HTML file that contains its plots and plotly.js, so it needs no network.
 
-``page.html.jinja`` has the HTML, ``page.css`` and ``page.js`` how it looks and what draws the plots.
+``page.html.jinja`` has the HTML, ``page.css`` the style and ``page.js`` the code that draws the plots.
 """
 
 import json
@@ -19,12 +19,12 @@ from plotly.offline import get_plotlyjs
 from bebop.report.figures import Key, Panel
 
 HERE = Path(__file__).parent
-MAX_ACROSS = 3  # plots: narrower ones have no room for the labels of their axes
+MAX_ACROSS = 3  # plots in a row: narrower ones have no room for the labels of their axes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A box on the page: plots, or a table, and the words that explain them."""
+    """Box on the page: plots or a table, with the text that explains them."""
 
     title: str
     text: str
@@ -36,7 +36,7 @@ class Card:
 
 
 def document(kicker: str, title: str, cards: Sequence[Card], opening: str = "") -> str:
-    """Return the whole page as HTML; ``opening``: HTML below the title, see ``opened``. Without plots: no scripts."""
+    """Return the page as HTML; ``opening``: HTML below the title, see ``opened``. Without plots it has no scripts."""
     panels = [panel for card in cards for panel in card.panels]
     firsts = accumulate((len(card.panels) for card in cards), initial=0)
     specs = json.dumps([{"data": p.traces, "layout": p.layout} for p in panels], allow_nan=False)
@@ -45,7 +45,7 @@ def document(kicker: str, title: str, cards: Sequence[Card], opening: str = "") 
         title=title,
         cards=list(zip(cards, firsts, strict=False)),
         opening=opening,
-        # "<" must not end the script element early, whatever a run is called.
+        # "<" in the name of a run must not end the script element early.
         figures=specs.replace("<", "\\u003c") if panels else "",
         plotly=get_plotlyjs() if panels else "",
         css=(HERE / "page.css").read_text(encoding="utf-8"),
@@ -55,7 +55,7 @@ def document(kicker: str, title: str, cards: Sequence[Card], opening: str = "") 
 
 
 def opened(verdicts: Sequence[tuple[str, str, str]], note: str = "") -> str:
-    """Return what a page opens with: of each run its name (empty: there is one alone), a verdict and an advice.
+    """Return the opening of a page: each run's name (empty for a single run), verdict and advice.
 
     ``note``: a line of HTML below them.
     """
@@ -63,25 +63,25 @@ def opened(verdicts: Sequence[tuple[str, str, str]], note: str = "") -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], keys: Sequence[Key] = ()) -> str:
-    """Return a table, the first cell of each row its name; ``keys``: the colour of each row."""
+    """Return an HTML table; the first cell of each row is its name, and ``keys`` give each row's colour."""
     assert all(len(row) == len(heads) for row in rows)
     return str(_template().table(heads, rows, keys))
 
 
 def marked(text: str) -> Markup:
-    """Return a text as HTML; what stands in backticks is code."""
+    """Return ``text`` as HTML, with the parts in backticks as code."""
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _across(panels: int) -> int:
-    """Return how many plots stand side by side, so that rows are about equally full: five are three and two."""
+    """Return the number of plots in a row that makes rows about equally full: five plots make rows of three and two."""
     rows = -(-panels // MAX_ACROSS)
     return -(-panels // rows)
 
 
 @cache
 def _template() -> Any:
-    """Return the macros of the template."""
+    """Load the page's template and return its macros."""
     found = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
     found.filters["marked"], found.globals["across"] = marked, _across
     return found.get_template("page.html.jinja").module

@@ -1,6 +1,6 @@
-"""The cards on drift: why acceptance moved, from a run's ``drift.jsonl`` or from another trainer's log, replayed.
+"""Drift cards of the report: why acceptance moved, from the replayed ``drift.jsonl`` of a run or another trainer's log.
 
-One card shows both distributions, token by token, at those contexts of the probe set where their overlap changed most.
+One card shows both distributions, token by token, at the contexts of the probe set with the largest change of overlap.
 """
 
 import math
@@ -91,7 +91,7 @@ DISTRIBUTIONS_TEXT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replay:
-    """One log, replayed through the monitor."""
+    """Log replayed through the monitor."""
 
     name: str
     explanations: list[Explanation]  # a step each
@@ -102,7 +102,7 @@ class Replay:
 def replay_log(
     path: Path, name: str, rules: MonitorSettings | None = None, names: Mapping[str, str] | None = None
 ) -> Replay:
-    """Replay a log; ``names`` as in ``logs.read_log``."""
+    """Replay a log through a new monitor; ``names`` as in ``logs.read_log``."""
     monitor = DriftMonitor(rules)
     steps = list(read_log(path, names))
     explanations = [e for step in steps if (e := step.feed(monitor)) is not None]
@@ -115,7 +115,7 @@ def replay_log(
 
 
 def replay_runs(folders: Sequence[Path], runs: Sequence[Run]) -> list[Replay]:
-    """Return the logs of those runs that were watched."""
+    """Replay the logs of the monitored runs."""
     pairs = [(f / "drift.jsonl", run) for f, run in zip(folders, runs, strict=True)]
     return [
         replay_log(path, run.name, _rules(run.config)) for path, run in pairs if path.is_file() and path.stat().st_size
@@ -123,7 +123,7 @@ def replay_runs(folders: Sequence[Path], runs: Sequence[Run]) -> list[Replay]:
 
 
 def cards(replays: Sequence[Replay]) -> list[Card]:
-    """Draw all cards for which there is data."""
+    """Return all cards that have data."""
     return [
         *_parts(replays, "length", "Why the accept length moved", "tokens per pass", LENGTH),
         *_entropy(replays),
@@ -136,7 +136,7 @@ def cards(replays: Sequence[Replay]) -> list[Card]:
 
 
 def _rules(config: Mapping[str, Any]) -> MonitorSettings | None:
-    """Return how the job itself was watched; None if config.yaml does not say."""
+    """Return the monitor settings that the job itself used; None if config.yaml does not give them."""
     try:
         decoding = from_dict(DecodingConfig, config.get("decoding", {}))
         monitor = from_dict(MonitorConfig, config.get("monitor", {}))
@@ -146,7 +146,7 @@ def _rules(config: Mapping[str, Any]) -> MonitorSettings | None:
 
 
 def _parts(replays: Sequence[Replay], name: str, title: str, unit: str, text: str) -> list[Card]:
-    """Draw stacked parts of a change, a panel a run."""
+    """Return a card of stacked parts of a change, with a panel per run."""
     panels = []
     for replay in replays:
         steps = [(e.step, e.parts[name]) for e in replay.explanations if name in e.parts and e.parts[name].change.known]
@@ -161,13 +161,13 @@ def _parts(replays: Sequence[Replay], name: str, title: str, unit: str, text: st
 
 
 def _plots(title: str, text: str, panels: list[Panel], keys: list[figures.Key]) -> list[Card]:
-    """Draw a card of panels in one unit; none without panels."""
+    """Return a card of panels in one unit; empty without panels."""
     drawn = figures.same_scale(panels, False)
     return [Card(title=title, text=text, panels=drawn, keys=keys)] if panels else []
 
 
 def _stacked(steps: Sequence[tuple[int, Decomposition]]) -> list[Trace]:
-    """Draw bars of both parts with whiskers; the whole as a line in its band."""
+    """Return traces: bars of both parts with whiskers, and the whole change as a line in its band."""
     x, name = [step for step, _ in steps], steps[0][1].name
     traces: list[Trace] = []
     for part, shade in SHADES.items():
@@ -186,11 +186,11 @@ def _stacked(steps: Sequence[tuple[int, Decomposition]]) -> list[Trace]:
 
 
 def _entropy(replays: Sequence[Replay]) -> list[Card]:
-    """Draw the accept length against entropy, with the slopes through the first steps; a panel a run."""
+    """Return a card of the accept length against entropy, with slopes through the first steps and a panel per run."""
     panels = []
     for replay in replays:
         seen = [e for e in replay.explanations if math.isfinite(e.entropy.point) and math.isfinite(e.length.point)]
-        seen = [e for e in seen if e.slopes]  # none: the head alone beside history, whose cycles begin ever elsewhere
+        seen = [e for e in seen if e.slopes]  # none for the head beside history, whose cycles begin at changing places
         if len(seen) > 1:
             caption = f"{replay.name if len(replays) > 1 else 'accept length'}, tokens per pass"
             frame = layout("entropy, nats") | {"hovermode": "closest"}
@@ -203,7 +203,7 @@ def _entropy(replays: Sequence[Replay]) -> list[Card]:
 
 
 def _cloud(seen: Sequence[Explanation]) -> list[Trace]:
-    """Draw the steps, and a line a slope."""
+    """Return a trace of the steps and one trace per slope."""
     x, y = ([rounded(getattr(e, name).point) for e in seen] for name in ("entropy", "length"))
     points = {
         "type": "scatter", "mode": "markers", "x": x, "y": y, "name": "steps", "text": [str(e.step) for e in seen],
@@ -230,7 +230,7 @@ def _cloud(seen: Sequence[Explanation]) -> list[Trace]:
 
 
 def _controller(replays: Sequence[Replay]) -> list[Card]:
-    """Draw the controller's log as a table."""
+    """Return the controller's log as a table."""
     rows = [
         (
             f"{replay.name}, step {e.step}" if len(replays) > 1 else f"step {e.step}",
@@ -252,7 +252,7 @@ def _action(e: Explanation) -> str:
 
 
 def _breakdown(replays: Sequence[Replay]) -> list[Card]:
-    """Show the change at the end by task, lag and position in the completion."""
+    """Return a table of the final change by task, lag and position in the completion."""
     rows = []
     for replay in replays:
         for key, title in KEYS:
@@ -263,7 +263,7 @@ def _breakdown(replays: Sequence[Replay]) -> list[Card]:
 
 
 def _by_turn(replays: Sequence[Replay]) -> list[Card]:
-    """Show the change at the end by turn, of runs that have several."""
+    """Return a table of the final change by turn, for runs with several kinds of turns."""
     rows = []
     for replay in replays:
         kinds = replay.breakdown["turn"]
@@ -283,7 +283,7 @@ def _parts_table(title: str, text: str, rows: Sequence[tuple[str, ...]]) -> Card
 
 
 def _distributions(runs: Sequence[tuple[str, Sequence[tuple[TokenProbs, TokenProbs]]]]) -> list[Card]:
-    """Draw a panel for each context; ``runs``: names with their contexts, each at the first and the last reading."""
+    """Return a card with a panel per context; ``runs``: names with their contexts at the first and the last reading."""
     pairs = [(name, *pair) for name, contexts in runs for pair in contexts]
     pairs.sort(key=lambda pair: abs(pair[2].overlap - pair[1].overlap))
     apart = {(name, last.context): (name, first, last) for name, first, last in pairs}  # many completions begin alike
@@ -324,5 +324,5 @@ def _context(first: TokenProbs, last: TokenProbs, prefix: str) -> Panel:
 
 
 def _short(name: str) -> str:
-    """Return as much of a token as has room below its bars: longer labels would be turned, or lie over one another."""
+    """Shorten a token to fit below its bars: plotly would rotate or overlap longer labels."""
     return name if len(name) <= LABEL_LENGTH else f"{name[: LABEL_LENGTH - 1]}…"

@@ -1,4 +1,4 @@
-"""The card of runs whose questions are asked again: reward, acceptance and speed of completions, epoch by epoch."""
+"""Report card by epoch, for runs that ask their questions repeatedly: reward, acceptance and speed of completions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ from bebop.trajectory_db.reader import NAME, Trajectories
 T = TypeVar("T")
 EPOCH = "samples/epoch"
 HEADS = ("Epoch", "Questions", "Completions", "Reward", "Accept length", "Overlap", "Tokens/s", "Trainer busy")
-ENDS = 10  # rows of the table at either end; those between are in the figure alone
-CLUSTERS = 4096  # that are resampled at most: of more questions, those of one remainder together
+ENDS = 10  # rows of the table at either end; only the figure shows those between
+CLUSTERS = 4096  # maximum of resampled clusters; more questions are grouped by their remainder
 TEXT = (
     "The completions that were trained on, by epoch: how often all questions had been asked before, so the first is 0. "
     "Every epoch asks the same questions in another order. A hollow point has fewer of them than others: its epoch is "
@@ -38,7 +38,7 @@ SELECT epoch, count(DISTINCT question) AS questions, count(*) AS answers, sum(re
 FROM answers JOIN prompts USING (prompt) WHERE question IS NOT NULL
 GROUP BY epoch, question % {CLUSTERS} ORDER BY epoch
 """
-# How much of each step was of which epoch.
+# The share of each epoch in each step.
 STEPS = """
 SELECT epoch, step, sum(question IS NOT NULL) * 1.0 / sum(count(*)) OVER (PARTITION BY step) AS share
 FROM answers JOIN prompts USING (prompt) GROUP BY step, epoch
@@ -54,7 +54,7 @@ DRAWN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """All completions of one epoch, with intervals over questions; a single question has none.
+    """All completions of one epoch, with intervals over questions; a single question has no interval.
 
     >>> Epoch(epoch=1, questions=256, answers=2048, reward=Interval(0.5, 0.4, 0.6), accept_length=None,
     ...       overlap=None, speed=None, trainer=None)  # doctest: +SKIP
@@ -71,9 +71,9 @@ class Epoch:
 
 
 def read_epochs(path: Path, run: Run | None = None) -> list[Epoch]:
-    """Return the epochs in a ``trajectories.sqlite``, in order; those of its questions that are asked once have none.
+    """Return the epochs in a ``trajectories.sqlite``, in order; questions that are asked only once belong to none.
 
-    ``run``: where the seconds of its steps are.
+    ``run``: the run that has the durations of the steps.
     """
     with Trajectories(path) as stored:
         rows, shares = stored.query(QUERY), stored.query(STEPS)
@@ -82,7 +82,7 @@ def read_epochs(path: Path, run: Run | None = None) -> list[Epoch]:
 
 
 def _epoch(number: int, rows: Sequence[Row], shares: Sequence[Row], times: Mapping[int, "_Times"]) -> Epoch:
-    """Return an epoch from the sums of its questions and the steps that it had a share in."""
+    """Return an epoch from the sums of its questions and its shares of the steps."""
     own = [(row["share"], times[row["step"]]) for row in shares if row["epoch"] == number and row["step"] in times]
     whole = sum(share * step.whole for share, step in own)
     return Epoch(
@@ -98,14 +98,14 @@ def _epoch(number: int, rows: Sequence[Row], shares: Sequence[Row], times: Mappi
 
 
 def _mean(rows: Sequence[Row], top: str, bottom: str) -> Interval | None:
-    """Return the mean of sums over questions, some of which may have none; None if all have none."""
+    """Return the mean from sums over questions, skipping questions without data; None if all lack data."""
     known = [(row[top], row[bottom]) for row in rows if row[bottom]]
     return ratio(*zip(*known, strict=True)) if known else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """A step: tokens that came in, and seconds."""
+    """One step: completion tokens received, and durations in seconds."""
 
     tokens: float
     decoding: float  # mean over workers
@@ -114,7 +114,7 @@ class _Times:
 
 
 def _times(run: Run) -> dict[int, _Times]:
-    """Return the times of the steps that have them all."""
+    """Return the times of those steps for which all are recorded."""
     names = ("rollout/tokens_per_s", "time/rollout", "time/idle", "time/step")
     columns = [run.columns.get(name, [None] * len(run.steps)) for name in names]
     found = dict[int, _Times]()
@@ -125,7 +125,7 @@ def _times(run: Run) -> dict[int, _Times]:
 
 
 def cards(runs: Sequence[Run], folders: Sequence[Path]) -> list[Card]:
-    """Draw the card of those runs that came to a second epoch; none without any."""
+    """Return the card of the runs that reached a second epoch; empty if none did."""
     found, absent = list[tuple[int, Run, list[Epoch]]](), list[str]()
     for i, (run, folder) in enumerate(zip(runs, folders, strict=True)):
         if max((epoch for epoch in run.columns.get(EPOCH, []) if epoch is not None), default=0.0) < 1:
@@ -146,7 +146,7 @@ def cards(runs: Sequence[Run], folders: Sequence[Path]) -> list[Card]:
 
 
 def _panel(name: str, found: Sequence[tuple[int, Run, list[Epoch]]]) -> Panel | None:
-    """Draw one column over the epochs, a line a run; None where no run has it."""
+    """Return a panel of one column over the epochs, with a line per run; None if no run has it."""
     caption, zero = DRAWN[name]
     lines = []
     for place, run, epochs in found:
@@ -162,7 +162,7 @@ def _panel(name: str, found: Sequence[tuple[int, Run, list[Epoch]]]) -> Panel | 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Numbers with intervals over whole numbers, of the ``place``-th run of the page."""
+    """Values with intervals over x, of the run at index ``place`` on the page."""
 
     place: int
     run: str
@@ -171,13 +171,13 @@ class Line:
     hollow: Sequence[bool] = ()  # points that rest on less than others
 
     def heights(self) -> list[float]:
-        """Return how far the line with its intervals reaches, as it is drawn."""
+        """Return all y values that the line and its intervals reach, as drawn."""
         ends = (figures.rounded(end) for one in self.intervals if one for end in (one.value, one.low, one.high))
         return [end for end in ends if end is not None]
 
 
 def interval_panel(caption: str, x_title: str, zero: bool, lines: Sequence[Line]) -> Panel | None:
-    """Draw lines with intervals; None where there is no number."""
+    """Return a panel of lines with intervals; None without any values."""
     drawn = [line for line in lines if line.heights()]
     if not drawn:
         return None
@@ -195,7 +195,7 @@ def interval_panel(caption: str, x_title: str, zero: bool, lines: Sequence[Line]
 
 
 def _rows(found: Sequence[tuple[int, Run, list[Epoch]]], many: bool) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Return the rows of the table, and what it leaves out."""
+    """Return the rows of the table, and notes on the rows that it omits."""
     rows, notes = list[tuple[str, ...]](), list[str]()
     for _, run, epochs in found:
         kept, left_out = ends(epochs)
@@ -206,7 +206,7 @@ def _rows(found: Sequence[tuple[int, Run, list[Epoch]]], many: bool) -> tuple[li
 
 
 def ends(rows: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
-    """Return the rows of a table that has room for ``ENDS`` at either end, and those between that it leaves out."""
+    """Return the first and last ``ENDS`` rows of a table, and the omitted rows between them."""
     return (rows, []) if len(rows) <= 2 * ENDS else ([*rows[:ENDS], *rows[-ENDS:]], rows[ENDS:-ENDS])
 
 
@@ -217,7 +217,7 @@ def _cells(epoch: Epoch) -> tuple[str, ...]:
 
 
 def shown(one: Interval | None, digits: int = 3) -> str:
-    """Return a number with its interval, where it has one."""
+    """Return a number with its interval, if it has one, as text; a dash if unknown."""
     if one is None or not math.isfinite(one.value):
         return DASH
     ends = f" [{one.low:,.{digits}f}, {one.high:,.{digits}f}]" if math.isfinite(one.low + one.high) else ""

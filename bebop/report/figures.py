@@ -1,7 +1,8 @@
-"""Charts to panels: plotly traces and layouts as plain dicts, which plotly.js draws in the reader's browser.
+"""Conversion of charts to panels: plotly traces and layouts as plain dicts, which plotly.js draws in the browser.
 
 With one run colours mean series; with several they mean runs and every series has its own panel. Legend keys are HTML
-buttons beside the panels, since plotly's own legend eats a narrow plot; a key shows or hides all traces of its group.
+buttons beside the panels, since plotly's own legend takes too much of a narrow plot. A key shows or hides all traces of
+its group.
 """
 
 import math
@@ -19,13 +20,13 @@ EVALUATED = {row.name for row in METRICS if row.part == "evaluation"}
 STACK = ("#e39a80", "#8a63b5", "#d5dae1", "#8fc4a9", "#e3c567", "#2563a8", "#1f2933")  # light bars, under dark lines
 INK, MUTED, GRID = "#1f2933", "#52606d", "#e8ebef"
 FEW = 20  # points on a line that are marked
-CLOSE = 8  # ticks that have room in the narrowest panel
+CLOSE = 8  # ticks that fit into the narrowest panel
 Trace = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """An entry of the legend; ``group`` is None for an explanation of line styles, which hides nothing."""
+    """Entry of the legend; ``group`` is None for an explanation of line styles, which hides nothing."""
 
     label: str
     color: str
@@ -35,7 +36,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One plot: a caption above, plotly traces and layout."""
+    """Plot with a caption above, plotly traces and layout."""
 
     caption: str
     traces: list[Trace]
@@ -44,7 +45,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A chart as drawn for some runs. Without panels there was nothing to draw."""
+    """Chart as drawn for some runs; it has no panels if there was no data."""
 
     plot: Plot
     panels: list[Panel]
@@ -76,12 +77,12 @@ def draw(plot: Plot, runs: Sequence[Run]) -> Figure:
 
 
 def run_keys(runs: Sequence[Run]) -> list[Key]:
-    """Return one key a run, the same on the whole page."""
+    """Return one legend key per run, the same on the whole page."""
     return [Key(label=run.name, color=color(i), group=f"run {i}") for i, run in enumerate(runs)]
 
 
 def running_mean(column: Sequence[float | None], window: int = WINDOW) -> list[float | None]:
-    """Return the mean of the last ``window`` numbers up to each place, missing ones left out."""
+    """Return the mean of the last ``window`` values up to each index, without missing ones."""
     means: list[float | None] = []
     for end in range(1, len(column) + 1):
         seen = [value for value in column[max(0, end - window) : end] if value is not None]
@@ -90,7 +91,7 @@ def running_mean(column: Sequence[float | None], window: int = WINDOW) -> list[f
 
 
 def _panel_of_all(plot: Plot, run: Run) -> tuple[list[Panel], list[Key]]:
-    """Draw all series of one run in one panel, a colour each."""
+    """Draw all series of one run in one panel, each in its own colour."""
     chart = plot.chart
     drawn = [(series, color(i)) for i, series in enumerate(plot.series) if run.has(series.metric)]
     traces = [
@@ -105,7 +106,7 @@ def _panel_of_all(plot: Plot, run: Run) -> tuple[list[Panel], list[Key]]:
 
 
 def _panel_per_series(plot: Plot, runs: Sequence[Run]) -> list[Panel]:
-    """Draw a panel for each series; several runs are overlaid, a colour each."""
+    """Draw a panel for each series; several runs are overlaid, each in its own colour."""
     panels, chart = [], plot.chart
     for series in plot.series:
         traces = [
@@ -122,7 +123,9 @@ def _panel_per_series(plot: Plot, runs: Sequence[Run]) -> list[Panel]:
 
 
 def _stacked(plot: Plot, runs: Sequence[Run]) -> tuple[list[Panel], list[Key]]:
-    """Draw a panel for each run: bars for the parts of a whole, lines for the rest. What is always 0 is left out."""
+    """Draw a panel for each run: bars for the parts of a whole, lines for the rest. Series that are always 0 are left
+    out.
+    """
     panels, chart = [], plot.chart
     for run in runs:
         traces = [_bar_or_line(plot, i, run) for i, series in enumerate(plot.series) if _occurs(run, series)]
@@ -142,7 +145,7 @@ def _occurs(run: Run, series: Series) -> bool:
 
 
 def same_scale(panels: list[Panel], zero: bool) -> list[Panel]:
-    """Give panels side by side in one unit one y range, so that heights compare."""
+    """Give side-by-side panels of one unit the same y range, so that heights can be compared."""
     heights = [height for panel in panels for height in _heights(panel.traces)]
     if len(panels) < 2 or not heights:
         return panels
@@ -153,7 +156,7 @@ def same_scale(panels: list[Panel], zero: bool) -> list[Panel]:
 
 
 def _heights(traces: Sequence[Trace]) -> list[float]:
-    """Return how far a panel reaches: its lines, its points with their errors, its bars on top of one another."""
+    """Return all y values that a panel reaches: lines, points with their errors, and bars stacked on each other."""
     lines = []
     for trace in (trace for trace in traces if trace["type"] != "bar"):
         ends = trace.get("error_y", {"array": [0.0] * len(trace["y"]), "arrayminus": [0.0] * len(trace["y"])})
@@ -164,7 +167,7 @@ def _heights(traces: Sequence[Trace]) -> list[float]:
 
 
 def _bar_or_line(plot: Plot, index: int, run: Run) -> Trace:
-    """Draw series number ``index`` of a stacked chart."""
+    """Draw the series at ``index`` of a stacked chart."""
     series, shade = plot.series[index], STACK[index]
     make = bar_trace if index < plot.chart.stacked else line_trace
     return make(run.steps, run.columns[series.metric], series.label, shade, f"part {series.label}")
@@ -187,7 +190,7 @@ def _lines(chart: Chart, series: Series, run: Run, name: str, shade: str, group:
 
 
 def _bar(chart: Chart, runs: Sequence[Run]) -> list[Trace]:
-    """Draw the height at which something is decided, over all steps."""
+    """Draw the chart's decision threshold over all steps."""
     if chart.bar is None:
         return []
     steps = [step for run in runs for step in run.steps]
@@ -197,9 +200,9 @@ def _bar(chart: Chart, runs: Sequence[Run]) -> list[Trace]:
 
 
 def line_trace(x: Sequence[float], y: Sequence[float | None], name: str, shade: str, group: str | None = None) -> Trace:
-    """Draw a line over steps; points as well while they are few, as a single one would not show.
+    """Draw a line over steps; up to ``FEW`` points are marked, as a single point would not show.
 
-    It goes on over steps without a number: what is measured at every tenth step is a line, too.
+    The line connects over steps without a value, so a metric recorded at every tenth step is a line too.
     """
     mode = "lines" if sum(value is not None for value in y) > FEW else "lines+markers"
     style = {"line": {"color": shade, "width": 2}, "marker": {"color": shade, "size": 5}, "mode": mode}
@@ -207,7 +210,7 @@ def line_trace(x: Sequence[float], y: Sequence[float | None], name: str, shade: 
 
 
 def with_ends(trace: Trace, intervals: Sequence[Interval | None]) -> Trace:
-    """Draw a line or bars with the intervals of its points; one that is not known has none."""
+    """Return a trace with the intervals of its points as error bars; an unknown interval has none."""
     ends = [None if one is None else (one.value - one.low, one.high - one.value) for one in intervals]
     down, up = ([rounded(0.0 if pair is None else pair[i]) or 0.0 for pair in ends] for i in range(2))
     bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down}
@@ -261,19 +264,19 @@ def over_steps(steps: Sequence[int], zero: bool = False) -> dict[str, Any]:
 
 
 def whole_ticks(numbers: Sequence[float]) -> dict[str, Any]:
-    """Return the ticks of whole numbers: each where they lie close together, else a few of them."""
+    """Return ticks at whole numbers: each of them in a small range, else a few."""
     return {"tickformat": "d"} | ({"dtick": 1} if max(numbers) - min(numbers) < CLOSE else {})
 
 
 def around(level: float, zero: bool) -> list[float]:
-    """Return the y range of a flat line, which plotly.js would put anywhere: at mid-height, but 0 at the bottom."""
+    """Return the y range of a flat line: the line at mid-height, or 0 at the bottom. plotly.js would choose any."""
     room = abs(level) / 4 or 1.0
     low = min(0.0, level) if zero or level == 0 else level - room
     return [low, level + room]
 
 
 def _style_keys(plot: Plot, runs: Sequence[Run]) -> list[Key]:
-    """Say what the two line styles of a chart mean; nothing if only one of them occurs."""
+    """Return legend keys for the line styles of a chart; empty if only one occurs."""
     chart = plot.chart
     if chart.bar is not None:
         return [Key(label=chart.bar[1], color=INK, style="dashed")]
@@ -285,11 +288,13 @@ def _style_keys(plot: Plot, runs: Sequence[Run]) -> list[Key]:
 
 
 def rounded(value: float | None) -> float | None:
-    """Return six significant digits: what a plot can show, in a third of the size; None for what JSON does not have."""
+    """Return ``value`` with six significant digits, which suffice for a plot at a third of the size; None if not
+    finite.
+    """
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
 def visible(text: str) -> str:
-    """Return a text whose white space can be seen."""
+    """Return a text with its white space made visible."""
     shown = text.replace("\n", "⏎").replace("\t", "⇥")
     return shown if shown.strip() else shown.replace(" ", "␣") or "(nothing)"

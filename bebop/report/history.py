@@ -1,7 +1,7 @@
-"""The cards of runs that drafted from history: how much of it, how it was accepted, and how that ages.
+"""Report cards of runs that drafted from history: its share of drafts, its acceptance, and how both change with age.
 
-A completion counts as remembered once it was trained on (``bebop.driver.past_completions``). How old the newest one
-was is found here, from the weights that began both: engines do not know.
+A completion counts as remembered once it was trained on (``bebop.driver.past_completions``). Engines do not know the
+age of the newest one, so it is computed here from the weights that began both completions.
 """
 
 from bisect import bisect_right
@@ -21,7 +21,7 @@ from bebop.report.figures import Panel
 from bebop.report.runs import Run
 from bebop.trajectory_db.reader import NAME, Trajectories
 
-METRIC = "rollout/history/1"  # of runs that draft from history
+METRIC = "rollout/history/1"  # only runs that draft from history record it
 NEVER = -1  # an age: nothing was remembered
 HEADS = (
     "", "Completions", "From history", "Accepted of history", "Accepted of the rest", "Head alone", "Accept length",
@@ -64,7 +64,7 @@ Columns = dict[str, NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Some of the completions, with intervals over questions; None: not known, or of nothing."""
+    """One group of completions, with intervals over questions; None: unknown, or without data."""
 
     name: str
     place: float  # on the x axis: the epoch, or the mean age; NEVER: nowhere
@@ -77,7 +77,7 @@ class Part:
 
 
 def read_parts(path: Path) -> tuple[list[Part], list[Part]]:
-    """Return what a ``trajectories.sqlite`` says of drafts from history, by epoch and by age; empty without counts."""
+    """Return statistics on drafts from history in a ``trajectories.sqlite``, by epoch and age; empty without counts."""
     with Trajectories(path) as stored:
         rows = stored.query(QUERY)
     if not rows:
@@ -92,7 +92,7 @@ def read_parts(path: Path) -> tuple[list[Part], list[Part]]:
 
 
 def ages(columns: Columns) -> NDArray[np.float64]:
-    """Return the updates [N] between the weights that began each completion and the newest one remembered then."""
+    """Return for each completion the updates [N] from the weights that began the newest remembered one to its own."""
     asked: dict[float, dict[tuple[float, float], float]] = defaultdict(dict)  # question -> (step, prompt) -> version
     names = ("question", "step", "prompt", "version_first")
     for question, step, prompt, version in zip(*(columns[name].tolist() for name in names), strict=True):
@@ -101,14 +101,14 @@ def ages(columns: Columns) -> NDArray[np.float64]:
     ordered = {question: sorted(known.items()) for question, known in asked.items()}
     found = []
     for question, first in zip(columns["question"].tolist(), columns["version_first"].tolist(), strict=True):
-        # Update number ``step`` makes version ``step``: what it trained on is known to whoever begins under it.
+        # Update ``step`` makes version ``step``, so completions begun under that version know what it trained on.
         before = ordered[question][: bisect_right(ordered[question], first, key=lambda one: one[0][0])]
         found.append(first - max(version for _, version in before) if before else NEVER)
     return np.array(found, dtype=float)
 
 
 def _by_age(columns: Columns) -> list[Part]:
-    """Group the completions: those for which nothing was remembered, then ages of 1, 2, 3 to 4, 5 to 8 and so on."""
+    """Group the completions: those without a remembered one, then ages of 1, 2, 3 to 4, 5 to 8 and so on."""
     age = columns["age"]
     parts = [_part("nothing", NEVER, columns, age == NEVER)] if (age == NEVER).any() else []
     low, high = 0, 1
@@ -121,7 +121,7 @@ def _by_age(columns: Columns) -> list[Part]:
 
 
 def _part(name: str, place: float, columns: Columns, mask: NDArray[np.bool_]) -> Part:
-    """Return the part of the completions where ``mask`` is true."""
+    """Return the statistics of the completions where ``mask`` is true."""
     _, cluster = np.unique(columns["cluster"][mask], return_inverse=True)
     cycles, tokens, tested, accepted, history, kept, head, read = (
         np.bincount(cluster, columns[key][mask]).astype(float)
@@ -140,7 +140,7 @@ def _part(name: str, place: float, columns: Columns, mask: NDArray[np.bool_]) ->
 
 
 def _mean(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> Interval | None:
-    """Return the mean over questions that have any; what rounding leaves of nothing is nothing."""
+    """Return the mean over questions; None if the denominators sum to zero up to rounding."""
     return ratio(top, bottom) if bottom.sum() > 1e-3 else None
 
 
@@ -148,7 +148,7 @@ Found = list[tuple[int, Run, list[Part]]]  # place on the page, run, its parts
 
 
 def cards(runs: Sequence[Run], folders: Sequence[Path]) -> list[Card]:
-    """Draw the cards of those runs that drafted from history; none without any."""
+    """Return the cards of the runs that drafted from history; empty if none did."""
     drafted = [(i, run, folders[i] / NAME) for i, run in enumerate(runs) if run.has(METRIC)]
     read = {i: read_parts(path) if path.is_file() else ([], []) for i, _, path in drafted}
     epochs: Found = [(i, run, read[i][0]) for i, run, _ in drafted if read[i][0]]
@@ -173,7 +173,7 @@ def cards(runs: Sequence[Run], folders: Sequence[Path]) -> list[Card]:
 
 
 def _panels(found: Found, title: str, names: Sequence[str]) -> list[Panel]:
-    """Return a panel for each of the numbers, a line a run; shares that are accepted have one scale."""
+    """Return a panel for each quantity, with a line per run; the acceptance shares have one scale."""
     panels = {name: panel for name in names if (panel := _panel(found, title, name)) is not None}
     alike = figures.same_scale([panels[name] for name in names if name in ACCEPTED and name in panels], True)
     panels |= dict(zip([name for name in names if name in ACCEPTED and name in panels], alike, strict=True))
@@ -190,7 +190,7 @@ def _panel(found: Found, title: str, name: str) -> Panel | None:
 
 
 def _rows(found: Found, runs: Sequence[Run]) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Return the rows of the table, and what it leaves out."""
+    """Return the rows of the table, and notes on the rows that it omits."""
     rows, notes = list[tuple[str, ...]](), list[str]()
     for _, run, parts in found:
         kept, left_out = ends(parts)

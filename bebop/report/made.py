@@ -1,6 +1,6 @@
-"""The card that says how runs were made: settings, commit, machine, versions, and under a fold all settings.
+"""Report card on how runs were made: settings, commit, machine, versions, and all settings in a foldable section.
 
-A page may be sent around, so of absolute paths the last part alone is shown.
+A page may be shared, so it shows only the last part of absolute paths.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from bebop.run_dir.machine import PACKAGES, without_folders
 
 
 def cards(runs: Sequence[Run]) -> list[Card]:
-    """Return the card; none where nothing of it was kept."""
+    """Return the card in a list; empty if nothing about the runs' origin was recorded."""
     rows = {"Settings": _settings, "Bebop": _commit, "Machine": _processor, "Versions": _versions}
     cells = [(name, *(cell(run) or DASH for run in runs)) for name, cell in rows.items()]
     folds = [_fold(run) for run in runs if run.config]
@@ -26,14 +26,14 @@ def cards(runs: Sequence[Run]) -> list[Card]:
 
 
 def _settings(run: Run) -> str:
-    """Return the settings that the run was started with."""
+    """Return the overrides that the run was started with; empty if they were not recorded."""
     if run.given is None:
         return ""
     return " ".join(map(without_folders, run.given)) or "none given: the defaults"
 
 
 def _commit(run: Run) -> str:
-    """Return the version and the commit."""
+    """Return Bebop's version and commit."""
     commit, version = run.machine.get("commit"), run.machine.get(PACKAGES[0])
     changed = ", with changes that are in no commit" if run.machine.get("dirty") else ""
     known = [str(version)] * bool(version) + [f"commit {str(commit)[:12]}{changed}"] * (commit not in (None, "unknown"))
@@ -50,13 +50,13 @@ def _versions(run: Run) -> str:
 
 
 def _fold(run: Run) -> str:
-    """Return all settings as YAML."""
+    """Return all settings of a run as YAML in a foldable HTML element."""
     text = yaml.safe_dump(_bare(run.config), sort_keys=False, allow_unicode=True)
     return f"<details><summary>All settings of {escape(run.name)}</summary><pre>{escape(text)}</pre></details>"
 
 
 def _bare(value: Any) -> Any:
-    """Return settings without the folders in them."""
+    """Return the settings with every path cut to its last part."""
     if isinstance(value, dict):
         return {key: _bare(one) for key, one in value.items()}
     if isinstance(value, list):

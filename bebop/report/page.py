@@ -1,4 +1,4 @@
-"""The page on some run folders: a table and figures, each with the words that explain it."""
+"""HTML report on run folders: a summary table and figures, each with an explanation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -20,13 +20,13 @@ ADDRESS = f"http://{HOST}:{PORT}/"
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the report on some run folders, by default as ``report.html`` in the first; returns where it is."""
+    """Write the report on some run folders, by default as ``report.html`` in the first, and return its path."""
     runs = load_runs(folders)
     return _write(out or folders[0] / "report.html", lambda: render(runs, replay_runs(folders, runs), folders))
 
 
 def conclude(folder: Path, out: Path | None = None) -> Said:
-    """Return the verdict on a run that has ended; with ``out``, write its page there from the same records."""
+    """Return the verdict on a finished run; with ``out``, also write its page there from the same records."""
     runs = load_runs([folder])
     replays = replay_runs([folder], runs)
     if out is not None:
@@ -35,13 +35,13 @@ def conclude(folder: Path, out: Path | None = None) -> Said:
 
 
 def judge(runs: Sequence[Run], replays: Sequence[Replay]) -> list[Said]:
-    """Return the verdicts on runs; ``replays``: logs of those that were watched."""
+    """Return one verdict per run; ``replays``: replayed logs of the monitored runs."""
     watched = {replay.name: replay.explanations for replay in replays}
     return [said(run, watched.get(run.name, [])) for run in runs]
 
 
 def write_log_report(logs: Sequence[Path], names: Mapping[str, str], out: Path | None = None) -> Path:
-    """Write the cards on drift from logs of any trainer; ``names`` as in ``logs.read_log``; returns where."""
+    """Write the drift cards of logs of any trainer and return the path; ``names`` as in ``logs.read_log``."""
 
     def page() -> str:
         replays = [replay_log(path, path.stem, names=names) for path in logs]
@@ -54,7 +54,7 @@ def write_log_report(logs: Sequence[Path], names: Mapping[str, str], out: Path |
 
 
 def _write(out: Path, page: Callable[[], str]) -> Path:
-    """Write a page once it is known that there is a place for it."""
+    """Check that ``out`` can be written, then render the page and write it."""
     if not out.parent.is_dir() or out.is_dir():
         raise UserError(f"--out {out} cannot be written: give a file in a folder that exists")
     text = page()
@@ -64,7 +64,7 @@ def _write(out: Path, page: Callable[[], str]) -> Path:
 
 
 def render(runs: Sequence[Run], replays: Sequence[Replay] = (), folders: Sequence[Path] = ()) -> str:
-    """Return the page as HTML; ``replays``: logs of those that were watched; ``folders``: where the runs are."""
+    """Return the page as HTML; ``replays``: replayed logs of monitored runs; ``folders``: the folders of the runs."""
     figures = [draw(plot, runs) for plot in plots(runs)]
     drawn = [_card(figure, len(runs)) for figure in figures if figure.panels]
     drawn += [*epochs.cards(runs, folders), *history.cards(runs, folders)] if folders else []
@@ -79,7 +79,7 @@ def render(runs: Sequence[Run], replays: Sequence[Replay] = (), folders: Sequenc
 
 
 def _opening(verdicts: Sequence[tuple[str, Said]], answered: Sequence[Run] = ()) -> str:
-    """Return the first lines of the page, with the way to the completions; ``answered``: runs that kept them."""
+    """Return the verdicts at the top of the page, with the command that shows the stored completions."""
     note = ""
     if answered:
         command = escape(shown_command("view", *(run.place or "" for run in answered)))
@@ -88,14 +88,14 @@ def _opening(verdicts: Sequence[tuple[str, Said]], answered: Sequence[Run] = ())
 
 
 def _summary(runs: Sequence[Run]) -> Card:
-    """Return the table at the top, with the colours of several runs."""
+    """Return the table at the top; for several runs it shows their colours."""
     rows = [summary(run) for run in runs]
     keys = run_keys(runs) if len(runs) > 1 else []
     return Card(title="Summary", text=NOTE, table=table(HEADS, rows, keys), wide=True)
 
 
 def _card(figure: Figure, runs: int) -> Card:
-    """Draw one figure, with what could not be drawn, run by run."""
+    """Return one figure as a card, with a note on the metrics that each run lacks."""
     where = " in {}" if runs > 1 else ""
     notes = [f"Not recorded{where.format(run)}: {', '.join(absent)}." for run, absent in figure.missing.items()]
     return Card(
@@ -104,7 +104,7 @@ def _card(figure: Figure, runs: int) -> Card:
 
 
 def _left_out(figures: Sequence[Figure]) -> list[Card]:
-    """Return a note on the figures for which there is no data at all."""
+    """Return a card that lists the figures without any data; empty if all have data."""
     absent = [f"{f.plot.chart.title} ({', '.join(f.plot.metrics)})" for f in figures if not f.panels]
     text = f"Nothing was recorded for: {'; '.join(absent)}."
     return [Card(title="Left out", text=text, wide=True)] if absent else []

@@ -1,4 +1,4 @@
-"""A run folder as the report sees it, and the summary at the top of the page: one row a run."""
+"""Run folders as the report reads them, and the summary at the top of the page with one row per run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ FIRST, LAST = 5, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run; a value that is absent or null in ``metrics.jsonl`` is None.
+    """Run folder as read by the report; a value that is absent or null in ``metrics.jsonl`` is None.
 
     >>> Run(name="default", config={}, steps=[1, 2], columns={"reward/mean": [0.4, None]})  # doctest: +SKIP
     """
@@ -38,17 +38,17 @@ class Run:
     machine: dict[str, Any] = field(default_factory=dict)  # see ``machine.machine``; empty: not kept
 
     def has(self, metric: str) -> bool:
-        """Return whether there is at least one number of that name."""
+        """Return whether the metric has at least one value."""
         return any(value is not None for value in self.columns.get(metric, []))
 
     @property
     def updates(self) -> int:
-        """Return the number of steps that updated the weights: step 0 is an evaluation of the initial ones."""
+        """Return the number of steps that updated the weights; step 0 evaluates the initial weights."""
         return sum(step > 0 for step in self.steps)
 
     @property
     def place(self) -> str | None:
-        """Return its folder as one would type it here, as a page that is sent around should show no more."""
+        """Return the folder as a user would type it here: a shared page should show no longer path."""
         return None if self.folder is None else str(shown_path(self.folder))
 
     def setting(self, path: str) -> str:
@@ -60,14 +60,14 @@ class Run:
 
 
 def load_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read all runs. ``UserError`` for a missing folder, no steps or unreadable files."""
+    """Read all runs; raise ``UserError`` for a missing folder, no steps or unreadable files."""
     names = [folder.resolve().name for folder in folders]
     unique = len(set(names)) == len(names)
     return [_load(f, name if unique else str(f)) for f, name in zip(folders, names, strict=True)]
 
 
 def _load(folder: Path, name: str) -> Run:
-    """Read one run."""
+    """Read the run in ``folder``."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give the folder of a run")
     path = folder / "metrics.jsonl"
@@ -90,7 +90,7 @@ def origin(folder: Path) -> dict[str, Any]:
 
 
 def _json(path: Path) -> Any:
-    """Return what a file holds; None where it is not there or cannot be read: nothing is drawn from it."""
+    """Return the content of a JSON file; None if it is missing or unreadable, as no figure needs it."""
     try:
         return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -98,7 +98,7 @@ def _json(path: Path) -> Any:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """Return the configuration; empty without the file, as the figures do not need it."""
+    """Return the configuration of a run; empty without the file, as the figures do not need it."""
     if not path.is_file():
         return {}
     try:
@@ -130,14 +130,14 @@ def summary(run: Run) -> tuple[str, ...]:
 
 
 def windows(column: Sequence[float | None]) -> tuple[list[float], list[float]]:
-    """Return the first numbers and the last ones, none of which is in both; a single number is among the last."""
+    """Return the first values and the last ones of a column, without overlap; a single value is among the last."""
     known = [value for value in column if value is not None]
     first = min(FIRST, len(known) // 2)
     return known[:first], known[first:][-LAST:]
 
 
 def _first_last(run: Run, metric: str, digits: int) -> str:
-    """Return the mean of the first steps, that of the last ones, and the difference."""
+    """Return the mean of the first steps, the mean of the last ones, and the difference, as text."""
     first, last = map(_mean, windows(run.columns.get(metric, [])))
     if first is None or last is None:
         return DASH if last is None else f"{last:.{digits}f}"
@@ -145,7 +145,7 @@ def _first_last(run: Run, metric: str, digits: int) -> str:
 
 
 def _over_time(run: Run, metric: str) -> float | None:
-    """Return the mean of a rate over time: steps weigh as long as they took; evenly where that is not known."""
+    """Return the mean of a rate weighted by the duration of steps; unweighted if durations are unknown."""
     rates = run.columns.get(metric, [])
     times = run.columns.get("time/step", [None] * len(rates))
     pairs = [(rate, time) for rate, time in zip(rates, times, strict=True) if rate is not None and time is not None]
@@ -155,7 +155,7 @@ def _over_time(run: Run, metric: str) -> float | None:
 
 
 def _minutes(run: Run) -> float | None:
-    """Return the minutes spent in steps; None if it was not recorded."""
+    """Return the minutes spent in steps; None if they were not recorded."""
     times = [time for time in run.columns.get("time/step", []) if time is not None]
     return sum(times) / 60 if times else None
 
@@ -167,5 +167,5 @@ def _mean(column: Sequence[float | None]) -> float | None:
 
 
 def _shown(value: float | None, digits: int) -> str:
-    """Return a number with thousands separated, or a dash."""
+    """Return a number with thousands separators, or a dash for None."""
     return DASH if value is None else f"{value:,.{digits}f}"

@@ -1,4 +1,4 @@
-"""What a run came to in one sentence, and what to do about it in another: the first that a reader of the page sees."""
+"""Verdict on a run in one sentence and advice in another: the first text that a reader of the page sees."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ from bebop.run_dir.checkpoints import holds_adapter, newest_model
 from bebop.systems import SYSTEMS
 from bebop.systems.base import System
 
-IDLE = 0.3  # share of its time that a trainer may wait before something should be done about it
+IDLE = 0.3  # share of its time that a trainer may wait before the report gives advice
 NOTHING = "Nothing needs to be done."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """A sentence, and what carries it out: the run with other settings, an adaptation of its model, or no command."""
+    """Advice in a sentence, and its kind: rerun with other settings, adapt the model, or no command."""
 
     text: str
     kind: Literal["run", "adapt", "none"] = "run"
@@ -32,9 +32,9 @@ class Advice:
 
 
 def ended(said: "Said", paths: Mapping[str, Path], commands: Mapping[str, str] | None = None) -> list[str]:
-    """Return what the terminal says at the end of a run, a line each: verdict, advice, what was written, commands.
+    """Return the lines that the terminal shows at the end of a run: verdict, advice, paths and commands.
 
-    ``paths`` by what they are; ``commands`` by what they are for. What is empty is left out.
+    ``paths`` and ``commands`` map labels to values. Empty values are left out.
     """
     rows = {"verdict": said.verdict, "advice": said.advice, "next": said.command}
     rows |= {name: str(shown_path(path)) for name, path in paths.items()} | dict(commands or {})
@@ -46,22 +46,22 @@ NO_ADVICE = Advice(text=NOTHING, kind="none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """A verdict and what follows from it, a sentence each."""
+    """Verdict and advice, a sentence each, with the command that carries out the advice."""
 
     verdict: str
     advice: str
-    command: str = ""  # that carries the advice out, where one does
+    command: str = ""  # carries out the advice; empty: no command does
 
     @property
     def shown(self) -> str:
-        """Return the advice as pages show it: with the command, in the marks of code."""
+        """Return the advice for a page, followed by its command in backticks."""
         return f"{self.advice} `{self.command}`" if self.command else self.advice
 
 
 def said(run: Run | None, explanations: Sequence[Explanation]) -> Said:
-    """Return verdict and advice on a run, or on a log alone (None).
+    """Return verdict and advice on a run, or on a log alone (``run`` is None).
 
-    ``explanations``: one a step, none where acceptance was not watched.
+    ``explanations``: one a step, empty if acceptance was not monitored.
     """
     moved, advice = _acceptance(run, explanations)
     reward = _reward(run) if run is not None else ""
@@ -73,10 +73,11 @@ def said(run: Run | None, explanations: Sequence[Explanation]) -> Said:
 
 
 def _command(run: Run, advice: Advice) -> str:
-    """Return the command that carries an advice out; empty where there is none, or where the run's folder is not known.
+    """Return the command that carries out the advice; empty if there is none or the run's folder is unknown.
 
-    A run goes on from its folder, beyond its last step if it has come to that. It is made anew for a setting that may
-    not change on the way.
+    A run continues from its folder, beyond its last step if it has reached that. It starts anew if a setting changes
+    that
+    a resumed run may not change.
     """
     if run.place is None or advice.kind == "none":
         return ""
@@ -100,7 +101,7 @@ def _command(run: Run, advice: Advice) -> str:
 
 
 def _reward(run: Run) -> str:
-    """Return how the reward moved from the first steps to the last, as far as their spread lets one say so."""
+    """Return in words how the reward moved from the first steps to the last, as far as its spread allows."""
     first, last = windows(run.columns.get("reward/mean", []))
     if len(first) + len(last) < FIRST + 2:
         return f"after {_steps(run.updates)} it is too early to say how the reward moves" if last else ""
@@ -111,7 +112,7 @@ def _reward(run: Run) -> str:
 
 
 def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[str, Advice]:
-    """Return what became of acceptance, and what that asks for."""
+    """Return in words how acceptance moved, with the advice that follows."""
     config = run.config if run is not None else {}
     system = _system(config)
     if system is not None and not system.drafts:
@@ -147,7 +148,7 @@ def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[s
 def _beside_history(
     explanations: Sequence[Explanation], system: System, config: Mapping[str, Any]
 ) -> tuple[str, Advice]:
-    """Judge the head alone, by the fixed texts: what comes from history does not count."""
+    """Judge the head alone, by the probe set: drafts from history do not count."""
     state = explanations[-1].state
     read = [bank for e in explanations if (bank := e.parts.get("bank")) is not None]
     if not read:
@@ -162,7 +163,7 @@ def _beside_history(
 
 
 def _moved(cause: Decomposition, state: State, system: System | None, config: Mapping[str, Any]) -> tuple[str, Advice]:
-    """Return what moved acceptance, by how much, and what that asks for."""
+    """Return in words why and by how much acceptance moved, with the advice that follows."""
     part = cause.entropy if state == "entropy-driven" else cause.mismatch
     unit = "tokens a cycle" if cause.unit == "tokens" else "of the acceptance rate"
     if part.point > 0:
@@ -178,7 +179,7 @@ def _moved(cause: Decomposition, state: State, system: System | None, config: Ma
 
 
 def _fit(system: System | None, config: Mapping[str, Any]) -> Advice:
-    """Return how drafts are made to fit again."""
+    """Return the advice that makes drafts fit the policy again."""
     if system is not None and not system.head:
         part = system.needs[0] if system.needs else ""
         if not part:
@@ -197,13 +198,13 @@ def _fit(system: System | None, config: Mapping[str, Any]) -> Advice:
 
 
 def _repair(last: Explanation) -> Advice:
-    """Return what a broken engine asks for: its own evidence says which weights, completions or drafts are wrong."""
+    """Return the advice for a broken engine: its evidence says which weights, completions or drafts are wrong."""
     text = f"Do not trust what was learned since then before this is mended: {last.verdict.evidence}."
     return Advice(text=text, kind="none")
 
 
 def _proposed(explanations: Sequence[Explanation]) -> Advice:
-    """Return the newest proposal of the controller on system or draft length."""
+    """Return the controller's newest proposal on system or draft length as advice."""
     for e in reversed(explanations):
         if e.action.kind == "set_length":
             setting = f"decoding.draft_tokens={e.action.value}"
@@ -216,7 +217,7 @@ def _proposed(explanations: Sequence[Explanation]) -> Advice:
 
 
 def _waiting(run: Run) -> Advice | None:
-    """Return an advice where the time went to waste."""
+    """Return advice if the trainer waits too much for completions; else None."""
     idle, whole = (
         sum(value for value in run.columns.get(f"time/{name}", []) if value is not None) for name in ("idle", "step")
     )
@@ -234,14 +235,14 @@ def _waiting(run: Run) -> Advice | None:
 
 
 def _size(part: Estimate) -> str:
-    """Return a size with its interval; its direction is in the words around it."""
+    """Return the absolute size with its interval as text; the surrounding words give the direction."""
     sign = math.copysign(1, part.point)
     low, high = sorted(sign * end for end in part.interval())
     return f"{abs(part.point):.2g} [{low:.2g}, {high:.2g}]"
 
 
 def _since(explanations: Sequence[Explanation]) -> int:
-    """Return the first step of the state that the last one is in."""
+    """Return the first step of the current state."""
     first = explanations[-1]
     for e in reversed(explanations):
         if e.state != first.state:
@@ -255,7 +256,7 @@ def _system(config: Mapping[str, Any]) -> System | None:
 
 
 def _default_system() -> str:
-    """Return a system that drafts with what every checkpoint with a head has."""
+    """Return the first system that samples drafts from an MTP head."""
     return next(name for name, row in SYSTEMS.items() if row.head and row.sampled)
 
 

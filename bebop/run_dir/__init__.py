@@ -1,1 +1,1 @@
-"""Run folders: checkpoints, identity of what a run began with, and who may resume it."""
+"""Run folders: checkpoints, identity of a run's inputs, and the check of who may resume a run."""

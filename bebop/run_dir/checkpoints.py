@@ -1,10 +1,10 @@
-"""Writes, finds and removes checkpoints, which are there whole or not at all.
+"""Writes, finds and removes checkpoints, which exist completely or not at all.
 
 A checkpoint is a folder ``<run>/checkpoints/<prefix>000020``. Invariants:
 
-- It is filled under a hidden name and sealed: a manifest has size and SHA-256 of every file, and files and folders are
-  flushed to the disk. Then it appears by *one* rename to a free name.
-- Nothing is ever replaced: saving a step once more gives ``<prefix>000020.2``, and the older one goes afterwards.
+- It is written under a hidden name and sealed: a manifest has size and SHA-256 of every file, and files and folders
+  are flushed to the disk. Then *one* rename moves it to a free name.
+- Nothing is ever replaced: saving a step once more gives ``<prefix>000020.2``, and the older one is removed afterwards.
 - So a crash leaves the checkpoints from before or those from after, and at worst a hidden folder that nobody reads.
 """
 
@@ -34,31 +34,31 @@ ADAPTER = "adapter_config.json"  # in a folder that peft writes
 
 
 class DamagedError(UserError):
-    """A checkpoint that is incomplete or corrupt, in one line."""
+    """Incomplete or corrupt checkpoint, described in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The checkpoints of one run, of one kind: ``Store(run_dir, "step_")``."""
+    """Checkpoints of one kind in one run: ``Store(run_dir, "step_")``."""
 
     run_dir: Path
     prefix: str
 
     @property
     def folder(self) -> Path:
-        """Return the folder that they are in."""
+        """Return the folder of the checkpoints."""
         return self.run_dir / "checkpoints"
 
     def path(self, step: int) -> Path:
-        """Return the name under which the first checkpoint of a step appears."""
+        """Return the path of the first checkpoint of a step."""
         return self.folder / f"{self.prefix}{step:06d}"
 
     def staging(self, step: int) -> Path:
-        """Return a fresh hidden name to fill, which does not exist yet."""
+        """Return a new hidden path to write a checkpoint to; it does not exist yet."""
         return self.folder / f"{HIDDEN}{self.path(step).name}-{uuid.uuid4().hex[:8]}"
 
     def publish(self, staged: Path, step: int) -> Path:
-        """Let a sealed folder appear, and return its place. One process may do so at a time."""
+        """Rename a sealed folder to its public path and return that path. Only one process may do so at a time."""
         place, again = self.path(step), 1
         while os.path.lexists(place):
             again += 1
@@ -68,19 +68,19 @@ class Store:
         return place
 
     def all(self) -> list[Path]:
-        """Return every checkpoint that has appeared, oldest first, those of one step in the order of writing."""
+        """Return every published checkpoint, oldest first, those of one step in the order of writing."""
         if not self.folder.is_dir():
             return []
         return sorted((p for p in self.folder.iterdir() if self._place(p) and p.is_dir()), key=self._place)
 
     def step(self, path: Path) -> int:
-        """Return the number of updates before a checkpoint was written."""
+        """Return the step of a checkpoint: the number of updates before it was written."""
         return self._place(path)[0]
 
     def newest_sound(self) -> Path | None:
-        """Return the newest checkpoint that is whole; None if there is no checkpoint.
+        """Return the newest intact checkpoint; None if there is no checkpoint.
 
-        Warn of each damaged one that is passed over; raise ``UserError`` if all are damaged.
+        Logs a warning for each damaged one that is skipped; raises ``UserError`` if all are damaged.
         """
         saved, damages = self.all(), []
         for path in reversed(saved):
@@ -97,7 +97,7 @@ class Store:
         return None
 
     def set_aside(self, newest: Path | None) -> None:
-        """Rename the checkpoints after the one that a run goes on from: they do not belong to this run any more."""
+        """Rename the checkpoints after ``newest``, from which the run continues: they no longer belong to it."""
         newer = [path for path in self.all() if newest is None or self._place(path) > self._place(newest)]
         for path in newer:
             os.rename(path, self.folder / f"{ASIDE}{path.name}-{uuid.uuid4().hex[:8]}")
@@ -105,11 +105,12 @@ class Store:
             flush(self.folder)
 
     def prune(self, keep: int, written: Path, best: int | None = None) -> None:
-        """Remove all but the newest ``keep`` checkpoints, and what interrupted writers left; not beside a writer.
+        """Remove all but the newest ``keep`` checkpoints and the files of interrupted writers; never run it beside a
+        writer.
 
-        The checkpoint of step ``best`` stays beside them.
+        The checkpoint of step ``best`` is kept in addition.
 
-        ``written``, which this process has just published, stays. If its names and sizes are not as they were written,
+        ``written``, which this process has just published, stays. If its file names or sizes have changed since then,
         everything stays.
         """
         try:
@@ -130,22 +131,23 @@ class Store:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _remove(self, path: Path) -> None:
-        """Rename a checkpoint before removing it, so that one that is half removed is none."""
+        """Rename a checkpoint before removing it, so that a half-removed folder does not count as a checkpoint."""
         hidden = path.with_name(f"{HIDDEN}old-{path.name}-{uuid.uuid4().hex[:8]}")
         os.rename(path, hidden)
         shutil.rmtree(hidden, ignore_errors=True)
 
     def _place(self, path: Path) -> tuple[int, ...]:
-        """Return the step of a checkpoint and how often it had been saved by then; empty for another name."""
+        """Return a checkpoint's step and its number among those of the step; empty for another name."""
         match = re.fullmatch(re.escape(self.prefix) + r"(\d{6,})(?:\.(\d+))?", path.name)
         return (int(match[1]), int(match[2] or 1)) if match else ()
 
 
 def link_model(run_dir: Path, newest: Path | None) -> None:
-    """Let ``RUN/model`` lead to the policy of checkpoint ``newest``, or take it away if there is none.
+    """Point ``RUN/model`` to the policy of checkpoint ``newest``, or remove the link if it is None.
 
-    The link is relative, so that a run folder may move. What a user has put in its place stays. A file
-    system without links leaves the model in its checkpoint.
+    The link is relative, so that a run folder may move. If a user has put something else in its place, that stays. A
+    file
+    system without links leaves the model in its checkpoint only.
     """
     link = run_dir / MODEL
     if os.path.lexists(link) and not _leads_to_checkpoint(link):
@@ -162,8 +164,10 @@ def link_model(run_dir: Path, newest: Path | None) -> None:
 
 
 def newest_model(run_dir: Path) -> Path | None:
-    """Return the place of a run's newest model, relative to its folder: ``model``, or where no link leads to it, the
-    policy of the newest checkpoint; None before the first checkpoint."""
+    """Return the path of a run's newest model, relative to its folder: ``model`` if the link exists, else the policy of
+    the
+    newest checkpoint; None before the first checkpoint.
+    """
     if _leads_to_checkpoint(run_dir / MODEL):
         return Path(MODEL)
     saved = Store(run_dir, STEPS).all()
@@ -176,12 +180,12 @@ def holds_adapter(folder: Path) -> bool:
 
 
 def _leads_to_checkpoint(link: Path) -> bool:
-    """Return whether ``link`` is one that ``link_model`` has made."""
+    """Return whether ``link`` was made by ``link_model``."""
     return link.is_symlink() and link.readlink().parts[:1] == ("checkpoints",)
 
 
 def seal(folder: Path) -> None:
-    """Write the manifest of a complete folder, and flush all of it to the disk."""
+    """Write the manifest of a complete folder, and flush the whole folder to the disk."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     entries = {path.relative_to(folder).as_posix(): _entry(path) for path in files}
     (folder / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": entries}, indent=2) + "\n")
@@ -190,7 +194,7 @@ def seal(folder: Path) -> None:
 
 
 def verify(folder: Path, contents: bool = True) -> None:
-    """Check every file against the manifest, only names and sizes without ``contents``.
+    """Check every file against the manifest; without ``contents`` only names and sizes.
 
     Raise ``DamagedError`` with the first file that differs, and ``UserError`` for an unknown format.
     """
@@ -219,7 +223,7 @@ def verify(folder: Path, contents: bool = True) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step and flush it to the disk: a reader finds the old text or the new one."""
+    """Replace a file atomically and flush it to the disk: a reader finds the old text or the new one."""
     scratch = path.with_name(f".{path.name}.new")
     with scratch.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -233,7 +237,7 @@ def flush(path: Path) -> None:
     """Flush a file, or a folder's list of names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        # Some file systems cannot flush folders and say so; nothing else can be done there.
+        # Some file systems cannot flush folders and raise an error; nothing else can be done there.
         with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
             os.fsync(descriptor)
     finally:

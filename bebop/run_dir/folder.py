@@ -1,13 +1,13 @@
-"""The folder of a run: who may write there, as what the run may go on, and who began it.
+"""Run folder: its lock, what may change when a run resumes, and who began it.
 
 Invariants:
 
-- One process at a time writes to a run folder. It holds a lock that the kernel takes back when the process ends.
-- A run goes on only as what it began as: settings change only where their fields allow it (``bebop.config.fields``),
+- One process at a time writes to a run folder. It holds a lock that the kernel releases when the process ends.
+- A run resumes only with what it began with. Settings change only if their fields allow it (``bebop.config.fields``),
   and the files that the settings name keep their contents (``bebop.run_dir.identity``).
-- ``origin.json`` says who began the run. It holds marks of ``overrides.json``, the settings that a resume reads again:
-  HMAC-SHA256 of its text under a key of the user's own, ``~/.cache/bebop/origin.key``. Nobody without that key can make
-  a mark, and a change of the settings makes the marks void. The folder itself may move.
+- ``origin.json`` records who began the run. It holds marks of ``overrides.json``, the settings that a resume reads
+  again: HMAC-SHA256 of its text under a key of the user's own, ``~/.cache/bebop/origin.key``. Nobody without that key
+  can make a mark, and a change of the settings invalidates the marks. The folder itself may move.
 """
 
 import contextlib
@@ -32,16 +32,16 @@ from bebop.run_dir.safe_parse import parse_json, parse_yaml
 log = logging.getLogger(__name__)
 LOCK = ".lock"
 CONFIG = "config.yaml"
-OVERRIDES = "overrides.json"  # what it was started with
+OVERRIDES = "overrides.json"  # the overrides that the run was started with
 IDENTITY = "identity.json"
 ORIGIN = "origin.json"
 KEY, KEY_BYTES = "origin.key", 32
 
 
 class RunFolder:
-    """A run folder, from its check to the end of the process that writes there.
+    """Run folder, from its check to the end of the process that writes to it.
 
-    ``check`` writes nothing; ``open`` makes the folder and takes its lock.
+    ``check`` writes nothing; ``open`` creates the folder and takes its lock.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class RunFolder:
         """Name the folder.
 
         Args:
-            path: of the folder.
-            setting: how the user chose it (``runtime.dir``).
-            resume: whether its run goes on.
+            path: path of the folder.
+            setting: the setting by which the user chose it (``runtime.dir``).
+            resume: whether its run is resumed.
             store: its checkpoints.
-            what: it may hold.
-            begun: whether a run without a checkpoint can go on with what the folder holds; None: it cannot.
+            what: what the folder may hold, for messages.
+            begun: whether a run without a checkpoint can resume from the folder's contents; None: it cannot.
         """
         self.path, self.setting, self.resume, self.store, self.what = path, setting, resume, store, what
         self._begun = begun
@@ -69,13 +69,13 @@ class RunFolder:
         self._identity: dict[str, str] = {}
 
     def check(self, config: Any) -> None:
-        """Raise ``UserError`` if another process has the folder, or its run cannot begin or go on with ``config``.
+        """Raise ``UserError`` if another process has the folder, or its run cannot begin or resume with ``config``.
 
         Args:
-            config: a configuration dataclass, whose fields say what may change (``bebop.config.fields``).
+            config: a configuration dataclass; its fields define what may change (``bebop.config.fields``).
         """
         if (self.path / LOCK).is_file():
-            self._take()  # held from now on: what is found below must not change under our hands
+            self._take()  # held from now on: the contents checked below must not change meanwhile
         self._check_contents()
         if not self.resume:
             return
@@ -107,14 +107,14 @@ class RunFolder:
             raise UserError(f"{', '.join(other)} {be} that the run in {self.path} began with: {self._advice}")
 
     def open(self) -> None:
-        """Make the folder, take its lock, and write down the identity of the run and the machine."""
+        """Create the folder, take its lock, and record the identity of the run and the machine."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{self._name} cannot be made: {error.strerror}") from error
         if self._lock is None:
             self._take()
-            self._check_contents()  # it may have been another's since ``check``
+            self._check_contents()  # another process may have used it since ``check``
         if self._identity:
             write_text(self.path / IDENTITY, json.dumps(self._identity, indent=2) + "\n")
         write_text(self.path / MACHINE, json.dumps(machine(), indent=2) + "\n")
@@ -144,8 +144,8 @@ class RunFolder:
             raise UserError(f"{resume}: {self.path} holds no finished checkpoint")
 
     def _take(self) -> None:
-        """Take the lock, or say who has it."""
-        # Not inherited by programs that are started (O_CLOEXEC is Python's default), nor kept by forks, see _HELD:
+        """Take the lock, or raise ``UserError`` that names its owner."""
+        # Not inherited by started programs (O_CLOEXEC is Python's default), nor kept by forks, see _HELD:
         # a child that outlives this process must not hold the folder.
         try:
             descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -183,9 +183,9 @@ os.register_at_fork(after_in_child=_release_in_child)
 
 
 def sign(run: Path, text: str) -> None:
-    """Mark a run as this user's, with ``text`` as its settings; called before these are written.
+    """Mark a run as this user's, with ``text`` as its settings; call it before the settings are written.
 
-    A user who cannot keep a key makes no marks. A resume then asks as for a folder of somebody else.
+    A user who cannot store a key makes no marks. A resume then treats the folder as somebody else's.
     """
     key = _key(make=True)
     if key is None:
@@ -197,7 +197,7 @@ def sign(run: Path, text: str) -> None:
 
 
 def own(run: Path) -> bool:
-    """Return whether this user began a run, or went on with it, with the settings that it has now."""
+    """Return whether this user began or resumed a run with its present settings."""
     key = _key(make=False)
     try:
         text = (run / OVERRIDES).read_text()
@@ -219,7 +219,7 @@ def _marks(run: Path) -> list[str]:
 
 
 def _key(make: bool) -> bytes | None:
-    """Return the key of this user; None if there is none, or if somebody else may have put it there."""
+    """Return this user's key; None if there is none, or if somebody else may have put it there."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "bebop")
     path = folder / KEY
     with contextlib.suppress(OSError):
@@ -228,7 +228,7 @@ def _key(make: bool) -> bytes | None:
             fresh = folder / f".{KEY}-{secrets.token_hex(8)}"
             with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(secrets.token_bytes(KEY_BYTES))
-            with contextlib.suppress(FileExistsError):  # another process of this user was faster, and its key counts
+            with contextlib.suppress(FileExistsError):  # another process of this user was faster; its key is used
                 os.link(fresh, path)
             fresh.unlink()
         key, status = path.read_bytes(), path.stat()

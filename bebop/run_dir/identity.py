@@ -1,4 +1,4 @@
-"""Identifies by content what the settings of a run name: a model's weights and tokenizer, and files of questions."""
+"""Content hashes of a run's inputs: a model's weights and tokenizer, and files of questions."""
 
 import hashlib
 import json
@@ -10,15 +10,15 @@ from bebop.model.checkpoint import resolve
 
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template*")
 SAMPLE = 4096  # bytes read of each tensor: further training changes all of them
-UNREADABLE = ""  # the part that loads it says what is wrong with it
+UNREADABLE = ""  # the code that loads the file reports the error
 
 
 def identity(model: ModelConfig, files: Mapping[str, str | None]) -> dict[str, str]:
-    """Return SHA-256 of each part, by the names that errors use for them.
+    """Return the SHA-256 of each part, keyed by the part's name in error messages.
 
     Args:
-        model: a model, of whose weights names, shapes and the first 4 KiB of each tensor are read.
-        files: setting -> path of a file that is read whole, or None.
+        model: a model; the names, shapes and first 4 KiB of each of its tensors are hashed.
+        files: setting -> path of a file that is hashed whole, or None.
     """
     folder = resolve(model.path)
     tokenizer = sorted({path for pattern in TOKENIZER for path in folder.glob(pattern) if path.is_file()})
@@ -48,7 +48,7 @@ def _files(paths: list[Path]) -> str:
 
 
 def _weights(paths: list[Path]) -> str:
-    """Hash all shards together, tensor by tensor, so that another sharding gives the same."""
+    """Hash all shards together, tensor by tensor, so that another sharding gives the same hash."""
     marks = sorted(mark for path in paths for mark in _tensors(path))
     return hashlib.sha256("\n".join(marks).encode()).hexdigest()
 

@@ -1,6 +1,6 @@
-"""Describes where a run or a measurement was made: commit, processor, GPU and versions.
+"""Description of the machine and software of a run or a measurement: commit, processor, GPU and versions.
 
-Nothing heavy is imported, so a driver without torch can ask.
+It imports nothing heavy, so a driver without torch can use it.
 """
 
 import os
@@ -12,16 +12,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MACHINE = "machine.json"  # of a run folder: the machine of its newest start
+MACHINE = "machine.json"  # in a run folder: the machine of its newest start
 PACKAGES = ("bebop-rl", "torch", "transformers", "ray")
 GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 @cache
 def machine() -> dict[str, object]:
-    """Return commit, processor, GPU and versions, as ``machine.json`` has them; None for what is not there.
+    """Return commit, processor, GPU and versions, as stored in ``machine.json``; None for unknown values.
 
-    A process is described once: it runs what it has imported, whatever is committed meanwhile.
+    The result is cached per process: a process runs the code that it imported, whatever is committed meanwhile.
 
     >>> machine()  # doctest: +SKIP
     {'commit': '3f2c...', 'dirty': False, 'processor': 'AMD EPYC, 2 cores', 'gpu': None, 'python': '3.11.9', ...}
@@ -39,8 +39,8 @@ def machine() -> dict[str, object]:
 def commit(root: Path = ROOT) -> dict[str, object]:
     """Return the commit of a checkout, and whether its files differ from it (``dirty``).
 
-    ``dirty`` is None without a repository, and where $BEBOP_COMMIT names the commit: files that were copied to another
-    machine cannot tell. An installed package is no checkout, whatever repository it lies in.
+    ``dirty`` is None without a repository, and if $BEBOP_COMMIT names the commit, since files copied to another machine
+    cannot be compared. An installed package is no checkout, whatever repository it lies in.
     """
     given = os.environ.get("BEBOP_COMMIT")
     top = None if given else _git(root, "rev-parse", "--show-toplevel")
@@ -66,7 +66,9 @@ def version_of(package: str) -> str | None:
 
 
 def without_folders(word: str) -> str:
-    """Return a setting or a word of a command with only the last part of absolute paths: the rest is one machine's."""
+    """Return a setting or a word of a command with absolute paths cut to their last part, as the rest is
+    machine-specific.
+    """
     return re.sub(r"(?:^|(?<=[=\[,{('\" ]))/(?:[^/,\]}]+/)+(?=[^/])", "", word)
 
 
@@ -76,7 +78,7 @@ def _gpu(path: Path) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """Return what git prints; None if there is no git or no repository."""
+    """Return the output of a git command; None if there is no git or no repository."""
     try:
         done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:

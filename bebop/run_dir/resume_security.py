@@ -1,8 +1,8 @@
-"""Refuses settings of somebody else's run that would import code, reach servers or write outside of the run folder.
+"""Refuses settings of somebody else's run that would import code, reach servers or write outside the run folder.
 
-A resumed run takes its settings from ``overrides.json``. In a folder that this user did not begin
-(``bebop.run_dir.folder``) they may name any file to import. Such settings need ``--trust``, or have to be given on the
-command line, where the user has read them. Everything else in a run folder is data: numbers, texts, weights without
+A resumed run reads its settings from ``overrides.json``. In a folder that this user did not begin
+(``bebop.run_dir.folder``) they may name any file to import. Such settings need ``--trust``, or must be given on the
+command line, where the user sees them. Everything else in a run folder is data: numbers, texts, weights without
 pickle.
 """
 
@@ -19,7 +19,7 @@ from bebop.tasks.environment import ENVIRONMENTS
 
 BUILT_IN = ("auto", "math_verify", "dataset")
 OF_ENVIRONMENT = ("task.name", "task.args")
-# What a resume would do with a setting, other than read files and write into the run folder.
+# Effect of a setting on a resume, other than reading files and writing into the run folder.
 REACHING = {
     "task.reward": "import and run",
     "evaluation.task.reward": "import and run",
@@ -47,10 +47,10 @@ def refuse_foreign(
     section: str = "",
     apart: str | None = None,
 ) -> None:
-    """Raise ``UserError`` if resuming ``run``, which somebody else began, would do any of the above.
+    """Raise ``UserError`` if resuming ``run``, which somebody else began, would have one of these effects.
 
     Args:
-        run: the folder; nothing is taken from None, or from a folder without stored settings.
+        run: the folder; None, or a folder without stored settings, is harmless.
         config: the configuration dataclass that the resume would use.
         given: the overrides of this call only; the other arguments are those of ``resumed_overrides``.
     """
@@ -77,7 +77,7 @@ def refuse_foreign(
 
 
 def _alone(cls: type[Any], overrides: Sequence[str], root: str) -> Mapping[str, Any]:
-    """Return what these overrides alone set; nothing if they need the stored ones to make sense."""
+    """Return the settings from these overrides alone; empty if they are invalid without the stored ones."""
     try:
         return dataclasses.asdict(from_dict(cls, composed(overrides, root)))
     except UserError:

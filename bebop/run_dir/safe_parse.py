@@ -1,4 +1,4 @@
-"""Read JSON and YAML from files of others: whatever is wrong with a text is a ``ValueError``, and nothing else."""
+"""Parsers of JSON and YAML from untrusted files: any fault of a text raises ``ValueError``, and nothing else."""
 
 import json
 import math
@@ -13,7 +13,7 @@ MAX_HEADER = 10**8  # bytes, as the safetensors library has it
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text; ``ValueError`` also for nesting and numbers beyond what Python reads."""
+    """Return the value of a JSON text; raise ``ValueError`` also for nesting and numbers beyond Python's limits."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -21,17 +21,17 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_yaml(text: str | bytes) -> Any:
-    """Return the value of a YAML text; raises ``ValueError`` with one line."""
+    """Return the value of a YAML text; raise ``ValueError`` with a one-line message."""
     try:
         return yaml.safe_load(text)
     except RecursionError:
         raise ValueError(DEEP) from None
-    except Exception as error:  # YAML's own, and what becomes of dates, numbers and keys that are none
+    except Exception as error:  # YAML's own errors, and those of invalid dates, numbers and keys
         raise ValueError(" ".join(str(error).split())) from None
 
 
 def finite(value: object) -> float | None:
-    """Return a number as float; None for what is no number, NaN, infinite, or larger than a float."""
+    """Return a number as float; None for other types, NaN, infinity, or a number too large for a float."""
     if not isinstance(value, int | float):
         return None
     try:
@@ -42,10 +42,11 @@ def finite(value: object) -> float | None:
 
 
 def main_type(folder: Path) -> str:
-    """Return the type of most elements of the weights in a folder, as ``BF16``; empty where they cannot be read.
+    """Return the data type of most weights in a folder, as ``BF16``; empty if they cannot be read.
 
-    It reads the headers of safetensors files: eight bytes of length, then a JSON object. It does so without the
-    library, which a process that watches a job does not import.
+    It reads the headers of safetensors files: eight bytes of length, then a JSON object. It does not use the
+    safetensors
+    library, since a process that watches a job does not import it.
     """
     counts: Counter[str] = Counter()
     try:
@@ -56,5 +57,5 @@ def main_type(folder: Path) -> str:
                 if name != "__metadata__":
                     counts[str(tensor["dtype"])] += math.prod(tensor["shape"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return ""  # whoever loads them says what is wrong
+        return ""  # the code that loads them reports the error
     return max(counts, key=counts.__getitem__, default="")

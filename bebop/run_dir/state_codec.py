@@ -1,13 +1,14 @@
-"""Writes state to files and reads it back without pickle: ``stem.json`` has the structure, ``.safetensors`` numbers.
+"""Codec that writes state to files and reads it without pickle: structure in ``stem.json``, numbers in
+``.safetensors``.
 
 Invariants:
 
-- Reading runs no code that a file could name. What comes back consists of the types below and of the dataclasses that
-  the reader lists itself.
-- Every number comes back to the bit, with its type; NaN and infinities do, too.
+- Reading runs no code that a file could name. The result consists of the types below and of the dataclasses that the
+  reader lists itself.
+- Every number is restored exactly, with its type, including NaN and infinities.
 
 In JSON, None, truth values, whole numbers, finite floats, texts and lists are themselves. Everything else is an object
-of one entry, its kind and what it is made of::
+of one entry, its kind and its parts::
 
     {"tuple": [...]}  {"dict": {"name": ...}}  {"items": [[key, value], ...]}  {"float": "nan"}
     {"tensor": "name"}  {"array": ["float64", place, [3, 2]]}  {"scalar": ["int64", place]}  {"str_": "text"}
@@ -50,22 +51,22 @@ SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def files(stem: Path) -> tuple[Path, Path]:
-    """Return the files of a state: the structure, and the numbers."""
+    """Return the two paths of a state: structure and numbers."""
     return stem.with_name(stem.name + WORDS), stem.with_name(stem.name + NUMBERS)
 
 
 def save(tree: Any, stem: Path, kinds: Sequence[type] = ()) -> None:
-    """Write ``tree``; raise ``TypeError`` for what is neither described above nor a dataclass among ``kinds``."""
+    """Write ``tree``; raise ``TypeError`` for a value that is neither described above nor an instance of ``kinds``."""
     writer = _Writer(kinds)
     content = writer.put(tree, "")
     words, numbers = files(stem)
-    numbers.unlink(missing_ok=True)  # tensors that were loaded from it are mapped, not copied: they keep the old file
+    numbers.unlink(missing_ok=True)  # tensors loaded from it are memory-mapped: they keep the old file
     _write_numbers(numbers, {**writer.tensors, **writer.joined()})
     words.write_text(json.dumps({"format": FORMAT, "content": content}, allow_nan=False), encoding="ascii")
 
 
 def load(stem: Path, kinds: Sequence[type] = ()) -> Any:
-    """Read what ``save`` was given, with tensors on the CPU.
+    """Read a tree that ``save`` wrote, with tensors on the CPU.
 
     Raise ``DamagedError`` if the files are not what ``save`` writes, and ``UserError`` for another format. A kind that
     is not among ``kinds`` counts as damage: nothing that a file names is looked up anywhere else.
@@ -91,7 +92,7 @@ def load(stem: Path, kinds: Sequence[type] = ()) -> Any:
 
 
 class _Writer:
-    """Takes a tree apart."""
+    """Encoder of a tree: JSON structure, tensors and arrays."""
 
     def __init__(self, kinds: Sequence[type]) -> None:
         self.kinds = set(kinds)
@@ -132,14 +133,14 @@ class _Writer:
         raise TypeError(f"{path or 'the state'} is a {type(value).__qualname__}, which no checkpoint can keep")
 
     def joined(self) -> dict[str, Tensor]:
-        """Return all arrays, one entry for each type."""
+        """Return all arrays, concatenated to one entry per type."""
         return {f"array/{name}": torch.from_numpy(np.concatenate(found)) for name, found in self._arrays.items()}
 
     def _tensor(self, value: Tensor, path: str) -> str:
         if value.dtype not in TYPES or value.is_sparse:
             raise TypeError(f"{path} is a tensor of {value.dtype}, {value.layout}, which no checkpoint can keep")
         name = f"tensor{path}"
-        while name in self.tensors:  # keys with / in them may spell the path of another
+        while name in self.tensors:  # a key with / in it may equal another path
             name += "'"
         self.tensors[name] = value.detach()
         return name
@@ -150,19 +151,19 @@ class _Writer:
             raise TypeError(f"{path} is an array of {value.dtype}, which no checkpoint can keep")
         place = self._places.get(name, 0)
         self._places[name] = place + value.size
-        # What is handed in may change before it is written: a copy.
+        # Copied, since the caller may change the array before it is written.
         self._arrays.setdefault(name, []).append(value.astype(value.dtype.newbyteorder("="), order="C").reshape(-1))
         return place
 
 
 class _Reader:
-    """Puts a tree together again."""
+    """Decoder that rebuilds a tree from JSON structure and tensors."""
 
     def __init__(self, tensors: dict[str, Tensor], kinds: Sequence[type]) -> None:
         self.tensors, self.kinds = tensors, {kind.__name__: kind for kind in kinds}
 
     def get(self, value: Any) -> Any:
-        """Return the value of a piece of JSON."""
+        """Return the value that a piece of JSON encodes."""
         if type(value) is list:
             return [self.get(one) for one in value]
         if type(value) is not dict:
@@ -202,7 +203,7 @@ class _Reader:
 
 
 def _write_numbers(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a safetensors file, one tensor at a time: the library's own writer copies all of them in memory."""
+    """Write a safetensors file, one tensor at a time; the library's own writer copies all of them in memory."""
     ordered = sorted(tensors.items(), key=lambda entry: -entry[1].element_size())  # so that each is aligned
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

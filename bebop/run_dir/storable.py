@@ -1,7 +1,7 @@
-"""Know which plain values a checkpoint can hold: a job that would be given others is refused before it starts.
+"""Plain values that a checkpoint can store: a job with other values is refused before it starts.
 
-Rows of a parquet file and questions of an environment go into checkpoints whole, so that reward and environment find
-after a resume what they found before. This module knows the types without torch, ``codec`` writes them.
+Rows of a parquet file and questions of an environment are stored in checkpoints whole, so that reward and environment
+see the same values after a resume. This module knows the types without torch; ``state_codec`` writes them.
 """
 
 import base64
@@ -18,7 +18,7 @@ import numpy as np
 
 from bebop.errors import UserError
 
-DEEPEST = 100  # levels of lists and mappings, of the thousand that Python reads; a level takes several of those
+DEEPEST = 100  # levels of lists and mappings; each needs several of Python's thousand levels of recursion
 # Types of arrays, by their names in numpy.
 ARRAYS = (
     "float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool", "uint16", "uint32", "uint64",
@@ -26,7 +26,7 @@ ARRAYS = (
 
 
 def _zoned(value: datetime.datetime | datetime.time) -> list[Any]:
-    """Return the time in ISO 8601, the name of its zone if it has one, and which of two equal hours it is."""
+    """Return the time in ISO 8601, the name of its zone if it has one, and ``fold`` (which of two equal hours)."""
     if isinstance(value.tzinfo, ZoneInfo):
         return [value.replace(tzinfo=None).isoformat(), value.tzinfo.key, value.fold]
     return [value.isoformat(), None, value.fold]
@@ -46,7 +46,7 @@ def _bytes(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-# Of each type: its name in JSON, what it is made of there, and how it is made again of that.
+# For each type: its name in JSON, the function that splits a value into parts, and the one that rebuilds it.
 Atom = tuple[str, Callable[[Any], list[Any]], Callable[..., Any]]
 ATOMS: Final[dict[type, Atom]] = {
     datetime.datetime: ("datetime", _zoned, _datetime),
@@ -65,7 +65,7 @@ SETS: Final[dict[type, str]] = {set: "set", frozenset: "frozenset"}
 
 
 def atom(value: Any) -> dict[str, list[Any]] | None:
-    """Return a value of one of ``ATOMS`` as JSON; None for any other, and for a time in a zone without a name."""
+    """Return a value of a type in ``ATOMS`` as JSON; None for any other, and for a time in a zone without a name."""
     if type(value) not in ATOMS:
         return None
     zone = getattr(value, "tzinfo", None)
@@ -81,7 +81,9 @@ def in_order(parts: list[Any]) -> list[Any]:
 
 
 def check_keepable(value: Any, where: str) -> None:
-    """Raise ``UserError`` for the first value inside ``value`` that no checkpoint can hold; ``where`` begins it."""
+    """Raise ``UserError`` for the first value inside ``value`` that no checkpoint can store; ``where`` starts the
+    message.
+    """
     found = _unkept(value, "", 0)
     if found is None:
         return
@@ -96,7 +98,7 @@ def check_keepable(value: Any, where: str) -> None:
 
 
 def _unkept(value: Any, path: str, depth: int) -> tuple[str, Any, int] | None:
-    """Return the first value inside that no checkpoint can hold, with its place and depth."""
+    """Return the first inner value that no checkpoint can store, with its place and depth; None if there is none."""
     if depth > DEEPEST:
         return path, value, depth
     if value is None or type(value) in (bool, int, str, float) or atom(value) is not None:
@@ -111,6 +113,6 @@ def _unkept(value: Any, path: str, depth: int) -> tuple[str, Any, int] | None:
     elif isinstance(value, np.ndarray | np.generic):
         return None if value.dtype.name in ARRAYS or isinstance(value, np.str_) else (path, value, depth)
     else:
-        torch = sys.modules.get("torch")  # without it there is no tensor
+        torch = sys.modules.get("torch")  # if it is not imported, no value is a tensor
         return None if torch is not None and type(value) is torch.Tensor else (path, value, depth)
     return next(filter(None, (_unkept(one, place, depth + 1) for place, one in inner)), None)

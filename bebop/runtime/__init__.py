@@ -1,1 +1,1 @@
-"""A job in Ray's processes: actors, sessions, watchdog and the checks before the start."""
+"""Ray runtime of a job: actors, sessions, watchdog and the checks before the start."""

@@ -1,9 +1,9 @@
-"""The processes of one part of a job behind Ray: made, called, watched and ended.
+"""Ray actors of one part of a job: starts, calls, watches and ends them.
 
 Invariants of an ``ActorGroup``:
 
-- Whatever ends a process, a call to it raises the exception that the group was given for a death.
-- A hang is a death: a watchdog finds it, says where the process hangs, and ends the process.
+- If a process ends for any reason, a call to it raises the exception ``death`` of the group.
+- A hang counts as a death: a watchdog detects it, reports where the process hangs, and ends the process.
 - ``close`` ends the processes with everything that they started, stopped processes included.
 """
 
@@ -38,29 +38,29 @@ Options = Mapping[str, Any]  # of an actor, from ``runtime.job.reserve``
 
 
 def _watchdog_call(method: F) -> F:
-    """Have a thread of its own answer this method, whatever the other calls are busy with."""
+    """Run this method in a separate thread, so that it answers while other calls are in progress."""
     separate: F = ray.method(concurrency_group="watch")(method)
     return separate
 
 
 def _transfer_call(method: F) -> F:
-    """Have another thread answer this method, one call after another."""
+    """Run this method in another separate thread, one call after another."""
     separate: F = ray.method(concurrency_group="transfer")(method)
     return separate
 
 
 class _Process:
-    """A Ray actor that holds one part of a job, whose methods are called by name.
+    """Ray actor that holds one part of a job and calls its methods by name.
 
-    The part is made by a call: of what a constructor raises, Ray keeps the text alone, and a mistake in the settings
-    would look like a death.
+    The part is created by a call, not in the constructor. Ray keeps only the text of a constructor's exception, so a
+    mistake in the settings would look like a death.
     """
 
     def __init__(self, label: str, mark: str) -> None:
         self.label = label
         name, _, value = mark.partition("=")
-        os.environ[name] = value  # processes that are started from here inherit it, and can be found by it
-        self.stacks_file = tempfile.TemporaryFile()  # without a name: nothing stays behind
+        os.environ[name] = value  # child processes inherit it and can be found by it
+        self.stacks_file = tempfile.TemporaryFile()  # without a name, so no file is left behind
         faulthandler.register(signal.SIGUSR1, self.stacks_file, all_threads=True)
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ class _Process:
         return os.getpid(), ray.get_runtime_context().get_node_id(), self.stacks_file.fileno()
 
     def make(self, part: Callable[..., Any], *arguments: Any) -> None:
-        """Make the part."""
+        """Create the part by calling ``part`` with the arguments."""
         self.part = part(*arguments)
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -80,7 +80,7 @@ class _Process:
 
     @_transfer_call
     def transfer(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the part that sends or receives weights, whatever the other calls are busy with."""
+        """Call a method of the part that sends or receives weights, while other calls may be in progress."""
         return getattr(self.part, method)(*arguments)
 
     @_watchdog_call
@@ -89,7 +89,7 @@ class _Process:
 
     @_watchdog_call
     def tell(self, method: str) -> None:
-        """Call a method of the part while another call is in progress; it may do no more than set a flag."""
+        """Call a method of the part while another call is in progress; the method may only set a flag."""
         getattr(self.part, method)()
 
     @_watchdog_call
@@ -99,7 +99,7 @@ class _Process:
 
 
 async def _call(death: type[Exception], result: Awaitable[T]) -> T:
-    """Await a Ray call; raise ``death`` for a dead actor or engine, and errors for the user as they were raised."""
+    """Await a Ray call; raise ``death`` for a dead actor or engine, and user errors as they were raised."""
     try:
         return await result
     except RayTaskError as error:
@@ -108,12 +108,12 @@ async def _call(death: type[Exception], result: Awaitable[T]) -> T:
         if isinstance(error.cause, EngineDied):
             raise death(str(error.cause)) from error
         raise
-    except RayError as error:  # an actor that is killed for want of memory raises OutOfMemoryError
+    except RayError as error:  # an actor that is killed for lack of memory raises OutOfMemoryError
         raise death(str(error).strip().splitlines()[0]) from error
 
 
 def actor_names(part: str, ranks: int = 1) -> tuple[str, list[str]]:
-    """Return how Ray calls the class and the actors of a part; several ranks are numbered.
+    """Return Ray's class name and actor names for a part; several ranks are numbered.
 
     >>> actor_names("rollout worker 3"), actor_names("trainer", 2)
     (('RolloutWorker', ['RolloutWorker(3)']), ('Trainer', ['Trainer(0)', 'Trainer(1)']))
@@ -128,23 +128,23 @@ def actor_names(part: str, ranks: int = 1) -> tuple[str, list[str]]:
 
 
 class ActorGroup:
-    """One or more actors that live and die together, with a watchdog."""
+    """Group of one or more actors that live and die together, with a watchdog."""
 
     def __init__(self, name: str, death: type[Exception], options: Sequence[Options], floor: float, events: EventLog):
         """Describe the group; ``start`` starts it.
 
         Args:
-            name: of the part in events.
-            death: what every call raises once a process is gone.
+            name: name of the part in events.
+            death: exception that every call raises once a process is gone.
             options: Ray's options of each actor.
             floor: seconds of silence that are always allowed (``runtime.hang_after``).
-            events: where deaths and hangs are written down.
+            events: log of deaths and hangs.
         """
         self.name, self.death, self.options, self.floor, self.events = name, death, options, floor, events
         self.actors: list[Any] = []
-        self.nodes: list[str] = []  # Ray's ids of the machines of the actors, as they were started last
+        self.nodes: list[str] = []  # Ray's ids of the actors' machines at their last start
         self.watchdog = Watchdog([], floor)
-        self.ray_lives = True  # else Ray is not asked for anything: it would not answer for a long while
+        self.ray_lives = True  # if False, Ray is not called: a dead Ray takes a long time to answer
         self._mark = ""
         self._starts = Deadline(floor, first=START)
         self._watching: asyncio.Task[str] | None = None
@@ -158,13 +158,13 @@ class ActorGroup:
 
     @property
     def incarnation(self) -> str:
-        """Return what tells the processes of this start from those of others; empty if none run."""
+        """Return the id of the current start of the processes; empty if none run."""
         return self._mark
 
     async def start(self, make: Callable[[Sequence[Any]], Awaitable[Sequence[Awaitable[Any]]]]) -> None:
         """Start the processes, or start them again.
 
-        ``make`` is given the actors, makes the parts in them and returns the calls to wait for.
+        ``make`` receives the actors, creates the parts in them and returns the calls to wait for.
         """
         self.close()
         self._mark = f"BEBOP_PART={uuid4().hex}"
@@ -195,7 +195,7 @@ class ActorGroup:
             self._ended = None
 
     async def ask(self, i: int, kind: str, result: Awaitable[T], allowed: float = 0.0) -> T:
-        """Await a call to process ``i``, which may wait ``allowed`` seconds on purpose."""
+        """Await a call to process ``i``, which may wait ``allowed`` extra seconds."""
         assert self._watching is not None, "not started"
         watching = self._watching
         process, answer = self.watchdog.processes[i], asyncio.ensure_future(_call(self.death, result))
@@ -208,9 +208,9 @@ class ActorGroup:
         except UserError:
             raise
         except Exception as error:
-            if watching is not self._watching:  # whoever closed the group knows why; it may have new processes by now
+            if watching is not self._watching:  # the group was closed on purpose; it may have new processes by now
                 raise self.death("it was closed") from error
-            if self._hang:  # whatever became of the call, the hang is the reason
+            if self._hang:  # whatever the call raised, the hang is the reason
                 raise self.death(self._hang) from error
             if not isinstance(error, self.death):
                 raise
@@ -223,15 +223,15 @@ class ActorGroup:
             answer.cancel()
 
     async def ask_all(self, kind: str, method: str, *arguments: Any) -> list[Any]:
-        """Call the same method of the part in every process, and return the results."""
+        """Call the same method of the part in every process and return the results."""
         return await self._gather(kind, [actor.call.remote(method, *arguments) for actor in self.actors])
 
     async def tell_all(self, method: str) -> None:
-        """Call a method that sets a flag in every process, whatever the process is busy with."""
+        """Call a method that sets a flag in every process, while other calls may be in progress."""
         await self._gather(method, [actor.tell.remote(method) for actor in self.actors])
 
     async def _gather(self, kind: str, results: Sequence[Awaitable[Any]]) -> list[Any]:
-        """Await one call to each process. Of several failures raise a death, which may come after its consequences."""
+        """Await one call to each process. Of several failures a death is raised, even if it is reported later."""
         tasks = [asyncio.create_task(self.ask(i, kind, result)) for i, result in enumerate(results)]
         try:
             done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -247,7 +247,7 @@ class ActorGroup:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, watchdog: Watchdog) -> str:
-        """Wait for a hang, end the processes that hang, and return one line about it."""
+        """Wait for a hang, end the hanging processes, and return a one-line description."""
         hang = await watchdog.watch()
         reports = [await self._describe(hang, process) for process in hang.processes]
         line = "; ".join(about for about, _ in reports)
@@ -260,7 +260,7 @@ class ActorGroup:
         return line
 
     async def _describe(self, hang: Hang, process: ProcessHealth) -> tuple[str, str]:
-        """Return one line about a process that hangs, and its stacks."""
+        """Return one line about a hanging process, and its stacks."""
         who = f"{process.name} (process {process.pid})" if process.name else f"process {process.pid}"
         line = f"{who} is silent for {hang.silent:.0f} s{hang.what}"
         if process.local and stopped(process.pid):
@@ -279,7 +279,9 @@ class ActorGroup:
         return self.actors[self.watchdog.processes.index(process)]
 
     def _end(self, process: ProcessHealth) -> None:
-        """Kill by Ray, so that Ray starts nothing again, and by signal, which a stopped process obeys as well."""
+        """Kill a process through Ray, so that Ray does not restart it, and by signal, which also ends a stopped
+        process.
+        """
         if self.ray_lives:
             ray.kill(self._actor(process))
         if process.local:

@@ -1,4 +1,4 @@
-"""Workers and trainer as Ray actors behind the protocols of the loop (``bebop.driver.protocols``)."""
+"""Rollout workers and trainer as Ray actors behind the loop's protocols (``bebop.driver.protocols``)."""
 
 import os
 import shutil
@@ -24,25 +24,25 @@ from bebop.runtime.events import EventLog
 from bebop.trainer import checkpoint
 from bebop.trajectory import Batch, Group
 
-COLLECT_SECONDS = 5.0  # a collect call that finds nothing returns after this long
+COLLECT_SECONDS = 5.0  # a collect call without results returns after this time
 
 
 def make_worker(config: JobConfig) -> Any:
-    """Make a rollout worker in its own process, so that the driver imports neither engine nor rewards."""
+    """Create a rollout worker in its own process, so that the driver imports neither engine nor rewards."""
     from bebop.rollout.worker import make_worker as make
 
     return make(config)
 
 
 def make_rank(config: JobConfig, rank: int, world: int, meeting: str | None) -> Any:
-    """Make a rank of the trainer in its own process, so that the driver imports no trainer and no model code."""
+    """Create a rank of the trainer in its own process, so that the driver imports no trainer and no model code."""
     from bebop.trainer.rank import TrainerRank
 
     return TrainerRank(config, rank, world, meeting)
 
 
 class RayWorker:
-    """A rollout worker behind Ray."""
+    """Rollout worker in a Ray actor."""
 
     def __init__(self, config: JobConfig, options: Options, number: int = 0, events: EventLog | None = None) -> None:
         """Describe worker ``number`` of the job; ``restart`` starts it."""
@@ -58,16 +58,16 @@ class RayWorker:
 
     @property
     def pid(self) -> int:
-        """Return its process id."""
+        """Return the worker's process id."""
         return self.group.pids[0]
 
     @property
     def ready(self) -> bool:
-        """Return whether it can serve, as far as is known."""
+        """Return whether the worker can serve, as far as is known."""
         return self._ready
 
     async def restart(self) -> None:
-        """Start the worker, or start it again after a death; what its engine started ends with its process."""
+        """Start the worker, or start it again after a death; processes of its engine end with its process."""
         self._ready = False
 
         async def make(actors: Sequence[Any]) -> list[Awaitable[Any]]:
@@ -86,7 +86,7 @@ class RayWorker:
         return report
 
     async def set_weights(self, weights: Any, version: int) -> None:
-        """Send a Ray reference, which the worker resolves on its side, or what a broadcast has brought there."""
+        """Send a Ray reference, which the worker resolves, or the location of weights that a broadcast delivered."""
         if isinstance(weights, Publication):
             weights = await weights.handle(self.group)
         await self._ask("set_weights", weights, version)
@@ -100,13 +100,13 @@ class RayWorker:
         return await self.group.ask(0, method, self.group.actors[0].call.remote(method, *arguments), allowed)
 
     def close(self) -> None:
-        """End the process."""
+        """End the worker's process."""
         self._ready = False
         self.group.close()
 
 
 class RayTrainer:
-    """All ranks of the trainer behind Ray."""
+    """Trainer with all its ranks in Ray actors."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class RayTrainer:
     ) -> None:
         """Describe a trainer with Ray's ``options`` of each rank; ``restart`` starts it.
 
-        ``workers`` get its weights.
+        ``workers`` are the rollout workers that receive its weights.
         """
         self.config, self.run_dir, self.workers = config, run_dir, workers
         self.group = ActorGroup("trainer", TrainerDied, options, config.runtime.hang_after, events or EventLog(None))
@@ -153,7 +153,7 @@ class RayTrainer:
         async def make(actors: Sequence[Any]) -> list[Awaitable[Any]]:
             world, meeting = len(actors), None
             if world > 1:
-                # Ranks meet by a file of this start: a port would be open to everybody. It lies in the job's own folder
+                # Ranks meet at a file of this start: a port would be open to everybody. It lies in the job's own folder
                 # if there is one; ``tempfile`` remembers an older place.
                 self._meeting = Path(tempfile.mkdtemp(prefix="ranks-", dir=os.environ.get("TMPDIR")))
                 meeting = f"file://{self._meeting}/meeting"
@@ -168,7 +168,7 @@ class RayTrainer:
         await self.group.tell_all("abandon")
 
     async def logprobs(self) -> dict[int, NDArray[np.float32]]:
-        """Join the parts of all ranks, which share the completions of a batch."""
+        """Return the log-probabilities of all ranks by completion; the ranks share the completions of a batch."""
         return {place: found for part in await self._all("logprobs") for place, found in part.items()}
 
     async def read_probe_set(
@@ -186,20 +186,22 @@ class RayTrainer:
         return mark
 
     async def weights(self, head: bool) -> Any:
-        """Return a Ray reference to rank 0's weights, or to where they lie, or a publication that is broadcast; they do
-        not pass through this process."""
+        """Return the weights as a Ray reference, a shared-memory location or a publication that is being broadcast;
+        they do not
+        pass through this process.
+        """
         way = self._way()
         if way == "broadcast":
             await self.broadcast.settled()
         references = [actor.call.remote("weights", head, way != "store") for actor in self.group.actors]
-        # Ranks serve one call after another: once this call returns, the weights are there, or the trainer is dead.
+        # Ranks serve one call after another: once this call returns, the weights are ready, or the trainer is dead.
         await self.group.ask_all("weights", "version")
         if way != "broadcast":
             return references[0]
         return self.broadcast.publish(await self.group.ask(0, "weights", references[0]))
 
     def _way(self) -> str:
-        """Return how weights get to the workers: shared, broadcast or store."""
+        """Return how weights reach the workers: shared, broadcast or store."""
         nodes = {*self.group.nodes, *(node for worker in self.workers for node in worker.group.nodes)}
         way = self.config.trainer.publish or ("broadcast" if len(nodes) > 1 else "shared")
         if way == "shared" and len(nodes) > 1:
@@ -212,18 +214,18 @@ class RayTrainer:
         return way
 
     async def save(self, step: int, loop_state: dict[str, Any], best: int | None = None) -> None:
-        """Write a checkpoint, then remove the oldest ones beyond ``trainer.keep``, but not that of step ``best``."""
+        """Write a checkpoint, then remove the oldest ones beyond ``trainer.keep``, except that of step ``best``."""
         checkpoints = checkpoint.store(self.run_dir)
         staged = checkpoints.staging(step)
         await self._all("save", staged, loop_state)
         written = checkpoints.publish(staged, step)
-        link_model(self.run_dir, written)  # before the checkpoint goes to which the link has led so far
+        link_model(self.run_dir, written)  # before pruning removes the checkpoint to which the link pointed
         checkpoints.prune(self.config.trainer.keep, written, best)
 
     async def load(self, folder: Path) -> dict[str, Any]:
-        """Go on from a checkpoint, and return the loop's state."""
+        """Load a checkpoint into all ranks and return the loop's state."""
         return (await self._all("load", folder))[0]
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of every rank, and return the results."""
+        """Call a method of every rank and return the results."""
         return await self.group.ask_all(method, method, *arguments)

@@ -1,19 +1,19 @@
-"""Brings publications from the trainer's machine to the others by a collective broadcast (``bebop.driver.broadcast``).
+"""Broadcast of published weights from the trainer's machine to the others (``bebop.driver.broadcast``).
 
-Who takes part: rank 0 of the trainer, and of each other machine the first rollout worker that serves. The other workers
-of that machine map what it has received, and those of the trainer's machine what the trainer has written. Where all
-processes lie on one machine, each worker receives for itself: that is for tests and measurements.
+The members are rank 0 of the trainer and, on each other machine, the first rollout worker that serves. The other
+workers of that machine map the received weights; those of the trainer's machine map what the trainer has written. If
+all processes lie on one machine, each worker receives for itself; that is for tests and measurements.
 
 Invariants:
 
-- There is one broadcast at a time. The trainer writes its next publication once the one before is everywhere, or given
-  up.
-- Members of a group are processes. Once one of them has ended or a broadcast has failed, the next one meets anew, with
-  the workers that serve by then.
-- Who was not reached (a worker that was replaced, or that a failure left out) gets the same publication from the object
+- There is one broadcast at a time. The trainer writes its next publication once the previous one has arrived
+  everywhere, or was given up.
+- Members of a group are processes. Once a member has ended or a broadcast has failed, the next broadcast forms a new
+  group of the workers that serve by then.
+- A worker that was not reached (it was replaced, or a failure left it out) gets the same publication from the object
   store, or from the trainer's memory.
-- After ``MAX_FAILURES`` broadcasts in a row that failed, nothing is broadcast any more: machines may be unable to
-  connect to each other.
+- After ``MAX_FAILURES`` failed broadcasts in a row, broadcasting stops for good: machines may be unable to connect to
+  each other.
 """
 
 import asyncio
@@ -38,20 +38,20 @@ MIB = 1 << 20
 
 @dataclass(slots=True, kw_only=True)
 class Publication:
-    """Weights of one version, which a broadcast brings to the machines of a job."""
+    """Weights of one version, which a broadcast delivers to the machines of a job."""
 
     sent: SharedWeights  # where the trainer has them
     trainer: ActorGroup
     arrival: "asyncio.Task[Mapping[str, SharedWeights]]"  # by place, see ``WeightBroadcast.place``
     place: Callable[[ActorGroup], str]
     asked: set[str] = field(default_factory=set)  # incarnations of workers that have asked before
-    stored: Any = None  # Ray's reference to the weights, once somebody needs it
+    stored: Any = None  # Ray's reference to the weights, once a worker needs it
 
     async def handle(self, worker: ActorGroup) -> Any:
-        """Return what a worker is given: where weights lie on its machine, or a reference to the object store.
+        """Return a worker's source of weights: their location on its machine, or a reference to the object store.
 
-        A worker that asks again could not read what it was told first: the process that received it may have ended.
-        ``TrainerDied`` if the trainer was closed meanwhile.
+        A worker that asks again could not read its first source: the process that received the weights may have ended.
+        Raises ``TrainerDied`` if the trainer was closed meanwhile.
         """
         again = worker.incarnation in self.asked
         self.asked.add(worker.incarnation)
@@ -69,12 +69,12 @@ class Publication:
 
 
 class WeightBroadcast:
-    """The broadcasts of a job, as its driver sees them."""
+    """The driver's side of a job's broadcasts."""
 
     def __init__(
         self, config: JobConfig, trainer: ActorGroup, serving: Callable[[], Sequence[ActorGroup]], backend: Backend
     ) -> None:
-        """``serving`` returns the rollout workers that serve at the moment."""
+        """Set up without a group; ``serving`` returns the rollout workers that currently serve."""
         self.config, self.trainer, self.serving, self.backend = config, trainer, serving, backend
         self.failures = 0  # in a row
         self.reached = 0  # publications that arrived at every member
@@ -84,7 +84,7 @@ class WeightBroadcast:
 
     @property
     def given_up(self) -> bool:
-        """Return whether nothing is broadcast any more."""
+        """Return whether broadcasting has stopped for good."""
         return self.failures >= MAX_FAILURES
 
     async def settled(self) -> None:
@@ -93,7 +93,7 @@ class WeightBroadcast:
             await asyncio.wait([self._arrival])
 
     def publish(self, sent: SharedWeights) -> Publication:
-        """Begin to broadcast what rank 0 has written."""
+        """Start to broadcast the weights that rank 0 has written."""
         workers = list(self.serving())
         apart = len({self.trainer.nodes[0], *(worker.nodes[0] for worker in workers)}) > 1
         self._arrival = asyncio.create_task(self._broadcast(sent, workers, apart))
@@ -105,7 +105,7 @@ class WeightBroadcast:
         )
 
     def close(self) -> None:
-        """Forget the group: its processes end."""
+        """Forget the group, since its processes end."""
         if self._arrival is not None:
             self._arrival.cancel()
         self._arrival, self._meeting, self._members = None, None, ()
@@ -113,7 +113,7 @@ class WeightBroadcast:
     async def _broadcast(
         self, sent: SharedWeights, workers: Sequence[ActorGroup], apart: bool
     ) -> Mapping[str, SharedWeights]:
-        """Return where a publication has arrived, by place; a place that is missing has to be served otherwise."""
+        """Return the locations of an arrived publication, by place; a missing place needs another source."""
         place = _machine if apart else _process
         receivers: dict[str, ActorGroup] = {}
         for worker in workers:
@@ -150,7 +150,7 @@ class WeightBroadcast:
         return found
 
     async def _meet(self, members: int, apart: bool) -> Meeting | str:
-        """Open a store at the trainer, by which so many members find each other; a text says why there is none."""
+        """Open a rendezvous store at the trainer for ``members`` members; return the reason as text if that fails."""
         host, timeout = _address(self.trainer.nodes[0]) if apart else LOOPBACK, self.config.runtime.hang_after
         port = await self._ask(self.trainer, "open_meeting", host, timeout)
         if isinstance(port, str):
@@ -165,10 +165,10 @@ class WeightBroadcast:
         )
 
     async def _ask(self, group: ActorGroup, method: str, *arguments: Any) -> Any:
-        """Call a method of the first process; return why there is no answer if it has ended."""
+        """Call a method of the group's first process; if it has ended, return the reason as text."""
         if not group.actors:
             return f"{group.name} is being replaced"
-        # Of its own accord a member waits for the others: while they meet, and for a bucket that does not come.
+        # A member legitimately waits for the others: at the rendezvous, and for a bucket that does not arrive.
         allowed = 3 * self.config.runtime.hang_after
         try:
             return await group.ask(0, method, group.actors[0].transfer.remote(method, *arguments), allowed)
@@ -177,10 +177,10 @@ class WeightBroadcast:
 
 
 def choose_backend(config: JobConfig, gpus: Sequence[float]) -> Backend:
-    """Return how members talk, for processes with such shares of a GPU, that of the trainer's rank 0 first.
+    """Return the backend of broadcasts for processes with these shares of a GPU, the trainer's rank 0 first.
 
     Raises:
-        UserError: NCCL is asked for, and a process has no GPU to itself: it refuses two of its ranks on one.
+        UserError: NCCL is configured, and a process has no GPU to itself: NCCL refuses two ranks on one.
     """
     asked, alone = config.trainer.broadcast.backend, bool(gpus) and min(gpus) >= 1
     if asked == "nccl" and not alone:

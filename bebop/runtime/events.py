@@ -1,4 +1,4 @@
-"""Writes deaths, hangs and replacements of the parts of a run to ``events.jsonl``, a line of JSON each."""
+"""Log of deaths, hangs and replacements of a run's parts: ``events.jsonl``, a line of JSON each."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ NAME = "events.jsonl"
 
 
 class EventLog:
-    """Appends events to a run folder; nothing is written before the folder exists or if the disk refuses.
+    """Appender of events to a run folder; it writes nothing before the folder exists or if the disk refuses.
 
     >>> EventLog(Path("runs/a")).write("hang", "rollout worker 1", "in decoding", silent_s=31.0)  # doctest: +SKIP
     """
@@ -35,9 +35,9 @@ class EventLog:
             kind: death, hang, replaced (the part works again) or session (Ray itself is gone).
             who: "rollout worker 1", "trainer", "ray".
             why: one line.
-            silent_s: seconds of silence, as they count for a hang.
-            notice_s: seconds between the last sign of life and the moment when the end was noticed.
-            recover_s: seconds from that moment until the part worked again.
+            silent_s: seconds of silence that count for a hang.
+            notice_s: seconds from the last sign of life until the end was noticed.
+            recover_s: seconds from then until the part worked again.
         """
         seconds = {"silent_s": silent_s, "notice_s": notice_s, "recover_s": recover_s}
         rounded = {name: None if value is None else round(value, 3) for name, value in seconds.items()}

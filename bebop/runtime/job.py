@@ -1,8 +1,8 @@
 """Builds the parts of a job from its configuration, runs it on Ray, and recovers from deaths.
 
-Who recovers from what: the pool replaces a dead rollout worker within a step. ``Job`` goes back to the newest sound
-checkpoint when the trainer dies, with fresh actors. ``run_job`` does the same on a new Ray session when Ray's own
-servers die. Each gives up after ``runtime.max_restarts`` deaths.
+Recovery has three levels. The pool replaces a dead rollout worker within a step. ``Job`` returns to the newest intact
+checkpoint when the trainer dies, with new actors. ``run_job`` does the same on a new Ray session when Ray's own servers
+die. Each gives up after ``runtime.max_restarts`` deaths.
 """
 
 import asyncio
@@ -50,17 +50,17 @@ from bebop.trajectory_db.reader import NAME
 from bebop.trajectory_db.writer import TrajectoryLog, piece_of
 
 log = logging.getLogger(__name__)
-WAIT_SECONDS = 60.0  # for a reservation of CPUs and GPUs
+WAIT_SECONDS = 60.0  # time limit for a reservation of CPUs and GPUs
 
 
 class RaySink:
-    """Exports every metric as a Ray gauge ``bebop_<name>``, with / as _, which Prometheus can read."""
+    """Metrics sink that exports each metric as a Ray gauge ``bebop_<name>``, with / as _, which Prometheus can read."""
 
     def __init__(self) -> None:
         self._gauges: dict[str, Gauge] = {}
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Set the gauges."""
+        """Set one gauge per metric, and that of the step."""
         for name, value in {"step": float(step), **values}.items():
             key = "bebop_" + name.replace("/", "_")
             if key not in self._gauges:
@@ -80,9 +80,9 @@ def run_job(
 ) -> bool:
     """Run a job that ``preflight`` has checked to its end in ``run_dir``; return False if it was interrupted.
 
-    An interrupted job leaves a checkpoint. ``prompt(i)`` gives prompt i of the stream. ``begin`` is called with Ray's
+    An interrupted job leaves a checkpoint. ``prompt(i)`` returns prompt i of the stream. ``begin`` is called with Ray's
     dashboard once all parts run; nothing is written to ``run_dir`` before. ``held_out``: the questions of its
-    evaluations, if they were found already.
+    evaluations, if they are known already.
     """
     checkpoints, events = checkpoint.store(run_dir), EventLog(run_dir)
     newest = checkpoints.newest_sound() if config.runtime.resume else None
@@ -90,7 +90,7 @@ def run_job(
     if config.runtime.resume and newest is None:
         raise UserError(f"runtime.resume=true: {run_dir} holds no finished checkpoint")
     if config.runtime.address is None:
-        pools(config, torch.cuda.device_count())  # refuses before Ray starts what it would refuse afterwards
+        pools(config, torch.cuda.device_count())  # reports errors before Ray starts
     stopping = False
     ended: float | None = None  # when Ray's servers died
     for deaths in range(config.runtime.max_restarts + 1):
@@ -122,7 +122,7 @@ def run_job(
 
 
 async def _run_in(session: Session, job: "Job", newest: Path | None, begin: Callable[[], None]) -> bool:
-    """Run a job; raise ``SessionDied`` once Ray's servers are dead, whatever fails in the job because of that."""
+    """Run a job; raise ``SessionDied`` once Ray's servers are dead, whatever else fails because of that."""
     running, watch = asyncio.create_task(job.run(newest, begin)), asyncio.create_task(session.watch())
     try:
         await asyncio.wait([running, watch], return_when=asyncio.FIRST_COMPLETED)
@@ -141,7 +141,7 @@ async def _run_in(session: Session, job: "Job", newest: Path | None, begin: Call
 
 
 class Job:
-    """The loop with all its parts, started again whenever the trainer dies."""
+    """Training loop with all its parts, restarted whenever the trainer dies."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Job:
         stopping: bool = False,
         held_out: HeldOut | None = None,
     ) -> None:
-        """Join the parts; ``stopping`` says that the user has interrupted the job already.
+        """Store the parts; ``stopping`` says that the user has already interrupted the job.
 
         ``held_out``: the questions of its evaluations, if it has any.
         """
@@ -169,7 +169,7 @@ class Job:
             self.stop.set()
 
     async def run(self, newest: Path | None, begin: Callable[[], None]) -> bool:
-        """Run the loop from checkpoint ``newest``, and again from the newest one whenever the trainer dies."""
+        """Run the loop from checkpoint ``newest``, and again from the newest checkpoint whenever the trainer dies."""
         checkpoints, most = checkpoint.store(self.run_dir), self.config.runtime.max_restarts
         # Ctrl-C and SIGTERM drop or end the step in progress and leave a checkpoint; a second one ends at once.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -183,7 +183,7 @@ class Job:
                         self._go_back(newest)
                     return await (await self._loop(newest)).run()
                 except (TrainerDied, WorkerDied) as death:
-                    if self.loop is None:  # a part that cannot even start is no death to recover from
+                    if self.loop is None:  # a part that never started is no death to recover from
                         raise UserError(f"a part of the job did not start: {death}") from death
                     self.monitor.close()
                     newest = checkpoints.newest_sound()
@@ -196,12 +196,14 @@ class Job:
             self._close()
 
     def _go_back(self, newest: Path | None) -> None:
-        """Set aside what was written after checkpoint ``newest``, so that ``RUN/model`` leads to that one again."""
+        """Set aside everything written after checkpoint ``newest``, so that ``RUN/model`` points to that checkpoint
+        again.
+        """
         checkpoint.store(self.run_dir).set_aside(newest)
         link_model(self.run_dir, newest)
 
     async def _loop(self, newest: Path | None) -> Loop:
-        """Make the loop as it was at checkpoint ``newest``."""
+        """Create the loop in the state of checkpoint ``newest``."""
         start = checkpoint.store(self.run_dir).step(newest) if newest else 0
         if self.loop is None:
             self.sinks = _sinks(self.config, self.run_dir, start)
@@ -235,7 +237,7 @@ class Job:
             self.loop.stopping.set()
 
     def _close(self) -> None:
-        """Close all parts, whatever one of them raises."""
+        """Close all parts, even if one of them raises."""
         with contextlib.ExitStack() as closing:
             parts = [*self.workers, self.trainer, *self.sinks, self.monitor]
             logs = [log for log in (self.trajectories, self.evaluations) if log is not None]
@@ -244,7 +246,7 @@ class Job:
 
 
 async def _gather(works: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Await all works; if one fails, end the others before raising its error."""
+    """Await all works; if one fails, cancel the others before raising its error."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         await asyncio.gather(*tasks)
@@ -259,14 +261,14 @@ def _name(newest: Path | None) -> str:
 
 
 def _monitor(config: JobConfig, run_dir: Path, start: int) -> Monitor:
-    """Make the monitor, which goes on after step ``start``; it does nothing if it is off or cannot tell anything."""
+    """Create the monitor, which continues after step ``start``; it is a no-op if monitoring is off or impossible."""
     return JobMonitor(config, run_dir, start) if can_monitor(config) else NullMonitor(config)
 
 
 def _trajectories(config: JobConfig, run_dir: Path, start: int) -> TrajectoryLog | None:
-    """Open the file that keeps completions, to go on after step ``start``; None if they are not kept.
+    """Open the file that stores completions, continuing after step ``start``; None if they are not stored.
 
-    What a run has kept up to that step stays, also if it goes on without keeping more.
+    Completions stored up to that step stay, also if the run continues without storing more.
     """
     path, mode = run_dir / NAME, config.monitor.trace
     if mode == "off" and not (start and path.exists()):
@@ -280,7 +282,7 @@ def _trajectories(config: JobConfig, run_dir: Path, start: int) -> TrajectoryLog
 
 
 def _sinks(config: JobConfig, run_dir: Path, start: int) -> list[Sink]:
-    """Make the sinks for metrics; sinks that write files go on after step ``start``."""
+    """Create the sinks for metrics; sinks that write files continue after step ``start``."""
     monitor = config.monitor
     sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl", start if start else None)]
     if monitor.tensorboard:
@@ -298,7 +300,7 @@ def _sinks(config: JobConfig, run_dir: Path, start: int) -> list[Sink]:
 
 
 def _write_pids(run_dir: Path, trainer: RayTrainer, workers: Sequence[RayWorker]) -> None:
-    """Write down which process is which, for ps or a debugger."""
+    """Write the process id of each part to ``pids.txt``, for ps or a debugger."""
     lines = [
         f"driver {os.getpid()}",
         *[f"trainer {pid}" for pid in trainer.pids],
@@ -308,12 +310,12 @@ def _write_pids(run_dir: Path, trainer: RayTrainer, workers: Sequence[RayWorker]
         (run_dir / "pids.txt").write_text("\n".join(lines) + "\n")
 
 
-# ---- CPUs and GPUs for the actors: a Ray placement group for the trainer and one for the rollout
+# ---- CPUs and GPUs of the actors: a Ray placement group for the trainer and one for the rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Equal shares of a cluster, one for each actor; a share lies on one machine."""
+    """Equal shares of a cluster, one per actor; a share lies on one machine."""
 
     name: str
     count: int
@@ -323,10 +325,10 @@ class Pool:
 
 
 def pools(config: JobConfig, gpus: float) -> tuple[Pool, Pool]:
-    """Return the pools of trainer and rollout for a cluster with that many GPUs.
+    """Return the pools of trainer and rollout for a cluster with ``gpus`` GPUs.
 
     Engines that span several GPUs share them with nobody. Each of several ranks has a GPU to itself, since NCCL refuses
-    two of its ranks on one; workers share what is left.
+    two ranks on one GPU; workers share the rest.
     """
     rollout, trainer = config.rollout, config.trainer
     each, left = engine_module(config).gpus(config), gpus
@@ -362,9 +364,10 @@ FRACTIONS = {"vllm": "gpu_memory_utilization", "sglang": "mem_fraction_static"} 
 
 
 def share_memory(config: JobConfig, gpus: float) -> JobConfig:
-    """Return the job as its workers get it: an engine beside the trainer takes the memory that the trainer leaves.
+    """Return the job's configuration for its workers: an engine beside the trainer uses the memory that the trainer
+    leaves.
 
-    Engines would take nine tenths of a GPU by themselves. Raise ``UserError`` where a job has to say how much.
+    By default engines would take nine tenths of a GPU. Raises ``UserError`` if the job has to set the amount itself.
     """
     rollout, name = config.rollout, config.rollout.engine
     each = engine_module(config).gpus(config)
@@ -386,7 +389,7 @@ def share_memory(config: JobConfig, gpus: float) -> JobConfig:
 
 
 def reserve(pool: Pool) -> list[dict[str, Any]]:
-    """Reserve a pool and return Ray's options for each of its actors; ``UserError`` if the cluster has no room."""
+    """Reserve a pool and return Ray's options for each of its actors; raise ``UserError`` if there is no room."""
     bundle = {"CPU": float(pool.cpus)} | ({"GPU": pool.gpus} if pool.gpus else {})
     group = placement_group([bundle] * pool.count, strategy=pool.strategy)
     if not group.wait(WAIT_SECONDS):
@@ -404,5 +407,5 @@ def reserve(pool: Pool) -> list[dict[str, Any]]:
 
 
 def _share(gpus: float, processes: int) -> float:
-    """Return the part of a GPU that each process gets."""
+    """Return each process's share of a GPU."""
     return 1 / max(1, math.ceil(processes / gpus))

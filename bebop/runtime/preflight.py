@@ -1,6 +1,6 @@
-"""Finds the faults of a job before anything is started, loaded or written.
+"""Checks that find the faults of a job before anything is started, loaded or written.
 
-The checks take seconds and read no weights.
+They take seconds and read no weights.
 """
 
 import errno
@@ -49,21 +49,21 @@ from bebop.tasks.rewards import check_reward
 from bebop.tasks.source import EnvironmentSource, Items, PromptSource, chat_encoder, instruction, open_items
 
 log = logging.getLogger(__name__)
-CHECKED_QUESTIONS = 16  # of an environment, made before a job to see whether a checkpoint can hold them
-# Ray puts sockets below its folder, and the path of a socket has at most 107 characters. This is the longest of them.
+CHECKED_QUESTIONS = 16  # questions of an environment that are checked to fit into a checkpoint
+# Ray puts sockets below its folder, and a socket's path has at most 107 characters. This is its longest such path.
 SESSION = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 MAX_FOLDER_LENGTH = 107 - len(SESSION)
-# Ray keeps shared objects in one file that has its full size from the start: this share of the memory, and at most.
+# Ray's file of shared objects has its full size from the start: this share of the memory, and at most so many bytes.
 RAY_STORE_SHARE, MAX_RAY_STORE = 0.3, 200 * 10**9
 
 
 def check_job(config: JobConfig, items: Items | None = None) -> PromptSource | EnvironmentSource:
-    """Check a job and return its prompts; raise ``UserError`` for the first thing that would end it later.
+    """Check a job and return its prompts; raise ``UserError`` for the first fault that would end it later.
 
-    ``items`` are its questions if they are open and were checked against the reward already.
+    ``items`` are its questions if they are already loaded and checked against the reward.
     """
     here = config.runtime.address is None  # else the job runs on other machines
-    # Servers decode with attention of their own, and the trainer can run transformers'.
+    # Servers decode with their own attention, and the trainer can run transformers'.
     settings = check_model(config.model, here, any_backbone=not engine_module(config).EMBEDDED)
     check_positions(settings, config.rollout.max_length)
     if config.trainer.lora.rank:
@@ -91,7 +91,7 @@ def check_job(config: JobConfig, items: Items | None = None) -> PromptSource | E
 
 
 def check_draft(config: JobConfig, here: bool = True) -> None:
-    """Check that the draft model's files are whole, that its tokens are the model's, and that texts fit into it."""
+    """Check that the draft model's files are complete, its tokens match the model's, and its context is long enough."""
     own = draft_config(config.model)
     with of_draft():
         settings = check_model(own, here)
@@ -100,14 +100,14 @@ def check_draft(config: JobConfig, here: bool = True) -> None:
 
 
 def check_trackers(config: MonitorConfig) -> None:
-    """Check that the trackers that are asked for are installed."""
+    """Check that the configured trackers are installed."""
     for name in ("wandb", "trackio"):
         if getattr(config, name) and find_spec(name) is None:
             raise UserError(f"monitor.{name}=True is not possible: pip install -e '.[{name}]' first")
 
 
 def check_model(config: ModelConfig, here: bool = True, any_backbone: bool = False) -> Any:
-    """Check that a model's files are there and whole, by their headers, and return its Hugging Face configuration.
+    """Check that a model's files exist and are complete, by their headers, and return its Hugging Face configuration.
 
     With ``here`` the device must be one of this machine's. ``any_backbone``: transformers' attention may run it.
     """
@@ -155,14 +155,14 @@ def check_task(config: JobConfig, items: Items | None = None) -> PromptSource | 
 
 
 def check_evaluation(config: JobConfig) -> HeldOut | None:
-    """Find the held-out questions of a job's evaluations, check them, and return them; None for a job without any."""
+    """Find, check and return the held-out questions of a job's evaluations; None for a job without evaluations."""
     return find_held_out(config, load_tokenizer(config.model)) if config.evaluation.every else None
 
 
 def check_adaptation(config: AdaptConfig) -> None:
-    """Check an adaptation: the model, the length and number of its completions, the questions."""
+    """Check an adaptation: the model, the length and number of its completions, and the questions."""
     data, served = config.data, config.data.engine in SERVED
-    # Only the head's training leaves the embedded engine out, and only where no environment asks it for turns.
+    # Only the head's training can do without the embedded engine, and only if no environment needs it for turns.
     turns = data.source == "sample" and config.task.turns
     settings = check_model(config.model, any_backbone=config.part == "head" and (served or not turns))
     check_positions(settings, data.max_length, "data.max_length")
@@ -189,7 +189,7 @@ def check_adaptation(config: AdaptConfig) -> None:
 
 
 def check_served(config: AdaptConfig) -> None:
-    """Check that SGLang or vLLM is there and can sample the completions of an adaptation."""
+    """Check that SGLang or vLLM is installed and can sample the completions of an adaptation."""
     job, world = config.engine_job(), int(os.environ.get("WORLD_SIZE", "1"))
     with engine_errors(config.data):
         engine_module(job).check(job)
@@ -212,7 +212,7 @@ def prompts(model: ModelConfig, task: TaskConfig, room: int, items: Items | None
 
 
 def check_ports(runtime: RuntimeConfig) -> None:
-    """Check that ports which are given by number are free."""
+    """Check that explicitly configured ports are free and distinct."""
     asked = {"port": runtime.port, "metrics_port": runtime.metrics_port}
     if runtime.dashboard:
         asked["dashboard_port"] = runtime.dashboard_port
@@ -230,7 +230,7 @@ def check_ports(runtime: RuntimeConfig) -> None:
 
 
 def check_temp(runtime: RuntimeConfig) -> None:
-    """Check that Ray's folder can be made and is short enough for the sockets in it."""
+    """Check that Ray's folder can be created and that its path is short enough for the sockets in it."""
     if runtime.temp_dir is None:
         check_writable("TMPDIR", Path(tempfile.gettempdir()))  # which Python has found by writing to it
         return
@@ -244,7 +244,7 @@ def check_temp(runtime: RuntimeConfig) -> None:
 
 
 def check_file_size() -> None:
-    """Check that the system allows a file as large as Ray's store; else Ray's processes end without a word."""
+    """Check that the system allows a file as large as Ray's store; else Ray's processes end without a message."""
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     store = int(min(RAY_STORE_SHARE * memory, MAX_RAY_STORE))

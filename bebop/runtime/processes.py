@@ -1,7 +1,7 @@
-"""Processes of this machine: their state, their children and their stacks, and how they are ended.
+"""Processes of this machine: their state, their children and their stacks, and how to end them.
 
-What psutil cannot tell is that there is no such process any more: it raises. Here that is an answer like any other.
-It is imported where it is called: a machine that only measures on a GPU may lack it.
+psutil raises if a process no longer exists; these functions return that as an ordinary result. psutil is imported
+inside the functions: a machine that only measures on a GPU may lack it.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from typing import NamedTuple
 PACKAGE = f"{Path(__file__).parents[1]}/"
 THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-DUMP_SECONDS = 3.0  # for a process to write its stacks
+DUMP_SECONDS = 3.0  # time limit for a process to write its stacks
 QUIET_SECONDS = 0.2  # without a further byte, after which the stacks are complete
 
 
 class Status(NamedTuple):
-    """What the kernel says of a process."""
+    """Kernel's view of a process: its name, state and parent."""
 
     name: str
     state: str  # one of psutil's STATUS_ words
@@ -43,9 +43,10 @@ def status(pid: int) -> Status | None:
 
 
 def start_ticks(pid: int) -> int:
-    """Return when a process began, in ticks since the machine did; 0 if there is no such process.
+    """Return when a process began, in ticks since the machine booted; 0 if there is no such process.
 
-    It tells a process from a later one of the same id. psutil's ``create_time`` moves with the time of day.
+    The value distinguishes a process from a later one with the same id. psutil's ``create_time`` moves with the wall
+    clock.
     """
     try:
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
@@ -62,7 +63,7 @@ def stopped(pid: int) -> bool:
 
 
 def lives(pid: int) -> bool:
-    """Return whether a process has not ended: a zombie has, and waits for its parent to notice."""
+    """Return whether a process has not ended; a zombie has ended and waits for its parent."""
     import psutil
 
     found = status(pid)
@@ -100,14 +101,14 @@ def marked(mark: str) -> list[int]:
 
 
 def end(pids: Iterable[int]) -> None:
-    """Kill processes, those that are stopped too."""
+    """Kill processes, including stopped ones."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 def stacks(pid: int, descriptor: int) -> str:
-    """Return what a process writes to its file ``descriptor`` on SIGUSR1 (``faulthandler``); empty if it does not."""
+    """Return the stacks that a process writes to file ``descriptor`` on SIGUSR1 (``faulthandler``); empty if none."""
     file = Path(f"/proc/{pid}/fd/{descriptor}")
     try:
         before = size = file.stat().st_size
@@ -134,7 +135,7 @@ def main_stack() -> str:
 def place(dump: str, hint: str) -> str:
     """Return where the thread with ``hint`` in its stack is, as ``engine.py:12 in step``; empty without such a thread.
 
-    The innermost line of Bebop's own counts: a thread that waits for a lock is in Python's own code.
+    The innermost line of Bebop's own code counts: a thread that waits for a lock is in Python's own code.
     """
     threads = [part for part in THREAD.split(dump) if hint in part]
     frames = FRAME.findall(threads[0]) if threads else []

@@ -1,13 +1,13 @@
-"""Ray for the length of a job, and a watch over Ray's own servers.
+"""Ray session of a job, with checks of Ray's own servers.
 
-Ray ends a driver that has lost its GCS from inside, without a word to Python, and it waits for ever for a raylet that
-does not answer. So the death of a server, and a server that is stopped, have to be noticed here first.
+Ray ends a driver that has lost its GCS without any Python exception. It waits for ever for a raylet that does not
+answer. So this module has to notice first that a server died or was stopped.
 
-Invariants of a private session, one that this process starts:
+Invariants of a private session, which this process starts:
 
-- Its temporary files lie in a folder that nobody else may enter, and which is gone afterwards.
-- Every process that belongs to it carries a mark in its environment, by which it is found and ended.
-- A driver that was killed leaves its folder and its processes to the next driver, which clears them away.
+- Its temporary files lie in a folder that nobody else may enter, and that is removed afterwards.
+- Every process of the session carries a mark in its environment, by which it is found and ended.
+- A driver that was killed leaves its folder and its processes to the next driver, which removes them.
 """
 
 import asyncio
@@ -41,11 +41,11 @@ from bebop.runtime.watchdog import TICK, SuspendAwareClock
 log = logging.getLogger(__name__)
 PRIVATE, DRIVER, FILES = "bebop-", "driver", "files"  # temporary folders of jobs; in them: the driver's id, and TMPDIR
 STARTS = 3  # attempts to start Ray
-SERVERS = ("gcs_server", "raylet")  # without which no job goes on
+SERVERS = ("gcs_server", "raylet")  # no job can run without them
 
 
 class SessionDied(Exception):
-    """Ray's servers are gone; the job goes back to its last checkpoint, on new servers."""
+    """Ray's servers are gone; the job returns to its last checkpoint, on new servers."""
 
     def __init__(self, why: str, silent: float = 0.0) -> None:
         super().__init__(why)
@@ -54,14 +54,14 @@ class SessionDied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """Where Ray's dashboard is, and whether it asks for the token that ``ray get-auth-token`` prints."""
+    """Address of Ray's dashboard, and whether it requires the token that ``ray get-auth-token`` prints."""
 
     url: str
     token: bool
 
 
 class Session:
-    """A Ray session with a watch over its servers and over the driver's event loop."""
+    """Ray session with checks of its servers and of the driver's event loop."""
 
     def __init__(
         self, folder: Path | None, floor: float, events: EventLog, servers: Mapping[int, str] | None = None
@@ -69,9 +69,9 @@ class Session:
         """Describe a session.
 
         Args:
-            folder: of a private session; None for one that was joined, which others look after.
+            folder: folder of a private session; None for a session that this process joined.
             floor: seconds that a server may be stopped and the driver silent.
-            events: where hangs are written down.
+            events: log of hangs.
             servers: process id -> name.
         """
         self.folder, self.floor, self.events, self.servers = folder, floor, events, dict(servers or {})
@@ -91,25 +91,25 @@ class Session:
         return Dashboard(url, os.environ.get("RAY_AUTH_MODE") == "token")
 
     def guard(self) -> None:
-        """Check until ``close``; in a thread, since calls of Ray that wait for a server hold up their caller."""
+        """Check until ``close``; run it in a thread, since calls of Ray that wait for a server block their caller."""
         clock = SuspendAwareClock()
         while not self._closed.wait(TICK):
             self.check(clock.tick())
 
     def check(self, passed: float) -> None:
-        """Find a server that is stopped and a driver that is held up, ``passed`` seconds after the last check."""
+        """Check for a stopped server and a blocked driver, ``passed`` seconds after the last check."""
         self._check_driver(passed)
         for pid, name in self.servers.items():
             self._silent[pid] = silent = self._silent[pid] + passed if stopped(pid) else 0.0
             if silent > self.floor:
                 self._hung = SessionDied(f"Ray's {name} (process {pid}) is stopped for {silent:.0f} s", silent)
-                # A call of Ray whose raylet dies ends this process without a word. So let the raylet answer first;
+                # A call of Ray whose raylet dies ends this process without a message. So let the raylet answer first;
                 # it ends with the session, which is over.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
 
     def _check_driver(self, passed: float) -> None:
-        """Report a driver whose event loop stands still; no process can replace it."""
+        """Report a driver with a blocked event loop; no other process can replace it."""
         before, self._idle = self._idle, self._idle + passed
         if self._turns != self._last_turns or not self._turns:
             self._last_turns, self._idle = self._turns, 0.0
@@ -122,21 +122,21 @@ class Session:
             self.events.write("hang", "driver", why, silent_s=self._idle, notice_s=self._idle)
 
     def close(self) -> None:
-        """End the checks."""
+        """Stop the checks."""
         self._closed.set()
 
     def close_to_others(self) -> None:
-        """Make Ray's folder private once more after Ray's processes have come up, which create parts of it."""
+        """Make Ray's folder private again after Ray's processes have started, since they create parts of it."""
         if self.folder is not None:
             make_private(self.folder)
 
     def death(self) -> SessionDied | None:
-        """Return which server has ended or hangs, or None."""
+        """Return the death of a server that has ended or hangs, or None."""
         gone = [f"{name} (process {pid})" for pid, name in self.servers.items() if not lives(pid)]
         return self._hung or (SessionDied(f"Ray's {' and '.join(gone)} ended") if gone else None)
 
     async def watch(self) -> SessionDied:
-        """Wait until a server has ended or hangs."""
+        """Wait until a server has ended or hangs, and return its death."""
         while (death := self.death()) is None:
             self._turns += 1
             await asyncio.sleep(TICK)
@@ -160,7 +160,7 @@ def _servers() -> dict[int, str]:
 
 @contextlib.contextmanager
 def ray_session(config: JobConfig, events: EventLog) -> Iterator[Session]:
-    """Run Ray within the block: a private session, or one that is joined by ``runtime.address``."""
+    """Run Ray within the block: a private session, or an existing one at ``runtime.address``."""
     if config.runtime.address is not None:
         with _joined(config.runtime.address, config.runtime.hang_after, events) as session:
             yield session
@@ -174,7 +174,7 @@ def _joined(address: str, floor: float, events: EventLog) -> Iterator[Session]:
     try:
         ray.init(address=address, log_to_driver=False)
     except (ConnectionError, ValueError) as error:
-        # Ray reads its token too late for an address, unless it is told that there is one.
+        # With an address, Ray reads its token too late unless RAY_AUTH_MODE says that there is one.
         advice = "" if "RAY_AUTH_MODE" in os.environ else " (a cluster that wants a token: set RAY_AUTH_MODE=token)"
         raise UserError(f"runtime.address={address!r} cannot be joined{advice}: {error}") from error
     try:
@@ -186,7 +186,7 @@ def _joined(address: str, floor: float, events: EventLog) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def _started(config: JobConfig, private: Path, events: EventLog) -> Iterator[Session]:
-    """Start a Ray of our own, and end everything that belongs to it afterwards."""
+    """Start a private Ray, and end everything that belongs to it afterwards."""
     runtime = config.runtime
     temp = Path(runtime.temp_dir).absolute() if runtime.temp_dir else private / "ray"
     temp.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -199,7 +199,7 @@ def _started(config: JobConfig, private: Path, events: EventLog) -> Iterator[Ses
         os.environ.pop("BEBOP_SESSION")
         temp.chmod(mode)
         make_private(folder)
-        if config.monitor.ray_metrics:  # Ray has written its own files by now; ours go beside them
+        if config.monitor.ray_metrics:  # Ray has written its own files by now, and ours lie beside them
             provision(folder, staleness=config.rollout.staleness)
         servers = _servers()
         with _guarded(Session(folder, runtime.hang_after, events, servers)) as session:
@@ -209,14 +209,14 @@ def _started(config: JobConfig, private: Path, events: EventLog) -> Iterator[Ses
         with ignore_signals():
             if not all(
                 lives(pid) and not stopped(pid) for pid in servers
-            ):  # ``shutdown`` would wait for a server that does not run, for ever
+            ):  # ``shutdown`` would wait for ever for a server that does not run
                 end(marked(mark))
             ray.shutdown()
             end(marked(mark))
 
 
 def _start_ray(config: JobConfig, temp: Path, mark: str) -> None:
-    """Start Ray's servers; try again if they do not come up, as where another program took a port first."""
+    """Start Ray's servers; try again if they do not come up, for instance because another program took a port first."""
     runtime = config.runtime
     cpus = config.trainer.ranks * config.trainer.threads + config.rollout.workers * config.rollout.threads
     tried: set[int] = set()
@@ -248,7 +248,7 @@ def _start_ray(config: JobConfig, temp: Path, mark: str) -> None:
 
 
 def free_port(tried: Collection[int] = ()) -> int:
-    """Return a TCP port that is free on the loopback address and not in ``tried``."""
+    """Return a free TCP port of the loopback address that is not in ``tried``."""
     while (port := _some_port()) in tried:  # the system may give the same one again
         pass
     return port
@@ -262,9 +262,9 @@ def _some_port() -> int:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """Make a folder that nobody else may enter, for the temporary files of every process of a job within the block.
+    """Create a folder that nobody else may enter, for the temporary files of all processes of a job within the block.
 
-    A driver that is killed leaves its folder to the next driver that makes one beside it.
+    A killed driver leaves its folder behind; the next driver that creates one beside it removes it.
     """
     before, parent = os.environ.get("TMPDIR"), Path(_short(tempfile.gettempdir()))
     _clear(parent)
@@ -285,9 +285,9 @@ def private_folder() -> Iterator[Path]:
 
 
 def _clear(parent: Path) -> None:
-    """Remove the private folders of this user's drivers that have ended, and end what is left of their jobs.
+    """Remove the private folders of this user's ended drivers, and end the remaining processes of their jobs.
 
-    Ray ends its processes once it misses the driver, but a process that was stopped does not hear it.
+    Ray ends its processes once it misses the driver, but a stopped process does not notice.
     """
     for driver in parent.glob(f"{PRIVATE}*/{DRIVER}"):
         with contextlib.suppress(OSError, ValueError):
@@ -298,12 +298,12 @@ def _clear(parent: Path) -> None:
 
 
 def _short(folder: str) -> str:
-    """Return ``folder``, or the system's own, as Ray does, where sockets below it would have too long a name."""
+    """Return ``folder``, or /tmp (as Ray does) if the paths of sockets below it would be too long."""
     return folder if len(folder) + len("/bebop-12345678/ray") <= MAX_FOLDER_LENGTH else "/tmp"
 
 
 def make_private(folder: Path) -> None:
-    """Take away the rights of others below ``folder``: Ray makes folders that the whole machine may write to."""
+    """Remove the rights of others below ``folder``: Ray creates folders that everybody may write to."""
     for inner, _, _ in os.walk(folder):
         with contextlib.suppress(FileNotFoundError):
             os.chmod(inner, os.stat(inner).st_mode & ~0o077)

@@ -1,7 +1,7 @@
-"""What the terminal says of a run at its start and at its end, at most eight lines each.
+"""Terminal output at the start and at the end of a run, at most eight lines each.
 
-The start says what will run, on what, with which memory, and where it can be watched. The end says what the report
-says: the verdict, the advice and its command are the report's own (``bebop.report.verdict``).
+The start names the model, the task, the expected memory and where to watch the run. The end repeats the report: its
+verdict, advice and command come from ``bebop.report.verdict``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ def about_run(config: JobConfig, defaults: Mapping[str, Any], dashboard: "Dashbo
     """Return the lines below the run folder at the start of a run.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         defaults: settings that follow from the model.
-        dashboard: Ray's; None if it was not started.
+        dashboard: Ray's dashboard; None if it was not started.
     """
     trainer, here = config.trainer, config.runtime.address is None
     given = f"{trainer.groups_per_step} prompts x {trainer.group_size} completions of {config.task.name}"
@@ -59,7 +59,7 @@ def about_adaptation(config: AdaptConfig) -> list[str]:
 
 
 def about_model(config: ModelConfig, here: bool = True) -> str:
-    """Return size, type and place of a model; ``here``: it runs on this machine, whose devices are known."""
+    """Return size, type and location of a model; ``here``: it runs on this machine, whose devices are known."""
     folder, settings = resolve(config.path), read_config(config)
     layers = settings.get_text_config().num_hidden_layers
     head = " and an MTP head" if config.init_mtp or mtp_layout(folder, layers) is not None else ""
@@ -69,7 +69,7 @@ def about_model(config: ModelConfig, here: bool = True) -> str:
 
 
 def expected_memory(config: JobConfig) -> str:
-    """Return the memory that a job on this machine is expected to take, with its parts."""
+    """Return the expected memory of a job on this machine, with its parts, as text."""
     count = parameters(sorted(resolve(config.model.path).glob("*.safetensors")))
     embedded = engine_module(config).EMBEDDED
     adapter, draft = _adapter(config), None
@@ -80,7 +80,7 @@ def expected_memory(config: JobConfig) -> str:
 
 
 def memory_beside_trainer(config: JobConfig) -> tuple[float, str]:
-    """Return the part of the GPU for an engine that shares it with the trainer, and the line that says so."""
+    """Return the memory fraction for an engine that shares the GPU with the trainer, and the line that reports it."""
     count = parameters(sorted(resolve(config.model.path).glob("*.safetensors")))
     settings, device = read_config(config.model), find_device(config.model)
     fraction = engine_fraction(config, settings, count, device, _adapter(config))
@@ -91,7 +91,7 @@ def memory_beside_trainer(config: JobConfig) -> tuple[float, str]:
 
 
 def _adapter(config: JobConfig) -> int:
-    """Return the number of parameters of the adapter that a job trains; 0 without one."""
+    """Return the number of parameters of the adapter that the job trains; 0 without an adapter."""
     lora = config.trainer.lora
     return adapter_size(empty_model(resolve(config.model.path)), lora) if lora.rank else 0
 
@@ -102,7 +102,7 @@ def _about_adapter(config: JobConfig) -> str:
 
 
 def actors(config: JobConfig) -> list[str]:
-    """Return the names of a job's processes in Ray's dashboard and logs, those of one kind joined."""
+    """Return the names of a job's processes in Ray's dashboard and logs, as one range per kind."""
     workers, ranks = config.rollout.workers, config.trainer.ranks
     return [
         "Trainer" if ranks == 1 else f"Trainer(0) to Trainer({ranks - 1})",
@@ -120,17 +120,17 @@ def ended_run(folder: Path, said: Said | None, report: Path | None, again: str =
     """Return the lines at the end of a run.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         said: verdict and advice; None if no step was finished.
-        report: the page; None if none was written.
-        again: the command that goes on with the run; empty unless it was interrupted.
+        report: path of the report page; None if none was written.
+        again: the command that resumes the run; empty unless it was interrupted.
     """
     model = newest_model(folder)
     paths = {"model": folder / model if model else None, "report": report}
     viewer = shown_command("view", str(shown_path(folder))) if (folder / NAME).is_file() else ""
     adapter = model is not None and holds_adapter(folder / model)
     merging = shown_command("export", "--run", str(shown_path(folder)), "--out", "DIR") if adapter else ""
-    if said is None or again:  # its advice is for a run that has come to its end
+    if said is None or again:  # the advice is for a finished run
         said = Said(verdict=said.verdict if said else "", advice="")
     written = {name: path for name, path in paths.items() if path is not None}
     commands = {"the model with its adapter": merging, "viewer": viewer, "interrupted; go on with": again}
@@ -138,12 +138,12 @@ def ended_run(folder: Path, said: Said | None, report: Path | None, again: str =
 
 
 def _aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Return rows that have a text, one below the other."""
+    """Return the rows with a text as aligned lines."""
     return [f"  {name:10} {text}" for name, text in rows if text]
 
 
 def _size(count: int) -> str:
-    """Return a number of parameters as 135M or 7.6B."""
+    """Return a number of parameters as text, for instance 135M or 7.6B."""
     if count >= 10**9:
         return f"{count / 1e9:.1f}B"
     return f"{count / 1e6:.0f}M" if count >= 10**7 else f"{count / 1e6:.1f}M"

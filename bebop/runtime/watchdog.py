@@ -1,19 +1,19 @@
-"""Finds the processes of one part of a job that hang: a rollout worker, or all ranks of the trainer.
+"""Detection of hanging processes in one part of a job: a rollout worker, or all ranks of the trainer.
 
-Signs of life, each held against a limit:
+Signs of life, each compared with a limit:
 
-- A process answers pings, from a thread that does nothing else. A stopped process does not, nor one that never gives
-  up its interpreter.
+- A process answers pings from a thread that does nothing else. A stopped process does not, nor one that never releases
+  the GIL.
 - Calls return in time (``Deadline``), and the threads of a worker make progress (``ThreadProgress``). A process that
   waits for ever still answers pings.
 
 Invariants:
 
-- A limit is ``FACTOR`` times the slowest time that was measured so far, and never less than a floor
-  (``runtime.hang_after``). Nobody has to guess how long an update takes.
-- Only seconds in which this process was awake count (``SuspendAwareClock``). A process that was stopped or starved
-  itself, or whose machine slept, knows nothing of the silence of others meanwhile.
-- A dead process does not hang: the next call to it raises.
+- A limit is ``FACTOR`` times the slowest time measured so far, and never less than a floor (``runtime.hang_after``).
+  Nobody has to guess the duration of an update.
+- Only seconds in which this process was awake count (``SuspendAwareClock``). A process that was stopped or starved, or
+  whose machine slept, cannot know whether others were silent meanwhile.
+- A dead process does not count as hanging: the next call to it raises.
 """
 
 import asyncio
@@ -29,31 +29,31 @@ from bebop.runtime.processes import stopped
 
 T = TypeVar("T")
 FACTOR = 10.0
-FIRST = 600.0  # seconds, as long as nothing was measured: the process loads a model or compiles kernels
+FIRST = 600.0  # seconds before the first measurement: the process loads a model or compiles kernels
 START = 1800.0  # seconds for the first start of a process, which loads its model
 TICK = 0.5  # seconds between two checks
 PING_SECONDS = 2.0  # between an answer and the next ping
-# Text in the stacks of threads that hang, by what hangs in them.
+# Text that identifies the stack of a hanging thread, by the thread's task.
 HINTS = {"decoding": 'engine_thread.py", line', "reward": "_close"}
 
 
 class SuspendAwareClock:
-    """Counts the seconds in which this process was awake.
+    """Clock that counts only the seconds in which this process was awake.
 
-    ``tick`` is called every ``TICK``; a longer gap counts as two ticks.
+    Call ``tick`` every ``TICK`` seconds; a longer gap counts as two ticks.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._seconds, self._last = now, 0.0, now()
 
     def tick(self) -> float:
-        """Return the seconds that count since the last tick."""
+        """Return the awake seconds since the last tick."""
         passed = self._passed()
         self._seconds, self._last = self._seconds + passed, self._now()
         return passed
 
     def read(self) -> float:
-        """Return the seconds that count since the clock was made."""
+        """Return the awake seconds since the clock was created."""
         return self._seconds + self._passed()
 
     def _passed(self) -> float:
@@ -61,10 +61,11 @@ class SuspendAwareClock:
 
 
 class Deadline:
-    """Limits the time of calls, by kind.
+    """Time limits of calls, by kind.
 
-    Kinds that a process serves one after another are held against the slowest of them all. Some, such as a probe that
-    is due now and then, mostly have nothing to do, and take as long as the others when they have.
+    A process serves its kinds one after another, so each is limited by the slowest of them all. Some kinds, such as a
+    probe
+    that is due now and then, usually return at once but take as long as the others when due.
 
     >>> deadline = Deadline(30)
     >>> deadline.record("update", 12)
@@ -73,26 +74,27 @@ class Deadline:
     """
 
     def __init__(self, floor: float, factor: float = FACTOR, first: float = FIRST) -> None:
-        """Set the smallest limit and the limit before a kind was measured, in seconds."""
+        """Set the smallest limit and the limit of a kind that was not measured yet, in seconds."""
         self.floor, self.factor, self.first = floor, factor, first
         self._slowest: dict[str, float] = {}
 
     def record(self, kind: str, seconds: float) -> None:
-        """Note how long a call took that has returned."""
+        """Record the duration of a finished call."""
         self._slowest[kind] = max(seconds, self._slowest.get(kind, 0.0))
 
     def limit(self, kind: str) -> float:
-        """Return the seconds that a call may take."""
+        """Return the maximum seconds of a call of this kind."""
         if kind not in self._slowest:
             return max(self.floor, self.first)
         return max(self.floor, self.factor * max(self._slowest.values()))
 
 
 class ThreadProgress:
-    """Follows the threads of a worker by what its reports say of them.
+    """Progress of a worker's threads, from the worker's reports.
 
-    A worker that was stopped together with this process reports a long silence. No more of it counts than the time
-    that passed here between two reports.
+    A worker that was stopped together with this process reports a long silence. At most the time that passed here
+    between
+    two reports counts.
     """
 
     def __init__(self, floor: float) -> None:
@@ -100,15 +102,15 @@ class ThreadProgress:
         self._threads: dict[str, tuple[float, float, Pace]] = {}  # name -> silence that counts, time of report, pace
 
     def update(self, paces: Sequence[Pace], now: float) -> None:
-        """Take in a report that came at ``now`` of a ``SuspendAwareClock``."""
+        """Add a report that arrived at ``now`` of a ``SuspendAwareClock``."""
         for pace in paces:
             silent, at, _ = self._threads.get(pace.name, (math.inf, now, pace))
             self._threads[pace.name] = (min(pace.silent, silent + now - at), now, pace)
 
     def late(self) -> tuple[str, float] | None:
-        """Return the name of a thread that hangs and its seconds of silence; None if there is none."""
+        """Return name and seconds of silence of a hanging thread; None if no thread hangs."""
         for silent, _, pace in self._threads.values():
-            # A thread with a limit of its own keeps that limit by itself, and ends what takes longer.
+            # A thread with a limit of its own enforces that limit itself.
             own = pace.limit + self.floor if math.isfinite(pace.limit) else 0.0
             measured = FACTOR * pace.slowest if pace.slowest else FIRST
             if silent > max(self.floor, measured, own):
@@ -117,7 +119,7 @@ class ThreadProgress:
 
 
 async def within(work: Coroutine[Any, Any, T], limit: float, clock: SuspendAwareClock) -> T:
-    """Await ``work``; raise ``TimeoutError`` after ``limit`` seconds of a fresh ``clock``."""
+    """Await ``work``; raise ``TimeoutError`` after ``limit`` seconds of a new ``clock``."""
     task = asyncio.ensure_future(work)
     try:
         while not task.done():
@@ -132,7 +134,7 @@ async def within(work: Coroutine[Any, Any, T], limit: float, clock: SuspendAware
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
-    """A hang that was found: which processes to end, and why."""
+    """Detected hang: which processes to end, and why."""
 
     processes: tuple["ProcessHealth", ...]
     what: str  # " in decoding"; empty if that is unknown
@@ -149,7 +151,7 @@ class _Call:
 
 @dataclass(slots=True)
 class ProcessHealth:
-    """Signs of life of one process. ``ping`` asks it for an answer; None until the process can give one."""
+    """Signs of life of one process. ``ping`` sends it a ping; None until the process can answer."""
 
     name: str
     pid: int = 0
@@ -163,13 +165,13 @@ class ProcessHealth:
     _rest: float = 0.0  # seconds until the next ping
 
     def update(self, passed: float) -> None:
-        """Check for an answer to the ping ``passed`` seconds after the last check, and ping again when it is time."""
-        if self.ping is None:  # it loads, and may never give up its interpreter: all it must not be is stopped
+        """Check for an answer to the last ping, ``passed`` seconds after the last check, and ping again when due."""
+        if self.ping is None:  # it is loading and may hold the GIL throughout: only being stopped counts as silence
             self.silent = self.silent + passed if self.local and stopped(self.pid) else 0.0
         elif self._pinged is None or self._pinged.done():
             self.silent, self._rest = 0.0, self._rest - passed
             if self._pinged is not None and (self._pinged.cancelled() or self._pinged.exception() is not None):
-                return  # it is dead, which the next call to it says
+                return  # it is dead: the next call to it raises
             if self._rest <= 0:
                 self._pinged, self._rest = self.ping(), PING_SECONDS
         else:
@@ -177,7 +179,7 @@ class ProcessHealth:
 
 
 class Watchdog:
-    """Checks its processes every ``TICK`` until one of them hangs."""
+    """Watchdog that checks its processes every ``TICK`` until one of them hangs."""
 
     def __init__(
         self,
@@ -194,7 +196,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def calling(self, process: ProcessHealth, kind: str, allowed: float = 0.0) -> Iterator[None]:
-        """Watch a call to a process within the block; it may wait ``allowed`` seconds on purpose."""
+        """Watch a call to a process within the block; the call may wait ``allowed`` extra seconds."""
         limit = self.start_limit if kind == "start" else self.deadline.limit(kind) + allowed
         call = _Call(kind=kind, since=self.clock.read(), limit=limit)
         process.calls.append(call)
@@ -207,7 +209,7 @@ class Watchdog:
             process.calls.remove(call)
 
     def check(self) -> Hang | None:
-        """Return a hang if there is one; to be called every ``TICK``."""
+        """Return a hang, or None if nothing hangs; call it every ``TICK`` seconds."""
         passed = self.clock.tick()
         for process in self.processes:
             process.update(passed)
@@ -227,19 +229,19 @@ class Watchdog:
         return None
 
     async def watch(self) -> Hang:
-        """Check until something hangs."""
+        """Check until a process hangs, and return the hang."""
         while (hang := self.check()) is None:
             await asyncio.sleep(TICK)
         return hang
 
     def _late(self, call: _Call, seconds: float) -> Hang:
-        """Blame a late call on the processes that do not answer pings either, else on all that serve it."""
+        """Attribute a late call to the processes that do not answer pings either, else to all that serve it."""
         unresponsive = [process for process in self.processes if process.silent > self.floor / 4]
         asked = [process for process in self.processes if any(other.kind == call.kind for other in process.calls)]
         return Hang(processes=tuple(unresponsive or asked), what=f" in {call.kind}", silent=seconds)
 
 
 def _current_call(process: ProcessHealth) -> str:
-    """Name the call that a process serves, other than ``collect``, which is always open."""
+    """Return which call a process serves, other than ``collect``, which is always open."""
     kinds = [call.kind for call in process.calls if call.kind != "collect"]
     return f" in {kinds[0]}" if kinds else ""

@@ -1,1 +1,1 @@
-"""A job in virtual time: the real loop, pool, buffer and monitor over simulated engines and a simulated trainer."""
+"""Simulation of a job in virtual time: the real loop, pool, buffer and monitor with simulated engines and trainer."""

@@ -1,4 +1,4 @@
-"""The seconds of cycles and updates, as functions of the sizes that a job chooses."""
+"""Simulated seconds of cycles and updates, as functions of the job's sizes."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Costs:
 
     @classmethod
     def of(cls, config: SimulateConfig) -> "Costs":
-        """Make the costs of a simulation."""
+        """Return the costs of a simulation."""
         return cls(config.costs, config.completions.draft_tokens, config.grain)
 
     def cycle(self, rows: int) -> float:
@@ -39,18 +39,18 @@ class Costs:
         return float(np.interp(rows, sizes, seconds)) * max(1.0, rows / sizes[-1])
 
     def update(self, tokens: float) -> float:
-        """Return the seconds of an update on so many simulated tokens, prompts included."""
+        """Return the seconds of an update on ``tokens`` simulated tokens, prompts included."""
         return self.config.update + self.config.update_token * tokens * self.grain
 
     @property
     def transfer(self) -> float:
-        """Return the seconds until the weights are at a worker."""
+        """Return the seconds to transfer the weights to a worker."""
         return self.config.weights / self.config.bandwidth
 
 
 def emitted(answers: CompletionsConfig) -> tuple[float, float]:
-    """Return mean and variance of the tokens that a cycle emits: accepted drafts and one more."""
-    reached = np.cumprod([1.0, *answers.accept_rates[: answers.draft_tokens]])  # [K + 1] P(at least k are accepted)
+    """Return mean and variance of the tokens emitted by a cycle: accepted drafts and one more."""
+    reached = np.cumprod([1.0, *answers.accept_rates[: answers.draft_tokens]])  # [K + 1] P(at least k accepted)
     counts = np.arange(len(reached)) + 1
     chances = reached - np.append(reached[1:], 0.0)
     mean = float(chances @ counts)

@@ -1,16 +1,17 @@
-"""Answer "does an update fit?" for a dense model and some GPUs, by arithmetic alone, and say what to change where not.
+"""Arithmetic answer to "does an update fit?" for a dense model and some GPUs, with the settings to change if not.
 
 Bytes of one rank, of R that share the model by FSDP2; P are its parameters, b the bytes of a number (2 in bfloat16):
 
 - Weights, gradient and two moments in fp32: 16 P / R.
-- Weights as they are multiplied: of R > 1 ranks the embedding, the output matrix and two layers; of one rank in
-  bfloat16 all layers, or one with checkpointing.
-- A whole gradient in fp32, 4 P, where ranks sum up once a minibatch; else that of two layers, on its way.
-- What each token leaves for the backward pass: counted, ``Question.token_bytes``; with checkpointing a layer's input.
+- Weights for the matrix products. With R > 1 ranks: the embedding, the output matrix and two layers. With one rank in
+  bfloat16: all layers, or one with checkpointing.
+- A whole gradient in fp32, 4 P, if ranks sum up once a minibatch; else that of two layers in transit.
+- Activations that each token leaves for the backward pass: counted, ``Question.token_bytes``; with checkpointing a
+  layer's input.
 - The larger of two: a chunk of logits with the gradient of the output matrix, or one layer in its backward pass.
 
-Attention is counted with padding, which a GPU in bfloat16 does without. Left out: experts, tensor parallelism, and what
-the memory allocator wastes, for which a tenth of the card is set aside.
+Attention is counted with padding, which a GPU in bfloat16 does without. Left out: experts, tensor parallelism, and the
+waste of the memory allocator, for which a tenth of the card is set aside.
 """
 
 from collections.abc import Iterator
@@ -26,14 +27,14 @@ from bebop.simulation.roofline import GIGABYTE, GPUS, Gpu, Model, read_config, s
 
 FULL = 4  # bytes of fp32
 ADAM = 4 * FULL  # weight, gradient and two moments
-# Bytes that a token leaves in a layer: for each number of the width, of the MLP's, of the queries', of the keys'.
+# Activation bytes of a token in a layer, per number of the hidden width, the MLP width, the queries and the keys.
 # Counted on Qwen3 layers (``python -m bebop.bench update_memory``); those without norms of queries and keys leave less.
 LEFT = {
     "float32": (24.0, 16.0, 20.0, 16.0),
     "autocast": (26.0, 8.0, 12.0, 10.0),
     "bfloat16": (16.0, 8.0, 12.0, 10.0),
 }
-BACKWARD = 0.5  # of what a layer keeps: gradients beside it while it is gone through backwards
+BACKWARD = 0.5  # gradients during a layer's backward pass, as a share of its activations
 CHUNK, LOGIT = 1 << 28, 16  # logits of a chunk on a GPU (trainer/scorer.py), bytes of each in the backward pass
 SHARE = 1 / 8  # of the memory: for activations by default, and for a whole gradient
 RESERVED = 1.5e9  # of CUDA, its libraries and NCCL
@@ -44,7 +45,7 @@ WIDTH = 110  # characters of a line
 
 @dataclass(frozen=True)
 class Question:
-    """The resolved question."""
+    """Resolved question: the configuration with its GPU and model shape."""
 
     config: MemoryConfig
     gpu: Gpu
@@ -53,7 +54,7 @@ class Question:
 
     @classmethod
     def of(cls, config: MemoryConfig) -> "Question":
-        """Resolve names; ``UserError`` where there is no such card or model, or it has experts."""
+        """Resolve names; raise ``UserError`` if the card or model is unknown, or the model has experts."""
         if config.gpu not in GPUS:
             raise UserError(f"gpu={config.gpu!r} is not possible: choose one of {', '.join(GPUS)}")
         folder = (Path(config.model) / "config.json").is_file()
@@ -68,12 +69,12 @@ class Question:
         return cls(config, GPUS[config.gpu], model, name)
 
     def changed(self, **settings: Any) -> "Question":
-        """Return the question with other settings."""
+        """Return the question with some settings replaced."""
         return replace(self, config=replace(self.config, **settings))
 
     @property
     def bytes_(self) -> int:
-        """Return the bytes of a number in the model's type."""
+        """Return the bytes of a number in the model's data type."""
         return 2 if self.config.dtype == "bfloat16" else FULL
 
     @property
@@ -82,7 +83,7 @@ class Question:
         return self.config.gpus > 1
 
     def token_bytes(self, checkpointing: bool) -> float:
-        """Return the bytes that a token leaves in a layer for the backward pass."""
+        """Return the bytes of a token's activations that a layer keeps for the backward pass."""
         m, mixed = self.model, self.config.dtype == "bfloat16"
         if checkpointing:
             return (2 if mixed and self.sharded else FULL) * m.hidden
@@ -90,18 +91,18 @@ class Question:
         sizes = (m.hidden, m.intermediate, m.heads * m.head_dim, m.kv_heads * m.head_dim)
         return sum(each * size for each, size in zip(LEFT[kind], sizes, strict=True))
 
-    # ---- what is left to the trainer, as it chooses (trainer/policy.py)
+    # ---- settings that the trainer chooses by default (trainer/policy.py)
 
     @property
     def most_tokens(self) -> int:
-        """Return the tokens of a micro-batch."""
+        """Return the number of tokens of a micro-batch."""
         if self.config.max_tokens is not None:
             return self.config.max_tokens
         return min(MAX_BATCH_TOKENS, self._tokens(self.checkpointing))
 
     @property
     def checkpointing(self) -> bool:
-        """Return whether layers are computed again in the backward pass."""
+        """Return whether layers are recomputed in the backward pass."""
         if self.config.checkpointing is not None:
             return self.config.checkpointing
         return self._tokens(False) < (self.config.max_tokens or MAX_BATCH_TOKENS)
@@ -114,8 +115,9 @@ class Question:
         return FULL * self.model.parameters <= self.gpu.memory * SHARE
 
     def _tokens(self, checkpointing: bool) -> int:
-        """Return the tokens whose activations take an eighth of the memory, as ``model.memory.activation_bytes`` has
-        them."""
+        """Return the number of tokens whose activations take an eighth of the memory, counted as
+        ``model.memory.activation_bytes`` does.
+        """
         m = self.model
         layer = (12 * m.hidden + 4 * m.intermediate) * (3 if self.bytes_ == 2 else 4)
         each = m.layers * FULL * m.hidden + layer if checkpointing else m.layers * layer
@@ -147,7 +149,7 @@ class Question:
 
     @property
     def total(self) -> float:
-        """Return the bytes that one GPU needs for the trainer."""
+        """Return the bytes of one GPU that the trainer needs."""
         return sum(self.parts().values()) + RESERVED
 
     @property
@@ -157,12 +159,12 @@ class Question:
 
     @property
     def fits(self) -> bool:
-        """Return whether an update fits."""
+        """Return whether an update fits into the room of one GPU."""
         return self.total <= self.room
 
 
 def changes(asked: Question) -> list[str] | None:
-    """Return the settings to change so that an update fits, the cheapest first; None where none of them is enough."""
+    """Return the settings to change so that an update fits, the cheapest first; None if no combination is enough."""
     given: dict[str, Any] = {}
     for settings in _steps(asked):
         given |= settings
@@ -172,7 +174,7 @@ def changes(asked: Question) -> list[str] | None:
 
 
 def _steps(asked: Question) -> Iterator[dict[str, Any]]:
-    """Yield changes, each on top of those before."""
+    """Yield changes of settings, each on top of the previous ones."""
     if not asked.checkpointing:
         yield {"checkpointing": True}
     if asked.sharded and asked.once:
@@ -192,7 +194,7 @@ def _shown(value: Any) -> str:
 
 
 def answer(asked: Question) -> dict[str, Any]:
-    """Return everything that the page says, for programs; sizes are gigabytes of one GPU."""
+    """Return all results of the page as a dictionary, for programs; sizes are gigabytes of one GPU."""
     m, c = asked.model, asked.config
     return {
         "predicted": True,

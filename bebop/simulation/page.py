@@ -1,4 +1,4 @@
-"""Writes a simulation as a page: where the time goes, the best split of GPUs, where speculation pays."""
+"""HTML page of a simulation: where the time goes, the best split of GPUs, where speculation pays."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ MARK = "Predicted by python -m bebop.simulate, not measured."
 
 
 def summary(result: Simulated) -> list[tuple[str, str]]:
-    """Return names and numbers of one job, as they are printed."""
+    """Return names and values of one job's main results, as printed."""
     return [
         ("step", f"{result.step_seconds:.3g} s"),
         ("trajectories", f"{result.trajectories_per_second:.3g} /s"),
@@ -26,7 +26,7 @@ def summary(result: Simulated) -> list[tuple[str, str]]:
 
 
 def write(config: SimulateConfig, result: Simulated, shared: Sequence[Split], gains: Sequence[Speculation]) -> str:
-    """Return the whole page as HTML."""
+    """Return the page as HTML."""
     cards = [
         Card(title="The job", text=MARK, table=table(("number", "predicted"), [list(row) for row in summary(result)])),
         _steps(result),

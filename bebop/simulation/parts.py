@@ -1,4 +1,4 @@
-"""An engine, a worker and a trainer that do nothing but take their time; the last two behind the loop's protocols."""
+"""Simulated engine, worker and trainer that only take time; worker and trainer implement the loop's protocols."""
 
 import asyncio
 import heapq
@@ -24,11 +24,11 @@ from bebop.trajectory import Batch, Completion, DecodeStats, Group, Prompt, Traj
 
 # ---- the engine
 
-SLACK = 1e-9  # of a cycle: times are sums of floats
+SLACK = 1e-9  # tolerance: times are sums of floats
 
 
 class Ended(NamedTuple):
-    """A completion that is finished."""
+    """Finished completion."""
 
     key: int
     at: float  # seconds
@@ -36,7 +36,7 @@ class Ended(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A request for a completion, or weights: then ``key`` is their version, and loading takes ``seconds``."""
+    """Request for a completion, or new weights: then ``key`` is their version, and loading takes ``seconds``."""
 
     at: float
     key: int
@@ -47,34 +47,36 @@ class _Call(NamedTuple):
 @dataclass(slots=True)
 class _Row:
     key: int
-    started: int  # cycles of the engine before
-    loads: int  # of weights before
+    started: int  # the engine's cycles before the row
+    loads: int  # index of the weights at its start
 
 
 class SimulatedBatch:
-    """Continuous batching: when each completion ends, at the cost of one event for each.
+    """Continuous batching: computes when each completion ends, at the cost of one event for each.
 
-    Holds an engine's rows, queue and clock. It takes in calls between two cycles, in the order in which they came. All
-    rows of a batch take part in every cycle, so the seconds of a cycle change only when a row comes or goes. Between
-    two such changes a whole run of cycles is skipped at once. The result is that of stepping cycle by cycle.
+    It holds an engine's rows, queue and clock. It admits calls between two cycles, in the order of their arrival. All
+    rows
+    of a batch take part in every cycle, so the seconds of a cycle change only when a row comes or goes. The cycles
+    between
+    two such changes are skipped at once. The result equals that of stepping cycle by cycle.
     """
 
     def __init__(self, slots: int, cycle: Callable[[int], float], prefill: float = 0.0) -> None:
-        """Make an engine whose cycle of n rows takes ``cycle(n)`` seconds, and each admission ``prefill`` seconds."""
+        """Create an engine whose cycle of n rows takes ``cycle(n)`` seconds, and each admission ``prefill`` seconds."""
         self.slots, self.cycle, self.prefill = slots, cycle, prefill
-        self.at = 0.0  # seconds of the boundary between cycles up to which all is known
+        self.at = 0.0  # seconds of the cycle boundary up to which everything is simulated
         self.version = 0
         self.busy = self.swap = 0.0  # seconds so far: in cycles and prefills, in loads
         self._cycles = 0
-        self._began = False  # whether the turn at ``at`` has taken in its calls: later ones wait for the next turn
-        self._calls: deque[_Call] = deque()  # that came since the last boundary
+        self._began = False  # whether the turn at ``at`` has admitted its calls: later ones wait for the next turn
+        self._calls: deque[_Call] = deque()  # arrived since the last boundary
         self._waiting: deque[_Call] = deque()
         self._rows: list[tuple[int, int, _Row]] = []  # heap: (cycle after which it ends, order, row)
         self._order = 0
         self._loads: list[tuple[int, int]] = [(0, 0)]  # (cycles before, version)
 
     def add(self, key: int, cycles: int, now: float) -> None:
-        """Request a completion of so many cycles, 1 or more."""
+        """Request a completion of ``cycles`` cycles, 1 or more."""
         self._calls.append(_Call(now, key, cycles, None))
 
     def load(self, version: int, seconds: float, now: float) -> None:
@@ -82,7 +84,7 @@ class SimulatedBatch:
         self._calls.append(_Call(now, version, 0, seconds))
 
     def advance(self, now: float) -> list[Ended]:
-        """Return what has ended by ``now``, in order; a cycle that is in progress then is left for later."""
+        """Return the completions that ended by ``now``, in order; a cycle in progress at ``now`` is left for later."""
         ended: list[Ended] = []
         while True:
             self._take_in()
@@ -103,21 +105,21 @@ class SimulatedBatch:
                 ended.append(self._end(heapq.heappop(self._rows)[2]))
 
     def next_change(self) -> float | None:
-        """Return when something will have ended or been taken in, without further calls; None if never."""
+        """Return the time at which a completion ends or a call is admitted, without further calls; None if never."""
         if self._rows:
             seconds = self.cycle(len(self._rows))
             return self.at + self._until_change(seconds) * seconds
         return max(self.at, self._calls[0].at) if self._calls else None
 
     def _until_change(self, seconds: float) -> int:
-        """Return the number of cycles until a row ends or a call that has come meanwhile can be taken in."""
+        """Return the number of cycles until a row ends or a waiting call can be admitted."""
         count = self._rows[0][0] - self._cycles
         if self._calls:
             count = min(count, max(1, math.ceil((self._calls[0].at - self.at) / seconds - SLACK)))
         return count
 
     def _take_in(self) -> None:
-        """Once in a turn, take in the calls that have come by its boundary, then fill the slots."""
+        """Admit, once in a turn, the calls that arrived by its boundary, then fill the slots."""
         if self._began:
             return
         boundary = self.at + SLACK
@@ -159,7 +161,7 @@ def prompt(index: int) -> Prompt:
 
 
 class Completions:
-    """Draws how long each completion is, by its number only, whoever decodes it."""
+    """Lengths of completions, drawn by the prompt's number only, so they do not depend on the worker."""
 
     def __init__(self, config: SimulateConfig) -> None:
         self.config = config
@@ -177,12 +179,14 @@ class Completions:
 
 
 class SimulatedWorker:
-    """A rollout worker whose engine runs in virtual time."""
+    """Rollout worker whose engine runs in virtual time."""
 
     def __init__(
         self, config: SimulateConfig, completions: Completions, speed: float = 1.0, pulls: bool = True
     ) -> None:
-        """Make a worker with an engine of ``speed`` times the others', whose prompts are pulled or dealt statically."""
+        """Create a worker with an engine ``speed`` times as fast as others, whose prompts are pulled or dealt
+        statically.
+        """
         self.costs, self.completions = Costs.of(config), completions
         costs, fleet = self.costs.config, config.fleet
 
@@ -214,7 +218,7 @@ class SimulatedWorker:
     async def collect(self, seen: int) -> WorkerReport:
         if self._unacknowledged is not None and self._unacknowledged.number > seen:
             return self._unacknowledged
-        until: float | None = None  # it waits for more, once there is something
+        until: float | None = None  # with results pending, it waits until this time for more
         while not self._due() and (until is None or _now() < until):
             if until is None and self._queue.starving:
                 until = _now() + LINGER_SECONDS
@@ -240,7 +244,7 @@ class SimulatedWorker:
         self._wakeup.set()
 
     async def configure(self, decoding: DecodingConfig) -> None:
-        """Do nothing: the costs are those of one way of drafting."""
+        """Do nothing: the costs hold for one way of drafting."""
 
     async def restart(self) -> None:
         raise NotImplementedError  # nothing dies here
@@ -256,7 +260,7 @@ class SimulatedWorker:
         timer.cancel()
 
     def _advance(self) -> None:
-        """Take in all completions that have ended by now."""
+        """Queue all completions that have ended by now."""
         for ended in self.batch.advance(_now()):
             self._queue.finish(*self._open.pop(ended.key), self._trajectory(ended))
             self._queue.decoding -= 1
@@ -267,7 +271,7 @@ class SimulatedWorker:
         return self._queue.due
 
     def _trajectory(self, ended: Ended) -> Trajectory:
-        """Return a completion with nothing in it but its sizes; arrays without contents take no memory."""
+        """Return a completion that has only sizes; its arrays without contents take no memory."""
         length, config = self._lengths.pop(ended.key), self.completions.config.completions
         spent = sum(count for count, _ in ended.spans)
         chances = np.cumprod(np.array([1.0, *config.accept_rates]))[: config.draft_tokens]
@@ -289,7 +293,7 @@ class SimulatedWorker:
 
 
 def versions(spans: Sequence[tuple[int, int]], length: int) -> NDArray[np.int64]:
-    """Return [length] the version that produced each token; tokens are spread evenly over the cycles."""
+    """Return the version that produced each token [length]; tokens are spread evenly over the cycles."""
     if len(spans) == 1:
         return np.broadcast_to(np.int64(spans[0][1]), (length,))
     ends = np.cumsum([count for count, _ in spans])
@@ -298,7 +302,7 @@ def versions(spans: Sequence[tuple[int, int]], length: int) -> NDArray[np.int64]
 
 
 class SimulatedTrainer:
-    """A trainer whose updates take time and change nothing."""
+    """Trainer whose updates take time and change nothing."""
 
     def __init__(self, config: SimulateConfig) -> None:
         self.config, self.costs = config, Costs.of(config)
@@ -314,7 +318,7 @@ class SimulatedTrainer:
         return {}, self.version
 
     async def abandon(self) -> None:
-        """Do nothing: nobody stops a simulation in the middle."""
+        """Do nothing: a simulation is never stopped in the middle."""
 
     async def logprobs(self) -> Mapping[int, NDArray[np.float32]]:
         return {}  # nothing is traced
@@ -335,7 +339,7 @@ class SimulatedTrainer:
         return ""  # there is no head
 
     async def save(self, step: int, loop_state: dict[str, Any], best: int | None = None) -> None:
-        """Do nothing: nothing is kept."""
+        """Do nothing: a simulation stores no checkpoint."""
 
 
 def _now() -> float:

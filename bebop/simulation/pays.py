@@ -1,14 +1,14 @@
-"""Answer "will speculative decoding pay?" for a card, a model and an acceptance, by arithmetic alone.
+"""Arithmetic answer to "will speculative decoding pay?" for a card, a model and an acceptance.
 
 The model, in full:
 
-- A pass of the target takes ``launch`` and what ``roofline.pass_seconds`` says. A cycle of K drafts takes one pass over
-  K + 1 positions of each row and K steps of the drafter; each of them reads a layer and an output matrix and takes
+- A pass of the target takes ``launch`` plus ``roofline.pass_seconds``. A cycle of K drafts takes one pass over K + 1
+  positions of each row and K steps of the drafter. Each drafter step reads a layer and an output matrix and takes
   ``draft_launch``.
 - A cycle commits 1 + a1 + a1 a2 + ... tokens, where ak is the chance of draft k once those before it were accepted.
 - The speed-up of a batch is the tokens of a cycle, times the seconds of a plain step over those of a cycle.
 - A rollout starts all completions of an engine at once. Their lengths are log-normal. Rows that end are replaced while
-  completions wait, and then the batch shrinks to the last row: long tails are decoded in small batches.
+  completions wait. Then the batch shrinks to the last row: long tails are decoded in small batches.
 - A step of RL gains by Amdahl's law.
 
 Left out: prefill, sampling, engines that differ from one another, and acceptance that depends on length.
@@ -32,13 +32,13 @@ from bebop.errors import UserError
 from bebop.simulation.roofline import BF16, GIGABYTE, GPUS, Gpu, Model, pass_seconds, read_config, shape
 
 MOST_DRAFTS = 7  # columns of the table
-ENGINE_ROWS = 256  # completions that vLLM decodes at once by default, which a step takes unless it is told
+ENGINE_ROWS = 256  # completions that vLLM decodes at once by default, the default completions of a step
 BYTES = {"bf16": 2, "fp8": 1}  # of a weight
 SIZES = (
     "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary", "experts", "active_experts",
     "expert_intermediate",
 )  # fmt: skip
-CLOSE = 0.1  # a speed-up this near 1 is not called: the median error on published ones is about as large
+CLOSE = 0.1  # a speed-up this near 1 is undecided: the median error on published ones is about as large
 WIDTH = 110  # characters of a line
 MARK = (
     "Predicted by arithmetic, not measured; docs/will_it_pay.md says how far off it was on published speed-ups. Gains "
@@ -48,11 +48,11 @@ MARK = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafter:
-    """What one step of a drafter reads, and what it has of its own."""
+    """Reads of one drafter step, and the drafter's own matrices."""
 
     layers: int  # each as the head of ``Model``
     own_output: bool = False  # a dense layer, and an output matrix over ``draft_vocabulary``; else the target's kind
-    remark: str = ""  # of the advice
+    remark: str = ""  # appended to the advice
 
 
 DRAFTERS = {
@@ -111,14 +111,14 @@ class Fleet:
 
     @property
     def drafter(self) -> Drafter:
-        """Return the kind of the drafter."""
+        """Return the kind of drafter."""
         return DRAFTERS[self.config.drafter]
 
     # ---- memory
 
     @property
     def draft_parameters(self) -> tuple[float, float]:
-        """Return the parameters of the drafter's layer, and of the output matrix that it multiplies with."""
+        """Return the parameters of the drafter's layer, and those of the output matrix that it uses."""
         if not self.drafter.layers:
             return 0.0, 0.0
         if self.drafter.own_output:
@@ -128,27 +128,27 @@ class Fleet:
 
     @cached_property
     def weight_bytes(self) -> float:
-        """Return the bytes of the target and of what the drafter has of its own."""
+        """Return the bytes of the target and of the drafter's own weights."""
         layer, output = self.draft_parameters
         own = layer + output * self.drafter.own_output
-        if self.drafter.layers and not self.drafter.own_output:  # a layer with all of its experts, where there are any
+        if self.drafter.layers and not self.drafter.own_output:  # a layer with all of its experts, if any
             own += (self.model.experts - self.model.active_experts) * self.model.expert
         return BYTES[self.config.dtype] * self.model.parameters + BF16 * own
 
     @cached_property
     def row_bytes(self) -> float:
-        """Return the bytes that the cache of one running row takes on average, the drafter's layer included."""
+        """Return the average cache bytes of one running row, the drafter's layer included."""
         layers = self.model.growing + self.drafter.layers
         return layers * self.model.kv_bytes * self.context
 
     @property
     def cache_bytes(self) -> float:
-        """Return the bytes of an engine that are left for the cache."""
+        """Return the bytes of an engine that remain for the cache."""
         return self.ranks * self.gpu.memory * self.gpu.usable - self.weight_bytes
 
     @cached_property
     def largest(self) -> int:
-        """Return the most rows whose caches fit an engine."""
+        """Return the maximum number of rows whose caches fit an engine."""
         return max(0, int(self.cache_bytes / self.row_bytes))
 
     @property
@@ -159,14 +159,14 @@ class Fleet:
     # ---- lengths
 
     def lengths(self, count: int) -> list[float]:
-        """Return so many quantiles of the log-normal length, cut at ``longest``, shortest first."""
+        """Return ``count`` quantiles of the log-normal length, cut at ``longest``, shortest first."""
         c, normal = self.config, NormalDist()
         logs = [c.tail * normal.inv_cdf((i + 0.5) / count) for i in range(count)]
         return [min(float(c.longest), c.length * math.exp(log)) for log in logs]
 
     @cached_property
     def context(self) -> float:
-        """Return the mean tokens before a running row's next one: long completions run for longer."""
+        """Return the mean number of tokens in a running row's context, in which long completions weigh more."""
         drawn = self.lengths(512)
         return self.config.prompt + sum(n * n for n in drawn) / sum(drawn) / 2
 
@@ -174,7 +174,7 @@ class Fleet:
 
     @cached_property
     def rates(self) -> tuple[float, ...]:
-        """Return the chance of each draft once those before it were accepted; the last one holds for all others."""
+        """Return the chance of each draft once those before it were accepted; the last one holds for all later ones."""
         c = self.config
         if c.accept_length is None:
             return c.accept
@@ -192,10 +192,11 @@ class Fleet:
     # ---- seconds
 
     def target(self, rows: int, positions: int, context: float | None = None) -> float:
-        """Return the seconds of a pass of the target over so many positions of each row.
+        """Return the seconds of a pass of the target over ``positions`` positions of each row.
 
-        With ``step_ms`` it is fitted to the measured step: what was measured beyond the roofline is added to each pass,
-        and where the measurement is faster, all passes are by that share.
+        ``step_ms`` fits the passes to a measured step. If it is slower than the roofline, the difference is added to
+        each pass.
+        If it is faster, all passes shrink by that ratio.
         """
         predicted = self._pass(rows, positions, context)
         if self.config.step_ms is None:
@@ -222,20 +223,22 @@ class Fleet:
         )  # fmt: skip
 
     def cycle(self, rows: int, drafts: int, context: float | None = None) -> float:
-        """Return the seconds of a cycle with K ``drafts``; of a tree, each depth is one step of the drafter."""
+        """Return the seconds of a cycle with K ``drafts``; for a tree, each depth is one step of the drafter."""
         if not drafts:
             return self.target(rows, 1, context)
         verified = round((self.config.verify or self.config.draft_tokens) * drafts / self.config.draft_tokens)
         return self.target(rows, verified + 1, context) + drafts * self.draft(rows, context)
 
     def speedup(self, rows: int, drafts: int, context: float | None = None) -> float:
-        """Return the tokens a second of so many rows with drafts, over those without."""
+        """Return the tokens a second of ``rows`` rows with drafts, relative to those without."""
         return self.accept_length(drafts) * self.cycle(rows, 0, context) / self.cycle(rows, drafts, context)
 
     def pays_at(self, drafts: int) -> tuple[int, int] | None:
-        """Return the fewest and the most rows at which K ``drafts`` make decoding faster; None: at none that fit.
+        """Return the fewest and the most rows at which K ``drafts`` make decoding faster; None if no row count that
+        fits does.
 
-        They are one stretch: drafts stop paying where products bound a pass. With experts they may start late, as few
+        The row counts form one range: drafts stop paying once products bound a pass. With experts they may start late,
+        as few
         rows touch few experts and drafts touch more of them.
         """
         grid = _grid(self.largest)
@@ -247,38 +250,38 @@ class Fleet:
         return first, self._edge(good[-1], after[0], drafts) if after else good[-1]
 
     def _edge(self, good: int, bad: int, drafts: int) -> int:
-        """Return the last rows that pay on the way from rows that do to rows that do not."""
+        """Return the last row count that pays between ``good``, which pays, and ``bad``, which does not."""
         while abs(bad - good) > 1:
             middle = (good + bad) // 2
             good, bad = (middle, bad) if self.speedup(middle, drafts) > 1 else (good, middle)
         return good
 
     def break_even(self, drafts: int) -> int | None:
-        """Return the rows from which on K ``drafts`` slow decoding down; None: there are none that fit."""
+        """Return the row count from which K ``drafts`` slow decoding down; None if no row count that fits does."""
         stretch = self.pays_at(drafts)
         if stretch is None:
             return 1
         return None if stretch[1] == self.largest else stretch[1] + 1
 
     def best(self, rows: int, context: float | None = None) -> int:
-        """Return the K that decodes so many rows fastest, 0 for no drafts."""
+        """Return the K that decodes ``rows`` rows fastest, 0 for no drafts."""
         return max(range(MOST_DRAFTS + 1), key=lambda drafts: self.speedup(rows, drafts, context))
 
     # ---- a rollout
 
     @cached_property
     def step_rows(self) -> int:
-        """Return the completions that one engine decodes in a step."""
+        """Return the number of completions that one engine decodes in a step."""
         if self.config.completions is None:
             return min(self.largest, ENGINE_ROWS)
         return -(-self.config.completions // self.engines)
 
     @cached_property
     def segments(self) -> list[tuple[int, float, float]]:
-        """Return the parts of a rollout as (rows, tokens that each of them decodes, mean context), first to last."""
+        """Return the parts of a rollout as (rows, tokens decoded by each row, mean context), first to last."""
         slots, waiting = min(self.step_rows, self.largest), self.lengths(self.step_rows)
         random.Random(0).shuffle(waiting)
-        queued = len(waiting) > slots  # then rows have all ages, and the mean context holds throughout
+        queued = len(waiting) > slots  # if so, rows have all ages, and the mean context holds throughout
         running, waiting = waiting[:slots], waiting[slots:][::-1]
         heapq.heapify(running)
         found: list[tuple[int, float, float]] = []
@@ -294,7 +297,7 @@ class Fleet:
         return _merged(found)
 
     def rollout(self, drafts: int | None) -> float:
-        """Return the speed-up of a whole rollout with K ``drafts``; None: with the best K at each number of rows."""
+        """Return the speed-up of a whole rollout with K ``drafts``; None means the best K at each number of rows."""
         plain = with_drafts = 0.0
         for rows, tokens, context in self.segments:
             chosen = self.best(rows, context) if drafts is None else drafts
@@ -303,24 +306,24 @@ class Fleet:
         return plain / with_drafts
 
     def step(self, speedup: float) -> float:
-        """Return the speed-up of an RL step whose decoding is so much faster: Amdahl's law."""
+        """Return the speed-up of an RL step whose decoding is ``speedup`` times faster, by Amdahl's law."""
         share = self.config.rollout_share
         return 1 / (1 - share + share / speedup)
 
 
 def _committed(rates: Sequence[float], drafts: int) -> float:
-    """Return the tokens of a cycle with K ``drafts``; the last rate holds for all that follow."""
+    """Return the tokens of a cycle with K ``drafts``; the last rate holds for all later drafts."""
     chances = [rates[min(k, len(rates) - 1)] for k in range(drafts)]
     return 1 + sum(accumulate(chances, mul))
 
 
 def _grid(largest: int) -> list[int]:
-    """Return the rows of the table: powers of two, and the most that fit."""
+    """Return the row counts of the table: powers of two, and the largest that fits."""
     return sorted({1 << i for i in range(largest.bit_length())} | {largest})
 
 
 def _merged(parts: Sequence[tuple[int, float, float]]) -> list[tuple[int, float, float]]:
-    """Return parts with neighbours of as many rows joined."""
+    """Merge neighbouring parts with the same number of rows."""
     found: list[tuple[int, float, float]] = []
     for rows, tokens, context in parts:
         if found and found[-1][0] == rows:
@@ -335,7 +338,7 @@ def _merged(parts: Sequence[tuple[int, float, float]]) -> list[tuple[int, float,
 
 
 def answer(fleet: Fleet) -> dict[str, Any]:
-    """Return everything that the page says, for programs."""
+    """Return all results of the page as a dictionary, for programs."""
     c, gpu, model = fleet.config, fleet.gpu, fleet.model
     columns = sorted({*range(1, MOST_DRAFTS + 1), c.draft_tokens})
     rollout, best = fleet.rollout(c.draft_tokens), fleet.rollout(None)
@@ -395,7 +398,7 @@ def answer(fleet: Fleet) -> dict[str, Any]:
 
 
 def advice(fleet: Fleet, rollout: float, best: float) -> str:
-    """Return what to do, in two or three sentences."""
+    """Return advice in two or three sentences."""
     k = fleet.config.draft_tokens
     stretch = fleet.pays_at(k)
     where = "at no batch that fits" if stretch is None else f"at {stretch[0]} to {stretch[1]} rows an engine"

@@ -1,8 +1,8 @@
-"""Compute the seconds of a pass over a model from the data of a GPU and the model's shape; nothing is measured.
+"""Roofline estimate of the seconds of a pass, from the data of a GPU and the model's shape; nothing is measured.
 
 A pass takes as long as the slower of its products and its traffic to memory (Williams, Waterman and Patterson, 2009,
-"Roofline"). What tensor parallelism sends comes on top. ``pays`` asks whether drafts are worth their passes, and
-``recipes/cluster`` makes the simulator's costs of it.
+"Roofline"). The communication of tensor parallelism comes on top. ``pays`` asks whether drafts are worth their passes;
+``recipes/cluster`` derives the simulator's costs from it.
 
 Left out: norms, sampling, the vocabulary-parallel gather, the imbalance of experts, and everything that grows with the
 number of kernels. Shares of the peaks stand in for them (fields of ``Gpu``).
@@ -24,7 +24,7 @@ BF16 = 2  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU and its links; peaks from ``benchmarks/peaks.py``, shares of them fitted or assumed."""
+    """GPU and its links: peaks from ``benchmarks/peaks.py``, shares of them fitted or assumed."""
 
     flops: float  # a second, bf16, dense
     bandwidth: float  # bytes a second, of its memory
@@ -47,7 +47,7 @@ class Gpu:
 
 
 def _gpu(name: str) -> Gpu:
-    """Return a row of ``PEAKS``, with measured operations and bandwidth where a card of the kind was measured."""
+    """Return a row of ``PEAKS``, with measured operations and bandwidth if a card of the kind was measured."""
     peaks = measured(name)
     return Gpu(
         flops=peaks.flops, bandwidth=peaks.bandwidth, memory=peaks.memory, nvlink=peaks.nvlink, network=peaks.network,
@@ -60,7 +60,7 @@ GPUS = {name: _gpu(name) for name in PEAKS if name != "cpu"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A decoder with a gated MLP or experts, and an MTP head of one layer.
+    """Decoder with a gated MLP or experts, and an MTP head of one layer.
 
     ``Model(layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, intermediate=14336, vocabulary=128256)`` is
     Llama-3.1-8B.
@@ -75,9 +75,9 @@ class Model:
     vocabulary: int
     tied: bool = False  # whether one matrix is embedding and output
     experts: int = 0  # of a layer, without the shared ones; 0: all layers are dense
-    active_experts: int = 0  # that a token goes through
+    active_experts: int = 0  # experts of a token
     expert_intermediate: int = 0
-    shared_experts: int = 0  # that every token goes through
+    shared_experts: int = 0  # experts of every token
     dense_layers: int = 0  # of a model with experts
     cached: int | None = None  # numbers that a token caches in a layer; None: keys and values of ``kv_heads``
     cached_layers: int | None = None  # layers whose cache grows with the context; None: all (others: linear attention)
@@ -86,7 +86,7 @@ class Model:
 
     @property
     def attention(self) -> float:
-        """Return the parameters of a layer's attention, without norms and biases, which are some thousands."""
+        """Return the parameters of a layer's attention, without norms and biases, which are a few thousand."""
         if self.projections is not None:
             return self.projections
         return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
@@ -103,7 +103,7 @@ class Model:
 
     @property
     def output(self) -> float:
-        """Return the parameters of the output matrix; the embedding has as many."""
+        """Return the parameters of the output matrix; the embedding has the same number."""
         return self.vocabulary * self.hidden
 
     @property
@@ -119,19 +119,19 @@ class Model:
 
     @property
     def multiplied(self) -> float:
-        """Return the parameters that a token is multiplied with: all but the embedding, and its own experts alone."""
+        """Return the parameters multiplied with one token: all but the embedding, and of the experts only its own."""
         return self._parameters(self.active_experts)
 
     def read(self, tokens: float) -> float:
-        """Return the parameters that a pass over so many tokens reads: a batch touches more experts than one token.
+        """Return the parameters read by a pass over ``tokens`` tokens: a batch touches more experts than one token.
 
-        Each token is taken to choose ``active_experts`` of ``experts`` at random, whatever its neighbours choose.
+        Each token is assumed to choose ``active_experts`` of ``experts`` at random, independently of its neighbours.
         """
         touched = self.experts * (1 - (1 - self.active_experts / self.experts) ** tokens) if self.experts else 0.0
         return self._parameters(touched)
 
     def _parameters(self, experts: float) -> float:
-        """Return the parameters of all layers, with so many experts of each, and of the output matrix."""
+        """Return the parameters of all layers, with ``experts`` experts each, and of the output matrix."""
         dense = self.dense_layers if self.experts else self.layers
         return dense * self.layer + (self.layers - dense) * self._experts_layer(experts) + self.output
 
@@ -140,17 +140,17 @@ class Model:
 
     @property
     def kv_bytes(self) -> float:
-        """Return the bytes of keys and values of a token in one layer, bf16."""
+        """Return the bytes of one token's keys and values in one layer, bf16."""
         return BF16 * (2 * self.kv_heads * self.head_dim if self.cached is None else self.cached)
 
     @property
     def growing(self) -> int:
-        """Return the layers whose cache grows with the context."""
+        """Return the number of layers whose cache grows with the context."""
         return self.layers if self.cached_layers is None else self.cached_layers
 
     @property
     def attended(self) -> float:
-        """Return the FLOPs in one layer of one position that attends to one other."""
+        """Return the FLOPs in one layer of one position attending to one other."""
         return 4 * self.heads * self.head_dim if self.scored is None else self.scored
 
 
@@ -177,7 +177,7 @@ def pass_seconds(
         context: tokens whose keys and values each row reads.
         layers: layers that read them.
         multiplied: parameters that a token is multiplied with.
-        read_bytes: bytes of the weights that are read.
+        read_bytes: bytes of weights that the pass reads.
     """
     tokens = rows * positions
     products = 2 * multiplied * tokens + layers * model.attended * context * tokens
@@ -191,7 +191,7 @@ def pass_seconds(
     return max(worked, moved) + sent
 
 
-# ---- shapes, from the config.json of the checkpoint that is named
+# ---- shapes, from the config.json of the named checkpoint
 
 
 def _dense(
@@ -206,7 +206,7 @@ def _dense(
 def _latent(hidden: int, heads: int, queries: int, latent: int, nope: int, rope: int, value: int) -> dict[str, int]:
     """Return the fields of latent attention (DeepSeek-V2, 2405.04434, section 2.1) from the sizes of its projections.
 
-    In decoding, queries are taken into the latent space: all heads read the same ``latent + rope`` numbers of a token.
+    Decoding projects queries into the latent space: all heads read the same ``latent + rope`` numbers of a token.
     """
     asked = hidden * queries + queries * heads * (nope + rope) if queries else hidden * heads * (nope + rope)
     kept = hidden * (latent + rope) + latent * heads * (nope + value)
@@ -260,9 +260,9 @@ MODELS = {"mimo-7b": SHAPES["mimo-7b"][1], "qwen2.5-72b": SHAPES["72b"][1]}  # n
 
 
 def shape(name: str) -> tuple[str, Model]:
-    """Return what a size like ``7b`` stands for, and its shape.
+    """Return the model name and the shape for a size like ``7b``.
 
-    A dense size that is not listed is the nearest one with more or fewer layers.
+    An unlisted dense size is the nearest listed one with more or fewer layers.
 
     Raises:
         UserError: The name is no size.
@@ -326,7 +326,7 @@ def from_config(content: Mapping[str, Any]) -> Model:
 
 
 def read_config(folder: str) -> Model:
-    """Return the shape of the checkpoint in a folder; ``UserError`` if it has no ``config.json`` that can be read."""
+    """Return the shape of the checkpoint in a folder; raise ``UserError`` if its ``config.json`` cannot be read."""
     path = Path(folder) / "config.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

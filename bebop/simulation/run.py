@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """Numbers of a job without its first ``fleet.skip`` steps; seconds are virtual, except for ``own_seconds``."""
+    """Results of a job without its first ``fleet.skip`` steps; seconds are virtual, except for ``own_seconds``."""
 
     step_seconds: float
     trainer_idle: float  # share of the time
@@ -36,9 +36,9 @@ class Simulated:
     tokens_per_second: float  # decoded
     accept_length: float
     seconds: float  # of the whole job
-    own_seconds: float  # of real processor time for all of it, the simulated parts included
-    decoded: int  # completions, those that were never trained on included
-    trajectories: int  # that were trained on
+    own_seconds: float  # real processor time of the whole simulation
+    decoded: int  # completions, also those without an update
+    trajectories: int  # used in updates
     rows: tuple[Mapping[str, float], ...] = ()  # metrics of each step
 
 
@@ -53,7 +53,7 @@ class _Rows:
 
 
 class _TimedMonitor(JobMonitor):
-    """The monitor of a job, which takes ``seconds`` for each step."""
+    """Monitor of a job that takes ``seconds`` for each step."""
 
     seconds = 0.0
 
@@ -65,7 +65,7 @@ class _TimedMonitor(JobMonitor):
 
 
 def job(config: SimulateConfig) -> JobConfig:
-    """Return the settings of a job that the loop, its pool, buffer and monitor read."""
+    """Return the job settings that the loop, its pool, buffer and monitor read."""
     fleet = config.fleet
     sections: dict[str, Any] = {
         "rollout": {
@@ -86,7 +86,7 @@ def job(config: SimulateConfig) -> JobConfig:
 
 
 def simulate(config: SimulateConfig, speeds: Sequence[float] = ()) -> Simulated:
-    """Simulate a job; ``speeds`` are those of the first workers' engines against the others'."""
+    """Simulate a job; ``speeds`` are those of the first workers' engines, relative to the others."""
     began = time.process_time()
     rows, seconds, decoded = run_virtually(_run(config, speeds))
     own, fleet = time.process_time() - began, config.fleet
@@ -142,7 +142,7 @@ class Deadlock(RuntimeError):
 
 
 class _Jumping(selectors.SelectSelector):
-    """Moves the time on instead of waiting for files."""
+    """Selector that advances the virtual time instead of waiting for files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,14 +159,14 @@ class _Jumping(selectors.SelectSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """A loop whose ``time()`` is virtual; threads and sockets must not be used, since their waits take no time here."""
+    """Event loop with a virtual ``time()``; do not use threads and sockets, since their waits take no virtual time."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
 
     def time(self) -> float:
-        """Return the virtual seconds since the loop was made."""
+        """Return the virtual seconds since the loop was created."""
         return self._jumping.now
 
 

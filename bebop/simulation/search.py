@@ -1,4 +1,4 @@
-"""Searches better settings: another split of the GPUs, with a simulation each, or another draft length or batch."""
+"""Search for better settings: another split of the GPUs, with a simulation each, or another draft length or batch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from bebop.simulation.run import Simulated, simulate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """A split of GPUs between trainer and rollouts, and its simulation."""
+    """Split of GPUs between trainer and rollouts, with its simulation."""
 
     trainer_gpus: int
     workers: int
@@ -20,8 +20,9 @@ class Split:
 def splits(config: SimulateConfig) -> Iterator[tuple[int, SimulateConfig]]:
     """Yield sensible splits of the same GPUs as (GPUs of the trainer, configuration).
 
-    An update is assumed to be as much faster as there are more GPUs for it. In truth it gains less, the more GPUs there
-    are, since they exchange data.
+    The time of an update is assumed to be inversely proportional to the trainer's GPUs. In practice each further GPU
+    gains
+    less, since they exchange data.
     """
     fleet, costs = config.fleet, config.costs
     total = fleet.trainer_gpus + fleet.workers * fleet.gpus_per_worker
@@ -36,7 +37,7 @@ def splits(config: SimulateConfig) -> Iterator[tuple[int, SimulateConfig]]:
 
 
 def best_splits(config: SimulateConfig) -> list[Split]:
-    """Simulate all splits."""
+    """Simulate all splits and return them with their results."""
     return [
         Split(trainer_gpus=trainer, workers=other.fleet.workers, result=simulate(other))
         for trainer, other in splits(config)
@@ -45,7 +46,7 @@ def best_splits(config: SimulateConfig) -> list[Split]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """Tokens a second of a full batch with K drafts, over those of plain decoding at the same batch."""
+    """Speed-up of a full batch with K drafts: its tokens a second over those of plain decoding at the same batch."""
 
     draft_tokens: int
     batch: int
@@ -54,7 +55,7 @@ class Speculation:
 
 
 def speculation(config: SimulateConfig) -> list[Speculation]:
-    """Compute the gain at every draft length that has a rate, and at batches up to the slots, without a simulation."""
+    """Compute the gain at every draft length with a rate, and at batches up to the slots, without a simulation."""
     found = []
     answers = config.completions
     batches = sorted({1 << i for i in range(20) if 1 << i < config.fleet.slots} | {config.fleet.slots})

@@ -1,7 +1,7 @@
-"""The decoding systems and their trained parts, by name.
+"""Registry of the decoding systems and their trained parts, by name.
 
-Every module and folder of this package that has ``SYSTEMS`` is found, see ``base.py``. A new system is a new folder; no
-other file is touched. The registry is readable without torch.
+It finds every module and folder of this package with a ``SYSTEMS`` attribute, see ``base.py``. A new system is a new
+folder, and no other file changes. The registry can be read without torch.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from bebop.systems.base import AuxModel, System
 
 
 def _modules() -> Iterator[ModuleType]:
-    """Yield every module of this package; that of the systems that need the model alone comes first."""
+    """Yield every module of this package; that of the systems that need only the model comes first."""
     names = sorted((module.name for module in iter_modules(__path__)), key=lambda name: (name != "plain", name))
     yield from (import_module(f"{__name__}.{name}") for name in names)
 
@@ -25,6 +25,6 @@ def find_systems() -> Iterator[System]:
 
 
 SYSTEMS: dict[str, System] = {system.name: system for system in find_systems()}
-# Parts that stand in the model's own checkpoint, and those that systems need.
+# Parts in the model's own checkpoint, and parts that systems need.
 PARTS: dict[str, AuxModel] = {part.name: part for module in _modules() for part in getattr(module, "PARTS", ())}
 PARTS |= {part.name: part for system in SYSTEMS.values() for part in system.training()}

@@ -1,4 +1,4 @@
-"""The systems that need nothing but the model: plain decoding, its MTP head, and what its context repeats."""
+"""Systems without trained parts: plain decoding, drafts of the model's MTP head, and n-gram lookup in the context."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +18,12 @@ PARTS = (AuxModel(name="head", summary="the MTP head of the checkpoint", job=_he
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveSystem(MTPSystem):
-    """Drafts on only while the entropy of the draft makes it pay."""
+    """System that drafts only while the draft's entropy makes it pay off."""
 
     length_name: str = "entropy"
 
     def length(self) -> PartClass:
-        """Return the length that goes by entropy."""
+        """Return the draft length that depends on entropy."""
         from bebop.rollout.decoding.lengths import EntropyLength
 
         return EntropyLength
@@ -31,7 +31,7 @@ class AdaptiveSystem(MTPSystem):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockVerifySystem(MTPSystem):
-    """Verifies the drafts of a cycle as a whole."""
+    """System that verifies the drafts of a cycle as a whole."""
 
     rule_name: str = "block"
 
@@ -44,13 +44,13 @@ class BlockVerifySystem(MTPSystem):
 
 @dataclass(frozen=True, kw_only=True)
 class NgramSystem(SpeculativeSystem):
-    """Looks drafts up in the context."""
+    """System that looks up drafts in the context."""
 
     drafter_name: str = "ngram"
     sampled: bool = False
 
     def drafter(self) -> PartClass:
-        """Return the drafter that looks up."""
+        """Return the n-gram lookup drafter."""
         from bebop.rollout.decoding.ngram import NgramDrafter
 
         return NgramDrafter

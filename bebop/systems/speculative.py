@@ -1,4 +1,4 @@
-"""What most systems have in common: rejection sampling, a fixed number of drafts, one cycle of draft and check."""
+"""Base classes of most systems: rejection sampling, a fixed number of drafts, and a draft-and-verify cycle."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from bebop.systems.base import PartClass, System
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeSystem(System):
-    """Drafts and verifies by rejection sampling. As it is, it drafts nothing: one token per pass."""
+    """System that drafts and verifies by rejection sampling. The base class drafts nothing: one token per pass."""
 
     def rule(self) -> PartClass:
         """Return the class of its acceptance rule."""
@@ -16,19 +16,19 @@ class SpeculativeSystem(System):
         return Rejection
 
     def length(self) -> PartClass:
-        """Return the class that says how many tokens are drafted."""
+        """Return the class that decides the number of drafts."""
         from bebop.rollout.decoding.lengths import FixedLength
 
         return FixedLength
 
     def auto_length(self) -> PartClass:
-        """Return the class behind ``draft_tokens=auto``: as many drafts in all rows as pay."""
+        """Return the class behind ``draft_tokens=auto``: as many drafts in all rows as pay off."""
         from bebop.rollout.decoding.timed_lengths import CostLength
 
         return CostLength
 
     def decoder(self) -> PartClass:
-        """Return the class of its cycle."""
+        """Return the class of its decoding cycle."""
         from bebop.rollout.decoding.draft_verify import DraftVerify
 
         return DraftVerify
@@ -36,14 +36,14 @@ class SpeculativeSystem(System):
 
 @dataclass(frozen=True, kw_only=True)
 class MTPSystem(SpeculativeSystem):
-    """Drafts a chain with the model's MTP head."""
+    """System that drafts a chain with the model's MTP head."""
 
     drafter_name: str = "mtp"
     head: bool = True
     supports_auto_temperature: bool = True
 
     def drafter(self) -> PartClass:
-        """Return the drafter of a chain."""
+        """Return the drafter of chains."""
         from bebop.rollout.decoding.mtp import MTPDrafter
 
         return MTPDrafter

@@ -1,8 +1,8 @@
-"""The token ids that a chat template adds between two completions: history is never rendered or tokenised again.
+"""Token ids that a chat template adds between two completions; history is never rendered or tokenised again.
 
 A trajectory is append-only ids. The first prompt is rendered once. After that only the *delta* is rendered: what the
 template puts between the stop token that the policy sampled and the start of its next completion. That is exact only if
-the template lets a conversation grow. ``ChatDelta.checked`` finds this out before a job starts, by rendering
+the template lets a conversation grow. ``ChatDelta.checked`` verifies this before a job starts, by rendering
 conversations of its own. It refuses a template if
 
 - a longer conversation is no continuation of the shorter one (it drops thoughts of earlier completions, or treats the
@@ -42,16 +42,16 @@ MAX_ESCAPES = 1000
 
 @dataclass(frozen=True, slots=True)
 class ChatDelta:
-    """A template that passed ``checked``, which makes it."""
+    """Chat template that passed ``checked``, which constructs it."""
 
     tokenizer: Any
     stops: tuple[str, ...]  # texts of the tokens at which a completion ends, the longest first
-    tool: str  # the role of messages of tools: user, where the template has none for them
+    tool: str  # the role of tool messages; user if the template has no role for them
     markers: tuple[str, ...]  # texts of special tokens, the longest first
 
     @classmethod
     def checked(cls, tokenizer: Any, stop_ids: Sequence[int]) -> Self:
-        """Return the delta of a tokenizer's chat template; ``UserError`` names the first thing that is wrong with it.
+        """Return the delta of a tokenizer's chat template; raise ``UserError`` with its first fault.
 
         ``stop_ids``: the tokens at which the policy stops.
         """
@@ -69,7 +69,7 @@ class ChatDelta:
         return delta
 
     def first(self, messages: Sequence[Message]) -> list[int]:
-        """Return the prompt of the first turn; ``UserError`` if the template refuses it."""
+        """Return the prompt of the first turn; raise ``UserError`` if the template refuses it."""
         return self._ids(lambda own: self._render(own, ask=True), messages)
 
     def observation(self, messages: Sequence[Message]) -> list[int]:
@@ -79,7 +79,7 @@ class ChatDelta:
     # ---- rendering
 
     def _render(self, messages: Sequence[Message], ask: bool) -> str:
-        """Render a conversation as text; ``ask``: with the prefix of the next completion."""
+        """Render a conversation as text; ``ask``: append the prefix of the next completion."""
         try:
             text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=ask)
         except Exception as error:  # a template is code from outside
@@ -104,7 +104,7 @@ class ChatDelta:
         return rest[len(stop) :]
 
     def _ids(self, render: Any, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of messages; ``UserError`` for special tokens that are not the template's."""
+        """Return the ids of messages; raise ``UserError`` for special tokens that are not the template's."""
         own = [
             {"role": self.tool if m["role"] == "tool" else m["role"], "content": self.escaped(m["content"])}
             for m in messages
@@ -117,11 +117,11 @@ class ChatDelta:
         return ids
 
     def _encode(self, text: str) -> list[int]:
-        """Return the ids of a rendered text, which holds the template's special tokens already."""
+        """Return the ids of a rendered text, which already contains the template's special tokens."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def escaped(self, text: str) -> str:
-        """Put a blank after the first character of every special token in a text."""
+        """Insert a blank after the first character of every special token in a text."""
         for _ in range(MAX_ESCAPES):
             before = text
             for marker in self.markers:
@@ -133,14 +133,14 @@ class ChatDelta:
     # ---- checks before a job
 
     def _has_tools(self) -> bool:
-        """Return whether the template shows messages of tools."""
+        """Return whether the template shows tool messages."""
         try:
             return CONTENT in self._between([{"role": "tool", "content": CONTENT}])
         except UserError:
             return False
 
     def _check(self, messages: Sequence[Message]) -> None:
-        """Check everything in the module's list, for one kind of message."""
+        """Check all conditions in the module's list for one kind of message."""
         between = self._between(messages)
         histories = ([QUESTION], [QUESTION, {"role": "assistant", "content": PLAIN}, *messages])
         for history in histories:
@@ -152,7 +152,7 @@ class ChatDelta:
                 _same(whole[: len(short)], short, f"renders {answer!r} otherwise once messages follow")
                 ends = next((s for s in self.stops if whole.endswith(s + between)), None)
                 if ends is None:
-                    # Shown from where the delta after a plain answer would have begun.
+                    # Show the text from the place where the delta after a plain answer would begin.
                     _same(whole[-len(between) :], between, f"adds something else after {answer!r}")
                     before = whole[: -len(between)] if between else whole
                     raise _refused(
@@ -161,7 +161,7 @@ class ChatDelta:
         self._check_ids(messages, between)
 
     def _check_ids(self, messages: Sequence[Message], between: str) -> None:
-        """Check that the delta alone has the ids that it has right after a stop token."""
+        """Check that the delta has the same ids alone as right after a stop token."""
         prompt = self._render([QUESTION], ask=True)
         whole = self._render([QUESTION, {"role": "assistant", "content": PLAIN}, *messages], ask=True)
         stop = whole[len(prompt) + len(PLAIN) : len(whole) - len(between)]
@@ -175,12 +175,12 @@ class ChatDelta:
 
 @dataclass(frozen=True, slots=True)
 class GivenTokens:
-    """Takes the place of ``ChatDelta`` for an environment that renders for itself (``EnvironmentKind.tokens``)."""
+    """Substitute for ``ChatDelta`` if an environment renders messages itself (``EnvironmentKind.tokens``)."""
 
     vocabulary: int  # ids are below it
 
     def first(self, ids: Sequence[int]) -> list[int]:
-        """Return the prompt of the first turn; ``UserError`` for an id that the policy does not have."""
+        """Return the prompt of the first turn; raise ``UserError`` for an id outside the policy's vocabulary."""
         if wrong := next((token for token in ids if not 0 <= token < self.vocabulary), None):
             raise UserError(
                 f"the environment gave token {wrong}, but the policy's vocabulary has {self.vocabulary}: "
@@ -189,17 +189,17 @@ class GivenTokens:
         return list(ids)
 
     def observation(self, ids: Sequence[int]) -> list[int]:
-        """Return the ids after a completion; ``UserError`` as ``first``."""
+        """Return the ids after a completion; raise ``UserError`` as ``first`` does."""
         return self.first(ids)
 
 
 def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Decode tokens. Not with a tokenizer's own setting to clean up spaces: a template does not clean up."""
+    """Decode tokens without cleaning up spaces, whatever the tokenizer's setting: a template does not clean up."""
     return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
 
 def _special(tokenizer: Any) -> set[str]:
-    """Return the texts of markers: tokens that the tokenizer calls special, and added ones in angle brackets."""
+    """Return the texts of markers: special tokens of the tokenizer, and added tokens in angle brackets."""
     added: Mapping[int, Any] = tokenizer.added_tokens_decoder
     angled = {text for token in added.values() if (text := str(token)).startswith("<") and text.endswith(">")}
     special = {str(token) for token in added.values() if token.special}
@@ -207,7 +207,7 @@ def _special(tokenizer: Any) -> set[str]:
 
 
 def _same(found: str, wanted: str, problem: str) -> None:
-    """Raise ``UserError`` with the first difference, if there is one."""
+    """Raise ``UserError`` with the first difference of the texts, if they differ."""
     if found == wanted:
         return
     place = next(

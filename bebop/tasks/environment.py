@@ -1,8 +1,8 @@
-"""The interface of environments, the table of built-in ones, and how an environment of the user is found.
+"""Interface of environments, the table of built-in ones, and the loading of a user's environment.
 
 An environment answers a policy turn by turn: ``reset`` returns the first messages, ``step`` the reply to one turn. Each
-trajectory has an environment object of its own. ``reset`` and ``step`` depend only on the question, the seed and the
-texts, so a lost trajectory can begin again, and all members of a group begin alike.
+trajectory has its own environment object. ``reset`` and ``step`` depend only on the question, the seed and the texts,
+so a lost trajectory can begin again, and all members of a group begin alike.
 
 Every text that a policy can write gets a reply: a senseless call, or a command that runs too long, is an observation.
 Exceptions are for failures that are never the policy's fault.
@@ -14,7 +14,7 @@ A row of ``ENVIRONMENTS`` names a class and a function that draws its questions.
 - ``blocking = False``: its methods wait only in ``await``, so it needs no process of its own;
 - ``tokens = True`` and ``command = "seconds"``: see ``EnvironmentKind``.
 
-Both receive ``task.args`` by name, each the arguments that it has a parameter for.
+Both receive the entries of ``task.args`` for which they have a parameter, by name.
 """
 
 import difflib
@@ -36,7 +36,7 @@ ROLES = ("system", "user", "tool")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvStep:
-    """The reply of an environment to one turn.
+    """Reply of an environment to one turn.
 
     >>> EnvStep(messages=({"role": "user", "content": "more"},), counts={"tool_errors": 0.0})  # doctest: +SKIP
     """
@@ -48,14 +48,16 @@ class EnvStep:
 
 
 class EnvironmentLost(Exception):
-    """A failure that is never the policy's fault: a crash, a time limit, a connection. The message is one line."""
+    """Failure that is never the policy's fault: a crash, a time limit, a connection. The message is one line."""
 
 
 class Environment(Protocol):
-    """The environment of one trajectory. It raises ``UserError`` for what the user can put right; else it is lost."""
+    """Environment of one trajectory. It raises ``UserError`` for faults that the user can fix; other errors mean it is
+    lost.
+    """
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
-        """Return the first messages of a question. This is the first call, and it comes once."""
+        """Return the first messages of a question. This is the first call, made once."""
         ...
 
     async def step(self, text: str) -> EnvStep:
@@ -63,13 +65,13 @@ class Environment(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release all resources. May be called more than once, and also after a failure."""
+        """Release all resources. It may be called more than once, and also after a failure."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentKind:
-    """The class of an environment, the function that draws its questions, and how it runs.
+    """Class of an environment, the function that draws its questions, and how it runs.
 
     >>> EnvironmentKind(make="bebop.tasks.environments.guess:Guess", item="bebop.tasks.environments.guess:item")
     ... # doctest: +SKIP
@@ -84,7 +86,7 @@ class EnvironmentKind:
 
     @property
     def name(self) -> str:
-        """Return the name in ``ENVIRONMENTS``; ``make`` if it is not there."""
+        """Return the name in ``ENVIRONMENTS``; ``make`` if it has none."""
         return next((name for name, kind in ENVIRONMENTS.items() if kind == self), self.make)
 
 
@@ -113,7 +115,9 @@ def seed(base: int, index: int) -> int:
 
 
 def find_kind(name: str) -> EnvironmentKind:
-    """Return the environment called ``name`` or ``path/to/file.py:Class``, which is imported; ``UserError``."""
+    """Return the environment called ``name`` or ``path/to/file.py:Class``, importing it; raise ``UserError`` on
+    failure.
+    """
     if name in ENVIRONMENTS:
         return ENVIRONMENTS[name]
     where, _, attribute = name.rpartition(":")
@@ -138,7 +142,9 @@ def find_kind(name: str) -> EnvironmentKind:
 
 
 def question(kind: EnvironmentKind, index: int, seed: int, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return question ``index`` >= 0 of the stream with this seed, which ``reset`` receives; ``UserError``."""
+    """Return question ``index`` >= 0 of the stream with this seed, the input of ``reset``; raise ``UserError`` on
+    failure.
+    """
     chosen, _ = arguments(kind, args)
     if not kind.item:
         return {"index": index}
@@ -146,7 +152,7 @@ def question(kind: EnvironmentKind, index: int, seed: int, args: Mapping[str, An
         made = load(kind.item)(index, seed, **chosen)
     except UserError:
         raise
-    except Exception as error:  # the arguments are the user's, and so may be the function
+    except Exception as error:  # arguments, and maybe the function, come from the user
         raise UserError(f"environment {kind.name} cannot make question {index}: {one_line(error)}") from error
     if not isinstance(made, dict):
         raise UserError(f"environment {kind.name}: question {index} is {str(made)[:80]!r}: a dict is wanted")
@@ -154,7 +160,9 @@ def question(kind: EnvironmentKind, index: int, seed: int, args: Mapping[str, An
 
 
 def arguments(kind: EnvironmentKind, args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of the question and those of the class; ``UserError`` for an unknown or missing one."""
+    """Return the arguments of the question function and of the class; raise ``UserError`` for an unknown or missing
+    one.
+    """
     of_item = list(inspect.signature(load(kind.item)).parameters.values())[2:] if kind.item else []
     of_class = list(inspect.signature(load_class(kind.make)).parameters.values())
     named = {p.name: p for p in (*of_item, *of_class) if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
@@ -172,7 +180,7 @@ def arguments(kind: EnvironmentKind, args: Mapping[str, Any]) -> tuple[dict[str,
 
 
 def check_command(kind: EnvironmentKind, args: Mapping[str, Any], step_seconds: float) -> None:
-    """Raise ``UserError`` unless a command of the policy ends before its step counts as lost."""
+    """Raise ``UserError`` unless a command of the policy always ends before its step counts as lost."""
     if not kind.command:
         return
     default = inspect.signature(load_class(kind.make)).parameters[kind.command].default
@@ -192,7 +200,7 @@ def _accepted(parameters: Sequence[inspect.Parameter], args: Mapping[str, Any]) 
 
 
 def load_class(spec: str) -> type[Environment]:
-    """Import a class; ``UserError`` if it lacks a method of ``Environment``."""
+    """Import a class; raise ``UserError`` if it lacks a method of ``Environment``."""
     chosen = load(spec)
     if not isinstance(chosen, type):
         raise UserError(f"environment {spec}: it is no class")
@@ -205,7 +213,10 @@ def load_class(spec: str) -> type[Environment]:
 
 
 def load(spec: str) -> Callable[..., Any]:
-    """Import ``package.module:name`` or ``path/to/file.py:name``, where dots lead into classes; ``UserError``."""
+    """Import ``package.module:name`` or ``path/to/file.py:name``, where dots access class members; raise ``UserError``
+    on
+    failure.
+    """
     where, _, names = spec.rpartition(":")
     try:
         found: Any = _module(where)
@@ -236,7 +247,7 @@ def _file(path: Path) -> ModuleType:
 
 
 def checked_messages(value: Any, name: str, tokens: bool = False) -> tuple[Any, ...]:
-    """Return the messages of an environment as plain dicts, or its token ids; ``UserError`` if they are malformed."""
+    """Return an environment's messages as plain dicts, or its token ids; raise ``UserError`` if they are malformed."""
     if tokens:
         if not isinstance(value, tuple | list) or not all(type(token) is int and token >= 0 for token in value):
             raise UserError(f"environment {name} gave {str(value)[:80]!r}: a tuple of token ids is wanted")
@@ -252,7 +263,7 @@ def checked_messages(value: Any, name: str, tokens: bool = False) -> tuple[Any, 
 
 
 def checked_step(value: Any, name: str, tokens: bool = False) -> EnvStep:
-    """Return the step of an environment, with plain types; ``UserError`` if it is malformed."""
+    """Return an environment's step with plain types; raise ``UserError`` if it is malformed."""
     if not isinstance(value, EnvStep):
         raise UserError(f"environment {name}: step returned {str(value)[:80]!r}: an EnvStep is wanted")
     try:
@@ -265,7 +276,7 @@ def checked_step(value: Any, name: str, tokens: bool = False) -> EnvStep:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a turn that is not blank: the action, after any thoughts."""
+    """Return the last non-blank line of a turn: the action, after any thoughts."""
     return (text.strip().splitlines() or [""])[-1].strip()
 
 

@@ -1,8 +1,8 @@
-"""Environments in processes of their own, which can be killed with all that they started, whatever they are doing.
+"""Environments in processes of their own, which can be killed with all their children at any time.
 
-A process imports the class once and plays one episode after another, with whatever the module remembers. It is no
-sandbox. Calls are pickles and replies are JSON, so nothing of it runs in the process that asks. Its event loop runs
-only during a call: a task that an environment leaves behind stands still until the next call.
+A process imports the class once and plays one episode after another; the module keeps its state in between. It is no
+sandbox. Calls are pickles and replies are JSON, so no code of it runs in the calling process. Its event loop runs only
+during a call: a task that an environment leaves behind is suspended until the next call.
 
 A pool starts processes when they are needed, keeps idle ones, and bounds their number.
 """
@@ -40,8 +40,8 @@ from bebop.tasks.environment import (
 from bebop.tasks.functions import LEAVE_SECONDS, follow_parent, start_python
 from bebop.tasks.output import Output
 
-LOAD_SECONDS = 300.0  # for the import of the class's module
-POLL_SECONDS = 0.5  # between two checks that it still runs: what it started may hold its pipe open
+LOAD_SECONDS = 300.0  # time limit for the import of the class's module
+POLL_SECONDS = 0.5  # between two checks that it still runs: its children may hold its pipe open
 MESSAGE_BYTES = 64 << 20
 SIZE = 8  # bytes in front of a message that hold its length
 MARK = "BEBOP_ENVIRONMENT"  # in the environment of the process and of what it starts
@@ -49,11 +49,13 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class _Raised(Exception):
-    """The traceback of an exception in the process of an environment."""
+    """Traceback of an exception in the process of an environment."""
 
 
 class EnvironmentProcess:
-    """One process, for one call at a time, used from one event loop. A call that ends early leaves it ``busy``."""
+    """Process of an environment, for one call at a time, used from one event loop. A call that ends early leaves it
+    ``busy``.
+    """
 
     def __init__(self, process: "subprocess.Popen[bytes]", mark: str) -> None:
         self.process, self.mark = process, mark
@@ -65,9 +67,10 @@ class EnvironmentProcess:
     async def start(
         cls, make: str, args: Mapping[str, Any], name: str, output: Output | None = None
     ) -> "EnvironmentProcess":
-        """Start a process that has imported ``make``; ``UserError`` if it cannot, ``EnvironmentLost`` if it ended.
+        """Start a process that imports ``make``; raise ``UserError`` if it cannot, ``EnvironmentLost`` if the process
+        ended.
 
-        ``output``: reads all that it prints; None: it prints where this process does.
+        ``output``: reads everything that it prints; None: it prints where this process does.
         """
         identifier = secrets.token_hex(8)
         mark = f"{MARK}={identifier}"
@@ -92,9 +95,10 @@ class EnvironmentProcess:
         return made
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """Return what a method returned: a list of messages, the fields of an ``EnvStep`` or None.
+        """Call a method and return its result: a list of messages, the fields of an ``EnvStep`` or None.
 
-        ``UserError``, or ``EnvironmentLost`` if it raised or the process ended; it is ``busy`` after any of them.
+        Raises ``UserError``, or ``EnvironmentLost`` if it raised or the process ended; either leaves the process
+        ``busy``.
         """
         assert not self.busy, "one call at a time"
         self.busy = True
@@ -113,12 +117,14 @@ class EnvironmentProcess:
         return reply["value"]
 
     def ended(self) -> bool:
-        """Return whether it ended. Its process id stays taken until ``end``, so that ``end`` kills nobody else."""
+        """Return whether the process ended. Its id stays reserved until ``end``, so that ``end`` cannot kill another
+        process.
+        """
         return self.process.returncode is not None or self._status() is not None
 
     async def end(self) -> None:
-        """Kill it with all that it started, and wait until it is gone."""
-        with contextlib.suppress(AttributeError):  # it has no pipe yet
+        """Kill the process with all its children, and wait until it is gone."""
+        with contextlib.suppress(AttributeError):  # no pipe yet
             self._writer.transport.abort()
         await asyncio.to_thread(self._end)
 
@@ -138,12 +144,12 @@ class EnvironmentProcess:
         return reply
 
     async def _while_it_runs(self, replying: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-        """Return the reply; ``OSError`` if the process ended, even where its pipe is still open."""
+        """Return the reply; raise ``OSError`` if the process ended, even if its pipe is still open."""
         task = asyncio.create_task(replying)
         try:
             gone = False
             while not (await asyncio.wait({task}, timeout=POLL_SECONDS))[0]:
-                if gone:  # and its last words are read
+                if gone:  # and its last output was read
                     raise ConnectionResetError("the process ended")
                 gone = self.ended()
             return task.result()
@@ -151,7 +157,7 @@ class EnvironmentProcess:
             task.cancel()
 
     async def _ending(self) -> str:
-        """Say how it came to its end."""
+        """Return in words how the process ended."""
         deadline = time.monotonic() + LEAVE_SECONDS
         while (status := self._status()) is None:
             if time.monotonic() > deadline:
@@ -164,12 +170,12 @@ class EnvironmentProcess:
         return f"was ended by signal {status.si_status} ({name}){short}"
 
     def _status(self) -> "os.waitid_result | None":
-        """Return how it ended, without reaping it; None while it runs."""
+        """Return its exit status without reaping it; None while it runs."""
         return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
 
 def end_tree(pid: int, mark: str, spare: int = 0) -> None:
-    """Kill a process, its descendants and all processes that bear ``mark``, but not ``spare``.
+    """Kill a process, its descendants and all processes marked with ``mark``, except ``spare``.
 
     They are stopped first, until no new one is found: a stopped process starts nothing, and its children stay its own.
     """
@@ -190,19 +196,22 @@ def _framed(message: bytes) -> bytes:
 
 
 class Pool:
-    """A pool of at most ``limit`` processes of one kind, for one event loop."""
+    """Pool of at most ``limit`` processes of one kind, for one event loop."""
 
     def __init__(
         self, kind: EnvironmentKind, args: Mapping[str, Any], limit: int, output: Output | None = None
     ) -> None:
-        """Start nothing yet; ``args``: of the class; ``output``: reads what processes print, if given."""
+        """Configure the pool without starting a process.
+
+        ``args``: arguments of the class; ``output``: reads what processes print, if given.
+        """
         self.kind, self.args, self.output = kind, args, output
         self.room = asyncio.Semaphore(limit)
         self.idle: list[EnvironmentProcess] = []
         self.all: set[EnvironmentProcess] = set()
 
     async def take(self) -> EnvironmentProcess:
-        """Wait for a free process, first come first served; ``UserError``, ``EnvironmentLost``."""
+        """Wait for a free process, first come, first served; raises ``UserError``, ``EnvironmentLost``."""
         await self.room.acquire()
         try:
             while self.idle:
@@ -238,7 +247,7 @@ class Pool:
 
 
 class Apart:
-    """An environment in a process of the pool: ``take`` before ``reset``, ``close`` at last."""
+    """Environment in a process of the pool: call ``take`` before ``reset``, and ``close`` at the end."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -258,7 +267,7 @@ class Apart:
         return EnvStep(**{**fields, "messages": tuple(fields["messages"])})
 
     async def close(self, lost: bool) -> None:
-        """Give the process back; it is killed if it is lost, or cannot close its environment."""
+        """Return the process to the pool; kill it if it is lost, or cannot close its environment."""
         if self.process is not None:
             process, self.process, keep = self.process, None, False
             try:
@@ -269,7 +278,7 @@ class Apart:
                 await self.pool.give_back(process, keep)
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        """Return the reply; without one the process is killed at once, so that a late one reaches nobody."""
+        """Return the reply; on failure kill the process at once, so that a late reply reaches nobody."""
         assert self.process is not None, "it was taken"
         try:
             return await self.process.ask(method, *arguments)
@@ -282,9 +291,9 @@ class Apart:
 
 
 def serve(descriptor: int) -> None:
-    """Import the class and answer calls until the parent goes away. This is the process."""
+    """Import the class and answer calls until the parent exits. This is the entry point of the process."""
     os.set_inheritable(descriptor, False)
-    with contextlib.suppress(AttributeError, OSError):  # Linux alone: children of children that end stay in our tree
+    with contextlib.suppress(AttributeError, OSError):  # Linux only: orphaned grandchildren stay in our tree
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     follow_parent(descriptor, _end_own)
     with contextlib.suppress(OSError):  # the parent is gone
@@ -293,7 +302,7 @@ def serve(descriptor: int) -> None:
 
 
 def _answer(descriptor: int) -> None:
-    """Answer calls until the parent goes away, then close what is open."""
+    """Answer calls until the parent exits, then close the environment."""
     player = _Player()
     with asyncio.Runner() as runner, socket.socket(fileno=descriptor) as pipe, pipe.makefile("rwb") as stream:
         while (asked := _read(stream)) is not None:
@@ -312,14 +321,14 @@ def _answer(descriptor: int) -> None:
 
 
 class _Player:
-    """Carries out the calls of ``EnvironmentProcess``."""
+    """Executes the calls of ``EnvironmentProcess``."""
 
     def __init__(self) -> None:
         self.make, self.args, self.name = "", dict[str, Any](), ""
         self.environment: Environment | None = None
 
     async def play(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Carry out one call and return a value that JSON can hold."""
+        """Execute one call and return a value that JSON can represent."""
         if method == "load":
             self.make, self.args, self.name = arguments
             load_class(self.make)
@@ -337,14 +346,14 @@ class _Player:
 
 
 def _read(stream: io.BufferedRWPair) -> tuple[str, tuple[Any, ...]] | None:
-    """Read the next call; None once the parent is gone."""
+    """Read the next call; None once the parent has exited."""
     size = int.from_bytes(stream.read(SIZE), "little")
     message = stream.read(size)
     return pickle.loads(message) if 0 < size == len(message) else None
 
 
 def _end_own() -> NoReturn:
-    """End this process and all that it started."""
+    """End this process and all its children."""
     end_tree(os.getpid(), f"{MARK}={os.environ[MARK]}", spare=os.getpid())
     os.killpg(0, signal.SIGKILL)
     raise AssertionError("unreachable")

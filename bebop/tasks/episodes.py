@@ -1,10 +1,10 @@
-"""Environments with limits: one that crashes, hangs or dies is lost for its own trajectory, and holds up no other.
+"""Environments with limits: one that crashes, hangs or dies is lost only for its own trajectory, and blocks no other.
 
-An environment that blocks (``EnvironmentKind.blocking``) has a process of its own, which is killed with all that it
-started. At most ``processes`` of them are open at a time. Further ones wait, first come first served, and that wait
-counts towards no limit. All others run in the event loop, as tasks that are cancelled at their limit. One that blocks
-there all the same holds up everything, even its own time limit. This is measured: a warning names the environment
-(``BLOCKED_SECONDS``), and ``Episodes.longest_block`` keeps the longest time.
+An environment that blocks (``EnvironmentKind.blocking``) has its own process, which is killed with all its children. At
+most ``processes`` of them are open at a time. Further ones wait, first come, first served, and that wait counts towards
+no limit. All others run in the event loop, as tasks that are cancelled at their limit. If one of those blocks anyway,
+it blocks everything, even its own time limit. This is measured: a warning names the environment (``BLOCKED_SECONDS``),
+and ``Episodes.longest_block`` records the longest time.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ from bebop.tasks.output import Output
 
 logger = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 10.0  # for an environment to close; its process is killed then
-LEAVE_SECONDS = 1.0  # for a task to end when it is cancelled
-BLOCKED_SECONDS = 1.0  # in one go without an await: a warning
+CLOSE_SECONDS = 10.0  # time limit for an environment to close, after which its process is killed
+LEAVE_SECONDS = 1.0  # time limit for a cancelled task to end
+BLOCKED_SECONDS = 1.0  # without an await, after which a warning is logged
 
 
 class _Place(Protocol):
-    """Where an episode runs: in a process (``Apart``) or in the event loop (``_Here``)."""
+    """Place in which an episode runs: a process (``Apart``) or the event loop (``_Here``)."""
 
     async def take(self) -> None:
         """Wait for a free place."""
@@ -53,12 +53,12 @@ class _Place(Protocol):
         ...
 
     async def close(self, lost: bool) -> None:
-        """Close the environment and free the place, at once if it is lost."""
+        """Close the environment and release the place, at once if it is lost."""
         ...
 
 
 class Episodes:
-    """Starts and ends the environments of one worker; everything but the constructor belongs to one event loop.
+    """Environments of one worker; everything but the constructor belongs to one event loop.
 
     >>> episodes = Episodes("guess", {"tries": 7}, reset_seconds=60, step_seconds=30, processes=8)
     >>> episodes.open().seconds
@@ -75,31 +75,31 @@ class Episodes:
         processes: int,
         output: Path | None = None,
     ) -> None:
-        """Import the class, unless it runs in processes; ``UserError`` for impossible settings.
+        """Import the class, unless it runs in processes; raise ``UserError`` for impossible settings.
 
-        ``output``: the file for what those processes print; None: they print where this one does.
+        ``output``: the file for the output of those processes; None: they print where this one does.
         """
         self.kind = find_kind(kind) if isinstance(kind, str) else kind
         self.limits = {"reset": reset_seconds, "step": step_seconds}
         _, self.args = arguments(self.kind, args)
-        self.longest_block = 0.0  # seconds that an environment held the event loop in one go
+        self.longest_block = 0.0  # longest time in seconds for which an environment blocked the event loop
         self.left: set[asyncio.Task[Any]] = set()  # tasks that still run although they were cancelled
         self._pool = Pool(self.kind, self.args, processes, None if output is None else Output(output))
         self._warned = False
 
     def open(self) -> "Episode":
-        """Return an episode that has not begun: nothing runs yet."""
+        """Return an episode that has not started; nothing runs yet."""
         place: _Place = Apart(self._pool) if self.kind.blocking else _Here(self)
         return Episode(place, self)
 
     async def shutdown(self) -> None:
-        """Kill all processes with what they started, and cancel tasks that were left behind."""
+        """Kill all processes with their children, and cancel tasks that were left behind."""
         for task in self.left:
             task.cancel()
         await self._pool.end()
 
     async def within(self, limit: float, call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any] | None:
-        """Return the call as a finished task; None if it took longer and was cancelled, whatever it makes of that."""
+        """Return the call as a finished task; None if it exceeded ``limit`` and was cancelled, even without effect."""
         task = asyncio.create_task(call)
         try:
             done, _ = await asyncio.wait({task}, timeout=limit)
@@ -114,7 +114,7 @@ class Episodes:
         return task if done else None
 
     def held(self, seconds: float) -> None:
-        """Record how long an environment held the event loop."""
+        """Record how long an environment blocked the event loop."""
         self.longest_block = max(self.longest_block, seconds)
         if seconds > BLOCKED_SECONDS and not self._warned:
             self._warned = True
@@ -123,15 +123,15 @@ class Episodes:
 
 
 class Episode:
-    """An ``Environment`` with limits. After ``EnvironmentLost``, or a call that was cancelled, only ``close``."""
+    """Environment with time limits. After ``EnvironmentLost`` or a cancelled call, only ``close`` is allowed."""
 
     def __init__(self, place: _Place, episodes: Episodes) -> None:
         self.seconds = 0.0  # in reset and step so far, failed ones included
         self._place, self._episodes = place, episodes
-        self._state = "new"  # then open; lost from when a call begins until it has returned; closed
+        self._state = "new"  # then open; lost during each call, so that a failed call leaves it lost; closed
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Any, ...]:
-        """Return the first messages; ``EnvironmentLost``, ``UserError``. The wait for a process counts nowhere."""
+        """Return the first messages; raises ``EnvironmentLost``, ``UserError``. The wait for a process has no limit."""
         assert self._state == "new", self._state
         self._state = "lost"
         await self._or_lost(self._place.take())
@@ -139,14 +139,14 @@ class Episode:
         return messages
 
     async def step(self, text: Any) -> EnvStep:
-        """Return the reply to a turn, the Completion if the kind has ``tokens``; raises as ``reset``."""
+        """Return the reply to a turn (the Completion if the kind has ``tokens``); raises like ``reset``."""
         assert self._state == "open", self._state
         self._state = "lost"
         step: EnvStep = await self._limited("step", self._place.step(text))
         return step
 
     async def close(self) -> None:
-        """End the episode. This raises nothing and takes some seconds at most."""
+        """End the episode. This never raises and takes a few seconds at most."""
         if self._state != "closed":
             lost, self._state = self._state != "open", "closed"
             task = await self._episodes.within(CLOSE_SECONDS, self._or_lost(self._place.close(lost)))
@@ -155,7 +155,7 @@ class Episode:
                 logger.warning("%s, as it was closed", error or self._lost(f"took more than {CLOSE_SECONDS:g} s"))
 
     async def _limited(self, method: str, call: Coroutine[Any, Any, Any]) -> Any:
-        """Return the call's result within its time limit."""
+        """Return the call's result; raise ``EnvironmentLost`` if it exceeds its time limit."""
         limit, began = self._episodes.limits[method], time.monotonic()
         try:
             task = await self._episodes.within(limit, self._or_lost(call))
@@ -170,7 +170,7 @@ class Episode:
         return result
 
     async def _or_lost(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """Return the call's result; ``EnvironmentLost`` for all that it raised but ``UserError``."""
+        """Return the call's result; turn every exception except ``UserError`` into ``EnvironmentLost``."""
         try:
             return await call
         except UserError:
@@ -185,13 +185,13 @@ class Episode:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Retrieve what a cancelled task raised, which has no consequence: asyncio would warn."""
+    """Retrieve the exception of a cancelled task, since asyncio would warn otherwise."""
     if not task.cancelled():
         task.exception()
 
 
 class _Here:
-    """An environment in the event loop."""
+    """Environment in the event loop."""
 
     def __init__(self, episodes: Episodes) -> None:
         self.episodes = episodes
@@ -220,7 +220,7 @@ class _Here:
 
 
 class _Timed:
-    """Awaits a coroutine and reports how long each stretch from one await to the next took."""
+    """Awaitable that runs a coroutine and reports the duration of each stretch between awaits."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], report: Callable[[float], None]) -> None:
         self.coroutine, self.report = coroutine, report
@@ -240,5 +240,5 @@ class _Timed:
             except GeneratorExit:
                 self.coroutine.close()
                 raise
-            except BaseException as error:  # a cancellation
+            except BaseException as error:  # for instance a cancellation
                 resume, value = self.coroutine.throw, error

@@ -1,15 +1,15 @@
-"""A finite set of questions as a stream without end: each once an epoch, in an order shuffled anew for each epoch."""
+"""Endless stream over a finite set of questions: each once an epoch, in an order shuffled anew for each epoch."""
 
 import random
 
-CACHED = 4  # orders: of neighbouring epochs, and of the candidates that stand in for long questions
+CACHED = 4  # orders: those of neighbouring epochs, and of the replacements of long questions
 
 
 class Epochs:
     """Numbers 0 ... ``count`` - 1, epoch after epoch; ``place`` is a pure function of its arguments, count and seed."""
 
     def __init__(self, count: int, seed: int) -> None:
-        """Make ``count`` questions a stream; ``seed``: of the orders."""
+        """Create a stream over ``count`` questions; ``seed`` determines the orders."""
         assert count > 0, count
         self.count, self.seed = count, seed
         self._orders: dict[tuple[int, int], list[int]] = {}
@@ -20,7 +20,7 @@ class Epochs:
         return epoch, self._order(epoch, attempt)[place]
 
     def _order(self, epoch: int, attempt: int) -> list[int]:
-        """Return the questions of an epoch in order [count]."""
+        """Return the questions [count] of an epoch in order."""
         if (epoch, attempt) not in self._orders:
             if len(self._orders) >= CACHED:
                 self._orders.pop(next(iter(self._orders)))

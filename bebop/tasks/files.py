@@ -12,16 +12,17 @@ from bebop.tasks.epochs import Epochs
 
 
 class FileItems:
-    """The rows of a file, epoch after epoch; ``item`` is a pure function of its arguments, the file and the seed.
+    """Rows of a file, epoch after epoch; ``item`` is a pure function of its arguments, the file and the seed.
 
-    ``prompt_key`` and ``answer_key`` may go into nested rows with dots, as in verl's ``reward_model.ground_truth``. A
+    ``prompt_key`` and ``answer_key`` may reach into nested rows with dots, as in verl's ``reward_model.ground_truth``.
+    A
     prompt is a text or a list of messages with role and content. All rows are read and checked at the start.
     """
 
     def __init__(self, path: str, prompt_key: str, answer_key: str, seed: int, size: int | None = None) -> None:
-        """Read and check the file; ``UserError`` names the line or row that cannot be used.
+        """Read and check the file; raise ``UserError`` that names the first unusable line or row.
 
-        ``size``: take only the first rows, as if the file ended there; None: all of them.
+        ``size``: use only the first rows, as if the file ended there; None: all of them.
         """
         self.prompt_key, self.answer_key = prompt_key, answer_key
         rows = read_rows(Path(path), "task.path")
@@ -44,17 +45,17 @@ class FileItems:
         }
 
     def golds(self) -> Iterator[tuple[str, Any]]:
-        """Yield each row's place and answer, in the order of the file."""
+        """Yield each row's place and gold answer, in the order of the file."""
         for where, row in self.rows:
             yield where, lookup(row, self.answer_key, "task.answer_key", where)
 
     def asked(self, index: int, attempt: int = 0) -> tuple[int, int]:
-        """Return the epoch and the row, both from 0, that ``item`` takes for the same arguments."""
+        """Return the epoch and the row, both from 0, that ``item`` uses for the same arguments."""
         return self._epochs.place(index, attempt)
 
 
 def lookup(row: dict[str, Any], key: str, setting: str, where: str) -> Any:
-    """Return ``row[key]``, through nested mappings if ``key`` has dots; ``UserError`` if it is missing or null."""
+    """Return ``row[key]``, through nested mappings if ``key`` has dots; raise ``UserError`` if missing or null."""
     if row.get(key) is not None:
         return row[key]
     value: Any = row
@@ -68,7 +69,7 @@ def lookup(row: dict[str, Any], key: str, setting: str, where: str) -> Any:
 
 
 def check_row(row: dict[str, Any], prompt_key: str, answer_key: str, section: str, where: str) -> None:
-    """Raise ``UserError`` unless a row has a question and an answer; ``section``: of its settings."""
+    """Raise ``UserError`` unless a row has a question and an answer; ``section``: the section of its settings."""
     question = lookup(row, prompt_key, f"{section}.prompt_key", where)
     _check_question(question, f"{section}.prompt_key={prompt_key!r}: {where}")
     answer = lookup(row, answer_key, f"{section}.answer_key", where)
@@ -87,7 +88,7 @@ def _check_question(question: Any, where: str) -> None:
 
 
 def _check_text(text: str, where: str) -> None:
-    """Refuse half a pair of surrogates: JSON may hold one, but no tokenizer and no database takes it."""
+    """Raise ``UserError`` for half a surrogate pair: JSON may hold one, but no tokenizer and no database accepts it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -96,7 +97,7 @@ def _check_text(text: str, where: str) -> None:
 
 
 def read_rows(path: Path, setting: str) -> list[tuple[str, dict[str, Any]]]:
-    """Read the file that ``setting`` names: its rows, each with its place for error messages."""
+    """Read the file named by ``setting``, and return its rows, each with its place for error messages."""
     try:
         rows = _read_parquet(path, setting) if path.suffix == ".parquet" else _read_jsonl(path)
     except OSError as error:
@@ -127,7 +128,7 @@ def _read_parquet(path: Path, setting: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _in_microseconds(column: Any) -> Any:
-    """Cast a column of nanoseconds, as pandas writes times, to microseconds, as Python's times have."""
+    """Cast a column of nanoseconds (times written by pandas) to microseconds, the resolution of Python's times."""
     import pyarrow
     from pyarrow import types
 

@@ -1,14 +1,14 @@
-"""Functions that run in a child process, which can be killed: reward functions of users, and slow verifiers.
+"""Functions in a child process that can be killed: reward functions of users, and slow verifiers.
 
 ``UserFunction`` calls a function of the user, which may hang, exit, crash or be killed. Its process imports the
 function once and keeps it, with whatever the function remembers between calls. The limit is wall time, since a function
-may wait for a server. What it prints goes to a file, up to a limit.
+may wait for a server. Its output goes to a file, up to a limit.
 
 ``Isolated`` calls verifiers, which may take for ever over a completion: ``\\boxed{9^{9^{9}}}`` keeps sympy busy in C
 code that no thread can interrupt, and alarm signals only reach the main thread, while rewards are computed in others.
-The kernel ends the child once it has used its CPU time; a new one takes its place. CPU time, not wall time: a busy
-machine changes no reward. A child that is stopped or sleeps uses none. It is killed as well, and its call, which is not
-to blame, is tried once more.
+The kernel ends the child once it has used its CPU time, and a new child replaces it. The limit is CPU time, not wall
+time: a busy machine changes no reward. A child that is stopped or sleeps uses none. It is killed as well, and its call,
+which is not to blame, is tried once more.
 
 A child bounds time and memory; it is no sandbox. Pools of the standard library and of pebble run the parent's main
 module again in every child, and break when an idle child is killed.
@@ -47,29 +47,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOAD_SECONDS = 300.0  # for the import of the function's module, which may load a model
-LATE_SECONDS = 2.0  # for a process to say which of several coroutines took too long
-LEAVE_SECONDS = 2.0  # for a process to end by itself once no more calls come
-CPU_SECONDS = 3.0  # of a verifier
-STILL_SECONDS = 20.0  # of a verifier without a reply and without any use of CPU time
-ATTEMPTS = 2  # at a verifier whose child is lost
-MEMORY_BYTES = 2 << 30  # of a verifier's process
-MODULES = "bebop_"  # begins the names of modules that are a user's files
+LOAD_SECONDS = 300.0  # time limit for the import of the function's module, which may load a model
+LATE_SECONDS = 2.0  # time for a process to report which of several coroutines took too long
+LEAVE_SECONDS = 2.0  # time for a process to end by itself once no more calls come
+CPU_SECONDS = 3.0  # limit of a verifier
+STILL_SECONDS = 20.0  # limit for a verifier that neither replies nor uses CPU time
+ATTEMPTS = 2  # for a verifier whose child is lost
+MEMORY_BYTES = 2 << 30  # limit of a verifier's process
+MODULES = "bebop_"  # prefix of the names of modules from a user's files
 ALLOWED = "auto, math_verify, package.module.function or path/to/file.py:function"
 
 
-# ---- a Python file of the user
+# ---- Python files of the user
 
 
 class _NoBytecode(SourceFileLoader):
-    """Keeps no bytecode: a refused job writes nothing, and a file that changed within a second is read anew."""
+    """Loader that stores no bytecode: a refused job writes nothing, and a file changed within a second is reread."""
 
     def set_data(self, path: str, data: object, *, _mode: int = 0o666) -> None:
         """Write nothing, where importlib would write ``__pycache__``."""
 
 
 def load_file(path: Path, kind: str) -> ModuleType:
-    """Run a Python file as the module ``bebop_KIND_STEM`` and return it; raises what the file raises.
+    """Run a Python file as the module ``bebop_KIND_STEM`` and return it; raise whatever the file raises.
 
     The module is in ``sys.modules`` while it runs: dataclasses look there for the types of their fields.
     """
@@ -95,7 +95,7 @@ def start_python(
 ) -> "subprocess.Popen[bytes]":
     """Call ``module.function(pipe, *arguments)`` in a Python process, which inherits the pipe.
 
-    It leads a session of its own: Ctrl-C is the parent's business, and whatever it starts can be killed with it.
+    The process leads its own session: Ctrl-C only reaches the parent, and its children can be killed with it.
     """
     code = f"import sys; from {module} import {function}; {function}(int(sys.argv[1]), *sys.argv[2:])"
     return subprocess.Popen(
@@ -109,9 +109,9 @@ def start_python(
 
 
 def follow_parent(pipe: int, end: Callable[[], NoReturn]) -> None:
-    """Call ``end`` in a child soon after the parent is gone, even while another thread hangs.
+    """Call ``end`` in a child soon after the parent has exited, even while another thread hangs.
 
-    A call in C that never releases the interpreter is not ended before it returns.
+    A C call that never releases the GIL delays this until it returns.
     """
 
     def wait() -> None:
@@ -130,14 +130,14 @@ class _Child:
     connection: Connection
 
     def kill(self) -> None:
-        """Kill the process with all that it started."""
+        """Kill the process with all its children."""
         self.connection.close()
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def ending(self) -> str:
-        """Say how a process that hung up came to its end."""
+        """Return in words how a process that closed its pipe ended."""
         try:
             code = self.process.wait(LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -149,7 +149,7 @@ class _Child:
 
 
 class _Caller:
-    """Keeps a child process from one call to the next, for one call at a time; thread-safe."""
+    """Keeper of a child process between calls, for one call at a time; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -157,7 +157,7 @@ class _Caller:
 
     @contextlib.contextmanager
     def _lend(self) -> Iterator[_Child]:
-        """Lend the child, or a new one if it ended. A call that raises must not leave its late reply to the next."""
+        """Lend the child, or a new one if it ended. A call that raises loses its child, and with it any late reply."""
         with self._lock:
             child, self._child = self._child, None
             if child is None or child.process.poll() is not None:
@@ -173,22 +173,24 @@ class _Caller:
 
 
 class RewardTimeout(Exception):
-    """A reward took longer than ``task.reward_timeout``; its process was killed."""
+    """Reward that took longer than ``task.reward_timeout``; its process was killed."""
 
 
 class _Raised(Exception):
-    """The traceback of an exception in a child process."""
+    """Traceback of an exception in a child process."""
 
 
 class UserFunction(_Caller):
-    """Calls a function of the user in its process. A process that ended is replaced."""
+    """Function of the user, called in its own process. A process that ended is replaced."""
 
     def __init__(
         self, spec: str, timeout: float, output: Path | None = None, signature: "RewardSignature" = "auto"
     ) -> None:
-        """Import ``spec`` (``package.module.function`` or ``path/to/file.py:function``) there; ``UserError``.
+        """Import ``spec`` (``package.module.function`` or ``path/to/file.py:function``) in a process; raise
+        ``UserError`` on
+        failure.
 
-        ``timeout``: seconds for one call; ``output``: the file for what it prints; None: the standard error.
+        ``timeout``: seconds for one call; ``output``: the file for its output; None: the standard error.
         """
         super().__init__()
         if spec.endswith(".py"):
@@ -199,27 +201,27 @@ class UserFunction(_Caller):
         if ":" in spec and (Path(where).suffix != ".py" or not Path(where).is_file()):
             raise UserError(f"task.reward={spec!r}: there is no Python file {where!r}")
         self.spec, self.timeout, self.output, self.asked = spec, timeout, Output(output), signature
-        self.batched, self.is_async = False, False  # the process says both
+        self.batched, self.is_async = False, False  # the process reports both
         self._child = self._start()
 
     def values(self, calls: Sequence[Call], places: Sequence[str]) -> list[Value | RewardTimeout]:
-        """Return the function's value for each completion; ``RewardTimeout`` in its place if it took too long.
+        """Return the function's value for each completion, or a ``RewardTimeout`` if it took too long.
 
         Args:
             calls: several at once only if the function is ``batched``; otherwise they are made one after another.
-            places: begin the message of a ``UserError``, by completion: "reward f on prompt 7".
+            places: start of the message of a ``UserError``, by completion: "reward f on prompt 7".
         """
         if not self.batched and len(calls) > 1:
             return [self.values([call], [place])[0] for call, place in zip(calls, places, strict=True)]
         replies = self._ask(calls, places)
-        if replies is None and len(calls) > 1:  # one of them is to blame, and which one is not known
+        if replies is None and len(calls) > 1:  # one of them is to blame, but it is unknown which
             return [self.values([call], [place])[0] for call, place in zip(calls, places, strict=True)]
         late: Reply = ("late",)
         made = [late] * len(calls) if replies is None else replies
         return [self._value(reply, place) for reply, place in zip(made, places, strict=True)]
 
     def _ask(self, calls: Sequence[Call], places: Sequence[str]) -> list[Reply] | None:
-        """Return the replies of the process; None if it did not answer in time, after which it is killed."""
+        """Return the replies of the process; None if it did not answer in time and was killed."""
         with self._lend() as child:
             try:
                 child.connection.send((list(calls), self.timeout))
@@ -256,7 +258,7 @@ class UserFunction(_Caller):
     __del__ = close
 
     def _start(self) -> _Child:
-        """Start a process that has imported the function; ``UserError`` if it cannot be imported."""
+        """Start a process that imports the function; raise ``UserError`` if the import fails."""
         ours, theirs = Pipe()
         with theirs:
             streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -276,7 +278,7 @@ class UserFunction(_Caller):
 
 
 def serve(pipe: int, spec: str, signature: "RewardSignature") -> None:
-    """Import the function and answer calls until the parent goes away. This is the child of ``UserFunction``."""
+    """Import the function and answer calls until the parent exits. This is the child of ``UserFunction``."""
     connection = Connection(pipe)
     follow_parent(pipe, _kill_own_group)
     try:
@@ -302,7 +304,9 @@ def _kill_own_group() -> NoReturn:
 
 
 def load(spec: str) -> Callable[[str, dict[str, Any]], Any]:
-    """Import ``package.module.function`` or ``path/to/file.py:function``; ``UserError`` if it has none."""
+    """Import ``package.module.function`` or ``path/to/file.py:function``; raise ``UserError`` if there is no such
+    function.
+    """
     where, _, name = spec.rpartition(":" if ":" in spec else ".")
     module = load_file(Path(where), "reward") if ":" in spec else importlib.import_module(where)
     function = getattr(module, name, None)
@@ -321,14 +325,14 @@ class _Lost(Exception):
 
 
 class Isolated(_Caller):
-    """Calls module-level functions in a child process, which starts with the first call."""
+    """Caller of module-level functions in a child process, which starts with the first call."""
 
     def __init__(self, cpu_seconds: float = CPU_SECONDS, still_seconds: float = STILL_SECONDS) -> None:
         super().__init__()
         self.cpu_seconds, self.still_seconds = cpu_seconds, still_seconds
 
     def score(self, function: Callable[..., float], *args: object) -> float:
-        """Return ``function(*args)``, or 0.0 if it raised, used up its time or memory, or lost two children."""
+        """Return ``function(*args)``, or 0.0 if it raised, exceeded its time or memory, or lost two children."""
         result: float | str = ""
         for _ in range(ATTEMPTS):
             try:
@@ -343,7 +347,7 @@ class Isolated(_Caller):
         return result
 
     def _ask(self, function: Callable[..., float], args: tuple[object, ...]) -> float | str:
-        """Return the reply, a text where there is no number; ``_Lost``."""
+        """Return the reply, a text if it is no number; raise ``_Lost`` if the child is gone."""
         with self._lend() as child:
             try:
                 child.connection.send((function, args))
@@ -361,7 +365,7 @@ class Isolated(_Caller):
             return "too long"
 
     def _wait(self, child: _Child) -> None:
-        """Wait for a reply; kill the child and raise ``_Lost`` if it does nothing for one."""
+        """Wait for a reply; kill the child and raise ``_Lost`` if it makes no progress."""
         used = cpu_ticks(child.process.pid)
         while not child.connection.poll(self.still_seconds):
             if (now := cpu_ticks(child.process.pid)) == used:
@@ -370,7 +374,7 @@ class Isolated(_Caller):
             used = now
 
     def close(self) -> None:
-        """End the child."""
+        """Close the pipe, which ends the child."""
         with self._lock:
             child, self._child = self._child, None
             if child is not None:
@@ -388,12 +392,12 @@ class Isolated(_Caller):
 
 @functools.cache
 def isolated() -> Isolated:
-    """Return the caller of verifiers that this process shares."""
+    """Return the shared caller of verifiers of this process."""
     return Isolated()
 
 
 def serve_verifiers(pipe: int, cpu_seconds: str) -> None:
-    """Answer calls until the parent goes away. This is the child of ``Isolated``."""
+    """Answer calls until the parent exits. This is the child of ``Isolated``."""
     connection = Connection(pipe)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     logging.disable(logging.WARNING)  # math-verify warns that its own timeouts are off
@@ -405,7 +409,7 @@ def serve_verifiers(pipe: int, cpu_seconds: str) -> None:
         signal.setitimer(signal.ITIMER_PROF, float(cpu_seconds))  # without a handler, SIGPROF ends the process
         try:
             result: float | str = function(*args)
-        except Exception as error:  # whatever it was, the parent gives reward 0 and the child serves on
+        except Exception as error:  # for any error the parent gives reward 0, and the child continues
             result = type(error).__name__
         signal.setitimer(signal.ITIMER_PROF, 0)
         connection.send(result)

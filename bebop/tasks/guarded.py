@@ -1,9 +1,9 @@
 """Verifiers that read an answer without evaluating it.
 
-Nine of reasoning-gym's verifiers hand the answer to Python's ``eval``, in a scope that holds their own variables
+Nine of reasoning-gym's verifiers pass the answer to Python's ``eval``, in a scope that holds their own variables
 (``oracle_answer`` is one) and the builtins, or to sympy's ``parse_expr``, which is ``eval`` with all of sympy. Readers
-take the place of both here: ``literal`` knows Python's literals, ``algebra`` walks the syntax tree of a formula and
-builds it from the functions listed below. Neither looks up a name anywhere else, whatever the answer says.
+replace both here: ``literal`` knows Python's literals. ``algebra`` walks the syntax tree of a formula and builds it
+from the functions listed below. Neither looks up a name anywhere else, whatever the answer says.
 """
 
 import ast
@@ -24,7 +24,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     ).split()
 }
 CONSTANTS: dict[str, Any] = {"pi": sympy.pi, "E": sympy.E, "I": sympy.I}
-# How sympy writes a formula's numbers and names down before it would evaluate them; "5!" is factorial(5).
+# Calls into which sympy rewrites a formula's numbers and names before evaluation; "5!" is factorial(5).
 MADE: dict[str, Callable[..., Any]] = {"Integer": sympy.Integer, "Float": sympy.Float, "Symbol": sympy.Symbol}
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: lambda a, b: a + b,
@@ -34,19 +34,19 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: lambda a, b: a % b,
     ast.FloorDiv: lambda a, b: a // b,
 }
-# All that is needed to build a sum of numbers, for math-verify, which reads 1/2 as a sum that is not worked out.
+# Names needed to build a sum of numbers, for math-verify, which reads 1/2 as an unevaluated sum.
 CONSTRUCTORS = {name: getattr(sympy, name) for name in "Integer Float Rational Symbol Function Add Mul Pow".split()}
 SCOPE = {**FUNCTIONS, **CONSTANTS, **MADE, "factorial": sympy.factorial}
-MAX_BITS = 1 << 15  # of a power's result
+MAX_BITS = 1 << 15  # maximum size of a power's result
 MAX_FACTORIAL = 1000
 
 
 class Refused(BaseException):
-    """An answer asks for more than reading. No ``Exception``: verifiers catch those, some with a score above 0."""
+    """Answer that needs more than reading. Not an ``Exception``: verifiers catch those, some with a score above 0."""
 
 
 def literal(text: str) -> Any:
-    """Return the Python literal in ``text``; ``Refused`` for anything else, ``SyntaxError``."""
+    """Return the Python literal in ``text``; raise ``Refused`` for anything else, ``SyntaxError`` for bad syntax."""
     tree = ast.parse(text.strip(), mode="eval")
     try:
         return ast.literal_eval(tree)
@@ -57,7 +57,7 @@ def literal(text: str) -> Any:
 def algebra(text: str, local_dict: Mapping[str, Any] | None = None) -> Any:
     """Return the formula in ``text``, as sympy's ``parse_expr`` reads it; unknown names are symbols.
 
-    ``Refused`` if it calls or reaches for anything but ``FUNCTIONS``, or if a power or factorial is out of proportion.
+    Raises ``Refused`` if it uses anything but ``FUNCTIONS``, or if a power or factorial is too large.
     """
     known = dict(local_dict or {})
     code = stringify_expr(text, dict(known), SCOPE, standard_transformations)
@@ -89,7 +89,7 @@ def _built(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """Return a power, unless its result is too big: sympy works powers of numbers out at once."""
+    """Return a power; raise ``Refused`` if the result is too large, as sympy evaluates powers of numbers at once."""
     if exponent.is_Rational:
         bits = sum(int(n.p).bit_length() + int(n.q).bit_length() for n in base.atoms(sympy.Rational))
         if bits * abs(exponent) > MAX_BITS:
@@ -113,7 +113,7 @@ BUILTINS = {"eval": literal, "exec": _refuse, "compile": _refuse}
 
 
 def guard_math_verify() -> None:
-    """Let math-verify, which has sympy evaluate sums of numbers, find nothing but what builds sums."""
+    """Limit the scope in which math-verify lets sympy evaluate sums of numbers to constructors."""
     import math_verify.parser
 
     scope = {**CONSTRUCTORS, "__builtins__": {}}
@@ -125,7 +125,9 @@ def _safe(value: Any) -> Any:
 
 
 def guard(dataset: Any) -> Any:
-    """Return the data set, whose verifier and those of a mixture's parts now read where they would evaluate."""
+    """Return the data set with guarded verifiers, including those of a mixture's parts: they read instead of
+    evaluating.
+    """
     from reasoning_gym.composite import CompositeDataset  # math-verify's child process can do without: 1.9 s
 
     if isinstance(dataset, CompositeDataset):

@@ -1,8 +1,8 @@
-"""The held-out questions of a job: found before it starts, and asked again in each evaluation.
+"""Held-out questions of a job: found before it starts, and asked again in each evaluation.
 
-Questions of a generated task come from a stream with another seed. Those that training asks as well, by their text, are
-left out: a data set of few different questions repeats them whatever its seed. Questions of a file are taken as they
-are, and a warning says how many of them training asks as well. Environments get other seeds than in training.
+Questions of a generated task come from a stream with another seed. Questions that training also asks, compared by their
+text, are left out: a data set of few different questions repeats them whatever its seed. Questions of a file are used
+as they are, and a warning gives the number that training also asks. Environments get other seeds than in training.
 """
 
 import json
@@ -19,15 +19,15 @@ from bebop.tasks.source import EnvironmentSource, Items, PromptSource, chat_enco
 from bebop.trajectory import Prompt
 
 log = logging.getLogger(__name__)
-# Training questions that held-out ones are compared with before the start: 100,000 take 3 to 10 s to make. The metric
-# ``eval/seen`` counts what a longer training asks.
+# Training questions compared with the held-out ones before the start: 100,000 take 3 to 10 s to generate. The metric
+# ``eval/seen`` counts those that a longer training asks.
 COMPARED = 100_000
-TRIES = 20  # candidates for each held-out question before there are too few different ones
-OWN_NUMBERS = 1 << 31  # added to a question's number: environments make their seeds of it, and training has lower ones
+TRIES = 20  # candidates for each held-out question before the task counts as too small
+OWN_NUMBERS = 1 << 31  # added to a question's number, which seeds environments: training has lower numbers
 
 
 class Source(Protocol):
-    """Prompts by number."""
+    """Source of prompts by number."""
 
     def prompt(self, index: int) -> Prompt:
         """Return prompt ``index`` >= 0."""
@@ -35,14 +35,14 @@ class Source(Protocol):
 
 
 class HeldOut:
-    """The held-out questions of a job, each known by its number in a stream of its own."""
+    """Held-out questions of a job, each identified by its number in its own stream."""
 
     def __init__(self, source: Source, numbers: Sequence[int]) -> None:
-        """Take the questions ``numbers`` [Q] of a stream."""
+        """Use the questions ``numbers`` [Q] of a stream."""
         self.source, self.numbers = source, numbers
 
     def prompt(self, index: int) -> Prompt:
-        """Return the prompt of question ``-1 - index``, for an ``index`` below 0."""
+        """Return the prompt of held-out question ``-1 - index``; ``index`` is below 0."""
         number = self.numbers[-1 - index]
         return replace(self.source.prompt(number), index=index, question=OWN_NUMBERS + number, epoch=0)
 
@@ -51,8 +51,8 @@ def find_held_out(config: JobConfig, tokenizer: Any) -> HeldOut | None:
     """Return the held-out questions of a job, checked against their reward; None for a job without evaluations.
 
     Args:
-        config: of the job.
-        tokenizer: of its model.
+        config: configuration of the job.
+        tokenizer: tokenizer of its model.
 
     Raises:
         UserError: The task, its file or its reward has a fault, or it has too few questions that training does not ask.
@@ -80,9 +80,9 @@ def find_held_out(config: JobConfig, tokenizer: Any) -> HeldOut | None:
 
 
 def _training_questions(config: JobConfig) -> Iterator[str]:
-    """Yield the questions that training asks, as far as they are compared.
+    """Yield the questions that training asks, up to ``COMPARED``.
 
-    A question that is too long for a prompt is among them instead of the one that takes its place.
+    A question that is too long for a prompt is yielded instead of its replacement.
     """
     items: Items = open_items(config.task)
     steps = config.trainer.steps * config.trainer.groups_per_step
@@ -91,7 +91,7 @@ def _training_questions(config: JobConfig) -> Iterator[str]:
 
 
 def _text(item: dict[str, Any]) -> str:
-    """Return the question of an item, a text or messages, as one text."""
+    """Return an item's question, a text or messages, as one text."""
     question = item["question"]
     return question if isinstance(question, str) else json.dumps(question, sort_keys=True)
 
@@ -114,7 +114,7 @@ def _fresh(source: PromptSource, size: int, asked: Collection[str]) -> list[int]
 
 
 def _of_file(source: PromptSource, size: int, asked: Collection[str], config: JobConfig) -> list[int]:
-    """Return the numbers of the first questions [Q] of a shuffled file; warn of those that training asks as well."""
+    """Return the numbers [Q] of the first questions of a shuffled file; warn of those that training also asks."""
     numbers = list(range(size))
     if known := sum(_text(source.prompt(number).item) in asked for number in numbers):
         name = config.held_out_task.path

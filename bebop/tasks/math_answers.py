@@ -1,12 +1,13 @@
 r"""Comparison of short answers by math-verify: in tags, in a box, or in a column of a file.
 
-math-verify takes a bare text for LaTeX, in which every letter is a variable: ``cat`` is a * c * t, equal to ``act``,
-and ``1 000`` is 1 * 000. What it reads in running text, such as ``11 USD`` or ``**11**``, it does not read there. So
-three kinds of short answers are told apart first:
+math-verify reads a bare text as LaTeX, in which every letter is a variable: ``cat`` is a * c * t, equal to ``act``,
+and
+``1 000`` is 1 * 000. It does not recognise there what it reads in running text, such as ``11 USD`` or ``**11**``. So
+three kinds of short answers are distinguished first:
 
-- words are compared as texts, without regard to case, markup and blanks;
+- words are compared as texts, ignoring case, markup and blanks;
 - a formula is read as LaTeX;
-- a formula among words (``It is 11``), or what LaTeX cannot read (``€11``), is read as running text is.
+- a formula among words (``It is 11``), or text that LaTeX cannot read (``€11``), is read as running text.
 """
 
 import math
@@ -17,7 +18,7 @@ from decimal import Decimal
 from typing import Any
 
 LATEX_FUNCTIONS = "arcsin arccos arctan sinh cosh tanh sin cos tan cot sec csc log ln exp".split()
-# Words that belong to formulas. Those of LaTeX are often written without their backslash, and read as letters then.
+# Words that belong to formulas. LaTeX names are often written without their backslash, and then read as letters.
 GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau phi chi psi omega"
 NAMES = frozenset(
     "and or root frac max min gcd lcm mod det lim sup inf infty infinity oo percent percentage pct deg degree degrees "
@@ -32,7 +33,7 @@ LETTERS = re.compile(r"[^\W\d_]{2,}")
 CURRENCY = re.compile(r"(?<=\d)[A-Z]{3}$")  # 11USD
 LATEX_SPAN = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 EDGES = ".,;:!?()[]{}\"'*_`$=<>"
-# Signs that stand for others: quotation marks, minus signs, narrow blanks; and raised digits, as exponents are written.
+# Variants of signs and their replacements: quotation marks, minus signs, narrow blanks. RAISED: superscript digits.
 SIGNS = str.maketrans("\u2018\u2019\u201c\u201d\u2012\u2013\u2212\u2044\u00a0\u2009\u202f", "''\"\"---/   ")
 RAISED = re.compile("[\u00b2\u00b3\u00b9\u2070\u2074-\u2079\u207b]+")
 MINUS = "\u2212"  # as a raised minus is normalised
@@ -46,12 +47,12 @@ THOUSANDS = re.compile(r"(?<![\w.,^])([1-9]\d{0,2})((?:[ '_]\d{3})+)(?!\d)")
 MIXED = re.compile(r"(?<![\w.,/^}])(\d+) (\d+)/(\d+)(?![\w/^])")
 APART = re.compile(r"(?<=\d) +(?=\d)")
 
-FLOAT_DIGITS = 6  # after the point, to which math-verify compares floats
-SIGNIFICANT = 3  # digits that are compared of a number so small that those would be zeros
+FLOAT_DIGITS = 6  # digits after the point that math-verify compares
+SIGNIFICANT = 3  # compared digits of a number so small that those digits would be zeros
 
 
 def gold_text(answer: str | int | float | Decimal) -> str:
-    """Return a gold answer as text; one that shows its working before ``####`` counts from there, as in GSM8K."""
+    """Return a gold answer as text, from the ``####`` after its working, as in GSM8K."""
     return str(answer).rsplit("####", 1)[-1].strip()
 
 
@@ -61,8 +62,8 @@ def score_math(candidate: str, gold: str, short: bool = False, number: bool = Fa
     Args:
         candidate: the completion, or the answer in it.
         gold: the right answer.
-        short: ``candidate`` is an answer by itself, and not a text that ends with one.
-        number: the gold answer is a number of JSON, so that ``2e-5`` is a number, too.
+        short: whether ``candidate`` is an answer by itself, not a text that ends with one.
+        number: the gold answer is a JSON number, so ``2e-5`` is a number too.
     """
     import math_verify
 
@@ -84,14 +85,14 @@ def score_math(candidate: str, gold: str, short: bool = False, number: bool = Fa
 
 
 def boxed(text: str) -> str:
-    r"""Return the contents of the last ``\boxed`` of a text; the text if there is none."""
+    r"""Return the contents of the last ``\boxed`` of a text; the text itself if there is none."""
     from latex2sympy2_extended.math_normalization import extract_boxed_content
 
     return extract_boxed_content(text, mode="last") if "\\boxed" in text else text
 
 
 def tidy(text: str, number: bool = False) -> str:
-    """Strip a short answer of what is around it, and put its numbers in one piece."""
+    """Strip a short answer of surrounding markup, and write each of its numbers without separators."""
     text = SPACE_COMMAND.sub(" ", text.translate(SIGNS)).replace("\\%", "%").replace("\\$", "$").replace("{,}", ",")
     text = RAISED.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0]).replace(MINUS, '-')}}}", text)
     before = None
@@ -110,13 +111,13 @@ def _joined(found: re.Match[str]) -> str:
 
 
 def _numbers(text: str, number: bool) -> str:
-    """Write out the exponents in a text."""
+    """Expand numbers with an exponent in a text, such as 2e-5."""
     pattern = EXPONENT if number else CLEAR_EXPONENT
     return pattern.sub(lambda found: format(Decimal(f"{found[1]}e{found[2]}"), "f"), text)
 
 
 def plain(text: str) -> str:
-    """Return words in the form in which they are compared."""
+    """Return words in their normal form for comparison."""
     return " ".join(tidy(_unwrapped(text)).replace("\\", " ").split()).casefold()
 
 
@@ -125,9 +126,9 @@ def _unwrapped(text: str) -> str:
 
 
 def words(text: str) -> bool:
-    r"""Return whether letters of a text are words, as in ``cat`` and ``11 USD``.
+    r"""Return whether letters of a text form words, as in ``cat`` and ``11 USD``.
 
-    They are none in ``2xy``, ``sin x`` and ``\pi``.
+    Letters in ``2xy``, ``sin x`` and ``\pi`` form no words.
     """
     for token in COMMAND.sub(" ", _unwrapped(text)).split():
         token = token.strip(EDGES)
@@ -144,7 +145,7 @@ def words(text: str) -> bool:
 
 
 def _latex(text: str) -> list[Any]:
-    """Return the formula that math-verify reads in a short answer, and its text; nothing where words are left."""
+    """Return math-verify's reading of a short answer as a formula, with its text; empty if words remain."""
     import math_verify
 
     formula = text if words(text) else BARE_NAME.sub(r"\\\g<0> ", text)
@@ -154,7 +155,7 @@ def _latex(text: str) -> list[Any]:
 
 
 def _running(text: str) -> list[Any]:
-    """Return the last expression that math-verify reads in running text."""
+    """Return math-verify's last expression in running text."""
     import math_verify
 
     found: list[Any] = math_verify.parse(_unwrapped(text), parsing_timeout=None)
@@ -162,6 +163,6 @@ def _running(text: str) -> list[Any]:
 
 
 def _places(values: Sequence[Any]) -> list[int]:
-    """Return the place of the first digit of each number that is not 0: 0 for 5, -5 for 0.00001."""
+    """Return the position of the first non-zero digit of each non-zero number: 0 for 5, -5 for 0.00001."""
     numbers = [abs(value) for value in values if getattr(value, "is_Number", False) and value.is_finite]
     return [math.floor(math.log10(number)) for number in numbers if number]

@@ -1,4 +1,4 @@
-"""The output of the user's code in a process of its own, a reward function or an environment: shown or stored."""
+"""Output of the user's code in its own process, a reward function or an environment: shown or stored."""
 
 import contextlib
 import os
@@ -9,31 +9,31 @@ from pathlib import Path
 from typing import IO
 
 OUTPUT_LOG = "output.log"  # in the run folder
-OUTPUT_BYTES, SHOWN_BYTES = 1 << 20, 1 << 12  # most in a file, and on the standard error
+OUTPUT_BYTES, SHOWN_BYTES = 1 << 20, 1 << 12  # limits of a file, and of the standard error
 LEFT_OUT = "[what is printed from here on is left out]\n"
-LAST_SECONDS = 2.0  # for the last lines of a process that has ended
+LAST_SECONDS = 2.0  # time for the last lines of an ended process
 
 
 class Output:
-    """Appended to a file up to ``OUTPUT_BYTES``, or shown on the standard error up to ``SHOWN_BYTES``.
+    """Output appended to a file up to ``OUTPUT_BYTES``, or shown on the standard error up to ``SHOWN_BYTES``.
 
-    Several processes may write the same file. Its folder is not made here: until it is there, lines wait.
+    Several processes may write the same file. Its folder is not created here: until it exists, lines wait.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Append to the file ``path``; None: show it on the standard error."""
+        """Append to the file ``path``; None means the standard error."""
         self.path = path
         self._waiting, self._shown, self._lock = b"", 0, threading.Lock()
         self._thread: threading.Thread | None = None
 
     def follow(self, process: "subprocess.Popen[bytes]") -> None:
-        """Read what a process prints to its end, in a thread: a full pipe would stop the process."""
+        """Read the output of a process to its end, in a thread: a full pipe would block the process."""
         assert process.stdout is not None
         self._thread = threading.Thread(target=self._follow, args=(process.stdout,), daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for the last lines of a process that has ended; what it started may still hold the pipe."""
+        """Wait for the last lines of an ended process; its children may still hold the pipe."""
         if self._thread is not None:
             self._thread.join(LAST_SECONDS)
 

@@ -2,12 +2,14 @@
 
 Item n of a stream needs neither item n-1 nor a stored position.
 
-A score passes through as the author of the data set meant it. That is not always 0 or 1: many data sets give a share to
-an answer that holds the right one (gcd 2, answer "12": 0.5), a few give 0.01 to 0.25 to anything at all, number_sorting
-forgives an error of 1 in each number, and game_of_life_halting (0.1.25) takes every answer. Three things are put right
-here. A verifier that raises counts as 0 (prime_factorization on text, game_of_life on ``{}``). So does an answer with
-NaN in it, which number_sorting and complex_arithmetic take for correct, since no comparison with NaN is true. Verifiers
-that would evaluate the answer read it instead (``guarded``): what is no literal or formula counts as 0.
+A score is passed through as the author of the data set defined it. That is not always 0 or 1. Many data sets give a
+share to an answer that contains the right one (gcd 2, answer "12": 0.5); a few give 0.01 to 0.25 to anything at all.
+number_sorting tolerates an error of 1 in each number, and game_of_life_halting (0.1.25) accepts every answer.
+
+Three things are corrected here. A verifier that raises counts as 0 (prime_factorization on text, game_of_life on
+``{}``). So does an answer with NaN in it, which number_sorting and complex_arithmetic accept as correct, since no
+comparison with NaN is true. Verifiers that would evaluate the answer read it instead (``guarded``): anything but a
+literal or formula counts as 0.
 """
 
 import dataclasses
@@ -22,15 +24,15 @@ from bebop.errors import UserError
 from bebop.tasks.epochs import Epochs
 from bebop.tasks.signatures import one_line
 
-BLOCK = 10**6  # items of one data set object; free, since items are made when asked for
+BLOCK = 10**6  # items of one data set object; free, since items are generated on demand
 PRECOMPUTED = {"acre": 500, "word_ladder": 20_000}  # these build all items at once, or refuse more than that
-# What data sets were seen to raise on arguments that cannot work, when built or when making an item.
+# Exceptions that data sets were seen to raise on invalid arguments, when built or when generating an item.
 BUILD_ERRORS = (AssertionError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError)
-# Verifiers known to be done at once whatever they are given. Others may not: "9**9**9" for countdown, "1e999999999"
+# Verifiers known to return at once for any input. Others may not: "9**9**9" for countdown, "1e999999999"
 # for coin_flip, "R999999999" for rubiks_cube. So the rest runs in a child process.
 QUICK = frozenset({"basic_arithmetic", "chain_sum", "decimal_arithmetic", "lcm", "number_sorting", "products"})
 
-# What verifiers were seen to raise on text that is no answer.
+# Exceptions that verifiers were seen to raise on text that is no answer.
 VERIFIER_ERRORS = (ValueError, TypeError, AttributeError, ArithmeticError, LookupError, SyntaxError, RecursionError)
 NOT_A_NUMBER = re.compile(r"\bnanj?\b", re.IGNORECASE)
 
@@ -39,14 +41,16 @@ def stream_seed(seed: int, block: int = 0, attempt: int = 0) -> int:
     """Return the data set seed of a block of items, in [0, 2**31): numpy's global generator takes at most 32 bits.
 
     Most data sets draw item n from ``Random(seed + n)``, so neighbouring seeds would give the same items, shifted by
-    one. Multiples of the golden ratio lie as far apart as they can: the first 200 seeds at least 6 million items. Seed
-    0 keeps 0 to 10**6, below the seeds that the built-in model was trained on.
+    one.
+    Multiples of the golden ratio are as far apart as possible: the first 200 seeds at least 6 million items. Seed 0
+    stays
+    0 up to 10**6, below the seeds that the built-in model was trained on.
     """
     return (seed + 4096 * block + 2**20 * attempt) * 506_952_113 % 2**31
 
 
 def make_dataset(name: str, args: dict[str, Any], seed: int = 0) -> Any:
-    """Return one block of the data set ``name``; ``UserError`` for an unknown name or impossible ``args``."""
+    """Return one block of the data set ``name``; raise ``UserError`` for an unknown name or impossible ``args``."""
     from reasoning_gym.factory import DATASETS, create_dataset
 
     check_name(name, "task.name")
@@ -72,9 +76,9 @@ class ProceduralItems:
     """Questions of one reasoning-gym data set; ``item`` is a pure function of settings and arguments."""
 
     def __init__(self, name: str, args: dict[str, Any], seed: int, size: int | None = None) -> None:
-        """Make the first item, so that arguments that cannot work show up here and not in the middle of a job.
+        """Generate the first item, so that invalid arguments fail here and not in the middle of a job.
 
-        ``size``: the first so many questions are all there are, and come again each epoch; None: they are endless.
+        ``size``: the number of questions, which repeat each epoch; None: they are endless.
         """
         self.name, self.args, self.seed = name, args, seed
         self._epochs = None if size is None else Epochs(size, seed)
@@ -82,11 +86,11 @@ class ProceduralItems:
         self.item(0)
 
     def asked(self, index: int, attempt: int = 0) -> tuple[int, int | None]:
-        """Return the epoch and the question of place ``index``, whatever the attempt; None: it is asked once."""
+        """Return the epoch and the number of the question at ``index``, for any attempt; None: it is asked once."""
         return (0, None) if self._epochs is None else self._epochs.place(index)
 
     def item(self, index: int, attempt: int = 0) -> dict[str, Any]:
-        """Return the item of place ``index`` (question, answer, metadata); other attempts give other items."""
+        """Return the item at ``index`` (question, answer, metadata); other attempts give other items."""
         _, asked = self.asked(index)
         number = index if asked is None else asked
         block, offset = divmod(number, block_size(self.name, self.args))
@@ -108,7 +112,7 @@ class ProceduralItems:
 
 
 def check_name(name: str, setting: str) -> None:
-    """Raise ``UserError`` with the nearest names unless there is a data set ``name``."""
+    """Raise ``UserError`` that suggests the nearest names unless there is a data set ``name``."""
     from reasoning_gym.factory import DATASETS  # 1.9 s of processor time, which a task from a file can do without
 
     if name not in DATASETS:
@@ -116,7 +120,7 @@ def check_name(name: str, setting: str) -> None:
 
 
 def _parts(name: str, args: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the data sets that ``composite`` mixes: mappings with name, weight and config."""
+    """Return the data sets mixed by ``composite``: mappings with name, weight and config."""
     parts = args.get("datasets") if name == "composite" else None
     return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list | tuple) else []
 
@@ -144,14 +148,14 @@ def _suggest(wrong: str, known: list[str]) -> str:
 
 @functools.cache
 def _verifier(name: str, args: str) -> Any:
-    """Return the object that holds the verifier; one per process is enough, whatever its seed."""
+    """Return the object that holds the verifier; one per process suffices, whatever its seed."""
     from bebop.tasks.guarded import guard  # sympy takes a second of processor time
 
     return guard(make_dataset(name, json.loads(args)))
 
 
 def score_entry(name: str, args: str, answer: str, entry: dict[str, Any]) -> float:
-    """Return the data set's own score of ``answer`` to the item ``entry``; ``args``: its arguments as JSON."""
+    """Return the data set's own score of ``answer`` for the item ``entry``; ``args``: the arguments as JSON."""
     if NOT_A_NUMBER.search(answer) and not NOT_A_NUMBER.search(str(entry["answer"])):
         return 0.0
     from bebop.tasks.guarded import Refused
@@ -164,7 +168,7 @@ def score_entry(name: str, args: str, answer: str, entry: dict[str, Any]) -> flo
 
 
 def is_quick(name: str) -> bool:
-    """Return whether the verifier may run in this process: it compares texts, or it is known to be quick."""
+    """Return whether the verifier may run in this process: it only compares texts, or is known to be quick."""
     if name in QUICK:
         return True
     from reasoning_gym.dataset import ProceduralDataset

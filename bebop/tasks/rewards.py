@@ -1,8 +1,8 @@
-"""Rewards: a number for the text of a completion and its prompt, and the parts that it is made of.
+"""Rewards: a number for the text of a completion and its prompt, and the reward's parts.
 
 ``auto`` is the reasoning-gym data set's own verifier, or math-verify for files; ``math_verify`` compares with the gold
-answer; ``package.module.function`` and ``path/to/file.py:function`` are functions of the user, in a process of their
-own (``functions``), under one of several signatures (``signatures``). Of several rewards the weighted sum counts.
+answer. ``package.module.function`` and ``path/to/file.py:function`` are functions of the user, in their own process
+(``functions``), with one of several signatures (``signatures``). Several rewards are combined by their weighted sum.
 """
 
 import json
@@ -32,13 +32,13 @@ RewardFunction = Callable[[str, Prompt], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetReward:
-    """The verifier of a reasoning-gym data set, given the last ``<answer>...</answer>``; 0 if there is none."""
+    """Verifier of a reasoning-gym data set, applied to the last ``<answer>...</answer>``; 0 without one."""
 
     name: str
     args: str  # arguments of the data set, as JSON
 
     def __call__(self, text: str, prompt: Prompt) -> float:
-        """Return the score that the data set gives, mostly 0 or 1; ``procedural`` names the exceptions."""
+        """Return the data set's score, mostly 0 or 1; ``procedural`` lists the exceptions."""
         from reasoning_gym.utils import extract_answer  # 1.9 s of processor time: not for rewards of the user's
 
         answer = extract_answer(text)
@@ -53,14 +53,14 @@ class DatasetReward:
 class MathReward:
     """1 if the last ``<answer>``, else the last ``\\boxed{}``, else the last expression equals the gold answer, else 0.
 
-    A gold answer that shows its working before ``####`` counts from there, as in GSM8K. ``math_answers`` says what is
-    equal.
+    A gold answer that shows its working before ``####`` counts from there, as in GSM8K. ``math_answers`` defines
+    equality.
     """
 
     name: str = "math_verify"
 
     def __call__(self, text: str, prompt: Prompt) -> float:
-        """Return 1.0 or 0.0; ``UserError`` if the item's answer is no text or number."""
+        """Return 1.0 or 0.0; raise ``UserError`` if the item's answer is neither text nor number."""
         from reasoning_gym.utils import extract_answer
 
         gold = prompt.item["answer"]
@@ -72,7 +72,7 @@ class MathReward:
         return isolated().score(score_math, text if answer is None else answer, expected, answer is not None, number)
 
     def check(self, gold: Any, where: str) -> None:
-        """Raise ``UserError`` unless ``gold`` can be compared with; ``where``: its place, for the message."""
+        """Raise ``UserError`` unless ``gold`` is comparable; ``where``: its place, for the message."""
         right = isinstance(gold, str | int) or (isinstance(gold, float | Decimal) and math.isfinite(gold))
         if not right or not gold_text(gold):
             wanted = "a text that is not empty, or a finite number, is wanted"
@@ -81,13 +81,13 @@ class MathReward:
 
 # ---- rewards of several completions at once, with their parts
 
-OWN = "score"  # the part of a mapping that is the reward itself, as verl has it; without it, their sum is
-RESERVED = {row.name.split("/")[1] for row in METRICS if row.name.startswith("reward/")}  # no name of a part
+OWN = "score"  # the entry of a mapping that is the reward, as in verl; without it, the reward is the sum of entries
+RESERVED = {row.name.split("/")[1] for row in METRICS if row.name.startswith("reward/")}  # forbidden names of parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The reward of a completion, and its parts by name.
+    """Reward of a completion, and its parts by name.
 
     >>> Score(value=1.1, parts={"correct": 1.0, "format": 0.5, "code": None})  # doctest: +SKIP
     """
@@ -97,7 +97,7 @@ class Score:
 
 
 class Answer(NamedTuple):
-    """A completion that is rewarded."""
+    """Completion to reward."""
 
     text: str
     prompt: Prompt
@@ -108,17 +108,17 @@ Outcome = Score | RewardTimeout | None  # None: the reward does not apply to the
 
 
 class Scorer:
-    """Base of rewards that take several completions at once and know their parts; each is a RewardFunction, too."""
+    """Base of rewards for several completions at once, with parts; each is also a RewardFunction."""
 
     name: str
-    batched = False  # whether several completions at once are of use to it
+    batched = False  # whether it benefits from several completions at once
 
     def outcomes(self, answers: Sequence[Answer]) -> list[Outcome]:
-        """Return what each completion is worth; ``RewardTimeout`` in the place of one whose function hung."""
+        """Return the outcome of each completion; ``RewardTimeout`` for one whose function hung."""
         raise NotImplementedError
 
     def scores(self, answers: Sequence[Answer]) -> list[Score | RewardTimeout]:
-        """Return what each completion is worth; ``UserError`` for one to which no reward applies, and for any fault."""
+        """Return the score of each completion; raise ``UserError`` if no reward applies to one, and for any fault."""
         found: list[Score | RewardTimeout] = []
         for answer, one in zip(answers, self.outcomes(answers), strict=True):
             if one is None:
@@ -130,24 +130,24 @@ class Scorer:
         return found
 
     def __call__(self, text: str, prompt: Prompt) -> float:
-        """Return the reward of one completion; ``RewardTimeout``, ``UserError``."""
+        """Return the reward of one completion; raises ``RewardTimeout``, ``UserError``."""
         [score] = self.scores([Answer(text, prompt)])
         if isinstance(score, RewardTimeout):
             raise score
         return score.value
 
     def close(self) -> None:
-        """End its processes."""
+        """End the reward's processes."""
 
 
 class SingleReward(Scorer):
-    """A reward that is a function of one completion: Bebop's own, or one of a test."""
+    """Reward that is a function of one completion: Bebop's own, or that of a test."""
 
     def __init__(self, function: RewardFunction, name: str = "") -> None:
         self.name, self.function = name or _name(function), function
 
     def outcomes(self, answers: Sequence[Answer]) -> list[Outcome]:
-        """Return what each completion is worth."""
+        """Return the score of each completion."""
         found: list[Outcome] = []
         for answer in answers:
             try:
@@ -158,14 +158,14 @@ class SingleReward(Scorer):
 
 
 class UserReward(Scorer):
-    """A function of the user, with a name in ``task.reward``. It returns a number, or a mapping of parts."""
+    """Function of the user, named in ``task.reward``. It returns a number, or a mapping of parts."""
 
     def __init__(self, name: str, function: UserFunction) -> None:
         self.name, self.function, self.batched = name, function, function.batched
-        self._names: tuple[str, ...] | None = None  # of its parts, none of a number; None: not called yet
+        self._names: tuple[str, ...] | None = None  # names of its parts, empty for a number; None: not called yet
 
     def outcomes(self, answers: Sequence[Answer]) -> list[Outcome]:
-        """Return what each completion is worth; ``UserError`` if its parts are not those of the calls before."""
+        """Return the outcome of each completion; raise ``UserError`` if its parts differ from those of other calls."""
         places = [f"reward {self.name} on prompt {prompt.index}" for _, prompt, _ in answers]
         calls = [Call(text=text, item=own.item, task=own.task, token_ids=ids) for text, own, ids in answers]
         found = self.function.values(calls, places)
@@ -193,12 +193,12 @@ class UserReward(Scorer):
         return Score(value=sum(known), parts=value) if known else None
 
     def close(self) -> None:
-        """End its process."""
+        """End the reward's process."""
         self.function.close()
 
 
 class WeightedReward(Scorer):
-    """The weighted sum of several rewards: each that does not apply to a completion is left out of its sum."""
+    """Weighted sum of several rewards; a reward that does not apply to a completion is left out of its sum."""
 
     def __init__(self, rewards: Sequence[Scorer], weights: Sequence[float]) -> None:
         self.rewards, self.weights = rewards, weights
@@ -209,7 +209,7 @@ class WeightedReward(Scorer):
             raise UserError(f"task.reward: {wrong!r} names a part, and reward/{wrong} is a metric already: rename it")
 
     def outcomes(self, answers: Sequence[Answer]) -> list[Outcome]:
-        """Return what each completion is worth. The rewards work side by side, each in its process."""
+        """Return the outcome of each completion. The rewards run in parallel, each in its process."""
         with ThreadPoolExecutor(len(self.rewards)) as pool:
             found = list(pool.map(lambda reward: reward.outcomes(answers), self.rewards))
         return [self._sum(list(of_one)) for of_one in zip(*found, strict=True)]
@@ -231,20 +231,20 @@ class WeightedReward(Scorer):
         return Score(value=total, parts=parts) if any(one is not None for one in found) else None
 
     def close(self) -> None:
-        """End all processes."""
+        """End the processes of all rewards."""
         for reward in self.rewards:
             reward.close()
 
 
 class HeldOutReward(Scorer):
-    """One reward for completions of training prompts, another for those of held-out questions."""
+    """Pair of rewards: one for completions of training prompts, the other for held-out questions."""
 
     def __init__(self, training: Scorer, held_out: Scorer) -> None:
         self.training, self.held_out = training, held_out
         self.name, self.batched = training.name, training.batched or held_out.batched
 
     def outcomes(self, answers: Sequence[Answer]) -> list[Outcome]:
-        """Return what each completion is worth, in the order of ``answers``."""
+        """Return the outcome of each completion, in the order of ``answers``."""
         found: dict[int, Outcome] = {}
         for reward, held_out in ((self.training, False), (self.held_out, True)):
             places = [i for i, answer in enumerate(answers) if answer.prompt.held_out is held_out]
@@ -252,13 +252,13 @@ class HeldOutReward(Scorer):
         return [found[i] for i in range(len(answers))]
 
     def close(self) -> None:
-        """End the processes of both."""
+        """End the processes of both rewards."""
         self.training.close()
         self.held_out.close()
 
 
 def part_names(names: Sequence[str]) -> list[str]:
-    """Return the names of parts for reward functions, which go by their last word; by file, too, where two agree.
+    """Return the names of parts for reward functions: the last word of each, with its file if two agree.
 
     >>> part_names(["a.py:score", "b.py:score", "math_verify"])
     ['a_score', 'b_score', 'math_verify']
@@ -274,14 +274,14 @@ def _name(reward: RewardFunction) -> str:
 
 
 def scorer(reward: RewardFunction) -> Scorer:
-    """Return a reward as one of several completions."""
+    """Return a reward as a ``Scorer``."""
     return reward if isinstance(reward, Scorer) else SingleReward(reward)
 
 
 def make_reward(config: TaskConfig, output: Path | None = None) -> RewardFunction:
-    """Return the reward of a task; ``UserError`` if a function cannot be imported or its data set does not exist.
+    """Return the reward of a task; raise ``UserError`` if a function cannot be imported or its data set does not exist.
 
-    ``output``: the file for what functions of the user print; None: the standard error.
+    ``output``: the file for output of the user's functions; None: the standard error.
     """
     if isinstance(config.reward, str) and config.reward_weights is None:
         return _make(config.reward, config, output)
@@ -304,7 +304,8 @@ def _make(kind: str, config: TaskConfig, output: Path | None) -> RewardFunction:
 
 
 def check_reward(config: TaskConfig, items: Items) -> None:
-    """Try the reward on the questions of a task: every gold answer of a file, and one call of functions of the user.
+    """Try the reward on the questions of a task: every gold answer of a file, and one call of each function of the
+    user.
 
     The call is for the first question, with its own answer as the text. ``UserError`` names the row or the failure.
     """
@@ -327,16 +328,16 @@ def check_reward(config: TaskConfig, items: Items) -> None:
 
 
 def checked(reward: RewardFunction, text: str, prompt: Prompt) -> float:
-    """Return ``reward(text, prompt)``; ``UserError`` in one line if it raises or returns no finite number.
+    """Return ``reward(text, prompt)``; raise a one-line ``UserError`` if it raises or returns no finite number.
 
-    ``RewardTimeout`` if it hung.
+    Raises ``RewardTimeout`` if it hung.
     """
     where = f"reward {_name(reward)} on prompt {prompt.index}"
     try:
         value = reward(text, prompt)
     except (UserError, RewardTimeout):
         raise
-    except Exception as error:  # code from outside may raise anything; it rises on, with the place named
+    except Exception as error:  # user code may raise anything; it is raised again with the place named
         message = " ".join(str(error).split())
         raise UserError(f"{where} raised {type(error).__name__}: {message}") from error
     if not isinstance(value, Real) or not math.isfinite(value):

@@ -1,11 +1,11 @@
-"""The signatures that a user's reward function may have, and how each is called. All of this runs in its process.
+"""Signatures of a user's reward function, and how each is called. All of this runs in the function's process.
 
 - ``text``: ``f(text, item)``, for one completion and the row of the data with question, answer and metadata.
 - ``trl``: ``f(prompts, completions, **columns) -> list``, for a batch, as TRL's ``GRPOTrainer`` calls it. Completions
-  are texts, or lists of one message where the question is a list of messages; ``trl_messages``: always the latter.
+  are texts, or lists of one message if the question is a list of messages; ``trl_messages``: always the latter.
 - ``verl``: ``f(data_source, solution_str, ground_truth, extra_info)``, as verl's ``custom_reward_function``.
 
-Each of them may be a coroutine function. The names of its parameters tell one from the other.
+Each of them may be a coroutine function. The names of the parameters distinguish them.
 """
 
 import asyncio
@@ -19,23 +19,23 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
 from bebop.errors import UserError
 
-if TYPE_CHECKING:  # the settings take longer to import than all the rest, and every process of a reward imports this
+if TYPE_CHECKING:  # the settings take longest to import, and every reward process imports this module
     from bebop.config.job import RewardSignature
 
-CANCEL_SECONDS = 0.5  # for a coroutine to end once it is cancelled
-# TRL's examples read completion[0]["content"]. A text has no such place.
+CANCEL_SECONDS = 0.5  # time for a cancelled coroutine to end
+# TRL's examples read completion[0]["content"], which fails on a text.
 MESSAGES = "; if it reads messages, set task.reward_signature=trl_messages"
 SHOWN = 80  # characters of a value in a message
-TRL, IDS, VERL = "completions", "completion_ids", "solution_str"  # the parameters that tell the signatures apart
-SIGNATURES = ("text", "trl", "trl_messages", "verl")  # those of the setting, but for auto
+TRL, IDS, VERL = "completions", "completion_ids", "solution_str"  # the parameters that distinguish the signatures
+SIGNATURES = ("text", "trl", "trl_messages", "verl")  # values of the setting, except auto
 BATCHES = ("trl", "trl_messages")
 KNOWN = f"(text, item), TRL's with {TRL!r} and verl's with {VERL!r} are known"
-# What TRL passes beside the columns of its data, and Bebop does not have.
+# Arguments that TRL passes in addition to the columns of its data, and that Bebop lacks.
 TRL_ONLY = (IDS, "trainer_state", "log_extra", "log_metric", "environments")
 
-Value = float | dict[str, float | None] | None  # of a completion: a number, its parts, or None: it does not apply
-# What becomes of one completion: a value; what is wrong with the value; an exception as one line and as a traceback;
-# or too little time.
+Value = float | dict[str, float | None] | None  # reward of a completion: a number, parts, or None: does not apply
+# Outcome of one completion: a value; what is wrong with the value; an exception as one line and as a traceback;
+# or a timeout.
 Reply = (
     tuple[Literal["value"], Value] | tuple[Literal["wrong"], str] | tuple[Literal["raised"], str, str]
     | tuple[Literal["late"]]
@@ -44,7 +44,7 @@ Reply = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One completion that a function is asked about.
+    """One completion to score.
 
     >>> Call(text="<answer>4</answer>", item={"question": "2 + 2 =", "answer": "4"}, task="sums")  # doctest: +SKIP
     """
@@ -56,11 +56,12 @@ class Call:
 
 
 class Function:
-    """A user's function under one of the signatures."""
+    """User's function with one of the signatures."""
 
     def __init__(self, function: Callable[..., Any], signature: "RewardSignature") -> None:
-        """Choose the signature by parameter names if it is ``auto``; ``UserError`` if they do not tell, or do not
-        fit."""
+        """Choose the signature by parameter names if it is ``auto``; raise ``UserError`` if they are ambiguous or do
+        not fit.
+        """
         self.function = function
         self.parameters = _parameters(function)
         self.signature = _choose(self.parameters, signature)
@@ -71,13 +72,13 @@ class Function:
 
     @property
     def batched(self) -> bool:
-        """Return whether several completions at once are of use to it."""
+        """Return whether it benefits from several completions at once."""
         return self.is_async or self.signature in BATCHES
 
     def replies(self, calls: Sequence[Call], timeout: float) -> tuple[list[Reply], bool]:
-        """Return what becomes of each completion, and whether a coroutine did not end when it was cancelled.
+        """Return the reply for each completion, and whether a coroutine did not end when it was cancelled.
 
-        ``timeout``: seconds for each coroutine. A function that is none has to be ended from outside.
+        ``timeout``: seconds for each coroutine. A plain function has to be ended from outside.
         """
         if not self.is_async:
             return (self._batch(calls) if self.signature in BATCHES else [self._single(call) for call in calls]), False
@@ -95,7 +96,7 @@ class Function:
         return _spread(_guarded(lambda: self._values(self._call(calls), len(calls))), len(calls))
 
     async def _coroutine(self, calls: Sequence[Call]) -> list[Reply]:
-        """Return the replies to calls that the function takes at once."""
+        """Return the replies to calls that the function handles at once."""
         try:
             result = await self._call(calls)
         except BaseException as error:
@@ -114,7 +115,7 @@ class Function:
         return self.function(call.text, call.item)
 
     def _accepted(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return those arguments that the function takes; ``UserError`` if it needs one that is not there."""
+        """Return the arguments that the function accepts; raise ``UserError`` if it needs one that is missing."""
         own = self.parameters or {}
         if any(p.kind is p.VAR_KEYWORD for p in own.values()):
             taken = given
@@ -128,7 +129,7 @@ class Function:
         return taken
 
     def _values(self, result: Any, count: int) -> list[Value]:
-        """Return the values of a batch; ``UserError`` unless there is one for each completion."""
+        """Return the values of a batch; raise ``UserError`` unless there is one per completion."""
         try:
             values = list(result)
         except TypeError:
@@ -140,7 +141,7 @@ class Function:
         return [None if value is None else self._value(value) for value in values]
 
     def _value(self, result: Any) -> Value:
-        """Return a number, or the parts of a mapping; ``UserError`` for anything else."""
+        """Return a number, or the parts of a mapping; raise ``UserError`` for anything else."""
         if isinstance(result, Mapping):
             return _parts(result)
         number = _number(result)
@@ -153,7 +154,7 @@ POSITIONS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
-    """Return the parameters of a function by name; None where it does not say, as some written in C."""
+    """Return a function's parameters by name; None if it does not expose them, like some C functions."""
     try:
         return inspect.signature(function).parameters
     except (ValueError, TypeError):
@@ -161,7 +162,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 
 def _choose(parameters: Mapping[str, inspect.Parameter] | None, given: "RewardSignature") -> "RewardSignature":
-    """Return the signature that parameters have; ``UserError`` if they do not tell, or do not fit what was given."""
+    """Return the signature that fits the parameters; raise ``UserError`` if it is unclear or contradicts ``given``."""
     if parameters is None:
         return "text" if given == "auto" else given
     names = f"({', '.join(str(p).partition(':')[0].partition('=')[0] for p in parameters.values())})"
@@ -192,7 +193,7 @@ def _choose(parameters: Mapping[str, inspect.Parameter] | None, given: "RewardSi
 def trl_arguments(calls: Sequence[Call], messages: bool) -> dict[str, list[Any]]:
     """Return prompts, completions and the columns of their rows, by name, as TRL passes them.
 
-    ``messages``: completions are lists of one message, whatever the questions are.
+    ``messages``: completions are lists of one message, for any kind of question.
     """
     prompts = [call.item.get("question", "") for call in calls]
     listed = [messages or isinstance(prompt, list) for prompt in prompts]
@@ -212,7 +213,7 @@ def trl_arguments(calls: Sequence[Call], messages: bool) -> dict[str, list[Any]]
 
 
 def _columns(item: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns of a row: its own, and question and answer by these names where it has no others."""
+    """Return the columns of a row: its own, plus question and answer under these names if it lacks them."""
     row = item.get("metadata")
     own = {str(name): value for name, value in row.items()} if isinstance(row, Mapping) else {}
     named = {name: value for name, value in item.items() if name != "metadata"} | own
@@ -220,7 +221,7 @@ def _columns(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def verl_arguments(call: Call) -> dict[str, Any]:
-    """Return the arguments of verl's ``compute_score``; what the row does not have comes from the task."""
+    """Return the arguments of verl's ``compute_score``; the task supplies what the row lacks."""
     row = call.item.get("metadata")
     row = row if isinstance(row, Mapping) else {}
     return {
@@ -235,17 +236,17 @@ def verl_arguments(call: Call) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number, also out of an array or tensor of one; None if it is none."""
+    """Return a number, also from an array or tensor of one element; None otherwise."""
     if not isinstance(value, Real | SupportsFloat):
         return None
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError):  # an array of several
+    except (TypeError, ValueError, RuntimeError):  # for instance an array of several elements
         return None
 
 
 def _parts(result: Mapping[Any, Any]) -> dict[str, float | None]:
-    """Return the parts in a mapping. Beside ``score`` verl's functions return texts as well, which are no parts."""
+    """Return the parts of a mapping; texts beside ``score``, as verl's functions return, become None."""
     parts: dict[str, float | None] = {}
     for name, value in result.items():
         if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or len(name) > SHOWN:
@@ -263,7 +264,7 @@ def _parts(result: Mapping[Any, Any]) -> dict[str, float | None]:
 
 
 def _guarded(made: Callable[[], Sequence[Value]]) -> list[Reply]:
-    """Return values as replies; a single reply if something is wrong, whatever a user's function may raise."""
+    """Return values as replies; a single reply if anything fails, whatever the user's function raises."""
     try:
         return [("value", value) for value in made()]
     except UserError as error:
@@ -280,7 +281,7 @@ def _raised(error: BaseException) -> Reply:
 
 
 def _spread(replies: list[Reply], count: int) -> list[Reply]:
-    """Return a reply for each of ``count`` completions, where all may have one in common."""
+    """Return a reply for each of ``count`` completions, repeating a single common reply."""
     return replies if len(replies) == count else replies * count
 
 
@@ -292,7 +293,7 @@ def one_line(error: BaseException) -> str:
 async def _gather(
     works: Sequence[Coroutine[Any, Any, list[Reply]]], timeout: float
 ) -> tuple[list[list[Reply] | None], bool]:
-    """Return the result of each coroutine, None for those that took too long, and whether one would not end."""
+    """Return the result of each coroutine, None for those that took too long, and whether one did not end."""
     tasks = [asyncio.ensure_future(work) for work in works]
     _, pending = await asyncio.wait(tasks, timeout=timeout)
     for task in pending:

@@ -1,7 +1,7 @@
-"""The prompt stream: without end, and addressed by number, so that a job resumes from one integer.
+"""Endless prompt stream, addressed by number, so that a job resumes from one integer.
 
-Questions are endless, or a finite set (``task.size``, the rows of a file) that is asked again each epoch: prompt i of N
-questions is of epoch i // N, and its place there goes through a permutation that seed and epoch alone determine.
+Questions are endless, or a finite set (``task.size``, the rows of a file) that repeats each epoch. Prompt i of N
+questions belongs to epoch i // N. Seed and epoch alone determine the permutation of its place there.
 """
 
 from collections.abc import Callable
@@ -19,39 +19,41 @@ from bebop.trajectory import Prompt
 Question = str | list[dict[str, str]]  # a text, or messages with role and content
 Encode = Callable[[Any], tuple[str, tuple[int, ...]]]  # Question -> text after the chat template, token ids [P]
 
-MAX_TRIES = 128  # candidates for one place in the stream before the length limit counts as wrong
+MAX_TRIES = 128  # candidates for one place in the stream before the length limit is reported as wrong
 
 
 class Items(Protocol):
-    """A source of questions: a mapping with question, answer and metadata for every (index, attempt)."""
+    """Source of questions: a mapping with question, answer and metadata for every (index, attempt)."""
 
     def item(self, index: int, attempt: int = 0) -> dict[str, Any]:
         """Return candidate ``attempt`` for place ``index``, the same on every call."""
         ...
 
     def asked(self, index: int, attempt: int = 0) -> tuple[int, int | None]:
-        """Return the epoch, from 0, and the number of the question, the same in each; None: it is asked once."""
+        """Return the epoch, from 0, and the number of the question, the same in each epoch; None: it is asked once."""
         ...
 
 
 class PromptSource:
-    """The prompts of a job. ``prompt(n)`` depends on the settings and n alone: n is the whole state of the stream.
+    """Prompts of a job. ``prompt(n)`` depends only on the settings and n: n is the whole state of the stream.
 
-    A question that takes more than ``max_prompt_tokens`` is replaced by another candidate for the same place; the
-    places of all others stay as they are. Of a finite set the candidate is the same in each epoch; of a file it is
-    another of its rows, which the epoch then holds twice.
+    A question of more than ``max_prompt_tokens`` is replaced by another candidate for the same place; all other places
+    stay
+    as they are. In a finite set the candidate is the same in each epoch. In a file it is another row, which the epoch
+    then
+    contains twice.
     """
 
     def __init__(self, config: TaskConfig, encode: Encode, max_prompt_tokens: int, items: Items | None = None) -> None:
-        """Open the source; ``encode`` turns a question into text and token ids (see ``chat_encoder``).
+        """Open the source; ``encode`` converts a question to text and token ids (see ``chat_encoder``).
 
-        ``items``: the questions, if they are open already.
+        ``items``: the questions, if they are already open.
         """
         self.config, self.encode, self.max_prompt_tokens = config, encode, max_prompt_tokens
         self.items = items or open_items(config)
 
     def prompt(self, index: int) -> Prompt:
-        """Return prompt ``index`` >= 0; ``UserError`` if every candidate for the place is too long."""
+        """Return prompt ``index`` >= 0; raise ``UserError`` if every candidate for the place is too long."""
         assert index >= 0, index
         lengths = []
         for attempt in range(MAX_TRIES):
@@ -76,15 +78,15 @@ class PromptSource:
         )
 
     def _task(self, item: dict[str, Any]) -> str:
-        """Return the data set of an item; in a mixture, the one that was drawn."""
+        """Return the data set of an item; in a mixture, the drawn one."""
         return str(item["metadata"]["source_dataset"]) if self.config.name == "composite" else self.config.name
 
 
 class EnvironmentSource:
-    """The questions of an environment. It makes their first messages in a rollout: prompts have no tokens yet."""
+    """Questions of an environment. It creates their first messages in a rollout: prompts have no tokens yet."""
 
     def __init__(self, config: TaskConfig) -> None:
-        """Find the environment; ``UserError`` if there is none."""
+        """Find the environment; raise ``UserError`` if there is none."""
         self.config, self.kind = config, find_kind(config.name)
         self._epochs = None if config.size is None else Epochs(config.size, config.seed)
 
@@ -101,10 +103,12 @@ class EnvironmentSource:
 
 
 def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Question], tuple[str, tuple[int, ...]]]:
-    """Return a function of a question: its text and token ids, by the chat template, else the text and a newline.
+    """Return a function that encodes a question to text and token ids, by the chat template, else as text and a
+    newline.
 
-    ``system`` goes before a question that brings no system message: a model that was not trained to answer between
-    <answer> tags needs the instruction (``reasoning_gym.utils.SYSTEM_PROMPTS`` has wordings).
+    ``system`` precedes a question without its own system message. A model that was not trained to answer between
+    <answer>
+    tags needs the instruction (``reasoning_gym.utils.SYSTEM_PROMPTS`` has wordings).
     """
 
     def encode(question: Question) -> tuple[str, tuple[int, ...]]:
@@ -122,23 +126,23 @@ def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Questio
                 f"the model's chat template refuses {str(messages)[:60]!r} ({reason}): give a model or a prompt that "
                 "fits the other"
             ) from error
-        # The template has written the special tokens already.
+        # The template has already written the special tokens.
         return text, tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     return encode
 
 
 def open_text(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Return ids of a text that goes on: with the tokenizer's prefix, without what it appends, such as eos."""
+    """Return the ids of a text to continue: with the tokenizer's prefix, without its suffix such as eos."""
     ids, own = (tuple(tokenizer(text, add_special_tokens=added)["input_ids"]) for added in (True, False))
     begin = next((i for i in range(len(ids) - len(own) + 1) if ids[i : i + len(own)] == own), 0)
     return ids[:begin] + own
 
 
 def instruction(config: TaskConfig, tokenizer: Any) -> str | None:
-    """Return the system message that ``task.system`` stands for.
+    """Return the system message that ``task.system`` selects.
 
-    ``auto``: a reasoning-gym task asks for an answer between tags, with reasoning-gym's own wording, unless the
+    ``auto``: a reasoning-gym task asks for an answer between tags, with reasoning-gym's own wording. It does not if the
     tokenizer has those tags as tokens: such a model (the built-in one) was trained to use them.
     """
     if config.system != "auto":
@@ -151,7 +155,7 @@ def instruction(config: TaskConfig, tokenizer: Any) -> str | None:
 
 
 def open_items(config: TaskConfig) -> Items:
-    """Open the questions of a task that is no environment; ``UserError`` for what is wrong. Needs no torch."""
+    """Open the questions of a task without environment; raise ``UserError`` for any fault. Needs no torch."""
     if config.source == "file":
         assert config.path is not None, "TaskConfig checks this"
         return FileItems(config.path, config.prompt_key, config.answer_key, config.seed, config.size)

@@ -1,1 +1,1 @@
-"""Every completion that was trained on, in one SQLite file: schema, writer and reader."""
+"""Database of all completions used for training, in one SQLite file: schema, writer and reader."""

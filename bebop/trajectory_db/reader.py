@@ -1,7 +1,7 @@
-"""Reads ``trajectories.sqlite``: the completions that a run trained on, and how the tokens of traced ones came about.
+"""Reader of ``trajectories.sqlite``: the completions that a run trained on, and the decoding of traced tokens.
 
-One transaction writes one step, so a reader beside a running job sees whole steps. The tables are in ``schema``
-beside this file, and ``writer`` writes them.
+One transaction writes one step, so a reader beside a running job sees whole steps. The tables are in ``schema`` beside
+this file, and ``writer`` writes them.
 """
 
 import json
@@ -24,7 +24,7 @@ NAME = "trajectories.sqlite"
 WAIT = 30.0  # seconds that a reader waits for a writer, and a writer for readers
 PAIRS = ("target_ids", "target_top", "draft_ids", "draft_top")
 TRACED = tuple(field.name for field in fields(Trace) if field.name != "names")
-MAX_VARIABLES = 500  # variables in one query; SQLite's own limit was 999 once
+MAX_VARIABLES = 500  # variables in one query; old versions of SQLite allow 999
 ROLL_BACK = ("SQLITE_READONLY_ROLLBACK", "SQLITE_READONLY_RECOVERY", "SQLITE_READONLY_CANTLOCK")
 
 
@@ -60,7 +60,7 @@ class StoredAnswer:
     restarts: int
     cycles: int | None
     tested: int | None
-    counts: dict[str, float] | None  # what the decoding system counts, summed over draft positions; None: not kept
+    counts: dict[str, float] | None  # counters of the decoding system, summed over draft positions; None: not stored
     question: int | None
     epoch: int
     gold: str | None
@@ -73,13 +73,13 @@ class StoredAnswer:
 
 
 class Trajectories:
-    """Reads the file of a run, finished or running, without changing it; every failure is one ``UserError``.
+    """Reader of the file of a finished or running run, which it never changes; every failure is one ``UserError``.
 
     ``with Trajectories(run / NAME) as stored: stored.answer(17)``. Calls may come from several threads, one at a time.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open ``path``; raise ``UserError`` if it is missing, is not ours, or has an unknown format."""
+        """Open ``path``; raise ``UserError`` if it is missing, foreign, or has an unknown format."""
         self.path = path
         if not path.is_file():
             raise UserError(f"{path} is not there: the run keeps no trajectories (monitor.trace=off)")
@@ -92,14 +92,14 @@ class Trajectories:
             raise
 
     def query(self, sql: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> list[sqlite3.Row]:
-        """Return all rows of a SELECT at once: reading them one by one would keep the job from writing."""
+        """Return all rows of a SELECT at once: reading them one by one would block the job from writing."""
         with reading(self.path):
             try:
                 return self._connection.execute(sql, parameters).fetchall()
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorname not in ROLL_BACK:
                     raise
-            # A job was killed while it wrote a step. A connection that may write rolls it back, as SQLite does.
+            # A job was killed while it wrote a step. A writable connection lets SQLite roll that back.
             with closing(_open(self.path, "rw")) as other:
                 other.execute("SELECT * FROM meta").fetchall()
             return self._connection.execute(sql, parameters).fetchall()
@@ -112,15 +112,15 @@ class Trajectories:
         return found[0]
 
     def answers(self, steps: range) -> list[StoredAnswer]:
-        """Return all completions of consecutive steps, in the order in which they were trained on."""
+        """Return all completions of consecutive steps, in the order of training."""
         return self._answers("step >= ? AND step < ?", (steps.start, steps.stop))
 
     def traced_tokens(self, steps: range) -> list[StoredAnswer]:
-        """Return the traced completions of consecutive steps, in the order in which they were trained on."""
+        """Return the traced completions of consecutive steps, in the order of training."""
         return self._answers("traced AND step >= ? AND step < ?", (steps.start, steps.stop))
 
     def pieces(self, ids: Iterable[int]) -> dict[int, str]:
-        """Return the text of each of these tokens that occurs in the file."""
+        """Return the text of each of these tokens that occurs in the file, by id."""
         wanted = sorted({int(i) for i in ids})
         found: dict[int, str] = {}
         for start in range(0, len(wanted), MAX_VARIABLES):
@@ -154,7 +154,7 @@ class Trajectories:
 
 
 def check_format(path: Path, rows: Sequence[Sequence[str]]) -> None:
-    """Raise ``UserError`` unless ``rows``, the format as ``meta`` has it, name the one that is written today."""
+    """Raise ``UserError`` unless ``rows``, the format entry of ``meta``, name the current format."""
     found = rows[0][0] if rows else None
     if found != str(FORMAT):
         raise UserError(f"{path}: format {found!r} is not known, this version of bebop reads format {FORMAT}")
@@ -162,7 +162,7 @@ def check_format(path: Path, rows: Sequence[Sequence[str]]) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise what SQLite finds wrong with ``path`` within the block as one ``UserError``."""
+    """Raise SQLite's errors on ``path`` within the block as one ``UserError``."""
     try:
         yield
     except sqlite3.Error as error:
@@ -197,7 +197,7 @@ def _answer(row: sqlite3.Row) -> StoredAnswer:
 
 
 def _array(name: str, blob: bytes | None, length: int) -> NDArray[Any] | None:
-    """Return [T], or [T, M]; None if nothing was kept."""
+    """Return a column as [T], or [T, M]; None if it was not stored."""
     if blob is None:
         return None
     values = np.frombuffer(blob, dtype=COLUMNS[name])

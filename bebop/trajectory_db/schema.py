@@ -1,4 +1,4 @@
-"""The tables of ``trajectories.sqlite``, which ``writer`` and ``reader`` beside this file write and read.
+"""Tables of ``trajectories.sqlite``, which ``writer`` and ``reader`` beside this file write and read.
 
 Arrays are little-endian blobs of one number a token (``[T, M]`` row by row), as ``numpy.frombuffer`` reads them.
 """
@@ -72,7 +72,7 @@ CREATE TABLE tokens (
 CREATE TABLE pieces (id INTEGER PRIMARY KEY, text TEXT NOT NULL);  -- the text of each token id that occurs above
 """
 
-# Columns of ``tokens`` that hold one number a token, and those that hold M.
+# Columns of ``tokens`` with one number a token, and those with M.
 COLUMNS = {
     "ids": "<i4", "logprobs": "<f4", "versions": "<i4", "trainer_logprobs": "<f4", "verdicts": "<i1", "cycles": "<i4",
     "drafters": "<i1", "drafts": "<i4", "draft_target_probs": "<f4", "draft_probs": "<f4", "overlap": "<f4",

@@ -1,10 +1,10 @@
-"""Write ``trajectories.sqlite`` while a job runs, one transaction for each step; ``reader`` beside this file reads it.
+"""Writer of ``trajectories.sqlite`` during a job, one transaction for each step; ``reader`` beside this file reads it.
 
-Invariants: each step is there whole or not at all, and at most once. Writing a step drops it and all later ones first.
+Invariants: each step is stored whole or not at all, and at most once. Writing a step drops it and all later ones first.
 
 The journal is SQLite's default (a file beside it while a step is committed), not WAL. So between two steps a run is one
-file that can be copied, and read where nothing may be written or over a network file system, where WAL does not work.
-The price is that a commit waits for readers, so readers fetch all rows at once.
+file that can be copied. It can also be read on read-only or network file systems, where WAL does not work. The price is
+that a commit waits for readers, so readers fetch all rows at once.
 """
 
 import errno
@@ -32,18 +32,18 @@ from bebop.trajectory_db.schema import COLUMNS, FORMAT, SCHEMA
 log = logging.getLogger(__name__)
 BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED")
 DAMAGED = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
-# SQLite's errors, by the start of their name, as errors of the system.
+# SQLite's errors, by the start of their name, and the corresponding system errors.
 REFUSED = {
     "SQLITE_FULL": errno.ENOSPC, "SQLITE_READONLY": errno.EACCES, "SQLITE_CANTOPEN": errno.EACCES,
     "SQLITE_IOERR": errno.EIO,
 }  # fmt: skip
-REPLACED = "\ufffd"  # what decoding puts in place of bytes that are no whole character
-BETWEEN = "\n\n"  # texts of turns
-SPACE = "▁"  # of SentencePiece, which leaves the first one out of a text
+REPLACED = "\ufffd"  # the replacement of incomplete characters in decoding
+BETWEEN = "\n\n"  # separator of the texts of turns
+SPACE = "▁"  # SentencePiece's blank; decoding drops the first one of a text
 
 
 class TrajectoryLog:
-    """Keeps the completions of each step in the file of a run."""
+    """Writer of each step's completions to the file of a run."""
 
     def __init__(
         self,
@@ -55,8 +55,9 @@ class TrajectoryLog:
     ) -> None:
         """Start ``path``, or keep its steps up to and including ``resume_from``.
 
-        ``piece`` gives the text of a token (``piece_of``), and is called once for each token. ``UserError`` is raised
-        if the file cannot be written, is not ours, or has another format.
+        ``piece`` returns the text of a token (``piece_of``), and is called once for each token. Raises ``UserError`` if
+        the
+        file cannot be written, is foreign, or has another format.
         """
         self.path, self._piece, self._group_size = path, piece, group_size
         with storing(path):
@@ -79,17 +80,18 @@ class TrajectoryLog:
         system: str,
         trainer_logprobs: Mapping[int, NDArray[np.float32]],
     ) -> None:
-        """Write the completions that update ``step`` (from 1) has learned from, in one transaction.
+        """Write the completions of update ``step`` (from 1), in one transaction.
 
         Args:
             step: the number of the update.
             groups: its batch.
-            version: of the weights that it updated.
-            system: the decoding system in force.
-            trainer_logprobs: [T] of the written tokens of traced completions, by place in the batch, group by group.
+            version: version of the weights that it updated.
+            system: the decoding system in use.
+            trainer_logprobs: [T] of the written tokens of traced completions, by index in the batch, group by group.
 
-        Raise ``UserError`` if the disk refuses. If another process holds the file for longer than ``WAIT``, leave the
-        step out with a warning: looking at a run must not end it.
+        Raises ``UserError`` if the disk refuses. If another process holds the file for longer than ``WAIT``, the step
+        is left
+        out with a warning: viewing a run must not end it.
         """
         trajectories = [(group.prompt.index, m, t) for group in groups for m, t in enumerate(group.trajectories)]
         answers = [
@@ -127,13 +129,13 @@ class TrajectoryLog:
 
     @contextmanager
     def _step(self) -> Iterator[None]:
-        """Make the block one transaction."""
+        """Run the block as one transaction."""
         try:
             self._file.execute("BEGIN IMMEDIATE")
             yield
             self._file.execute("COMMIT")
         except BaseException:
-            with suppress(sqlite3.Error):  # of some errors SQLite has taken it back already
+            with suppress(sqlite3.Error):  # after some errors SQLite has already rolled it back
                 self._file.execute("ROLLBACK")
             raise
 
@@ -147,7 +149,7 @@ class TrajectoryLog:
         self._file.execute("DELETE FROM prompts WHERE prompt NOT IN (SELECT prompt FROM answers)")
 
     def _insert(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Insert rows that all have the keys of the first."""
+        """Insert rows, which all have the keys of the first."""
         if rows:
             names = list(rows[0])
             sql = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"
@@ -155,7 +157,7 @@ class TrajectoryLog:
 
 
 def prompt_row(group: Group) -> dict[str, Any]:
-    """Return a row of ``prompts``."""
+    """Return the row of ``prompts`` for a group."""
     prompt = group.prompt
     return {
         "prompt": prompt.index,
@@ -169,15 +171,15 @@ def prompt_row(group: Group) -> dict[str, Any]:
 
 
 def _gold(answer: object) -> str | None:
-    """Return the right answer as text, or as JSON if it is no text."""
+    """Return the right answer as text, or as JSON if it is not a text."""
     if answer is None:
         return None
     text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
-    return text.encode("utf-8", "replace").decode()  # SQLite takes no half of a pair of surrogates
+    return text.encode("utf-8", "replace").decode()  # SQLite accepts no half of a surrogate pair
 
 
 def summary_row(trajectory: Trajectory, version: int) -> dict[str, Any]:
-    """Return the columns of ``answers`` that follow from a trajectory, which updates weights of ``version``."""
+    """Return the columns of ``answers`` that a trajectory determines; ``version`` is that of the updated weights."""
     turns = [turn.completion for turn in trajectory.turns]
     stats = sum((turn.stats for turn in turns[1:]), turns[0].stats)
     versions = np.concatenate([turn.versions for turn in turns])
@@ -210,17 +212,17 @@ def summary_row(trajectory: Trajectory, version: int) -> dict[str, Any]:
 
 
 def _ratio(sums: NDArray[np.float64], count: float) -> float | None:
-    """Return a mean over ``count``, or None if that is 0."""
+    """Return the sum over ``count``, or None if that is 0."""
     return _number(float(sums.sum()) / count) if count else None
 
 
 def _number(value: float) -> float | None:
-    """Return a number for SQLite, which has no NaN."""
+    """Return a number, or None if it is not finite, since SQLite has no NaN."""
     return float(value) if np.isfinite(value) else None
 
 
 def token_row(trajectory: Trajectory, trainer_logprobs: NDArray[np.float32] | None) -> dict[str, Any]:
-    """Return the columns of ``tokens``; ``trainer_logprobs`` [T] are of the tokens that the policy wrote."""
+    """Return the columns of ``tokens``; ``trainer_logprobs`` [T] are those of the tokens that the policy wrote."""
     completion, trace = trajectory.completion, _trace(trajectory)
     written, count = completion.written, len(completion.token_ids)
     assert trace is None or len(trace) == count, f"a trace of {len(trace)} tokens, a completion of {count}"
@@ -244,7 +246,7 @@ def token_row(trajectory: Trajectory, trainer_logprobs: NDArray[np.float32] | No
 
 
 def _marks(trajectory: Trajectory) -> NDArray[np.int32]:
-    """Return [T] the turn that wrote each token; -i if it was read before turn i."""
+    """Return the turn that wrote each token [T]; -i if it was read before turn i."""
     parts = [
         np.repeat(np.array([-i, i], dtype=np.int32), [len(turn.observation), len(turn.completion.token_ids)])
         for i, turn in enumerate(trajectory.turns)
@@ -253,7 +255,7 @@ def _marks(trajectory: Trajectory) -> NDArray[np.int32]:
 
 
 def _trace(trajectory: Trajectory) -> Trace | None:
-    """Return the trace of all turns, with empty rows for observations; None if some turn has none."""
+    """Return the trace of all turns, with empty rows for observations; None if any turn has none."""
     traces = [turn.completion.trace for turn in trajectory.turns]
     known = [trace for trace in traces if trace is not None]
     if len(known) < len(traces):
@@ -266,7 +268,7 @@ def _blob(name: str, values: Iterable[Any] | NDArray[Any]) -> bytes:
 
 
 def token_ids(groups: Sequence[Group]) -> set[int]:
-    """Return every token that a reader may have to show."""
+    """Return every token that a reader may have to display."""
     turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
     traces = [trace for turn in turns if (trace := turn.completion.trace) is not None]
     shown = chain(
@@ -279,10 +281,11 @@ def token_ids(groups: Sequence[Group]) -> set[int]:
 
 
 def piece_of(tokenizer: Any) -> Callable[[int], str]:
-    """Return a function that gives the text of one token of a Hugging Face tokenizer.
+    """Return a function that returns the text of one token of a Hugging Face tokenizer.
 
-    A part of a character is shown as the vocabulary has it. A number that the tokenizer does not know (a model may have
-    more) is ``<number>``.
+    A part of a character is shown as in the vocabulary. An id that the tokenizer does not know (a model may have more)
+    is
+    ``<number>``.
     """
 
     def piece(number: int) -> str:
@@ -299,7 +302,7 @@ def piece_of(tokenizer: Any) -> Callable[[int], str]:
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Raise what the disk refuses while SQLite writes ``path``, and a file that is not ours, as one ``UserError``."""
+    """Raise disk errors while SQLite writes ``path``, and a foreign file, as one ``UserError``."""
     with writing(path):
         try:
             yield
@@ -318,10 +321,10 @@ def storing(path: Path) -> Iterator[None]:
 
 
 def _create(path: Path) -> None:
-    """Create a file that appears with its tables in it, since a reader may be waiting for it."""
+    """Create a file that appears with its tables already in it, since a reader may be waiting for it."""
     scratch = path.with_name(f".{path.name}.new")
     for old in (scratch, path, *(place.with_name(f"{place.name}-journal") for place in (scratch, path))):
-        old.unlink(missing_ok=True)  # an old journal would be played back into the new file
+        old.unlink(missing_ok=True)  # SQLite would replay an old journal into the new file
     with closing(sqlite3.connect(scratch, isolation_level=None)) as file:
         meta = {"format": FORMAT, "mode": "off", "top": TOP}
         values = ", ".join(f"('{key}', '{value}')" for key, value in meta.items())

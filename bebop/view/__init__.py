@@ -1,1 +1,1 @@
-"""A viewer of runs: a page in the browser, from a run's curves to how each token of a completion came about."""
+"""Viewer of runs: a browser page, from a run's curves down to how each token of a completion was decoded."""

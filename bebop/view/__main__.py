@@ -1,4 +1,4 @@
-"""``python -m bebop.view RUN [RUN ...]``: look at runs in the browser, token by token, also while they go on."""
+"""``python -m bebop.view RUN [RUN ...]``: view runs in the browser, token by token, also while they run."""
 
 import asyncio
 import errno
@@ -16,11 +16,11 @@ from bebop.errors import UserError
 from bebop.view.folders import HOST, PORT, folders
 from bebop.view.server import application
 
-TRIED = 50  # ports from PORT on that are tried where none is asked for
+TRIED = 50  # ports that are tried from PORT on if none is configured
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve the page until interrupted; ``UserError`` for what is no run, or a port that is taken."""
+    """Serve the page until interrupted; raise ``UserError`` for a folder that is no run, or an occupied port."""
     parser = Parser(
         prog="python -m bebop.view",
         description="Look at runs in the browser: curves, drift alarms, every completion kept (monitor.trace) and how "
@@ -40,13 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         if not options.no_browser:
             webbrowser.open(address)
-        with suppress(KeyboardInterrupt):  # that is how it ends
+        with suppress(KeyboardInterrupt):  # the normal way to end
             asyncio.run(_serve(app, listening))
     return 0
 
 
 async def _serve(app: web.Application, listening: socket.socket) -> None:
-    """Serve until this process is interrupted."""
+    """Serve until the process is interrupted."""
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
@@ -57,10 +57,10 @@ async def _serve(app: web.Application, listening: socket.socket) -> None:
 
 
 def _listening(port: int | None) -> socket.socket:
-    """Return a socket on ``port``, or on the first free one from PORT on; ``UserError`` if there is none."""
+    """Return a socket on ``port``, or on the first free port from PORT on; raise ``UserError`` if there is none."""
     for tried in range(PORT, PORT + TRIED) if port is None else (port,):
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        # A port that a viewer has just left is free, one that another listens on is not.
+        # A port that a viewer has just released counts as free; one with another listener does not.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((HOST, tried))

@@ -1,4 +1,4 @@
-"""From an alarm of the monitor to the tokens that explain it: what the page on an alarm shows, as JSON."""
+"""Tokens that explain an alarm of the drift monitor, as JSON for the viewer's alarm page."""
 
 import json
 import math
@@ -26,23 +26,24 @@ WHOLE = ("expects", "follows", "position", "turn")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tested:
-    """Tested places of traced completions, and what kinds they are of; all [N]."""
+    """Tested places of traced completions, with their kinds; all [N]."""
 
     answers: Sequence[StoredAnswer]
     places: Places
-    expects: Ints  # the token that the target finds likeliest
+    expects: Ints  # the target's likeliest token
     follows: Ints  # the token before
     position: Ints  # the draft's in its cycle, from 1
-    turn: Ints  # the first turn of the kind that it is of
+    turn: Ints  # the first turn of its kind of turn
 
 
 def explain(run: Path, step: int) -> dict[str, Any]:
-    """Explain what the alarm of a step comes from.
+    """Explain the causes of a step's alarm by tokens.
 
-    ``change`` of the mean overlap at tested places is ``explained`` (by entropies and the mix of places) less ``loss``;
-    ``tokens`` share that loss out by the token that the target expects, ``previous`` by the token before,
-    ``positions`` by the draft's place in its cycle, ``turns`` by the turn (0, 1, 2-3, ...; empty where all completions
-    are of one). A ``note`` says where too little was traced. ``UserError``: there is no alarm.
+    ``change`` of the mean overlap at tested places is ``explained`` (by entropies and the mix of places) less ``loss``.
+    ``tokens`` share that loss out by the token that the target expects, ``previous`` by the token before, ``positions``
+    by
+    the draft's place in its cycle, ``turns`` by the turn (0, 1, 2-3, ...; empty if all completions have one turn). A
+    ``note`` says why too little was traced. Raises ``UserError`` if the step has no alarm.
     """
     rows = {row["step"]: row for row in alarms(run)}
     if step not in rows:
@@ -74,12 +75,12 @@ def explain(run: Path, step: int) -> dict[str, Any]:
 
 
 def _windows(run: Path, step: int) -> tuple[range, range]:
-    """Return the steps that the monitor compared: the first ones of the reference, and those up to ``step``."""
+    """Return the steps that the monitor compared: those of the reference, and those up to ``step``."""
     settings, start = MonitorSettings(), 1
     path = run / "drift.jsonl"
     if path.is_file():
         with path.open(encoding="utf-8") as lines:
-            for line in lines:  # long, and few of them restart the reference: they are not parsed for nothing
+            for line in lines:  # long lines, of which few restart the reference: only those are parsed
                 if '"restart": true' in line and (at := int(json.loads(line)["step"])) <= step:
                     start = at
     return range(start, start + settings.reference_steps), range(step - settings.window_steps + 1, step + 1)
@@ -150,7 +151,7 @@ def _explained(stored: Trajectories, before: _Tested, after: _Tested) -> dict[st
 
 
 def _name(part: Part, table: str, texts: Mapping[int, str]) -> str:
-    """Return what a row is called: the text of its token, the draft's place, or the turn."""
+    """Return a row's name: the text of its token, the draft's place, or the turn."""
     if table == "turns":
         return f"turn {kind_name(part.kind)}"
     if table == "positions":
@@ -175,7 +176,7 @@ def _row(part: Part, name: str, whole: Estimate, after: _Tested, texts: Mapping[
 
 
 def _example(after: _Tested, index: int, texts: Mapping[int, str]) -> dict[str, Any]:
-    """Return one place, by the number of its completion and its own, with the text before it."""
+    """Return one place, as the completion's id and the token's index, with the text before it."""
     answer, place = after.answers[int(after.places.answer[index])], int(after.places.place[index])
     ids = answer.ids[max(0, place - CONTEXT) : place].tolist()
     return {
@@ -189,7 +190,7 @@ def _example(after: _Tested, index: int, texts: Mapping[int, str]) -> dict[str, 
 
 
 def _interval(estimate: Estimate) -> list[float | None]:
-    """Return point, low and high."""
+    """Return [point, low, high], with None for unknown numbers."""
     return [_number(value) for value in estimate.triple()]
 
 

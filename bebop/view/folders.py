@@ -1,7 +1,7 @@
-"""What the viewer reads: run folders with their curves and alarms, lists of completions, and single completions.
+"""Data of the viewer: run folders with their curves and alarms, lists of completions, and single completions.
 
-SQLite sorts, filters, searches and cuts lists into pages. A completion comes with all that is stored of its tokens, as
-JSON can hold it: NaN and missing tokens become null.
+SQLite sorts, filters, searches and paginates the lists. A completion comes with all stored data of its tokens, in JSON:
+NaN and missing tokens become null.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ from bebop.run_dir.safe_parse import finite, parse_yaml
 from bebop.trajectory import NONE, VERDICTS
 from bebop.trajectory_db.reader import NAME, TRACED, StoredAnswer, Trajectories
 
-HOST, PORT = "127.0.0.1", 8710  # where the viewer listens; the first port that is tried
+HOST, PORT = "127.0.0.1", 8710  # the viewer's address, and the first port that is tried
 State = Literal["running", "waiting", "ended"]
 METRICS, ALARMS = "metrics.jsonl", "controller.jsonl"
-CURVES = tuple(row for row in CATALOGUE if row.curve)  # of the first page
+CURVES = tuple(row for row in CATALOGUE if row.curve)  # curves of the first page
 LOCKS = Path("/proc/locks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """One run.
+    """Run folder as shown by the viewer.
 
     >>> Folder(path=Path("runs/gcd"), name="gcd")  # doctest: +SKIP
     """
@@ -43,19 +43,19 @@ class Folder:
 
     @property
     def store(self) -> Path:
-        """Return its ``trajectories.sqlite``."""
+        """Return the path of its ``trajectories.sqlite``."""
         return self.path / NAME
 
     @property
     def state(self) -> State:
-        """Return the state: ended unless a job holds the folder, waiting until that job has written completions."""
+        """Return the state: ended unless a job holds the folder; waiting until that job has written completions."""
         if not _locked(self.path / LOCK):
             return "ended"
         return "running" if self.store.is_file() else "waiting"
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Trajectories | None]:
-        """Open its completions for one request, as a job may put another file there; None while there are none."""
+        """Open its completions for one request, since a job may replace the file; None while there are none."""
         if not self.store.is_file():
             yield None
             return
@@ -63,7 +63,7 @@ class Folder:
             yield answers
 
     def check(self) -> None:
-        """Raise ``UserError`` if there is nothing to show, and will not be."""
+        """Raise ``UserError`` if there is nothing to show now or later."""
         if not self.path.is_dir():
             raise UserError(f"{self.path} is not a folder: give the folder of a run")
         if not any((self.path / name).exists() for name in (METRICS, CONFIG, NAME, LOCK)):
@@ -71,7 +71,7 @@ class Folder:
         if not self.store.is_file():
             self._explain_absence()
         with self.open():
-            pass  # which refuses what is no file of ours, or has another format
+            pass  # opening refuses a foreign file or an unknown format
 
     def _explain_absence(self) -> None:
         if self.setting("monitor", "trace") in ("off", False):  # YAML reads a bare off as False
@@ -80,14 +80,14 @@ class Folder:
             raise UserError(f"{self.store} is missing and no job runs there: this run kept no completions to show")
 
     def setting(self, group: str, name: str) -> Any:
-        """Return a setting out of its ``config.yaml``; None if that does not say."""
+        """Return a setting from its ``config.yaml``; None if the file does not give it."""
         try:
             return parse_yaml((self.path / CONFIG).read_text(encoding="utf-8"))[group][name]
         except (OSError, ValueError, TypeError, KeyError, IndexError):
             return None
 
     def curves(self) -> dict[str, Any]:
-        """Return the steps and the metrics of CURVES that the run has; null where a step has none."""
+        """Return the steps and the metrics of CURVES that the run has; null for a step without a value."""
         rows = _rows(self.path / METRICS)
         columns = {curve.name: [finite(row.get(curve.name)) for row in rows] for curve in CURVES}
         kept = {name: column for name, column in columns.items() if any(value is not None for value in column)}
@@ -96,11 +96,11 @@ class Folder:
         return {"steps": [row["step"] for row in rows], "columns": kept, "labels": labels}
 
     def alarms(self) -> list[dict[str, Any]]:
-        """Return where the drift monitor's state changed or something was to be done: step, state, evidence, action."""
+        """Return each change of the drift monitor's state and each proposal: step, state, evidence, action."""
         return alarms(self.path)
 
     def counts(self) -> dict[str, Any]:
-        """Return what shows cheaply that something is new: state, completions, newest step, sizes of the logs."""
+        """Return cheap indicators of news: state, completions, newest step, sizes of the logs."""
         with self.open() as answers:
             rows = [] if answers is None else answers.query("SELECT count(*), max(step) FROM answers")
         sizes = [_size(self.path / name) for name in (METRICS, ALARMS)]
@@ -114,7 +114,7 @@ def alarms(run: Path) -> list[dict[str, Any]]:
 
 
 def folders(paths: Sequence[Path]) -> list[Folder]:
-    """Return the runs, named by their folders, or by whole paths where two folders have one name; checked."""
+    """Return the checked runs, named by their folders, or by whole paths if two folders share a name."""
     names = [path.resolve().name for path in paths]
     unique = len(set(names)) == len(names)
     found = [Folder(path=path, name=name if unique else str(path)) for path, name in zip(paths, names, strict=True)]
@@ -124,7 +124,7 @@ def folders(paths: Sequence[Path]) -> list[Folder]:
 
 
 def _locked(lock: Path) -> bool:
-    """Return whether a process holds the lock, without touching it: a job may take it just then."""
+    """Return whether a process holds the lock, without touching it: a job may be acquiring it."""
     try:
         inode, holder = lock.stat().st_ino, lock.read_text(encoding="utf-8").split()[1:2]
         held = LOCKS.read_text(encoding="utf-8").splitlines()
@@ -132,7 +132,7 @@ def _locked(lock: Path) -> bool:
         return False
     for line in held:
         fields = line.replace("->", "").split()  # 1: FLOCK ADVISORY WRITE pid major:minor:inode 0 EOF
-        # The device is left out, as overlays show another than stat; the process tells two inodes of a number apart.
+        # The device is ignored, as overlays report another than stat; the process id separates equal inode numbers.
         if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode) and holder in ([], [fields[4]]):
             return True
     return False
@@ -146,18 +146,18 @@ def _size(path: Path) -> int:
 
 
 def dumps(value: object) -> str:
-    """Return JSON that every browser reads: ``ValueError`` for NaN, which has no place in it."""
+    """Return JSON that every browser reads; raise ``ValueError`` for NaN, which JSON lacks."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a log; none while it is not there."""
+    """Return the lines of a log; empty without the file."""
     return read_jsonl(path) if path.is_file() else []
 
 
 # ---- lists
 
-# What a row of the list has. Numbers can be filtered by ``min_NAME`` and ``max_NAME``, the others by their value.
+# Columns of the list. Numbers can be filtered by ``min_NAME`` and ``max_NAME``, the others by their value.
 NUMBERS = (
     "step", "prompt", "member", "reward", "length", "staleness", "accept_length", "accept_rate", "overlap",
     "target_entropy", "version_first", "version_last", "traced", "turns", "written", "restarts", "epoch", "question",
@@ -165,13 +165,13 @@ NUMBERS = (
 WORDS = ("task", "system", "finish", "ended")
 SHOWN = (*NUMBERS, *WORDS, "id", "timed_out", "exact")
 SORTABLE = (*NUMBERS, *WORDS, "id")
-PAGE = 500  # rows of a list at once, at most
+PAGE = 500  # maximum rows of a list at once
 EXCERPT = 160  # characters of a completion beside its row
 _FROM = "FROM answers JOIN prompts USING (prompt)"
 
 
 def listing(store: Trajectories, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return rows from ``offset`` on, how many there are in all, and where completion ``anchor`` stands.
+    """Return the rows from ``offset`` on, the total number of rows, and the position of completion ``anchor``.
 
     Args:
         asked: the query of the address: sort, order (asc, desc), offset, limit, q (text to search for in prompts and
@@ -194,7 +194,7 @@ def listing(store: Trajectories, asked: Mapping[str, str]) -> dict[str, Any]:
 
 
 def facets(store: Trajectories) -> dict[str, Any]:
-    """Return what can be chosen from: the values of WORDS with their counts, least and most of NUMBERS."""
+    """Return the possible filters: the values of WORDS with their counts, minimum and maximum of NUMBERS."""
     words = {
         name: {row[0]: row[1] for row in store.query(f"SELECT {name}, count(*) {_FROM} GROUP BY {name} ORDER BY 1")}
         for name in WORDS
@@ -205,7 +205,7 @@ def facets(store: Trajectories) -> dict[str, Any]:
 
 
 def siblings(store: Trajectories, prompt: int, text: str) -> list[dict[str, Any]]:
-    """Return all completions to prompt number ``prompt``, and to others of the same text, as ``same_text`` says."""
+    """Return all completions of prompt ``prompt``, and of others with the same text, marked by ``same_text``."""
     columns = ", ".join(SHOWN)
     query = (
         f"SELECT {columns}, prompts.text = ? AS same_text, substr(answers.text, 1, {EXCERPT}) AS excerpt {_FROM} "
@@ -215,7 +215,7 @@ def siblings(store: Trajectories, prompt: int, text: str) -> list[dict[str, Any]
 
 
 def _where(asked: Mapping[str, str]) -> tuple[str, list[Any]]:
-    """Return the condition and its values."""
+    """Return the SQL condition and its values."""
     parts: list[str] = []
     values: list[Any] = []
     for key, text in asked.items():
@@ -239,9 +239,9 @@ def _where(asked: Mapping[str, str]) -> tuple[str, list[Any]]:
 
 
 def _order(asked: Mapping[str, str]) -> str:
-    """Return the order of the list: by default traced ones first, of each the newest.
+    """Return the SQL order of the list: by default traced completions first, newest first.
 
-    Those without the number come last.
+    Rows without a value come last.
     """
     sort, order = asked.get("sort", "traced"), asked.get("order", "desc")
     if sort not in SORTABLE or order not in ("asc", "desc"):
@@ -269,27 +269,27 @@ def _number(key: str, text: str) -> float:
 
 # ---- one completion
 
-# Digits that are sent of a column; others are whole numbers.
+# Decimals of each column that are sent; the other columns are whole numbers.
 DIGITS = {
     "logprobs": 7, "trainer_logprobs": 7, "draft_target_probs": 9, "draft_probs": 9, "overlap": 5, "target_entropy": 4,
     "draft_entropy": 4, "target_top": 5, "draft_top": 5,
 }  # fmt: skip
-PLAIN = ("ids", "logprobs", "versions", "trainer_logprobs")  # kept of every completion
-WRITTEN = ("logprobs", "versions")  # of what the policy wrote alone
-OPTIONAL = ("cycles", "drafters", "drafts")  # whole numbers where NONE means that there is none
+PLAIN = ("ids", "logprobs", "versions", "trainer_logprobs")  # stored for every completion
+WRITTEN = ("logprobs", "versions")  # only for tokens that the policy wrote
+OPTIONAL = ("cycles", "drafters", "drafts")  # whole numbers, NONE if missing
 IDS = ("ids", "drafts", "target_ids", "draft_ids")
 
 
 def answer(store: Trajectories, number: int) -> dict[str, Any] | None:
-    """Return everything about completion ``number``; None if there is none.
+    """Return all data of completion ``number``; None if there is no such completion.
 
     Returns:
         ``answer`` (columns of the list, and the parts of its reward), ``gold`` (the right answer, or None), ``turns``
         (role, text; a completion's with ``tokens``: [first, end)), ``tokens`` (column -> [T] or [T, M]; None for a
-        column that is not stored), ``pieces`` (id -> text of every id in it), ``verdicts`` (their names) and
-        ``drafters`` (theirs). A completion of several turns is one text, with what was read between them in it: the
-        column ``turns`` has the turn that wrote each token, or -i where it was read before turn i; log-probs and
-        versions of the latter are None.
+        column
+        that is not stored), ``pieces`` (id -> text of every id in it), ``verdicts`` and ``drafters`` (their names). A
+        completion of several turns is one text, including what was read between them. Its column ``turns`` has the turn
+        that wrote each token, or -i if it was read before turn i; log-probs and versions of the latter are None.
     """
     if not store.query("SELECT id FROM answers WHERE id = ?", (number,)):
         return None
@@ -344,6 +344,6 @@ def _pieces(store: Trajectories, arrays: dict[str, NDArray[Any] | None]) -> dict
 
 
 def _text(store: Trajectories, ids: NDArray[np.int32]) -> str:
-    """Return what tokens say, one after the other: of an environment's prompt nothing else is kept."""
+    """Return the concatenated text of tokens: an environment's prompt is stored only as tokens."""
     pieces = store.pieces(ids.tolist())
     return "".join(pieces.get(int(number), "") for number in ids)

@@ -1,7 +1,7 @@
-"""The viewer's server: the page's files, and what it asks for as JSON. Nothing is written, whatever is asked.
+"""Server of the viewer: the page's files, and its data as JSON. No request writes anything.
 
-Runs hold prompts that are nobody else's business, so it listens on loopback alone; a page elsewhere that has its own
-name resolved to 127.0.0.1 (DNS rebinding) is turned away by the Host header.
+Runs hold private prompts, so it listens on loopback alone. A foreign page that resolves its own name to 127.0.0.1 (DNS
+rebinding) is refused by the Host header.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ PAGE = Path(__file__).parent / "page"
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 HOSTS = (HOST, "localhost")
 HEADERS = {
-    # Nothing is loaded from elsewhere, no script stands in the page itself. plotly.js writes style elements.
+    # Nothing is loaded from elsewhere, and the page has no inline scripts. plotly.js writes style elements.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -33,7 +33,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(folders: Sequence[Folder]) -> web.Application:
-    """Return the server of some runs, which the page knows by their place in ``folders``."""
+    """Return the server of some runs, which the page identifies by their index in ``folders``."""
     app = web.Application(middlewares=[_guarded])
     app[FOLDERS] = folders
     run = "/api/runs/{run:[0-9]{1,4}}"
@@ -58,7 +58,7 @@ def application(folders: Sequence[Folder]) -> web.Application:
 
 @web.middleware
 async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn strangers away, return errors as JSON, and put headers on whatever is answered."""
+    """Refuse foreign hosts, return errors as JSON, and add headers to every response."""
     host = request.host.rpartition(":")[0] if ":" in request.host else request.host
     if host not in HOSTS:
         response: web.StreamResponse = _json({"error": f"host {host[:80]!r} is not served here"}, 403)
@@ -90,7 +90,7 @@ async def _plotly(request: web.Request) -> web.StreamResponse:
 
 @cache
 def _plotly_source() -> str:
-    from plotly.offline import get_plotlyjs  # only once it is asked for: a list of completions needs no plots
+    from plotly.offline import get_plotlyjs  # on demand: a list of completions needs no plots
 
     source: str = get_plotlyjs()
     return source
@@ -121,13 +121,13 @@ async def _alarms(request: web.Request) -> web.StreamResponse:
 
 
 async def _alarm(request: web.Request) -> web.StreamResponse:
-    """Return the tokens behind an alarm."""
+    """Return the tokens behind an alarm as JSON."""
     folder, step = _folder(request), int(request.match_info["step"])
     return _json(await asyncio.to_thread(_explained, folder, step))
 
 
 def _explained(folder: Folder, step: int) -> dict[str, Any]:
-    from bebop.view.drift_tokens import explain  # only once it is asked for: the monitor takes a while to import
+    from bebop.view.drift_tokens import explain  # on demand: the monitor takes a while to import
 
     return explain(folder.path, step)
 
@@ -151,7 +151,7 @@ async def _answer(request: web.Request) -> web.StreamResponse:
 
 
 async def _siblings(request: web.Request) -> web.StreamResponse:
-    """Return the completions of the same prompt, in every run."""
+    """Return the completions of the same prompt in every run."""
     number = int(request.match_info["answer"])
     query = "SELECT prompt, prompts.text AS text, gold FROM answers JOIN prompts USING (prompt) WHERE id = ?"
     prompts = await _asked(request, lambda store: store.query(query, (number,)), [])
@@ -174,7 +174,7 @@ def _folder(request: web.Request) -> Folder:
 
 
 async def _asked(request: web.Request, ask: Callable[[Trajectories], Any], nothing: Any) -> Any:
-    """Return what ``ask`` finds in the request's run; ``nothing`` while that has no completions."""
+    """Return the result of ``ask`` for the request's run, or ``nothing`` while the run has no completions."""
     return await asyncio.to_thread(_read, _folder(request), ask, nothing)
 
 

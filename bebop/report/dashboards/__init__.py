@@ -1,1 +1,1 @@
-"""What Grafana and Prometheus show of a run: panels and alerts as tables, written where Ray keeps its own."""
+"""Grafana dashboard and Prometheus alerts of a run, as tables, written where Ray keeps its own files."""

@@ -1,4 +1,4 @@
-"""``python -m bebop.report.dashboards``: what Grafana and Prometheus need to show a run."""
+"""``python -m bebop.report.dashboards``: writes the files that Grafana and Prometheus need to show a run."""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ Grafana:    grafana-server --homepath DIR --config {root}/grafana/grafana.ini, t
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files and say which; ``UserError`` if there is no session or no place to write."""
+    """Write the files and print their paths; raise ``UserError`` if there is no session or no place to write."""
     parser = Parser(
         prog="python -m bebop.report.dashboards",
         description="Write a Grafana dashboard, alert rules and the configuration of Grafana and Prometheus for a run.",

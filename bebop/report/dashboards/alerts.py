@@ -1,4 +1,4 @@
-"""The alerts of Prometheus, as a table: expression, how long it must hold, what to do."""
+"""Alert rules for Prometheus, as a table: expression, hold time, and what to do."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -7,13 +7,13 @@ from bebop.monitor.controller import ControllerConfig, State
 from bebop.monitor.drift_monitor import STATES
 from bebop.report.dashboards.panels import series
 
-MANY, LONG = "10m", "2h"  # windows in which a run of short steps, of long steps must get on
+MANY, LONG = "10m", "2h"  # windows in which a run of short steps, or of long steps, must finish a step
 SHORT_STEP, LONG_STEP = 200, 2400  # s: a third of those windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """One rule."""
+    """One alert rule of Prometheus."""
 
     name: str
     expr: str
@@ -24,12 +24,12 @@ class Alert:
 
 
 def alerts(staleness: int) -> tuple[Alert, ...]:
-    """Return the rules of a run whose bound ``rollout.staleness`` is given."""
+    """Return all alert rules of a run with the given bound ``rollout.staleness``."""
     return (*_drafting(), *_running(staleness))
 
 
 def rule_file(staleness: int) -> dict[str, Any]:
-    """Return the rules in Prometheus' form."""
+    """Return the rules in Prometheus' format."""
     rules = [
         {
             "alert": alert.name,
@@ -84,7 +84,7 @@ def _drafting() -> tuple[Alert, ...]:
 
 
 def _state(state: State, hold: str, severity: Literal["warning", "critical"], summary: str, description: str) -> Alert:
-    """Return the rule that the monitor is in a state."""
+    """Return the rule that fires while the monitor is in ``state``."""
     name = "Bebop" + "".join(word.capitalize() for word in state.split("-"))
     expr = f"{series('drift/state')} == {STATES.index(state)}"
     return Alert(name=name, expr=expr, hold=hold, severity=severity, summary=summary, description=description)
@@ -128,9 +128,11 @@ SKIPPED = (("BebopSkippedSteps", "the policy", "train"), ("BebopSkippedHeadSteps
 
 
 def _no_progress(name: str, window: str, step: str) -> Alert:
-    """Return the rule that no update was finished in a window, for steps that the window holds three times."""
+    """Return the rule that fires if no update finished within ``window``; it applies to steps of which three fit into
+    it.
+    """
     count, duration = series("step"), series("time/step")
-    still = f"changes({count}[{window}]) == 0 and {count} offset {window}"  # a run that has just begun is not still
+    still = f"changes({count}[{window}]) == 0 and {count} offset {window}"  # excludes a run that has just begun
     return Alert(
         name=name,
         expr=f"{still} and {duration} {step}",
@@ -143,7 +145,9 @@ def _no_progress(name: str, window: str, step: str) -> Alert:
 
 
 def _skipped(name: str, what: str, prefix: str) -> Alert:
-    """Return the rule on skipped steps. Prometheus sees the step of the moment, so short steps are sampled."""
+    """Return the rule on skipped steps, with a maximum over time: Prometheus samples single steps and may miss short
+    ones.
+    """
     return Alert(
         name=name,
         expr=f"max_over_time({series(prefix + '/skipped')}[10m]) > 0",

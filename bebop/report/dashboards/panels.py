@@ -1,6 +1,6 @@
-"""The panels of the dashboard: the charts of ``bebop.metrics.catalogue`` with PromQL for the metrics that they show.
+"""Panels of the Grafana dashboard: the charts of ``bebop.metrics.catalogue`` with PromQL for their metrics.
 
-The table is written as a Grafana dashboard, by itself or on top of Ray's own.
+The dashboard is written by itself or on top of Ray's own.
 """
 
 import copy
@@ -16,7 +16,7 @@ SESSION = 'SessionName=~"$SessionName"'  # the dashboard's variable; Ray labels 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One PromQL expression and what its lines are called."""
+    """PromQL expression with the legend of its lines."""
 
     expr: str
     legend: str  # with Grafana's {{label}}
@@ -25,23 +25,23 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One figure of Grafana."""
+    """One panel of the Grafana dashboard."""
 
     title: str
     description: str
     unit: str  # tokens, nats, share, s, ...
     queries: tuple[Query, ...]
-    needs: str = ""  # without which a run has none of these numbers
+    needs: str = ""  # what a run needs to record these metrics
     states: tuple[str, ...] = ()  # names of the values 0, 1, ...: drawn as a timeline
 
 
 def series(name: str) -> str:
-    """Return the name under which Prometheus knows a metric of ``metrics.jsonl``."""
+    """Return the Prometheus name of a metric of ``metrics.jsonl``."""
     return "ray_bebop_" + name.replace("/", "_")
 
 
 def _panel(chart: Chart) -> Panel | None:
-    """Return the panel of a chart; None where no metric is shown in it."""
+    """Return the panel of a chart; None if the chart has no metric in the dashboard."""
     rows = [row for row in METRICS if row.panel == chart.title]
     if not rows:
         return None
@@ -57,7 +57,7 @@ def _panel(chart: Chart) -> Panel | None:
 
 
 def _queries(row: MetricRow) -> tuple[Query, ...]:
-    """Return the queries of a metric: by draft position, with its interval as a band, or as it is."""
+    """Return a metric's queries: one by draft position, or value and interval band, or the value alone."""
     if row.name.endswith("/K"):
         return (_by_position(row.name.removesuffix("/K"), row.label),)
     if not row.interval:
@@ -75,7 +75,7 @@ def _gauge(name: str, legend: str) -> Query:
 
 
 def _by_position(name: str, legend: str) -> Query:
-    """Return one query for a metric that has a name per draft position, ``name/1``, ``name/2``, ..."""
+    """Return one query for a metric with a name per draft position, ``name/1``, ``name/2``, ..."""
     selected = f'{{__name__=~"{series(name)}_[0-9]+",{SESSION}}}'
     labelled = f'label_replace({selected}, "position", "$1", "__name__", ".+_([0-9]+)")'
     return Query(expr=labelled, legend=f"{legend} {{{{position}}}}")
@@ -117,12 +117,12 @@ def dashboard() -> dict[str, Any]:
 
 
 def on_top(ray: dict[str, Any]) -> dict[str, Any]:
-    """Return Ray's own dashboard with these panels above its own, once however often it is done."""
+    """Return Ray's own dashboard with these panels above its own; applying it twice does not add them twice."""
     theirs = [copy.deepcopy(panel) for panel in ray["panels"] if panel["id"] < FIRST_ID]
     ours = list(_laid_out())
     shift = _bottom(ours) - min((panel["gridPos"]["y"] for panel in theirs), default=0)
     for panel in theirs:
-        for placed in (panel, *panel.get("panels", ())):  # a row that is folded holds its panels
+        for placed in (panel, *panel.get("panels", ())):  # a folded row contains its panels
             placed["gridPos"]["y"] += shift
     return ray | {"panels": [*ours, *theirs]}
 
@@ -132,7 +132,7 @@ def _bottom(panels: list[dict[str, Any]]) -> int:
 
 
 def _variables() -> list[dict[str, Any]]:
-    """Return the variables: which Prometheus, and which Ray session (the newest unless another is chosen)."""
+    """Return the dashboard's variables: the Prometheus source and the Ray session (by default the newest)."""
     sessions = f"label_values({series('step')}, SessionName)"
     return [
         {"name": "datasource", "type": "datasource", "query": "prometheus", "hide": 2, "refresh": 1},
@@ -152,7 +152,7 @@ def _variables() -> list[dict[str, Any]]:
 
 
 def _laid_out() -> Iterator[dict[str, Any]]:
-    """Yield rows and panels with ids and places, two panels side by side."""
+    """Yield rows and panels with ids and grid positions, two panels side by side."""
     identity, y = FIRST_ID, 0
     for title, panels in ROWS.items():
         place = {"h": 1, "w": COLUMNS, "x": 0, "y": y}
@@ -197,7 +197,7 @@ def _states(names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _band(query: Query) -> list[dict[str, Any]]:
-    """Return the rules for both edges of an interval: no lines, not in the legend, the space between them filled."""
+    """Return Grafana's overrides for both edges of an interval: no lines, no legend, the space between them filled."""
     if query.band_of is None:
         return []
     hidden = [

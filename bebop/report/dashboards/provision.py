@@ -1,7 +1,7 @@
-"""Dashboards, provisioning, scrape configuration and alerts, in the places and the form in which Ray writes its own.
+"""Writes dashboards, provisioning, scrape configuration and alerts, in Ray's places and formats.
 
-``METRICS`` is ``<session>/metrics``, or the environment's RAY_METRICS_OUTPUT_ROOT. What Ray has written there is kept
-(its Grafana configuration) or contained in what replaces it (its scrape configuration, its dashboard).
+``METRICS`` is ``<session>/metrics``, or the environment's RAY_METRICS_OUTPUT_ROOT. Ray's own files there are kept (its
+Grafana configuration) or contained in their replacement (its scrape configuration, its dashboard).
 """
 
 import json
@@ -24,21 +24,22 @@ STALENESS = RolloutConfig().staleness
 
 
 def default_session() -> Path:
-    """Return the newest Ray session that was started without a folder of its own."""
+    """Return the path of the newest Ray session that was started without a folder of its own."""
     return Path(tempfile.gettempdir()) / "ray" / "session_latest"
 
 
 def metrics_folder(session: Path) -> Path:
-    """Return where Ray keeps what Grafana and Prometheus read."""
+    """Return the folder in which Ray keeps the files for Grafana and Prometheus."""
     return Path(os.environ.get("RAY_METRICS_OUTPUT_ROOT") or session / "metrics")
 
 
 def provision(session: Path, out: Path | None = None, staleness: int = STALENESS) -> list[Path]:
-    """Write everything for a Ray session, into ``out`` or where Ray keeps its own; the files written.
+    """Write all files for a Ray session, into ``out`` or Ray's own folder, and return their paths.
 
-    To be called once Ray is up: its dashboard empties the folder when it starts. ``UserError`` if there is no session.
+    Call it once Ray is up: its dashboard empties the folder when it starts. Raises ``UserError`` if there is no
+    session.
     """
-    session = session.resolve()  # session_latest moves on to the next one
+    session = session.resolve()  # session_latest will point to the next session
     if not session.is_dir():
         raise UserError(f"{str(session)!r} is no Ray session: give the folder, or start the run first")
     root = (out or metrics_folder(session)).resolve()
@@ -57,13 +58,13 @@ def provision(session: Path, out: Path | None = None, staleness: int = STALENESS
 
 
 def export(folder: Path, staleness: int = STALENESS) -> list[Path]:
-    """Write the dashboard and the rules alone, for a Grafana and a Prometheus that are configured already."""
+    """Write only the dashboard and the rules, for a Grafana and a Prometheus that are configured already."""
     texts = {folder / DASHBOARD: as_json(dashboard()), folder / ALERTS: as_yaml(rule_file(staleness))}
     return [_write(path, text) for path, text in texts.items()]
 
 
 def scrape_config(discovery: Path) -> dict[str, Any]:
-    """Return Ray's own scrape configuration, and the alerts."""
+    """Return Ray's own scrape configuration with the alert rules added."""
     return {
         "global": {"scrape_interval": "10s", "evaluation_interval": "10s"},  # Ray renews its numbers as often
         "rule_files": [ALERTS],  # beside this file
@@ -82,7 +83,7 @@ def as_yaml(content: dict[str, Any]) -> str:
 
 
 def _grafana(root: Path, dashboards: Path) -> list[Path]:
-    """Write Grafana's configuration where Ray has not written it, for instance as its dashboard is off."""
+    """Write the files of Grafana's configuration that Ray has not written, for instance as its dashboard is off."""
     provisioning = root / "provisioning"
     provider = {"name": "Ray", "folder": "Ray", "type": "file", "options": {"path": str(dashboards)}}
     source = {
@@ -101,7 +102,7 @@ def _grafana(root: Path, dashboards: Path) -> list[Path]:
 
 
 def _discovery(session: Path) -> list[Path]:
-    """Write the list of nodes, where Ray does not write it: with its dashboard off there is this node alone."""
+    """Write the list of nodes if Ray has not; with Ray's dashboard off, this node is the only one."""
     path = session / DISCOVERY
     ports = [port.read_text(encoding="utf-8").strip() for port in session.glob("metrics_export_port_*")]
     if path.exists() or not ports:
@@ -124,7 +125,7 @@ provisioning = {provisioning}
 
 
 def _write(path: Path, text: str) -> Path:
-    """Write a file in one go, as Grafana and Prometheus may be reading."""
+    """Write a file atomically, since Grafana and Prometheus may be reading it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".new")
     scratch.write_text(text, encoding="utf-8")

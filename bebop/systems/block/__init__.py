@@ -1,4 +1,4 @@
-"""Drafts of whole blocks in one pass of a small network, and the choice of a block's size."""
+"""Block drafts: a small network drafts a whole block in one pass, and the block size may adapt."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ BLOCK_LENGTH = AuxModel(
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSystem(SpeculativeSystem):
-    """Drafts the tokens of a block side by side."""
+    """System that drafts the tokens of a block in parallel."""
 
     drafter_name: str = "block"
     draft_tokens: int = 7
@@ -70,35 +70,35 @@ class BlockSystem(SpeculativeSystem):
         return BlockDrafter
 
     def training(self) -> tuple[AuxModel, ...]:
-        """Return the drafter's network."""
+        """Return the drafter's network as the part to train."""
         return (BLOCK,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockPilotSystem(BlockSystem):
-    """Chooses the size of a request's blocks from its prompt."""
+    """System that chooses a request's block size from its prompt."""
 
     length_name: str = "block_length"
 
     def length(self) -> PartClass:
-        """Return the length that a network chooses."""
+        """Return the draft length that a network chooses."""
         from bebop.systems.block.decoding import BlockLength
 
         return BlockLength
 
     def training(self) -> tuple[AuxModel, ...]:
-        """Return the drafter's network and the one that chooses."""
+        """Return the drafter's network and the network that chooses the size."""
         return (BLOCK, BLOCK_LENGTH)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockEmaSystem(BlockSystem):
-    """Chooses the size of each block from what was accepted lately."""
+    """System that chooses the size of each block from recent acceptance."""
 
     length_name: str = "ema"
 
     def length(self) -> PartClass:
-        """Return the length that follows acceptance."""
+        """Return the draft length that follows acceptance."""
         from bebop.systems.block.decoding import EmaLength
 
         return EmaLength

@@ -1,7 +1,7 @@
-"""Drafts of whole blocks from one pass of a small network (SPEC 5.1), and two rules for the size of a block.
+"""Block drafter with one pass of a small network per block (SPEC 5.1), and two rules for the block size.
 
-``BlockLength`` chooses one size a request from its prompt (BlockPilot, SPEC 5). ``EmaLength`` chooses a size for each
-cycle from how many drafts the last ones had accepted (SPEC 5.6).
+``BlockLength`` chooses one size per request from its prompt (BlockPilot, SPEC 5). ``EmaLength`` chooses a size for each
+cycle from the number of accepted drafts in earlier cycles (SPEC 5.6).
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,9 @@ from bebop.systems.block.options import EmaOptions
 
 
 class BlockDrafter:
-    """Samples each slot of a block from that slot's own distribution; at temperature 0 drafts are greedy.
+    """Drafter that samples each slot of a block from that slot's own distribution; greedy at temperature 0.
 
-    A block has b = K + 1 slots, the newest token and K masks, and each row may have a b of its own.
+    A block has b = K + 1 slots, the newest token and K masks, and each row may have its own b.
     """
 
     target_pass = None
@@ -47,21 +47,21 @@ class BlockDrafter:
         return slots.kv_cache((len(network.layers), network.kv_heads, network.head_dim), network.mask)
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
-        """Read on over the text of a prefill."""
+        """Read the text of a prefill into the drafter's cache."""
         with self.cache.at_span(span):
             self.network.read(out.layers, span.positions, self.cache)
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """Draft the next tokens of every row.
 
-        The batch is as wide as its longest block; a shorter one does not see the slots beyond.
+        The batch is as wide as its longest block; a shorter block does not see the slots beyond its end.
         """
         wanted = length.start(rows)
         width = length.limit if wanted is None else int(wanted.max())
         if width == 0:
             return Draft(tokens=rows.last.new_zeros(rows.batch, 0), probs=None, lengths=wanted)
         logits = self.policy.logits(self._pass(rows, width + 1, wanted)[:, 1:])
-        # The tokens of a block are drawn side by side, so a penalty can only see the context.
+        # The tokens of a block are drawn in parallel, so a penalty can only see the context.
         seen = None if rows.seen is None else rows.seen[:, None].expand_as(logits)
         probs = rows.probs(logits, seen, self.temperature)
         entropies = entropy(probs)
@@ -75,7 +75,7 @@ class BlockDrafter:
         )
 
     def _pass(self, rows: Rows, block: int, wanted: Tensor | None) -> Tensor:
-        """Return states [B, b, d] of a block a row, of which the first ``wanted`` [B] + 1 slots count; None: all b."""
+        """Return states [B, b, d] of one block per row; only the first ``wanted`` [B] + 1 slots count; None: all b."""
         positions = rows.fed[:, None] + torch.arange(block, device=rows.fed.device)
         # Entries before ``fed`` are text, those from there on this pass writes itself.
         ways = (
@@ -87,7 +87,7 @@ class BlockDrafter:
         return self.network(self.network.slots(self.policy.embed(rows.last), block), positions, self.cache)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """Take in what the cycle emitted. What it reads of rejected drafts is overwritten before anything sees it."""
+        """Read the target's states of the cycle; those of rejected drafts are overwritten before anything sees them."""
         self._read(out, rows.fed[:, None] + torch.arange(tokens.shape[1], device=tokens.device))
 
     def _read(self, out: TargetOutput, positions: Tensor) -> None:
@@ -99,10 +99,12 @@ class BlockDrafter:
 
 
 class BlockLength(DraftLength):
-    """The target's logits at the last token of a prompt come with a request's first cycle, which therefore drafts a
-    block of the default size; what they say holds from the second cycle on. No block exceeds ``draft_tokens`` + 1.
+    """Block size from a network, chosen once per request from its prompt.
 
-    The choice depends on the prompt alone, never on what was sampled after it: the output distribution is the target's.
+    The target's logits at the last token of a prompt come with the first cycle, which therefore drafts a block of the
+    default size; the choice applies from the second cycle on. No block exceeds ``draft_tokens`` + 1.
+
+    The choice depends on the prompt alone, never on later samples: the output distribution is the target's.
     """
 
     counts = ("block_size",)
@@ -116,11 +118,11 @@ class BlockLength(DraftLength):
         self.chosen = slots.register_column("block_length/chosen", torch.tensor(False))  # [S] whether that was chosen
 
     def start(self, rows: Rows) -> Tensor | None:
-        """Return how many drafts each row wants."""
+        """Return the wanted number of drafts of each row."""
         return self.drafts[: rows.batch].clamp_max(self.limit)
 
     def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
-        """Choose for the rows that are new."""
+        """Choose the size for new rows."""
         fresh = (~self.chosen[: rows.batch]).nonzero()[:, 0]
         if len(fresh):
             end = PromptEnd(logits=out.logits[fresh, 0], hidden=out.hidden[fresh, 0], lengths=rows.sizes[fresh])
@@ -132,15 +134,15 @@ class BlockLength(DraftLength):
         return {"block_size": draft.widths()}
 
 
-PRIOR = (4.0, 5.0)  # accepted and tested drafts that a request begins with
+PRIOR = (4.0, 5.0)  # initial counts of accepted and tested drafts of a request
 
 
 class EmaLength(DraftLength):
-    """As many drafts as give most tokens per unit of time, if each is accepted at the rate of the request so far.
+    """Block size that maximises tokens per unit of time, if each draft is accepted at the request's recent rate.
 
-    The rate is that of drafts which were tested, the first rejected one included, older cycles fading. K drafts at rate
-    a give 1 + a + ... + a^K tokens in the time 1 + ``cost_ratio`` + K * ``verify_ratio``: one drafter pass, one pass of
-    the target. Only what earlier cycles had accepted counts, nothing of the one to come: exact.
+    The rate counts tested drafts, the first rejected one included, with older cycles fading. K drafts at rate a give
+    1 + a + ... + a^K tokens in the time 1 + ``cost_ratio`` + K * ``verify_ratio``: one drafter pass, one pass of the
+    target. Only earlier cycles count, nothing of the coming one, so decoding is exact.
     """
 
     counts = ("block_size",)
@@ -151,7 +153,7 @@ class EmaLength(DraftLength):
         self.seen = slots.register_column("ema/seen", torch.tensor(PRIOR, dtype=torch.float64))
 
     def start(self, rows: Rows) -> Tensor | None:
-        """Return how many drafts each row wants; of sizes that tie, the smallest."""
+        """Return the wanted number of drafts of each row; ties go to the smallest."""
         accepted, tested = self.seen[: rows.batch].unbind(1)
         drafts = torch.arange(self.limit + 1, dtype=torch.float64, device=accepted.device)
         tokens = ((accepted / tested)[:, None] ** drafts).cumsum(1)  # [B, K + 1]
@@ -159,7 +161,7 @@ class EmaLength(DraftLength):
         return rate[:, 1:].argmax(1) + 1
 
     def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
-        """Count what was accepted and what was tested; let what was there fade."""
+        """Add the cycle's accepted and tested drafts; let earlier counts fade."""
         drafted = torch.full_like(accepted.lengths, draft.tokens.shape[1]) if draft.lengths is None else draft.lengths
         now = torch.stack([accepted.lengths, torch.minimum(accepted.lengths + 1, drafted)], 1)
         self.seen[: rows.batch] = self.decay * self.seen[: rows.batch] + now

@@ -1,13 +1,14 @@
-"""A block drafter in the layout of DFlash, as SGLang 0.5.23 loads it (``sglang/srt/models/dflash.py``, its worker).
+"""Block drafter in the layout of DFlash, as SGLang 0.5.23 loads it (``sglang/srt/models/dflash.py``, its worker).
 
 vLLM 0.32 loads the same files, and keeps MASK apart from the target's embedding.
 
 The network is the same: Qwen3 layers, ``fc`` and ``hidden_norm`` before the keys and values of the text, the newest
-token in slot 0, positions that go on from the text, no order within a block. Weights have our names. What differs:
+token in slot 0, positions that continue those of the text, no order within a block. Weights have our names.
+Differences:
 
-- ``target_layer_ids`` count layers whose output is read, as ``taps`` do. SGLang captures what goes *into* a layer and
-  adds the one itself, so it never sees what comes out of the last. Whatever their order there, ``fc`` is given the
-  lowest layer first: its columns are written in that order.
+- ``target_layer_ids`` count layers whose output is read, as ``taps`` do. SGLang captures the *input* of a layer and
+  adds the one itself, so it never sees the output of the last. Whatever the order there, ``fc`` receives the lowest
+  layer first: its columns are written in that order.
 - MASK is a parameter here and a row of the target's embedding there: SGLang writes the vector of ``mask_embedding.pt``
   into that row as it starts. The row must be of a token that no text has, and no row of the output matrix.
 """
@@ -28,18 +29,19 @@ from bebop.systems.block.network import BlockDraftNetwork
 
 ARCHITECTURE = "DFlashDraftModel"
 MASK_FILE = "mask_embedding.pt"
-# Model types whose class in SGLang 0.5.23 has set_dflash_layers_to_capture; qwen2 and what derives from it has it not.
+# Model types whose class in SGLang 0.5.23 has set_dflash_layers_to_capture; qwen2 and its derivatives lack it.
 TARGETS = ("llama", "qwen3", "qwen3_moe")
 
 
 def export(policy: Policy, part: nn.Module, folder: Path, mask_token: int | None = None) -> str:
-    """Write config.json, model.safetensors and mask_embedding.pt of ``part``; what there is to say about them.
+    """Write config.json, model.safetensors and mask_embedding.pt of ``part``, and return a message about them.
 
     Args:
         policy: the target that the part was made for.
-        part: the network; its weights are written in bfloat16, as trained parts are kept.
-        folder: made if it is not there.
-        mask_token: the id whose row of the embedding becomes MASK; None: the first that the tokenizer does not have.
+        part: the network; its weights are written in bfloat16, as trained parts are stored.
+        folder: created if missing.
+        mask_token: the id whose row of the embedding becomes MASK; None: the first id that is no token of the
+        tokenizer.
     """
     assert isinstance(part, BlockDraftNetwork)
     refuse_target(policy, part)
@@ -61,7 +63,7 @@ def export(policy: Policy, part: nn.Module, folder: Path, mask_token: int | None
 
 
 def settings(part: BlockDraftNetwork, target: PreTrainedConfig, mask_token: int) -> dict[str, Any]:
-    """Return what config.json says of a drafter; positions and vocabulary are the target's."""
+    """Return the config.json of a drafter; positions and vocabulary are the target's."""
     own = part.config
     return {
         "architectures": [ARCHITECTURE],
@@ -87,13 +89,13 @@ def settings(part: BlockDraftNetwork, target: PreTrainedConfig, mask_token: int)
 
 
 def lowest_first(fc: Tensor, taps: Sequence[int]) -> Tensor:
-    """Return the weight [d, T d] of ``fc``, whose columns follow ``taps``, with those of the lowest layer first."""
+    """Return the weight [d, T d] of ``fc`` with its columns, which follow ``taps``, sorted by layer."""
     columns = fc.chunk(len(taps), 1)
     return torch.cat([columns[i] for i in sorted(range(len(taps)), key=lambda i: taps[i])], 1)
 
 
 def refuse_target(policy: Policy, part: BlockDraftNetwork) -> None:
-    """Raise ``UserError`` for a target that would not decode in SGLang as it does here."""
+    """Raise ``UserError`` for a target that SGLang would decode differently."""
     last = policy.backbone.config.num_hidden_layers - 1
     if max(part.taps) >= last:
         raise UserError(
@@ -107,7 +109,7 @@ def refuse_target(policy: Policy, part: BlockDraftNetwork) -> None:
 
 
 def free_token(tokenizer: PreTrainedTokenizerBase, rows: int) -> int:
-    """Return the first of ``rows`` ids that is no token; ``UserError`` if each is one."""
+    """Return the first of ``rows`` ids that is no token; raise ``UserError`` if all are tokens."""
     taken = set(tokenizer.get_vocab().values())
     free = next((token for token in range(rows) if token not in taken), None)
     if free is None:
@@ -116,7 +118,7 @@ def free_token(tokenizer: PreTrainedTokenizerBase, rows: int) -> int:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return the config.json of an exported drafter; ``UserError`` if it is none."""
+    """Return the config.json of an exported drafter; raise ``UserError`` if it is none."""
     try:
         found: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         whole = found["architectures"] == [ARCHITECTURE] and {"target_layer_ids", "mask_token_id"} <= {
@@ -130,9 +132,9 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def refuse_other_target(settings: Mapping[str, Any], target: Mapping[str, Any], name: str) -> None:
-    """Raise ``UserError`` unless an exported drafter's settings are those of a target, by the config.json of both.
+    """Raise ``UserError`` unless an exported drafter's settings match the target, by the config.json of both.
 
-    ``name`` begins the line.
+    ``name`` starts the message.
     """
     pairs = {"hidden_size": "hidden_size", "vocab_size": "vocab_size", "num_target_layers": "num_hidden_layers"}
     for theirs, ours in pairs.items():
@@ -141,6 +143,6 @@ def refuse_other_target(settings: Mapping[str, Any], target: Mapping[str, Any], 
 
 
 def read_mask(folder: Path) -> tuple[int, Tensor]:
-    """Return the id of MASK, and its vector [d]."""
+    """Return the id of MASK and its vector [d]."""
     stored = torch.load(folder / MASK_FILE, map_location="cpu", weights_only=True)
     return int(stored["mask_token_id"]), stored["embedding"]

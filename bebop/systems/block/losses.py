@@ -1,10 +1,10 @@
-"""What the networks of block drafting are trained on, and how a choice of block sizes is evaluated.
+"""Training losses of the block-drafting networks, and the evaluation of a choice of block sizes.
 
 A block drafter is trained at random anchors of a completion, many blocks of a text in one pass (SPEC 5.1). Slot k of a
-block at anchor t predicts token t + k and stands against the target's distribution for it, which knows the tokens
+block at anchor t predicts token t + k. Its goal is the target's distribution for that token, which knows the tokens
 t + 1..t + k - 1 that the slot does not see. Target, embedding and language-model head are constants.
 
-A choice of block sizes is trained and evaluated on a table of what each size gave (SPEC 5.2, 5.6).
+A choice of block sizes is trained and evaluated on a table of each size's results (SPEC 5.2, 5.6).
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from bebop.trainer.chains import random_anchors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadText:
-    """A prompt and a completion through which the target has already gone."""
+    """Prompt and completion with the states of a finished pass of the target."""
 
     token_ids: Tensor  # [L]
     answer: int  # tokens at the end that are the completion
@@ -39,7 +39,7 @@ class ReadText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """Texts side by side, with anchors at which blocks begin."""
+    """Batch of texts with anchors at which blocks begin."""
 
     token_ids: Tensor  # [B, L], right-padded with 0
     hidden: Tensor  # [B, L, d]
@@ -48,15 +48,14 @@ class Blocks:
     ends: Tensor  # [B] tokens of each text
 
     def mask(self, block: int) -> Tensor:
-        """Return which of the slots 1..b-1 lie within the text [B, A, b - 1]."""
+        """Return a mask [B, A, b - 1] of the slots 1..b-1 that lie within the text."""
         places = self.anchors[..., None] + torch.arange(1, block, device=self.anchors.device)
         return places < self.ends[:, None, None]
 
 
 @torch.no_grad()
 def read_texts(policy: Policy, texts: Sequence[tuple[Sequence[int], int]], taps: Sequence[int]) -> list[ReadText]:
-    """Run the target over texts (token ids, how many of them are the completion), those of like length
-    together."""
+    """Run the target over texts, given as (token ids, tokens of the completion); similar lengths share a batch."""
     read: dict[int, ReadText] = {}
     order = sorted(range(len(texts)), key=lambda i: len(texts[i][0]))
     for start in range(0, len(order), 32):
@@ -75,8 +74,7 @@ def read_texts(policy: Policy, texts: Sequence[tuple[Sequence[int], int]], taps:
 
 
 def lay_out(texts: Sequence[ReadText], anchors: int, seed: int) -> Blocks:
-    """Lay out at most ``anchors`` blocks a text, at random positions; a text with fewer places has some beyond its
-    end."""
+    """Place up to ``anchors`` blocks per text at random positions; a text with fewer places has some beyond its end."""
     ends = torch.tensor([len(text.token_ids) for text in texts])
     chosen = random_anchors(ends, torch.tensor([text.answer for text in texts]), anchors, seed)
     taps = texts[0].layers
@@ -112,7 +110,7 @@ def block_loss(
     decay: float,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Return the mean of a draft loss over the slots that lie in their text, slot k weighing exp(-(k - 1) / ``decay``).
+    """Return the mean draft loss over the slots within their text, slot k weighing exp(-(k - 1) / ``decay``).
 
     Args:
         network: receives the gradient.
@@ -122,7 +120,7 @@ def block_loss(
         kind: a row of ``kernels/draft_losses.py``, as "ce" or "tv"; or "e2e_tv", 1 - expected accepted drafts over
             their number (SPEC Eq. 13), where slots have no weights.
         decay: g, in slots.
-        temperature: of both distributions.
+        temperature: temperature of both distributions.
     """
     block = network.block
     mask = blocks.mask(block)
@@ -148,7 +146,7 @@ def block_loss(
     return (weights * losses).sum() / weights.sum().clamp_min(1e-9)
 
 
-# ---- the choice of a block size
+# ---- the choice of block sizes
 
 
 Array = NDArray[np.float64]
@@ -157,20 +155,20 @@ CLOSE = 1e-9  # values nearer to one another than this are a tie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """N prompts completed with each of C block sizes, and what a choice may look at."""
+    """Results of N prompts completed with each of C block sizes, and the input features of the choice."""
 
     sizes: tuple[int, ...]  # [C] rising
-    tokens: Array  # [N, C] emitted; what follows the end of a completion in its last cycle is not
+    tokens: Array  # [N, C] emitted, without those after the end of a completion in its last cycle
     cycles: Array  # [N, C]
     features: Tensor  # [N, F] of each prompt, see ``bebop.systems.block.network.FEATURES``
 
     @property
     def tau(self) -> Array:
-        """Return the tokens a cycle [N, C]."""
+        """Return the tokens per cycle [N, C]."""
         return self.tokens / self.cycles
 
     def part(self, chosen: Sequence[int] | NDArray[np.int64]) -> "Sweep":
-        """Return some of the prompts."""
+        """Return the sweep of the prompts at the indices ``chosen``."""
         rows = np.asarray(chosen)
         return Sweep(
             sizes=self.sizes,
@@ -181,32 +179,35 @@ class Sweep:
 
 
 def best(values: Array) -> NDArray[np.int64]:
-    """Return index [N] of the largest value of each row [N, C]; of those that tie, the first, which is the smallest
-    block."""
+    """Return the index [N] of the largest value in each row [N, C]; ties go to the first, the smallest block."""
     return (values >= values.max(1, keepdims=True) - CLOSE).argmax(1)
 
 
 def labels(sweep: Sweep, seconds: Array | None = None) -> NDArray[np.int64]:
-    """Return the best size of each prompt [N], as an index: by tau, or by tokens per time where ``seconds`` [C] a cycle
-    of each size takes are given (SPEC 5.2: the paper's labels are the former, its claim is about the latter)."""
+    """Return the index of the best size of each prompt [N], by tau, or by tokens per time given ``seconds`` [C] per
+    cycle of
+    each size (SPEC 5.2: the paper's labels are the former, its claim is about the latter).
+    """
     return best(score(sweep, seconds))
 
 
 def score(sweep: Sweep, seconds: Array | None = None) -> Array:
-    """Return what a size is judged by [N, C]: tokens a cycle, or tokens a second."""
+    """Return the score of each size [N, C]: tokens per cycle, or tokens per second."""
     return sweep.tau if seconds is None else sweep.tau / seconds
 
 
 def split(count: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return numbers 0..count-1 in three parts, 60 / 20 / 20, for training, choosing and testing."""
+    """Return the numbers 0..count-1 in three random parts, 60 / 20 / 20, for training, choosing and testing."""
     order = np.random.default_rng(seed).permutation(count)
     first, second = round(0.6 * count), round(0.8 * count)
     return order[:first], order[first:second], order[second:]
 
 
 def goals(sweep: Sweep, target: str, seconds: Array | None = None) -> Tensor:
-    """Return what a network is trained on: the best size of each prompt [N], or the score of every size [N, C],
-    standardised as a whole, which leaves the best of a row the best."""
+    """Return the training goals: the best size of each prompt [N], or the score of every size [N, C].
+
+    Scores are standardised as a whole, which leaves the best of a row the best.
+    """
     if target == "classify":
         return torch.from_numpy(labels(sweep, seconds))
     values = score(sweep, seconds)
@@ -216,7 +217,7 @@ def goals(sweep: Sweep, target: str, seconds: Array | None = None) -> Tensor:
 def fit(
     network: BlockLengthNetwork, features: Tensor, wanted: Tensor, *, steps: int, lr: float, batch: int, seed: int
 ) -> float:
-    """Train on ``goals``, by cross-entropy or squared error; the mean loss of the last tenth of the steps."""
+    """Train on ``goals`` by cross-entropy or squared error; return the mean loss of the last tenth of the steps."""
     loss_of = mse_loss if wanted.is_floating_point() else cross_entropy
     numbers = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=1e-2)
@@ -235,23 +236,24 @@ def fit(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """A choice on prompts it has not seen, beside those that it has to beat."""
+    """Evaluation of a choice on unseen prompts, beside its baselines."""
 
     accuracy: float  # how often it is the best size
     tau: dict[str, Interval]  # arm -> tokens a cycle
     share: Interval  # of the oracle's gain over the best fixed size
 
     def summary(self) -> dict[str, object]:
-        """Return plain data for JSON."""
+        """Return the evaluation as plain data for JSON."""
         arms = {arm: [i.value, i.low, i.high] for arm, i in self.tau.items()}
         return {"accuracy": self.accuracy, "tau": arms, "share": [self.share.value, self.share.low, self.share.high]}
 
 
 def evaluate(sweep: Sweep, choice: NDArray[np.int64], fixed: int, seconds: Array | None = None) -> Evaluated:
-    """Compare a choice [N] (indices of sizes) with a fixed one and with the best of each prompt.
+    """Compare a choice [N] (indices of sizes) with a fixed size and with the best of each prompt.
 
-    ``fixed``: index of the size that was best on the training prompts; ``seconds`` as for ``labels``: then the score is
-    tokens per time, else tokens a cycle. Scores are means over prompts, intervals resample prompts.
+    ``fixed``: index of the best size on the training prompts. With ``seconds`` (as for ``labels``) the score is tokens
+    per
+    time, else tokens per cycle. Scores are means over prompts, intervals resample prompts.
     """
     values = score(sweep, seconds)
     rows, oracle = np.arange(len(values)), best(values)

@@ -1,10 +1,10 @@
-"""The networks of block drafting: the drafter of whole blocks, and the choice of a block size.
+"""Networks of block drafting: the drafter of whole blocks, and the choice of a block size.
 
 ``BlockDraftNetwork`` has the layout of DFlash (SPEC 5.1): one pass predicts every masked token of a block. Slot 0 of a
-block is the newest token, the others are MASK. They see one another and, as keys and values of every layer, what the
-target's tapped layers made of the text before. Embedding and language-model head are the target's.
+block is the newest token, the others are MASK. Slots see one another and, as keys and values of every layer, the
+projected states of the target's tapped layers for the text before. Embedding and language-model head are the target's.
 
-``BlockLengthNetwork`` chooses a request's block size from what the target makes of its prompt (BlockPilot, SPEC 5.4).
+``BlockLengthNetwork`` chooses a request's block size from the target's output for its prompt (BlockPilot, SPEC 5.4).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,15 +26,15 @@ from bebop.model.attention import ATTENTION, AttentionContext
 
 
 class TextContext(AttentionContext, Protocol):
-    """An attention context that also takes in text, as keys and values of the target's states."""
+    """Attention context that also stores text, as keys and values from the target's states."""
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> object:
-        """Keep key and value [B,Hkv,n,D] of one layer."""
+        """Store key and value [B,Hkv,n,D] of one layer."""
         ...
 
 
 class BlockDraftNetwork(nn.Module):
-    """Qwen3 layers over a block; the text before it comes in by ``read``."""
+    """Qwen3 layers over a block; ``read`` adds the text before it."""
 
     def __init__(
         self,
@@ -50,7 +50,10 @@ class BlockDraftNetwork(nn.Module):
         rope_theta: float = 10_000.0,
         norm_eps: float = 1e-6,
     ) -> None:
-        """``taps``: layers of the target that it reads; ``block``: slots of a block in training, the anchor's too."""
+        """Create the network. ``taps``: layers of the target that it reads; ``block``: slots of a block in training,
+        the
+        anchor's included.
+        """
         super().__init__()
         config = Qwen3Config(
             hidden_size=hidden_size,
@@ -70,17 +73,17 @@ class BlockDraftNetwork(nn.Module):
         self.hidden_norm = Qwen3RMSNorm(hidden_size, eps=norm_eps)
         self.layers = nn.ModuleList(Qwen3DecoderLayer(config, i) for i in range(layers))
         self.norm = Qwen3RMSNorm(hidden_size, eps=norm_eps)
-        # Called through a tuple, so that no change of type rounds its frequencies.
+        # Kept in a tuple, so that no dtype conversion of the module rounds its frequencies.
         self._rotary = (Qwen3RotaryEmbedding(config),)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or convert, as a module does; the frequencies go along and keep their type."""
+        """Move or convert the module; the rotary frequencies move along and keep their dtype."""
         super()._apply(fn, recurse)
         self._rotary[0].to(self.mask.device)
         return self
 
     def read(self, states: Mapping[int, Tensor], positions: Tensor, context: TextContext) -> None:
-        """Take in text: the target's states [B,n,d] after each tapped layer, at ``positions`` [B,n]."""
+        """Add text to the context: the target's states [B,n,d] after each tapped layer, at ``positions`` [B,n]."""
         features = self.hidden_norm(self.fc(torch.cat([states[tap] for tap in self.taps], -1)))
         cos, sin = (x[:, None] for x in self._rotary[0](features, positions))
         shape = (*positions.shape, self.kv_heads, self.head_dim)
@@ -91,14 +94,14 @@ class BlockDraftNetwork(nn.Module):
             context.write(attention.layer_idx, key * cos + rotate_half(key) * sin, value)
 
     def slots(self, anchors: Tensor, block: int) -> Tensor:
-        """Return what goes into blocks [..., b, d] whose newest tokens have embeddings ``anchors`` [..., d]."""
+        """Return the inputs [..., b, d] of blocks whose newest tokens have the embeddings ``anchors`` [..., d]."""
         masks = self.mask.expand(*anchors.shape[:-1], block - 1, -1)
         return torch.cat([anchors[..., None, :], masks], -2)
 
     def forward(self, slots: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
         """Return normed states [B,n,d] of ``slots`` [B,n,d] at ``positions`` [B,n], for the language-model head.
 
-        The state of a slot predicts the token of that slot, not the one after it; that of the anchor means nothing.
+        The state of a slot predicts the token of that slot, not the one after it; the anchor's state is unused.
         """
         rotary = self._rotary[0](slots, positions)
         x = slots
@@ -108,7 +111,7 @@ class BlockDraftNetwork(nn.Module):
 
 
 def taps_of(layers: int, count: int) -> list[int]:
-    """Return ``count`` layers of a target with so many, evenly spaced from 1 to L - 3: 1 and 9 of 12 (SPEC 5.1)."""
+    """Return ``count`` of a target's ``layers`` layers, evenly spaced from 1 to L - 3: 1 and 9 of 12 (SPEC 5.1)."""
     if not 1 <= count <= max(1, layers - 3):
         raise UserError(f"options.taps={count} is not possible: a model of {layers} layers has 1..{max(1, layers - 3)}")
     first, last = min(1, layers - 1), max(layers - 3, 0)
@@ -120,12 +123,12 @@ def taps_of(layers: int, count: int) -> list[int]:
 # ---- the choice of a block size
 
 
-TOP = 16  # sorted logits that a choice looks at
+TOP = 16  # sorted logits among the features
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptEnd:
-    """What is known of B prompts once they are read."""
+    """Target's output at the end of B prompts."""
 
     logits: Tensor  # [B, V] of the target at the last token, raw
     hidden: Tensor  # [B, d] its state there, final norm applied
@@ -133,7 +136,7 @@ class PromptEnd:
 
 
 def _sorted(end: PromptEnd) -> Tensor:
-    """Return the largest logits in falling order, the entropy (nats) and the margin: whatever tokens they belong to."""
+    """Return the largest logits in descending order, the entropy (nats) and the margin, independent of token ids."""
     logits = end.logits.float()
     top = logits.topk(min(TOP, logits.shape[-1])).values
     logp = logits.log_softmax(-1)
@@ -141,7 +144,7 @@ def _sorted(end: PromptEnd) -> Tensor:
     return torch.cat([top, entropy, top[:, :1] - top[:, 1:2]], -1)
 
 
-# What a network may be given; BlockPilot found normalised logits and softmax worse than raw logits.
+# Possible inputs of the network; BlockPilot found normalised logits and softmax worse than raw logits.
 FEATURES: Mapping[str, Callable[[PromptEnd], Tensor]] = {
     "logits": lambda end: end.logits,
     "sorted": _sorted,
@@ -151,10 +154,9 @@ FEATURES: Mapping[str, Callable[[PromptEnd], Tensor]] = {
 
 
 class BlockLengthNetwork(nn.Module):
-    """A number for each candidate block size: two hidden layers, the second with a residual. The largest decides.
+    """Scorer of the candidate block sizes: two hidden layers, the second with a residual. The largest score decides.
 
-    Whether they are the logits of a classifier or the tokens a cycle that each size would give, is a matter of
-    training.
+    Training defines the scores: logits of a classifier, or the expected tokens per cycle of each size.
     """
 
     def __init__(
@@ -168,10 +170,11 @@ class BlockLengthNetwork(nn.Module):
         dropout: float = 0.2,
         features: str = "logits",
     ) -> None:
-        """``inputs``: numbers that it looks at, V for logits; ``features``: which, a row of ``FEATURES``.
+        """Create the network. ``inputs``: number of inputs, V for logits; ``features``: a row of ``FEATURES``.
 
-        ``candidates``: block sizes b, the newest token's slot included, in rising order; ``default``: the size until
-        one is chosen, which takes the logits of a request's first cycle.
+        ``candidates``: block sizes b, the newest token's slot included, ascending. ``default``: the size until one is
+        chosen,
+        which takes the logits of a request's first cycle.
         """
         super().__init__()
         assert list(candidates) == sorted(set(candidates)), "candidates rise"

@@ -1,4 +1,4 @@
-"""Define the options of block drafters: how a block size is chosen, and how drafter and choice are trained."""
+"""Options of block drafters: how a block size is chosen, and how drafter and choice are trained."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,7 +18,7 @@ from bebop.config.fields import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmaOptions(SystemOptions):
-    """How a block size follows what was accepted (SPEC 5.6)."""
+    """Options of the block size that follows recent acceptance (SPEC 5.6)."""
 
     decay: float = setting(0.9, "weight of a cycle over that of the one after it", FROM_0_BELOW_1)
 

@@ -1,6 +1,6 @@
 """Training of a block drafter and of the choice of block sizes on the model's own completions (SPEC 5.1, 5.3-5.6).
 
-``python -m bebop.adapt part=block`` makes the drafter, ``part=block_length`` the choice of a size.
+``python -m bebop.adapt part=block`` trains the drafter, ``part=block_length`` the choice of a size.
 """
 
 import copy
@@ -46,10 +46,10 @@ from bebop.trajectory import Completion, Prompt
 
 
 class BlockTrainer(StepJob):
-    """Completions, accept length before, training, accept length after, and the part."""
+    """Training job: sample completions, measure the accept length, train, measure again, and write the part."""
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
-        """Load the model and make a fresh network for it."""
+        """Load the model and create a new network for it."""
         super().__init__(config, folder, ranks)
         self.options = config.of(BlockTraining)
         self.policy = load_policy(config.model)
@@ -60,7 +60,7 @@ class BlockTrainer(StepJob):
         self.optimise(self.network, "block drafter", lr=options.lr, steps=options.steps, warm_up=20)
 
     def run(self) -> str:
-        """Run all phases that are left; return what is to be said at the end."""
+        """Run all remaining phases and return the final message."""
         decoding, label = drafting_config(self.policy), self.label("sample")
         _, rows, held_out = sample_corpus(self.config, self.policy, self.folder, decoding, label)
         before = self.first_look(lambda: self._accept_lengths(held_out, "before"))
@@ -83,7 +83,7 @@ class BlockTrainer(StepJob):
     # ---- training
 
     def _train(self, rows: Sequence[TokenRow]) -> None:
-        """Take every step to the last, from the newest checkpoint on."""
+        """Take all remaining steps, from the newest checkpoint on."""
         texts = read_texts(self.policy, [(row.token_ids, len(row.answer)) for row in rows], self.network.taps)
 
         def next_step() -> dict[str, float]:
@@ -93,7 +93,7 @@ class BlockTrainer(StepJob):
         self.learn(self.options.steps, next_step)
 
     def update(self, texts: Sequence[ReadText]) -> dict[str, float]:
-        """Take one optimizer step on random blocks of some texts; the anchors follow from the seed and the step."""
+        """Take one optimizer step on random blocks of some texts; seed and step determine the anchors."""
         options, tables = self.options, shared_tables(self.policy)
         blocks = lay_out(texts, options.anchors, (self.config.seed << 32) + self.version)
         kind = "ce" if self.version < options.warm * options.steps else options.objective
@@ -109,8 +109,7 @@ class BlockTrainer(StepJob):
 
 
 def settings_for(policy: Policy, options: BlockTraining) -> dict[str, Any]:
-    """Return the settings of a network for a model: its width, heads and base of positions, and the layers that are
-    tapped."""
+    """Return the settings of a network for a model: its width, heads, rotary base, and the tapped layers."""
     config = policy.backbone.config
     heads = config.num_attention_heads
     return {
@@ -130,11 +129,13 @@ def settings_for(policy: Policy, options: BlockTraining) -> dict[str, Any]:
 # ---- the choice of a block size
 
 
-TIMED = 4  # prompts whose completions are timed alone, for the seconds that a cycle takes
+TIMED = 4  # prompts whose completions are timed one at a time, for the seconds of a cycle
 
 
 class BlockLengthTrainer(PartJob):
-    """Every prompt with every size, labels, training on three fifths of the prompts, comparison on the last fifth."""
+    """Training job: complete every prompt with every size, label, train on three fifths of the prompts, test on the
+    last.
+    """
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
         """Load the model with its block drafter."""
@@ -144,10 +145,10 @@ class BlockLengthTrainer(PartJob):
         self.sizes = tuple(range(self.options.smallest, self.options.largest + 1))
 
     def prepare(self) -> None:
-        """Do nothing: a sweep goes on from the sizes that are finished."""
+        """Do nothing: a sweep resumes from its finished sizes."""
 
     def run(self) -> str:
-        """Run all phases; return what is to be said at the end."""
+        """Run all phases and return the final message."""
         prompts = self.prompts()
         sweep = self.sweep(prompts)
         seconds = self._seconds(prompts[:TIMED]) if self.options.label == "speed" else None
@@ -160,15 +161,17 @@ class BlockLengthTrainer(PartJob):
         lines += [f"accuracy {evaluated.accuracy:.3f}, share of the oracle's gain {evaluated.share}"]
         return "\n".join([*lines, ""])
 
-    # ---- what each size gives
+    # ---- results of each size
 
     def prompts(self) -> list[Prompt]:
-        """Return the prompts, each once, so that none is in two parts of ``split``."""
+        """Return the prompts without duplicates, so that none is in two parts of ``split``."""
         asked, _ = question_streams(self.config, self.policy)
         return [*{prompt.token_ids: prompt for prompt in asked}.values()]
 
     def sweep(self, prompts: Sequence[Prompt]) -> Sweep:
-        """Return tokens and cycles of every prompt with every size; a size that a stopped run finished is read back."""
+        """Return tokens and cycles of every prompt with every size; sizes that a stopped run finished are read from
+        files.
+        """
         tables = []
         for size in self.sizes:
             path = self.folder / f"sweep-{size}.json"
@@ -182,7 +185,7 @@ class BlockLengthTrainer(PartJob):
         return Sweep(sizes=self.sizes, tokens=tokens.T, cycles=cycles.T, features=features)
 
     def _counts(self, prompts: Sequence[Prompt], size: int) -> list[tuple[int, int]]:
-        """Return tokens and cycles of each prompt's completions, over all seeds; a block of one is plain decoding."""
+        """Return tokens and cycles of each prompt's completions over all seeds; a block of one is plain decoding."""
         counts = np.zeros((len(prompts), 2), int)
         for seed in range(self.options.seeds):
             answers = self._answers(prompts, size, self.config.seed + seed, f"b = {size}")
@@ -198,8 +201,9 @@ class BlockLengthTrainer(PartJob):
         return run_engine(self.policy, prompts, data, system_of(size), seed, label, sampling=sampling)
 
     def _seconds(self, prompts: Sequence[Prompt]) -> Array:
-        """Return seconds of a cycle of each size [C], one completion at a time; sizes take turns, and the best of three
-        counts."""
+        """Return the seconds of a cycle of each size [C], one completion at a time; sizes alternate, and the best of
+        three counts.
+        """
         seconds = np.full(len(self.sizes), np.inf)
         for _ in range(3):
             for i, size in enumerate(self.sizes):
@@ -211,8 +215,9 @@ class BlockLengthTrainer(PartJob):
     # ---- training
 
     def train(self, sweep: Sweep, seconds: Array | None) -> tuple[dict[str, Any], BlockLengthNetwork, Evaluated]:
-        """Train a network; return one that has seen three fifths of the prompts, its settings, and its worth on the
-        last fifth."""
+        """Train a network on three fifths of the prompts; return its settings, the network, and its results on the last
+        fifth.
+        """
         options, (first, _, last) = self.options, split(len(sweep.tau), self.config.seed)
         train, test, device = sweep.part(first), sweep.part(last), sweep.features.device
         fixed = int(score(train, seconds).mean(0).argmax())
@@ -233,7 +238,7 @@ class BlockLengthTrainer(PartJob):
 
 
 def system_of(size: int) -> DecodingConfig:
-    """Return decoding with blocks of one size; a block of one is plain decoding."""
+    """Return the decoding configuration for blocks of one size; a block of one is plain decoding."""
     if size == 1:
         return DecodingConfig(system="autoregressive", draft_tokens=0)
     return DecodingConfig(system="block", draft_tokens=size - 1)
@@ -241,7 +246,7 @@ def system_of(size: int) -> DecodingConfig:
 
 @torch.no_grad()
 def prompt_ends(policy: Policy, prompts: Sequence[Prompt]) -> PromptEnd:
-    """Return what the target makes of each prompt, one at a time."""
+    """Return the target's output at the end of each prompt, computed one prompt at a time."""
     states = []
     for prompt in prompts:
         ids = torch.tensor([prompt.token_ids], device=policy.device)

@@ -8,14 +8,14 @@ from bebop.systems.speculative import SpeculativeSystem
 
 @dataclass(frozen=True, kw_only=True)
 class DraftModelSystem(SpeculativeSystem):
-    """Drafts a chain with the model that ``model.draft`` names."""
+    """System that drafts a chain with the model named by ``model.draft``."""
 
     drafter_name: str = "draft_model"
     separate: bool = True
     supports_auto_temperature: bool = True
 
     def drafter(self) -> PartClass:
-        """Return the drafter that runs the model."""
+        """Return the drafter that runs the draft model."""
         from bebop.systems.draft_model.decoding import ModelDrafter
 
         return ModelDrafter

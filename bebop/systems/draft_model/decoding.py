@@ -1,9 +1,9 @@
-"""Drafts of a separate causal language model (Leviathan et al. 2023), with keys and values of its own.
+"""Drafts of a separate causal language model (Leviathan et al. 2023), with its own keys and values.
 
 The draft model reads every token that the target reads, at the same positions. Before a cycle its cache holds the
-entries of all tokens but the newest, as the target's does, except that the entry before the newest may be missing: the
-last draft of a cycle is drawn and not read. So the first pass of a cycle reads two tokens, the one before the newest
-and the newest. That costs no pass, and the host need not know which rows lack the entry. Entries of rejected drafts are
+entries of all tokens but the newest, as the target's does. But the entry before the newest may be missing: the last
+draft of a cycle is drawn and not read. So the first pass of a cycle reads two tokens, the one before the newest and the
+newest. That costs no extra pass, and the host need not know which rows lack the entry. Entries of rejected drafts are
 overwritten before anything sees them.
 """
 
@@ -22,14 +22,14 @@ from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput, 
 from bebop.rollout.decoding.mtp import ChainDrafter, HeadCache, HeadPages
 from bebop.rollout.slots import Slots
 
-# The logit of tokens that the target has rows for and the draft model has none. Finite, since a kernel that multiplies
+# The logit of tokens that only the target has rows for. Finite, since a kernel that multiplies
 # a probability of 0 with it must give 0.
 ABSENT = -1e4
 
 
 @takes_logits
 class ModelDrafter(ChainDrafter):
-    """Samples each draft from the distribution of the draft model, a chain of them."""
+    """Drafter that samples a chain, each draft from the draft model's distribution."""
 
     layers: tuple[int, ...] = ()
     target_pass = None
@@ -41,7 +41,7 @@ class ModelDrafter(ChainDrafter):
         self.draft, self.slots, self.vocab = policy.draft, slots, policy.vocab_size
         self.cache = slots.register_cache("draft_model", self._cache)
         self.hidden = lean_hidden(self.draft, slots.capacity)
-        self.drafted = False  # whether this cycle's drafts are of this drafter, so that it has read them
+        self.drafted = False  # whether this drafter made this cycle's drafts, so that it has read them
 
     def _cache(self, slots: Slots) -> SlotContext:
         like = self.draft.embed(torch.zeros(1, dtype=torch.long, device=slots.device))
@@ -51,7 +51,7 @@ class ModelDrafter(ChainDrafter):
         return cache
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
-        """Read the text of a prefill."""
+        """Read the text of a prefill into the draft model's cache."""
         with self.cache.at_span(span):
             self.hidden(self._readable(tokens[:, :-1]), span.positions, self.cache)
 
@@ -77,7 +77,7 @@ class ModelDrafter(ChainDrafter):
         return self._read(tokens[:, None], rows.fed[:, None] + step + 1, rows.used)[:, 0]
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """Take in what the cycle emitted: where others drafted, or nobody, its tokens are read now."""
+        """Learn from the emitted tokens; if another drafter or none was in charge, read them now."""
         self.learn(rows, out, emitted)
         if not self.drafted:
             entry, before = self._before_newest(0, rows.batch)
@@ -89,7 +89,7 @@ class ModelDrafter(ChainDrafter):
     def _before_newest(self, first: int, batch: int) -> tuple[Tensor, Tensor]:
         """Return entries and tokens [B] of slots ``first``, ``first`` + 1, ...: those before the newest token.
 
-        Of a context of one token, that token itself: its entry is then written twice, the same.
+        A context of one token returns that token itself: its entry is then written twice, with the same values.
         """
         slots, rows = self.slots, slice(first, first + batch)
         entry = (slots.fed[rows] - 1).clamp_min(0)
@@ -99,12 +99,12 @@ class ModelDrafter(ChainDrafter):
         return entry, torch.where(answered < 0, asked, own)
 
     def _read(self, tokens: Tensor, entries: Tensor, used: int) -> Tensor:
-        """Run the model over tokens [B, n], which become these entries [B, n] -> hidden states [B, n, d]."""
+        """Run the model over tokens [B, n] with the given entries [B, n], and return hidden states [B, n, d]."""
         self.cache.place(entries, used)
         return self.hidden(self._readable(tokens), entries, self.cache)
 
     def _readable(self, tokens: Tensor) -> Tensor:
-        """Return tokens that the draft model has embeddings of: ids in the target's padding become the last of them."""
+        """Return tokens for which the draft model has embeddings: ids in the target's padding become its last id."""
         rows = self.draft.vocab_size
         return tokens if rows >= self.vocab else tokens.clamp_max(rows - 1)
 

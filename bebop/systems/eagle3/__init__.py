@@ -1,4 +1,4 @@
-"""Drafts of an EAGLE-3 network: features of three layers, its own cache, head and draft vocabulary."""
+"""EAGLE-3 drafts: a network with features of three target layers, its own cache, head and draft vocabulary."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,19 +53,19 @@ EAGLE3 = AuxModel(
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3System(SpeculativeSystem):
-    """Drafts a chain with an EAGLE-3 network."""
+    """System that drafts a chain with an EAGLE-3 network."""
 
     drafter_name: str = "eagle3"
     supports_auto_temperature: bool = True
 
     def drafter(self) -> PartClass:
-        """Return the drafter of a chain."""
+        """Return the drafter of chains."""
         from bebop.systems.eagle3.decoding import Eagle3Drafter
 
         return Eagle3Drafter
 
     def training(self) -> tuple[AuxModel, ...]:
-        """Return the drafter's network."""
+        """Return the drafter's network as the part to train."""
         return (EAGLE3,)
 
 

@@ -1,8 +1,8 @@
-"""Drafts of an EAGLE-3 network on the engine: a chain, each draft drawn from the network's own distribution.
+"""EAGLE-3 drafter of the engine: a chain, each draft drawn from the network's own distribution.
 
 The cycle, the cache and the draft temperature are those of the MTP head (``rollout/decoding/mtp.py``). q is 0 outside
-of the draft vocabulary, and that is the q which verification gets: tokens that cannot be drafted come out of the
-residual, so that the output distribution stays the target's.
+the draft vocabulary, and verification uses that q. So tokens that cannot be drafted come from the residual, and the
+output distribution stays the target's.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from bebop.systems.eagle3.network import Eagle3Network
 
 @takes_logits
 class Eagle3Drafter(MTPDrafter):
-    """Samples each draft from the network's distribution over the draft vocabulary; at temperature 0 it is greedy."""
+    """Drafter that samples from the network's distribution over the draft vocabulary; greedy at temperature 0."""
 
     name = "eagle3"
     network: Eagle3Network
@@ -45,7 +45,7 @@ class Eagle3Drafter(MTPDrafter):
         return self.network
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [..., d] of tokens [...]: its own, or the target's."""
+        """Return the embeddings [..., d] of tokens [...], from the network's own table or the target's."""
         own = self.network.embed_tokens
         return self.policy.embed(tokens) if own is None else own(tokens)
 
@@ -54,5 +54,5 @@ class Eagle3Drafter(MTPDrafter):
         return self.network.logits(hidden)
 
     def states(self, out: TargetOutput) -> Tensor:
-        """Return what the first step reads of a pass of the target [B, n, d]."""
+        """Return the input [B, n, d] of the first step, from a pass of the target."""
         return self.network.features(out.layers)

@@ -1,12 +1,12 @@
-"""The public layout of EAGLE-3 drafters, as vLLM and SGLang load them: ``LlamaForCausalLMEagle3``.
+"""Public layout of EAGLE-3 drafters, as vLLM and SGLang load them: ``LlamaForCausalLMEagle3``.
 
-Weights have the network's own names. ``d2t`` holds what has to be added to a draft id to get the token, ``t2d`` which
-tokens have a draft id. What config.json says of the layers that are read differs:
+Weights have the network's own names. ``d2t`` holds the offset from a draft id to its token, ``t2d`` marks the tokens
+with a draft id. Engines read the tapped layers from config.json in different ways:
 
-- without a word both engines read what goes into layers 2, L/2 and L - 3;
-- ``eagle_aux_hidden_state_layer_ids`` at the top counts the layers that were passed; vLLM alone reads it;
-- in ``eagle_config`` it names the layers whose output is read, as ``taps`` do, for SGLang. vLLM takes these numbers as
-  layers that were passed, if there are none at the top. So a drafter with other layers is written with both.
+- without an entry both engines read the input of layers 2, L/2 and L - 3;
+- ``eagle_aux_hidden_state_layer_ids`` at the top counts the layers that were passed; only vLLM reads it;
+- in ``eagle_config`` it names the layers whose output is read, as ``taps`` do, for SGLang. vLLM interprets these
+  numbers as layers that were passed, unless the top has some. So a drafter with other layers is written with both.
 """
 
 import json
@@ -41,16 +41,16 @@ Settings = dict[str, Any]
 
 
 class Eagle3Folder:
-    """A drafter in a folder, in the place of a part that ``bebop.adapt`` wrote."""
+    """Drafter in a folder of the public layout, used like a part that ``bebop.adapt`` wrote."""
 
     @staticmethod
     def settings(folder: Path) -> Settings:
-        """Return its config.json; ``UserError`` for no EAGLE-3 drafter, or one that computes something else."""
+        """Return its config.json; raise ``UserError`` if it is no EAGLE-3 drafter, or computes something else."""
         return read_settings(folder)
 
     @staticmethod
     def load(folder: Path, policy: Policy) -> nn.Module:
-        """Return the drafter in a folder; ``UserError`` if it does not fit the model."""
+        """Return the drafter in a folder; raise ``UserError`` if it does not fit the model."""
         target = policy.backbone.config
         found, name = read_settings(folder), f"model.parts.eagle3={str(folder)!r} is not possible"
         for key in ("hidden_size", "vocab_size"):
@@ -90,32 +90,32 @@ class Eagle3Folder:
 
     @staticmethod
     def write(part: nn.Module, layers: int, folder: Path, dtype: torch.dtype) -> None:
-        """Write a drafter of a target of so many layers, with weights of a type."""
+        """Write a drafter of a target with ``layers`` layers, its weights as ``dtype``."""
         assert isinstance(part, Eagle3Network)
         write(part, layers, folder, dtype)
 
     @staticmethod
     def weights(folder: Path) -> dict[str, Tensor]:
-        """Return what a folder holds under the network's names; the maps of tokens are the integers among it."""
+        """Return the tensors of a folder under the network's names; the integer tensors are the token maps."""
         return read_weights(folder)
 
 
 def _mask(d2t: Tensor, vocab_size: int) -> Tensor:
-    """Return which tokens [V] have a draft id."""
+    """Return a mask [V] of the tokens with a draft id."""
     mask = torch.zeros(vocab_size, dtype=torch.bool)
     mask[(d2t + torch.arange(len(d2t))).clamp(0, vocab_size - 1)] = True
     return mask
 
 
 def _check_map(network: Eagle3Network, name: str) -> None:
-    """Raise ``UserError`` unless draft ids stand for different tokens of the model."""
+    """Raise ``UserError`` unless draft ids map to distinct tokens of the model."""
     tokens = network.tokens
     if int(tokens.min()) < 0 or int(tokens.max()) >= network.vocab_size or len(tokens.unique()) < len(tokens):
         raise UserError(f"{name}: its d2t names a token twice, or one beyond 0..{network.vocab_size - 1}")
 
 
 def read_settings(folder: Path) -> Settings:
-    """Return the config.json of a drafter; ``UserError`` if it is none, or asks for what the network does not have."""
+    """Return a drafter's config.json; raise ``UserError`` if it is none, or needs features that the network lacks."""
     name = f"model.parts.eagle3={str(folder)!r} is not possible"
     try:
         found: Settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -142,7 +142,7 @@ def read_settings(folder: Path) -> Settings:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the weights of a drafter under the network's names; ``UserError`` if they cannot be read."""
+    """Return a drafter's weights under the network's names; raise ``UserError`` if they cannot be read."""
     weights: dict[str, Tensor] = {}
     files = sorted(folder.glob("*.safetensors"))
     try:
@@ -162,7 +162,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def taps(found: Settings, layers: int) -> list[int]:
-    """Return the layers whose output is read, by a drafter's settings and the number of the target's layers."""
+    """Return the layers whose output the drafter reads, from its settings and the number of the target's layers."""
     if passed := found.get(LAYER_IDS):
         return [int(number) - 1 for number in passed]
     if named := (found.get("eagle_config") or {}).get(LAYER_IDS):
@@ -171,12 +171,12 @@ def taps(found: Settings, layers: int) -> list[int]:
 
 
 def usual(layers: int) -> list[int]:
-    """Return the layers whose output engines read where config.json names none."""
+    """Return the layers whose output engines read if config.json names none."""
     return [1, layers // 2 - 1, layers - 4]
 
 
 def rope(found: Settings) -> dict[str, Any]:
-    """Return ``rope_parameters``, of settings that have them or the two older names."""
+    """Return ``rope_parameters``, from settings with that name or the two older names."""
     if given := found.get("rope_parameters"):
         return dict(given)
     scaling = dict(found.get("rope_scaling") or {})
@@ -188,13 +188,13 @@ def rope(found: Settings) -> dict[str, Any]:
 
 
 def export(policy: Policy, part: nn.Module, folder: Path, mask_token: int | None = None) -> str:
-    """Write config.json and model.safetensors of ``part``; return what there is to say about them.
+    """Write config.json and model.safetensors of ``part``; return a message about them.
 
     Args:
         policy: the target that the part was made for.
-        part: the network; its weights are written in bfloat16, as trained parts are kept.
-        folder: made if it is not there.
-        mask_token: of other parts; it must be None.
+        part: the network; its weights are written in bfloat16, as trained parts are stored.
+        folder: created if missing.
+        mask_token: an option of other parts; it must be None.
     """
     assert isinstance(part, Eagle3Network)
     if mask_token is not None:
@@ -210,7 +210,7 @@ def export(policy: Policy, part: nn.Module, folder: Path, mask_token: int | None
 
 
 def write(part: Eagle3Network, layers: int, folder: Path, dtype: torch.dtype) -> None:
-    """Write a drafter of a target of so many layers, with weights of a type."""
+    """Write a drafter of a target with ``layers`` layers, its weights as ``dtype``."""
     folder.mkdir(parents=True, exist_ok=True)
     own = part.config
     settings: Settings = {
@@ -240,7 +240,7 @@ def write(part: Eagle3Network, layers: int, folder: Path, dtype: torch.dtype) ->
         settings |= {LAYER_IDS: [tap + 1 for tap in part.taps], "eagle_config": {LAYER_IDS: list(part.taps)}}
     weights = {name: t.detach().cpu() for name, t in part.state_dict().items()}
     weights = {name: t.to(dtype) if t.is_floating_point() else t for name, t in weights.items()}
-    if part.draft_vocab_size == part.vocab_size:  # engines take draft ids for tokens then
+    if part.draft_vocab_size == part.vocab_size:  # engines then use draft ids as tokens
         del weights["d2t"], weights["t2d"]
     save_file({name: t.contiguous() for name, t in weights.items()}, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -1,8 +1,8 @@
-"""The network of EAGLE-3 (Li et al., arXiv 2503.01840), with the names of its public checkpoints.
+"""Network of EAGLE-3 (Li et al., arXiv 2503.01840), with the weight names of its public checkpoints.
 
-``fc`` makes one state of what three layers of the target computed. One Llama layer reads it beside the embedding of the
-next token; its queries, keys and values take both, 2d numbers. Recursive steps read the layer's own output, before the
-final norm, in place of ``fc``'s. A head of its own covers a draft vocabulary, and ``d2t`` says which tokens these are.
+``fc`` combines the states of three target layers into one. One Llama layer reads it beside the embedding of the next
+token; its queries, keys and values take both, 2d numbers. Recursive steps read the layer's own output, before the final
+norm, instead of ``fc``'s. A head of its own covers a draft vocabulary, and ``d2t`` maps draft ids to tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +15,11 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, Lla
 
 from bebop.model.attention import AttentionContext
 
-FLOOR = -1e9  # the logit of a token outside of the draft vocabulary: its probability is 0 in fp32, its entropy no NaN
+FLOOR = -1e9  # logit of tokens outside the draft vocabulary: probability 0 in fp32, and the entropy is not NaN
 
 
 class Eagle3Attention(nn.Module):
-    """Attention whose queries, keys and values read the embedding and the state, side by side."""
+    """Attention whose queries, keys and values read the concatenated embedding and state."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Eagle3Attention(nn.Module):
 
 
 class Eagle3Layer(nn.Module):
-    """The one layer, a Llama layer but for what its attention reads."""
+    """Decoder layer of EAGLE-3: a Llama layer except for the input of its attention."""
 
     def __init__(self, config: LlamaConfig, norm_before_residual: bool) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Eagle3Layer(nn.Module):
     def forward(
         self, embeddings: Tensor, hidden: Tensor, rotary: tuple[Tensor, Tensor], context: AttentionContext
     ) -> Tensor:
-        """Map embeddings and states [B, n, d] to states [B, n, d], of which no norm was taken."""
+        """Map embeddings and states [B, n, d] to states [B, n, d] without a final norm."""
         normed = self.hidden_norm(hidden)
         residual = normed if self.norm_before_residual else hidden
         x = torch.cat([self.input_layernorm(embeddings), normed], -1)
@@ -68,7 +68,7 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3Network(nn.Module):
-    """The drafter; called as ``MTPHead`` is."""
+    """EAGLE-3 drafter network; its call signature is that of ``MTPHead``."""
 
     d2t: Tensor
     t2d: Tensor
@@ -91,21 +91,21 @@ class Eagle3Network(nn.Module):
         norm_before_residual: bool = False,
         attention_bias: bool = False,
     ) -> None:
-        """Make a network with random weights, whose draft vocabulary is the first ``draft_vocab_size`` tokens.
+        """Create a network with random weights, whose draft vocabulary is the first ``draft_vocab_size`` tokens.
 
         Args:
             hidden_size: d, the target's.
-            intermediate_size: of the MLP.
-            heads: of queries.
-            kv_heads: of keys and values.
-            head_dim: of each.
+            intermediate_size: width of the MLP.
+            heads: query heads.
+            kv_heads: key and value heads.
+            head_dim: size of each head.
             vocab_size: V, the target's.
             draft_vocab_size: W, tokens that can be drafted.
             taps: layers of the target whose output is read, the lowest first.
             rope: ``rope_parameters`` of a Llama configuration.
-            max_positions: for rotary embeddings that ask for it.
-            norm_eps: of all norms.
-            own_embedding: whether it has an embedding of its own; else it reads the target's.
+            max_positions: for rotary embeddings that need it.
+            norm_eps: epsilon of all norms.
+            own_embedding: whether it has its own embedding; else it reads the target's.
             norm_before_residual: whether the residual is the normed state; public checkpoints have both.
             attention_bias: whether queries, keys and values have a bias.
         """
@@ -133,40 +133,43 @@ class Eagle3Network(nn.Module):
         self.embed_tokens = nn.Embedding(vocab_size, hidden_size) if own_embedding else None
         self.register_buffer("d2t", torch.zeros(draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.arange(vocab_size) < draft_vocab_size)
-        # Called through a tuple, so that no change of type rounds its frequencies.
+        # Kept in a tuple, so that no dtype conversion of the module rounds its frequencies.
         self._rotary = (LlamaRotaryEmbedding(config),)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or convert, as a module does; the frequencies go along and keep their type."""
+        """Move or convert the module; the rotary frequencies move along and keep their dtype."""
         super()._apply(fn, recurse)
         self._rotary[0].to(self.norm.weight.device)
         return self
 
     @property
     def tokens(self) -> Tensor:
-        """Return the token [W] of each draft id, rising: ``d2t`` holds by how much the two differ."""
+        """Return the token [W] of each draft id, ascending; ``d2t`` stores the difference of the two."""
         return self.d2t + torch.arange(self.draft_vocab_size, device=self.d2t.device)
 
     def choose(self, tokens: Tensor) -> None:
-        """Make some tokens [W] the draft vocabulary."""
+        """Make ``tokens`` [W] the draft vocabulary."""
         own = tokens.to(self.d2t.device).sort().values
         self.d2t.copy_(own - torch.arange(len(own), device=own.device))
         self.t2d.zero_()[own] = True
 
     def features(self, layers: Mapping[int, Tensor]) -> Tensor:
-        """Return the first step's states [B, n, d] of the target's states [B, n, d] after each tapped layer."""
+        """Return the input states [B, n, d] of the first step, from the target's states [B, n, d] after each tapped
+        layer.
+        """
         return self.fc(torch.cat([layers[tap] for tap in self.taps], -1))
 
     def forward(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
         """Take one step for n anchors: embeddings of tokens t+1 and states of t, both [B, n, d] -> states [B, n, d].
 
-        ``positions`` [B, n] is t for the first step and grows by one with each recursive step. No norm is taken of the
-        result: it is what the next recursive step reads.
+        ``positions`` [B, n] is t for the first step and grows by one with each recursive step. The result is not
+        normed: the
+        next recursive step reads it.
         """
         return self.midlayer(embeddings, hidden, self._rotary[0](hidden, positions), context)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [..., V] of states [..., d]: ``FLOOR`` for tokens outside of the draft vocabulary."""
+        """Return logits [..., V] of states [..., d]; tokens outside the draft vocabulary have ``FLOOR``."""
         own = self.lm_head(self.norm(hidden))
         if self.draft_vocab_size == self.vocab_size:
             return own
@@ -177,13 +180,13 @@ class Eagle3Network(nn.Module):
 
 
 def taps_of(layers: int) -> list[int]:
-    """Return the three layers of a target with so many that EAGLE-3 reads: 1, L/2 - 1 and L - 4, as engines have it.
+    """Return the three target layers that EAGLE-3 reads: 1, L/2 - 1 and L - 4 of L = ``layers``, as in the engines.
 
-    A model of fewer than seven layers has them closer together, and some more than once.
+    A model of fewer than seven layers has them closer together, and may repeat a layer.
     """
     return [min(1, layers - 1), max(layers // 2 - 1, 0), max(layers - 4, 0)] if layers > 6 else _close(layers)
 
 
 def _close(layers: int) -> list[int]:
-    """Return the first, a middle and the last but one layer of a small target."""
+    """Return the first, a middle and the second-to-last layer of a small target."""
     return [0, (layers - 1) // 2, max(layers - 2, 0)]

@@ -1,4 +1,4 @@
-"""Define the options of the training of an EAGLE-3 drafter."""
+"""Options of the training of an EAGLE-3 drafter."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,8 +1,8 @@
 """Training of an EAGLE-3 drafter: before RL on the model's own completions, and beside RL on the states of an update.
 
-``python -m bebop.adapt part=eagle3`` makes a drafter. A chain is unrolled as it runs while drafting ("training-time
-test"): the first step reads the target's features, later ones the drafter's own output. Losses are those of the MTP
-head (``trainer/objectives.py``), by default the end-to-end total variation.
+``python -m bebop.adapt part=eagle3`` trains a drafter. A chain is unrolled as in drafting ("training-time test"): the
+first step reads the target's features, later ones the drafter's own output. Losses are those of the MTP head
+(``trainer/objectives.py``), by default the end-to-end total variation.
 """
 
 import copy
@@ -38,22 +38,22 @@ from bebop.trajectory import Prompt
 def unroll_drafter(
     network: Eagle3Network, embeddings: Tensor, states: Tensor, weight: Tensor, rows: ChainRows, sampling: Sampling
 ) -> Steps:
-    """Run the drafter's recursive steps on given text, as they run while drafting.
+    """Run the drafter's recursive steps on given text, as in drafting.
 
     Args:
         network: receives the gradient.
-        embeddings: [B, L, d] of the tokens, by the target; one of its own takes their place.
+        embeddings: [B, L, d] of the tokens, by the target; the network's own embeddings replace them if it has some.
         states: [B, L, 4 d] of the target: final and normed, then after each tapped layer.
         weight: [V, d], the target's language-model head.
-        rows: which chains there are.
-        sampling: of what is compared.
+        rows: the chains.
+        sampling: sampling settings of the compared distributions.
     """
     depth, last = max(1, int(rows.steps.max())), states.shape[1] - 1
     embeddings, (hidden, layers) = embeddings.detach(), states.detach().tensor_split([embeddings.shape[-1]], -1)
     if network.embed_tokens is not None:
         embeddings = network.embed_tokens(rows.token_ids)
     context = ChainContext(rows.anchors)
-    # The first step sees the whole text, later ones the states of their anchors alone.
+    # The first step sees the whole text, later ones only the states of their anchors.
     positions = torch.arange(last, device=hidden.device).expand(len(hidden), -1)
     state = network(embeddings[:, 1:], network.fc(layers[:, :-1]), positions, context)
     state = gather_rows(state, rows.anchors.clamp_max(last - 1))
@@ -78,16 +78,16 @@ def unroll_drafter(
 
 
 class Eagle3Loss(HeadLoss):
-    """The pass of an update beside RL, whose states [B, L, 4 d] hold those of the tapped layers as well."""
+    """Loss module of an update beside RL; its states [B, L, 4 d] include those of the tapped layers."""
 
     def steps(self, embeddings: Tensor, hidden: Tensor, weight: Tensor, rows: ChainRows) -> Steps:
-        """Return the drafter's chains over rows."""
+        """Return the drafter's chains over the rows."""
         assert isinstance(self.head, Eagle3Network)
         return unroll_drafter(self.head, embeddings, hidden, weight, rows, self.sampling)
 
 
 class Eagle3Backend(WholeBackend):
-    """A whole drafter on every rank, beside the policy."""
+    """Backend with a whole drafter on every rank, beside the policy."""
 
     loss_module = Eagle3Loss
 
@@ -103,10 +103,10 @@ class Eagle3Backend(WholeBackend):
 
 
 class Eagle3Trainer(StepJob):
-    """Completions, accept length before, training, accept length after, and the part."""
+    """Training job: sample completions, measure the accept length, train, measure again, and write the part."""
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
-        """Load the model and make a fresh network for it; its draft vocabulary comes with the completions."""
+        """Load the model and create a new network for it; the completions determine its draft vocabulary."""
         super().__init__(config, folder, ranks)
         self.options = options = config.of(Eagle3Training)
         size, given = int(read_config(config.model).get_text_config().vocab_size), options.draft_vocab
@@ -118,7 +118,7 @@ class Eagle3Trainer(StepJob):
         self.optimise(self.network, "EAGLE-3 drafter", lr=options.lr, steps=options.steps, warm_up=20)
 
     def run(self) -> str:
-        """Run all phases that are left; return what is to be said at the end."""
+        """Run all remaining phases and return the final message."""
         decoding, label = drafting_config(self.policy), self.label("sample")
         _, rows, held_out = sample_corpus(self.config, self.policy, self.folder, decoding, label)
         tokens = frequent(rows, self.network.draft_vocab_size, self.policy.vocab_size)
@@ -134,13 +134,13 @@ class Eagle3Trainer(StepJob):
 
     def _accept_lengths(self, held_out: Sequence[Prompt], when: str) -> dict[str, Any]:
         """Return accept lengths of decoding with the drafter, see ``lengths_by_temperature``."""
-        # A copy: the engine converts it to the model's type, and training goes on in fp32.
+        # A copy: the engine converts it to the model's type, and training continues in fp32.
         self.policy.parts["eagle3"] = copy.deepcopy(self.network).eval()
         decoding = DecodingConfig(system="eagle3", draft_tokens=self.config.evaluation.draft_tokens)
         return self.lengths_by_temperature(decoding, held_out, when)
 
     def _train(self, rows: Sequence[TokenRow]) -> None:
-        """Take every step to the last, from the newest checkpoint on."""
+        """Take all remaining steps, from the newest checkpoint on."""
         states = backbone_states(self.policy, rows, taps=self.network.taps)
 
         def next_step() -> dict[str, float]:
@@ -150,7 +150,7 @@ class Eagle3Trainer(StepJob):
         self.learn(self.options.steps, next_step)
 
     def update(self, rows: Sequence[TokenRow], states: Sequence[Tensor]) -> dict[str, float]:
-        """Take one optimizer step on some completions, of states [L, 4 d]; which chains count follows from the step."""
+        """Take one optimizer step on some completions with states [L, 4 d]; the step number determines the chains."""
         options, (embedding, weight) = self.options, shared_tables(self.policy)
         layout = spaced(chain_rows(rows, options.depth, self.policy.device), options.every, self.version)
         kind = "ce" if self.version < options.warm * options.steps else options.objective
@@ -170,7 +170,7 @@ def _shown(found: Any) -> float:
 
 
 def sampling_of(config: AdaptConfig) -> Sampling:
-    """Return what the completions were sampled with."""
+    """Return the sampling settings of the completions."""
     own = config.data.sampling
     return Sampling(temperature=own.temperature, target_top_p=own.top_p, target_top_k=own.top_k)
 
@@ -195,13 +195,13 @@ def settings_for(policy: Policy, options: Eagle3Training) -> dict[str, Any]:
 
 
 def frequent(rows: Sequence[TokenRow], count: int, vocab_size: int) -> list[int]:
-    """Return the ``count`` most frequent tokens of completions, rising; of equally frequent ones the lowest first."""
+    """Return the ``count`` most frequent tokens of completions, ascending; ties go to the lowest token."""
     seen = Counter(token for row in rows for token in row.answer)
     return sorted(sorted(range(vocab_size), key=lambda token: (-seen[token], token))[:count])
 
 
 def coverage(rows: Sequence[TokenRow], tokens: Sequence[int]) -> float:
-    """Return the share of the tokens of completions that are among ``tokens``."""
+    """Return the share of completion tokens that are among ``tokens``."""
     own = {*tokens}
     answers = [token for row in rows for token in row.answer]
     return sum(token in own for token in answers) / max(1, len(answers))
@@ -209,9 +209,9 @@ def coverage(rows: Sequence[TokenRow], tokens: Sequence[int]) -> float:
 
 @torch.no_grad()
 def begin(network: Eagle3Network, policy: Policy) -> None:
-    """Start as a reader of the highest tapped layer: its state passes through, to the target's own norm and head.
+    """Initialise the network to pass on the state of the highest tapped layer, for the target's own norm and head.
 
-    What the layer adds begins at 0 and is learned: attention and MLP write nothing yet.
+    The layer's own contribution starts at 0 and is learned: attention and MLP write nothing at first.
     """
     size, last = network.config.hidden_size, len(network.taps) - 1
     network.fc.weight.zero_()

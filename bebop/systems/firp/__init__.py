@@ -1,4 +1,4 @@
-"""Drafts from hidden states of future tokens, made within the target's own passes."""
+"""FIRP: drafts from hidden states of future tokens, computed within the target's own passes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,25 +32,25 @@ FIRP = AuxModel(
 
 @dataclass(frozen=True, kw_only=True)
 class FirpSystem(SpeculativeSystem):
-    """Drafts a chain."""
+    """System that drafts a chain from pseudo hidden states."""
 
     drafter_name: str = "firp"
     serve_error: str = "its drafts come out of the target's own passes, between whose layers positions of its own enter"
 
     def drafter(self) -> PartClass:
-        """Return the drafter, of chains and of trees."""
+        """Return the drafter of chains and trees."""
         from bebop.systems.firp.decoding import FirpDrafter
 
         return FirpDrafter
 
     def training(self) -> tuple[AuxModel, ...]:
-        """Return the matrices."""
+        """Return the matrices as the part to train."""
         return (FIRP,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirpTreeSystem(FirpSystem):
-    """Drafts a tree."""
+    """System that drafts a tree from pseudo hidden states."""
 
     rule_name: str = "tree_walk"
     draft_tokens: int = 16
@@ -59,7 +59,7 @@ class FirpTreeSystem(FirpSystem):
     options: type | None = FirpOptions
 
     def rule(self) -> PartClass:
-        """Return the rule that walks down a tree."""
+        """Return the acceptance rule that walks down a tree."""
         from bebop.rollout.decoding.rules import TreeWalk
 
         return TreeWalk

@@ -1,7 +1,7 @@
-"""Drafts from hidden states of future tokens, made within the target's own passes (SPEC 3.3): a tree, or a chain.
+"""Drafts from hidden states of future tokens, computed within the target's own passes (SPEC 3.3): a tree, or a chain.
 
-In each pass every row has its pseudo states beside it, since it is known only after verification which row is the last
-that stays. That one's are kept: they know the text up to the newest token without it, and predict what follows it.
+Only verification decides which row is the last accepted one, so every row of a pass has pseudo states beside it. Those
+of the last accepted row are kept: they know the text without the newest token, and predict what follows it.
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ from bebop.systems.firp.options import FirpOptions
 
 
 class PseudoPass:
-    """A pass of the target with pseudo states [B, A, K, d] in it."""
+    """Pass of the target that includes pseudo states [B, A, K, d]."""
 
     def __init__(self, policy: Policy, network: PseudoStates) -> None:
         self.policy, self.network = policy, network
         self.chosen: Tensor | None = None  # [c] rows of the next verification that get pseudo states; None: all
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotContext, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the pass with pseudo states in it; those of rows that are left out are zero."""
+        """Run the pass with pseudo states in it; those of omitted rows are zero."""
         own = anchors if self.chosen is None else anchors[:, self.chosen]
         context = PseudoSlots(cache, own, self.network.masked)
         hidden, made = hidden_with_pseudo(self.policy, self.network, tokens, positions, own, context)
@@ -43,25 +43,25 @@ class PseudoPass:
         return hidden, states
 
     def beside(self, rows: int) -> list[int]:
-        """Return how many positions each row of a verification adds."""
+        """Return the number of positions that each row of a verification adds."""
         chosen = range(rows) if self.chosen is None else self.chosen.tolist()
         return [len(self.network.layers) * (row in chosen) for row in range(rows)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A fixed tree, its nodes numbered depth by depth."""
+    """Tree of fixed shape, its nodes numbered depth by depth."""
 
     parents: Tensor  # [N]
     depths: Tensor  # [N] from 0
-    ranks: Tensor  # [N] among siblings
-    first: tuple[Tensor, ...]  # by rank: the first node of each depth that has that rank
+    ranks: Tensor  # [N] rank among siblings
+    first: tuple[Tensor, ...]  # by rank: the first node with that rank at each depth
     depth: int  # D
     chosen: Tensor | None  # [c] 0, and 1 + each node that gets pseudo states; None: all do
 
     @classmethod
     def of(cls, paths: Sequence[tuple[int, ...]], kept: set[tuple[int, ...]], device: torch.device) -> Self:
-        """Make a shape of the paths of its nodes, in any order, and of those that get pseudo states."""
+        """Create a shape from the paths of its nodes, in any order; the nodes in ``kept`` get pseudo states."""
         ordered, parents = numbered(paths)
         depths, ranks = [len(path) - 1 for path in ordered], [path[-1] for path in ordered]
         places = list(zip(depths, ranks, strict=True))
@@ -80,10 +80,10 @@ class Shape:
 
 
 class FirpDrafter:
-    """Samples draft k from the distribution q_k of pseudo state k; given the text before, drafts are independent.
+    """Drafter that samples draft k from the distribution q_k of pseudo state k; given the text, drafts are independent.
 
-    In a tree all parents at a depth have the same children, as they would in a product of steps, and only one parent is
-    reached. Siblings are drawn one after another without replacement; at temperature 0 they are the likeliest tokens.
+    In a tree all parents at a depth have the same children, as in a product of steps, and only one parent is reached.
+    Siblings are drawn one after another without replacement; at temperature 0 they are the likeliest tokens.
     """
 
     layers: tuple[int, ...] = ()
@@ -101,7 +101,7 @@ class FirpDrafter:
             )
         self.target_pass = PseudoPass(policy, self.network)
         self.temperature = config.temperature_of_drafts
-        # [S, K, d] final states of the last token that was fed; zero where there is no context but one token
+        # [S, K, d] final states of the last token that was fed; zero if the context has only one token
         fresh = torch.zeros(steps, policy.backbone.config.hidden_size, dtype=policy.backbone.dtype)
         self.states = slots.register_column("firp/states", fresh, of_context=True)
         # [S] (bool) the last token has no pseudo states, and the next step is a plain one
@@ -109,13 +109,13 @@ class FirpDrafter:
         self.plain = slots.register_column("firp/plain", torch.tensor(False)) if leaves_out else None
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
-        """Read on over the text of a prefill."""
+        """Keep the pseudo states of the last token of each prefilled context."""
         assert out.extra is not None
         for row, length in enumerate(lengths):
             self.states[span.first + row] = out.extra[row, 0] if length else 0
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
-        """Draft the next tokens of every row. It costs no pass: pseudo states wait for the language-model head."""
+        """Draft the next tokens of every row, without a pass: the pseudo states only need the language-model head."""
         wanted = length.start(rows)
         if self.shape is not None:
             return self._tree(rows, self.shape, wanted)
@@ -133,7 +133,7 @@ class FirpDrafter:
         )
 
     def _tree(self, rows: Rows, shape: Shape, wanted: Tensor | None) -> Draft:
-        """Return ``wanted`` [B]: nodes that count."""
+        """Draft a tree; ``wanted`` [B] is the number of nodes that count."""
         if self.plain is not None:
             plain = self.plain[: rows.batch]
             if bool(plain.all()):
@@ -163,15 +163,15 @@ class FirpDrafter:
         )
 
     def _logits(self, rows: Rows, width: int) -> tuple[Tensor, Tensor | None]:
-        """Return the logits of the first steps [B, width, V], and what penalties see there.
+        """Return the logits of the first steps [B, width, V], and the marks that penalties see there.
 
-        Tokens are drawn side by side, so a penalty can only see the context.
+        Tokens are drawn in parallel, so a penalty can only see the context.
         """
         logits = self.policy.logits(self.states[: rows.batch, :width])
         return logits, None if rows.seen is None else rows.seen[:, None].expand_as(logits)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """Take in what the cycle emitted. Kept are the states of the last token that is in the cache now."""
+        """Keep the states of the last token that is now in the cache."""
         assert out.extra is not None
         last = out.extra[torch.arange(rows.batch, device=tokens.device), emitted - 1]
         self.states[: rows.batch] = last
@@ -181,7 +181,7 @@ class FirpDrafter:
 
 
 def _shape(policy: Policy, network: PseudoStates, slots: Slots, config: DecodingConfig) -> Shape:
-    """Return the tree that is drafted; ``UserError`` for one that cannot be."""
+    """Return the shape of the drafted tree; raise ``UserError`` if it is impossible."""
     options, steps = config.of(FirpOptions), len(network.layers)
     known = network.chances
     paths = options.paths(config.limit, known, steps)

@@ -1,10 +1,10 @@
-"""What pseudo hidden states are trained on (SPEC 3.2), and how well their drafts rank the tokens that come.
+"""Training losses of pseudo hidden states (SPEC 3.2), and ranks of the actual next tokens in their drafts.
 
-Step k at anchor i stands against the model's distribution at position i + k, which has read the tokens in between. The
-model's own states are read once (``network.read_text``): real states see no pseudo state.
+Step k at anchor i is compared with the model's distribution at position i + k, which has read the tokens in between.
+The model's own states are read once (``network.read_text``): real states see no pseudo state.
 
-Drafts of one anchor do not depend on one another, and at temperature 0 a draft stands if it is the token that comes. So
-the ranks of the tokens of one plain completion tell exactly how far any tree of drafts would be accepted (SPEC 3.3).
+Drafts of one anchor do not depend on one another. At temperature 0 a draft is accepted if it is the actual next token.
+So the ranks of the tokens of one plain completion determine the acceptance of any tree of drafts (SPEC 3.3).
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -25,7 +25,7 @@ MEASURES = ("overlap", "kl", "agreement")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRow:
-    """A prompt and a completion through which the model has already gone."""
+    """Prompt and completion with the states of a finished pass of the model."""
 
     real: RealText  # of this text alone
     answer: int  # tokens at the end that are the completion
@@ -33,26 +33,26 @@ class ReadRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchored:
-    """Texts side by side, with anchors from which tokens are predicted."""
+    """Batch of texts with anchors from which tokens are predicted."""
 
     real: RealText  # of B texts
     anchors: Tensor  # [B, A] positions, from the last token of the prompt on
     ends: Tensor  # [B] tokens of each text
 
     def mask(self, steps: int) -> Tensor:
-        """Return which of the predicted tokens i + 2..i + steps + 1 lie within the text [B, A, steps]."""
+        """Return a mask [B, A, steps] of the predicted tokens i + 2..i + steps + 1 that lie within the text."""
         places = self.anchors[..., None] + torch.arange(2, steps + 2, device=self.anchors.device)
         return places < self.ends[:, None, None]
 
 
 def read_rows(policy: Policy, layers: Sequence[int], rows: Sequence[TokenRow]) -> list[ReadRow]:
-    """Return what pseudo states that enter after ``layers`` read of some completions."""
+    """Return the inputs of pseudo states that enter after ``layers``, for some completions."""
     read = read_text(policy, layers, [row.token_ids for row in rows])
     return [ReadRow(real=real, answer=len(row.answer)) for real, row in zip(read, rows, strict=True)]
 
 
 def lay_out(rows: Sequence[ReadRow], anchors: int, seed: int) -> Anchored:
-    """Lay out at most ``anchors`` a text, at random; a text with fewer places has some beyond its end."""
+    """Place up to ``anchors`` anchors per text at random; a text with fewer places has some beyond its end."""
     device = rows[0].real.hidden.device
     ends = torch.tensor([row.real.hidden.shape[1] for row in rows])
     chosen = random_anchors(ends, torch.tensor([row.answer for row in rows]), anchors, seed)
@@ -60,8 +60,7 @@ def lay_out(rows: Sequence[ReadRow], anchors: int, seed: int) -> Anchored:
 
 
 def drafts_and_targets(policy: Policy, network: PseudoStates, texts: Anchored, steps: int) -> tuple[Tensor, Tensor]:
-    """Return pseudo states of the first ``steps`` and the model's states that they stand against, both [B, A, steps,
-    d]."""
+    """Return pseudo states of the first ``steps`` and the model's states to compare with, both [B, A, steps, d]."""
     last = texts.real.hidden.shape[1] - 1
     anchors = texts.anchors.clamp_max(last)
     drafts, _ = pseudo_beside(policy, network, texts.real, anchors, steps)
@@ -72,16 +71,16 @@ def drafts_and_targets(policy: Policy, network: PseudoStates, texts: Anchored, s
 def firp_loss(
     policy: Policy, network: PseudoStates, texts: Anchored, step: int, *, kind: str, temperature: float = 1.0
 ) -> Tensor:
-    """Return the mean loss of ``step`` (from 1) over the anchors at which the token that it predicts lies in the text.
+    """Return the mean loss of ``step`` (from 1) over the anchors whose predicted token lies in the text.
 
     Args:
-        policy: with a frozen backbone.
-        network: receives the gradient, and only the matrix of this step if the others take none.
+        policy: the model, with a frozen backbone.
+        network: receives the gradient, and only the matrix of this step if the others require none.
         texts: see ``lay_out``.
         step: k; steps 1..k are present.
         kind: a row of ``kernels/draft_losses.py`` that needs no labels, as "kl" or "tv"; or "e2e_tv", 1 - expected
-            accepted drafts over k (SPEC Eq. 13): an anchor weighs what the earlier steps leave of it.
-        temperature: of both distributions.
+            accepted drafts over k (SPEC Eq. 13), which weighs an anchor by the acceptance of the earlier steps.
+        temperature: temperature of both distributions.
     """
     _, weight = shared_tables(policy)
     mask = texts.mask(step)
@@ -100,9 +99,10 @@ def firp_loss(
 def sums(
     policy: Policy, network: PseudoStates, rows: Sequence[TokenRow], temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Return, over every place of some completions and by step, sums [R, K, 3] of ``MEASURES`` and places [R, K].
+    """Return sums [R, K, 3] of ``MEASURES`` over all places of some completions, by step, and the number of places [R,
+    K].
 
-    Overlap is what rejection sampling accepts, agreement how often both have the same likeliest token.
+    Overlap is the acceptance of rejection sampling, agreement the share of places with the same likeliest token.
     """
     steps, (_, weight) = len(network.layers), shared_tables(policy)
     found, places = torch.zeros(len(rows), steps, 3), torch.zeros(len(rows), steps)
@@ -123,17 +123,17 @@ def sums(
     return found, places
 
 
-# ---- ranks of the tokens that come
+# ---- ranks of the actual next tokens
 
 
-BEYOND = -1  # where the text has ended
+BEYOND = -1  # rank beyond the end of the text
 
-# Real states and anchors [B,A] -> logits [B,A,K,V] of the tokens 2..K + 1 places on.
+# Real states and anchors [B,A] -> logits [B,A,K,V] of the tokens 2..K + 1 places later.
 Drafts = Callable[[RealText, Tensor], Tensor]
 
 
 def drafts_of(policy: Policy, network: PseudoStates) -> Drafts:
-    """Return the drafts of pseudo states."""
+    """Return the function that computes draft logits from pseudo states."""
 
     def logits(real: RealText, anchors: Tensor) -> Tensor:
         return policy.logits(pseudo_beside(policy, network, real, anchors, len(network.layers))[0])
@@ -145,11 +145,13 @@ def drafts_of(policy: Policy, network: PseudoStates) -> Drafts:
 def token_ranks(
     drafts: Drafts, rows: Sequence[TokenRow], read: Sequence[RealText], batch: int = 16
 ) -> list[list[list[int]]]:
-    """Return, for every row and place of its completion, the ranks of the tokens in the drafts of each step, [T][K].
+    """Return the ranks [T][K] of the actual tokens in the drafts of each step, for every row and place of its
+    completion.
 
-    Place e is what is drafted while e tokens of the completion are known: the anchor is the token before the newest.
-    ``read``: the rows, which have prompts of two tokens or more, for the layers that ``drafts`` reads. Behind the text
-    there is ``BEYOND``.
+    Place e is drafted when e tokens of the completion are known: the anchor is the token before the newest. ``read``:
+    the
+    rows (with prompts of two tokens or more), read for the layers of ``drafts``. Beyond the text the rank is
+    ``BEYOND``.
     """
     assert all(len(row.prompt) > 1 for row in rows), "the first cycle drafts from the token before the last"
     found: list[list[list[int]]] = []
@@ -173,7 +175,7 @@ def token_ranks(
 
 
 def cycles(ranks: Sequence[Sequence[int]], shape: Collection[tuple[int, ...]]) -> int:
-    """Return in how many cycles a completion with these ranks [T][K] is written, each with a tree of this shape."""
+    """Return the number of cycles that write a completion with these ranks [T][K], each with a tree of this shape."""
     place, count = 0, 0
     while place < len(ranks):
         place += 1 + reached(shape, ranks[place])

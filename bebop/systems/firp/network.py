@@ -1,12 +1,12 @@
 """Pseudo hidden states of future tokens inside the backbone (FIRP, SPEC 3).
 
-For step k a matrix W_k turns the state of token i after layer t_k into one that stands for token i + k. It enters the
-next layer as a further element of the sequence at position id i + k and goes through all later layers. What comes out
-is read by the language-model head as the distribution of token i + k + 1. Real states never see pseudo states.
+For step k a matrix W_k maps the state of token i after layer t_k to one that represents token i + k. It enters the next
+layer as a further element of the sequence at position id i + k and passes through all later layers. The language-model
+head reads the result as the distribution of token i + k + 1. Real states never see pseudo states.
 
 Training runs pseudo states beside text that the model has read already. The backbone is frozen, so real states, keys
 and values are the same in every epoch: they come from one pass without gradient (``read_text``), and only pseudo states
-go through the later layers (``pseudo_beside``).
+pass through the later layers (``pseudo_beside``).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,15 +26,16 @@ from bebop.model.mtp import gather_rows
 
 
 class PseudoStates(nn.Module):
-    """The matrices W_1..W_K (SPEC Eq. 3 of section 3): d x d, no bias, the identity at first."""
+    """Matrices W_1..W_K (SPEC Eq. 3 of section 3): d x d, no bias, initially the identity."""
 
     def __init__(
         self, *, hidden_size: int, layers: Sequence[int], masked: bool = False, chances: Sequence[Sequence[float]] = ()
     ) -> None:
-        """``layers``: t_1 <= ... <= t_K, layers that a state has gone through, counted from 1.
+        """Create the matrices for ``layers``: t_1 <= ... <= t_K, the number of layers before each enters, from 1.
 
         ``masked``: a pseudo state does not see those of earlier steps of its own anchor, an ablation. ``chances``: how
-        often the token of rank 0, 1, ... of each step was right on text to calibrate with, from which trees are made.
+        often
+        the token of rank 0, 1, ... of each step was right on calibration text, which determines the trees.
         """
         super().__init__()
         if not layers or min(layers) < 1 or list(layers) != sorted(layers):
@@ -47,13 +48,14 @@ class PseudoStates(nn.Module):
 
     def pseudo(self, step: int, hidden: Tensor, anchors: Tensor) -> Tensor:
         """Return pseudo states [B,A,d] of ``step`` (from 0) for anchors [B,A], from real states [B,n,d] after its
-        layer."""
+        layer.
+        """
         own = self.maps[step]
         made: Tensor = own(gather_rows(hidden, anchors).to(own.weight.dtype)).to(hidden.dtype)  # type: ignore[arg-type]
         return made
 
     def check(self, policy: Policy) -> None:
-        """Raise ``UserError`` if the model has fewer layers than these enter, or none that can be entered."""
+        """Raise ``UserError`` if the model has too few layers, or layers without the expected rotary embeddings."""
         decoder, depth = policy.backbone.get_decoder(), policy.backbone.config.num_hidden_layers
         if max(self.layers) > depth:
             raise UserError(f"pseudo states enter after layer {max(self.layers)}, and the model has layers 1..{depth}")
@@ -64,18 +66,21 @@ class PseudoStates(nn.Module):
 
 
 class PseudoContext:
-    """Real states first, which attend as ever, then pseudo states, step by step for all anchors (SPEC 3.2).
+    """Attention context of real states, then pseudo states, step by step for all anchors (SPEC 3.2).
 
-    A pseudo state sees the real ones up to its anchor, itself and, unless masked, those of earlier steps of its anchor.
+    Real states attend as usual. A pseudo state sees the real ones up to its anchor, itself and, unless masked, those of
+    earlier steps of its anchor.
     """
 
     def __init__(self, real: AttentionContext, width: int, seen: Tensor, masked: bool = False) -> None:
-        """``real``: of the first ``width`` rows; ``seen`` [B,A,P]: which of the text's entries an anchor sees."""
+        """Combine ``real``, the context of the first ``width`` rows, with ``seen`` [B,A,P]: the text entries an anchor
+        sees.
+        """
         self.real, self.width, self.seen, self.masked = real, width, seen, masked
 
     @classmethod
     def training(cls, anchors: Tensor, length: int, masked: bool = False) -> "PseudoContext":
-        """Make the context of right-padded rows of ``length`` tokens side by side, with ``anchors`` [B,A]."""
+        """Create the context of right-padded rows of ``length`` tokens, with ``anchors`` [B,A]."""
         seen = torch.arange(length, device=anchors.device) <= anchors[..., None]
         return cls(CausalContext(), length, seen, masked)
 
@@ -84,7 +89,7 @@ class PseudoContext:
         return key, value
 
     def own(self, count: int) -> Tensor:
-        """Return which pseudo states each of ``count`` of them sees [count, count]."""
+        """Return a mask [count, count] of the pseudo states that each of ``count`` sees."""
         anchors = self.seen.shape[1]
         places = torch.arange(count, device=self.seen.device)
         step, anchor = places // anchors, places % anchors
@@ -109,17 +114,17 @@ class PseudoContext:
 
 
 class PseudoSlots(PseudoContext):
-    """Beside a pass over the engine's cache. Pseudo states leave nothing in it."""
+    """Context of pseudo states in a pass over the engine's cache, in which they leave no entries."""
 
     def __init__(self, cache: SlotContext, anchors: Tensor, masked: bool = False) -> None:
-        """``cache``: placed; ``anchors`` [B,A]: rows of the pass, each of which sees what its real state sees."""
+        """Use a placed ``cache``; each row of the pass in ``anchors`` [B,A] sees what its real state sees."""
         visible = cache.seen()  # [B,n,P]
         seen = visible.gather(1, anchors[..., None].expand(-1, -1, visible.shape[-1]))
         super().__init__(cache, visible.shape[1], seen, masked)
         self.cache, self.routing = cache, cache.routing
 
     def text(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the cache holds: the pass has written its own entries already."""
+        """Return the cache's keys and values: the pass has already written its own entries."""
         keys, values = self.cache.held(layer, len(key))
         used = self.seen.shape[-1]
         return keys[:, :, :used], values[:, :, :used]
@@ -138,15 +143,15 @@ def hidden_with_pseudo(
 
     Args:
         policy: receives no gradient through the states that the matrices read.
-        network: the matrices, the gradient's only way in if the backbone is frozen.
+        network: the matrices, the only source of gradient if the backbone is frozen.
         token_ids: [B,n].
-        positions: [B,n] position ids; those of pseudo states are their anchor's and k.
+        positions: [B,n] position ids; a pseudo state's is its anchor's plus k.
         anchors: [B,A] rows of this pass, i. Pseudo state (i, k) predicts the token after i + k.
         context: made for these anchors.
-        steps: the first so many; None: all K.
+        steps: the first so many steps; None: all K.
 
     Raises:
-        UserError: a model whose layers are not given rotary embeddings as one pair of tensors.
+        UserError: a model whose layers do not receive rotary embeddings as one pair of tensors.
     """
     count = len(network.layers) if steps is None else steps
     with _entered(policy.backbone.get_decoder(), network, positions, anchors, count):
@@ -157,11 +162,11 @@ def hidden_with_pseudo(
 
 @contextmanager
 def _entered(decoder: Any, network: PseudoStates, positions: Tensor, anchors: Tensor, steps: int) -> Iterator[None]:
-    """Let pseudo states enter after their layers while the block runs; later layers get their position ids too."""
+    """Let pseudo states enter after their layers within the block, and pass their position ids to later layers."""
     layers, width, each = network.layers[:steps], positions.shape[1], anchors.shape[1]
     starts = positions.gather(1, anchors)
     later = torch.cat([starts + k for k in range(1, steps + 1)], 1)  # [B, K * A]
-    rotary: list[tuple[Tensor, Tensor]] = []  # of ``later``, once there is a state to tell their type
+    rotary: list[tuple[Tensor, Tensor]] = []  # of ``later``, computed once a state gives the dtype
 
     def enter(passed: int) -> Any:
         entering = [k for k, layer in enumerate(layers) if layer == passed]
@@ -169,7 +174,7 @@ def _entered(decoder: Any, network: PseudoStates, positions: Tensor, anchors: Te
 
         def hook(_module: nn.Module, args: tuple[Any, ...], settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             hidden, *others = args
-            # The states that are read are the frozen model's: no gradient goes on into what made them.
+            # The input states are the frozen model's: no gradient flows back through them.
             made = [network.pseudo(k, hidden[:, :width].detach(), anchors) for k in entering]
             hidden = torch.cat([hidden, *made], 1)
             if passed < len(decoder.layers):
@@ -195,7 +200,7 @@ def _entered(decoder: Any, network: PseudoStates, positions: Tensor, anchors: Te
 def _longer(
     decoder: nn.Module, settings: Mapping[str, Any], later: Tensor, rotary: tuple[Tensor, Tensor]
 ) -> dict[str, Any]:
-    """Return what a layer is told about positions, for those of the pseudo states that are present too."""
+    """Return a layer's position arguments, extended to the pseudo states that are present."""
     given = rotary_pair(decoder, settings)
     batch, count = later.shape
     pair = tuple(
@@ -208,7 +213,7 @@ def _longer(
 
 
 def rotary_pair(decoder: nn.Module, settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return the rotary embeddings that a layer is given; ``UserError`` if they are not one pair of tensors."""
+    """Return the rotary embeddings that a layer receives; raise ``UserError`` if they are not one pair of tensors."""
     given = settings.get("position_embeddings")
     if not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(x, Tensor) for x in given)):
         raise UserError(
@@ -218,24 +223,24 @@ def rotary_pair(decoder: nn.Module, settings: Mapping[str, Any]) -> tuple[Tensor
 
 
 def middle_layers(depth: int, count: int = 3) -> list[int]:
-    """Return where ``count`` steps enter a model of so many layers: one layer after the other, 5, 6 and 7 of 12."""
+    """Return the layers where ``count`` steps enter a model of ``depth`` layers, consecutive: 5, 6 and 7 of 12."""
     return [min(max(1, depth // 2 - 1) + k, depth) for k in range(count)]
 
 
-# ---- pseudo states beside text that was read before
+# ---- pseudo states beside previously read text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealText:
-    """What pseudo states read of texts that stand side by side, right-padded with 0."""
+    """Inputs of pseudo states from a batch of texts, right-padded with 0."""
 
     hidden: Tensor  # [B, L, d] final, normed
-    entering: Mapping[int, Tensor]  # layer that a state has gone through -> [B, L, d]
+    entering: Mapping[int, Tensor]  # number of passed layers -> [B, L, d]
     held: Tensor  # [n, 2, B, Hkv, L, D] keys and values of the n layers from the first that a pseudo state goes through
 
     @staticmethod
     def beside(texts: "Sequence[RealText]") -> "RealText":
-        """Lay texts side by side."""
+        """Collate texts into one batch."""
         length = max(text.hidden.shape[1] for text in texts)
 
         def padded(parts: list[Tensor], batch: int) -> Tensor:
@@ -255,14 +260,15 @@ class RealText:
         )
 
     def only(self, layers: Collection[int]) -> "RealText":
-        """Return what states that enter after ``layers``, some of those it was read for, read of it; nothing is
-        copied."""
+        """Return the inputs of states that enter after ``layers``, a subset of the layers it was read for, without
+        copying.
+        """
         first = min(layers) - min(self.entering) if layers else len(self.held)
         entering = {layer: self.entering[layer] for layer in layers}
         return RealText(hidden=self.hidden, entering=entering, held=self.held[first:])
 
     def row(self, row: int, length: int) -> "RealText":
-        """Return a copy of one of the texts, which has so many tokens."""
+        """Return a copy of one of the texts, which has ``length`` tokens."""
         rows, own = slice(row, row + 1), slice(0, length)
         return RealText(
             hidden=self.hidden[rows, own].clone(),
@@ -272,21 +278,21 @@ class RealText:
 
 
 class _Recorded(CausalContext):
-    """Attends as ever, and keeps keys and values of some layers."""
+    """Causal context that also keeps keys and values of some layers."""
 
     def __init__(self, first: int) -> None:
         self.first = first
         self.kept: list[Tensor] = []  # [2,B,Hkv,L,D]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Attend as ever, and keep keys and values from the first layer on that a pseudo state goes through."""
+        """Attend causally, and keep keys and values of the layers that pseudo states pass through."""
         if layer >= self.first:
             self.kept.append(torch.stack([key, value]))
         return super().attend(layer, query, key, value, scaling)
 
 
 class _BesideText:
-    """Pseudo states of one step at a time; see ``PseudoContext`` for what they see."""
+    """Attention context of pseudo states, one step at a time; see ``PseudoContext`` for what they see."""
 
     def __init__(self, real: RealText, anchors: Tensor, masked: bool) -> None:
         self.held, self.first, self.masked = real.held, min(real.entering), masked
@@ -316,12 +322,12 @@ class _BesideText:
 
 @torch.no_grad()
 def read_text(policy: Policy, layers: Sequence[int], texts: Sequence[Sequence[int]], batch: int = 32) -> list[RealText]:
-    """Return what pseudo states that enter after ``layers`` (from 1) read of each text.
+    """Return the inputs of pseudo states that enter after ``layers`` (from 1), for each text.
 
-    Texts of like length go together.
+    Texts of similar length share a batch.
 
     Raises:
-        UserError: a model whose layers are not given rotary embeddings as one pair of tensors.
+        UserError: a model whose layers do not receive rotary embeddings as one pair of tensors.
     """
     decoder, first = policy.backbone.get_decoder(), min(layers)
     read: dict[int, RealText] = {}
@@ -347,7 +353,7 @@ def read_text(policy: Policy, layers: Sequence[int], texts: Sequence[Sequence[in
 
 
 def size_of_text(policy: Policy, layers: Sequence[int]) -> int:
-    """Return bytes that ``read_text`` takes for a token."""
+    """Return the bytes per token that ``read_text`` stores."""
     config = policy.backbone.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -361,12 +367,12 @@ def pseudo_beside(
     """Return final, normed pseudo states [B,A,steps,d], equal to those of ``hidden_with_pseudo`` up to rounding.
 
     Args:
-        policy: its backbone is frozen.
+        policy: the model; its backbone is frozen.
         network: a matrix that takes a gradient gets it through its own step and those after it.
         real: read for the layers of this network.
         anchors: [B,A] positions.
-        steps: the first so many.
-        taps: also give what each step [B,A,d] is when it enters and after each layer that it goes through.
+        steps: the first so many steps.
+        taps: also return each step's state [B,A,d] as it enters and after each layer that it passes.
     """
     decoder, context = policy.backbone.get_decoder(), _BesideText(real, anchors, network.masked)
     drafts, passed = [], []

@@ -1,4 +1,4 @@
-"""Define the options of FIRP: its trees, and how pseudo hidden states are trained."""
+"""Options of FIRP: its trees, and how pseudo hidden states are trained."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +15,7 @@ from bebop.config.tree_shape import CHANCES, TreeOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirpOptions(TreeOptions):
-    """Which tree is drafted, and which of its nodes another one may grow from (SPEC 3.3)."""
+    """Options of FIRP: which tree is drafted, and from which of its nodes another one may grow (SPEC 3.3)."""
 
     ranks: tuple[float, ...] = setting(
         lambda: (0.3, 0.15, 0.1, 0.07, 0.05, 0.04, 0.03, 0.02),

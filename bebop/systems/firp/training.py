@@ -1,7 +1,7 @@
 """Training of pseudo hidden states on completions of the model itself: ``python -m bebop.adapt part=firp`` (SPEC 3.2).
 
-Steps are trained one after another, k = 1..K. While step k is trained the earlier ones are present and frozen, as they
-are while drafting, and later ones are not there.
+Steps are trained one after another, k = 1..K. While step k is trained the earlier ones are present and frozen, as in
+drafting, and later ones are absent.
 """
 
 import dataclasses
@@ -34,14 +34,14 @@ from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.optim import learning_rate
 from bebop.trajectory import Prompt
 
-NODES = (16, 32, 63)  # of the trees whose accept length stands in the card
+NODES = (16, 32, 63)  # sizes of the trees whose accept length the card lists
 
 
 class FirpTrainer(StepJob):
-    """Completions, training step by step, a look at held-out completions, and the part."""
+    """Training job: sample completions, train step by step, measure on held-out completions, and write the part."""
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
-        """Load the model, freeze it and make matrices for it."""
+        """Load the model, freeze it and create matrices for it."""
         super().__init__(config, folder, ranks)
         self.options = options = config.of(FirpTraining)
         self.policy = load_policy(config.model)
@@ -57,11 +57,11 @@ class FirpTrainer(StepJob):
 
     @property
     def last(self) -> int:
-        """Return the number of updates in all."""
+        """Return the total number of updates."""
         return self.options.steps * len(self.network.layers)
 
     def run(self) -> str:
-        """Run all phases that are left; return what is to be said at the end."""
+        """Run all remaining phases and return the final message."""
         decoding, label = drafting_config(self.policy), self.label("sample")
         training, rows, held_out = sample_corpus(self.config, self.policy, self.folder, decoding, label)
         self._train(rows)
@@ -75,7 +75,7 @@ class FirpTrainer(StepJob):
         return "\n".join([*lines, ""])
 
     def measured(self, rows: Sequence[TokenRow]) -> dict[str, Any]:
-        """Return intervals by name and step over some completions."""
+        """Return the measures on some completions as intervals, by name and step."""
         found, places = sums(self.policy, self.network, rows, self.config.data.sampling.temperature)
         return {
             f"{name}/{step + 1}": dataclasses.asdict(ratio(found[:, step, i].numpy(), places[:, step].numpy()))
@@ -84,14 +84,15 @@ class FirpTrainer(StepJob):
         }
 
     def _calibrate(self, training: Sequence[Prompt]) -> None:
-        """Count how often tokens of each rank are right, on some of the prompts of the training at temperature 0."""
+        """Count how often tokens of each rank are right, on some training prompts at temperature 0."""
         rows = self._ranks(training[: self.options.calibration], self.config.seed, "calibrate")
         self.network.chances = rank_chances([r for r in row if r != BEYOND] for answer in rows for row in answer)
         self.settings["chances"] = [[round(chance, 5) for chance in row] for row in self.network.chances]
 
     def accept_lengths(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
-        """Return tokens a cycle at temperature 0 by nodes of the tree, intervals over prompts; K nodes are the
-        chain."""
+        """Return tokens per cycle at temperature 0 by number of tree nodes, as intervals over prompts; K nodes form the
+        chain.
+        """
         ranks, steps = self._ranks(prompts, self.config.seed + 1, "greedy"), len(self.network.layers)
         tokens = [len(answer) for answer in ranks]
         shapes = {n: likeliest(self.network.chances, n, steps) for n in NODES}
@@ -102,7 +103,7 @@ class FirpTrainer(StepJob):
         }
 
     def _ranks(self, prompts: Sequence[Prompt], seed: int, label: str) -> list[list[list[int]]]:
-        """Return the ranks of the tokens of the model's greedy completions (``token_ranks``)."""
+        """Return the ranks of the tokens in the model's greedy completions (``token_ranks``)."""
         data, decoding = self.config.data, drafting_config(self.policy)
         greedy = dataclasses.replace(data.sampling, temperature=0.0)
         answers = run_engine(self.policy, prompts, data, decoding, seed, self.label(label), sampling=greedy)
@@ -111,7 +112,7 @@ class FirpTrainer(StepJob):
         return token_ranks(drafts_of(self.policy, self.network), rows, read)
 
     def _train(self, rows: Sequence[TokenRow]) -> None:
-        """Take every update to the last, from the newest checkpoint on."""
+        """Take all remaining updates, from the newest checkpoint on."""
         read = self._read(rows)
 
         def next_step() -> dict[str, float]:
@@ -121,7 +122,7 @@ class FirpTrainer(StepJob):
         self.learn(self.last, next_step)
 
     def _read(self, rows: Sequence[TokenRow]) -> list[ReadRow]:
-        """Return what pseudo states read of all completions if it fits; else nothing."""
+        """Return the pseudo states' inputs of all completions if they fit into memory; else an empty list."""
         tokens = sum(len(row.token_ids) for row in rows)
         fits = tokens * size_of_text(self.policy, self.network.layers) <= self.config.train.cache_mb << 20
         return self._now(rows) if fits else []
@@ -130,8 +131,7 @@ class FirpTrainer(StepJob):
         return read_rows(self.policy, self.network.layers, rows)
 
     def update(self, rows: Sequence[ReadRow]) -> dict[str, float]:
-        """Take one optimizer step on random anchors of some completions; the anchors follow from the seed and the
-        step."""
+        """Take one optimizer step on random anchors of some completions; seed and step determine the anchors."""
         options = self.options
         stage, place = divmod(self.version, options.steps)
         for k, one in enumerate(self.network.maps):

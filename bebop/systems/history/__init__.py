@@ -1,4 +1,4 @@
-"""Drafts from what followed the same words in other completions of the same prompt."""
+"""Drafts from history: tokens that followed the same text in other completions of the same prompt."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from bebop.systems.speculative import SpeculativeSystem
 
 @dataclass(frozen=True, kw_only=True)
 class HistorySystem(SpeculativeSystem):
-    """Drafts from history alone."""
+    """System that drafts only from history."""
 
     drafter_name: str = "history"
     history: bool = True
@@ -18,31 +18,31 @@ class HistorySystem(SpeculativeSystem):
     options: type | None = HistoryOptions
 
     def drafter(self) -> PartClass:
-        """Return the drafter that needs no head."""
+        """Return the drafter without a head."""
         from bebop.systems.history.decoding import HistoryDrafter
 
         return HistoryDrafter
 
     def auto_length(self) -> PartClass:
-        """Return the class behind ``draft_tokens=auto``: as many drafts in each row as pay."""
+        """Return the class behind ``draft_tokens=auto``: as many drafts in each row as pay off."""
         from bebop.rollout.decoding.timed_lengths import RowCostLength
 
         return RowCostLength
 
     @property
     def supports_auto_length(self) -> bool:
-        """Return True: rows have numbers of drafts of their own."""
+        """Return True: each row has its own number of drafts."""
         return True
 
     @property
     def most_drafts(self) -> int:
-        """Return the most drafts of a row: history may be sure of many tokens."""
+        """Return the maximum number of drafts of a row: history may be sure of many tokens."""
         return self.draft_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryMTPSystem(HistorySystem):
-    """Drafts from a mixture of history and the MTP head."""
+    """System that drafts from a mixture of history and the MTP head."""
 
     drafter_name: str = "history_mtp"
     head: bool = True

@@ -1,4 +1,4 @@
-"""Drafts from history: sampled from what followed the longest match in other completions of the same prompt.
+"""Drafts from history: sampled from the tokens that followed the longest match in other completions of the prompt.
 
 ``HistoryDrafter`` drafts from history alone, ``HistoryMTPDrafter`` from a mixture with the model's own MTP head:
 q = w * history + (1 - w) * MTP.
@@ -37,12 +37,13 @@ from bebop.systems.history.matching import (
 
 
 class HistoryDrafter:
-    """No model: q is the empirical distribution, and a row without a match drafts nothing.
+    """Drafter without a model: q is the empirical distribution, and a row without a match drafts nothing.
 
-    A row drafts on while the chance that all so far are accepted exceeds what a verified position costs. The chance
-    follows from what ``MatchState`` trusts in its matches. The cost is ``Costs.verify`` times the tokens that the
-    request makes in the time of a plain step. The first draft is always made, so that trust keeps learning; with
-    ``draft_tokens=auto`` it has to pay as well.
+    A row keeps drafting while the chance that all its drafts so far are accepted exceeds the cost of a verified
+    position.
+    The chance follows from the trust of ``MatchState`` in its matches. The cost is ``Costs.verify`` times the request's
+    tokens in the time of a plain step. The first draft is always made, so that trust keeps learning; with
+    ``draft_tokens=auto`` it must pay off as well.
     """
 
     layers: tuple[int, ...] = ()
@@ -53,16 +54,16 @@ class HistoryDrafter:
         self.temperature = config.temperature_of_drafts
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
-        """Read on over the text of a prefill."""
+        """Reset the matches of the rows of a prefill; they are computed when the row drafts."""
         self.matching.forget(span, len(tokens))
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """Draft the next tokens of every row.
 
-        The width is that of the longest draft, so that no pass is widened for nothing.
+        The width is that of the longest draft, so no pass is wider than necessary.
         """
         drawn, followers = self._draw(rows, length)
-        if not length.limit:  # matches of new rows wait until something is to be drafted
+        if not length.limit:  # matches of new rows are computed once a row drafts
             return Draft(tokens=rows.last.new_zeros(rows.batch, 0), probs=None)
         lengths = torch.tensor([len(line) for line in drawn], device=rows.last.device)
         tokens, probs = alone(drawn, followers, self.vocabulary, rows.last.device)
@@ -72,12 +73,12 @@ class HistoryDrafter:
         return Draft(tokens=tokens, probs=probs, lengths=lengths, total=total, sources=sources)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """Take in what the cycle emitted."""
+        """Update trust and matches with the tokens that the cycle emitted."""
         self.matching.learn(rows, out, emitted)
         self.matching.follow(rows, tokens, emitted)
 
     def _draw(self, rows: Rows, length: DraftLength) -> tuple[list[list[int]], Followers]:
-        """Return the drafts of each row, and what they were drawn from."""
+        """Return the drafts of each row, and the followers from which they were drawn."""
         matching, wanted, followers = self.matching, length.start(rows), Followers()
         matching.costs = length.costs
         limits = [length.limit] * rows.batch if wanted is None else wanted.tolist()
@@ -101,48 +102,51 @@ class HistoryDrafter:
 
 @dataclass(slots=True)
 class _Row:
-    """A row while it drafts."""
+    """State of a row while it drafts."""
 
     match: SuffixMatch
     trusted: Trusted
-    pace: float  # tokens in the time of a plain step
+    pace: float  # tokens emitted in the time of a plain step
     greedy: bool
     limit: int  # drafts
     chance: float = 1.0  # that all its drafts so far are accepted, as predicted
     passes: int = 0  # of the head
     headed: int = 0  # drafts with the head
-    tail: list[int] = field(default_factory=list)  # those of history alone, after them
-    alive: bool = True  # drafts on with the head
+    tail: list[int] = field(default_factory=list)  # later drafts from history alone
+    alive: bool = True  # still drafts with the head
 
 
 class HistoryMTPDrafter(HeadDrafter):
-    """The mixture as a whole is what drafts are drawn from and verified against, so w may be anything that looks back.
+    """Drafter from a mixture of history and head. Sampling and verification both use the mixture, so w may depend on
+    the past.
 
-    The head is asked for a draft where what it may add, a token that history alone would miss and that is reached with
-    the chance so far, exceeds the cost of its pass; then history goes on alone (w = 1). Until it is asked it reads
-    nothing: what came meanwhile is part of the first draft's pass. Where completions in progress count, so that
-    rows depend on one another anyway, all of them have to earn the pass together: it takes the same time for one of
-    them. As in ``EntropyLength``, a row drafts on while its predicted chance exceeds what the step costs; a draft
-    stands with c + (1 - w) exp(-0.7 H), c being w times the chance that history's own would stand, and H the
-    entropy of the head's distribution.
+    The head is asked for a draft if its possible gain exceeds the cost of its pass. The gain is a token that history
+    alone
+    would miss, times the chance so far. Otherwise history continues alone (w = 1). Until it is asked, the head reads
+    nothing: the tokens since then are part of the first draft's pass. With ``siblings`` rows depend on one another
+    anyway,
+    so all of them have to earn the pass together: it takes the same time as for one row. As in ``EntropyLength``, a row
+    keeps drafting while its predicted chance exceeds the cost of the step. A draft is accepted with c + (1 - w)
+    exp(-0.7 H):
+    c is w times the chance that history's own draft would be accepted, H the entropy of the head's distribution.
     """
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         super().__init__(policy, slots, config)
         self.matching = MatchState(slots, config)
         self.cache.deferred = self.cache.deferred or DeferredPrefill(slots, self.hidden[0])
-        self.forced = 0  # passes that could not be put off, since the last draft
+        self.forced = 0  # passes that could not be deferred, since the last draft
         slots.extend_stats(("head_overlap", "head_read"))
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
-        """Read on over the text of a prefill."""
+        """Let the head read the text of a prefill, and reset the matches of its rows."""
         super().prefill(span, tokens, lengths, out)
         self.matching.forget(span, len(tokens))
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """Draft the next tokens of every row.
 
-        A step with the head waits for its tokens, which say what may follow in history.
+        A step with the head waits for the head's tokens, which determine what may follow in history.
         """
         wanted = length.start(rows)
         self.matching.costs = length.costs
@@ -153,7 +157,7 @@ class HistoryMTPDrafter(HeadDrafter):
         uniforms = rows.uniforms[:, : max(limits)].tolist()
         hidden, seen = self.hidden[: rows.batch], rows.seen  # a view, which catching up writes into
         tokens: list[Tensor] = []
-        owns: list[Tensor] = []  # the head's distributions, and where it was asked for them
+        owns: list[Tensor] = []  # the head's distributions
         asked: list[tuple[int, int, int]] = []
         probs: list[Tensor] = []
         shares: list[list[float]] = []
@@ -186,9 +190,9 @@ class HistoryMTPDrafter(HeadDrafter):
         return self._draft(rows, lines, followers, tokens, probs, shares, head)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """Take in what the cycle emitted.
+        """Update trust and matches with the tokens that the cycle emitted.
 
-        What the head would read is put off until it is asked, or until there is no more room.
+        The head's reading of them is deferred until it is asked, or until there is no more room.
         """
         deferred = self.cache.deferred
         assert deferred is not None
@@ -207,8 +211,9 @@ class HistoryMTPDrafter(HeadDrafter):
     def _found(
         self, lines: list[_Row], step: int, followers: Followers, uniforms: list[list[float]]
     ) -> list[Next | None]:
-        """Return what followed the match of each row that goes on with the head; the others are finished by history
-        alone."""
+        """Return the followers of each row that continues with the head; the other rows are finished from history
+        alone.
+        """
         found: list[Next | None] = []
         gains: list[float] = []
         for line in lines:
@@ -237,7 +242,7 @@ class HistoryMTPDrafter(HeadDrafter):
     def _go_on(
         self, lines: list[_Row], found: list[Next | None], own: Tensor, step: int, followers: Followers
     ) -> list[float]:
-        """Return w of each row's next draft; ends those that are not worth what they cost."""
+        """Return w of each row's next draft; end the rows whose draft is not worth its cost."""
         shares, costs = [0.0] * len(lines), self.matching.costs
         for row, (line, one, nats) in enumerate(zip(lines, found, entropy(own).tolist(), strict=True)):
             if not line.alive:
@@ -246,7 +251,7 @@ class HistoryMTPDrafter(HeadDrafter):
             share, alone = (
                 (0.0, 0.0) if one is None else (line.trusted.share[one.bucket], line.trusted.alone[one.bucket])
             )
-            if line.greedy:  # of the two that a greedy target could mean, the likelier
+            if line.greedy:  # the likelier of the two candidates for a greedy target's token
                 share = float(share >= 0.5)
             line.chance *= share * alone + (1 - share) * exp(-0.7 * nats)
             least = line.pace * (costs.verify + (costs.draft if step else 0.0))
@@ -258,7 +263,7 @@ class HistoryMTPDrafter(HeadDrafter):
         return shares
 
     def _mixture(self, own: Tensor, shares: list[float], followers: Followers, start: int) -> Tensor:
-        """Return q [B, V] of a step, whose followers begin at number ``start``."""
+        """Return q [B, V] of a step, whose followers begin at index ``start``."""
         mixed = own * torch.tensor([1 - share for share in shares], device=own.device)[:, None]
         row, _, token, _, chance, share = followers.tensors(own.device, start)
         return mixed.index_put((row, token), (chance * share).to(mixed.dtype), accumulate=True)
@@ -273,7 +278,7 @@ class HistoryMTPDrafter(HeadDrafter):
         shares: list[list[float]],
         head: HeadProbs | None,
     ) -> Draft:
-        """Return drafts with the head, n of [B] from ``mixed`` [B, V], and the tails of rows that went on without."""
+        """Return the drafts with the head, n of [B] from ``mixed`` [B, V], followed by the tails from history alone."""
         device = rows.last.device
         counts = torch.tensor([[line.headed, len(line.tail), line.passes] for line in lines], device=device)
         ends, tails, passes = counts.unbind(1)

@@ -1,11 +1,11 @@
-"""How a request matches other completions of its prompt, and how much such matches are worth.
+"""Matches of a request with other completions of its prompt, and how much such matches are worth.
 
-A draft is accepted with the overlap of its distribution with the target's, and overlap is what is learned here: that
-of history's own distribution h, of the head's m, and of their mean. The overlap of w h + (1 - w) m is concave in w, but
-mostly near its largest at an end: where the target is sure of one token, it is linear. What the share of tokens that
-came from history would say, the w of the greatest likelihood, lies in between and is worse than either end.
+A draft is accepted with the overlap of its distribution with the target's, and overlap is what is learned here: that of
+history's distribution h, of the head's m, and of their mean. The overlap of w h + (1 - w) m is concave in w, but its
+maximum is mostly near an end: where the target is sure of one token, it is linear. The w of the greatest likelihood,
+which the share of tokens from history would give, lies in between and is worse than either end.
 
-Which tokens followed is a walk through dictionaries, a few microseconds a token and row.
+Finding the followers is a walk through dictionaries, a few microseconds a token and row.
 """
 
 from collections.abc import Sequence
@@ -28,31 +28,32 @@ from bebop.systems.history.options import HistoryOptions
 # ---- how much matches are worth
 
 
-# Buckets: matches of 1, 2, 3-4, 5-8, 9-16 and more tokens; what followed came once, twice, more often, or in several
-# ways. The last bucket is of positions without a match.
+# Buckets: matches of 1, 2, 3-4, 5-8, 9-16 and more tokens; one token followed once, twice or more often, or several
+# tokens followed. The last bucket is that of positions without a match.
 LENGTHS, KINDS = 6, 4
 BUCKETS, NONE = LENGTHS * KINDS + 1, LENGTHS * KINDS
-SHARES = (1.0, 0.5, 0.0)  # w that a mixture may have; of equals the first
-PRIOR = 4.0  # positions that the prior is worth
-HEAD = 0.7  # its overlap, before anything is known
-DOUBT = 2.0  # how long a match, times how often it was followed, is as likely to be wrong as to be right
-SEVERAL = 0.5  # what is left of that where several tokens followed
+SHARES = (1.0, 0.5, 0.0)  # possible w of a mixture; the first of equals is used
+PRIOR = 4.0  # weight of the prior, in positions
+HEAD = 0.7  # prior overlap of the head
+DOUBT = 2.0  # match length times number of followers at which a match is as likely wrong as right
+SEVERAL = 0.5  # factor on that chance if several tokens followed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trusted:
-    """What a row trusts in, by bucket."""
+    """Trust of a row, by bucket."""
 
     share: Sequence[float]  # w
-    alone: Sequence[float]  # overlap of what followed with the target, on average; 0 without a match
+    alone: Sequence[float]  # mean overlap of history with the target; 0 without a match
     gain: Sequence[float]  # tokens that the head adds to that, 0 or more
 
 
 def prior() -> Tensor:
-    """Return sums [BUCKETS, 7] at PRIOR positions: overlaps with w of SHARES; positions of the first, and of the
-    others.
+    """Return prior sums [BUCKETS, 7], worth PRIOR positions.
 
-    Then how many drafts stood where the head was asked, and how many more stood after them.
+    Columns: overlaps with w of SHARES; positions of the first overlap, and of the others; drafts accepted where the
+    head
+    was asked, and further drafts accepted after them.
     """
     lengths = 2.0 ** torch.arange(LENGTHS, dtype=torch.float64)[:, None]
     strength = lengths * torch.tensor([1.0, 2.0, 3.0, 1.0], dtype=torch.float64)
@@ -66,9 +67,9 @@ def prior() -> Tensor:
 
 
 def trusted(sums: Tensor) -> list[Trusted]:
-    """Return what rows trust in, from their sums [B, BUCKETS, 7].
+    """Return the trust of rows from their sums [B, BUCKETS, 7].
 
-    A draft that stands is worth a token, and those that follow.
+    An accepted draft is worth one token, plus the accepted drafts that follow it.
     """
     overlaps = sums[..., :3] / sums[..., [3, 4, 4]]
     best, which = overlaps.max(-1)
@@ -81,8 +82,8 @@ def trusted(sums: Tensor) -> list[Trusted]:
 class OverlapSums:
     """Sums of rows by bucket.
 
-    ``siblings``: rows of one prompt learn together, and their sums stay with the history of the prompt.
-    Otherwise each request learns for itself.
+    ``siblings``: rows of one prompt learn together, and their sums are stored with the history of the prompt. Otherwise
+    each request learns by itself.
     """
 
     def __init__(self, slots: Slots, siblings: bool) -> None:
@@ -90,13 +91,13 @@ class OverlapSums:
         self.own = None if siblings else slots.register_column("history/trust", self.fresh)  # [S, BUCKETS, 7]
 
     def sums(self, texts: Sequence[Automaton]) -> Tensor:
-        """Return the sums of the first rows [B, BUCKETS, 7], each with the texts that it matches."""
+        """Return the sums of the first rows [B, BUCKETS, 7]; ``texts`` are the texts that each row matches."""
         if self.own is not None:
             return self.own[: len(texts)]
         return torch.stack([self.fresh if one.learned is None else one.learned for one in texts])
 
     def add(self, texts: Sequence[Automaton], new: Tensor) -> None:
-        """Take in what the first rows have seen [B, BUCKETS, 7]."""
+        """Add the new sums [B, BUCKETS, 7] of the first rows."""
         if self.own is not None:
             self.own[: len(texts)] += new
             return
@@ -113,7 +114,7 @@ class OverlapSums:
 
 @dataclass(slots=True)
 class SuffixMatch:
-    """How far a row has matched the other completions to its prompt; a copy of it runs ahead while it drafts."""
+    """Match of a row with the other completions of its prompt; a copy runs ahead while the row drafts."""
 
     texts: Automaton
     state: int = ROOT
@@ -121,12 +122,12 @@ class SuffixMatch:
     read: int = 0  # tokens of the completion
 
     def advance(self, token: int) -> None:
-        """Read a token."""
+        """Extend the match by a token."""
         self.state, self.tokens = self.texts.advance(self.state, self.tokens, token)
 
 
 class Next(NamedTuple):
-    """What followed the longest match of a row."""
+    """Tokens that followed the longest match of a row, with their chances."""
 
     tokens: tuple[int, ...]
     chances: tuple[float, ...]  # of each, they sum to 1
@@ -134,7 +135,7 @@ class Next(NamedTuple):
 
     @classmethod
     def of(cls, match: SuffixMatch, greedy: bool) -> Self | None:
-        """Return what followed a match; None where nothing did. ``greedy``: what followed most often alone."""
+        """Return the followers of a match, None if there are none; ``greedy``: only the most frequent follower."""
         texts = match.texts
         match.state, match.tokens = texts.followed(match.state, match.tokens)
         if match.state == ROOT:
@@ -151,7 +152,7 @@ class Next(NamedTuple):
         return cls(tuple(t for t, _ in found), tuple(c / total for _, c in found), length + KINDS - 1)
 
     def draw(self, uniform: float) -> int:
-        """Return the token at a number in [0, 1), by inverting the distribution."""
+        """Return the token at ``uniform`` in [0, 1), by inverting the distribution."""
         if len(self.tokens) == 1:
             return self.tokens[0]
         sums = accumulate(self.chances)
@@ -159,14 +160,14 @@ class Next(NamedTuple):
 
 
 class Followers:
-    """The followers in a cycle's distributions one by one, each with the place of its draft."""
+    """Followers in the distributions of a cycle, one by one, each with the place of its draft."""
 
     def __init__(self) -> None:
         self.places: list[tuple[int, int, int, int]] = []  # row, step, token, bucket
         self.chances: list[tuple[float, float]] = []  # in history, and the weight w that history has there
 
     def add(self, row: int, step: int, found: Next, weight: float) -> None:
-        """Add what was found to the distribution of a draft, with this weight."""
+        """Add the followers to the distribution of a draft, with history's weight in it."""
         self.places += [(row, step, token, found.bucket) for token in found.tokens]
         self.chances += [(chance, weight) for chance in found.chances]
 
@@ -183,11 +184,16 @@ class Followers:
         least: float,
         always: bool,
     ) -> list[int]:
-        """Draft a row from history alone, from ``step`` on: a token for each of ``uniforms``, while the ``chance`` that
-        all stand, by what each bucket is trusted, exceeds ``least``. ``always``: the first one in any case.
+        """Draft a row from history alone, from ``step`` on: one token for each of ``uniforms``, while the chance that
+        all are
+        accepted exceeds ``least``.
 
-        It is ``Next.of`` and ``SuffixMatch.advance`` in one loop, which does without their calls where a single token
-        followed, as one mostly does: this is most of what drafts from history cost.
+        ``chance`` starts that product, and ``trust`` gives each bucket's factor. ``always``: draft the first token in
+        any case.
+
+        This is ``Next.of`` and ``SuffixMatch.advance`` in one loop. It avoids their calls if a single token followed,
+        the usual
+        case: this loop is most of the cost of drafts from history.
         """
         texts, drawn = match.texts, list[int]()
         follow, link, length, count = texts.follow, texts.link, texts.length, texts.count
@@ -222,7 +228,7 @@ class Followers:
         return drawn
 
     def tensors(self, device: torch.device, start: int = 0) -> tuple[Tensor, ...]:
-        """Return row, step, token, bucket, chance, weight [N] of those from number ``start`` on."""
+        """Return row, step, token, bucket, chance and weight [N] of the followers from index ``start`` on."""
         places = torch.tensor(self.places[start:], dtype=torch.long, device=device).reshape(-1, 4)
         chances = torch.tensor(self.chances[start:], dtype=torch.float64, device=device).reshape(-1, 2)
         return (*places.unbind(1), *chances.unbind(1))
@@ -232,7 +238,7 @@ class Followers:
 
 
 class Matches:
-    """Matches by slot, a ``Cache``: they follow from the context, so that a row in a new place begins anew."""
+    """Matches by slot, a ``Cache``; they follow from the context, so that a row in a new slot starts again."""
 
     def __init__(self, slots: Slots) -> None:
         self.of: list[SuffixMatch | None] = [None] * slots.sizes.slots
@@ -243,24 +249,24 @@ class Matches:
             self.of[slot] = copy(self.of[source])
 
     def snapshot(self, slot: int, length: int) -> tuple[Tensor, ...]:
-        """Return nothing: a match can be found again."""
+        """Return nothing: a match can be recomputed."""
         return ()
 
     def restore(self, slot: int, held: Any, length: int) -> None:
-        """Put nothing back: the match is found again."""
+        """Do nothing: the match is recomputed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadProbs:
-    """The head's own distributions at the first n drafts."""
+    """Head's own distributions at the first n drafts."""
 
     probs: Tensor  # [B, n, V]
-    places: Sequence[tuple[int, int, int]]  # row, step, bucket of those that it was asked for
+    places: Sequence[tuple[int, int, int]]  # row, step, bucket of the drafts for which the head was asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """What a cycle drafted."""
+    """Drafts of one cycle, kept until it commits."""
 
     followers: Followers
     lengths: Tensor  # [B]
@@ -269,17 +275,18 @@ class Cycle:
 
 
 class MatchState:
-    """The matches of all rows, the trust in them, and the pace of each request.
+    """Matches of all rows, the trust in them, and the pace of each request.
 
-    Trust is of cycles that have ended, so what it decides depends on no target's distribution at a position that is
-    still to be drafted: exact.
+    Trust comes from finished cycles only. So its decisions depend on no target distribution at a position that is still
+    to
+    be drafted: decoding stays exact.
     """
 
     def __init__(self, slots: Slots, config: DecodingConfig) -> None:
         options = config.of(HistoryOptions)
         self.slots, self.siblings = slots, options.siblings
         self.costs = config.costs  # of this cycle
-        self.first = config.draft_tokens != "auto"  # a row has one draft in any case: trust keeps learning
+        self.first = config.draft_tokens != "auto"  # a row always has one draft, so that trust keeps learning
         slots.history.limit = options.tokens
         self.matches = slots.register_cache("history", Matches)
         # [S] whether it has a match
@@ -291,12 +298,14 @@ class MatchState:
         slots.extend_stats(("history", "history_accepted"))
 
     def forget(self, span: Span, rows: int) -> None:
-        """Let rows whose contexts are read anew match anew."""
+        """Reset the matches of rows whose contexts are read again."""
         self.begun[span.first : span.first + rows] = False
 
     def ahead(self, rows: Rows) -> list[SuffixMatch]:
-        """Return a match of each row, to run ahead with; gives the rows uniforms that no text of theirs was drawn
-        with."""
+        """Return a copy of each row's match, to run ahead with; reseed the rows, so that their uniforms differ from
+        those with
+        which their texts were drawn.
+        """
         for slot in (~self.begun[: rows.batch]).nonzero()[:, 0].tolist():
             self.matches.of[slot] = self._begin(slot)
         self.begun[: rows.batch] = True
@@ -305,17 +314,17 @@ class MatchState:
         return [copy(match) for match in self.matches.of[: rows.batch] if match is not None]
 
     def trusted(self, rows: Rows) -> list[Trusted]:
-        """Return what each row trusts in at the start of a cycle."""
+        """Return the trust of each row at the start of a cycle."""
         return trusted(self.overlaps.sums(self._texts(rows)))
 
     def paces(self, rows: Rows) -> list[float]:
-        """Return tokens that each row emits in the time of a plain step."""
+        """Return the tokens that each row emits in the time of a plain step."""
         tokens, time = self.rate[: rows.batch].unbind(-1)
         paces: list[float] = (tokens / time).tolist()
         return paces
 
     def learn(self, rows: Rows, out: TargetOutput, emitted: Tensor) -> None:
-        """Learn from the cycle that was ``drafted``; nothing where another drafter was in charge."""
+        """Learn from the cycle in ``drafted``; do nothing if another drafter was in charge."""
         cycle, self.drafted = self.drafted, None
         if cycle is None:
             return
@@ -346,7 +355,7 @@ class MatchState:
         both = both.index_put((row, step), more, accumulate=True)
         row, step, bucket = torch.tensor(head.places, device=emitted.device).unbind(1)
         reached = (step < emitted[row]).double()
-        after = (emitted[row] - step - 2).double()  # drafts that stood after this one, which did if that is 0 or more
+        after = (emitted[row] - step - 2).double()  # drafts accepted after this one; below 0: this one was rejected
         stood, after = (after >= 0).double(), after.clamp_min(0)
         for column, values in ((1, both[row, step]), (2, own[row, step]), (4, 1.0), (5, stood), (6, after)):
             new[..., column].index_put_((row, bucket), reached * values, accumulate=True)
@@ -355,7 +364,7 @@ class MatchState:
         return [match.texts for match in self.matches.of[: rows.batch] if match is not None]
 
     def follow(self, rows: Rows, tokens: Tensor, emitted: Tensor) -> None:
-        """Take in what was emitted: match on, and let the others match it; once, whoever else keeps these matches."""
+        """Extend the matches by the emitted tokens, and make these available to other rows, only once per cycle."""
         known = torch.stack([self.begun[: rows.batch].long(), self.slots.count[: rows.batch], emitted]).tolist()
         for slot, (begun, count, new, line) in enumerate(zip(*known, tokens.tolist(), strict=True)):
             match = self.matches.of[slot]
@@ -376,9 +385,9 @@ class MatchState:
         return match
 
     def _read(self, match: SuffixMatch, tokens: Sequence[int]) -> None:
-        """Read on.
+        """Extend a match by ``tokens``.
 
-        A row that writes is at the end of its own text, which is matched as far as others, or itself, said it.
+        A row in progress is at the end of its own text, which is matched as far as other texts, or its own, contain it.
         """
         match.read += len(tokens)
         if self.siblings:
@@ -392,8 +401,7 @@ class MatchState:
 def alone(
     lines: Sequence[Sequence[int]], followers: Followers, vocabulary: int, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Return drafts of history alone by row: padded tokens [B, K], K being the most, and the q [B, K, V] of each, or
-    None."""
+    """Return drafts of history alone: padded tokens [B, K], K being the maximum, and each q [B, K, V], or None."""
     batch, width = len(lines), max(map(len, lines))
     padded = [[*line, *[0] * (width - len(line))] for line in lines]
     tokens = torch.tensor(padded, dtype=torch.long, device=device).reshape(batch, width)
@@ -405,7 +413,7 @@ def alone(
 
 
 def greedy_rows(rows: Rows, temperature: float | None) -> list[bool]:
-    """Return which rows draft what is likeliest: those of a greedy target, or all at draft temperature 0."""
+    """Return which rows draft the likeliest token: those of a greedy target, or all at draft temperature 0."""
     own = rows.sampling.temperature
     if temperature == 0 or own is None:
         return [temperature == 0] * rows.batch

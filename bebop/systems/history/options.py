@@ -1,4 +1,4 @@
-"""Define the options of drafts from history."""
+"""Options of drafts from history."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from bebop.config.fields import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryOptions(SystemOptions):
-    """Which other completions of a prompt are drafted from."""
+    """Options of drafts from history: which other completions of a prompt count."""
 
     tokens: int = setting(1 << 18, "tokens of completions that each worker keeps ready to be matched", POSITIVE)
     past_tokens: int = setting(

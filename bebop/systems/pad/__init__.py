@@ -1,4 +1,4 @@
-"""MTP drafts whose rejected ones are accepted where a classifier finds that they do not matter."""
+"""PAD: MTP drafts, where a classifier may accept rejected drafts that do not matter for the result."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,9 @@ PIVOT = AuxModel(
 
 @dataclass(frozen=True, kw_only=True)
 class PadSystem(MTPSystem):
-    """Overrides rejections. The output distribution is not the target's, but every token's log-prob is known."""
+    """System that overrides rejections. Its output distribution is not the target's, but each token's log-prob is
+    known.
+    """
 
     rule_name: str = "pivot_override"
     options: type | None = PadOptions
@@ -41,7 +43,7 @@ class PadSystem(MTPSystem):
         return PivotOverride
 
     def training(self) -> tuple[AuxModel, ...]:
-        """Return the classifier."""
+        """Return the classifier as the part to train."""
         return (PIVOT,)
 
 

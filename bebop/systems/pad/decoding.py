@@ -1,4 +1,4 @@
-"""PAD (SPEC 4): a draft that rejection sampling would reject stands if a classifier finds that it does not matter."""
+"""PAD (SPEC 4): accepts a draft that rejection sampling would reject if a classifier finds that it does not matter."""
 
 import torch
 from torch import Tensor
@@ -15,11 +15,13 @@ from bebop.systems.pad.options import PadOptions
 
 
 class PivotOverride:
-    """Rejection sampling, but a rejected draft with p >= p_min and a pivot score below tau is accepted; never a stop.
+    """Rejection sampling that also accepts rejected drafts with p >= p_min and a pivot score below tau, but never a
+    stop.
 
-    With a classifier that reads the state that *predicts* a candidate, the score of every token is known, and with it
-    the distribution P that a position emits (SPEC 4.4): log P goes with the tokens. One that reads the *candidate's*
-    own state knows the drafted token alone, and P stays unknown.
+    With a classifier that reads the state that *predicts* a candidate, every token's score is known. So the
+    distribution P
+    emitted at a position is known too (SPEC 4.4), and log P is returned with the tokens. A classifier that reads the
+    *candidate's* own state scores only the drafted token, and P stays unknown.
     """
 
     stepwise = True
@@ -34,9 +36,9 @@ class PivotOverride:
         self.exact = self.tau == 0
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        """Judge the drafts of a cycle.
+        """Accept or reject the drafts of a cycle.
 
-        ``bias``: R_N, or where only the drafted token has a score, its unbiased estimate.
+        ``bias``: R_N, or its unbiased estimate if only the drafted token has a score.
         """
         drafts, index = draft.tokens.shape[1], draft.tokens[..., None]
         p = out.probs[:, :drafts]
@@ -60,9 +62,9 @@ class PivotOverride:
         )
 
     def _members(self, rows: Rows, p: Tensor, q: Tensor, asked: Tensor, out: TargetOutput) -> Tensor:
-        """Return which tokens [B, K, V] (bool) are accepted whatever the test says, among those ``asked`` about.
+        """Return which tokens [B, K, V] (bool) are accepted whatever the test says, among the candidates ``asked``.
 
-        Only these are scored: few have q > p >= p_min, and for the others the test always passes.
+        Only candidates are scored: few tokens have q > p >= p_min, and for the others the test always passes.
         """
         drafts = p.shape[1]
         stops = _marked(rows.slots.stops[: rows.batch], p.shape[-1])[:, None]
@@ -77,7 +79,7 @@ class PivotOverride:
         return members
 
     def _logprobs(self, draft: Draft, out: TargetOutput, q: Tensor, members: Tensor, tokens: Tensor) -> Tensor:
-        """Return log P [B, K + 1] of the tokens; that of the target where no draft was tested, as of the bonus."""
+        """Return log P [B, K + 1] of the tokens; the target's log-prob if no draft was tested, as for bonus tokens."""
         drafts = q.shape[1]
         probs = emitted_probs(out.probs[:, :drafts], q, members)
         if draft.lengths is not None:
@@ -87,11 +89,11 @@ class PivotOverride:
 
 
 def _only(index: Tensor, p: Tensor) -> Tensor:
-    """Return the drafted tokens [B, K, 1] marked in [B, K, V]."""
+    """Return a mask [B, K, V] that is true for the drafted tokens [B, K, 1]."""
     return torch.zeros_like(p, dtype=torch.bool).scatter_(-1, index, True)
 
 
 def _marked(stops: Tensor, vocabulary: int) -> Tensor:
-    """Return stop tokens [B, stops], -1 padded, marked in [B, V]."""
+    """Return a mask [B, V] that is true for the stop tokens [B, stops], which are padded with -1."""
     marks = torch.zeros(len(stops), vocabulary + 1, dtype=torch.bool, device=stops.device)
     return marks.scatter_(1, stops.where(stops >= 0, vocabulary), True)[:, :vocabulary]

@@ -1,4 +1,4 @@
-"""Which candidates are pivots, and how far labels and scores can be trusted: numbers over rollouts (SPEC 4.3, 4.4)."""
+"""Pivot labels from rollouts, and measures of how reliable labels and scores are (SPEC 4.3, 4.4)."""
 
 import dataclasses
 import zlib
@@ -15,17 +15,17 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Definition = Literal["paper", "residual"]
 SPLITS = ("train", "validation", "test")
-SHARES = (0.6, 0.8)  # of prompts: up to where the first and the second split go
+SHARES = (0.6, 0.8)  # cumulative shares of prompts at the end of the first and the second split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
-    """A candidate that rejection sampling rejected, with what became of K continuations of each kind.
+    """Candidate that rejection sampling rejected, with the outcome of K continuations of each kind.
 
     The k-th continuations of all kinds share their random numbers. prompt=7, prefix=(2, 17, 4), token=9, p=0.04.
     """
 
-    prompt: int  # number of the prompt, the first with its tokens
+    prompt: int  # number of the first prompt with these tokens
     prefix: tuple[int, ...]  # prompt and completion before the candidate
     token: int
     p: float  # of the candidate under the target
@@ -33,20 +33,21 @@ class Rollouts:
     entropy: float  # of the target, nats
     value: str  # [K] "0110...": success of continuations of prefix + candidate, by the target
     reference: str  # [K] of the prefix alone
-    residual: str  # [K] of prefix + what rejection sampling would have put in the candidate's place
+    residual: str  # [K] of prefix + the token that rejection sampling would have emitted instead
     judged: bool = False  # a checker found that a success of the candidate is unsound
 
 
 def successes(bits: Sequence[str]) -> Floats:
-    """Return continuations "0110" of n candidates -> [n, K]."""
+    """Convert the bit strings ("0110") of n candidates to successes [n, K]."""
     return np.array([[float(bit == "1") for bit in row] for row in bits])
 
 
 def loss_of_value(rows: Sequence[Rollouts], definition: Definition, first: int = 0, last: int | None = None) -> Floats:
     """Return by how much [n] a candidate lowers the chance of success, from continuations first..last - 1.
 
-    ``paper``: against what the target makes of the prefix. ``residual``: against the recovered token, which is what
-    comes if the candidate is rejected; the paper's own definition lets harm pass where that is better than average.
+    ``paper``: relative to the target's continuations of the prefix. ``residual``: relative to the recovered token,
+    which
+    is emitted if the candidate is rejected. The paper's definition misses harm where that token is better than average.
     """
     against = successes([row.reference if definition == "paper" else row.residual for row in rows])
     value = successes([row.value for row in rows])
@@ -54,18 +55,18 @@ def loss_of_value(rows: Sequence[Rollouts], definition: Definition, first: int =
 
 
 def pivots(losses: Floats, tol: float, judged: Bools) -> Bools:
-    """Return which candidates [n] are pivots; a judge may only add to them."""
+    """Return which candidates [n] are pivots; the judge can only add pivots."""
     return (losses > tol) | judged
 
 
 def split_of(prompt: int, seed: int) -> str:
-    """Train, validation or test: by prompt, so that no text of one split is known from another."""
+    """Return the split of a prompt: train, validation or test. Prompts of one split never occur in another."""
     place = zlib.crc32(f"{seed}:{prompt}".encode()) / 2**32
     return SPLITS[int(place >= SHARES[0]) + int(place >= SHARES[1])]
 
 
 def auc(scores: Floats, labels: Bools, weights: Floats | None = None) -> float:
-    """Return the chance that a pivot scores higher than what is none, ties counted half; NaN without both."""
+    """Return the chance that a pivot scores higher than a non-pivot, ties counted half; NaN if one class is missing."""
     weights = np.ones(len(scores)) if weights is None else weights
     order = np.argsort(scores, kind="stable")
     ranked, of_pivot = scores[order], labels[order]
@@ -77,21 +78,21 @@ def auc(scores: Floats, labels: Bools, weights: Floats | None = None) -> float:
 
 
 def kappa(first: Bools, second: Bools) -> float:
-    """Return Cohen's kappa of two label sets [n]: 1 agreement, 0 what chance gives; NaN where chance agrees always."""
+    """Return Cohen's kappa of two label sets [n]: 1 is agreement, 0 is chance level; NaN if chance always agrees."""
     agreed, a, b = float((first == second).mean()), float(first.mean()), float(second.mean())
     chance = a * b + (1 - a) * (1 - b)
     return (agreed - chance) / (1 - chance) if chance < 1 else float("nan")
 
 
 def calibration(scores: Floats, labels: Bools, bins: int = 10) -> list[tuple[float, float, int]]:
-    """Return mean score, share of pivots and number of candidates in each of the bins of equal width that hold any."""
+    """Return mean score, share of pivots and number of candidates for each non-empty bin of equal width."""
     place = np.minimum((scores * bins).astype(int), bins - 1)
     held = [place == i for i in range(bins)]
     return [(float(scores[h].mean()), float(labels[h].mean()), int(h.sum())) for h in held if h.any()]
 
 
 def expected_calibration_error(scores: Floats, labels: Bools, bins: int = 10) -> float:
-    """Return mean distance of score and share of pivots over the bins, weighted by their number."""
+    """Return the mean distance between score and share of pivots over the bins, weighted by their counts."""
     table = calibration(scores, labels, bins)
     return sum(abs(score - share) * count for score, share, count in table) / len(scores)
 
@@ -103,7 +104,7 @@ TAUS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def auc_interval(scores: Floats, labels: Bools, prompts: Array) -> Interval:
-    """Return AUC with its bootstrap interval over prompts."""
+    """Return the AUC with its bootstrap interval over prompts."""
     names, place = np.unique(prompts, return_inverse=True)
 
     def statistic(weights: Array) -> Array:
@@ -113,9 +114,11 @@ def auc_interval(scores: Floats, labels: Bools, prompts: Array) -> Interval:
 
 
 def gained(scores: Floats, losses: Floats, prompts: Array, tau: float) -> dict[str, Any]:
-    """Return overriding every candidate with a score below tau: the share of them, and what each costs in utility.
+    """Return the effect of overriding every candidate with a score below tau: their share, and the utility change of
+    each.
 
-    Against the recovered token, which comes otherwise; negative is a loss. Totals are resampled by prompt.
+    Utility is relative to the recovered token, which is emitted otherwise; negative is a loss. Totals are resampled by
+    prompt.
     """
     names, place = np.unique(prompts, return_inverse=True)
 
@@ -132,7 +135,7 @@ def gained(scores: Floats, losses: Floats, prompts: Array, tau: float) -> dict[s
 
 
 def rules_at(rate: float, scores: Floats, losses: Floats, p: Floats, entropy: Floats) -> dict[str, float]:
-    """Return mean change in utility of one override by several rules that override the same share of the candidates."""
+    """Return the mean utility change of one override, for several rules that override the same share of candidates."""
     count = max(1, round(rate * len(scores)))
     orders = {"classifier": scores, "inverted": -scores, "probability": -p, "entropy": -entropy, "oracle": losses}
     means = {name: float(-losses[np.argsort(order, kind="stable")[:count]].mean()) for name, order in orders.items()}
@@ -140,8 +143,9 @@ def rules_at(rate: float, scores: Floats, losses: Floats, p: Floats, entropy: Fl
 
 
 def reliability(first: Sequence[Rollouts], second: Sequence[Rollouts], tol: float) -> dict[str, Any]:
-    """Return agreement of two independent label sets of the same candidates, by either definition; without the
-    judge."""
+    """Return the agreement of two independent label sets of the same candidates, by either definition; without the
+    judge.
+    """
     none = np.zeros(len(first), dtype=bool)
     found: dict[str, Any] = {"candidates": len(first)}
     for definition in ("paper", "residual"):
@@ -151,7 +155,7 @@ def reliability(first: Sequence[Rollouts], second: Sequence[Rollouts], tol: floa
 
 
 def split_results(rows: Sequence[Rollouts], scores: Floats, labels: Bools) -> dict[str, Any]:
-    """Return numbers of one split."""
+    """Return the measures of one split."""
     prompts = np.array([row.prompt for row in rows], dtype=float)
     losses = loss_of_value(rows, "residual")
     p, entropy = np.array([row.p for row in rows]), np.array([row.entropy for row in rows])
@@ -169,7 +173,7 @@ def split_results(rows: Sequence[Rollouts], scores: Floats, labels: Bools) -> di
 
 
 def as_text(results: dict[str, Any]) -> str:
-    """Return what a person reads at the end."""
+    """Return the results as text for the terminal."""
     lines = []
     for name in SPLITS:
         one = results["splits"][name]

@@ -1,4 +1,4 @@
-"""The pivot classifier of PAD (SPEC 4.2): from what the verification pass saw to whether a candidate token matters."""
+"""Pivot classifier of PAD (SPEC 4.2): tells from a verification pass whether a candidate token matters."""
 
 import math
 from typing import Literal
@@ -6,16 +6,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-SMALLEST = 1e-8  # below it log p says no more
+SMALLEST = 1e-8  # lower bound of p inside log p
 Position = Literal["pred", "cand"]
 Features = Literal["all", "hidden", "scalars"]
 
 
 class PivotNetwork(nn.Module):
-    """A two-layer network over a hidden state h [d] of the target and three numbers: H(p), p and log p of a candidate.
+    """Two-layer network over a hidden state h [d] of the target and three numbers: H(p), p and log p of a candidate.
 
     g = ReLU(W_h h + b_h); m = ReLU(W_m [g; H; p; log p] + b_m); score = softmax(W_o m + b_o)[pivot]. Every feature is
-    standardised by numbers of the training split, which are buffers. ``log p`` is ours.
+    standardised by statistics of the training split, stored as buffers. ``log p`` is our addition.
     """
 
     hidden_mean: Tensor
@@ -33,9 +33,11 @@ class PivotNetwork(nn.Module):
         inner: int = 64,
         middle: int = 32,
     ) -> None:
-        """``layer`` of the target, and ``position``: at the state that predicts the candidate, or at the candidate's.
+        """Create the network for states of a ``layer`` of the target.
 
-        ``size``: d; ``features``: what it sees, for ablations; ``inner``, ``middle``: widths of g and m.
+        ``position``: the state that predicts the candidate, or the candidate's own. ``size``: d; ``features``: visible
+        inputs,
+        for ablations; ``inner``, ``middle``: widths of g and m.
         """
         super().__init__()
         self.layer, self.position, self.features = layer, position, features
@@ -48,7 +50,7 @@ class PivotNetwork(nn.Module):
 
     @torch.no_grad()
     def standardise(self, hidden: Tensor, p: Tensor, entropy: Tensor) -> None:
-        """Keep means and deviations of a training split: hidden [n, d], p [n], entropy [n]."""
+        """Store means and deviations of a training split: hidden [n, d], p [n], entropy [n]."""
         scalars = torch.stack([entropy, p, p.clamp_min(SMALLEST).log()], -1)
         for name, values in (("hidden", hidden), ("scalar", scalars)):
             values = values.to(self.hidden_mean.dtype)
@@ -56,14 +58,15 @@ class PivotNetwork(nn.Module):
             getattr(self, f"{name}_scale").copy_(values.std(0, unbiased=False).clamp_min(1e-6))
 
     def encode(self, hidden: Tensor) -> Tensor:
-        """Return what every candidate of a position shares: hidden states [..., d] -> [..., inner]."""
+        """Return the encoding [..., inner] of hidden states [..., d], which all candidates of a position share."""
         hidden = (hidden.to(self.hidden_mean.dtype) - self.hidden_mean) / self.hidden_scale
         encoded = self.of_hidden(hidden).relu()
         return torch.zeros_like(encoded) if self.features == "scalars" else encoded
 
     def classify(self, encoded: Tensor, p: Tensor, entropy: Tensor) -> Tensor:
-        """Return logits [..., 2] (not a pivot, a pivot) of candidates: encoded [..., inner], p and entropy (nats)
-        [...]."""
+        """Return logits [..., 2] (not a pivot, a pivot) of candidates from encoded [..., inner], p and entropy (nats)
+        [...].
+        """
         scalars = torch.stack([entropy, p, p.clamp_min(SMALLEST).log()], -1).to(encoded.dtype)
         scalars = (scalars - self.scalar_mean) / self.scalar_scale
         if self.features == "hidden":
@@ -80,5 +83,5 @@ class PivotNetwork(nn.Module):
 
 
 def default_layer(layers: int) -> int:
-    """Return the layer to read in a model of so many: three quarters up, counted from 0 (the paper does not say)."""
+    """Return the default layer to read, counted from 0: three quarters up (the paper does not say)."""
     return min(layers - 1, max(0, math.ceil(0.75 * layers) - 1))

@@ -1,4 +1,4 @@
-"""Define the options of PAD: which rejected drafts it accepts, and how its classifier is trained."""
+"""Options of PAD: which rejected drafts it accepts, and how its classifier is trained."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,7 +18,7 @@ from bebop.config.fields import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PadOptions(SystemOptions):
-    """Which rejected drafts are accepted all the same (SPEC 4.2)."""
+    """Options of PAD: which rejected drafts are accepted nevertheless (SPEC 4.2)."""
 
     tau: float = setting(0.3, "rejected drafts whose pivot score is below it are accepted; 0: none", SHARE)
     p_min: float = setting(1e-3, "least probability of such a draft under the target", FROM_0_BELOW_1)
@@ -26,7 +26,7 @@ class PadOptions(SystemOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PivotTraining(TrainingOptions):
-    """How rejected drafts are labelled, and the classifier trained on them (SPEC 4.2, 4.3)."""
+    """Training of the pivot classifier: labels of rejected drafts, and the network (SPEC 4.2, 4.3)."""
 
     rollouts: int = setting(16, "K, continuations of each kind for one candidate", within(1, 1 << 10))
     places: int = setting(4, "positions of a completion whose rejected drafts are labelled", POSITIVE)

@@ -1,7 +1,7 @@
 """Training of a pivot classifier: ``python -m bebop.adapt part=pivot`` (SPEC 4.2).
 
-The job samples completions, looks for drafts that would be rejected, continues from them, labels them by what became of
-the continuations, and trains the classifier. The weights that are best on the validation split are kept.
+The job samples completions and finds drafts that would be rejected. It continues from them, labels them by the outcome
+of the continuations, and trains the classifier. The weights with the best validation result are kept.
 """
 
 import copy
@@ -53,7 +53,7 @@ from bebop.trajectory import Prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """n candidates: what the network sees of each, and whether it is a pivot."""
+    """Inputs and labels of n candidates; the label says whether a candidate is a pivot."""
 
     hidden: Tensor  # [n, d]
     p: Tensor  # [n] probability under the target
@@ -61,7 +61,7 @@ class Examples:
     pivots: Tensor  # [n] 0 or 1
 
     def of(self, chosen: Bools) -> Self:
-        """Return some of them."""
+        """Return the examples selected by a mask [n]."""
         mask = torch.from_numpy(chosen)
         return type(self)(
             hidden=self.hidden[mask], p=self.p[mask], entropy=self.entropy[mask], pivots=self.pivots[mask]
@@ -72,12 +72,12 @@ class Examples:
 
 
 class PivotTrainer:
-    """AdamW on a training split; ``version`` counts updates."""
+    """AdamW trainer on a training split; ``version`` counts updates."""
 
     def __init__(
         self, network: PivotNetwork, train: Examples, validation: Examples, *, lr: float, weight_decay: float, seed: int
     ) -> None:
-        """Take both splits, which need pivots and others; features are standardised by the first."""
+        """Set up training on two splits, both with pivots and non-pivots; the first one standardises the features."""
         self.network, self.train, self.validation, self.seed = network, train, validation, seed
         network.standardise(train.hidden, train.p, train.entropy)
         counts = torch.bincount(train.pivots, minlength=2).float()
@@ -87,7 +87,7 @@ class PivotTrainer:
         self.best: tuple[float, int, dict[str, Tensor]] = (-1.0, 0, copy.deepcopy(network.state_dict()))
 
     def update(self, rows: int) -> float:
-        """Take one step on ``rows`` examples, epoch after epoch in orders of their own; return its loss."""
+        """Take one step on ``rows`` examples, shuffled anew each epoch, and return its loss."""
         chosen = torch.tensor(rows_of_step(len(self.train), rows, self.seed, self.version))
         train = self.train
         logits = self.network(train.hidden[chosen], train.p[chosen], train.entropy[chosen])
@@ -99,19 +99,19 @@ class PivotTrainer:
         return float(loss.detach())
 
     def evaluate(self) -> float:
-        """Return AUC on the validation split; weights with the best so far are kept."""
+        """Return the AUC on the validation split; store the weights if it is the best so far."""
         found = auc(scores(self.network, self.validation), self.validation.pivots.numpy().astype(bool))
         if found > self.best[0]:
             self.best = (found, self.version, copy.deepcopy(self.network.state_dict()))
         return found
 
     def take_best(self) -> tuple[float, int]:
-        """Put the best weights into the network; their AUC and version."""
+        """Load the best weights into the network, and return their AUC and version."""
         self.network.load_state_dict(self.best[2])
         return self.best[0], self.best[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that an exact resume needs."""
+        """Return the complete state for an exact resume."""
         return {
             "version": self.version,
             "network": self.network.state_dict(),
@@ -120,7 +120,7 @@ class PivotTrainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a ``state_dict``."""
+        """Restore a ``state_dict``."""
         self.version = state["version"]
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -130,7 +130,7 @@ class PivotTrainer:
 
 @torch.no_grad()
 def scores(network: PivotNetwork, examples: Examples) -> Floats:
-    """Return pivot scores [n]."""
+    """Return the pivot scores [n] of the examples."""
     encoded = network.encode(examples.hidden)
     return np.asarray(network.score(encoded, examples.p, examples.entropy).double().numpy())
 
@@ -142,7 +142,7 @@ LABELS, AGAIN = "labels.jsonl", "labels_again.jsonl"
 
 
 class PivotAdaptation(PartJob):
-    """The job behind ``part=pivot``, in one process. What is labelled already is kept for a resume."""
+    """Job behind ``part=pivot``, in one process. Finished labels are kept for a resume."""
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
         super().__init__(config, folder, ranks)
@@ -156,15 +156,15 @@ class PivotAdaptation(PartJob):
         self.state: dict[str, Any] | None = None
 
     def prepare(self) -> None:
-        """Find the checkpoint to go on from; writes nothing."""
+        """Find the checkpoint to resume from; writes nothing."""
         self.state = self.resumed()
 
     def run(self) -> str:
-        """Run every phase that is left; return a summary."""
+        """Run every remaining phase and return a summary."""
         decoding, label = drafting_config(self.policy, draft_tokens=self.options.depth), self.label("sample")
         prompts, rows, _ = sample_corpus(self.config, self.policy, self.folder, decoding, label)
         if self.state is None:
-            write(self.folder, {"version": 0}, self.config.train.keep)  # labels can be gone on with
+            write(self.folder, {"version": 0}, self.config.train.keep)  # so that labelling can be resumed
         search = self._search()
         labelled = self._labelled(prompts, rows, find_candidates(self.policy, rows, search), LABELS, 0)
         share = self.options.twice * len(prompts)
@@ -176,7 +176,7 @@ class PivotAdaptation(PartJob):
         return as_text(results)
 
     def written(self) -> dict[str, Path]:
-        """Return what a finished run leaves for its user."""
+        """Return the files that a finished run leaves for its user, by name."""
         return {**super().written(), "results": self.folder / "results.json"}
 
     # ---- labels
@@ -196,7 +196,7 @@ class PivotAdaptation(PartJob):
     def _labelled(
         self, prompts: Sequence[Prompt], rows: Sequence[TokenRow], found: Sequence[Candidate], name: str, again: int
     ) -> list[Rollouts]:
-        """Return rollouts of all candidates: those in the file, and the rest, which are added to it as they come."""
+        """Return rollouts of all candidates: those in the file, and the rest, appended to it as they finish."""
         path = self.folder / name
         done = read_rollouts(path) if self.config.resume else []
         continued = Continuations(
@@ -209,7 +209,7 @@ class PivotAdaptation(PartJob):
             judge=self.options.judge,
         )
         with writing(path):
-            write_text(path, _lines(done))  # without a last line that was not finished
+            write_text(path, _lines(done))  # drops an incomplete last line
         bar = tqdm(total=len(found), initial=len(done), desc=name, disable=not self.config.progress)
         with writing(path), path.open("a", encoding="utf-8") as file, bar:
             for part in continued.run(prompts, rows, found[len(done) :], bar):
@@ -221,7 +221,7 @@ class PivotAdaptation(PartJob):
     # ---- training
 
     def _train(self, labelled: Sequence[Rollouts]) -> tuple[PivotNetwork, Examples, list[str]]:
-        """Return the best network by validation, all examples, and the split of each."""
+        """Return the best network on the validation split, all examples, and the split of each."""
         config, options = self.config, self.options
         splits = [split_of(row.prompt, config.seed) for row in labelled]
         examples = self.examples(labelled)
@@ -269,7 +269,7 @@ class PivotAdaptation(PartJob):
         }
 
     def examples(self, labelled: Sequence[Rollouts]) -> Examples:
-        """Return what the classifier sees of labelled candidates, and which of them are pivots."""
+        """Return the classifier's inputs and labels for labelled candidates."""
         texts = [(*row.prefix, row.token) for row in labelled]
         place = ("pred", "cand").index(self.options.feat_pos)
         judged = np.array([row.judged for row in labelled], dtype=bool)
@@ -309,7 +309,7 @@ class PivotAdaptation(PartJob):
 
 
 def read_rollouts(path: Path) -> list[Rollouts]:
-    """Return what a file holds, but for a last line that was not finished."""
+    """Read the rollouts of a file, without an incomplete last line."""
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]

@@ -1,4 +1,4 @@
-"""Pairs of tokens in and out, by a network of its own."""
+"""PIPO: a separate network reads and writes pairs of tokens."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,7 @@ PIPO = AuxModel(
 
 @dataclass(frozen=True, kw_only=True)
 class PipoSystem(SpeculativeSystem):
-    """Decodes with a cycle of its own, without verification."""
+    """System that decodes with a cycle of its own, without verification."""
 
     custom_cycle: bool = True
     draft_tokens: int = 1
@@ -41,13 +41,13 @@ class PipoSystem(SpeculativeSystem):
     exact: bool = False
 
     def decoder(self) -> PartClass:
-        """Return the cycle of pairs."""
+        """Return the decoding cycle of pairs."""
         from bebop.systems.pipo.decoding import PairDecoder
 
         return PairDecoder
 
     def training(self) -> tuple[AuxModel, ...]:
-        """Return the network of pairs."""
+        """Return the pair network as the part to train."""
         return (PIPO,)
 
 

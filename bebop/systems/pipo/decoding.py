@@ -1,9 +1,9 @@
-"""Decoding in pairs of tokens: one entry of the caches and one backbone pass a pair, no verification (PIPO, SPEC 2.5).
+"""Decoding in pairs of tokens: one cache entry and one backbone pass per pair, no verification (PIPO, SPEC 2.5).
 
-A pass reads the newest pair and gives a distribution to draw the next pair's first token from; a further layer, which
-sees that token, drafts the second, and a head says how far to trust the draft. Below the threshold it is dropped, and
-PAD fills its place in the next pair. So completions have the pair network's distribution, gate included, and not the
-policy's: of that only embedding and language-model head are used.
+A pass reads the newest pair and gives the distribution of the next pair's first token. A further layer, which sees that
+token, drafts the second, and a head estimates the confidence in the draft. Below the threshold the draft is dropped,
+and PAD fills its place in the next pair. So completions have the pair network's distribution, gate included, and not
+the policy's. The policy only contributes its embedding and language-model head.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ from bebop.systems.pipo.network import PairModel, as_pairs
 from bebop.systems.pipo.options import PipoOptions
 
 Pair = tuple[int, int]
-NONE = -1  # in the place of a draft: none was drawn
+NONE = -1  # marks a missing draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Second:
-    """What a cycle has for the second place of the next pair."""
+    """Draft for the second place of the next pair, with its gate."""
 
     probs: Tensor  # [B, 1, V] that the draft was drawn from
     draft: Tensor  # [B]
@@ -40,15 +40,16 @@ class Second:
 
 
 class PairDecoder:
-    """The cycle of pairs: its accept length counts tokens a pair, its accept rate kept drafts.
+    """Decoding cycle of pairs: its accept length counts tokens per pair, its accept rate kept drafts.
 
-    A kept draft has been drawn from the draft's own distribution, whatever the gate: with the first token's that is
-    what the log-probs of a completion are of. New weights of the policy reach it through embedding and language-model
-    head alone, be it at once (``on_update=keep``) or with contexts read anew. The network is a part and stays as it is.
+    A kept draft is drawn from the draft's own distribution, whatever the gate. A completion's log-probs are under this
+    distribution and that of the first token. New weights of the policy affect it only through embedding and
+    language-model
+    head, either at once (``on_update=keep``) or with contexts read again. The network is a part and stays unchanged.
     """
 
     exact = False
-    # As part of a prompt, a text's pairs are others than those that it was drawn in.
+    # As part of a prompt, a text is split into other pairs than those that it was drawn in.
     extends = False
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
@@ -67,9 +68,9 @@ class PairDecoder:
         width = slots.tokens.shape[1]
         # By completion token, W = length + K + 1; at a pair's first token, and neutral at its second:
         fresh = {
-            "kept": torch.zeros(width, dtype=torch.bool),  # its draft comes after it
+            "kept": torch.zeros(width, dtype=torch.bool),  # whether its draft follows it
             "draft": torch.full((width,), NONE),
-            "draft_logprob": torch.zeros(width),  # it was drawn with
+            "draft_logprob": torch.zeros(width),  # log-prob of the draft when drawn
             "confidence": torch.zeros(width),
         }
         self.kept, self.drafts, self.draft_logprobs, self.confidence = (
@@ -82,15 +83,15 @@ class PairDecoder:
         self.configure(config)
 
     def _cache(self, slots: Slots) -> SlotContext:
-        """Make the cache of the backbone's layers and, behind them, of the draft's: both have an entry a pair."""
+        """Create the cache of the backbone's layers and the draft's layer behind them; all have one entry per pair."""
         like = self.policy.embed(torch.zeros(1, dtype=torch.long, device=slots.device))
         network = self.network
         return slots.kv_cache(cache_shape(network.config, network.layers), like)
 
     def configure(self, config: DecodingConfig) -> bool:
-        """Decode otherwise from now on; return whether drafting begins, whose entries are missing.
+        """Switch to a new configuration; return whether drafting starts, whose cache entries are missing.
 
-        Where no draft is ever accepted, none is made.
+        Nothing is drafted if no draft is ever accepted.
         """
         self.options = config.of(PipoOptions)
         self.tau = self.network.tau if self.options.tau is None else self.options.tau
@@ -99,13 +100,13 @@ class PairDecoder:
         return self.drafting and not before
 
     def entries(self, slot: int, context: list[int]) -> list[Pair]:
-        """Return pairs: those of the prompt, then those that the completion was drawn in."""
+        """Return the pairs of a context: those of the prompt, then those in which the completion was drawn."""
         asked = int(self.slots.asked[slot])
         kept = self.kept[slot, : len(context) - asked].tolist()
         return [*as_pairs(context[:asked], self.network.pad), *answer_pairs(context[asked:], kept, self.network.pad)]
 
     def prefill(self, first: int, contexts: Sequence[Sequence[Pair]], starts: Sequence[int] = ()) -> None:
-        """Read contexts into slots ``first``, ``first`` + 1, ..."""
+        """Read contexts into the slots ``first``, ``first`` + 1, ..."""
         starts = starts or [0] * len(contexts)
         parts = [context[start:] for context, start in zip(contexts, starts, strict=True)]
         lengths = [len(part) - 1 for part in parts]
@@ -152,16 +153,16 @@ class PairDecoder:
         return done
 
     def read(self, rows: Rows) -> Tensor:
-        """Feed the newest pair of each row -> states [B, 1, d] of the next one's first token."""
+        """Feed the newest pair of each row and return states [B, 1, d], which predict the next pair's first token."""
         inputs = self.network.compress(self.policy.embed(self.pair[: rows.batch]))[:, None]
         positions = rows.fed[:, None]
         self.cache.place(positions, rows.used)
         return self.network.states(inputs, positions, self.cache)
 
     def draft(self, rows: Rows, states: Tensor, token: Tensor) -> Second:
-        """Draw the token after ``token`` [B], which the states [B, 1, d] predicted, and gate it.
+        """Draw the token after ``token`` [B], which the states [B, 1, d] predicted, and apply the gate.
 
-        The cache is placed, since ``read`` was there.
+        The cache is already placed by ``read``.
         """
         drafted = self.network.draft_states(self.policy.embed(token)[:, None], states, rows.fed[:, None], self.cache)
         logits = self.network.logits(self.policy, drafted)
@@ -176,13 +177,14 @@ class PairDecoder:
         return Second(probs=probs, draft=draft, confidence=confidence, kept=kept)
 
     def stages(self) -> list[tuple[Any, str, str]]:
-        """Return what a benchmark may time."""
+        """Return the stages that a benchmark may time, as (object, method, name)."""
         return [(self, "prefill", "prefill"), (self, "read", "verify"), (self, "draft", "draft")]
 
     def _note(self, rows: Rows, accepted: Accepted, second: Second, first: Tensor, emitted: Tensor) -> None:
-        """Write down the draft and what became of it, and count it where the completion had a place for it.
+        """Record the draft and its outcome, and count it if the completion had room for it.
 
-        The entropies are those of both distributions that a pair is drawn from, ``first`` [B, 1, V] the other one.
+        The entropies are those of both distributions that a pair is drawn from; ``first`` [B, 1, V] is that of the
+        first token.
         """
         slots, place = self.slots, self.slots.count[: rows.batch, None]
         whole, _ = end(rows, Accepted(tokens=accepted.tokens, lengths=torch.ones_like(accepted.lengths)))
@@ -204,12 +206,12 @@ class PairDecoder:
 
 
 def answer_pairs(answer: Sequence[int], kept: Sequence[bool], pad: int) -> list[Pair]:
-    """Return the pairs that a completion was drawn in.
+    """Return the pairs in which a completion was drawn.
 
     Args:
         answer: its tokens [T].
         kept: [T], at the first token of a pair: whether the one after it is the pair's second.
-        pad: stands for a second token that is not there.
+        pad: fills the place of a missing second token.
     """
     pairs: list[Pair] = []
     place = 0

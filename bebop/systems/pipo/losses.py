@@ -1,6 +1,6 @@
-"""The losses of PIPO, on given text (SPEC 2.3) and on the network's own completions (SPEC 2.4), and the rows they read.
+"""Losses of PIPO, on given text (SPEC 2.3) and on the network's own completions (SPEC 2.4), and their batches.
 
-Of a row of pairs [n, 2] place (i, 0) holds a token and (i, 1) a token or the pad token. A *split* is the token before a
+In a row of pairs [n, 2] place (i, 0) holds a token and (i, 1) a token or the pad token. A *split* is the token before a
 PAD that is not at the end of prompt or completion.
 """
 
@@ -26,19 +26,19 @@ from bebop.trainer.chains import TokenRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRow:
-    """A prompt and a completion in pairs. pairs=((2, 17), (4, 0), (9, 1)), prompt=2."""
+    """Prompt and completion in pairs. pairs=((2, 17), (4, 0), (9, 1)), prompt=2."""
 
     pairs: tuple[tuple[int, int], ...]
     prompt: int  # pairs of the prompt
-    drafts: tuple[int, ...] = ()  # second token that was drawn for each pair of the completion, pad if none; () in SFT
+    drafts: tuple[int, ...] = ()  # second token drawn for each pair of the completion, pad if none; () in SFT
 
     def line(self) -> str:
-        """Return it as a line of JSON."""
+        """Return the row as a line of JSON."""
         return json.dumps(dataclasses.asdict(self)) + "\n"
 
     @classmethod
     def read(cls, line: str) -> Self:
-        """Read it from such a line."""
+        """Return the row of a line of JSON."""
         row = json.loads(line)
         pairs = tuple((first, second) for first, second in row["pairs"])
         return cls(pairs=pairs, prompt=row["prompt"], drafts=tuple(row["drafts"]))
@@ -46,40 +46,41 @@ class PairRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairBatch:
-    """Rows side by side, filled up on the right with pairs of two PADs."""
+    """Batch of rows, padded on the right with pairs of two PADs."""
 
     pairs: Tensor  # [B, n, 2]
     answer: Tensor  # [B, n] whether a pair belongs to the completion
-    drafts: Tensor  # [B, n] second tokens that were drawn, pad if none
+    drafts: Tensor  # [B, n] drawn second tokens, pad if none
     pad: int
 
     @property
     def firsts(self) -> Tensor:
-        """Return whether the first token of pair i + 1 is trained on [B, n - 1]."""
+        """Return a mask [B, n - 1] of the pairs i + 1 whose first token is trained on."""
         return self.answer[:, 1:] & (self.pairs[:, 1:, 0] != self.pad)
 
     @property
     def seconds(self) -> Tensor:
-        """Return whether the second token of pair i + 1 is trained on [B, n - 1]: that of the text."""
+        """Return a mask [B, n - 1] of the pairs i + 1 whose second token, that of the text, is trained on."""
         return self.answer[:, 1:] & (self.pairs[:, 1:, 1] != self.pad)
 
     @property
     def drafted(self) -> Tensor:
-        """Return whether a second token was drawn for pair i + 1 [B, n - 1], kept or not."""
+        """Return a mask [B, n - 1] of the pairs i + 1 for which a second token was drawn, kept or not."""
         return self.answer[:, 1:] & (self.drafts[:, 1:] != self.pad)
 
 
 def split_row(row: TokenRow, pad: int, share: float, numbers: random.Random) -> PairRow:
-    """Return a text in pairs, prompt and completion each filled up to an even number, some pairs of the latter split.
+    """Return a text in pairs, with PADs at random places of the completion; prompt and completion have whole pairs
+    each.
 
-    PADs come after random tokens, and what follows is paired anew, as after a rejected draft. The paper turns (a, b)
-    into (a, PAD), (b, PAD), which keeps every token in a place that it would not have in decoding.
+    PADs come after random tokens, and the following tokens are paired anew, as after a rejected draft. The paper turns
+    (a, b) into (a, PAD), (b, PAD), which keeps every token at a place that it would not have in decoding.
 
     Args:
         row: prompt and completion.
-        pad: the token that stands in the place of a second token.
-        share: of the tokens of the completion that a PAD follows.
-        numbers: which they are.
+        pad: the token that replaces a second token.
+        share: share of the completion's tokens that a PAD follows.
+        numbers: random numbers that choose them.
     """
     prompt, answer = as_pairs(row.prompt, pad), list(row.answer)
     chosen = set(numbers.sample(range(len(answer)), round(share * len(answer))))
@@ -93,7 +94,7 @@ def split_row(row: TokenRow, pad: int, share: float, numbers: random.Random) -> 
 
 
 def batch_rows(rows: Sequence[PairRow], pad: int, device: torch.device | None = None) -> PairBatch:
-    """Lay rows of different lengths out as one batch."""
+    """Collate rows of different lengths into one batch."""
 
     def side_by_side(values: list[Tensor]) -> Tensor:
         return pad_sequence(values, batch_first=True, padding_value=pad).to(device)
@@ -110,11 +111,12 @@ def batch_rows(rows: Sequence[PairRow], pad: int, device: torch.device | None = 
 
 
 def without_pads(pairs: Tensor, pad: int) -> tuple[Tensor, Tensor]:
-    """Return rows of pairs [B, n, 2] as text for a model of single tokens, and where each place is in it.
+    """Return rows of pairs [B, n, 2] as text for a model of single tokens, and the index of each place in it.
 
     Returns:
-        The tokens without PADs [B, 2 n], filled up with ``pad``; and for each place [B, n, 2] the index of the newest
-        token at it or before it, so that a PAD stands for the token before it.
+        The tokens without PADs [B, 2 n], padded with ``pad``; and for each place [B, n, 2] the index of the newest
+        token at
+        it or before it, so that a PAD stands for the token before it.
     """
     flat = pairs.flatten(1)
     real = flat != pad
@@ -127,7 +129,7 @@ def without_pads(pairs: Tensor, pad: int) -> tuple[Tensor, Tensor]:
 
 
 def mean(values: Tensor) -> Tensor:
-    """Return the mean; of no values 0."""
+    """Return the mean; 0 without values."""
     return values.sum() / max(1, values.numel())
 
 
@@ -159,11 +161,11 @@ def sft_loss(
 
 @torch.no_grad()
 def teacher_logprobs(policy: Policy, network: PairModel, batch: PairBatch) -> tuple[Tensor, Tensor]:
-    """Return what the policy, reading the text without PADs, predicts for both places of pair i + 1: both [B, n - 1,
-    V].
+    """Return the policy's log-probs for both places of pair i + 1, reading the text without PADs: both [B, n - 1, V].
 
-    A second place, also one that holds a PAD, comes after the first token of its pair. The pad token is ruled out, as
-    it is for the network.
+    A second place, including one with a PAD, comes after the first token of its pair. The pad token is excluded, as it
+    is
+    for the network.
     """
     text, index = without_pads(batch.pairs, batch.pad)
     length = int((text != batch.pad).sum(1).max())
@@ -185,7 +187,7 @@ def acceptance(student: Tensor, teacher: Tensor, drafts: Tensor) -> Tensor:
 
 
 def reverse_kl(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return KL(p_S || p_T) [N] of log-probs [N, V]; tokens that the student never draws count nothing (Eq. 9)."""
+    """Return KL(p_S || p_T) [N] of log-probs [N, V]; tokens that the student never draws contribute nothing (Eq. 9)."""
     never = torch.isneginf(student)
     gap = (student - teacher).masked_fill(never, 0)
     return (student.exp() * gap).sum(-1)
@@ -201,8 +203,8 @@ def opd_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """Return the reverse KL at both places and the confidence's cross-entropy with the draft's acceptance (Eq. 12).
 
-    The batch is the network's own text, with all second tokens that it drew: those that were not kept count, too, or
-    the confidence would learn from accepted drafts alone.
+    The batch is the network's own text, with all second tokens that it drew. Dropped drafts count too: otherwise the
+    confidence would learn only from accepted drafts.
     """
     h, u = network.read(policy, batch.pairs)
     places = batch.firsts, batch.drafted

@@ -1,8 +1,8 @@
-"""PIPO's network: two tokens in, two tokens out (SPEC 2.2).
+"""Network of PIPO: two tokens in, two tokens out (SPEC 2.2).
 
-A compressor folds the embeddings of two tokens into one input of a backbone of its own, which predicts the first token
-of the next pair; an MTP block drafts the second, and a small head says how far that draft can be trusted. Embedding and
-language-model head are the policy's, frozen, and no part of it.
+A compressor folds the embeddings of two tokens into one input of its own backbone, which predicts the first token of
+the next pair. An MTP block drafts the second, and a small head estimates the confidence in that draft. Embedding and
+language-model head are the policy's, frozen, and not part of the network.
 """
 
 from collections.abc import Mapping
@@ -19,15 +19,15 @@ from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead, init_from_backbone
 
 Compression = Literal["mlp", "random"]
-# Of a configuration: what says how its weights were stored, not what the network is.
+# Fields of a configuration that describe how weights were stored, not the network.
 NOT_OF_THE_NETWORK = ("architectures", "dtype", "transformers_version", "_name_or_path", "num_nextn_predict_layers")
 
 
 class Compressor(nn.Module):
-    """Two embeddings as one (SPEC Eq. 1)."""
+    """Compressor of two embeddings into one (SPEC Eq. 1)."""
 
     def __init__(self, size: int, kind: Compression) -> None:
-        """``mlp``: a + b + MLP([a; b]), which begins as a + b; ``random``: W [a; b] from noise."""
+        """Create the compressor. ``mlp``: a + b + MLP([a; b]), first a + b; ``random``: W [a; b], first noise."""
         super().__init__()
         self.inner = nn.Linear(2 * size, 2 * size) if kind == "mlp" else None
         self.outer = nn.Linear(2 * size, size)
@@ -37,7 +37,7 @@ class Compressor(nn.Module):
                 self.outer.weight.zero_()
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return embeddings of the tokens of n pairs, both [..., d] -> [..., d]."""
+        """Compress the embeddings of both tokens of n pairs, each [..., d], to [..., d]."""
         x = torch.cat([first, second], -1)
         if self.inner is None:
             return self.outer(x)
@@ -45,7 +45,7 @@ class Compressor(nn.Module):
 
 
 class ConfidenceHead(nn.Module):
-    """The chance that a draft is as good as the teacher's own token (SPEC Eq. 6); its inputs get no gradient."""
+    """Estimator of the chance that a draft is as good as the teacher's token (SPEC Eq. 6); inputs get no gradient."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class ConfidenceHead(nn.Module):
         self.outer = nn.Linear(size, 1, bias=False)
 
     def forward(self, *seen: Tensor) -> Tensor:
-        """Return the logit [...] of the states [..., d] that it sees."""
+        """Return the logit [...] for the input states [..., d]."""
         x = self.norm(torch.cat([one.detach() for one in seen], -1))
         return self.outer(nn.functional.silu(self.inner(x)))[..., 0]
 
@@ -62,16 +62,16 @@ class ConfidenceHead(nn.Module):
 class PairModel(nn.Module):
     """Backbone over pairs, MTP block inside the pair, compressor and confidence head.
 
-    Position ids are pair indices, in the MTP block, too. Pair i is (x_2i, x_2i+1), ``pad`` in the place of a second
-    token that is not there.
+    Position ids are pair indices, also in the MTP block. Pair i is (x_2i, x_2i+1), with ``pad`` for a missing second
+    token.
     """
 
     def __init__(
         self, *, backbone: Mapping[str, Any], pad: int, compressor: Compression = "mlp", tau: float = 0.5
     ) -> None:
-        """``backbone``: the configuration of a Hugging Face decoder; ``pad``: the token that fills a pair.
+        """Create the network from the configuration ``backbone`` of a Hugging Face decoder.
 
-        ``tau``: the threshold of the confidence that decoding uses where none is given.
+        ``pad``: the token that fills a pair. ``tau``: the default threshold of the confidence in decoding.
         """
         super().__init__()
         kind = {name: value for name, value in backbone.items() if name != "model_type"}
@@ -86,26 +86,25 @@ class PairModel(nn.Module):
 
     @property
     def layers(self) -> int:
-        """Return the number of attention layers in all; the MTP block's is the last."""
+        """Return the total number of attention layers; the MTP block's is the last."""
         return int(self.config.num_hidden_layers) + 1
 
     def compress(self, embeddings: Tensor) -> Tensor:
-        """Return inputs [..., d] of pairs whose tokens have the embeddings [..., 2, d]."""
+        """Compress the embeddings [..., 2, d] of pairs to inputs [..., d]."""
         z: Tensor = self.compressor(embeddings[..., 0, :], embeddings[..., 1, :])
         return z
 
     def states(self, inputs: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """Return normed states h [B, n, d] of inputs [B, n, d] at pair positions [B, n]: of the first token of the next
-        pair.
+        """Return normed states h [B, n, d], which predict the first token of the next pair.
 
-        Layers of the context: 0 .. L - 1.
+        ``inputs`` are [B, n, d], ``positions`` pair positions [B, n]. Layers of the context: 0 .. L - 1.
         """
         out = self.decoder(inputs_embeds=inputs, position_ids=positions, use_cache=False, context=context)
         states: Tensor = out.last_hidden_state
         return states
 
     def draft_states(self, firsts: Tensor, states: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """Return normed states u [B, n, d] of the second token of the next pair (SPEC Eq. 4).
+        """Return normed states u [B, n, d], which predict the second token of the next pair (SPEC Eq. 4).
 
         Args:
             firsts: embeddings [B, n, d] of the first token of the next pair.
@@ -134,7 +133,7 @@ class PairModel(nn.Module):
     def read(self, policy: Policy, pairs: Tensor) -> tuple[Tensor, Tensor]:
         """Return states h and u, both [B, n - 1, d], of whole rows of pairs [B, n, 2] (token ids).
 
-        Entry i of both belongs to pair i + 1: h predicts its first token, u, which sees that one, its second.
+        Entry i of both belongs to pair i + 1: h predicts its first token. u sees that token and predicts the second.
         """
         embeddings = policy.embed(pairs)
         positions = torch.arange(pairs.shape[1] - 1, device=pairs.device).expand(len(pairs), -1)
@@ -143,9 +142,9 @@ class PairModel(nn.Module):
 
     @torch.no_grad()
     def start_from(self, policy: Policy) -> None:
-        """Take over the weights of a policy's backbone and, where it has one, of its MTP head.
+        """Copy the weights of a policy's backbone and, if it has one, of its MTP head.
 
-        A network of fewer layers takes those that ``spaced_layers`` names, in their order.
+        A network with fewer layers copies those of ``spaced_layers``, in their order.
         """
         own = policy.backbone.get_decoder().state_dict()
         kept = spaced_layers(policy.backbone.config.num_hidden_layers, int(self.config.num_hidden_layers))
@@ -157,12 +156,12 @@ class PairModel(nn.Module):
 
 
 def spaced_layers(depth: int, count: int) -> list[int]:
-    """Return ``count`` of ``depth`` layers, from 0, evenly spaced, the first and the last among them."""
+    """Return ``count`` of ``depth`` layers, from 0, evenly spaced, including the first and the last."""
     return [round(i * (depth - 1) / max(1, count - 1)) for i in range(count)]
 
 
 def _of_layer(name: str, kept: list[int]) -> str:
-    """Return the name that a weight has in the backbone, of which the layers ``kept`` are taken."""
+    """Return the backbone's name of a weight, whose network copies the layers ``kept``."""
     start, found, after = name.partition("layers.")
     layer, _, rest = after.partition(".")
     return f"{start}layers.{kept[int(layer)]}.{rest}" if found else name
@@ -174,10 +173,10 @@ def settings_for(
     """Return the settings of a network for a policy.
 
     Args:
-        policy: whose backbone the network's is like.
+        policy: the policy whose backbone the network's resembles.
         compressor: how two embeddings become one.
-        layers: of the network's backbone; None: as many as the policy has.
-        pad: the token that fills half pairs, which no text may hold; None: the tokenizer's pad token.
+        layers: layers of the network's backbone; None: as many as the policy has.
+        pad: the token that fills half pairs, which no text may contain; None: the tokenizer's pad token.
 
     Raises:
         UserError: There is no token for padding alone, or the policy has fewer layers.
@@ -210,6 +209,6 @@ def settings_for(
 
 
 def as_pairs(token_ids: list[int] | tuple[int, ...], pad: int) -> list[tuple[int, int]]:
-    """Return a text of tokens as pairs, the last one filled with ``pad`` where their number is odd."""
+    """Return tokens as pairs; the last one is filled with ``pad`` if their number is odd."""
     filled = [*token_ids, pad] if len(token_ids) % 2 else [*token_ids]
     return list(zip(filled[::2], filled[1::2], strict=True))

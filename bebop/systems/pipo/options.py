@@ -1,4 +1,4 @@
-"""Define the options of PIPO: which second tokens of pairs are kept, and how its network is trained."""
+"""Options of PIPO: which second tokens of pairs are kept, and how its network is trained."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from bebop.config.fields import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipoOptions(SystemOptions):
-    """Which drafts stand in the second place of a pair (SPEC 2.5)."""
+    """Options of PIPO: which drafts are kept as second token of a pair (SPEC 2.5)."""
 
     tau: float | None = setting(
         None,

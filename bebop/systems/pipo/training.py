@@ -1,6 +1,6 @@
 """Training of PIPO's network: ``python -m bebop.adapt part=pipo`` (SPEC 2.3, 2.4).
 
-``options.stage=sft`` learns from the model's own correct completions. ``options.stage=opd`` goes on with a trained
+``options.stage=sft`` learns from the model's own correct completions. ``options.stage=opd`` continues with a trained
 network, whose own completions the model then judges token by token.
 """
 
@@ -35,16 +35,16 @@ from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.optim import learning_rate
 from bebop.trajectory import Completion, Prompt
 
-WARM_UP = 20  # the learning rate rises for one in so many of the steps
+WARM_UP = 20  # the learning rate rises during the first 1/20 of the steps
 CORPUS = "corpus.jsonl"
-FIRST_ROLLOUT = 10  # added to the seed, with the number of the rollouts: other random numbers than for the rest
+FIRST_ROLLOUT = 10  # added to the seed with the rollouts' number, so their random numbers differ from all others
 
 
 class PairTrainer(StepJob):
-    """Text to learn from, training, a threshold, and the part with what it does on held-out questions."""
+    """Training job: collect text, train, choose a threshold, and write the part with its held-out results."""
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
-        """Load the model, and make a network for it or load the one to go on with."""
+        """Load the model, and create a network for it or load an existing one."""
         super().__init__(config, folder, ranks)
         embedded = config.data.engine in (None, "torch")
         check(embedded, "data.engine", config.data.engine, "part=pipo samples with the embedded engine: leave it out")
@@ -57,8 +57,7 @@ class PairTrainer(StepJob):
         self.optimise(self.network, "network of pairs", lr=options.rate, steps=options.steps, warm_up=warm_up)
 
     def _network(self) -> tuple[dict[str, Any], PairModel]:
-        """Return what the network is made with, and the network: a fresh one in SFT, the one given or shipped in
-        OPD."""
+        """Return the network's settings and the network: a new one in SFT, the given or shipped one in OPD."""
         options, config = self.options, self.config
         if options.stage == "sft":
             settings = settings_for(self.policy, options.compressor, options.layers, options.pad)
@@ -71,10 +70,10 @@ class PairTrainer(StepJob):
         return dict(read_card(path).settings), given.requires_grad_(True)
 
     def run(self) -> str:
-        """Run all phases that are left; return what is to be said at the end."""
+        """Run all remaining phases and return the final message."""
         questions, held_out = self.questions()
         self.train(self.given(self.corpus(questions)) if self.options.stage == "sft" else self.own(questions))
-        shipped = copy.deepcopy(self.network).bfloat16().float().eval()  # what is stored is what is measured
+        shipped = copy.deepcopy(self.network).bfloat16().float().eval()  # measure the weights as stored
         self.policy.parts["pipo"] = shipped
         tau = tau_for(self.config, self.policy, questions, self.options.pad_ratio, self.label("threshold"))
         self.settings["tau"] = shipped.tau = tau
@@ -86,8 +85,9 @@ class PairTrainer(StepJob):
     # ---- text
 
     def questions(self) -> tuple[list[Prompt], list[Prompt]]:
-        """Return questions to train on, and held-out ones, which are never among them; ``UserError`` if none is
-        left."""
+        """Return training questions and held-out ones, without overlap; raise ``UserError`` if no training question
+        remains.
+        """
         questions, held_out = question_streams(self.config, self.policy)
         known = {prompt.token_ids for prompt in held_out}
         left = [prompt for prompt in questions if prompt.token_ids not in known]
@@ -96,8 +96,7 @@ class PairTrainer(StepJob):
         return left, held_out
 
     def corpus(self, questions: Sequence[Prompt]) -> list[TokenRow]:
-        """Return the model's own completions that were rewarded with 1, several to a question; they stay in the run
-        folder."""
+        """Return the model's own completions with reward 1, several per question; they are stored in the run folder."""
         path = self.folder / CORPUS
         if self.config.resume and path.is_file():
             return read_corpus(path)
@@ -115,7 +114,7 @@ class PairTrainer(StepJob):
         return rows
 
     def given(self, rows: Sequence[TokenRow]) -> Iterator[PairBatch]:
-        """Yield batches of right completions from the next step on, split at random places."""
+        """Yield batches of correct completions from the next step on, split at random places."""
         options, pad = self.options, self.network.pad
         while True:
             numbers = random.Random(f"{self.config.seed}/{self.version}")
@@ -124,8 +123,7 @@ class PairTrainer(StepJob):
             yield batch_rows(split, pad, self.policy.device)
 
     def own(self, questions: Sequence[Prompt]) -> Iterator[PairBatch]:
-        """Yield batches of the network's own completions, drawn ``rollouts`` at a time with the weights of that
-        moment."""
+        """Yield batches of the network's own completions, drawn ``rollouts`` at a time with the current weights."""
         options, pad = self.options, self.network.pad
         each = max(1, options.rollouts // options.rows_per_step)  # steps
         while True:
@@ -136,8 +134,7 @@ class PairTrainer(StepJob):
                 yield batch_rows(own, pad, self.policy.device)
 
     def _rollouts(self, questions: Sequence[Prompt], number: int) -> list[PairRow]:
-        """Return rollouts of which some steps may have been done: they stay in the run folder, for a resume and for
-        others."""
+        """Return the rollouts with this number; they are stored in the run folder, so that a resume finds them."""
         path = self.folder / "rollouts" / f"{number:05}.jsonl"
         if self.config.resume and path.is_file():
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -159,11 +156,11 @@ class PairTrainer(StepJob):
     # ---- training
 
     def train(self, batches: Iterator[PairBatch]) -> None:
-        """Take every step to the last, each on the next batch."""
+        """Take all remaining steps, each on the next batch."""
         self.learn(self.options.steps, lambda: self.update(next(batches)))
 
     def update(self, batch: PairBatch) -> dict[str, float]:
-        """Take one optimizer step."""
+        """Take one optimizer step on ``batch`` and return its metrics."""
         loss, parts = loss_of(self.network, self.policy, batch, self.options)
         self.optimizer.zero_grad()
         loss.backward()
@@ -175,18 +172,18 @@ class PairTrainer(StepJob):
 def loss_of(
     network: PairModel, policy: Policy, batch: PairBatch, options: PipoTraining
 ) -> tuple[Tensor, dict[str, float]]:
-    """Return the loss of a stage on a batch, and its parts."""
+    """Return the loss of the configured stage on a batch, and its parts."""
     weights = {"mtp_weight": options.mtp_weight, "confidence_weight": options.confidence_weight}
     if options.stage == "sft":
         return sft_loss(network, policy, batch, **weights)
     return opd_loss(network, policy, batch, **weights)
 
 
-# ---- completions that are drawn in pairs
+# ---- completions drawn in pairs
 
 
-HALVINGS = 7  # of the range in which a threshold is looked for
-CALIBRATION = 64  # questions for each
+HALVINGS = 7  # steps of the bisection for the threshold
+CALIBRATION = 64  # questions for each step
 
 
 def pair_answers(
@@ -197,16 +194,16 @@ def pair_answers(
     seed: int,
     label: str | None = None,
 ) -> list[Completion]:
-    """Return completions by the policy's network of pairs, each with what the decoder kept of its drafts.
+    """Return completions by the policy's pair network, each with the decoder's record of its drafts.
 
-    ``options``: of the decoding system, as {"tau": 0.5}.
+    ``options``: options of the decoding system, as {"tau": 0.5}.
     """
     decoding = DecodingConfig(system="pipo", draft_tokens=1, options=options)
     return run_engine(policy, prompts, config.data, decoding, seed, label, keep_state=True)
 
 
 def pair_rows(prompts: Sequence[Prompt], answers: Sequence[Completion], pad: int) -> list[PairRow]:
-    """Return texts in the pairs that they were drawn in, with the drafts: kept or not."""
+    """Return texts in the pairs in which they were drawn, with all drafts, kept or not."""
     rows = []
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = answer.token_ids.tolist()
@@ -220,16 +217,16 @@ def pair_rows(prompts: Sequence[Prompt], answers: Sequence[Completion], pad: int
 
 
 def pad_ratio(answers: Sequence[Completion]) -> float:
-    """Return the share of pairs that hold one token."""
+    """Return the share of pairs with only one token."""
     return 2 - sum(a.stats.emitted for a in answers) / sum(a.stats.cycles for a in answers)
 
 
 def tau_for(
     config: AdaptConfig, policy: Policy, prompts: Sequence[Prompt], wanted: float, label: str | None = None
 ) -> float:
-    """Return the threshold at which the pad ratio on some prompts comes nearest to ``wanted``, by halving (0, 1).
+    """Return the threshold at which the pad ratio on some prompts is closest to ``wanted``, by bisecting (0, 1).
 
-    It rises with the threshold: what is dropped leaves more steps to go.
+    The ratio rises with the threshold: dropped drafts leave more steps to take.
     """
     low, high = 0.0, 1.0
     found: list[tuple[float, float]] = []
@@ -245,7 +242,7 @@ def tau_for(
 def trial(
     config: AdaptConfig, policy: Policy, prompts: Sequence[Prompt], options: dict[str, Any], label: str | None = None
 ) -> dict[str, Any]:
-    """Return reward, tokens a pair and pairs a completion on prompts: intervals over them."""
+    """Return reward, tokens per pair and pairs per completion on prompts, as intervals over prompts."""
     answers = pair_answers(config, policy, prompts, options, config.seed + 3, label)
     reward = make_reward(config.task)
     rewards = np.array([checked(reward, a.text, p) for p, a in zip(prompts, answers, strict=True)])

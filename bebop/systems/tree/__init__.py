@@ -1,4 +1,4 @@
-"""A tree of drafts of the model's own MTP head, of which the accepted path is kept."""
+"""Tree drafts of the model's own MTP head; verification keeps the accepted path."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from bebop.systems.speculative import SpeculativeSystem
 
 @dataclass(frozen=True, kw_only=True)
 class TreeSystem(SpeculativeSystem):
-    """Drafts several tokens for a place."""
+    """System that drafts several candidate tokens per position."""
 
     drafter_name: str = "mtp_tree"
     rule_name: str = "tree_walk"
@@ -26,7 +26,7 @@ class TreeSystem(SpeculativeSystem):
         return MTPTreeDrafter
 
     def rule(self) -> PartClass:
-        """Return the rule that walks down a tree."""
+        """Return the acceptance rule that walks down a tree."""
         from bebop.rollout.decoding.rules import TreeWalk
 
         return TreeWalk

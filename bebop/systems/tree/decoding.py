@@ -1,4 +1,4 @@
-"""A tree of drafts of the model's own MTP head: several tokens for a place, all nodes of a depth from one pass."""
+"""Tree drafts of the model's own MTP head: several tokens per position, all nodes of a depth from one pass."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -20,25 +20,27 @@ from bebop.rollout.slots import Slots
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """The nodes of a depth. Those above that have children come in order, and are meant by their place among them."""
+    """Nodes of one depth. Parents (nodes of the previous depth with children) are in order; indices refer to that
+    order.
+    """
 
-    children: tuple[tuple[Tensor, Tensor], ...]  # by rank: places of the nodes above, and the nodes that follow them
-    inner: Tensor  # nodes of this depth that have children in turn
-    above: Tensor  # of each, the place of the node that it follows
+    children: tuple[tuple[Tensor, Tensor], ...]  # by rank: indices of parents, and their child nodes
+    inner: Tensor  # nodes of this depth that have children themselves
+    above: Tensor  # for each of them, the index of its parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """A fixed shape; nodes are numbered depth by depth."""
+    """Tree of fixed shape; nodes are numbered depth by depth."""
 
     parents: Tensor  # [K]
     ways: Tensor  # [K, K] (bool) the ancestors of each node, itself included
-    order: Tensor  # [K] of the nodes, among all that ``levels`` list as children
+    order: Tensor  # [K] index of each node among all children in ``levels``
     levels: tuple[Level, ...]
 
     @classmethod
     def of(cls, paths: tuple[tuple[int, ...], ...], device: torch.device) -> Self:
-        """Make a tree of the paths of its nodes, in any order."""
+        """Create a tree from the paths of its nodes, in any order."""
         ordered = sorted(paths, key=lambda path: (len(path), path))
         number = {path: i for i, path in enumerate(ordered)} | {(): -1}
         levels, above = [], [()]  # type: list[Level], list[tuple[int, ...]]
@@ -60,10 +62,10 @@ class Tree:
 
 
 class MTPTreeDrafter(HeadDrafter):
-    """Samples the children of a node one after another without replacement: each from the head's distribution without
-    the siblings before it. At temperature 0 they are the likeliest tokens.
+    """Drafter that samples the children of a node one after another without replacement, from the head's distribution
+    without the earlier siblings. At temperature 0 they are the likeliest tokens.
 
-    The shape does not depend on what is drawn: no node is dropped for being unlikely, which would bias the output.
+    The shape does not depend on the drawn tokens: no node is dropped for being unlikely, which would bias the output.
     """
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
@@ -79,13 +81,13 @@ class MTPTreeDrafter(HeadDrafter):
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """Draft the next tokens of every row.
 
-        A length that is known beforehand counts nodes; the others are drafted all the same.
+        A length that is known beforehand counts nodes; the other nodes are drafted anyway.
         """
         tree, batch, seen = self.tree, rows.batch, rows.seen
         every = torch.arange(batch, device=rows.last.device)[:, None]
         tokens = rows.last.new_empty(batch, len(tree.parents))
         probs: list[Tensor] = []
-        hidden = self.hidden[:batch, None]  # [B, n, d] of the nodes that have children, n of them at each depth
+        hidden = self.hidden[:batch, None]  # [B, n, d] of the n nodes of a depth with children
         marks = None if seen is None else seen[:, None]  # [B, n, V] what penalties see there
         for depth, level in enumerate(tree.levels):
             logits = self.policy.logits(hidden)
@@ -111,10 +113,9 @@ class MTPTreeDrafter(HeadDrafter):
         )
 
     def _expand(self, rows: Rows, level: Level, depth: int, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """Return states [B, n, d] at nodes of a depth, from their tokens [B, n] and the states [B, n, d] they were
-        drawn from.
+        """Return states [B, n, d] at nodes of a depth, from their tokens [B, n] and their parents' states [B, n, d].
 
-        Each sees the text and its way down the tree. Entries go on by node, position ids by depth.
+        Each node sees the text and its path down the tree. Cache entries are ordered by node, position ids by depth.
         """
         positions = (rows.fed + depth)[:, None].expand_as(tokens)
         ways = self.tree.ways[level.inner].expand(rows.batch, -1, -1)

@@ -1,1 +1,1 @@
-"""Environments of agents."""
+"""Environments in which a policy acts in several turns."""

@@ -1,4 +1,4 @@
-"""``calc``: work out a long expression with a calculator.
+"""``calc``: evaluate a long expression with a calculator.
 
 A turn is ``calc EXPRESSION``, answered by a message of role ``tool``, or ``answer NUMBER``, which ends the trajectory.
 The calculator takes fewer numbers at a time than a question has, so later calls use the results of earlier ones.
@@ -18,8 +18,8 @@ from bebop.tasks.environment import EnvStep, Message, last_line
 NUMBER = re.compile(r"-?\d{1,80}", re.ASCII)
 TERM = re.compile(r"\d+(?:\.\d*)?|\.\d+", re.ASCII)
 MAX_NUMBERS = 3  # in a call
-MAX_LENGTH = 200  # letters of an expression: Python's parser takes brackets of any depth that fits in
-MAX_BITS = 512  # of a numerator or denominator, in every step
+MAX_LENGTH = 200  # characters of an expression: Python's parser handles every nesting that fits
+MAX_BITS = 512  # limit of a numerator or denominator, in every step
 LETTERS = re.compile(r"[\d\s.+\-*/%()]+", re.ASCII)
 OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
     ast.Add: operator.add,
@@ -32,7 +32,10 @@ OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | in
 
 
 def item(index: int, seed: int, *, terms: int = 6, digits: int = 3) -> dict[str, Any]:
-    """Draw an expression and its value: ``{"expression": "(417 - 52) * 96 + 8", "answer": "35048"}``; ``UserError``."""
+    """Draw an expression and its value: ``{"expression": "(417 - 52) * 96 + 8", "answer": "35048"}``.
+
+    Raises ``UserError`` for impossible arguments.
+    """
     for name, value, low, high in (("terms", terms, 4, 12), ("digits", digits, 1, 6)):
         if not low <= value <= high:
             raise UserError(f"{name}={value} is not possible for calc: it is from {low} to {high}")
@@ -49,16 +52,16 @@ def item(index: int, seed: int, *, terms: int = 6, digits: int = 3) -> dict[str,
 
 
 class Calc:
-    """One question. ``tool_calls`` counts calls, ``tool_errors`` those that make no sense."""
+    """One question. ``tool_calls`` counts calls, ``tool_errors`` the invalid ones."""
 
     def __init__(self, *, turns: int = 12) -> None:
-        """Allow ``turns``, the answer among them; ``UserError``."""
+        """Allow ``turns`` turns, the answer included; raise ``UserError`` if that is out of range."""
         if not 1 <= turns <= 1000:
             raise UserError(f"turns={turns} is not possible for calc: 1 to 1000")
         self.turns, self.left, self.answer = turns, 0, ""
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
-        """Return the question; nothing depends on ``seed``."""
+        """Return the question; it does not depend on ``seed``."""
         self.left, self.answer = self.turns, item["answer"]
         text = (
             f"What is {item['expression']}? Each of your turns is 'calc EXPRESSION', which a calculator works out if "
@@ -68,7 +71,7 @@ class Calc:
         return ({"role": "user", "content": text},)
 
     async def step(self, text: str) -> EnvStep:
-        """Give reward 1 for the right answer; a wrong one, or the last turn, ends the episode with 0."""
+        """Return reward 1 for the right answer; a wrong one, or the last turn, ends the episode with 0."""
         self.left -= 1
         verb, _, rest = last_line(text).partition(" ")
         if verb == "answer" and NUMBER.fullmatch(rest):
@@ -94,14 +97,15 @@ class Calc:
 
 
 class BadExpression(Exception):
-    """An expression that cannot be calculated; the policy reads the message."""
+    """Expression that cannot be calculated; the policy reads the message."""
 
 
 def calculate(text: str) -> Fraction:
-    """Return the value of an expression of numbers, ``+ - * / // % **`` and brackets; ``BadExpression``.
+    """Return the value of an expression of numbers, ``+ - * / // % **`` and brackets; raise ``BadExpression`` if
+    invalid.
 
-    Exact, of bounded size, and nothing but numbers: the text is parsed and its tree walked. Python evaluates nothing,
-    and letters are refused before that.
+    The calculation is exact, of bounded size, and limited to numbers: the text is parsed and its tree walked. Python
+    evaluates nothing, and letters are refused before that.
     """
     if len(text) > MAX_LENGTH:
         raise BadExpression(f"longer than {MAX_LENGTH} letters")
@@ -115,7 +119,7 @@ def calculate(text: str) -> Fraction:
 
 
 def _value(node: ast.expr) -> Fraction:
-    """Return the value of a node of the tree, which is at most as deep as the text is long."""
+    """Return the value of a node of the tree, whose depth is bounded by the length of the text."""
     match node:
         case ast.Constant(value=bool() | complex()):
             pass
@@ -136,7 +140,7 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    """Return a power, unless it is too large: its size is known before it is calculated."""
+    """Return a power; raise ``BadExpression`` if it is too large, which is known before it is calculated."""
     if exponent.denominator != 1:
         raise BadExpression("an exponent has to be a whole number")
     if base == 0 and exponent < 0:

@@ -1,11 +1,12 @@
-"""A generate endpoint on loopback, tokens in and tokens out, that keeps every trajectory's tokens exact.
+"""Generate endpoint on loopback, tokens in and tokens out, that keeps every trajectory's tokens exact.
 
-The request and the response are those of vLLM's ``/inference/v1/generate`` as verifiers 0.4 uses it: ``token_ids`` and
-``sampling_params`` with the trajectory's name in ``X-Session-ID``; ``choices[0].token_ids`` and one log-prob each.
+Request and response are those of vLLM's ``/inference/v1/generate`` as verifiers 0.4 uses it. The request has
+``token_ids`` and ``sampling_params``, with the trajectory's name in ``X-Session-ID``. The response has
+``choices[0].token_ids`` and one log-prob each.
 
-A trajectory is one list of tokens that only grows: each request begins with all that was fed and sampled before, and
-the rest of it is the observation. Any other request is refused before anything is sampled: history that was rendered
-and tokenised again, a second branch, two requests at once, a turn after one that was cut off.
+A trajectory is one growing list of tokens. Each request begins with all tokens fed and sampled before, and the rest of
+it is the observation. Any other request is refused before anything is sampled: re-tokenised history, a second branch,
+two requests at once, a turn after a truncated one.
 """
 
 import hmac
@@ -26,12 +27,15 @@ FINISHES = ("stop", "length")
 
 
 class TraceRefused(UserError):
-    """A trajectory whose tokens are not one growing list; the message names the first difference."""
+    """Trajectory whose tokens are not one growing list; the message names the first difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTurn:
-    """What the policy read since its last turn, and what it sampled: ``observation=(2, 57), sampled=(61, 1)``."""
+    """Tokens that the policy read since its last turn, and those that it sampled.
+
+    For instance ``observation=(2, 57), sampled=(61, 1)``.
+    """
 
     observation: tuple[int, ...]
     sampled: tuple[int, ...]
@@ -41,17 +45,19 @@ class SampledTurn:
 
 @dataclass(slots=True)
 class TokenTrace:
-    """The tokens of one trajectory so far."""
+    """Tokens of one trajectory so far."""
 
     generate: Generate
     name: str
     turns: list[SampledTurn] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)  # all of them: fed and sampled
-    error: Exception | None = None  # the first one; nothing is sampled after it
+    error: Exception | None = None  # the first error, after which nothing is sampled
     busy: bool = False
 
     async def turn(self, ids: Sequence[int], params: Mapping[str, Any]) -> SampledTurn:
-        """Sample the next turn after ``ids``; ``TraceRefused``, or what ``generate`` raised, then and ever after."""
+        """Sample the next turn after ``ids``; raise ``TraceRefused``, or the error of ``generate``, in this and all
+        later calls.
+        """
         if self.error is not None:
             raise self.error
         try:
@@ -98,7 +104,7 @@ class TokenTrace:
             raise TraceRefused(f"{turn} follows one that was cut off: a stop token would have to be made up")
 
     def _origin(self, where: int) -> str:
-        """Say whether a token of the trace was observed or sampled, and when: ``sampled in turn 2``."""
+        """Return in words whether a token of the trace was observed or sampled, and when: ``sampled in turn 2``."""
         end = 0
         for number, turn in enumerate(self.turns):
             for kind, tokens in (("observed", turn.observation), ("sampled", turn.sampled)):
@@ -109,10 +115,10 @@ class TokenTrace:
 
 
 class GenerateServer:
-    """The endpoint on 127.0.0.1 at a port of its own, for clients with its key; an async context manager."""
+    """Endpoint on 127.0.0.1 at a free port, for clients with its key; an async context manager."""
 
     def __init__(self) -> None:
-        """Make a key; it listens nowhere yet."""
+        """Create a key; the server does not listen yet."""
         self.key = secrets.token_urlsafe(24)
         self.address = ""
         self._traces: dict[str, TokenTrace] = {}
@@ -122,7 +128,7 @@ class GenerateServer:
         """Start to listen."""
         app = web.Application(client_max_size=BODY_BYTES)
         app.router.add_post("/inference/v1/generate", self._generate)
-        # A rollout that is cancelled takes its sampling with it.
+        # Cancelling a rollout also cancels its sampling.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -137,7 +143,7 @@ class GenerateServer:
             await self._runner.cleanup()
 
     def open(self, session: str, name: str, generate: Generate) -> TokenTrace:
-        """Answer requests of ``session`` by ``generate``; errors call the trajectory ``name``."""
+        """Answer requests of ``session`` with ``generate``; error messages call the trajectory ``name``."""
         trace = self._traces[session] = TokenTrace(generate, name)
         return trace
 
@@ -173,7 +179,7 @@ class GenerateServer:
 
 
 def _request(body: Any) -> tuple[list[int], dict[str, Any]]:
-    """Return the tokens and parameters of a request; ``ValueError`` says which fields a request needs."""
+    """Return the tokens and parameters of a request; raise ``ValueError`` that names the required fields."""
     ids = body.get("token_ids") if isinstance(body, dict) else None
     params = body.get("sampling_params", {}) if isinstance(body, dict) else None
     if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):

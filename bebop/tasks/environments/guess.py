@@ -1,8 +1,8 @@
 """``guess``: find a number between 1 and 64 in six tries.
 
-A turn of the policy is ``lo hi guess``: the range that is left, and a number out of it. The reply is ``more`` or
-``less`` and nothing else, so the policy has to read the range off the history, turn by turn. Halving it finds 63 of the
-64 numbers. The game is small enough for the built-in model, which learns it from ``demonstrations``.
+A turn of the policy is ``lo hi guess``: the remaining range, and a number in it. The reply is only ``more`` or
+``less``, so the policy has to infer the range from the history, turn by turn. Halving it finds 63 of the 64 numbers.
+The game is small enough for the built-in model, which learns it from ``demonstrations``.
 """
 
 import random
@@ -15,14 +15,16 @@ from bebop.tasks.environment import EnvStep, Message
 
 TURN = re.compile(r"\s*(\d{1,9}) (\d{1,9}) (\d{1,9})\s*", re.ASCII)
 FORM = "lo hi guess"  # the reply to a text that is no turn
-# How often a demonstration slips, a turn. The demonstrations then find .65 of the numbers, and the built-in model .51
-# to .59 after 100 to 300 steps on 32 of them (256 games at temperature 1): there is room above, and groups differ.
+# Chance of a slip per turn of a demonstration. Demonstrations then find .65 of the numbers, and the built-in model .51
+# to .59 after 100 to 300 steps on 32 of them (256 games at temperature 1): it can improve, and groups differ.
 SLIPS = 0.4
-SLIPPED = (-10, -1, 1, 10)  # what an end of the range is then off by
+SLIPPED = (-10, -1, 1, 10)  # error of an end of the range after a slip
 
 
 def item(index: int, seed: int, *, numbers: int = 64, tries: int = 6) -> dict[str, Any]:
-    """Draw the number to find: ``{"number": 17, "numbers": 64, "tries": 6}``; ``UserError``."""
+    """Draw the number to find: ``{"number": 17, "numbers": 64, "tries": 6}``; raise ``UserError`` for impossible
+    arguments.
+    """
     for name, value, low, high in (("numbers", numbers, 2, 10**6), ("tries", tries, 1, 100)):
         if not low <= value <= high:
             raise UserError(f"{name}={value} is not possible for guess: it is from {low} to {high}")
@@ -31,18 +33,18 @@ def item(index: int, seed: int, *, numbers: int = 64, tries: int = 6) -> dict[st
 
 
 class Guess:
-    """One game. A senseless try is spent, and counted in ``tool_errors``."""
+    """One game. An invalid turn uses up a try, and counts in ``tool_errors``."""
 
     def __init__(self) -> None:
         self.number = self.left = 0
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
-        """Return the question; nothing depends on ``seed``."""
+        """Return the question; it does not depend on ``seed``."""
         self.number, self.left = item["number"], item["tries"]
         return (asked(item),)
 
     async def step(self, text: str) -> EnvStep:
-        """Give reward 1 for the number, 0 after the last try."""
+        """Return reward 1 for the number, 0 after the last try."""
         self.left -= 1
         turn = TURN.fullmatch(text)
         counts = {"tool_errors": float(turn is None)}
@@ -68,11 +70,13 @@ def asked(item: Mapping[str, Any]) -> Message:
 
 
 def demonstrations(index: int, seed: int, slips: float = SLIPS) -> tuple[Message, ...]:
-    """Return game ``index`` as it is played by halving: question, turn, reply, turn, ...; the last is a turn.
+    """Return game ``index`` as played by halving: question, turn, reply, turn, ...; the last message is a turn.
 
-    Roles are user and assistant in alternation; only the assistant's messages are learned. In each turn, with
-    probability ``slips``, an end of the range is wrong by 1 or 10, and the game goes on from there. The policy learns
-    to halve as its mode, and errors that reinforcement can remove as its tail.
+    Roles alternate between user and assistant; only the assistant's messages are learned. In each turn, with
+    probability
+    ``slips``, an end of the range is wrong by 1 or 10, and the game continues from there. The policy learns to halve as
+    its
+    mode, and errors that reinforcement can remove as its tail.
     """
     game = item(index, seed)
     number, numbers, rng = game["number"], game["numbers"], random.Random(f"guess demonstration {seed} {index}")

@@ -1,17 +1,17 @@
 """Episodes on an OpenEnv 0.3 server, by its address.
 
-A connection is a session of the server with an environment of its own. Requests carry no number, so whoever reads next
-gets the reply: a call that ended early (a time limit, a cancellation) would leave its reply to the next step. A
-connection is therefore kept only while every reply has been read. The wire is JSON over a WebSocket at
-``<address>/ws``; the ``openenv`` library is not needed here.
+A connection is a session of the server with its own environment. Requests carry no number, so the next reader gets the
+reply: a call that ended early (a time limit, a cancellation) would leave its reply to the next step. A connection is
+therefore kept only while every reply has been read. The wire is JSON over a WebSocket at ``<address>/ws``; the
+``openenv`` library is not needed here.
 
-- The question: ``reset`` is sent what the item holds, ``seed`` among it.
-- What the policy wrote becomes the field ``action`` of the server's action; with ``action=""`` it has to be the whole
-  action, a JSON object. One that the server's action class refuses is answered with a message that says why.
-- What the policy reads: the field ``observation`` of the server's observation; with ``observation=""`` its only field,
-  or all of them as a JSON object. Text stays as it is, everything else is written as JSON, keys in order.
-- Whatever else fails is ``EnvironmentLost``: an environment that raises, a server that is full, gone or speaks of
-  something else, a reward that is not finite.
+- The question: ``reset`` receives the contents of the item, including ``seed``.
+- The policy's text becomes the field ``action`` of the server's action; with ``action=""`` it has to be the whole
+  action, a JSON object. If the server's action class refuses it, the policy gets a message with the reason.
+- The policy reads the field ``observation`` of the server's observation; with ``observation=""`` its only field, or all
+  of them as a JSON object. Text stays as it is, everything else is written as JSON with sorted keys.
+- Every other failure is ``EnvironmentLost``: an environment that raises, a server that is full, gone or sends something
+  else, a reward that is not finite.
 """
 
 import asyncio
@@ -29,24 +29,24 @@ from bebop.errors import UserError
 from bebop.tasks.environment import EnvironmentLost, EnvStep, Message
 
 CONNECT_SECONDS = 10.0
-MESSAGE_BYTES = 100 << 20  # the longest message that OpenEnv's own client takes
+MESSAGE_BYTES = 100 << 20  # the longest message that OpenEnv's own client accepts
 SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 ROLES = ("user", "tool")
 SHOWN = 300  # characters of an error message
-# What pydantic calls missing and unknown fields: the setting is wrong, not the text in it.
+# Pydantic's error types for missing and unknown fields: these mean a wrong setting, not a wrong text.
 MISNAMED = ("missing", "extra_forbidden")
 
 
 class OpenEnv:
-    """An episode on the server at ``address``; an ``Environment``. One call at a time."""
+    """Episode on the server at ``address``; an ``Environment``. One call at a time."""
 
     def __init__(
         self, *, address: str, action: str = "text", observation: str = "", role: str = "user", system: str = ""
     ) -> None:
-        """Check the settings; connect to nothing yet.
+        """Check the settings without connecting.
 
         address: http, https, ws or wss; role: of the messages, user or tool; system: a message before the first.
-        ``UserError`` for an address or role that cannot be.
+        Raises ``UserError`` for an impossible address or role.
         """
         if role not in ROLES:
             raise UserError(f"role={role!r} of an OpenEnv environment is not possible: give one of {', '.join(ROLES)}")
@@ -56,7 +56,9 @@ class OpenEnv:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
-        """Return the first messages of a new session; the server's ``reset`` receives ``item``, over ``seed``."""
+        """Return the first messages of a new session; the server's ``reset`` receives ``item``, which may override
+        ``seed``.
+        """
         await self.close()
         await self._connect()
         with self._connection("reset") as socket:
@@ -79,13 +81,13 @@ class OpenEnv:
         return EnvStep(messages=() if done else (self._message(observation),), reward=reward, done=done)
 
     async def close(self) -> None:
-        """Close the connection, with which the session on the server ends."""
+        """Close the connection, which ends the session on the server."""
         session, self._session, self._socket = self._session, None, None
         if session is not None:
             await session.close()
 
     async def _connect(self) -> None:
-        """Open a new connection: one of a pool could hold the reply to another episode."""
+        """Open a new connection: a pooled one could hold the reply to another episode."""
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS))
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -99,7 +101,7 @@ class OpenEnv:
 
     @contextlib.contextmanager
     def _connection(self, kind: str) -> Iterator[aiohttp.ClientWebSocketResponse]:
-        """Lend the connection for one call. It is kept only if the call returns: no other may read a late reply."""
+        """Lend the connection for one call. It is kept only if the call returns, so no other reads a late reply."""
         socket, self._socket = self._socket, None
         if socket is None:
             raise self._lost(f"has no session for this {kind}: the one before it ended early")
@@ -132,7 +134,9 @@ class OpenEnv:
         return _text(observation, self.observation), value, bool(data.get("done"))
 
     def _refusal(self, answer: Mapping[str, Any]) -> str:
-        """Return what the policy reads of a refused action; raise everything else that went wrong."""
+        """Return the policy's message for a refused action; raise ``EnvironmentLost`` or ``UserError`` for all other
+        failures.
+        """
         data = answer["data"]
         if data.get("code") != "VALIDATION_ERROR":
             raise self._lost(f"failed in a step: {_complaint(answer)}")
@@ -158,11 +162,11 @@ def item(index: int, seed: int) -> dict[str, Any]:
 
 
 def socket_url(address: str) -> str:
-    """Return the WebSocket address of a server; ``UserError`` if ``address`` names none."""
+    """Return the WebSocket address of a server; raise ``UserError`` if ``address`` is invalid."""
     try:
         parts = urlsplit(address)
         usable = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, a bracket that is not closed
+    except ValueError:  # a non-numeric port, an unclosed bracket
         usable = False
     if not usable or "@" in parts.netloc or parts.query or parts.fragment:
         raise UserError(
@@ -174,7 +178,7 @@ def socket_url(address: str) -> str:
 
 
 def _answer(text: str) -> dict[str, Any]:
-    """Parse a reply of the shape that OpenEnv 0.3 gives; ``ValueError`` for any other."""
+    """Parse a reply in OpenEnv 0.3's format; raise ``ValueError`` for any other."""
     answer = json.loads(text)
     kind = answer.get("type") if isinstance(answer, dict) else None
     data = answer.get("data") if kind in ("observation", "error") else None

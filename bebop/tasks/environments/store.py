@@ -1,8 +1,8 @@
 """``store``: follow a chain of keys through a store, one key a turn.
 
-Each key's entry names the next one, which only ``get`` reveals: a question of n turns takes n - 1 times ``get`` and
-then ``answer``, and no turn can be left out. Contexts grow by a little with each of 4 to 30 turns, so the cost of
-reading them again shows. A policy that gets nothing right still plays all of its turns.
+Each key's entry names the next one, which only ``get`` reveals. A question of n turns takes n - 1 times ``get`` and
+then ``answer``, and no turn can be skipped. Contexts grow a little with each of 4 to 30 turns, so the cost of reading
+them again is visible. A policy that gets nothing right still plays all of its turns.
 """
 
 import random
@@ -19,9 +19,10 @@ KEYS = range(100, 1000)
 
 
 def item(index: int, seed: int, *, length: int = 0, size: int = 64) -> dict[str, Any]:
-    """Draw a store of ``size`` entries and a way of ``length`` turns (0: drawn, from 4 to 30); ``UserError``.
+    """Draw a store of ``size`` entries and a path of ``length`` turns (0: drawn, from 4 to 30).
 
-    Its keys: ``entries`` (key -> key), ``start``, ``length``, ``answer``: the key that the last ``get`` names.
+    Its keys: ``entries`` (key -> key), ``start``, ``length``, ``answer``: the key that the last ``get`` names. Raises
+    ``UserError`` for impossible arguments.
     """
     if length != 0 and not MIN_TURNS <= length <= MAX_TURNS:
         raise UserError(f"length={length} is not possible for store: {MIN_TURNS} to {MAX_TURNS} turns, or 0: drawn")
@@ -29,24 +30,24 @@ def item(index: int, seed: int, *, length: int = 0, size: int = 64) -> dict[str,
         raise UserError(f"size={size} is not possible for store: {MAX_TURNS} to {len(KEYS)} entries")
     rng = random.Random(f"store {seed} {index}")
     length = length or rng.randint(MIN_TURNS, MAX_TURNS)
-    keys = [str(key) for key in rng.sample(KEYS, size)]  # one circle: no key of a way comes twice
+    keys = [str(key) for key in rng.sample(KEYS, size)]  # one cycle: no key of a path repeats
     way = keys[:length]
     entries = dict(sorted(zip(keys, [*keys[1:], keys[0]], strict=True)))
     return {"entries": entries, "start": way[0], "length": length, "answer": way[-1]}
 
 
 class Store:
-    """One way through the store. A senseless turn gets an error, and counts in ``tool_errors``."""
+    """One path through the store. An invalid turn gets an error, and counts in ``tool_errors``."""
 
     def __init__(self, *, spare: int = 0) -> None:
-        """Allow ``spare`` turns more than are needed; ``UserError``."""
+        """Allow ``spare`` more turns than needed; raise ``UserError`` if that is out of range."""
         if not 0 <= spare <= 1000:
             raise UserError(f"spare={spare} is not possible for store: 0 to 1000 turns")
         self.spare, self.left = spare, 0
         self.item: Mapping[str, Any] = {}
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
-        """Return the question; nothing depends on ``seed``."""
+        """Return the question; it does not depend on ``seed``."""
         self.item, self.left = item, item["length"] + self.spare
         gets = item["length"] - 1
         text = (
@@ -57,7 +58,7 @@ class Store:
         return (_user(text),)
 
     async def step(self, text: str) -> EnvStep:
-        """Give reward 1 for the right answer; a wrong one, or the last turn, ends the episode with 0."""
+        """Return reward 1 for the right answer; a wrong one, or the last turn, ends the episode with 0."""
         self.left -= 1
         turn = TURN.fullmatch(last_line(text))
         known = turn is not None and (turn[1] == "answer" or turn[2] in self.item["entries"])

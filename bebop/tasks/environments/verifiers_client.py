@@ -1,11 +1,11 @@
 """Rollouts of verifiers 0.4 environments with the policy's own tokens.
 
-verifiers turns the loop around: its environments drive the conversation and ask a server for tokens. Here the server is
-``GenerateServer`` on loopback, and the harness that holds the conversation runs in this process (the library's own
-harness first builds an environment with ``uv`` for each runtime). An episode has one trainable trajectory, in one
-branch: anything else is refused in one line (``TraceRefused``). A turn that was cut off ends its trajectory.
+verifiers inverts the loop: its environments drive the conversation and request tokens from a server. Here the server is
+``GenerateServer`` on loopback, and the harness that holds the conversation runs in this process. (The library's own
+harness first builds an environment with ``uv`` for each runtime.) An episode has one trainable trajectory, in one
+branch: anything else is refused in one line (``TraceRefused``). A truncated turn ends its trajectory.
 
-Left out: tools, which verifiers refuses for this harness, images, and harnesses that are programs of their own.
+Not supported: tools, which verifiers refuses for this harness, images, and harnesses that are separate programs.
 """
 
 import contextlib
@@ -36,36 +36,38 @@ from bebop.tasks.chat_delta import ChatDelta
 from bebop.tasks.environment import EnvironmentLost
 from bebop.tasks.environments.generate_server import Generate, GenerateServer, SampledTurn, TokenTrace, TraceRefused
 
-HARNESS = "bebop_in_process"  # the name under which verifiers finds the harness below
-SHOWN = 300  # characters of an error of the library's
-RENDERER = f"{__name__}.DeltaRenderer"  # as the settings of a renderer name it
+HARNESS = "bebop_in_process"  # the name by which verifiers finds the harness below
+SHOWN = 300  # characters of a library error
+RENDERER = f"{__name__}.DeltaRenderer"  # its name in renderer settings
 
 # ---- from messages to tokens
 
 
 class DeltaRendererConfig(DefaultRendererConfig):
-    """The configuration of ``DeltaRenderer``: nothing to set."""
+    """Configuration of ``DeltaRenderer``, without settings."""
 
 
 class DeltaRenderer(DefaultRenderer):
-    """The model's own chat template as a renderer of verifiers, which never tokenises history again. No tools.
+    """Renderer of verifiers that uses the model's chat template and never tokenises history again. No tools.
 
     verifiers' default renderer tokenises the whole conversation in every turn. That is exact only while the policy
-    writes each word in the tokenizer's own pieces. This one uses ``ChatDelta``: it renders the first prompt once, and
-    then what the template adds after the sampled stop token. The library decodes completions.
+    writes
+    each word in the tokenizer's own pieces. This one uses ``ChatDelta``: it renders the first prompt once, and then
+    what
+    the template adds after the sampled stop token. The library decodes completions.
     """
 
     config_class = DeltaRendererConfig
 
     def __init__(self, tokenizer: Tokenizer, config: DeltaRendererConfig | None = None) -> None:
-        """Check the chat template; ``UserError`` if it cannot have turns."""
+        """Check the chat template; raise ``UserError`` if it does not support turns."""
         super().__init__(tokenizer, config)
         self.delta = ChatDelta.checked(tokenizer, self.get_stop_token_ids())
 
     def render(
         self, messages: list[Message], *, tools: list[ToolSpec] | None = None, add_generation_prompt: bool = False
     ) -> RenderedTokens:
-        """Render a prompt; the server refuses one that changes what was fed and sampled before."""
+        """Render a prompt; the server refuses one that changes previously fed or sampled tokens."""
         return _attributed([], self.delta.first(_texts(messages)), messages)
 
     def bridge_to_next_turn(
@@ -76,13 +78,13 @@ class DeltaRenderer(DefaultRenderer):
         *,
         tools: list[ToolSpec] | None = None,
     ) -> RenderedTokens:
-        """Return what was fed and sampled, unchanged, and what the template adds for new messages."""
+        """Return the fed and sampled tokens unchanged, followed by what the template adds for new messages."""
         before = [*previous_prompt_ids, *previous_completion_ids]
         return _attributed(before, self.delta.observation(_texts(new_messages)), new_messages)
 
 
 def _texts(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Return messages of text; ``UserError`` for any other."""
+    """Return text messages; raise ``UserError`` for any other message."""
     for message in messages:
         if not isinstance(message.get("content"), str):
             raise UserError(f"only messages of text are possible, not {str(message)[:80]!r}")
@@ -90,7 +92,7 @@ def _texts(messages: Sequence[Message]) -> list[dict[str, str]]:
 
 
 def _attributed(before: list[int], added: list[int], messages: Sequence[Message]) -> RenderedTokens:
-    """Attribute the added tokens to the last message: a template is opaque, and no finer answer is needed."""
+    """Attribute the added tokens to the last message: a template is opaque, and nothing finer is needed."""
     roles: list[Any] = [message["role"] for message in messages]
     indices = [-1] * len(before) + [len(messages) - 1] * len(added)
     return RenderedTokens(token_ids=[*before, *added], message_indices=indices, message_roles=roles)
@@ -110,13 +112,13 @@ class VerifiersRollout:
 
 
 class InProcessConfig(HarnessConfig):
-    """The configuration of ``InProcess``: nothing to set."""
+    """Configuration of ``InProcess``, without settings."""
 
     id: str = HARNESS
 
 
 class InProcess(Harness[InProcessConfig]):
-    """A harness for conversations without tools: the policy answers the messages."""
+    """Harness for conversations without tools: the policy answers the messages."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_RESUME = True
@@ -134,7 +136,7 @@ class InProcess(Harness[InProcessConfig]):
         data: Any,
         tool_interception_url: str | None = None,
     ) -> Any:
-        """Ask for one completion through verifiers' own interception, which records it."""
+        """Request one completion through verifiers' own interception, which records it."""
         system, prompt = self.resolve_prompt(data)
         messages = [{"role": "system", "content": system}] if system else []
         if isinstance(prompt, str):
@@ -143,7 +145,7 @@ class InProcess(Harness[InProcessConfig]):
             messages.extend(message_to_wire(message) for message in prompt or ())
         body = {"model": ctx.model, "messages": messages}
         headers = {"Authorization": f"Bearer {secret}"}
-        # No time limit here: a turn waits for the engine, and the caller bounds the time of the rollout.
+        # No time limit here: a turn waits for the engine, and the caller limits the time of the rollout.
         async with (
             aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None)) as session,
             session.post(f"{endpoint}/chat/completions", json=body) as response,
@@ -157,7 +159,7 @@ class InProcess(Harness[InProcessConfig]):
 
 
 def _plugin() -> None:
-    """Let verifiers find the harness: it imports a module by the harness's name and looks through ``__all__``."""
+    """Register the harness with verifiers: it imports a module by the harness's name and searches ``__all__``."""
     module = ModuleType(HARNESS, InProcess.__doc__)
     module.__dict__.update(__all__=["InProcess"], InProcess=InProcess)
     sys.modules.setdefault(HARNESS, module)
@@ -177,10 +179,11 @@ class VerifiersHost:
         max_turns: int | None = None,
         renderer: str = "",
     ) -> None:
-        """Load the package; ``UserError`` if there is none.
+        """Load the package; raise ``UserError`` if it is missing.
 
-        taskset, environment: ids as verifiers has them; args, settings: of each. tokenizer: a folder, for the renderer
-        that makes tokens of messages; renderer: a name of the ``renderers`` library, "" for the chat template.
+        taskset, environment: ids as in verifiers; args, settings: the arguments of each. tokenizer: a folder, for the
+        renderer
+        that converts messages to tokens; renderer: a name of the ``renderers`` library, "" for the chat template.
         """
         _plugin()
         self._client = {
@@ -212,7 +215,7 @@ class VerifiersHost:
         self.task(0)  # reads the data
 
     async def __aenter__(self) -> "VerifiersHost":
-        """Start the server and what the environment shares among its episodes."""
+        """Start the server and the shared parts of the environment."""
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._server)
             await stack.enter_async_context(self._environment.serving())
@@ -233,8 +236,8 @@ class VerifiersHost:
     async def rollout(self, index: int, generate: Generate) -> VerifiersRollout:
         """Play one episode of task ``index``.
 
-        ``TraceRefused`` for tokens that are not one growing list, what ``generate`` raised as it is, and
-        ``EnvironmentLost`` for every failure of the environment's.
+        Raises ``TraceRefused`` for tokens that are not one growing list, errors of ``generate`` unchanged, and
+        ``EnvironmentLost`` for every failure of the environment.
         """
         name = f"verifiers task {index}"
         opened: dict[str, TokenTrace] = {}
@@ -254,7 +257,7 @@ class VerifiersHost:
         if errors or not episode.ok:
             said = f"{errors[0].type}: {errors[0].message}" if errors else "not ok, without an error"
             raise EnvironmentLost(f"{name}: {said[:SHOWN]}")
-        trace = episode.traces[0]  # the only one: a second one was refused when it asked
+        trace = episode.traces[0]  # the only one: a second trace would have been refused at its first request
         if not trace.agent.trainable:
             raise TraceRefused(f"{name}: its agent {trace.agent.name!r} is not to be trained")
         return _rollout(trace, opened[trace.id])
@@ -262,7 +265,7 @@ class VerifiersHost:
     def _context(self) -> ModelContext:
         client = TrainClientConfig(
             base_url=f"{self._server.address}/v1",
-            api_key_var="",  # no variable: the key goes with the headers
+            api_key_var="",  # no variable: the headers contain the key
             headers={"Authorization": f"Bearer {self._server.key}"},
             **self._client,
         )
@@ -274,7 +277,7 @@ async def _second(ids: Sequence[int], params: Mapping[str, Any]) -> Any:
 
 
 def _rollout(trace: Any, tokens: TokenTrace) -> VerifiersRollout:
-    """Return the result of a finished trace, if it is the one list of tokens that the server saw."""
+    """Return the result of a finished trace, checked to be the list of tokens that the server saw."""
     branches = trace.branches
     if len(branches) != 1:
         raise TraceRefused(f"{tokens.name}: verifiers has {len(branches)} branches: one is possible")

@@ -1,15 +1,15 @@
 """verifiers 0.4 environments for the agent loop, which still asks the policy turn by turn.
 
-A verifiers environment drives the conversation itself and asks a server for tokens (``verifiers_client``). This module
-turns that around: the rollout is a task of the event loop, and each of its requests waits. ``reset`` returns the tokens
-of the first request. ``step`` receives the policy's completion, answers the request with it, and returns the tokens
-that the next request adds. The end of the task is the end of the trajectory, with its reward.
+A verifiers environment drives the conversation itself and requests tokens from a server (``verifiers_client``). This
+module inverts that: the rollout is a task of the event loop, and each of its requests waits. ``reset`` returns the
+tokens of the first request. ``step`` receives the policy's completion, answers the request with it, and returns the
+tokens that the next request adds. The end of the task is the end of the trajectory, with its reward.
 
-So it speaks tokens on both sides (``EnvironmentKind.tokens``): those of verifiers' renderer with ``tokenizer``, which
-has to be the policy's. A trajectory has exactly the tokens that verifiers posted; one that takes back or changes a
-token is refused. The job decides on sampling; an environment's own temperature or length is ignored. The reward comes
-at the end: a trajectory that the job cuts short earns 0. So ``max_turns`` here, at which verifiers itself ends and
-scores, should be no more than ``task.environment.max_turns``.
+So it uses tokens on both sides (``EnvironmentKind.tokens``): those of verifiers' renderer with ``tokenizer``, which has
+to be the policy's. A trajectory has exactly the tokens that verifiers posted; one that removes or changes a token is
+refused. The job decides on sampling; an environment's own temperature or length is ignored. The reward comes at the
+end: a trajectory that the job truncates earns 0. verifiers itself ends and scores at ``max_turns``, so that should not
+exceed ``task.environment.max_turns``.
 
 The libraries are imported when the first episode begins, not with this module.
 """
@@ -32,7 +32,7 @@ Sampled = tuple[Sequence[int], Sequence[float], str]  # ids, a log-prob each, "s
 
 
 class _Shared:
-    """The host of all episodes with the same arguments in an event loop; it serves while any of them is open."""
+    """Host shared by all episodes with the same arguments in an event loop; it serves while any of them is open."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
         self.args = args
@@ -41,10 +41,10 @@ class _Shared:
         self.lock = asyncio.Lock()
 
     async def enter(self) -> "VerifiersHost":
-        """Return the host, which serves now; ``UserError``."""
+        """Return the host, which serves from now on; raise ``UserError`` if it cannot."""
         async with self.lock:
             if self.host is None:
-                self.host = await asyncio.to_thread(self._load)  # may take long, and no other environment should wait
+                self.host = await asyncio.to_thread(self._load)  # may take long and must not block other environments
             if self.users == 0:
                 await self.host.__aenter__()
             self.users += 1
@@ -69,7 +69,7 @@ _SHARED: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Shared]] = Weak
 
 
 class Verifiers:
-    """An episode of a verifiers environment; a ``TokenEnvironment``."""
+    """Episode of a verifiers environment; a ``TokenEnvironment``."""
 
     def __init__(
         self,
@@ -82,11 +82,13 @@ class Verifiers:
         max_turns: int | None = None,
         renderer: str = "",
     ) -> None:
-        """Start nothing yet.
+        """Store the settings without starting anything.
 
         taskset, environment: ids of installed packages ("": the taskset's own environment), with the arguments
-        taskset_args and settings. tokenizer: the policy's folder. renderer: a name of the ``renderers`` library, such
-        as qwen3; "": the chat template. max_turns: after which verifiers ends and scores.
+        taskset_args and
+        settings. tokenizer: the policy's folder. renderer: a name of the ``renderers`` library, such as qwen3; "": the
+        chat
+        template. max_turns: the number of turns after which verifiers ends and scores.
         """
         args = {
             "taskset": taskset,
@@ -101,12 +103,14 @@ class Verifiers:
         self._shared = _SHARED.setdefault(asyncio.get_running_loop(), {}).setdefault(key, _Shared(args))
         self._entered = False
         self._rollout: asyncio.Task[VerifiersRollout] | None = None
-        self._asked: asyncio.Queue[list[int] | None] = asyncio.Queue()  # of requests; None: the rollout has ended
+        self._asked: asyncio.Queue[list[int] | None] = asyncio.Queue()  # requested tokens; None: it has ended
         self._answer: asyncio.Future[Sampled] | None = None  # of the request that waits
         self._history: list[int] = []
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[int, ...]:
-        """Return the tokens of the first request; ``UserError``. verifiers takes no seed: its tasks are numbered."""
+        """Return the tokens of the first request; raises ``UserError``. verifiers takes no seed: its tasks are
+        numbered.
+        """
         host = await self._shared.enter()
         self._entered = True
         self._rollout = asyncio.create_task(host.rollout(item["index"], self._generate))
@@ -119,7 +123,7 @@ class Verifiers:
         return tuple(first)
 
     async def step(self, completion: Completion) -> EnvStep:
-        """Return what the next request adds to the history and this turn; or the end, with the total reward."""
+        """Return the tokens that the next request adds to history and this turn, or the end with the total reward."""
         assert self._rollout is not None and self._answer is not None, "it was begun, and a request waits"
         sampled = completion.token_ids.tolist()
         self._history += sampled
@@ -132,19 +136,19 @@ class Verifiers:
         return EnvStep(messages=tuple(added))
 
     async def close(self) -> None:
-        """End the rollout at any point."""
+        """End the rollout, whatever its state."""
         rollout, self._rollout = self._rollout, None
         if rollout is not None:
             rollout.cancel()
             await asyncio.wait({rollout})
             if not rollout.cancelled():
-                rollout.exception()  # retrieved: it was raised already, or it has no consequence
+                rollout.exception()  # retrieved, so asyncio does not warn: it was raised already, or does not matter
         if self._entered:
             self._entered = False
             await self._shared.leave()
 
     async def _generate(self, ids: Sequence[int], params: Mapping[str, Any]) -> Sampled:
-        """Answer a request of the rollout, whose history was compared with what was fed and sampled."""
+        """Answer a request of the rollout; its history was already compared with the fed and sampled tokens."""
         self._answer = asyncio.get_running_loop().create_future()
         self._asked.put_nowait(list(ids))
         return await self._answer
