@@ -5,11 +5,13 @@ runs/reproduce/real_systems ($BEBOP_REPRODUCE/real_systems).
 """
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from bebop.bench import record
 from bebop.bench.record import show
 from bebop.command import Parser, check_writable, run_main
 from recipes.reproduce.figures import errors, figure
@@ -26,45 +28,83 @@ from recipes.reproduce.real_systems.analysis import (
     table,
     transfer,
 )
-from recipes.reproduce.real_systems.parts import KIND, part_path, train_parts, trained
-from recipes.reproduce.real_systems.plan import OPEN, SIZES, STUDENT, WORD, WORDS
-from recipes.reproduce.real_systems.rounds import measure, settings, there
-from recipes.reproduce.record import begin, keep
+from recipes.reproduce.real_systems.parts import part_path, train_parts, trained
+from recipes.reproduce.real_systems.plan import GROUPS, OPEN, SIZES, STUDENT, WORD, WORDS, Group
+from recipes.reproduce.real_systems.rounds import measure, settings
+from recipes.reproduce.record import Started, begin, keep, numbers_of, read, stored, write
 from recipes.reproduce.study import FOLDER, results_folder
 
 HERE = results_folder(Path(__file__).parent)
 PLACE = FOLDER / "real_systems"
+MEASURED = HERE / "measured"
+DRAFTS = "drafts"  # the group with FIRP and block drafts
 STAGES = ("parts", "arms", "transfer", "ablations", "rounds", "claims")
 
 
 def main(given: list[str]) -> None:
-    """Run the requested stages in their order; ``claims`` judges the existing results."""
+    """Run the requested stages in their order; ``claims`` judges all groups that were measured, here or elsewhere."""
     options = arguments(given)
     check_writable("BEBOP_REPRODUCE", HERE)
     started = begin("real_systems")
+    groups = {name: group for name, group in GROUPS.items() if name in options.system}
     if "parts" in options.stage:
-        train_parts(PLACE, SIZES, options.parts, lambda name: show(f"{name} ...\n"))
-    for stage in MADE:
-        if stage in options.stage:
+        names = [name for group in groups.values() for name in group.parts]
+        train_parts(PLACE, SIZES, names, lambda name: show(f"{name} ...\n"))
+    made = {"arms": made_arms, "transfer": made_transfer, "ablations": made_ablations}
+    for stage, make in made.items():
+        if stage in options.stage and DRAFTS in groups:
             show(f"{stage} ...\n")
-            MADE[stage]()
+            make()
+    if "rounds" in options.stage:
+        made_rounds(groups)
     if "claims" not in options.stage:
         return
-    found: Rounds = made_rounds()
-    numbers = of_rounds(found) | of_pad(PLACE, SIZES) | of_block(PLACE, SIZES) | made_transfer()
-    tables: dict[str, Any] = {"Arms in turns": table(found), "What parts cost": costs()}
-    tables |= {"BlockPilot: what the choice sees, and how wide it is": made_ablations()}
-    if part_path(PLACE, "firp").is_file():
-        own = firp_arms.RealSeed(PLACE, SIZES)
-        compared = made_arms(own)
-        numbers |= firp_arms.numbers(compared, own.depth)
-        tables["FIRP beside heads, equal answers and updates"] = firp_arms.rows(compared)
-    draw(found, numbers)
+    for name, group in groups.items():
+        if any(part_path(PLACE, part).is_file() for part in group.parts):
+            MEASURED.mkdir(parents=True, exist_ok=True)
+            write(MEASURED / f"{name}.json", measured(name, group, started))
+    found = [read(file) for file in sorted(MEASURED.glob("*.json"))]
+    numbers: dict[str, Number] = {}
+    tables: dict[str, Any] = {}
+    places: dict[str, Any] = {}
+    for one in found:
+        assert one is not None
+        numbers |= numbers_of(one)
+        places[one["group"]] = one["place"]
+        for title, lines in one["tables"].items():
+            tables[title] = [*tables.get(title, []), *lines]
+    draw(numbers)
     caption = "Speed over plain decoding, tokens a cycle, and reward of every arm; intervals are over rounds."
     plan: dict[str, Any] = {"model": SIZES.model, "rounds": SIZES.rounds, "answers": dict(SIZES.answers)}
     plan |= {"temperatures": {"open": OPEN, "words": WORDS, "word": WORD}, "student's layers": STUDENT}
     plan |= {"sequences": dict(SIZES.sequences), "options": {name: dict(one) for name, one in SIZES.options.items()}}
-    keep(HERE, started, numbers, tables, {"arms.svg": caption}, plan)
+    keep(HERE, started, numbers, tables, {"arms.svg": caption}, plan | {"places of the groups": places})
+
+
+def measured(name: str, group: Group, started: Started) -> dict[str, Any]:
+    """Return the numbers and tables of a group, with the place of the measurement, for a file of their own.
+
+    Groups take hours each, so they may be measured on several machines. Their files meet in ``claims``.
+    """
+    found: Rounds = made_rounds({name: group})
+    numbers = of_rounds(found)
+    tables: dict[str, Any] = {"Arms in turns": table(found), "What parts cost": costs(group)}
+    if name == "pad":
+        numbers |= of_pad(PLACE, SIZES)
+    if name == DRAFTS:
+        numbers |= of_block(PLACE, SIZES) | made_transfer()
+        tables["BlockPilot: what the choice sees, and how wide it is"] = made_ablations()
+        if part_path(PLACE, "firp").is_file():
+            own = firp_arms.RealSeed(PLACE, SIZES)
+            compared = made_arms(own)
+            numbers |= firp_arms.numbers(compared, own.depth)
+            tables["FIRP beside heads, equal answers and updates"] = firp_arms.rows(compared)
+    return {
+        "group": name,
+        "place": record.place(started.origin),
+        "numbers": {label: stored(number) for label, number in numbers.items()},
+        "tables": tables,
+    }
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
@@ -74,21 +114,22 @@ def arguments(given: list[str]) -> argparse.Namespace:
         "--stage", nargs="+", choices=STAGES, default=list(STAGES), metavar="NAME", help=", ".join(STAGES)
     )
     parser.add_argument(
-        "--parts",
+        "--system",
         nargs="+",
-        choices=tuple(KIND),
-        default=list(KIND),
+        choices=tuple(GROUPS),
+        default=list(GROUPS),
         metavar="NAME",
-        help=f"of the stage parts: {', '.join(KIND)}",
+        help=f"train and measure only these: {', '.join(GROUPS)}; groups may run on several machines",
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run on the built-in model and next to nothing")
     return parser.parse_args(given)
 
 
-def made_rounds() -> Rounds:
-    """Measure or read all rounds of the arms whose parts are trained."""
-    with tqdm(total=SIZES.rounds * len(settings(SIZES)), desc="rounds", unit="round") as bar:
-        return measure(PLACE, SIZES, bar.update)
+def made_rounds(groups: Mapping[str, Group]) -> Rounds:
+    """Return all rounds of the groups' arms whose parts are trained."""
+    names = [name for group in groups.values() for name in group.settings]
+    with tqdm(total=SIZES.rounds * len(names), desc="rounds", unit="round") as bar:
+        return measure(PLACE, SIZES, bar.update, names=names)
 
 
 def made_transfer() -> dict[str, Number]:
@@ -112,24 +153,25 @@ def made_ablations() -> list[dict[str, Any]]:
         return ablations(PLACE, SIZES, bar.update)
 
 
-MADE = {"arms": made_arms, "transfer": made_transfer, "ablations": made_ablations, "rounds": made_rounds}
-
-
-def costs() -> list[dict[str, Any]]:
+def costs(group: Group) -> list[dict[str, Any]]:
     """Return one line per part: hours of processor time, and its size in MiB."""
     return [
         {"part": one.name, "hours": one.hours, "MiB": part_path(PLACE, one.name).stat().st_size / 2**20}
         for one in trained(PLACE)
+        if one.name in group.parts
     ]
 
 
-def draw(found: Rounds, numbers: dict[str, Number]) -> None:
-    """Draw speed-ups, tokens per cycle and rewards, one column per setting that has arms."""
-    shown = [name for name, setting in settings(SIZES).items() if there(PLACE, setting) and found.get(name)]
+def draw(numbers: Mapping[str, Number]) -> None:
+    """Draw speed-ups, tokens per cycle and rewards, one column per setting that was measured."""
     rows = ("x plain", "length", "reward")
-    with figure(HERE / "figures" / "arms.svg", len(shown), 4.2, 2.8, len(rows), squeeze=False) as panels:
-        for column, setting in enumerate(shown):
-            arms = [*found[setting][0]]
+    shown = {
+        name: arms
+        for name, setting in settings(SIZES).items()
+        if (arms := [arm for arm in setting.arms if f"{name}, {arm}: length" in numbers])
+    }
+    with figure(HERE / "figures" / "arms.svg", max(1, len(shown)), 4.2, 2.8, len(rows), squeeze=False) as panels:
+        for column, (setting, arms) in enumerate(shown.items()):
             for line, what in enumerate(rows):
                 panel = panels[line][column]
                 given = [numbers.get(f"{setting}, {arm}: {what}") for arm in arms]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,22 @@ class Sizes:
     rounds: int
     answers: Mapping[str, int]  # completions per round, by kind of question
     cache_mb: int = 6000
-    parts: tuple[str, ...] = field(default_factory=lambda: PARTS)
 
 
-PARTS = ("firp", "pivot", "block", "block_length", "pipo_sft", "pipo_more", "pipo_opd")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Systems that one sitting can train and measure without the others."""
+
+    parts: tuple[str, ...]
+    settings: tuple[str, ...]  # of ``rounds.settings``
+
+
+GROUPS = {
+    "drafts": Group(parts=("firp", "block", "block_length"), settings=("open, greedy", "open, sampled")),
+    "pad": Group(parts=("pivot",), settings=("words",)),
+    "pipo": Group(parts=("pipo_sft", "pipo_more", "pipo_opd"), settings=("word",)),
+}
+PARTS = tuple(part for group in GROUPS.values() for part in group.parts)
 
 _CPU = Sizes(
     model="smollm2", device="cpu", dtype="float32", open=1000, pairs=400, new={"open": 64, "words": 40, "word": 32},

@@ -206,6 +206,7 @@ def measure(
     progress: Callable[[], object],
     late: Callable[[], bool] = lambda: False,
     keep: Callable[[str, int, str, dict[str, Any]], None] = lambda *_: None,
+    names: Sequence[str] | None = None,
 ) -> dict[str, list[Round]]:
     """Return the rounds of every setting; rounds stored on disk are not measured again.
 
@@ -215,13 +216,15 @@ def measure(
         progress: called after each round of a setting.
         late: called before each of them; once it returns True, no further one begins.
         keep: called with setting, round, arm and numbers as soon as an arm has decoded.
+        names: settings to decode; None for all.
     """
     bench = Bench(place, sizes)
-    found: dict[str, list[Round]] = {name: [] for name in settings(sizes)}
+    chosen = {name: one for name, one in settings(sizes).items() if names is None or name in names}
+    found: dict[str, list[Round]] = {name: [] for name in chosen}
     warm = settings(sizes)["open, greedy"]
     bench.decode(warm, warm.arms[PLAIN], 0)  # the first passes of a process are slow
     for turn in range(sizes.rounds):
-        for name, setting in settings(sizes).items():
+        for name, setting in chosen.items():
             if late():
                 return found
             arms = there(place, setting)
