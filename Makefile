@@ -46,7 +46,7 @@ test: venv ## one test of every kind of fault, three minutes on two cores; ends 
 test-slow: venv ## real jobs, further systems, seeds and shapes; the longest files begin (tests/order.py)
 	$(QUIET) $(BIN)/python -m pytest -m "slow and not exhaustive and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --budget slow $(ARGS)
 
-test-exhaustive: venv ## what .ci/run leaves out, each with its reason in its mark: see CONTRIBUTING.md
+test-exhaustive: venv ## what .ci/run leaves out, each with its reason in its mark: see docs/testing.md
 	$(QUIET) $(BIN)/python -m pytest -m "exhaustive and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: ## tests that need a CUDA device, with the python that is there: a lent machine has its own torch

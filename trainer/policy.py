@@ -122,7 +122,6 @@ class PolicyTrainer:
         elif self.mixed:
             frozen = _frozen(policy) if world > 1 and config.algorithm.kl_coefficient else None
             policy.backbone.float()
-            policy.backbone.float()
         temperature = config.rollout.sampling.temperature
         self._trained_head: State | None = None  # of a run that co-trained before, while this one does not
         self.head_trainer: HeadTrainer | None = None
