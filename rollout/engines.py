@@ -1,5 +1,6 @@
 """The engines by the names of ``rollout.engine``, one module each, imported when it is chosen."""
 
+import secrets
 from importlib import import_module
 from typing import Protocol, cast
 
@@ -27,6 +28,15 @@ ENGINES = {
     "sglang": "bebop.rollout.sglang.builder",
     "vllm": "bebop.rollout.vllm.builder",
 }
+
+
+def fresh_seed() -> int:
+    """Return a new seed for a server whose requests share one random generator.
+
+    Two servers with one seed would give the n-th request of each the same random numbers. Completions of one prompt
+    that are split between them would repeat each other.
+    """
+    return secrets.randbits(31)
 
 
 def engine_module(config: JobConfig) -> EngineModule:

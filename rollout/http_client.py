@@ -41,6 +41,11 @@ class NoReply(Exception):
         self.error, self.tries = error, tries
 
 
+def unchanged(payload: Mapping[str, Any], attempt: int) -> Mapping[str, Any]:
+    """Return the payload of any try of a call."""
+    return payload
+
+
 class HttpClient:
     """Client for one address. Connections are opened when they are needed, also again after ``close``."""
 
@@ -67,11 +72,13 @@ class HttpClient:
         tries: int,
         busy: Collection[int],
         retry: Callable[[Exception], bool] = lambda error: True,
+        renewed: Callable[[Mapping[str, Any], int], Mapping[str, Any]] = unchanged,
     ) -> HttpReply:
         """Return the reply to a call; raise ``NoReply`` when it failed and may not be tried again.
 
         There are at most ``tries`` tries, each after a longer wait. Statuses in ``busy`` count as failures; every other
-        status is a reply. ``retry`` decides whether a failure, one of ``FAILURES``, is worth another try.
+        status is a reply. ``retry`` decides whether a failure, one of ``FAILURES``, is worth another try. ``renewed``
+        changes the payload of a later try, from 2 on: the server may still be at work on the one before.
         """
         retrying = AsyncRetrying(
             stop=stop_after_attempt(tries),
@@ -79,8 +86,14 @@ class HttpClient:
             retry=retry_if_exception(lambda error: isinstance(error, FAILURES) and retry(error)),
             reraise=True,
         )
+
+        async def once() -> HttpReply:
+            attempt = int(retrying.statistics["attempt_number"])
+            own = renewed(payload, attempt) if payload is not None and attempt > 1 else payload
+            return await self.call_once(method, name, own, busy)
+
         try:
-            return await retrying(self.call_once, method, name, payload, busy)
+            return await retrying(once)
         except FAILURES as error:
             raise NoReply(error, retrying.statistics["attempt_number"]) from error
 

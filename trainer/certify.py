@@ -288,9 +288,9 @@ class Certifier:
 
     def _hidden(self, packed: PackedRows) -> list[tuple[int, Tensor]]:
         """Return the row number and the hidden states [length, d] of each row."""
-        self.scorer.kept = []
+        taps, self.scorer.taps, self.scorer.kept = self.scorer.taps, (), []  # a drafter's layers are not read here
         self.scorer(packed)
-        [(_, hidden)], self.scorer.kept = self.scorer.kept, None
+        [(_, hidden)], self.scorer.kept, self.scorer.taps = self.scorer.kept, None, taps
         rows = zip(packed.rows.tolist(), hidden.split(packed.lengths.tolist()), strict=True)
         return [(row, states) for row, states in rows if row >= 0]
 

@@ -90,7 +90,7 @@ def seq_mean_token_sum_norm(lengths: Lengths, max_new_tokens: int) -> Weights:
 
     They have no bias towards any length.
     """
-    return np.full(len(lengths), 1 / (len(lengths) * max_new_tokens))
+    return np.full(len(lengths), 1 / (max(1, len(lengths)) * max_new_tokens))
 
 
 # Completion lengths of the whole minibatch [R] -> the weight of each of a row's tokens [R].

@@ -81,8 +81,15 @@ class OldPolicies:
 
     @torch.no_grad()
     def _copies(self, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """Return copies of this rank's part of each trained parameter, on the CPU."""
-        return [p.to("cpu", dtype or p.dtype, copy=True) for p in self._parts()]
+        """Return copies of this rank's part of each trained parameter, on the CPU, in pinned memory if from a GPU."""
+        cuda = self.scorer.policy.device.type == "cuda"
+        found = []
+        for part in self._parts():
+            own = part.to(dtype or part.dtype)  # on the GPU, where it is fast
+            found.append(torch.empty(own.shape, dtype=own.dtype, pin_memory=cuda).copy_(own, non_blocking=True))
+        if cuda:
+            torch.cuda.synchronize()
+        return found
 
     @torch.no_grad()
     def _load(self, weights: Sequence[Tensor]) -> None:

@@ -128,7 +128,7 @@ class PolicyTrainer:
         if config.cotrain.mode != "off":
             make = PARTS[policy.drafting].backend if policy.drafting else None
             kind: type[WholeBackend] = WholeBackend if make is None else make()
-            backend = kind(policy, Sampling(temperature=temperature), rank, world)
+            backend = kind(policy, Sampling(temperature=temperature), rank, world, self.mixed)
             self.head_trainer = HeadTrainer(backend, config.cotrain.head)
         self.scorer, self.reference = Scorer(policy, temperature, self.mixed), None
         if self.head_trainer is not None:

@@ -45,7 +45,7 @@ class TrainerRank:
             device = find_device(config.model)
             cuda = device.type == "cuda"
             if cuda:
-                torch.cuda.set_device(device)
+                torch.cuda.set_device(device.index or 0)  # "cuda" alone has no index
             dist.init_process_group("nccl" if cuda else "gloo", init_method, rank=rank, world_size=world)
         self.rank, self.buffers = rank, WeightBuffers()
         self.sender = WeightSender(find_device(config.model))

@@ -76,11 +76,11 @@ class Scorer(nn.Module):
             with tapped(self.backbone.get_decoder().layers, taps) as layers:
                 hidden = self.policy.hidden(rows.token_ids[None], rows.positions[None], context)[0]
             if self.kept is not None:
-                # In fp32 as autocast gives it: the head's inputs do not depend on the number of ranks.
+                # In bfloat16, as the head reads them: its inputs do not depend on the number of ranks.
                 states = hidden.detach()
                 if taps:
                     states = torch.cat([states, *(layers[tap][0].detach().to(states.dtype) for tap in taps)], -1)
-                self.kept.append((rows, states.float() if self.mixed else states))
+                self.kept.append((rows, states.to(torch.bfloat16) if self.mixed else states))
             head: Any = self.backbone.get_output_embeddings()
             return token_logprobs(
                 hidden[rows.predictors],

@@ -106,6 +106,7 @@ class Member:
     def _close(self) -> None:
         if self._group is not None and self._meeting is not None and self._meeting.backend == "nccl":
             self._group.abort()  # else its threads go on until the other members answer
+            self._stream.synchronize()  # its bucket may be given to others from now on
         self._group = self._meeting = self._store = self._bucket = None
 
     def _meet(self, meeting: Meeting, rank: int) -> None:
@@ -135,8 +136,10 @@ class Member:
         options = kind.Options()
         options._timeout = timedelta(seconds=10 * meeting.timeout)  # ours expires first
         torch.cuda.set_device(self.device.index or 0)
-        self._bucket = torch.empty(meeting.bucket, dtype=torch.uint8, device=self.device)
         self._stream = torch.cuda.Stream(self.device)
+        # Memory of this stream: that of another one may still be read by kernels in its queue.
+        with torch.cuda.stream(self._stream):
+            self._bucket = torch.empty(meeting.bucket, dtype=torch.uint8, device=self.device)
         before = os.environ.get(NCCL_ERRORS)
         os.environ[NCCL_ERRORS] = "2"  # a failure closes the group alone
         try:

@@ -10,6 +10,7 @@ where CRC-32 reaches 4): 0.2 ms for 4 MB and 0.6 s for 16 GB on each side, so no
 """
 
 import fcntl
+import logging
 import os
 import threading
 import warnings
@@ -25,6 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.driver.protocols import DamagedWeights
+
+log = logging.getLogger(__name__)
 
 BLOCK = 4096  # words of 8 bytes
 ALIGNMENT = 64  # bytes, of the start of each tensor in a buffer
@@ -151,7 +154,7 @@ class SharedBuffer:
         self.bytes = torch.empty(0, dtype=torch.uint8).set_(storage._new_shared_fd_cpu(descriptor, size))
         self.inode = os.fstat(descriptor).st_ino
         weakref.finalize(self, os.close, descriptor).atexit = False
-        if pinned and int(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), size, 0)) == 0:
+        if pinned and _pinned(self.bytes):
             unpin = torch.cuda.cudart().cudaHostUnregister
             weakref.finalize(self, unpin, self.bytes.data_ptr()).atexit = False
 
@@ -192,6 +195,19 @@ class SharedBuffer:
         )
 
 
+def _pinned(memory: Tensor) -> bool:
+    """Pin memory for copies by the GPU; return False where that is refused, and copies are slower."""
+    failure = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
+    if failure == 0:
+        return True
+    log.warning("memory for weights cannot be pinned (CUDA error %d): copies from and to the GPU are slower", failure)
+    try:
+        torch.zeros(1, device="cuda")  # CUDA reports the failure once more, at the next launch: here
+    except RuntimeError:
+        pass
+    return False
+
+
 class WeightBuffers:
     """The writer's side: it alternates between two buffers.
 
@@ -214,7 +230,8 @@ class WeightBuffers:
             cuda = cuda or tensor.is_cuda
             buffer = buffer or self.locked(size, cuda)
             shape, dtype = layout[name]
-            buffer.tensor(starts[name], shape, dtype).copy_(tensor, non_blocking=True)
+            # Cast first: a copy from a GPU that casts goes through other, pageable memory.
+            buffer.tensor(starts[name], shape, dtype).copy_(tensor.to(dtype), non_blocking=True)
         buffer = buffer or self.locked(size, pinned=False)
         if cuda:
             torch.cuda.synchronize()

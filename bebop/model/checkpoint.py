@@ -27,7 +27,7 @@ from transformers import logging as transformers_logging
 from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model.attention import needs_stock, refuse_config
-from bebop.model.backbone import Policy, shared_tables, stop_token_ids
+from bebop.model.backbone import Policy, stop_token_ids
 from bebop.model.layouts import FRESH, LAYOUTS, TABLES, from_layout, split_experts, to_layout
 from bebop.model.lora import refuse_adapter
 from bebop.model.mtp import MTPHead, init_from_backbone
@@ -176,6 +176,12 @@ def find_device(config: ModelConfig) -> torch.device:
     known = kind in ("cpu", "cuda") and (not index or index.isdigit())
     if not known or (kind == "cuda" and int(index or 0) >= gpus):
         raise UserError(f"model.device={config.device!r} is not possible: give auto, cpu or one of {gpus} GPUs")
+    # Kernels and events go to the current GPU of a thread, and each thread begins with the first one.
+    if kind == "cuda" and int(index or 0) and int(index) != torch.cuda.current_device():
+        raise UserError(
+            f"model.device={config.device!r} is not the current GPU of this process: set CUDA_VISIBLE_DEVICES={index} "
+            "and give cuda"
+        )
     return torch.device(config.device)
 
 
@@ -466,11 +472,18 @@ def _around(source: Path, text: dict[str, Any]) -> dict[str, Any]:
     return {**whole, "text_config": {**whole["text_config"], **head}}
 
 
-def _copied_tables(policy: Policy, layers: int) -> dict[str, Tensor]:
-    """Return embedding and language-model head under the names in the MTP layer of the policy's checkpoint."""
-    prefix = LAYOUTS[policy.layout].prefix.format(L=layers)
-    pair = zip(TABLES, shared_tables(policy), strict=True)
-    return {prefix + name: table.clone() for name, table in pair if prefix + name in policy.stored}
+def _copied_tables(policy: Policy, layers: int, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return embedding and language-model head under the names in the MTP layer of the policy's checkpoint.
+
+    ``own``: the backbone's weights by name. The policy itself may hold parts of them alone.
+    """
+    prefix, backbone = LAYOUTS[policy.layout].prefix.format(L=layers), policy.backbone
+    names = {id(parameter): name for name, parameter in backbone.named_parameters()}
+    found = {}
+    for name, module in zip(TABLES, (backbone.get_input_embeddings(), backbone.get_output_embeddings()), strict=True):
+        if prefix + name in policy.stored:
+            found[prefix + name] = own[names[id(module.weight)]].detach().clone()
+    return found
 
 
 def _refuse_own_tables(folder: Path, prefix: str, backbone: "PreTrainedModel") -> None:
@@ -521,7 +534,7 @@ def save_policy(
     state = _named_as_stored(backbone, own)
     if policy.mtp is not None:
         state |= to_layout(policy.mtp.state_dict(), LAYOUTS[policy.layout], layers, stored=policy.stored)
-        state |= _copied_tables(policy, layers)
+        state |= _copied_tables(policy, layers, own)
     for name, tensor in state.items():
         kind = policy.stored.get(name, dtype or tensor.dtype) if tensor.is_floating_point() else tensor.dtype
         state[name] = tensor.to(device="cpu", dtype=kind).contiguous()

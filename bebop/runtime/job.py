@@ -100,7 +100,7 @@ def run_job(
             ranks, places = (reserve(pool) for pool in pools(config, gpus))
             workers = [RayWorker(serving, place, i, events) for i, place in enumerate(places)]
             trainer = RayTrainer(config, run_dir, ranks, events, workers)
-            job = Job(config, run_dir, prompt, trainer, workers, stopping, held_out)
+            job = Job(config, run_dir, prompt, trainer, workers, stopping, held_out, shares_gpu(config, gpus))
 
             def started(session: Session = session, deaths: int = deaths, ended: float | None = ended) -> None:
                 session.close_to_others()
@@ -152,11 +152,13 @@ class Job:
         workers: Sequence[RayWorker],
         stopping: bool = False,
         held_out: HeldOut | None = None,
+        in_turn: bool = False,
     ) -> None:
         """Store the parts; ``stopping`` says that the user has already interrupted the job.
 
-        ``held_out``: the questions of its evaluations, if it has any.
+        ``held_out``: the questions of its evaluations, if it has any. ``in_turn``: start one part after the other.
         """
+        self.in_turn = in_turn
         self.config, self.run_dir, self.prompt, self.trainer, self.workers = config, run_dir, prompt, trainer, workers
         self.held_out = held_out
         self.evaluations: StepLog | None = None
@@ -177,7 +179,7 @@ class Job:
         try:
             for deaths in range(most + 1):
                 try:
-                    await _gather([self.trainer.restart(), *[worker.restart() for worker in self.workers]])
+                    await self._start()
                     if self.loop is None:
                         begin()
                         self._go_back(newest)
@@ -194,6 +196,15 @@ class Job:
             raise AssertionError("unreachable")
         finally:
             self._close()
+
+    async def _start(self) -> None:
+        """Start trainer and workers: side by side, or in turn if engines measure the memory that others leave them."""
+        starts = [self.trainer.restart, *(worker.restart for worker in self.workers)]
+        if self.in_turn:
+            for start in starts:
+                await start()
+        else:
+            await _gather([start() for start in starts])
 
     def _go_back(self, newest: Path | None) -> None:
         """Set aside everything written after checkpoint ``newest``, so that ``RUN/model`` points to that checkpoint
@@ -363,6 +374,13 @@ def pools(config: JobConfig, gpus: float) -> tuple[Pool, Pool]:
 FRACTIONS = {"vllm": "gpu_memory_utilization", "sglang": "mem_fraction_static"}  # in ``extra``, under their own names
 
 
+def shares_gpu(config: JobConfig, gpus: float) -> bool:
+    """Return whether engines that size their caches by a GPU's free memory share GPUs with the trainer."""
+    each = engine_module(config).gpus(config)
+    apart = gpus - each * config.rollout.workers >= 1
+    return not (config.rollout.engine not in FRACTIONS or each < 1 or apart or config.model.device == "cpu" or not gpus)
+
+
 def share_memory(config: JobConfig, gpus: float) -> JobConfig:
     """Return the job's configuration for its workers: an engine beside the trainer uses the memory that the trainer
     leaves.
@@ -370,9 +388,7 @@ def share_memory(config: JobConfig, gpus: float) -> JobConfig:
     By default engines would take nine tenths of a GPU. Raises ``UserError`` if the job has to set the amount itself.
     """
     rollout, name = config.rollout, config.rollout.engine
-    each = engine_module(config).gpus(config)
-    apart = gpus - each * rollout.workers >= 1
-    if name not in FRACTIONS or each < 1 or apart or config.model.device == "cpu" or not gpus:
+    if not shares_gpu(config, gpus):
         return config
     own = getattr(rollout, name)
     if own.memory_fraction is not None or FRACTIONS[name] in own.extra:

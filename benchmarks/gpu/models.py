@@ -20,7 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from bebop.config.job import AlgorithmConfig, DecodingConfig, JobConfig, LoraConfig, ModelConfig, TrainerConfig
+from bebop.config.job import DecodingConfig, JobConfig, LoraConfig, ModelConfig, RolloutConfig, TrainerConfig
 from bebop.config.simulate import MemoryConfig
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
@@ -230,7 +230,7 @@ def update(
             checkpointing=checkpointing,
             lora=LoraConfig(rank=rank),
         ),
-        algorithm=AlgorithmConfig(),
+        rollout=RolloutConfig(staleness=0),  # else each update copies all weights to the host, for old policies
     )
     trainer = PolicyTrainer(policy, config)
     if device.type == "cuda":

@@ -54,9 +54,11 @@ class Context:
         self.write()
 
     def write(self) -> None:
-        """Write all rows so far."""
+        """Write all rows so far, atomically: the stage may be killed at any moment."""
         content = {"seconds": self.seconds, "dry": self.dry, "place": record.place(self.origin), "rows": self.rows}
-        self.file.write_text(json.dumps(content, indent=1) + "\n")
+        scratch = self.file.with_suffix(".new")
+        scratch.write_text(json.dumps(content, indent=1) + "\n")
+        scratch.replace(self.file)
 
     def time(
         self, what: str, call: Callable[[], object], bytes_: float = 0.0, flops: float = 0.0, **more: object
@@ -118,7 +120,7 @@ class Stage:
     """One stage of the run."""
 
     name: str
-    seconds: float  # of a run of 435 seconds
+    seconds: float  # of a run of 480 seconds
     run: Callable[[Context], None]
     decides: str
     asked: bool = False  # only where --stage names it

@@ -124,7 +124,9 @@ def tests(context: Context) -> None:
     found = sorted(file for file in Path("tests").rglob("test_*.py") if "pytest.mark.gpu" in file.read_text())
     files = [str(file) for file in found if file.parts[1] != "integration" or find_spec(file.parts[2])]
     chosen = ["--collect-only"] if context.dry else []
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "--tb=line", "-p", "no:cacheprovider", *chosen, *files]
+    # -vv: each test is a line as it ends, so that a run that is cut off tells how far it came.
+    command = [sys.executable, "-m", "pytest", "-vv", "-m", "gpu", "--tb=line", "-p", "no:cacheprovider"]
+    command += [*chosen, *files]
     alone, began = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, time.perf_counter()
     try:
         done = subprocess.run(
@@ -133,9 +135,10 @@ def tests(context: Context) -> None:
         output, code = done.stdout + done.stderr, done.returncode
     except subprocess.TimeoutExpired as late:
         output, code = f"{(late.stdout or b'').decode()}\nError: the time was over", -1
-    count = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)", output)}
-    lines = [line for line in output.splitlines() if re.search(r"^(FAILED|ERROR)|Error:", line)]
-    failed = count.get("failed", 0) + count.get("error", 0) + count.get("errors", 0)
+    ended = [word.lower() for word in re.findall(r"^\S+::.* (PASSED|FAILED|SKIPPED|ERROR)\b", output, re.MULTILINE)]
+    count = {word: ended.count(word) for word in dict.fromkeys(ended)}
+    lines = [line for line in output.splitlines() if re.search(r"^(FAILED|ERROR)|Error:|:: *.*(FAILED|ERROR)\b", line)]
+    failed = count.get("failed", 0) + count.get("error", 0)
     context.keep(
         "failed", failed or int(code != 0), seconds=time.perf_counter() - began, count=count, lines=lines[-40:]
     )
@@ -458,7 +461,8 @@ def trainer(context: Context) -> None:
 
     Then time the publication of the weights.
     """
-    for name, shape in ({"tiny": TINY} if context.dry else TRAINED).items():
+    shapes = {"tiny": TINY} if context.dry else TRAINED
+    for name, shape in shapes.items():
         arms = list(product((64,) if context.dry else (4096, 8192), (False, True), (0,)))
         if find_spec("peft"):  # it may have to be carried there
             arms.append((64 if context.dry else 8192, False, LORA))
@@ -471,6 +475,7 @@ def trainer(context: Context) -> None:
                 context.keep("update", None, **about, **update(shape, context.device, tokens, again, rank))
             if context.device.type == "cuda":
                 torch.cuda.empty_cache()
+    for name, shape in shapes.items():
         _published(context, name, shape)
 
 
@@ -487,6 +492,8 @@ def _published(context: Context, name: str, shape: Shape) -> None:
         both = Publishing(shape, context.device)
         found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
         for turn in range(3 if context.dry else 5):
+            if turn > 1 and context.left < 0:
+                break
             for way in WAYS if turn % 2 else reversed(WAYS):
                 found[way].append(both.embedded(way))
         for way, turns in found.items():
@@ -524,7 +531,7 @@ def job(context: Context) -> None:
 
 STAGES = (
     Stage(name="card", seconds=15, run=card, decides="above 8 us an operation, graphs come first"),
-    Stage(name="tests", seconds=45, run=tests, decides="a failure comes before every number"),
+    Stage(name="tests", seconds=90, run=tests, decides="a failure comes before every number"),
     Stage(name="tv", seconds=70, run=tv, decides="which part of the TV loss is worth work"),
     Stage(name="linear", seconds=50, run=linear, decides="chunk sizes on a GPU"),
     Stage(name="verify", seconds=45, run=verify, decides="whether tokens are drawn from logits, and keys are in pages"),

@@ -71,13 +71,21 @@ class CudaRecorder:
         Raises:
             UserError: It does something that a graph cannot hold, or there is no memory for it.
         """
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        cause: Exception | None = None  # the first error: the end of a capture that failed has another one
         try:
             # Other threads of this process, such as one that watches a collective, may go on calling CUDA.
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                outcome = body()
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
+                try:
+                    outcome = body()
+                except Exception as error:
+                    cause = error
+                    raise
+        except Exception as error:
+            self._give_up(stream)
+            if isinstance(cause, UserError):
+                raise cause from None
+            reason = " ".join(f"{type(cause or error).__name__}: {cause or error}".split())[:200]
             raise UserError(
                 f"a cycle could not be captured: {reason}; rollout.torch.cuda_graphs=false decodes without CUDA graphs"
             ) from error
@@ -87,6 +95,20 @@ class CudaRecorder:
             return outcome
 
         return play
+
+    def _give_up(self, stream: torch.cuda.Stream) -> None:
+        """Leave a capture that failed, so that a later one can begin: ``torch.cuda.graph`` does not.
+
+        The thread stays on the stream of the capture, and the allocator goes on as if the capture were under way.
+        """
+        torch.cuda.set_stream(stream)
+        end: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)
+        try:
+            if end is not None:
+                end(stream.device_index, self.pool)
+        except RuntimeError:  # the capture had ended, after all
+            pass
+        self.clear()
 
     def held(self) -> int:
         """Return the bytes of the pool; memory that the driver keeps for a graph itself is not known."""

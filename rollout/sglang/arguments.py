@@ -12,6 +12,7 @@ from typing import Any
 from bebop.config.engines import Pause, SglangConfig
 from bebop.config.job import DecodingConfig, JobConfig
 from bebop.errors import UserError
+from bebop.rollout.engines import fresh_seed
 from bebop.rollout.served_weights import draft_folder
 from bebop.rollout.sglang import dflash
 from bebop.systems import SYSTEMS
@@ -160,7 +161,7 @@ def server_arguments(
         "dtype": config.model.dtype,
         "context_length": rollout.max_length + 1 + config.decoding.limit,
         "max_running_requests": rollout.slots,
-        "random_seed": config.runtime.seed,
+        "random_seed": config.runtime.seed if own.deterministic else fresh_seed(),
         "tp_size": own.tensor_parallel,
         "dp_size": own.data_parallel,
         "weight_version": "0",
@@ -181,6 +182,10 @@ def server_arguments(
         arguments["enable_return_routed_experts"] = True
     if own.colocated:
         arguments |= {"enable_memory_saver": True, "enable_draft_weights_cpu_backup": True}
+    if pause_mode(own, rollout.on_update) == "in_place":
+        # With overlap a batch may be in flight when SGLang pauses: its tokens would get the version of the weights that
+        # come, and weights would change under it.
+        arguments["disable_overlap_schedule"] = True
     if device == "cpu":
         arguments = CPU | arguments
     arguments |= speculation(config.decoding, own, folder, device, drafter)

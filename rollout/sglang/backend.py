@@ -12,7 +12,7 @@ from bebop.config.job import DecodingConfig
 from bebop.errors import UserError, one_line
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.heartbeat import Heartbeat
-from bebop.rollout.http_client import Busy, HttpClient, HttpReply, NoReply
+from bebop.rollout.http_client import Busy, HttpClient, HttpReply, NoReply, unchanged
 from bebop.rollout.sglang.arguments import refuse_server, refuse_version
 from bebop.runtime.processes import stopped
 from bebop.runtime.watchdog import SuspendAwareClock, within
@@ -223,8 +223,9 @@ class HttpBackend:
     async def _call(self, method: str, name: str, payload: Mapping[str, Any] | None) -> Reply:
         """Return the reply to a call; after a network failure it is tried again, each time after a longer wait."""
         tries = 1 if name in ONCE else self.retries + 1
+        renewed = _renamed if name == "generate" else unchanged
         try:
-            reply = await self.client.call(method, name, payload, tries=tries, busy=BUSY)
+            reply = await self.client.call(method, name, payload, tries=tries, busy=BUSY, renewed=renewed)
         except NoReply as failure:
             problem = str(failure.error) or type(failure.error).__name__
             raise EngineDied(f"{self.url}/{name}: {problem} ({failure.tries} tries)") from None
@@ -241,6 +242,15 @@ class HttpBackend:
         if name == "generate" and reply.status >= 400:
             raise UserError(f"{self.url} refuses a request: {content.get('error', content)}")
         return content
+
+
+def _renamed(payload: Mapping[str, Any], attempt: int) -> Mapping[str, Any]:
+    """Return the payload of a later try, whose request has a name of its own.
+
+    SGLang refuses a second request of one name while the first one lives, and notices a closed connection late. It
+    aborts by prefix, so that an abort of the first name ends both.
+    """
+    return {**payload, "rid": f"{payload['rid']}{attempt}."}
 
 
 class Fleet:

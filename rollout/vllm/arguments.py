@@ -19,6 +19,7 @@ from bebop.model.checkpoint import read_draft, resolve
 from bebop.model.memory import bytes_per_token
 from bebop.model.skeleton import read_object
 from bebop.rollout.decoding.ngram import MAX_SUFFIX
+from bebop.rollout.engines import fresh_seed
 from bebop.rollout.served_weights import draft_folder
 from bebop.rollout.vllm import suffixes
 from bebop.rollout.vllm.plugin import CPU, EVERY, RUNNER
@@ -205,7 +206,7 @@ def engine_arguments(config: JobConfig, folder: Path, device: str, drafter: Path
         "dtype": config.model.dtype,
         "max_model_len": length,
         "max_num_seqs": rollout.slots,
-        "seed": config.runtime.seed,
+        "seed": fresh_seed(),
         "enforce_eager": device == "cpu" if own.eager is None else own.eager,
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,

@@ -36,21 +36,12 @@ class _Answer:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    # Tokens and record of each step, counted once the completion ends: until then nothing waits for their numbers.
-    # None: keys and values are computed again from here on.
-    steps: list[tuple[int, StepRecord] | None] = field(default_factory=list)
     greedy: bool
     routers: Routers | None = None  # whose choices vLLM records
     experts: Any = None  # [N - 1, layers, k] of a completion that ended
 
     def part(self, reason: FinishReason, why: object) -> OutputChunk:
         """Return the completion so far as a chunk."""
-        for step in self.steps:
-            if step is None:
-                self.counts.restarted()
-            else:
-                self.counts.add(step[0], step[1].verified().get(self.name))
-        self.steps.clear()
         logprobs = [0.0] * len(self.logprobs) if self.greedy else self.logprobs  # the greedy distribution has log p = 0
         return OutputChunk(
             token_ids=np.asarray(self.token_ids, dtype=np.int64),
@@ -174,7 +165,8 @@ class Core:
         answer.token_ids += ids
         answer.logprobs += [row[id].logprob for row, id in zip(given.logprobs or [], ids, strict=True)]
         answer.versions += [self._version_of(record)] * len(ids)
-        answer.steps.append((len(ids), record))
+        # Read at once: vLLM has waited for tokens that were copied after these numbers, and their memory is pinned.
+        answer.counts.add(len(ids), record.verified().get(answer.name))
         answer.experts = given.routed_experts  # with the last output of a request alone
 
     def _version_of(self, record: StepRecord) -> int:
@@ -213,7 +205,7 @@ class Core:
         if recompute:
             self.engine.reset_prefix_cache(reset_running_requests=True)
             for answer in self._open.values():
-                answer.steps.append(None)
+                answer.counts.restarted()
 
     def _salted(self) -> None:
         self._salt = f"{id(self):x}-{self._versions[-1][1]}-{self._count}"

@@ -209,6 +209,16 @@ def test_another_embedding_in_the_mtp_layer_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_tables_of_the_mtp_layer_are_those_of_the_weights_that_are_saved(tmp_path: Path) -> None:
+    """A policy that is split over processes holds parts of them alone."""
+    policy = loaded(write_family(tmp_path, "glm4_moe"))
+    save_policy(policy, tmp_path / "out", weights={name: t + 1 for name, t in policy.weights().items()})
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    for own, shared in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
+        assert torch.equal(tensors[f"model.layers.2.{own}.weight"], tensors[f"{shared}.weight"])
+
+
+@pytest.mark.slow
 def test_packed_rows_of_a_hybrid_come_back_in_their_order(tmp_path: Path) -> None:
     policy = loaded(write_family(tmp_path, "qwen3_5"))
     lengths = [4, 1, 7]

@@ -14,9 +14,11 @@ from bebop.model.backbone import Policy
 from bebop.model.fingerprint import fingerprint
 from bebop.model.mtp import chain, gather_rows
 from bebop.model.parts import load_part
+from bebop.monitor.certified import chosen
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.systems.eagle3.training import unroll_drafter
 from bebop.trainer import checkpoint
+from bebop.trainer.certify import Certifier
 from bebop.trainer.objectives import Objective, Steps
 from bebop.trainer.policy import PolicyTrainer
 from tests.builders import tiny_eagle3
@@ -146,6 +148,13 @@ def test_clipping_of_one_does_not_depend_on_the_other() -> None:
     assert shouted[0]["train/grad_norm"] > 100 * quiet[0]["train/grad_norm"]
     assert [r["head/grad_norm"] for r in quiet] == [r["head/grad_norm"] for r in shouted]
     assert equal(head(calm), head(loud))
+
+
+def test_a_certificate_is_read_beside_a_drafter_that_reads_layers() -> None:
+    one = trainer("always", part="eagle3")
+    certifier = Certifier(one.scorer, one.old_policies, one.config)
+    assert certifier.read(chosen(batch(seed=0, groups=2).groups), 0, one.version) is not None
+    assert one.scorer.taps and one.scorer.kept is None
 
 
 @pytest.mark.slow  # test_heads.py has a head that learns in the quick suite

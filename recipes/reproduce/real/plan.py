@@ -14,6 +14,7 @@ from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
+from bebop.model.smollm2 import HEAD
 from recipes.reproduce.study import FOLDER, QUICK
 
 SPLITS = ("train", "validation", "test", "unseen")  # unseen: whole kinds of prompts that no head is trained on
@@ -92,6 +93,12 @@ def load(plan: Plan, init_mtp: bool = False) -> Policy:
     """
     torch.set_num_threads(1)
     return load_policy(ModelConfig(path=plan.model, device="cpu", init_mtp=init_mtp))
+
+
+def require_shipped_head(model: str) -> None:
+    """Raise ``UserError`` if SmolLM2's MTP head is not where Bebop ships it: a fresh head would take its place."""
+    if model == "smollm2" and not HEAD.is_file():
+        raise UserError(f"{HEAD} is missing: this study needs the head that Bebop ships for SmolLM2")
 
 
 def agree(path: Path, settings: dict[str, Any], what: str) -> None:

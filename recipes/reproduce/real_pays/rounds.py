@@ -28,6 +28,7 @@ ROUNDS = 2 if QUICK else 5
 ANSWERS = dict.fromkeys(BATCHES, 2) if QUICK else {1: 1, 8: 8, 32: 32}  # completions per round, by batch size
 GROUP = 4  # completions per prompt in a batch, as in training
 NEW_TOKENS = 8 if QUICK else 64  # maximum per completion
+WARM_TOKENS = 4  # of a completion that is not timed
 LONG_ENOUGH = 64  # tokens, where single passes are timed
 REPEATS = 2 if QUICK else 3  # passes of each kind in a round, of which the median counts
 HEAD = HERE / "heads" / SHARED / BEST
@@ -107,17 +108,32 @@ def endless(wanted: Sequence[Request]) -> list[Request]:
     return [replace(one, params=replace(one.params, stop_token_ids=(), max_new_tokens=LONG_ENOUGH)) for one in wanted]
 
 
-def measure(model: Policy, prompts: Sequence[tuple[int, ...]], progress: Callable[[], Any], sizes: Sizes) -> Rounds:
-    """Time all arms in all rounds at every batch size; each round begins with another arm."""
+def brief(wanted: Sequence[Request]) -> list[Request]:
+    """Return the requests with a few tokens each: a run that compiles the kernels of an arm and a batch size."""
+    return [replace(one, params=replace(one.params, max_new_tokens=WARM_TOKENS)) for one in wanted]
+
+
+def measure(
+    model: Policy,
+    prompts: Sequence[tuple[int, ...]],
+    progress: Callable[[], Any],
+    sizes: Sizes,
+    keep: Callable[[Rounds], object] = lambda _: None,
+) -> Rounds:
+    """Time all arms in all rounds at every batch size; each round begins with another arm.
+
+    ``keep`` is given what there is after each round from the second on.
+    """
     found: Rounds = {batch: [] for batch in sizes.answers}
-    for arm in ARMS[:2]:  # the first passes of a process are slow
-        run(model, arm, requests(model, prompts, 1, 0), 1)
     began = time.monotonic()
+    for batch, count in sizes.answers.items():  # the first passes are slow
+        for arm in ARMS:
+            run(model, arm, brief(requests(model, prompts, count, 0)), batch)
     for turn in range(sizes.rounds):
-        if turn >= 2 and time.monotonic() - began > sizes.seconds:
-            break
         first = turn * len(ARMS) // sizes.rounds
         for batch, count in sizes.answers.items():
+            if turn >= 2 and time.monotonic() - began > sizes.seconds:
+                return found
             wanted = requests(model, prompts, count, turn)
             spent = {}
             for arm in (*ARMS[first:], *ARMS[:first]):
@@ -125,6 +141,8 @@ def measure(model: Policy, prompts: Sequence[tuple[int, ...]], progress: Callabl
                 progress()
             found[batch].append(Round(timed=spent, costs=costs(model, endless(wanted), batch, LENGTHS, sizes.repeats)))
             progress()
+        if turn:
+            keep(found)
     return found
 
 

@@ -10,6 +10,7 @@ import argparse
 import json
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -21,6 +22,8 @@ from bebop.bench.gpu.__main__ import LEAST, carried_out
 from bebop.bench.gpu.stage import GPUS, Context, Stage
 from bebop.command import Parser, check_writable, run_main, whole
 from bebop.errors import UserError
+from bebop.model.checkpoint import resolve
+from recipes.reproduce.real.plan import require_shipped_head
 from recipes.reproduce.real_systems.findings import RULES
 from recipes.reproduce.real_systems.plan import CPU, SMOKE, Sizes
 from recipes.reproduce.verdicts import judge
@@ -31,6 +34,7 @@ GPU = replace(
     CPU,
     device="cuda",
     slots=256,
+    train={**CPU.train, "save_every": 0},  # a stopped run cannot go on there
     options={
         **CPU.options,
         "firp": {**CPU.options["firp"], "steps": 200},
@@ -100,8 +104,12 @@ def main(given: list[str]) -> int:
     check_writable("--out", options.out)
     options.out.mkdir(parents=True, exist_ok=True)
     sizes = SMOKE if options.dry_run else replace(GPU, model=options.model)
+    require_shipped_head(sizes.model)
+    resolve(sizes.model)  # converts SmolLM2 before the clock of the first stage runs
+    # Not below --out: a lent machine returns few files, and parts come with checkpoints and corpora.
+    parts = Path(tempfile.mkdtemp(prefix="bebop-parts-"))
     origin, ends, failed = record.begin(), time.monotonic() + options.seconds, False
-    for number, stage in enumerate(stages(options.out / "parts", sizes)):
+    for number, stage in enumerate(stages(parts, sizes)):
         seconds, left = stage.seconds * options.seconds / SECONDS, ends - time.monotonic()
         if left < LEAST * seconds:
             outcome = f"left out: {left:.0f} s were left, it needs {seconds:.0f}"
@@ -112,6 +120,7 @@ def main(given: list[str]) -> int:
             outcome = carried_out(stage.run, context)
         failed |= outcome.startswith("failed")
         sys.stderr.write(f"{stage.name}: {outcome}\n")
+    shutil.rmtree(parts)
     return int(failed)
 
 

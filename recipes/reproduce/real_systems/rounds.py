@@ -164,15 +164,15 @@ class Bench:
         asked = questions(sizes, test=True)
         self.asked = {kind: [(encode(row["question"])[1], row) for row in rows] for kind, rows in asked.items()}
 
-    def decode(self, setting: Setting, arm: Arm, turn: int) -> Decoded:
-        """Decode the questions of a round with an arm, one question at a time."""
+    def decode(self, setting: Setting, arm: Arm, turn: int, brief: bool = False) -> Decoded:
+        """Decode the questions of a round one at a time; ``brief``: a few tokens of the first one alone."""
         for name in arm.parts:
             if name not in self._parts:
                 self._parts[name] = load_part(KIND[name][0], part_path(self.place, name), self.policy)
             self.policy.parts[KIND[name][0]] = self._parts[name]
-        known, count = self.asked[setting.kind], self.sizes.answers[setting.kind]
+        known, count = self.asked[setting.kind], 1 if brief else self.sizes.answers[setting.kind]
         chosen = [known[(turn * count + i) % len(known)] for i in range(count)]
-        most = self.sizes.new[setting.kind]
+        most = 4 if brief else self.sizes.new[setting.kind]
         sampling = SamplingConfig(temperature=setting.temperature, max_new_tokens=most)
         wanted = [
             Request(id=i, token_ids=ids, params=sampling_params(self.policy, sampling, ((1 + turn) << 20) + i))
@@ -221,8 +221,9 @@ def measure(
     bench = Bench(place, sizes)
     chosen = {name: one for name, one in settings(sizes).items() if names is None or name in names}
     found: dict[str, list[Round]] = {name: [] for name in chosen}
-    warm = settings(sizes)["open, greedy"]
-    bench.decode(warm, warm.arms[PLAIN], 0)  # the first passes of a process are slow
+    for setting in chosen.values():  # the first passes of an arm are slow: kernels are compiled
+        for arm in there(place, setting).values():
+            bench.decode(setting, arm, 0, brief=True)
     for turn in range(sizes.rounds):
         for name, setting in chosen.items():
             if late():

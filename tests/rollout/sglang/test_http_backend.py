@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -19,12 +20,16 @@ INFO = {
 }  # fmt: skip
 
 
+NUMBERS = count()
+
+
 class Server:
     """Answers on a port of its own; the first ``busy`` answers to /generate are 503."""
 
     def __init__(self, busy: int = 0, key: str | None = None, version: str = "4", drops: int = 0) -> None:
         self.busy, self.key, self.version, self.drops = busy, key, version, drops
         self.calls: list[str] = []
+        self.rids: set[str] = set()
         self.slow: set[str] = set()  # calls that are answered once ``awake`` is set
         self.awake = asyncio.Event()
 
@@ -47,6 +52,10 @@ class Server:
         if name in ("abort_request", "continue_generation", "pause_generation", "update_weights_from_disk"):
             return web.Response()
         if name == "generate":
+            rid = (await request.json())["rid"]
+            if rid in self.rids:  # SGLang refuses a name while a request of that name lives
+                return web.json_response({"error": {"message": f"Duplicate request ID {rid}"}}, status=400)
+            self.rids.add(rid)
             if self.drops:
                 self.drops -= 1
                 assert request.transport is not None
@@ -93,14 +102,20 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "FIRST_WAIT", 0.01)
 
 
+def wanted(ids: list[int]) -> dict[str, Any]:
+    """A request with a name of its own."""
+    return {"input_ids": ids, "rid": f"{next(NUMBERS)}."}
+
+
 def ask(backend: HttpBackend) -> Awaitable[Any]:
-    return backend.generate({"input_ids": [1, 2]})
+    return backend.generate(wanted([1, 2]))
 
 
 def test_what_fails_on_its_way_is_tried_again() -> None:
     server = Server(busy=1, drops=1)
     assert talk(server, ask)["output_ids"] == [1, 2]
     assert server.calls.count("generate") == 3
+    assert len(server.rids) == 3 and len({rid.split(".")[0] for rid in server.rids}) == 1, "an abort by prefix ends all"
 
 
 def test_a_server_that_stays_busy_counts_as_dead() -> None:
@@ -131,7 +146,7 @@ def test_keys() -> None:
 def test_a_request_that_is_refused_is_not_tried_again() -> None:
     server = Server()
     with pytest.raises(UserError, match="empty"):
-        talk(server, lambda backend: backend.generate({"input_ids": []}))
+        talk(server, lambda backend: backend.generate(wanted([])))
     assert server.calls.count("generate") == 1
 
 
@@ -229,7 +244,7 @@ def test_a_fleet_goes_on_without_a_server_that_hangs() -> None:
         try:
             await asyncio.gather(ask(backend), ask(other))
             server.slow = {"generate"}
-            answers = [asyncio.ensure_future(fleet.generate({"input_ids": [i]})) for i in range(2)]
+            answers = [asyncio.ensure_future(fleet.generate(wanted([i]))) for i in range(2)]
             while fleet.busy != [1, 1]:
                 await asyncio.sleep(0)
             backend.heart.ask = asyncio.Event().wait  # the first one's scheduler answers no more

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bebop.rollout.vllm.core import Core, _Answer
+from bebop.rollout.vllm.core import Core
 from bebop.rollout.vllm.steps import STEPS, StepCounts, StepRecord, Verified
 from bebop.trajectory import MEASURED
 
@@ -82,17 +82,6 @@ def test_a_version_is_that_of_the_launch(monkeypatch: pytest.MonkeyPatch) -> Non
         core.loaded(version, recompute=False)
     versions = [core._version_of(StepRecord(number=number)) for number in (0, 3, 4, 8, 9, 20, -1)]
     assert versions == [0, 0, 8, 8, 9, 9, 9]  # the last: vLLM gave tokens of no step that was seen
-
-
-def test_steps_are_counted_when_an_answer_ends() -> None:
-    """In their order, once, with keys and values that were computed again in between."""
-    answer = _Answer(name="a", prompt=(), counts=StepCounts(drafts=3, head=True), greedy=False)
-    drafted = StepRecord(_found={"a": step(3, 1), "b": step(3, 3)})
-    answer.steps += [(1, StepRecord()), (2, drafted), None, (1, StepRecord()), (2, drafted)]
-    assert answer.counts.sums.tokens == 0
-    for _ in range(2):
-        found = answer.part("length", None).stats
-        assert (found.tokens, found.prefilled, found.cycles) == (6, 2, 2)
 
 
 def test_a_step_in_flight_is_no_prefill() -> None:
