@@ -376,9 +376,9 @@ FRACTIONS = {"vllm": "gpu_memory_utilization", "sglang": "mem_fraction_static"} 
 
 def shares_gpu(config: JobConfig, gpus: float) -> bool:
     """Return whether engines that size their caches by a GPU's free memory share GPUs with the trainer."""
-    each = engine_module(config).gpus(config)
+    name, each = config.rollout.engine, engine_module(config).gpus(config)
     apart = gpus - each * config.rollout.workers >= 1
-    return not (config.rollout.engine not in FRACTIONS or each < 1 or apart or config.model.device == "cpu" or not gpus)
+    return not (name not in FRACTIONS or each < 1 or apart or config.model.device == "cpu" or not gpus)
 
 
 def share_memory(config: JobConfig, gpus: float) -> JobConfig:

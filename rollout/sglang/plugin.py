@@ -9,6 +9,7 @@ errors in a plugin. So the engine's self-test looks for ``bebop_verify`` in a co
 
 import os
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from bebop.kernels.stats import PairStats, pair_stats
 from bebop.rollout.host_copy import HostCopy, LateEntries
 from bebop.trajectory import MEASURED
 
+SLICE = 1 << 26  # elements of one distribution that are measured at a time: 256 MB in fp32
 EVERY = "BEBOP_VERIFY_EVERY"
 CERTIFY = "BEBOP_CERTIFY"
 CPU = "BEBOP_SGLANG_CPU"
@@ -78,12 +80,17 @@ class Measure:
 
         SGLang has already put penalties and masks into the logits [B*(K+1), V].
         """
-        rows, width = len(lengths), verify.draft_token_num
-        target = _distribution(logits, sampling, width).view(rows, width, -1)[:, :-1]
-        drafted = verify.draft_token.view(rows, width)[:, 1:]
-        stats = statistics(verify.draft_probs, target, drafted)
-        table = torch.stack([getattr(stats, name).view(rows, width - 1) for name in MEASURED], 1)
-        return LateEntries(HostCopy(table=table, accepted=lengths - 1), rows, self._made)
+        rows, width, vocabulary = len(lengths), verify.draft_token_num, logits.shape[-1]
+        logits, drafted = logits.view(rows, width, vocabulary), verify.draft_token.view(rows, width)[:, 1:]
+        size = max(1, SLICE // (width * vocabulary))  # requests: SGLang leaves no memory for copies of all logits
+        tables = []
+        for begin in range(0, rows, size):
+            some = slice(begin, begin + size)
+            target = _distribution(logits[some].flatten(0, 1), _of_rows(sampling, some), width)
+            draft = None if verify.draft_probs is None else verify.draft_probs[some]
+            stats = statistics(draft, target.view(-1, width, vocabulary)[:, :-1], drafted[some])
+            tables.append(torch.stack([getattr(stats, name).view(-1, width - 1) for name in MEASURED], 1))
+        return LateEntries(HostCopy(table=torch.cat(tables), accepted=lengths - 1), rows, self._made)
 
     def _made(self, found: Mapping[str, Tensor]) -> list[dict[str, Any]]:
         """Return the entries, from ``table`` [B, 4, K] of ``MEASURED`` and ``accepted`` [B] on the host."""
@@ -101,6 +108,17 @@ def statistics(draft: Tensor | None, target: Tensor, drafted: Tensor) -> PairSta
     if draft is None:
         draft = torch.zeros_like(target).scatter_(-1, drafted.long()[..., None], 1.0)
     return pair_stats(draft.flatten(0, 1), target.flatten(0, 1), from_logits=False)
+
+
+def _of_rows(sampling: Any, rows: slice) -> Any:
+    """Return what ``_distribution`` reads of SGLang's sampling settings, for some requests."""
+    return SimpleNamespace(
+        temperatures=sampling.temperatures[rows],
+        need_top_k_sampling=sampling.need_top_k_sampling,
+        need_top_p_sampling=sampling.need_top_p_sampling,
+        top_ks=sampling.top_ks[rows] if sampling.need_top_k_sampling else None,
+        top_ps=sampling.top_ps[rows] if sampling.need_top_p_sampling else None,
+    )
 
 
 def _distribution(logits: Tensor, sampling: Any, width: int) -> Tensor:

@@ -47,7 +47,10 @@ def measured(**arguments):
     return verify, batch, output
 
 
-def test_entries_are_the_distributions_that_were_verified() -> None:
+@pytest.mark.parametrize("requests", [1, 2, B])
+def test_entries_are_the_distributions_that_were_verified(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever number of requests is measured at a time."""
+    monkeypatch.setattr(plugin, "SLICE", requests * (K + 1) * V)
     verify, batch, output = measured()
     entries = output.customized_info["bebop_verify"]
     assert [entry["accepted"] for entry in entries] == [0, 1, 2]
