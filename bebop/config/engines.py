@@ -71,9 +71,10 @@ class SglangConfig(Settings):
     """Settings of an SGLang engine inside the worker's process, or of existing servers.
 
     ``pause`` decides the fate of running requests while weights change. ``in_place``: they keep their old keys and
-    values, and nothing is computed again. ``retract``: keys and values are computed again from the new weights, which
-    costs a prefill of all that was written so far. ``abort``: requests are cut, handed back and taken up again, which
-    costs the same prefill and holds no memory meanwhile. None follows ``rollout.on_update``.
+    values, and nothing is computed again. SGLang's overlapped scheduler is off then. ``retract``: keys and values are
+    computed again from the new weights, which costs a prefill of all that was written so far. ``abort``: requests are
+    cut, handed back and taken up again, which costs the same prefill and holds no memory meanwhile. None follows
+    ``rollout.on_update``.
     """
 
     SECTION = "rollout.sglang."

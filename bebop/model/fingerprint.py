@@ -8,7 +8,7 @@ from torch import Tensor
 
 PERIOD = 8191  # weights of the positions repeat after this many elements
 PERIODS = 512  # periods that are widened to 64 bits at a time
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @torch.no_grad()
