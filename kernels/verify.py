@@ -24,7 +24,8 @@ def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
     # Sums one after another are monotone: there is no need to look at all of them. The CDF is flat over a tail of
     # zeros, so the first index that reaches the total is the last of positive mass.
     token = torch.searchsorted(cdf, bound, right=True)
-    return torch.minimum(token, torch.searchsorted(cdf, total))[..., 0]
+    token = torch.minimum(token, torch.searchsorted(cdf, total))
+    return token.clamp_max(probs.shape[-1] - 1)[..., 0]  # beyond the end where probabilities are NaN
 
 
 def _count(probs: Tensor, cdf: Tensor, bound: Tensor, total: Tensor) -> Tensor:

@@ -39,12 +39,16 @@ BEAT_SECONDS = 0.5  # between two signs that the asyncio thread makes progress
 CLOSE_SECONDS = 10.0  # for environments to end when the worker does
 
 
+class _TooLong(Exception):
+    """Error: the question of an environment leaves no room for a completion."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
     """Result of one member of a group: its prompt and its trajectory, if there is one."""
 
     prompt: Prompt  # with the tokens that the environment began with
-    trajectory: Trajectory | None  # None: its environments were lost too often
+    trajectory: Trajectory | None  # None: its environments were lost too often, or its question is too long
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,12 +143,15 @@ class AgentLoop:
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
-        began, seconds = time.monotonic(), 0.0
+        seconds = 0.0
         try:
             for restarts in range(self.limits.max_restarts + 1):
                 episode, attempt = self.episodes.open(), _Attempt()
                 try:
-                    await self._turns(episode, attempt, prompt, params, trace, began)
+                    await self._turns(episode, attempt, prompt, params, trace)
+                except _TooLong as error:  # another try would be as long
+                    self._warn(prompt, error)
+                    return Played(prompt=prompt, trajectory=None)
                 except EnvironmentLost as lost:
                     seconds += episode.seconds
                     self._warn(prompt, lost)
@@ -164,7 +171,7 @@ class AgentLoop:
         finally:
             self._open.discard(task)
 
-    def _warn(self, prompt: Prompt, lost: EnvironmentLost) -> None:
+    def _warn(self, prompt: Prompt, lost: Exception) -> None:
         """Log why an environment was lost: only the 1st, 2nd, 4th, 8th, ... loss."""
         self._lost += 1
         if self._lost & (self._lost - 1) == 0:
@@ -172,16 +179,17 @@ class AgentLoop:
             log.warning("environment %s of prompt %d was lost, number %d here: %s", name, prompt.index, number, lost)
 
     async def _turns(
-        self, episode: Episode, attempt: _Attempt, prompt: Prompt, params: SamplingParams, trace: bool, began: float
+        self, episode: Episode, attempt: _Attempt, prompt: Prompt, params: SamplingParams, trace: bool
     ) -> None:
         """Play turns until the environment, the length of a turn or the budget ends the trajectory."""
         name = self.task.name
         messages = await episode.reset(prompt.item, environment_seed(self.task.seed, prompt.number))
+        began = time.monotonic()  # now: the wait for an environment's process counts towards no limit
         attempt.first = tuple(self.delta.first(messages))
         if len(attempt.first) >= self.max_length:
-            raise UserError(
-                f"environment {name}: prompt {prompt.index} takes {len(attempt.first)} tokens, but "
-                f"max_length={self.max_length} leaves no room for a completion"
+            raise _TooLong(
+                f"it begins with {len(attempt.first)} tokens, and max_length={self.max_length} leaves no room for a "
+                "completion"
             )
         attempt.history, observation = list(attempt.first), list[int]()
         while True:

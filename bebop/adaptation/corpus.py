@@ -83,7 +83,9 @@ def requests(
 ) -> list[Request]:
     """Return requests for the chosen prompts; each seed depends on the prompt's number."""
     return [
-        Request(id=i, token_ids=prompts[i].token_ids, params=sampling_params(policy, sampling, (seed << 40) + i))
+        Request(
+            id=i, token_ids=prompts[i].token_ids, params=sampling_params(policy, sampling, (seed % MAX_SEED << 40) + i)
+        )
         for i in chosen
     ]
 

@@ -18,6 +18,7 @@ from bebop.certify.answers import Answer, Block, cells, make_block, narrow, seen
 from bebop.certify.precision import Sensitivity
 from bebop.certify.reference import LiveEngine
 from bebop.config.certify import CertifyConfig
+from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
@@ -32,7 +33,21 @@ BORDER = 1e-6  # margin by which a truncation keeps more tokens: in fp32 they ma
 
 
 def make(config: CertifyConfig, engine: LiveEngine) -> "ModelReference":
-    """Load the checkpoint of ``model.path`` for the reference alone, and check it against Hugging Face's forward."""
+    """Load the checkpoint of ``model.path`` for the reference alone, and check it against Hugging Face's forward.
+
+    Raises:
+        UserError: The engine is not in float32, and its distributions are cut. Its rounding puts tokens near the cut on
+            the other side than the reference's, which would look like a fault.
+    """
+    asked, dtype = config.sampling, config.model.dtype
+    cut = next((f"sampling.{name}={value}" for name, value, whole in (
+        ("top_k", asked.top_k, 0), ("top_p", asked.top_p, 1.0), ("min_p", asked.min_p, 0.0)
+    ) if value != whole), None)  # fmt: skip
+    if cut is not None and dtype != "float32":
+        raise UserError(
+            f"{cut} is not possible with model.dtype={dtype}: its rounding moves tokens across the cut, which would "
+            "look like a fault; certify without a cut, or an engine in float32"
+        )
     return ModelReference(load_policy(replace(config.model, dtype="float32", check=True)), dtype=config.model.dtype)
 
 

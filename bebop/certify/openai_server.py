@@ -66,7 +66,9 @@ class OpenAIEngine:
         for request in requests:
             refuse(request, None)
         found = self.server.together([self._answer(request, progress) for request in requests])
-        return [answer or unanswered(request) for request, answer in zip(requests, found, strict=True)]
+        if None in found:  # interrupted: short completions alone would have come, which is a choice by their tokens
+            return [unanswered(request) for request in requests]
+        return [answer for answer in found if answer is not None]
 
     def prefilled(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], top: int) -> list[Prefilled]:
         """Return the ``top`` likeliest tokens at every position of each (prompt, completion) pair."""

@@ -112,6 +112,8 @@ class SglangEngine:
         for request in requests:
             refuse(request, self.vocabulary)
         replies = self.server.together([self._answer(request, progress) for request in requests], self._end)
+        if None in replies:  # interrupted: short completions alone would have come, which is a choice by their tokens
+            replies = [None] * len(requests)
         answers = [self._read(request, reply) for request, reply in zip(requests, replies, strict=True)]
         if self.white_box is not None:
             self._look()

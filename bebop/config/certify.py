@@ -108,6 +108,7 @@ class CertifyConfig(Settings):
 
     def _validate(self) -> None:
         self.require(self.cohort % 2 == 0, "cohort", "two requests have the same prompt: give an even number")
+        self.require(not self.sampling.stop, "sampling.stop", "completions are certified by their tokens: give none")
         self.require(self.sampling.temperature > 0, "sampling.temperature", "a certificate is about samples: > 0")
         fits = self.sampling.max_new_tokens < self.max_length
         self.require(fits, "max_length", "it must exceed sampling.max_new_tokens")

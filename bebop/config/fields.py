@@ -21,6 +21,7 @@ from bebop.errors import UserError
 
 T = TypeVar("T")
 MAX_INT = 1 << 31  # 32-bit counters and C take no larger whole number
+MAX_BYTES = 1 << 50  # of settings whose names end in _bytes
 MAX_PROCESSES = 4096  # or threads
 MAX_SEED = 1 << 23  # a completion's 64-bit seed is this one shifted by 40 bits, plus the number of the completion
 TYPE_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"}
@@ -254,7 +255,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         check(len(item) == len(value), where, value, f"{len(item)} values are wanted here")
         return tuple(_convert(kind, v, where) for kind, v in zip(item, value, strict=True))
     if isinstance(value, int) and not isinstance(value, bool) and hint in (int, float):
-        check(abs(value) <= MAX_INT, where, value, f"give a number of at most {MAX_INT}")
+        most = MAX_BYTES if where.endswith("_bytes") else MAX_INT
+        check(abs(value) <= most, where, value, f"give a number of at most {most}")
         return hint(value)
     wanted = origin or hint
     right = isinstance(value, wanted) and not (isinstance(value, bool) and wanted is not bool)

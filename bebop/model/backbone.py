@@ -163,6 +163,13 @@ def head_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix("mtp."): tensor for name, tensor in weights.items() if name.startswith("mtp.")}
 
 
+def mixed_precision(policy: Policy) -> torch.autocast:
+    """Return the context for training a network in fp32 beside a policy: bfloat16 products beside a bfloat16 one."""
+    return torch.autocast(
+        policy.device.type, torch.bfloat16, enabled=policy.backbone.dtype == torch.bfloat16, cache_enabled=False
+    )
+
+
 def shared_tables(policy: Policy) -> tuple[Tensor, Tensor]:
     """Return the embedding and the language-model head of the target, both [V, d]."""
     backbone = policy.backbone

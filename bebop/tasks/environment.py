@@ -83,6 +83,7 @@ class EnvironmentKind:
     reaches: bool = False  # its arguments name code to run or servers: not from the run folder of somebody else
     command: str = ""  # the argument that bounds, in seconds, what one step runs for the policy
     tokens: bool = False  # it renders for itself: messages are token ids, and step receives the whole Completion
+    listed: bool = False  # its questions are a list: their numbers name them, and no seed gives others
 
     @property
     def name(self) -> str:
@@ -105,6 +106,7 @@ ENVIRONMENTS: dict[str, EnvironmentKind] = {
         item=f"{OURS}.verifiers_episode:item",
         reaches=True,
         tokens=True,
+        listed=True,
     ),
 }
 
@@ -259,7 +261,12 @@ def checked_messages(value: Any, name: str, tokens: bool = False) -> tuple[Any, 
         if not known or not isinstance(message["content"], str):
             wanted = f"role, one of {', '.join(ROLES)}, and content, a text, are wanted"
             raise UserError(f"environment {name} gave {str(message)[:80]!r} for a message: {wanted}")
-    return tuple({"role": str(message["role"]), "content": str(message["content"])} for message in value)
+    return tuple({"role": str(message["role"]), "content": encodable(message["content"])} for message in value)
+
+
+def encodable(text: str) -> str:
+    """Return a text that a tokenizer takes: JSON may hold one half of a surrogate pair, which becomes a "?"."""
+    return str(text).encode("utf-8", "replace").decode()
 
 
 def checked_step(value: Any, name: str, tokens: bool = False) -> EnvStep:

@@ -406,6 +406,10 @@ def serve_verifiers(pipe: int, cpu_seconds: str) -> None:
             function, args = connection.recv()  # imports the function's module, before the clock starts
         except (EOFError, OSError):
             return
+        prepare = getattr(sys.modules[function.__module__], "prepare", None)
+        if prepare is not None:  # libraries that a call would import
+            with contextlib.suppress(Exception):  # the call itself will fail likewise, and is answered
+                prepare(*args)
         signal.setitimer(signal.ITIMER_PROF, float(cpu_seconds))  # without a handler, SIGPROF ends the process
         try:
             result: float | str = function(*args)

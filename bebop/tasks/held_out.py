@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from bebop.config.job import JobConfig
 from bebop.errors import UserError
+from bebop.tasks.environment import find_kind
 from bebop.tasks.files import FileItems
 from bebop.tasks.rewards import check_reward
 from bebop.tasks.source import EnvironmentSource, Items, PromptSource, chat_encoder, instruction, open_items
@@ -60,6 +61,11 @@ def find_held_out(config: JobConfig, tokenizer: Any) -> HeldOut | None:
     if not config.evaluation.every:
         return None
     task, size = config.held_out_task, config.evaluation.size
+    if task.turns and find_kind(task.name).listed and (task.name, task.args) == (config.task.name, config.task.args):
+        raise UserError(
+            f"evaluation.every={config.evaluation.every} is not possible with the tasks of training: those of "
+            f"{task.name!r} are a list, of which training asks all; give evaluation.task.args with another list"
+        )
     try:
         if task.turns:
             return HeldOut(EnvironmentSource(task), range(size))

@@ -56,6 +56,15 @@ def gold_text(answer: str | int | float | Decimal) -> str:
     return str(answer).rsplit("####", 1)[-1].strip()
 
 
+def prepare(*_args: object) -> None:
+    """Import what ``score_math`` needs, which takes some seconds where nothing is compiled."""
+    import math_verify  # noqa: F401
+
+    from bebop.tasks.guarded import guard_math_verify
+
+    guard_math_verify()
+
+
 def score_math(candidate: str, gold: str, short: bool = False, number: bool = False) -> float:
     """Return 1.0 if math-verify finds both equal, else 0.0. Its timeouts are off: they need the main thread.
 

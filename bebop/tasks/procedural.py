@@ -154,6 +154,11 @@ def _verifier(name: str, args: str) -> Any:
     return guard(make_dataset(name, json.loads(args)))
 
 
+def prepare(name: str, args: str, answer: str, entry: dict[str, Any]) -> None:
+    """Make the verifier of a data set, which imports for a second; arguments as of ``score_entry``."""
+    _verifier(name, args)
+
+
 def score_entry(name: str, args: str, answer: str, entry: dict[str, Any]) -> float:
     """Return the data set's own score of ``answer`` for the item ``entry``; ``args``: the arguments as JSON."""
     if NOT_A_NUMBER.search(answer) and not NOT_A_NUMBER.search(str(entry["answer"])):

@@ -32,6 +32,8 @@ from bebop.verl_job.settings import (
     to_variable,
 )
 
+LEVEL = "VERL_LOGGING_LEVEL"
+
 
 def hand_over(constants: ModuleType) -> None:
     """Hook the function that makes the environment of verl's processes; verl calls it just before it starts Ray."""
@@ -53,10 +55,20 @@ def hand_over(constants: ModuleType) -> None:
         environment["env_vars"][SELECTOR] = "all" if sends_head(config, wanted) else "target"
         if wanted.metrics and wanted.verify_every:
             environment["env_vars"][EVERY] = str(wanted.verify_every)
-        environment["env_vars"] |= for_vllm(config, wanted) | for_sglang(config, wanted)
+        environment["env_vars"] |= for_vllm(config, wanted) | for_sglang(config, wanted) | for_verl(config)
         return environment
 
     wrap(constants, "get_ppo_ray_runtime_env", around)
+
+
+def for_verl(config: Any) -> dict[str, str]:
+    """Return the variables that verl's own processes need.
+
+    The trainer of ``separate_async`` (verl 0.9.1) gives ``logger.info`` an argument that it does not have, which only a
+    higher level of logging avoids.
+    """
+    apart = config.trainer.get("v1", {}).get("trainer_mode") == "separate_async"
+    return {LEVEL: os.environ.get(LEVEL, "WARNING")} if apart else {}
 
 
 def drafts(config: Any) -> bool:
@@ -133,7 +145,7 @@ def check_job(config: Any, wanted: VerlConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     _check_sizes(config)
     if rollout.name == "bebop":
-        _check_embedded(rollout)
+        _check_embedded(rollout, int(config.trainer.nnodes) * int(config.trainer.n_gpus_per_node))
     if rollout.name == "sglang":
         _check_sglang(config, sends_head(config, wanted))
     named = wanted.model_runner is not None
@@ -166,10 +178,12 @@ def _check_sizes(config: Any) -> None:
           config.data.train_batch_size, why)  # fmt: skip
 
 
-def _check_embedded(rollout: Any) -> None:
+def _check_embedded(rollout: Any, devices: int) -> None:
     wrong = next((name for name in PARALLEL if rollout[name] != 1), None)
     if wrong is not None:
         raise UserError(f"rollout.{wrong}={rollout[wrong]} is not possible with rollout.name=bebop: give 1")
+    if not on_cpu(os.environ) and devices > 1:  # all engines would decode on the first GPU
+        raise UserError(f"rollout.name=bebop is not possible with {devices} GPUs: give one, or sglang or vllm")
     engine = parse_engine(rollout.engine_kwargs.get("bebop"))
     DecodingConfig(system=engine.system, draft_tokens=engine.draft_tokens)  # says what is wrong with them
 
@@ -244,6 +258,8 @@ def _check_head(config: Any, wanted: VerlConfig) -> None:
         parallel = int(job.actor.fsdp_config.get("ulysses_sequence_parallel_size", 1))
         parallel = max(parallel, int(job.actor.get("ulysses_sequence_parallel_size", 1) or 1))
         check(parallel == 1, on, True, f"sequences are split {parallel} ways; give ulysses_sequence_parallel_size=1")
+        offloads = bool(job.actor.fsdp_config.get("offload_policy"))
+        check(not offloads, on, True, "actor.fsdp_config.offload_policy keeps tables on the CPU; use param_offload")
     transfer = job.rollout.checkpoint_engine.backend
     check("delta" not in transfer, on, True, f"checkpoint_engine.backend={transfer!r} sends differences, no head")
     lora = max(job.model.get("lora_rank", 0), (job.model.get("lora") or {}).get("rank", 0))

@@ -121,8 +121,8 @@ def make_head(path: Path, module: Any, fresh: bool) -> tuple[str, MTPHead]:
         raise UserError(f"bebop.train_head=True: {path} has no MTP weights; set bebop.init_head=true for a fresh head")
     if next(head.parameters()).is_meta:
         head.to_empty(device="cpu")
-    for parameter in head.parameters():
-        dist.broadcast(parameter.data, src=0)
+    for tensor in (*head.parameters(), *head.buffers()):  # a router's bias is a buffer
+        dist.broadcast(tensor.data, src=0)
     return layout, head
 
 

@@ -75,6 +75,17 @@ def test_another_seed_makes_another_part(model: Path, finished: Finished, tmp_pa
     assert not all(torch.equal(other[name], first[name]) for name in first)
 
 
+@pytest.mark.slow  # four trainings more
+@pytest.mark.parametrize("name", FIRST_STAGES)
+def test_a_part_beside_a_model_in_bfloat16_is_trained_in_float32(name: str, model: Path, tmp_path: Path) -> None:
+    """Engines convert their networks to the model's type. The network in training is none of these."""
+    job = train([*overrides(name, model), "model.dtype=bfloat16"], tmp_path)
+    assert job.policy.backbone.dtype == torch.bfloat16
+    assert {tensor.dtype for tensor in job.network.parameters()} == {torch.float32}
+    rotary = getattr(getattr(job.network, "decoder", None), "rotary_emb", None)
+    assert rotary is None or rotary.inv_freq.dtype == torch.float32
+
+
 @pytest.mark.slow  # a training more
 def test_a_stop_keeps_the_steps_that_are_done(model: Path, tmp_path: Path) -> None:
     step, steps = GuardedAdamW.guarded_step, list[int]()

@@ -21,7 +21,7 @@ from bebop.command import writing
 from bebop.config.adapt import AdaptConfig
 from bebop.config.job import DecodingConfig
 from bebop.model.attention import CausalContext
-from bebop.model.backbone import Policy, shared_tables
+from bebop.model.backbone import Policy, mixed_precision, shared_tables
 from bebop.model.checkpoint import load_policy
 from bebop.systems.block.losses import (
     Array,
@@ -74,11 +74,10 @@ class BlockTrainer(StepJob):
 
     def _accept_lengths(self, held_out: Sequence[Prompt], when: str) -> dict[str, Any]:
         """Return accept lengths of decoding with whole blocks, see ``lengths_by_temperature``."""
-        self.network.eval()
+        # A copy: the engine converts it to the model's type, and training continues in fp32.
+        self.policy.parts["block"] = copy.deepcopy(self.network).eval()
         decoding = DecodingConfig(system="block", draft_tokens=self.options.block - 1)
-        found = self.lengths_by_temperature(decoding, held_out, when)
-        self.network.train()
-        return found
+        return self.lengths_by_temperature(decoding, held_out, when)
 
     # ---- training
 
@@ -98,10 +97,11 @@ class BlockTrainer(StepJob):
         blocks = lay_out(texts, options.anchors, (self.config.seed << 32) + self.version)
         kind = "ce" if self.version < options.warm * options.steps else options.objective
         self.optimizer.zero_grad()
-        loss = block_loss(
-            self.network, *tables, blocks, kind=kind, decay=options.decay,
-            temperature=self.config.data.sampling.temperature,
-        )  # fmt: skip
+        with mixed_precision(self.policy):
+            loss = block_loss(
+                self.network, *tables, blocks, kind=kind, decay=options.decay,
+                temperature=self.config.data.sampling.temperature,
+            )  # fmt: skip
         loss.backward()
         numbers = self.optimizer.guarded_step(learning_rate(self.rates, self.version))
         self.version += 1

@@ -167,7 +167,10 @@ def token_ranks(
         for i, row in enumerate(part):
             ids[i, : len(row.token_ids)] = torch.tensor(row.token_ids, device=device)
         tokens = ids.gather(1, ahead.clamp_max(length - 1).flatten(1)).view_as(ahead)[..., None]
-        ranks = (logits > logits.gather(-1, tokens)).sum(-1)
+        own = logits.gather(-1, tokens)
+        # Of equal logits, which bfloat16 often has, the first is drafted.
+        earlier = torch.arange(logits.shape[-1], device=device) < tokens
+        ranks = ((logits > own) | ((logits == own) & earlier)).sum(-1)
         ends = torch.tensor([len(row.token_ids) for row in part], device=device)
         ranks = ranks.masked_fill(ahead >= ends[:, None, None], BEYOND)
         found += [ranks[i, : len(row.answer)].tolist() for i, row in enumerate(part)]

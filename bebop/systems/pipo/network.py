@@ -5,8 +5,8 @@ the next pair. An MTP block drafts the second, and a small head estimates the co
 language-model head are the policy's, frozen, and not part of the network.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +84,16 @@ class PairModel(nn.Module):
         self.compressor = Compressor(config.hidden_size, compressor)
         self.head = ConfidenceHead(config.hidden_size, config.rms_norm_eps)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or convert the module; the rotary frequencies move along and keep their dtype."""
+        rotary = self.decoder.rotary_emb
+        frequencies = dict(rotary.named_buffers())
+        super()._apply(fn, recurse)
+        for name, exact in frequencies.items():
+            if not exact.is_meta:
+                setattr(rotary, name, exact.to(getattr(rotary, name).device))
+        return self
+
     @property
     def layers(self) -> int:
         """Return the total number of attention layers; the MTP block's is the last."""
@@ -126,7 +136,7 @@ class PairModel(nn.Module):
 
     def logits(self, policy: Policy, states: Tensor) -> Tensor:
         """Return logits [..., V] of h or u [..., d] by the policy's language-model head; ``pad`` is never predicted."""
-        logits = policy.logits(states)
+        logits = policy.logits(states.to(policy.backbone.dtype)).float()
         never = torch.arange(logits.shape[-1], device=logits.device) == self.pad
         return logits.masked_fill(never, float("-inf"))
 

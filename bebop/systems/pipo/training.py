@@ -23,7 +23,7 @@ from bebop.config.fields import check
 from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.metrics.intervals import ratio
-from bebop.model.backbone import Policy
+from bebop.model.backbone import Policy, mixed_precision
 from bebop.model.checkpoint import load_policy
 from bebop.model.parts import find_part, load_part, read_card
 from bebop.systems.pipo.decoding import answer_pairs
@@ -140,11 +140,11 @@ class PairTrainer(StepJob):
             lines = path.read_text(encoding="utf-8").splitlines()
             return [PairRow.read(line) for line in lines]
         asked = [questions[i] for i in rows_of_step(len(questions), self.options.rollouts, self.config.seed, number)]
-        self.network.eval()
+        # A copy: the engine converts it to the model's type, and training continues in fp32.
+        self.policy.parts["pipo"] = copy.deepcopy(self.network).eval()
         answers = pair_answers(
             self.config, self.policy, asked, {"tau": self.options.gate}, self.config.seed + FIRST_ROLLOUT + number
         )
-        self.network.train()
         rows = pair_rows(asked, answers, self.network.pad)
         with writing(path):
             path.parent.mkdir(exist_ok=True)
@@ -161,7 +161,8 @@ class PairTrainer(StepJob):
 
     def update(self, batch: PairBatch) -> dict[str, float]:
         """Take one optimizer step on ``batch`` and return its metrics."""
-        loss, parts = loss_of(self.network, self.policy, batch, self.options)
+        with mixed_precision(self.policy):
+            loss, parts = loss_of(self.network, self.policy, batch, self.options)
         self.optimizer.zero_grad()
         loss.backward()
         numbers = self.optimizer.guarded_step(learning_rate(self.rates, self.version))

@@ -37,6 +37,41 @@ SHOWN = 300  # characters of an error message
 MISNAMED = ("missing", "extra_forbidden")
 
 
+class _Connection:
+    """A connection that is always read: a client that does not read answers no pings, and servers close it.
+
+    Between two steps lies a turn of the policy, which may take minutes.
+    """
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+        self._inbox: asyncio.Queue[aiohttp.WSMessage | Exception] = asyncio.Queue()
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        """Collect messages until the connection ends."""
+        try:
+            while True:
+                message = await self.socket.receive()
+                self._inbox.put_nowait(message)
+                if message.type is not aiohttp.WSMsgType.TEXT:
+                    return
+        except (aiohttp.ClientError, OSError) as error:
+            self._inbox.put_nowait(error)
+
+    async def ask(self, text: str) -> aiohttp.WSMessage:
+        """Send a text and return the next message; raise what reading raised."""
+        await self.socket.send_str(text)
+        found = await self._inbox.get()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._reader.cancel()
+
+
 class OpenEnv:
     """Episode on the server at ``address``; an ``Environment``. One call at a time."""
 
@@ -53,7 +88,8 @@ class OpenEnv:
         self.url = socket_url(address)
         self.action, self.observation, self.role, self.system = action, observation, role, system
         self._session: aiohttp.ClientSession | None = None
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._open: _Connection | None = None  # the connection, also during a call
+        self._free: _Connection | None = None  # the same between two calls
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
         """Return the first messages of a new session; the server's ``reset`` receives ``item``, which may override
@@ -61,8 +97,8 @@ class OpenEnv:
         """
         await self.close()
         await self._connect()
-        with self._connection("reset") as socket:
-            answer = await self._ask(socket, "reset", {"seed": seed, **item})
+        with self._connection("reset") as connection:
+            answer = await self._ask(connection, "reset", {"seed": seed, **item})
             if answer["type"] == "error":
                 raise self._lost(f"refused to reset: {_complaint(answer)}")
             first = self._message(self._read(answer)[0])
@@ -73,8 +109,8 @@ class OpenEnv:
         action = {self.action: text} if self.action else _object(text)
         if action is None:
             return self._invalid("not an action: a JSON object is wanted")
-        with self._connection("step") as socket:
-            answer = await self._ask(socket, "step", action)
+        with self._connection("step") as connection:
+            answer = await self._ask(connection, "step", action)
             if answer["type"] == "error":
                 return self._invalid(self._refusal(answer))
             observation, reward, done = self._read(answer)
@@ -82,7 +118,10 @@ class OpenEnv:
 
     async def close(self) -> None:
         """Close the connection, which ends the session on the server."""
-        session, self._session, self._socket = self._session, None, None
+        session, connection = self._session, self._open
+        self._session = self._open = self._free = None
+        if connection is not None:
+            connection.close()
         if session is not None:
             await session.close()
 
@@ -91,7 +130,8 @@ class OpenEnv:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS))
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                self._socket = await self._session.ws_connect(self.url, max_msg_size=MESSAGE_BYTES)
+                socket = await self._session.ws_connect(self.url, max_msg_size=MESSAGE_BYTES)
+                self._open = self._free = _Connection(socket)
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
             await self.close()
             raise self._lost(f"cannot be reached: {_words(error)}") from error
@@ -100,19 +140,18 @@ class OpenEnv:
             raise
 
     @contextlib.contextmanager
-    def _connection(self, kind: str) -> Iterator[aiohttp.ClientWebSocketResponse]:
+    def _connection(self, kind: str) -> Iterator[_Connection]:
         """Lend the connection for one call. It is kept only if the call returns, so no other reads a late reply."""
-        socket, self._socket = self._socket, None
-        if socket is None:
+        connection, self._free = self._free, None
+        if connection is None:
             raise self._lost(f"has no session for this {kind}: the one before it ended early")
-        yield socket
-        self._socket = socket
+        yield connection
+        self._free = connection
 
-    async def _ask(self, socket: aiohttp.ClientWebSocketResponse, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    async def _ask(self, connection: _Connection, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return the server's reply to one request."""
         try:
-            await socket.send_str(json.dumps({"type": kind, "data": data}))
-            message = await socket.receive()
+            message = await connection.ask(json.dumps({"type": kind, "data": data}))
             if message.type is not aiohttp.WSMsgType.TEXT:
                 raise self._lost(f"closed the connection in a {kind}")
             return _answer(message.data)

@@ -40,7 +40,7 @@ actor_rollout_ref:
 """
 ROLLOUT, MODEL, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "actor_rollout_ref.actor"
 VLLM = {f"{ROLLOUT}.name": "vllm"}
-EMBEDDED = {f"{ROLLOUT}.name": "bebop", f"{ROLLOUT}.tensor_model_parallel_size": 1}
+EMBEDDED = {"trainer.n_gpus_per_node": 1, f"{ROLLOUT}.name": "bebop", f"{ROLLOUT}.tensor_model_parallel_size": 1}
 
 
 def job(changes: dict[str, Any] | None = None) -> DictConfig:
@@ -69,7 +69,7 @@ def test_what_goes_together_passes(changes: dict[str, Any]) -> None:
         ({f"{MODEL}.mtp.speculative_eagle_topk": 4}, "speculative_eagle_topk=4 .* give 1"),
         ({f"{MODEL}.mtp.speculative_num_draft_tokens": 8}, "speculative_num_draft_tokens=8 .* give 4"),
         (
-            {**EMBEDDED, f"{ROLLOUT}.data_parallel_size": 2},
+            {**EMBEDDED, "trainer.n_gpus_per_node": 4, f"{ROLLOUT}.data_parallel_size": 2},
             "data_parallel_size=2 is not possible with rollout.name=bebop",
         ),
         (
@@ -77,6 +77,7 @@ def test_what_goes_together_passes(changes: dict[str, Any]) -> None:
             "engine_kwargs.bebop.system='warp' is not possible",
         ),
         ({**EMBEDDED, f"{ROLLOUT}.engine_kwargs.bebop.draft_tokens": 99}, "decoding.draft_tokens=99"),
+        ({f"{ACTOR}.fsdp_config.offload_policy": True}, "train_head=True .* use param_offload"),
         ({f"{ACTOR}.strategy": "fsdp"}, "strategy='fsdp' does not have it; choose fsdp2 or megatron"),
         ({f"{ACTOR}.strategy": "megatron"}, "needs model.mtp.enable=true and model.mtp.enable_train=true"),
         ({f"{ROLLOUT}.checkpoint_engine.backend": "delta_sharded"}, "sends differences, no head"),
@@ -100,6 +101,14 @@ def test_what_does_not_go_together_is_one_line(
     with pytest.raises(UserError, match=message) as caught:
         check_job(job(changes), VerlConfig(metrics=True, train_head=True))
     assert "\n" not in str(caught.value)
+
+
+def test_embedded_engines_would_all_decode_on_the_first_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = job({**EMBEDDED, "trainer.n_gpus_per_node": 2})
+    with pytest.raises(UserError, match="not possible with 2 GPUs: give one"):
+        check_job(several, VerlConfig())
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    check_job(several, VerlConfig())
 
 
 def test_an_sglang_without_rejection_sampling_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
