@@ -36,7 +36,7 @@ from bebop.certify.certificate import (
     words,
 )
 from bebop.certify.declared import ORDER as MODES
-from bebop.certify.declared import Mode, candidates, check_reported, declare, find_mode, tolerance
+from bebop.certify.declared import Found, Mode, candidates, check_reported, declare, find_mode, tolerance
 from bebop.certify.evidence import Evidence
 from bebop.certify.ledger import Ledger
 from bebop.certify.precision import Deviations, entropy
@@ -258,8 +258,11 @@ class Run:
         if one.mode is None:
             known = {mode: row for mode, row in candidates(block, temperature).items() if mode in self.modes}
             found = find_mode(block.reported, known)
+            if self.modes - known.keys() and found.distances.get(found.mode, 0.0) > tolerance(self.plan.dtype).nats:
+                found = Found(mode="none", distances=found.distances)  # perhaps a mode that the block cannot compute
             one.mode = found.mode if self.plan.logprobs == "auto" else self.plan.logprobs
-            self.modes = {one.mode, *found.same} & self.modes
+            if one.mode != "none":
+                self.modes = {one.mode, *found.same} & self.modes
         declared = declare(block, one.mode, temperature)
         self.off += map(str, check_reported(declared, self.plan.dtype, WORST - len(self.off)))
         if declared.spread is not None and declared.declared is not None:
