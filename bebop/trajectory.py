@@ -225,7 +225,7 @@ def spread_trace(trace: Trace, places: NDArray[np.bool_]) -> Trace:
 
 
 def is_traced(mode: TraceMode, index: int, groups_per_step: int) -> bool:
-    """Return whether the completions of prompt ``index`` are traced; "sample" traces the first of each batch."""
+    """Return whether the completions of prompt ``index`` are traced; "sample": the first of ``groups_per_step``."""
     return mode == "all" or (mode == "sample" and index % groups_per_step == 0)
 
 

@@ -34,6 +34,7 @@ from bebop.tasks.rewards import Answer, HeldOutReward, RewardFunction, make_rewa
 from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory, is_traced, same_beginning
 
 log = logging.getLogger(__name__)
+TRACED_STEPS = 16  # a GPU traces a prompt of one step in so many
 HELD_OUT_SEEDS = 1 << 39  # seeds of evaluations within a job's 2^40, above those of its training
 
 
@@ -66,6 +67,9 @@ class RolloutWorker:
         """Make a worker; ``eos`` are the tokens that end a completion."""
         self.engine, self.reward, self.config, self.eos = engine, scorer(reward), config, eos
         self.thread = EngineThread(engine)
+        # While one row is traced, no cycle of the rows beside it overlaps with the next or is a CUDA graph.
+        gpu = engine_module(config).EMBEDDED and torch.cuda.is_available() and config.model.device != "cpu"
+        self.traced_groups = config.trainer.groups_per_step * (TRACED_STEPS if gpu else 1)
         self.agents: AgentLoop | None = None  # for a task whose trajectories have several turns
         self._rewards = ThreadPoolExecutor(1, thread_name_prefix="reward")  # one: in the order in which they end
         self._unrewarded: deque[tuple[OpenAssignment, int, Completion]] = deque()  # in the order in which they ended
@@ -198,7 +202,7 @@ class RolloutWorker:
             id=0,
             token_ids=prompt.token_ids,
             params=self._params(prompt.index * self.config.trainer.group_size + member),
-            trace=is_traced(self.config.monitor.trace, prompt.index, self.config.trainer.groups_per_step),
+            trace=is_traced(self.config.monitor.trace, prompt.index, self.traced_groups),
         )
 
     def _params(self, completion: int, temperature: float | None = None) -> SamplingParams:

@@ -365,7 +365,8 @@ class MonitorConfig(Settings):
     )
     trace: TraceMode = setting(
         "sample",
-        "trajectories.sqlite: all completions, and how each token came about: of a prompt a step, of all; or off",
+        "trajectories.sqlite: all completions, and how each token came about: of a prompt a step (one step in 16 with "
+        "the embedded engine on a GPU), of all; or off",
     )
     tensorboard: bool = setting(True, "write TensorBoard events")
     wandb: bool = setting(False, "write to Weights & Biases")
