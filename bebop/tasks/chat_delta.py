@@ -117,7 +117,11 @@ class ChatDelta:
         return ids
 
     def _encode(self, text: str) -> list[int]:
-        """Return the ids of a rendered text, which already contains the template's special tokens."""
+        """Return the ids of a rendered text, which already contains the template's special tokens.
+
+        JSON may hold one half of a surrogate pair, which no tokenizer takes: it becomes a question mark.
+        """
+        text = text.encode("utf-8", "replace").decode()
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def escaped(self, text: str) -> str:

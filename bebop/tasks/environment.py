@@ -261,12 +261,7 @@ def checked_messages(value: Any, name: str, tokens: bool = False) -> tuple[Any, 
         if not known or not isinstance(message["content"], str):
             wanted = f"role, one of {', '.join(ROLES)}, and content, a text, are wanted"
             raise UserError(f"environment {name} gave {str(message)[:80]!r} for a message: {wanted}")
-    return tuple({"role": str(message["role"]), "content": encodable(message["content"])} for message in value)
-
-
-def encodable(text: str) -> str:
-    """Return a text that a tokenizer takes: JSON may hold one half of a surrogate pair, which becomes a "?"."""
-    return str(text).encode("utf-8", "replace").decode()
+    return tuple({"role": str(message["role"]), "content": str(message["content"])} for message in value)
 
 
 def checked_step(value: Any, name: str, tokens: bool = False) -> EnvStep:

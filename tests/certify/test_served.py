@@ -249,7 +249,8 @@ def test_ctrl_c_ends_our_own_requests_and_gives_what_is_there(
     answers = found.sample(asked(4), interrupt)
     ended = [call["rid"] for name, call in local.calls if name == "abort_request"]
     reasons = [answer.finish_reason for answer in answers]
-    assert len(answers) == 4 and reasons.count("abort") == len(ended) == 3
+    # The first one counts for nothing either: which completions had come would be a choice by their lengths.
+    assert reasons == ["abort"] * 4 and len(ended) == 3
     assert all(rid.startswith(f"certify-{found.run}-") for rid in ended)
     assert all(len(answer.token_ids) == 0 for answer in answers if answer.finish_reason == "abort")
     assert not any("abort_all" in call for _, call in local.calls)

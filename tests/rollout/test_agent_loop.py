@@ -197,6 +197,11 @@ def test_what_is_lost_too_often_is_no_row_of_reward_0(
     assert all("of prompt 0" in line and "the environment broke" in line for line in told)
 
 
+def test_a_question_that_leaves_no_room_is_lost_and_ends_no_job(made: list[RolloutWorker]) -> None:
+    parts = played(worker(made, longest=4, room=8))
+    assert [t for part in parts for t in part.trajectories] == [None] * SIZE
+
+
 def test_members_that_begin_differently_are_refused(made: list[RolloutWorker]) -> None:
     with pytest.raises(UserError, match="members of the group of prompt 0 begin differently"):
         played(worker(made, alike=False))

@@ -143,6 +143,12 @@ def test_no_text_forges_a_marker(tiny: ChatDelta, one: str, other: str) -> None:
         assert tiny.escaped(one) == one
 
 
+def test_half_a_surrogate_pair_is_a_question_mark(tiny: ChatDelta) -> None:
+    """JSON may hold one; no tokenizer takes it."""
+    halves, marks = (tiny.observation([{"role": "tool", "content": f"city {text}"}]) for text in ("\ud83d", "?"))
+    assert halves == marks
+
+
 def test_a_text_without_markers_stays_as_it_is(tiny: ChatDelta) -> None:
     assert tiny.escaped("a < b > c, <b>, eos") == "a < b > c, <b>, eos"
     assert tiny.escaped("x<eos>y") == "x< eos>y"
