@@ -186,4 +186,5 @@ def kept_states(form: Form, model: Policy, rows: Sequence[TokenRow], path: Path 
         if file is None:
             return states
         write_states(file, states)
-    return read_states(file, [len(row.token_ids) for row in rows])
+    # The file is in fp32, which holds every number of the model's type.
+    return [one.to(model.backbone.dtype) for one in read_states(file, [len(row.token_ids) for row in rows])]

@@ -37,7 +37,7 @@ from recipes.reproduce.study import FOLDER, results_folder
 HERE = results_folder(Path(__file__).parent)
 PLACE = FOLDER / "real_systems"
 MEASURED = HERE / "measured"
-DRAFTS = "drafts"  # the group with FIRP and block drafts
+DRAFTS, PAD = "drafts", "pad"  # groups: FIRP and block drafts; PAD
 STAGES = ("parts", "arms", "transfer", "ablations", "rounds", "claims")
 
 
@@ -89,7 +89,7 @@ def measured(name: str, group: Group, started: Started) -> dict[str, Any]:
     found: Rounds = made_rounds({name: group})
     numbers = of_rounds(found)
     tables: dict[str, Any] = {"Arms in turns": table(found), "What parts cost": costs(group)}
-    if name == "pad":
+    if group is GROUPS[PAD]:
         numbers |= of_pad(PLACE, SIZES)
     if name == DRAFTS:
         numbers |= of_block(PLACE, SIZES) | made_transfer()
