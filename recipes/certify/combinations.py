@@ -287,10 +287,7 @@ class BusyEngine(EmbeddedEngine):
         return Request(id=request.id + cohort, token_ids=context, params=request.params)
 
     def _remember(self, requests: Sequence[Request]) -> None:
-        """Give the engine the completions of the previous cohort as if they belonged to these prompts.
-
-        Drafts from them are poor, which must not matter.
-        """
+        """Give the engine the previous cohort's completions as if of these prompts; poor drafts must not matter."""
         if self.row["past"] == "remembered" and self.past:
             latest = [answers for _, answers in [*self.past.items()][-COHORT:]]
             for request, answers in zip(requests, latest, strict=False):

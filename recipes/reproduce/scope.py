@@ -34,8 +34,8 @@ class Scope:
 
 
 ON_A_CPU = (
-    "decoding on a CPU, where a pass over several tokens costs more than over one, is not the paper's regime; on "
-    "SmolLM2 rollouts are .23 of a step, so that free rollouts would make steps 1.30 times as fast"
+    "decoding on a CPU, where a pass over several tokens costs more than over one, is not its regime; on "
+    "SmolLM2 rollouts are .23 of a step, so free rollouts give 1.30 times"
 )
 TWO_CORES = (
     "a worker and a trainer on a core each, where a pass over several tokens costs more than over one, are not the "

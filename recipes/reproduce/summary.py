@@ -142,9 +142,11 @@ def _block(found: Sequence[Judged], title: str) -> str:
     for one in found:
         if one.finding.untested is not None:
             lines.setdefault((one.verdict, one.study), [])
-            untested.setdefault(one.study, []).append(one.finding.untested)
+            untested.setdefault(one.study, []).append(one.finding.untested.partition(": ")[0])  # without its numbers
             continue
         statement = one.finding.statement.removeprefix(f"On {REAL}, ").rstrip(".")
+        if statement.startswith(f"On {REAL} at "):
+            statement = statement.removeprefix(f"On {REAL} ").replace(" (a million tokens, on a CPU)", "")
         effect = f": {one.effect.number}" if one.effect else ""
         before = f" (at the run: {one.before})" if one.before and one.before != one.verdict else ""
         line = f"  - {statement[0].upper()}{statement[1:]}{effect}{before}"
