@@ -151,7 +151,7 @@ class AgentLoop:
                     await self._turns(episode, attempt, prompt, params, trace)
                 except _TooLong as error:  # another try would be as long
                     self._warn(prompt, error)
-                    return Played(prompt=prompt, trajectory=None)
+                    break
                 except EnvironmentLost as lost:
                     seconds += episode.seconds
                     self._warn(prompt, lost)

@@ -81,7 +81,7 @@ class EnvironmentLoop:
         self._text, self._params = CompletionText(delta.tokenizer), SamplingParams(stop_token_ids=stops)
 
     async def play(self, index: int, args: Mapping[str, Any], generate: Generate) -> Played | None:
-        """Play question ``index``; return None if its environments were lost too often.
+        """Play question ``index``; the result is None if its environments were lost too often.
 
         A lost trajectory gives no row, never a row with reward 0.
         """
