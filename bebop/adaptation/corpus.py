@@ -1,6 +1,7 @@
 """Sequences to train a head on: completions of the model itself or text from a file, stored as JSONL."""
 
 import dataclasses
+import gc
 import itertools
 import json
 import os
@@ -70,12 +71,18 @@ def run_engine(
         sampling: replaces the sampling configuration of ``data``.
         keep_state: also return the state that the decoding system kept of each completion.
     """
-    engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length, keep_state=keep_state)
+    engine = _engine(policy, decoding, data, keep_state)
     mine = range(ranks.rank, len(prompts), ranks.world)
     asked = requests(policy, prompts, mine, sampling or data.sampling, seed)
     with progress(len(mine), label, ranks) as bar:
         done = ranks.union({f.id: f.completion for f in decoded(engine, asked, bar)})
     return [done[i] for i in range(len(prompts))]
+
+
+def _engine(policy: Policy, decoding: DecodingConfig, data: DataConfig, keep_state: bool = False) -> TorchEngine:
+    """Return a new engine. The caches of the one before are freed first: drafter and cache hold each other."""
+    gc.collect()
+    return TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length, keep_state=keep_state)
 
 
 def requests(
@@ -176,7 +183,7 @@ def _sampled(
             assert served is not None
             engine: Engine = served.engine(drawn)
         else:
-            engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length)
+            engine = _engine(policy, decoding, data)
         for finished in decoded(engine, asked, bar):
             yield finished.id, tuple(finished.completion.token_ids.tolist())
 
@@ -511,7 +518,7 @@ def play_turns(
         with engine_errors(data):
             engine: Engine = served.engine()
     else:
-        engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length)
+        engine = _engine(policy, decoding, data)
     thread = EngineThread(engine)
     agents = make_agent_loop(config.model, task, data.max_length, thread, policy.eos_token_ids)
     answers: list[Answer] = []

@@ -1,7 +1,6 @@
 """Drafts of the model's own MTP head: the request state that all drafters with the head share, and a chain drafter."""
 
 from collections.abc import Callable, Sequence
-from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -97,15 +96,11 @@ class HeadCache(SlotContext):
     """
 
     deferred: DeferredPrefill | None = None  # None: no prefill is put off
-    # Reads the deferred entries of a slot. Weak: drafter and cache would hold each other, and all caches of a finished
-    # engine with them.
-    settle: WeakMethod[Callable[[int], None]]
+    settle: Callable[[int], None]  # reads the deferred entries of a slot
 
     def snapshot(self, slot: int, length: int) -> tuple[Tensor, ...]:
         """Return a copy of the first ``length`` entries of a slot, all of them written."""
-        settle = self.settle()
-        assert settle is not None, "a cache is used while its drafter lives"
-        settle(slot)
+        self.settle(slot)
         return super().snapshot(slot, length)
 
 
@@ -164,7 +159,7 @@ class HeadDrafter:
         cache = slots.kv_cache(self.shape, like, HeadCache, HeadPages)
         assert isinstance(cache, HeadCache)
         cache.first_layer = self.layer
-        cache.settle = WeakMethod(self._settle)
+        cache.settle = self._settle
         return cache
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:

@@ -8,7 +8,6 @@ overwritten before anything sees them.
 """
 
 from collections.abc import Sequence
-from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -48,7 +47,7 @@ class ModelDrafter(ChainDrafter):
         like = self.draft.embed(torch.zeros(1, dtype=torch.long, device=slots.device))
         cache = slots.kv_cache(cache_shape(self.draft.backbone.config), like, HeadCache, HeadPages)
         assert isinstance(cache, HeadCache)
-        cache.settle = WeakMethod(self._settle)
+        cache.settle = self._settle
         return cache
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
