@@ -27,6 +27,14 @@ if find_spec("vllm"):  # its classes of Qwen3.5 import torchvision, which has no
         interpret()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_seed() -> Iterator[None]:
+    """Give engines of this process the same seed in each run: bounds of p-values hold for these draws."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("bebop.rollout.vllm.arguments.fresh_seed", lambda: 0)
+        yield
+
+
 @pytest.fixture(scope="module")
 def vllm(folder: Path) -> Iterator[Any]:
     """An engine that decodes with the model's MTP head."""

@@ -90,6 +90,19 @@ def test_completions_leave_sglang_the_positions_that_it_looks_ahead() -> None:
             refuse_length(config, settings)
 
 
+def test_two_workers_draw_different_numbers_unless_completions_have_seeds() -> None:
+    for own, same in ((SglangConfig(), False), (SglangConfig(deterministic=True), True)):
+        first, second = (server_arguments(job(), own, TINY, "cuda")["random_seed"] for _ in range(2))
+        assert (first == second) is same
+
+
+def test_the_overlapped_scheduler_is_off_where_completions_are_kept_while_weights_change() -> None:
+    """A batch in flight would be finished under the next weights, and named by their version."""
+    for pause, off in (("in_place", True), ("retract", None), ("abort", None)):
+        arguments = server_arguments(job(), SglangConfig(pause=pause), TINY, "cuda")
+        assert arguments.get("disable_overlap_schedule") is off
+
+
 def test_a_cpu_takes_what_it_can_run() -> None:
     arguments = server_arguments(job(), SglangConfig(), TINY, "cpu")
     assert (arguments["device"], arguments["attention_backend"]) == ("cpu", "triton")

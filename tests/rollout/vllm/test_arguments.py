@@ -116,6 +116,11 @@ def test_a_cpu_has_room_for_all_slots() -> None:
     assert not engine_arguments(job(own=VllmConfig(eager=False)), TINY, "cpu")["enforce_eager"]
 
 
+def test_two_workers_draw_different_numbers() -> None:
+    """Else completions of one prompt that are split between them would be equal."""
+    assert engine_arguments(job(), TINY, "cuda")["seed"] != engine_arguments(job(), TINY, "cuda")["seed"]
+
+
 def test_the_second_runner_is_taken_where_it_has_the_system() -> None:
     for system in set(HOSTED) - {"draft_model"}:
         assert model_runner(job(system), "cuda") == ("v1" if system == "history" else "v2")
