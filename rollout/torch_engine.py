@@ -76,7 +76,7 @@ class TorchEngine:
             on_update: keep or recompute keys and values of running requests when weights change.
             measure: whether overlap and entropies are collected beside counts.
             room: drafts that a later ``configure`` may want, whether or not the system drafts now; its own always fit.
-            keep_state, record_routing: finished completions, too, hold ``Completion.state``; all hold their routing.
+            keep_state: finished completions, too, hold ``Completion.state``.
             parked_bytes: for caches of completions whose requests have ``park`` set.
             paged: whether keys and values lie in pages that all requests share; None: on a CUDA device.
             cache_tokens: tokens in the pages, perhaps too few for all slots; None: all slots at their full length.
@@ -85,6 +85,7 @@ class TorchEngine:
             recorder: makes CUDA graphs of cycles; None: cycles are launched kernel by kernel.
             overlap: a cycle is launched before the one before is read, unless its results are needed first.
             batch_invariant: every cycle is computed for all slots and their whole length; needs a recorder.
+            record_routing: all completions hold their routing.
         """
         self.policy, self.decoding, self.text = policy, decoding, CompletionText(policy.tokenizer)
         self.on_update, self.keep_state = on_update, keep_state
@@ -120,8 +121,7 @@ class TorchEngine:
             self.decoder.observers.append(self.tracer)
             self.decoder.freezes = overlap
             time_cycles(self.decoder, self.slots, clock)
-        self.version = 0
-        self.head = self.policy.head_fingerprint()
+        self.version, self.head = 0, self.policy.head_fingerprint()
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []  # the request in slot i
         self.fed: list[int] = []  # entries of each request in the caches, as of the latest cycle that was read
