@@ -62,7 +62,7 @@ GROUPS = {
 PARTS = tuple(part for group in GROUPS.values() for part in group.parts)
 
 _CPU = Sizes(
-    model="smollm2", device="cpu", dtype="float32", open=1000, pairs=400, new={"open": 64, "words": 40, "word": 32},
+    model="smollm2", device="cpu", dtype="bfloat16", open=1000, pairs=400, new={"open": 64, "words": 40, "word": 32},
     slots=64,
     sequences={"firp": 600, "pivot": 300, "block": 900, "block_length": 900, "pipo": 900},
     options={
