@@ -37,7 +37,7 @@ from recipes.reproduce.study import FOLDER, results_folder
 HERE = results_folder(Path(__file__).parent)
 PLACE = FOLDER / "real_systems"
 MEASURED = HERE / "measured"
-DRAFTS, PAD = "drafts", "pad"  # groups: FIRP and block drafts; PAD
+FIRP, BLOCK, PAD = "firp", "block", "pad"  # groups that are judged by more than their parts and rounds
 STAGES = ("parts", "arms", "transfer", "ablations", "rounds", "claims")
 
 
@@ -50,9 +50,9 @@ def main(given: list[str]) -> None:
     if "parts" in options.stage:
         names = [name for group in groups.values() for name in group.parts]
         train_parts(PLACE, SIZES, names, lambda name: show(f"{name} ...\n"))
-    made = {"arms": made_arms, "transfer": made_transfer, "ablations": made_ablations}
-    for stage, make in made.items():
-        if stage in options.stage and DRAFTS in groups:
+    made = {"arms": (FIRP, made_arms), "transfer": (BLOCK, made_transfer), "ablations": (BLOCK, made_ablations)}
+    for stage, (group, make) in made.items():
+        if stage in options.stage and group in groups:
             show(f"{stage} ...\n")
             make()
     if "rounds" in options.stage:
@@ -89,16 +89,16 @@ def measured(name: str, group: Group, started: Started) -> dict[str, Any]:
     found: Rounds = made_rounds({name: group})
     numbers = of_rounds(found)
     tables: dict[str, Any] = {"Arms in turns": table(found), "What parts cost": costs(group)}
-    if group is GROUPS[PAD]:
+    if name == PAD:
         numbers |= of_pad(PLACE, SIZES)
-    if name == DRAFTS:
+    if name == BLOCK:
         numbers |= of_block(PLACE, SIZES) | made_transfer()
         tables["BlockPilot: what the choice sees, and how wide it is"] = made_ablations()
-        if part_path(PLACE, "firp").is_file():
-            own = firp_arms.RealSeed(PLACE, SIZES)
-            compared = made_arms(own)
-            numbers |= firp_arms.numbers(compared, own.depth)
-            tables["FIRP beside heads, equal answers and updates"] = firp_arms.rows(compared)
+    if name == FIRP:
+        own = firp_arms.RealSeed(PLACE, SIZES)
+        compared = made_arms(own)
+        numbers |= firp_arms.numbers(compared, own.depth)
+        tables["FIRP beside heads, equal answers and updates"] = firp_arms.rows(compared)
     return {
         "group": name,
         "place": record.place(started.origin),

@@ -32,7 +32,7 @@ Rounds = Mapping[str, Sequence[Round]]  # by setting
 TRANSFERRED = 4 if QUICK else 120  # prompts with two completions for each size
 PAIRS = (  # (setting, arm, base): differences that rules and tables speak of
     ("open, greedy", "FIRP, tree", "MTP, tree"),
-    ("open, greedy", "BlockPilot", "block"),
+    ("blocks, greedy", "BlockPilot", "block"),
     ("words", "PAD 0.3", "MTP"),
 )
 

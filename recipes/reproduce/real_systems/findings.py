@@ -119,9 +119,9 @@ RULES = (
         "beyond BlockPilot",
         "On SmolLM2 and a processor block drafts decode more tokens a second than plain decoding, temperature 0.",
         "confirmed if the ratio lies above 1, refuted if below",
-        "{open, greedy, block: x plain} times plain decoding, at {open, greedy, block: length} tokens a cycle; blocks "
-        "of half the size {open, greedy, block, half: x plain}.",
-        Part(number="open, greedy, block: x plain", bound=1.0),
+        "{blocks, greedy, block: x plain} times plain decoding, at {blocks, greedy, block: length} tokens a cycle; "
+        "blocks of half the size {blocks, greedy, block, half: x plain}.",
+        Part(number="blocks, greedy, block: x plain", bound=1.0),
     ),
     *(distilled("SFT", gate) for gate in GATES),
     distilled("more SFT", "part"),

@@ -5,6 +5,7 @@ differ. The training completions are those of the part ``firp``, and the model h
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -50,8 +51,8 @@ class RealSeed(Seed):
 
     @cached_property
     def policy(self) -> Policy:
-        """Return the model, frozen."""
-        model = load_policy(model_config(self.place, self.sizes))
+        """Return the model, frozen and in float32, as the heads are trained in it."""
+        model = load_policy(model_config(self.place, replace(self.sizes, dtype="float32")))
         model.backbone.requires_grad_(False)
         return model
 
@@ -67,7 +68,7 @@ class RealSeed(Seed):
     def _answers(self) -> Texts:
         path = self.place / "firp" / CORPUS
         if not path.is_file():
-            raise UserError(f"{path} is not there: run first --stage parts --parts firp")
+            raise UserError(f"{path} is not there: run first --stage parts --system firp")
         config = from_dict(AdaptConfig, settings(self.place, self.sizes, "firp"))
         training, held_out = question_streams(config, self.policy)
         greedy = SamplingConfig(temperature=0.0, max_new_tokens=config.data.sampling.max_new_tokens)

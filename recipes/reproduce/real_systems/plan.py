@@ -55,7 +55,8 @@ class Group:
 
 
 GROUPS = {
-    "drafts": Group(parts=("firp", "block", "block_length"), settings=("open, greedy", "open, sampled")),
+    "firp": Group(parts=("firp",), settings=("open, greedy", "open, sampled")),
+    "block": Group(parts=("block", "block_length"), settings=("blocks, greedy", "blocks, sampled")),
     "pad": Group(parts=("pivot",), settings=("words",)),
     "pipo": Group(parts=("pipo_sft", "pipo_more", "pipo_opd"), settings=("word",)),
 }

@@ -101,13 +101,20 @@ def _drafted() -> dict[str, Arm]:
     }
 
 
-def exact_arms(block: int = BLOCK) -> dict[str, Arm]:
-    """Return the arms of the exact systems."""
+def firp_arms() -> dict[str, Arm]:
+    """Return the arms beside FIRP."""
     return {
         **_drafted(),
         "MTP, tree": Arm(system="bebop_tree", drafts=NODES),
         "FIRP, tree": Arm(system="firp", drafts=NODES, parts=("firp",)),
         "FIRP, chain": Arm(system="firp_chain", drafts=DRAFTS, parts=("firp",)),
+    }
+
+
+def block_arms(block: int = BLOCK) -> dict[str, Arm]:
+    """Return the arms beside block drafts."""
+    return {
+        **_drafted(),
         "block": Arm(system="block", drafts=block - 1, parts=("block",)),
         "block, half": Arm(system="block", drafts=max(1, block // 2 - 1), parts=("block",)),
         "BlockPilot": Arm(system="blockpilot", drafts=block - 1, parts=("block", "block_length")),
@@ -136,8 +143,10 @@ def settings(sizes: Sizes) -> dict[str, Setting]:
     # are below 1. A draft that would end the completion is verified as usual.
     unverified = Arm(system="pad", drafts=1, parts=("pivot",), options={"tau": 1.0, "p_min": 0.0})
     return {
-        "open, greedy": Setting(kind="open", temperature=0.0, arms=exact_arms(block)),
-        "open, sampled": Setting(kind="open", temperature=OPEN, arms=exact_arms(block)),
+        "open, greedy": Setting(kind="open", temperature=0.0, arms=firp_arms()),
+        "open, sampled": Setting(kind="open", temperature=OPEN, arms=firp_arms()),
+        "blocks, greedy": Setting(kind="open", temperature=0.0, arms=block_arms(block)),
+        "blocks, sampled": Setting(kind="open", temperature=OPEN, arms=block_arms(block)),
         "words": Setting(kind="words", temperature=WORDS, arms={**_drafted(), **pad, "MTP, unverified": unverified}),
         "word": Setting(kind="word", temperature=WORD, arms={PLAIN: _drafted()[PLAIN], **pipo_arms()}),
     }

@@ -45,7 +45,7 @@ def test_every_number_that_a_rule_asks_for_is_computed() -> None:
     numbers = of_rounds(found())
     assert numbers["word, OPD, part - SFT"].value == pytest.approx(0.25)
     assert numbers["word, teacher - SFT"].value == 0 and numbers["words, MTP: length"].value == 2
-    assert numbers["open, greedy, block: x plain"].value == 1
+    assert numbers["blocks, greedy, block: x plain"].value == 1
     others = {"AUC", "share of pivots", "classifier, change", "classifier - random", "share", "training prompts"}
     others |= {"transferred gain", "apparent gain", "layers, spread over loss"}
     for rival in ("FIRP", *firp_arms.RIVALS):
