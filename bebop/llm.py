@@ -107,10 +107,8 @@ class LLM:
         """Return one completion for each prompt, in their order; raise ``UserError`` before any of them is decoded.
 
         The same call gives the same completions, except with ``draft_tokens="auto"``, which depends on measured time.
-        Each
-        prompt of a call has its own random numbers, so a repeated prompt has several completions. Another
-        ``params.seed`` gives
-        other completions.
+        Each prompt of a call has its own random numbers, so a repeated prompt has several completions. Another
+        ``params.seed`` gives other completions.
 
         Args:
             prompts: one or several. A text is used as it is, lists of messages go through the chat template.

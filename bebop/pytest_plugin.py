@@ -31,8 +31,7 @@ def certify_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[.
     needed.
 
     ``engine``: vLLM's ``LLM``, SGLang's ``Engine``, the URL of a server, a function of prompts, seeds and a length, or
-    None
-    for the embedded engine. ``model``: the Hugging Face folder that it serves, ``tiny`` for the built-in one.
+    None for the embedded engine. ``model``: the Hugging Face folder that it serves, ``tiny`` for the built-in one.
     ``overrides``: settings of ``python -m bebop.certify``, such as ``quick=true`` or ``sampling.top_p=0.9``.
 
     Certificates go to ``--certify-dir``, or to the folder of the test.

@@ -112,8 +112,8 @@ class DecodeStats:
     Sums over positions are over cycles that *reached* the position. So ``accepted[k] / reached[k]`` and
     ``overlap[k] / reached[k]`` both estimate the conditional acceptance rate (SPEC 0.6: counts, Rao-Blackwell). Tokens
     beyond the end of a completion count nowhere: not as a token, not as reached, not as accepted. In a tree of drafts k
-    is
-    the depth, which is reached if a node of the accepted path has children; probabilities are those of the first child.
+    is the depth, which is reached if a node of the accepted path has children; probabilities are those of the first
+    child.
     """
 
     cycles: int = 0  # verification passes (each emits accepted + 1 tokens, fewer at the end of a completion)
@@ -309,8 +309,7 @@ class Trajectory:
     """One or more turns with their reward.
 
     The tokens are prompt, first completion, observation, completion, ... Observations are context: they have no
-    log-prob,
-    no version and no loss.
+    log-prob, no version and no loss.
     """
 
     turns: tuple[Turn, ...]  # at least one
@@ -355,8 +354,7 @@ def join_turns(turns: Sequence[Turn]) -> Completion:
     """Return turns as one completion [T] whose ``mask`` marks the tokens that the policy wrote.
 
     At observations log-probs are 0 and versions those of the previous token; neither is ever read. ``state``, ``trace``
-    and
-    ``stretches`` exist only for single turns, and are left out.
+    and ``stretches`` exist only for single turns, and are left out.
     """
     parts = [turn.completion for turn in turns]
     observed = [len(turn.observation) for turn in turns]

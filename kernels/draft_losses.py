@@ -10,15 +10,12 @@ and the target's entropy H(p). The gradient is the same sum of two parts for all
 =========  ===============================  ==================================================
 kind       loss                             T * gradient
 =========  ===============================  ==================================================
-tv         1 - alpha                        q (S - 1[q <= p])
-ce         H(p) + KL(p||q)                  q - p
-hard_ce    -log q[label]                    q - 1[token = label]
-kl         KL(p||q)                         q - p
-rkl        KL(q||p)                         q (log q - log p - KL(q||p))
-jsd        (KL(p||m) + KL(q||m)) / 2        q (log q - log m - KL(q||m)) / 2; m = (p + q) / 2
-nla        -log alpha                       that of tv / alpha
-hybrid     w KL(p||q) + (1 - w) (1 - alpha) w (q - p) + (1 - w) that of tv; w = exp(-eta alpha), held fixed
-=========  ===============================  ==================================================
+tv         1 - alpha                        q (S - 1[q <= p]) ce         H(p) + KL(p||q)                  q - p hard_ce
+-log q[label]                    q - 1[token = label] kl         KL(p||q)                         q - p rkl
+KL(q||p)                         q (log q - log p - KL(q||p)) jsd        (KL(p||m) + KL(q||m)) / 2        q (log q - log
+m - KL(q||m)) / 2; m = (p + q) / 2 nla        -log alpha                       that of tv / alpha hybrid     w KL(p||q)
++ (1 - w) (1 - alpha) w (q - p) + (1 - w) that of tv; w = exp(-eta alpha), held fixed =========
+===============================  ==================================================
 
 tv, nla and hybrid: SPEC 1.2; jsd: Lin, "Divergence measures based on the Shannon entropy", 1991.
 """

@@ -121,8 +121,7 @@ class StepLog:
 
     Each step is in the file at most once: continuing from step n drops the later steps. That holds if the run restarts
     (``resume_from=n``) and if it goes back while running (a ``write`` of a step that is already there). With ``None``
-    the
-    log starts empty.
+    the log starts empty.
     """
 
     def __init__(self, path: Path, resume_from: int | None = None) -> None:
@@ -184,8 +183,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 class TensorBoardSink:
     """TensorBoard events: scalars, sample completions, the settings as text and as hyperparameters, and a page of
-    charts
-    (Custom Scalars) in the order of the catalogue.
+    charts (Custom Scalars) in the order of the catalogue.
 
     After a resume at step n, ``purge_step=n + 1`` hides the later steps of the interrupted run.
     """

@@ -118,8 +118,7 @@ class Certificate:
         """Read the certificate before update ``step`` (from 1), if that is due.
 
         ``undisturbed``: no group was on a worker that died, or in a job that was resumed. In such groups finished
-        completions
-        were kept and unfinished ones drawn again, so the choice of tokens depends on the tokens.
+        completions were kept and unfinished ones drawn again, so the choice of tokens depends on the tokens.
         """
         due = self.every and step % self.every == 0 and step >= self.since and undisturbed
         certified = await trainer.certify(chosen(groups), self.since) if due else None

@@ -184,8 +184,7 @@ class Controller:
         """Return whether a part is significant and does not rest on a merely correlational slope.
 
         Entropy goes with difficulty between completions, so a slope over them may be too steep. Such a part counts only
-        if
-        acceptance itself moved the same way and no other slope says the opposite.
+        if acceptance itself moved the same way and no other slope says the opposite.
         """
         part = _part(cause, state)
         if not self._moved(part, cause.small):

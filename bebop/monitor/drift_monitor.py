@@ -141,10 +141,8 @@ class DriftMonitor:
         """Return the accept length's change by task, position in the completion, weight version or lag.
 
         A task or position is compared with the same label in the reference; a version or lag with the whole reference.
-        For
-        ``turn`` the result is the acceptance rate of the first draft, compared with the same kind of turn. Turns of
-        different
-        length have accept lengths that cannot be compared.
+        For ``turn`` the result is the acceptance rate of the first draft, compared with the same kind of turn. Turns of
+        different length have accept lengths that cannot be compared.
         """
         if self._reference is None or self.settings.head_alone:
             return {}
@@ -250,8 +248,7 @@ class DriftMonitor:
         """Return the controller's input; the probe set takes precedence over a slope.
 
         Beside history only the probe set counts, and its last reading holds until the next one. Cycles begin where
-        drafts from
-        history end, so more history changes the acceptance of the same head's first drafts.
+        drafts from history end, so more history changes the acceptance of the same head's first drafts.
         """
         s, controller = self.settings, self.controller
         earlier = list(self._recent)[:-1][-s.window_steps :]

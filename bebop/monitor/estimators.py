@@ -28,8 +28,7 @@ def rollout_metrics(groups: Sequence[Group], version: int | None = None, solved:
     """Return all metrics of some finished groups.
 
     ``version`` is the trainer's version when it uses the groups; None leaves staleness out. A completion counts as
-    solved
-    from a reward of ``solved`` on.
+    solved from a reward of ``solved`` on.
     """
     completions = [t.completion for group in groups for t in group.trajectories]
     turns = [turn.completion for group in groups for t in group.trajectories for turn in t.turns]

@@ -33,8 +33,7 @@ class StepRecords:
 
     ``emitted / cycles`` is the accept length, ``entropy_sum / entropy_count`` the target's entropy in nats over all
     verified positions. These positions are the completion's tokens without bonus tokens, so the set hardly depends on
-    the
-    head. With a spoiled head of the built-in model the mean moved by 0.016 of 0.2 nats.
+    the head. With a spoiled head of the built-in model the mean moved by 0.016 of 0.2 nats.
     """
 
     step: int

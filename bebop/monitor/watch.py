@@ -105,8 +105,7 @@ class JobMonitor:
         """Return the texts to read before update ``step`` (from 1) and whether to sweep temperatures; None if not due.
 
         The first batch's completions become the texts. Every step is read while the state is unsettled or the head is
-        being
-        repaired.
+        being repaired.
         """
         mode = self.config.cotrain.mode
         every = self.config.monitor.probe_every if SYSTEMS[self.decoding.system].head else 0  # it reads the head
@@ -238,8 +237,7 @@ def choose(groups: Sequence[Group], count: int) -> tuple[ProbeText, ...]:
     """Choose up to ``count`` completions of more than one token, from as many prompts as possible.
 
     A trajectory of several turns gives one of its completions, with everything before it as the prompt. The members of
-    a
-    group give different turns.
+    a group give different turns.
     """
     found = [[_text(group, t, member) for member, t in enumerate(group.trajectories)] for group in groups]
     members = [[text for text in texts if text is not None] for texts in found]

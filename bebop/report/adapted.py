@@ -65,8 +65,7 @@ class Row:
 
 def rows(results: Results) -> Iterator[Row]:
     """Yield every row: accept length (overall and by task), acceptance per position, and statistics of the
-    distributions at
-    those positions.
+    distributions at those positions.
     """
     for system in results.after.decoded:
         yield _row(results, system, "accept length", "accept_length")

@@ -76,8 +76,7 @@ def _command(run: Run, advice: Advice) -> str:
     """Return the command that carries out the advice; empty if there is none or the run's folder is unknown.
 
     A run continues from its folder, beyond its last step if it has reached that. It starts anew if a setting changes
-    that
-    a resumed run may not change.
+    that a resumed run may not change.
     """
     if run.place is None or advice.kind == "none":
         return ""

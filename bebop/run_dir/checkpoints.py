@@ -146,8 +146,7 @@ def link_model(run_dir: Path, newest: Path | None) -> None:
     """Point ``RUN/model`` to the policy of checkpoint ``newest``, or remove the link if it is None.
 
     The link is relative, so that a run folder may move. If a user has put something else in its place, that stays. A
-    file
-    system without links leaves the model in its checkpoint only.
+    file system without links leaves the model in its checkpoint only.
     """
     link = run_dir / MODEL
     if os.path.lexists(link) and not _leads_to_checkpoint(link):
@@ -165,8 +164,7 @@ def link_model(run_dir: Path, newest: Path | None) -> None:
 
 def newest_model(run_dir: Path) -> Path | None:
     """Return the path of a run's newest model, relative to its folder: ``model`` if the link exists, else the policy of
-    the
-    newest checkpoint; None before the first checkpoint.
+    the newest checkpoint; None before the first checkpoint.
     """
     if _leads_to_checkpoint(run_dir / MODEL):
         return Path(MODEL)

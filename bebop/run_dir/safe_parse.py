@@ -45,8 +45,7 @@ def main_type(folder: Path) -> str:
     """Return the data type of most weights in a folder, as ``BF16``; empty if they cannot be read.
 
     It reads the headers of safetensors files: eight bytes of length, then a JSON object. It does not use the
-    safetensors
-    library, since a process that watches a job does not import it.
+    safetensors library, since a process that watches a job does not import it.
     """
     counts: Counter[str] = Counter()
     try:

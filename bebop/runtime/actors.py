@@ -187,8 +187,7 @@ class RayTrainer:
 
     async def weights(self, head: bool) -> Any:
         """Return the weights as a Ray reference, a shared-memory location or a publication that is being broadcast;
-        they do not
-        pass through this process.
+        they do not pass through this process.
         """
         way = self._way()
         if way == "broadcast":

@@ -64,13 +64,15 @@ class Deadline:
     """Time limits of calls, by kind.
 
     A process serves its kinds one after another, so each is limited by the slowest of them all. Some kinds, such as a
-    probe
-    that is due now and then, usually return at once but take as long as the others when due.
+    probe that is due now and then, usually return at once but take as long as the others when due.
 
     >>> deadline = Deadline(30)
     >>> deadline.record("update", 12)
     >>> deadline.limit("update"), deadline.limit("save")
     (120.0, 600.0)
+    >>> deadline.record("update", 100)  # a model that updates slowly also saves slowly
+    >>> deadline.limit("save")
+    1000.0
     """
 
     def __init__(self, floor: float, factor: float = FACTOR, first: float = FIRST) -> None:
@@ -84,17 +86,15 @@ class Deadline:
 
     def limit(self, kind: str) -> float:
         """Return the maximum seconds of a call of this kind."""
-        if kind not in self._slowest:
-            return max(self.floor, self.first)
-        return max(self.floor, self.factor * max(self._slowest.values()))
+        least = self.floor if kind in self._slowest else max(self.floor, self.first)
+        return max(least, self.factor * max(self._slowest.values(), default=0.0))
 
 
 class ThreadProgress:
     """Progress of a worker's threads, from the worker's reports.
 
     A worker that was stopped together with this process reports a long silence. At most the time that passed here
-    between
-    two reports counts.
+    between two reports counts.
     """
 
     def __init__(self, floor: float) -> None:

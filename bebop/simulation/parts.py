@@ -55,10 +55,8 @@ class SimulatedBatch:
     """Continuous batching: computes when each completion ends, at the cost of one event for each.
 
     It holds an engine's rows, queue and clock. It admits calls between two cycles, in the order of their arrival. All
-    rows
-    of a batch take part in every cycle, so the seconds of a cycle change only when a row comes or goes. The cycles
-    between
-    two such changes are skipped at once. The result equals that of stepping cycle by cycle.
+    rows of a batch take part in every cycle, so the seconds of a cycle change only when a row comes or goes. The cycles
+    between two such changes are skipped at once. The result equals that of stepping cycle by cycle.
     """
 
     def __init__(self, slots: int, cycle: Callable[[int], float], prefill: float = 0.0) -> None:

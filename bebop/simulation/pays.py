@@ -238,8 +238,7 @@ class Fleet:
         fits does.
 
         The row counts form one range: drafts stop paying once products bound a pass. With experts they may start late,
-        as few
-        rows touch few experts and drafts touch more of them.
+        as few rows touch few experts and drafts touch more of them.
         """
         grid = _grid(self.largest)
         good = [rows for rows in grid if self.speedup(rows, drafts) > 1]

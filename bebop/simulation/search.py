@@ -21,8 +21,7 @@ def splits(config: SimulateConfig) -> Iterator[tuple[int, SimulateConfig]]:
     """Yield sensible splits of the same GPUs as (GPUs of the trainer, configuration).
 
     The time of an update is assumed to be inversely proportional to the trainer's GPUs. In practice each further GPU
-    gains
-    less, since they exchange data.
+    gains less, since they exchange data.
     """
     fleet, costs = config.fleet, config.costs
     total = fleet.trainer_gpus + fleet.workers * fleet.gpus_per_worker

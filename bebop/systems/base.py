@@ -130,7 +130,6 @@ class System:
         """Return whether the drift monitor can explain changes of its acceptance.
 
         The acceptance of drafts from history changes with repeated questions and with how completions repeat. So for
-        such
-        systems the monitor only watches the head.
+        such systems the monitor only watches the head.
         """
         return self.drafts and (self.head or not self.history)

@@ -216,8 +216,7 @@ def load_class(spec: str) -> type[Environment]:
 
 def load(spec: str) -> Callable[..., Any]:
     """Import ``package.module:name`` or ``path/to/file.py:name``, where dots access class members; raise ``UserError``
-    on
-    failure.
+    on failure.
     """
     where, _, names = spec.rpartition(":")
     try:

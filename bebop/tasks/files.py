@@ -15,8 +15,7 @@ class FileItems:
     """Rows of a file, epoch after epoch; ``item`` is a pure function of its arguments, the file and the seed.
 
     ``prompt_key`` and ``answer_key`` may reach into nested rows with dots, as in verl's ``reward_model.ground_truth``.
-    A
-    prompt is a text or a list of messages with role and content. All rows are read and checked at the start.
+    A prompt is a text or a list of messages with role and content. All rows are read and checked at the start.
     """
 
     def __init__(self, path: str, prompt_key: str, answer_key: str, seed: int, size: int | None = None) -> None:

@@ -187,8 +187,7 @@ class UserFunction(_Caller):
         self, spec: str, timeout: float, output: Path | None = None, signature: "RewardSignature" = "auto"
     ) -> None:
         """Import ``spec`` (``package.module.function`` or ``path/to/file.py:function``) in a process; raise
-        ``UserError`` on
-        failure.
+        ``UserError`` on failure.
 
         ``timeout``: seconds for one call; ``output``: the file for its output; None: the standard error.
         """

@@ -1,9 +1,8 @@
 r"""Comparison of short answers by math-verify: in tags, in a box, or in a column of a file.
 
 math-verify reads a bare text as LaTeX, in which every letter is a variable: ``cat`` is a * c * t, equal to ``act``,
-and
-``1 000`` is 1 * 000. It does not recognise there what it reads in running text, such as ``11 USD`` or ``**11**``. So
-three kinds of short answers are distinguished first:
+and ``1 000`` is 1 * 000. It does not recognise there what it reads in running text, such as ``11 USD`` or ``**11**``.
+So three kinds of short answers are distinguished first:
 
 - words are compared as texts, ignoring case, markup and blanks;
 - a formula is read as LaTeX;

@@ -38,10 +38,8 @@ class PromptSource:
     """Prompts of a job. ``prompt(n)`` depends only on the settings and n: n is the whole state of the stream.
 
     A question of more than ``max_prompt_tokens`` is replaced by another candidate for the same place; all other places
-    stay
-    as they are. In a finite set the candidate is the same in each epoch. In a file it is another row, which the epoch
-    then
-    contains twice.
+    stay as they are. In a finite set the candidate is the same in each epoch. In a file it is another row, which the
+    epoch then contains twice.
     """
 
     def __init__(self, config: TaskConfig, encode: Encode, max_prompt_tokens: int, items: Items | None = None) -> None:
@@ -107,8 +105,7 @@ def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Questio
     newline.
 
     ``system`` precedes a question without its own system message. A model that was not trained to answer between
-    <answer>
-    tags needs the instruction (``reasoning_gym.utils.SYSTEM_PROMPTS`` has wordings).
+    <answer> tags needs the instruction (``reasoning_gym.utils.SYSTEM_PROMPTS`` has wordings).
     """
 
     def encode(question: Question) -> tuple[str, tuple[int, ...]]:

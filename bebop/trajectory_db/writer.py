@@ -56,8 +56,7 @@ class TrajectoryLog:
         """Start ``path``, or keep its steps up to and including ``resume_from``.
 
         ``piece`` returns the text of a token (``piece_of``), and is called once for each token. Raises ``UserError`` if
-        the
-        file cannot be written, is foreign, or has another format.
+        the file cannot be written, is foreign, or has another format.
         """
         self.path, self._piece, self._group_size = path, piece, group_size
         with storing(path):
@@ -284,8 +283,7 @@ def piece_of(tokenizer: Any) -> Callable[[int], str]:
     """Return a function that returns the text of one token of a Hugging Face tokenizer.
 
     A part of a character is shown as in the vocabulary. An id that the tokenizer does not know (a model may have more)
-    is
-    ``<number>``.
+    is ``<number>``.
     """
 
     def piece(number: int) -> str:

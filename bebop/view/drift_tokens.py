@@ -41,8 +41,7 @@ def explain(run: Path, step: int) -> dict[str, Any]:
 
     ``change`` of the mean overlap at tested places is ``explained`` (by entropies and the mix of places) less ``loss``.
     ``tokens`` share that loss out by the token that the target expects, ``previous`` by the token before, ``positions``
-    by
-    the draft's place in its cycle, ``turns`` by the turn (0, 1, 2-3, ...; empty if all completions have one turn). A
+    by the draft's place in its cycle, ``turns`` by the turn (0, 1, 2-3, ...; empty if all completions have one turn). A
     ``note`` says why too little was traced. Raises ``UserError`` if the step has no alarm.
     """
     rows = {row["step"]: row for row in alarms(run)}

@@ -286,10 +286,10 @@ def answer(store: Trajectories, number: int) -> dict[str, Any] | None:
     Returns:
         ``answer`` (columns of the list, and the parts of its reward), ``gold`` (the right answer, or None), ``turns``
         (role, text; a completion's with ``tokens``: [first, end)), ``tokens`` (column -> [T] or [T, M]; None for a
-        column
-        that is not stored), ``pieces`` (id -> text of every id in it), ``verdicts`` and ``drafters`` (their names). A
-        completion of several turns is one text, including what was read between them. Its column ``turns`` has the turn
-        that wrote each token, or -i if it was read before turn i; log-probs and versions of the latter are None.
+        column that is not stored), ``pieces`` (id -> text of every id in it), ``verdicts`` and ``drafters`` (their
+        names). A completion of several turns is one text, including what was read between them. Its column ``turns``
+        has the turn that wrote each token, or -i if it was read before turn i; log-probs and versions of the latter are
+        None.
     """
     if not store.query("SELECT id FROM answers WHERE id = ?", (number,)):
         return None

@@ -1,8 +1,7 @@
 """Training of an MTP head beside a policy, within any loop over a megatron-core GPTModel.
 
     with head_left_out(chunks):                # Megatron's gradient buffers and optimizer do not see the head
-        chunks = [DistributedDataParallel(...) for ...]
-        optimizer = get_megatron_optimizer(...)
+        chunks = [DistributedDataParallel(...) for ...] optimizer = get_megatron_optimizer(...)
     head = HeadCotrainer(chunks, config, distribution, zero_first=True)
     ...                                        # forward and backward as usual, with loss_mask given to the model
     numbers = head.step()                      # after the policy's own step

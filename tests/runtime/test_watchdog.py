@@ -94,6 +94,8 @@ def test_a_deadline_follows_from_the_slowest_of_all_kinds() -> None:
     deadline.record("certify", 0.001)
     assert deadline.limit("update") == deadline.limit("certify") == 200.0
     assert deadline.limit("save") == FIRST
+    deadline.record("update", FIRST)
+    assert deadline.limit("save") == 10 * FIRST, "what was not measured yet may be as slow as the rest"
     assert Deadline(1000.0).limit("update") == 1000.0
 
 

@@ -185,8 +185,7 @@ def best(values: Array) -> NDArray[np.int64]:
 
 def labels(sweep: Sweep, seconds: Array | None = None) -> NDArray[np.int64]:
     """Return the index of the best size of each prompt [N], by tau, or by tokens per time given ``seconds`` [C] per
-    cycle of
-    each size (SPEC 5.2: the paper's labels are the former, its claim is about the latter).
+    cycle of each size (SPEC 5.2: the paper's labels are the former, its claim is about the latter).
     """
     return best(score(sweep, seconds))
 
@@ -252,8 +251,7 @@ def evaluate(sweep: Sweep, choice: NDArray[np.int64], fixed: int, seconds: Array
     """Compare a choice [N] (indices of sizes) with a fixed size and with the best of each prompt.
 
     ``fixed``: index of the best size on the training prompts. With ``seconds`` (as for ``labels``) the score is tokens
-    per
-    time, else tokens per cycle. Scores are means over prompts, intervals resample prompts.
+    per time, else tokens per cycle. Scores are means over prompts, intervals resample prompts.
     """
     values = score(sweep, seconds)
     rows, oracle = np.arange(len(values)), best(values)

@@ -51,8 +51,7 @@ class BlockDraftNetwork(nn.Module):
         norm_eps: float = 1e-6,
     ) -> None:
         """Create the network. ``taps``: layers of the target that it reads; ``block``: slots of a block in training,
-        the
-        anchor's included.
+        the anchor's included.
         """
         super().__init__()
         config = Qwen3Config(
@@ -173,8 +172,7 @@ class BlockLengthNetwork(nn.Module):
         """Create the network. ``inputs``: number of inputs, V for logits; ``features``: a row of ``FEATURES``.
 
         ``candidates``: block sizes b, the newest token's slot included, ascending. ``default``: the size until one is
-        chosen,
-        which takes the logits of a request's first cycle.
+        chosen, which takes the logits of a request's first cycle.
         """
         super().__init__()
         assert list(candidates) == sorted(set(candidates)), "candidates rise"

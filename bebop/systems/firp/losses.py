@@ -149,8 +149,7 @@ def token_ranks(
     completion.
 
     Place e is drafted when e tokens of the completion are known: the anchor is the token before the newest. ``read``:
-    the
-    rows (with prompts of two tokens or more), read for the layers of ``drafts``. Beyond the text the rank is
+    the rows (with prompts of two tokens or more), read for the layers of ``drafts``. Beyond the text the rank is
     ``BEYOND``.
     """
     assert all(len(row.prompt) > 1 for row in rows), "the first cycle drafts from the token before the last"

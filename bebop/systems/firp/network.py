@@ -34,8 +34,7 @@ class PseudoStates(nn.Module):
         """Create the matrices for ``layers``: t_1 <= ... <= t_K, the number of layers before each enters, from 1.
 
         ``masked``: a pseudo state does not see those of earlier steps of its own anchor, an ablation. ``chances``: how
-        often
-        the token of rank 0, 1, ... of each step was right on calibration text, which determines the trees.
+        often the token of rank 0, 1, ... of each step was right on calibration text, which determines the trees.
         """
         super().__init__()
         if not layers or min(layers) < 1 or list(layers) != sorted(layers):

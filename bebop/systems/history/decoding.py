@@ -121,14 +121,12 @@ class HistoryMTPDrafter(HeadDrafter):
     the past.
 
     The head is asked for a draft if its possible gain exceeds the cost of its pass. The gain is a token that history
-    alone
-    would miss, times the chance so far. Otherwise history continues alone (w = 1). Until it is asked, the head reads
-    nothing: the tokens since then are part of the first draft's pass. With ``siblings`` rows depend on one another
-    anyway,
-    so all of them have to earn the pass together: it takes the same time as for one row. As in ``EntropyLength``, a row
-    keeps drafting while its predicted chance exceeds the cost of the step. A draft is accepted with c + (1 - w)
-    exp(-0.7 H):
-    c is w times the chance that history's own draft would be accepted, H the entropy of the head's distribution.
+    alone would miss, times the chance so far. Otherwise history continues alone (w = 1). Until it is asked, the head
+    reads nothing: the tokens since then are part of the first draft's pass. With ``siblings`` rows depend on one
+    another anyway, so all of them have to earn the pass together: it takes the same time as for one row. As in
+    ``EntropyLength``, a row keeps drafting while its predicted chance exceeds the cost of the step. A draft is accepted
+    with c + (1 - w) exp(-0.7 H): c is w times the chance that history's own draft would be accepted, H the entropy of
+    the head's distribution.
     """
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:

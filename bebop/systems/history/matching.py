@@ -52,8 +52,7 @@ def prior() -> Tensor:
     """Return prior sums [BUCKETS, 7], worth PRIOR positions.
 
     Columns: overlaps with w of SHARES; positions of the first overlap, and of the others; drafts accepted where the
-    head
-    was asked, and further drafts accepted after them.
+    head was asked, and further drafts accepted after them.
     """
     lengths = 2.0 ** torch.arange(LENGTHS, dtype=torch.float64)[:, None]
     strength = lengths * torch.tensor([1.0, 2.0, 3.0, 1.0], dtype=torch.float64)
@@ -185,8 +184,7 @@ class Followers:
         always: bool,
     ) -> list[int]:
         """Draft a row from history alone, from ``step`` on: one token for each of ``uniforms``, while the chance that
-        all are
-        accepted exceeds ``least``.
+        all are accepted exceeds ``least``.
 
         ``chance`` starts that product, and ``trust`` gives each bucket's factor. ``always``: draft the first token in
         any case.
@@ -303,8 +301,7 @@ class MatchState:
 
     def ahead(self, rows: Rows) -> list[SuffixMatch]:
         """Return a copy of each row's match, to run ahead with; reseed the rows, so that their uniforms differ from
-        those with
-        which their texts were drawn.
+        those with which their texts were drawn.
         """
         for slot in (~self.begun[: rows.batch]).nonzero()[:, 0].tolist():
             self.matches.of[slot] = self._begin(slot)

@@ -19,9 +19,8 @@ class PivotOverride:
     stop.
 
     With a classifier that reads the state that *predicts* a candidate, every token's score is known. So the
-    distribution P
-    emitted at a position is known too (SPEC 4.4), and log P is returned with the tokens. A classifier that reads the
-    *candidate's* own state scores only the drafted token, and P stays unknown.
+    distribution P emitted at a position is known too (SPEC 4.4), and log P is returned with the tokens. A classifier
+    that reads the *candidate's* own state scores only the drafted token, and P stays unknown.
     """
 
     stepwise = True

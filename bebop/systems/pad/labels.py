@@ -46,8 +46,8 @@ def loss_of_value(rows: Sequence[Rollouts], definition: Definition, first: int =
     """Return by how much [n] a candidate lowers the chance of success, from continuations first..last - 1.
 
     ``paper``: relative to the target's continuations of the prefix. ``residual``: relative to the recovered token,
-    which
-    is emitted if the candidate is rejected. The paper's definition misses harm where that token is better than average.
+    which is emitted if the candidate is rejected. The paper's definition misses harm where that token is better than
+    average.
     """
     against = successes([row.reference if definition == "paper" else row.residual for row in rows])
     value = successes([row.value for row in rows])

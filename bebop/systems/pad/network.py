@@ -36,8 +36,7 @@ class PivotNetwork(nn.Module):
         """Create the network for states of a ``layer`` of the target.
 
         ``position``: the state that predicts the candidate, or the candidate's own. ``size``: d; ``features``: visible
-        inputs,
-        for ablations; ``inner``, ``middle``: widths of g and m.
+        inputs, for ablations; ``inner``, ``middle``: widths of g and m.
         """
         super().__init__()
         self.layer, self.position, self.features = layer, position, features

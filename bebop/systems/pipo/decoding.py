@@ -44,8 +44,8 @@ class PairDecoder:
 
     A kept draft is drawn from the draft's own distribution, whatever the gate. A completion's log-probs are under this
     distribution and that of the first token. New weights of the policy affect it only through embedding and
-    language-model
-    head, either at once (``on_update=keep``) or with contexts read again. The network is a part and stays unchanged.
+    language-model head, either at once (``on_update=keep``) or with contexts read again. The network is a part and
+    stays unchanged.
     """
 
     exact = False

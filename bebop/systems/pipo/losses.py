@@ -115,8 +115,7 @@ def without_pads(pairs: Tensor, pad: int) -> tuple[Tensor, Tensor]:
 
     Returns:
         The tokens without PADs [B, 2 n], padded with ``pad``; and for each place [B, n, 2] the index of the newest
-        token at
-        it or before it, so that a PAD stands for the token before it.
+        token at it or before it, so that a PAD stands for the token before it.
     """
     flat = pairs.flatten(1)
     real = flat != pad
@@ -164,8 +163,7 @@ def teacher_logprobs(policy: Policy, network: PairModel, batch: PairBatch) -> tu
     """Return the policy's log-probs for both places of pair i + 1, reading the text without PADs: both [B, n - 1, V].
 
     A second place, including one with a PAD, comes after the first token of its pair. The pad token is excluded, as it
-    is
-    for the network.
+    is for the network.
     """
     text, index = without_pads(batch.pairs, batch.pad)
     length = int((text != batch.pad).sum(1).max())

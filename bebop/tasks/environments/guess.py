@@ -73,10 +73,8 @@ def demonstrations(index: int, seed: int, slips: float = SLIPS) -> tuple[Message
     """Return game ``index`` as played by halving: question, turn, reply, turn, ...; the last message is a turn.
 
     Roles alternate between user and assistant; only the assistant's messages are learned. In each turn, with
-    probability
-    ``slips``, an end of the range is wrong by 1 or 10, and the game continues from there. The policy learns to halve as
-    its
-    mode, and errors that reinforcement can remove as its tail.
+    probability ``slips``, an end of the range is wrong by 1 or 10, and the game continues from there. The policy learns
+    to halve as its mode, and errors that reinforcement can remove as its tail.
     """
     game = item(index, seed)
     number, numbers, rng = game["number"], game["numbers"], random.Random(f"guess demonstration {seed} {index}")

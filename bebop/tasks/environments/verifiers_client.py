@@ -51,10 +51,8 @@ class DeltaRenderer(DefaultRenderer):
     """Renderer of verifiers that uses the model's chat template and never tokenises history again. No tools.
 
     verifiers' default renderer tokenises the whole conversation in every turn. That is exact only while the policy
-    writes
-    each word in the tokenizer's own pieces. This one uses ``ChatDelta``: it renders the first prompt once, and then
-    what
-    the template adds after the sampled stop token. The library decodes completions.
+    writes each word in the tokenizer's own pieces. This one uses ``ChatDelta``: it renders the first prompt once, and
+    then what the template adds after the sampled stop token. The library decodes completions.
     """
 
     config_class = DeltaRendererConfig
@@ -182,8 +180,8 @@ class VerifiersHost:
         """Load the package; raise ``UserError`` if it is missing.
 
         taskset, environment: ids as in verifiers; args, settings: the arguments of each. tokenizer: a folder, for the
-        renderer
-        that converts messages to tokens; renderer: a name of the ``renderers`` library, "" for the chat template.
+        renderer that converts messages to tokens; renderer: a name of the ``renderers`` library, "" for the chat
+        template.
         """
         _plugin()
         self._client = {

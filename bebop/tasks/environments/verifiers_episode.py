@@ -85,10 +85,8 @@ class Verifiers:
         """Store the settings without starting anything.
 
         taskset, environment: ids of installed packages ("": the taskset's own environment), with the arguments
-        taskset_args and
-        settings. tokenizer: the policy's folder. renderer: a name of the ``renderers`` library, such as qwen3; "": the
-        chat
-        template. max_turns: the number of turns after which verifiers ends and scores.
+        taskset_args and settings. tokenizer: the policy's folder. renderer: a name of the ``renderers`` library, such
+        as qwen3; "": the chat template. max_turns: the number of turns after which verifiers ends and scores.
         """
         args = {
             "taskset": taskset,
