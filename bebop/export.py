@@ -103,15 +103,16 @@ def export_run(options: argparse.Namespace) -> int:
     from bebop.runtime.preflight import check_model
     from bebop.trainer.checkpoint import load
 
-    check_model(model)
+    check_model(model, any_backbone=True)  # a run beside SGLang or vLLM may have trained any
     check_identity(options.run, identity(model, {}))
     trained = load(folder).trainer
     torch.manual_seed(seed)  # as the trainer's ranks do, so that a fresh head equals theirs
-    policy = load_policy(model)
+    policy = load_policy(model, any_backbone=True)
     merge_into(policy, trained["weights"], lora)
     head = trained.get("head")
-    if head is not None and policy.mtp is not None and head["weights"].keys() == policy.mtp.state_dict().keys():
-        policy.mtp.load_state_dict(head["weights"])
+    own = {} if policy.mtp is None else dict(policy.mtp.named_parameters())
+    if head is not None and own and head["weights"].keys() == own.keys():  # and not another drafter's
+        policy.load({f"mtp.{name}": tensor for name, tensor in head["weights"].items()})
     with writing(options.out):
         save_policy(policy, options.out)
     print(f"{options.out}: the model of {folder.name}, with its adapter of rank {lora.rank} merged")

@@ -10,16 +10,20 @@ and the target's entropy H(p). The gradient is the same sum of two parts for all
 =========  ===============================  ==================================================
 kind       loss                             T * gradient
 =========  ===============================  ==================================================
-tv         1 - alpha                        q (S - 1[q <= p]) ce         H(p) + KL(p||q)                  q - p hard_ce
--log q[label]                    q - 1[token = label] kl         KL(p||q)                         q - p rkl
-KL(q||p)                         q (log q - log p - KL(q||p)) jsd        (KL(p||m) + KL(q||m)) / 2        q (log q - log
-m - KL(q||m)) / 2; m = (p + q) / 2 nla        -log alpha                       that of tv / alpha hybrid     w KL(p||q)
-+ (1 - w) (1 - alpha) w (q - p) + (1 - w) that of tv; w = exp(-eta alpha), held fixed =========
-===============================  ==================================================
+tv         1 - alpha                        q (S - 1[q <= p])
+ce         H(p) + KL(p||q)                  q - p
+hard_ce    -log q[label]                    q - 1[token = label]
+kl         KL(p||q)                         q - p
+rkl        KL(q||p)                         q (log q - log p - KL(q||p))
+jsd        (KL(p||m) + KL(q||m)) / 2        q (log q - log m - KL(q||m)) / 2; m = (p + q) / 2
+nla        -log alpha                       that of tv / alpha
+hybrid     w KL(p||q) + (1 - w) (1 - alpha) w (q - p) + (1 - w) that of tv; w = exp(-eta alpha), held fixed
+=========  ===============================  ==================================================
 
 tv, nla and hybrid: SPEC 1.2; jsd: Lin, "Divergence measures based on the Shannon entropy", 1991.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -65,8 +69,8 @@ def one(alpha: Tensor, eta: Tensor | float) -> Tensor:
 
 
 def inverse(alpha: Tensor, eta: Tensor | float) -> Tensor:
-    """Return 1 / alpha; 0 where no token is shared."""
-    return torch.where(alpha > 0, 1 / alpha, 0)
+    """Return 1 / alpha; 0 where no token is shared, or so little that the inverse would overflow."""
+    return torch.where(alpha > torch.finfo(alpha.dtype).tiny, 1 / alpha, 0)
 
 
 def fading(alpha: Tensor, eta: Tensor | float) -> Tensor:
@@ -82,7 +86,7 @@ def masked(where: Tensor | None, values: Tensor) -> Tensor:
 
 def middle(q: Tensor, p: Tensor) -> Tensor:
     """Return log m of the mixture m = (p + q) / 2; -inf where it has no mass."""
-    return ((p + q) / 2).log()
+    return (p + q).log() - math.log(2)  # half of the smallest number would be 0
 
 
 KL = Divergence(

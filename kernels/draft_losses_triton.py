@@ -43,8 +43,8 @@ def one(alpha: tl.tensor, eta: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def inverse(alpha: tl.tensor, eta: tl.tensor) -> tl.tensor:
-    """Return 1 / alpha; 0 where no token is shared."""
-    return tl.where(alpha > 0, 1.0 / alpha, 0.0)
+    """Return 1 / alpha; 0 where no token is shared, or so little that the inverse would overflow."""
+    return tl.where(alpha > 1.1754944e-38, 1.0 / alpha, 0.0)  # the smallest normal number
 
 
 @triton.jit
@@ -90,7 +90,7 @@ def reverse_kl_gradient(
 @triton.jit
 def middle(q: tl.tensor, p: tl.tensor) -> tl.tensor:
     """Return the binary logarithm of the mixture (p + q) / 2."""
-    return tl.log2((p + q) * 0.5)
+    return tl.log2(p + q) - 1.0  # half of the smallest number would be 0
 
 
 @triton.jit

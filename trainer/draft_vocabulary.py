@@ -137,8 +137,11 @@ def _chunk(
 
 
 def mean_of_rows(numbers: RowNumbers) -> Tensor:
-    """Return the mean loss over the rows that count; 0 if there is none."""
-    return numbers.loss.sum() / numbers.counts.sum().clamp_min(1)
+    """Return the mean loss over all rows, of which those that do not count have 0.
+
+    So micro-batches add up, whatever the share of their rows that counts.
+    """
+    return numbers.loss.sum() / max(1, len(numbers.counts))
 
 
 def end_to_end_of_rows(rows: Callable[[Tensor], RowNumbers], mask: Tensor, corrected: bool) -> Tensor:

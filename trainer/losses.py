@@ -266,7 +266,8 @@ def weight_metrics(config: AlgorithmConfig, proximal: Tensor, rollout_logprobs: 
     return {
         "train/tis_ess": SampleSize.of(weight.clamp(max=config.tis_cap).cpu().numpy()),
         "train/tis_capped": mean(weight > config.tis_cap),
-        "train/tis_ess_answers": SampleSize.of(whole.cpu().numpy()),
+        # Micro-batches that only fill up a rank have a row without a token.
+        "train/tis_ess_answers": SampleSize.of(whole[answers > 0].cpu().numpy()),
     }
 
 

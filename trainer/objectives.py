@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bebop.config.job import SamplingConfig
 from bebop.errors import UserError
 from bebop.kernels.draft_losses import LOSSES, needs_labels
 from bebop.kernels.linear_losses import linear_draft_loss, linear_e2e_tv_loss
@@ -31,6 +32,14 @@ class Sampling:
     def options(self) -> dict[str, Any]:
         """Return the settings as keyword arguments of the losses."""
         return {name: getattr(self, name) for name in ("temperature", "target_top_p", "target_top_k")}
+
+    @classmethod
+    def of(cls, config: SamplingConfig) -> "Sampling":
+        """Return the settings with which completions are sampled, as far as losses know them."""
+        return cls(temperature=config.temperature, target_top_p=config.top_p, target_top_k=config.top_k)
+
+
+WHOLE = Sampling()  # temperature 1, no truncation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

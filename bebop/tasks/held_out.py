@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from bebop.config.job import JobConfig
 from bebop.errors import UserError
-from bebop.tasks.environment import find_kind
+from bebop.tasks.environment import find_kind, question
 from bebop.tasks.files import FileItems
 from bebop.tasks.rewards import check_reward
 from bebop.tasks.source import EnvironmentSource, Items, PromptSource, chat_encoder, instruction, open_items
@@ -68,14 +68,14 @@ def find_held_out(config: JobConfig, tokenizer: Any) -> HeldOut | None:
         )
     try:
         if task.turns:
-            return HeldOut(EnvironmentSource(task), range(size))
+            return HeldOut(_of_environment(config, size), range(size))
         items = open_items(task)
         check_reward(task, items)
         room = config.rollout.max_length - config.rollout.sampling.max_new_tokens
         source = PromptSource(task, chat_encoder(tokenizer, instruction(task, tokenizer)), room, items)
         asked = set(_training_questions(config))
         if isinstance(items, FileItems):
-            return HeldOut(source, _of_file(source, min(size, len(items.rows)), asked, config))
+            return HeldOut(source, _of_file(source, items, size, asked, config))
         return HeldOut(source, _fresh(source, size, asked))
     except UserError as error:
         text = str(error)
@@ -119,10 +119,40 @@ def _fresh(source: PromptSource, size: int, asked: Collection[str]) -> list[int]
     )
 
 
-def _of_file(source: PromptSource, size: int, asked: Collection[str], config: JobConfig) -> list[int]:
-    """Return the numbers [Q] of the first questions of a shuffled file; warn of those that training also asks."""
-    numbers = list(range(size))
+def _of_file(source: PromptSource, items: FileItems, size: int, asked: Collection[str], config: JobConfig) -> list[int]:
+    """Return the numbers [Q] of the first ``size`` questions of a shuffled file, each at most once.
+
+    It warns of questions that training also asks, and of those left out because they are too long for a prompt: the
+    source would replace them by other rows of the file.
+    """
+    numbers, name, long = list[int](), config.held_out_task.path, 0
+    for number in range(len(items.rows)):
+        if len(numbers) == size:
+            break
+        if source.prompt(number).question == items.asked(number)[1]:
+            numbers.append(number)
+        else:
+            long += 1
+    if long:
+        log.warning("%d questions in %s are too long for a prompt: evaluations leave them out", long, name)
     if known := sum(_text(source.prompt(number).item) in asked for number in numbers):
-        name = config.held_out_task.path
-        log.warning("%d of %d evaluation questions in %s are asked in training as well", known, size, name)
+        log.warning("%d of %d evaluation questions in %s are asked in training as well", known, len(numbers), name)
     return numbers
+
+
+def _of_environment(config: JobConfig, size: int) -> EnvironmentSource:
+    """Return the source of an environment's questions; warn of those that begin with an item of training."""
+    task, training = config.held_out_task, config.task
+    kind = find_kind(task.name)
+    if kind == find_kind(training.name):
+        known = sum(
+            question(kind, number, task.seed, task.args) == question(kind, number, training.seed, training.args)
+            for number in range(size)
+        )
+        if known:
+            log.warning(
+                "%d of %d evaluation questions of %s have the same item in training: its item(index, seed) should use "
+                "the seed, unless reset makes another question of each seed",
+                known, size, task.name,
+            )  # fmt: skip
+    return EnvironmentSource(task)

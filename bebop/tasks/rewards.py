@@ -264,8 +264,8 @@ def part_names(names: Sequence[str]) -> list[str]:
     ['a_score', 'b_score', 'math_verify']
     """
     last = [re.split(r"[.:]", name)[-1] for name in names]
-    paths = [f"{PurePath(name.rpartition(':')[0]).stem if ':' in name else name.split('.')[-2]}_{own}"
-             if last.count(own) > 1 else own for name, own in zip(names, last, strict=True)]  # fmt: skip
+    files = [PurePath(n.rpartition(":")[0]).stem if ":" in n else n.rpartition(".")[0].split(".")[-1] for n in names]
+    paths = [f"{file}_{own}" if file and last.count(own) > 1 else own for file, own in zip(files, last, strict=True)]
     return [re.sub(r"\W", "_", path) for path in paths]
 
 

@@ -130,10 +130,14 @@ def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Questio
 
 
 def open_text(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Return the ids of a text to continue: with the tokenizer's prefix, without its suffix such as eos."""
+    """Return the ids of a text to continue: with the tokenizer's prefix, without its suffix such as eos.
+
+    A text that begins with the prefix, as one that a chat template has rendered, gets no second one.
+    """
     ids, own = (tuple(tokenizer(text, add_special_tokens=added)["input_ids"]) for added in (True, False))
     begin = next((i for i in range(len(ids) - len(own) + 1) if ids[i : i + len(own)] == own), 0)
-    return ids[:begin] + own
+    prefix = ids[:begin]
+    return own if own[:begin] == prefix else prefix + own
 
 
 def instruction(config: TaskConfig, tokenizer: Any) -> str | None:

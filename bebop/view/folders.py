@@ -205,11 +205,15 @@ def facets(store: Trajectories) -> dict[str, Any]:
 
 
 def siblings(store: Trajectories, prompt: int, text: str) -> list[dict[str, Any]]:
-    """Return all completions of prompt ``prompt``, and of others with the same text, marked by ``same_text``."""
+    """Return all completions of prompt ``prompt``, and of others with the same text, marked by ``same_text``.
+
+    Prompts of an environment have no text; their completions are found by the prompt alone.
+    """
     columns = ", ".join(SHOWN)
     query = (
         f"SELECT {columns}, prompts.text = ? AS same_text, substr(answers.text, 1, {EXCERPT}) AS excerpt {_FROM} "
-        "WHERE prompt IN (SELECT prompt FROM prompts WHERE prompt = ? OR text = ?) ORDER BY step, id LIMIT ?"
+        "WHERE prompt IN (SELECT prompt FROM prompts WHERE prompt = ? OR (text = ? AND text <> '')) "
+        "ORDER BY step, id LIMIT ?"
     )
     return [dict(row) for row in store.query(query, (text, prompt, text, PAGE))]
 

@@ -143,6 +143,12 @@ class MegatronBackend:
         for name, master in self.named.items():
             self.parameters[name].copy_(master)
 
+    @torch.no_grad()
+    def loaded(self) -> None:
+        """Take the model's weights as the fp32 ones, after somebody else has loaded them."""
+        for name, master in self.named.items():
+            master.copy_(self.parameters[name])
+
     def weights(self) -> dict[str, Tensor]:
         """Return the whole head in fp32 on the CPU by the names of ``MTPHead``, on every process."""
         config = self.model.config

@@ -72,11 +72,13 @@ def _head_state(trainer: HeadTrainer) -> dict[str, Any]:
     """Return the state of a head: sharded tensors on the last stage, numbers on all."""
     backend = trainer.backend
     assert isinstance(backend, MegatronBackend)
-    state: dict[str, Any] = {"version": trainer.version, "skipped": trainer.optimizer.skipped, "steps": 0}
+    moments = _moments(trainer)
+    steps = torch.tensor(int(next(iter(moments.values()))["step"]) if moments else 0, device=backend.device)
+    # megatron-core writes the numbers of rank 0 alone, which under pipeline parallelism has no part of the head.
+    dist.all_reduce(steps, dist.ReduceOp.MAX)
+    state: dict[str, Any] = {"version": trainer.version, "skipped": trainer.optimizer.skipped, "steps": int(steps)}
     if not backend.named:
         return state
-    moments = _moments(trainer)
-    state["steps"] = int(next(iter(moments.values()))["step"])
     parameters = backend.model.mtp.sharded_state_dict(prefix="mtp.", metadata=_metadata())
     for name, master in backend.named.items():
         tensors: Mapping[str, Tensor] = {"master": master, **{kind: moments[name][kind] for kind in MOMENTS}}

@@ -1,7 +1,8 @@
 """Training of an MTP head beside a policy, within any loop over a megatron-core GPTModel.
 
     with head_left_out(chunks):                # Megatron's gradient buffers and optimizer do not see the head
-        chunks = [DistributedDataParallel(...) for ...] optimizer = get_megatron_optimizer(...)
+        chunks = [DistributedDataParallel(...) for ...]
+        optimizer = get_megatron_optimizer(...)
     head = HeadCotrainer(chunks, config, distribution, zero_first=True)
     ...                                        # forward and backward as usual, with loss_mask given to the model
     numbers = head.step()                      # after the policy's own step
@@ -65,6 +66,8 @@ class HeadCotrainer:
         self.trainer = HeadTrainer(self.backend, config)
         if self.model is not None:
             self.model._postprocess = self._postprocess
+        for parameter in self.backend.parameters.values():
+            parameter.requires_grad_(False)  # see _needing_gradients
         self.sums = torch.zeros(2, device=self.backend.device)  # loss, what it was summed over
         self.seen = 0  # micro-batches
 
@@ -116,10 +119,25 @@ class HeadCotrainer:
         count = rows.count(self.objective.per)
         if count == 0:
             return
-        with torch.enable_grad():
+        with torch.enable_grad(), self._needing_gradients():
             loss = self.objective.loss(self.backend.steps(rows, states)) * count
             loss.backward()
         self.sums += torch.stack([loss.detach(), loss.new_tensor(count)])
+
+    @contextmanager
+    def _needing_gradients(self) -> Iterator[None]:
+        """Let the head's parameters require gradients within the block alone.
+
+        Otherwise Megatron would sum gradients of q and k norms over tensor ranks, which the backend does itself.
+        """
+        parameters = self.backend.parameters.values()
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        try:
+            yield
+        finally:
+            for parameter in parameters:
+                parameter.requires_grad_(False)
 
     def step(self) -> dict[str, float]:
         """Step the head on the gradients since the last step; every rank calls it.

@@ -49,8 +49,7 @@ class MegatronAdaptation(Adaptation):
         self.check_rows()
         self.fresh = source.fresh
         self.policy = self._policy(source)
-        data = config.data.sampling
-        self.sampling = Sampling(temperature=data.temperature, target_top_p=data.top_p, target_top_k=data.top_k)
+        self.sampling = Sampling.of(config.data.sampling)
         device, dtype = find_device(config.model), getattr(torch, config.model.dtype)
         model = build(source.config, parallel, place, dtype, device, BackboneModel)
         load(model, source, place, source.config.num_key_value_heads)
@@ -70,7 +69,12 @@ class MegatronAdaptation(Adaptation):
             eval/overlap/1.. on held-out rows, before and after.
         """
         training, held_out = split_rows(self.config, from_file(self.config.data, self.policy))
-        before = self._progress(held_out)
+        path = self.folder / "before.json"  # a resumed run begins with a trained head
+        kept = json.loads(path.read_text()) if self.found is not None and path.is_file() else None
+        before = self._progress(held_out) if kept is None else kept
+        self.ranks.wait()  # until all have looked for the file
+        if self.ranks.rank == 0 and kept is None:
+            path.write_text(json.dumps(before) + "\n")
         self._train(training, held_out)
         after = self._progress(held_out)
         found = {f"before/{k}": v for k, v in before.items()} | {f"after/{k}": v for k, v in after.items()}

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig
 
 from bebop.config.job import ModelConfig
 from bebop.errors import UserError
-from bebop.model.checkpoint import mtp_layout, refuse_own_head, resolve
+from bebop.model.checkpoint import mtp_layout, refuse_own_head, resolve, trained_head
 from bebop.model.layouts import LAYOUTS, SINGLE, STACKED, from_layout
 
 HEAD = ("token_norm", "hidden_norm", "project", "final_norm")
@@ -35,8 +36,10 @@ class Checkpoint(Mapping[str, Tensor]):
         refuse_own_head(config, "megatron-core")
         self.layers = int(self.config.num_hidden_layers)
         layout = mtp_layout(self.folder, self.layers)
-        self.fresh, self.layout = layout is None, layout or "mimo"
+        self.own, self.layout = layout is not None, layout or "mimo"  # whether the folder has a head
+        self._trained = None if self.own else trained_head(self.folder)  # the file of one that Bebop brings
         self.zero_first = LAYOUTS[self.layout].zero_first
+        self.fresh = not self.own and self._trained is None
         self._head: dict[str, Tensor] | None = None
 
     def __getitem__(self, name: str) -> Tensor:
@@ -55,7 +58,7 @@ class Checkpoint(Mapping[str, Tensor]):
     def __iter__(self) -> Iterator[str]:
         """Yield the backbone's names, then the head's."""
         prefix = LAYOUTS[self.layout].prefix.format(L=self.layers)
-        yield from (f"backbone.{name}" for name in self._files if self.fresh or not name.startswith(prefix))
+        yield from (f"backbone.{name}" for name in self._files if not (self.own and name.startswith(prefix)))
         yield from (f"mtp.{name}" for name in self.head())
         own = self._prefix()
         yield from (f"mtp.layer.{name.removeprefix(own)}" for name in self._files if _is_expert(name, own))
@@ -65,16 +68,20 @@ class Checkpoint(Mapping[str, Tensor]):
         return sum(1 for _ in self)
 
     def head(self) -> dict[str, Tensor]:
-        """Return the MTP head without its experts; make it from the last layer if the folder has none."""
-        if self._head is None:
-            self._head = self._fresh_head() if self.fresh else self._read_head()
+        """Return the MTP head without its experts: the folder's, else the one that Bebop brings, else a new one made
+        from the last layer.
+        """
+        if self._head is None and self._trained is not None:
+            self._head = load_file(self._trained)
+        elif self._head is None:
+            self._head = self._read_head() if self.own else self._fresh_head()
         return self._head
 
     def _prefix(self) -> str:
-        """Return the name prefix of the head's decoder layer, or of the last layer if the head is fresh."""
+        """Return the name prefix of the head's decoder layer in the folder, or of the last layer if it has no head."""
         layout = LAYOUTS[self.layout]
         last = f"model.layers.{self.layers - 1}."
-        return last if self.fresh else layout.prefix.format(L=self.layers) + layout.layer
+        return layout.prefix.format(L=self.layers) + layout.layer if self.own else last
 
     def _read(self, name: str) -> Tensor:
         if name not in self._files:

@@ -79,11 +79,17 @@ def train_beside(transformer_impl: ModuleType) -> None:
     def load(original: Any, engine: Any, local_path: str, *args: Any, **kwargs: Any) -> Any:
         # Before verl's own: it may be told to delete the folder once it has loaded it.
         head = getattr(engine, ENGINE, None)
-        if head is not None and local_path is not None and (Path(local_path) / FOLDER).is_dir():
+        if head is None:
+            return original(engine, local_path, *args, **kwargs)
+        stored = local_path is not None and (Path(local_path) / FOLDER).is_dir()
+        if stored:
             from bebop.megatron_job.checkpoint import load_head
 
             load_head(Path(local_path) / FOLDER, head.trainer)
-        return original(engine, local_path, *args, **kwargs)
+        result = original(engine, local_path, *args, **kwargs)
+        if not stored:  # a head that verl itself has trained
+            head.backend.loaded()
+        return result
 
     wrap(engine_class, "_build_megatron_module", build)
     wrap(engine_class, "_build_optimizer", optimizer)

@@ -62,7 +62,13 @@ def test_labels_outside_do_not_count() -> None:
     assert known.any() and not known.all() and torch.equal(found.counts, known)
     wanted = -whole[torch.arange(ROWS), labels].log()[known]
     assert torch.allclose(found.loss[known], wanted) and not found.loss[~known].any()
-    assert torch.allclose(mean_of_rows(found), wanted.mean())
+    assert torch.allclose(mean_of_rows(found), wanted.sum() / ROWS)
+    parts = [
+        RowNumbers(**{name: getattr(found, name)[rows] for name in RowNumbers.__dataclass_fields__})
+        for rows in (slice(0, 2), slice(2, None))
+    ]
+    shares = [mean_of_rows(part) * len(part.counts) / ROWS for part in parts]
+    assert torch.allclose(sum(shares), mean_of_rows(found)), "micro-batches add up"
     assert torch.allclose(found.draft_log[known], -wanted) and bool((found.draft_log[~known] < -1e3).all())
 
 

@@ -25,6 +25,7 @@ from bebop.model.backbone import Policy, tapped
 from bebop.model.mtp import gather_rows
 from bebop.systems.block.network import BlockDraftNetwork, BlockLengthNetwork
 from bebop.trainer.chains import random_anchors
+from bebop.trainer.objectives import WHOLE, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ def block_loss(
     *,
     kind: str,
     decay: float,
-    temperature: float = 1.0,
+    sampling: Sampling = WHOLE,
 ) -> Tensor:
     """Return the mean draft loss over the slots within their text, slot k weighing exp(-(k - 1) / ``decay``).
 
@@ -120,7 +121,7 @@ def block_loss(
         kind: a row of ``kernels/draft_losses.py``, as "ce" or "tv"; or "e2e_tv", 1 - expected accepted drafts over
             their number (SPEC Eq. 13), where slots have no weights.
         decay: g, in slots.
-        temperature: temperature of both distributions.
+        sampling: temperature of both distributions, and truncation of the target's.
     """
     block = network.block
     mask = blocks.mask(block)
@@ -131,7 +132,7 @@ def block_loss(
     target = gather_rows(blocks.hidden, places.flatten(1)).view_as(states)
     if kind == "e2e_tv":
         drafts, wanted = states.flatten(0, 1), target.flatten(0, 1)
-        return linear_e2e_tv_loss(drafts, weight, wanted, weight, mask.flatten(0, 1), temperature=temperature)
+        return linear_e2e_tv_loss(drafts, weight, wanted, weight, mask.flatten(0, 1), **sampling.options())
     labels = blocks.token_ids.gather(1, (places + 1).clamp_max(last).flatten(1)).view_as(mask)[mask]
     losses = linear_draft_loss(
         states[mask],
@@ -140,7 +141,7 @@ def block_loss(
         weight,
         kind=kind,
         labels=labels if needs_labels(kind) else None,
-        temperature=temperature,
+        **sampling.options(),
     ).loss
     weights = torch.exp(-steps / decay).expand_as(mask)[mask]
     return (weights * losses).sum() / weights.sum().clamp_min(1e-9)

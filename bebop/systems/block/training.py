@@ -41,6 +41,7 @@ from bebop.systems.block.losses import (
 from bebop.systems.block.network import FEATURES, BlockDraftNetwork, BlockLengthNetwork, PromptEnd, taps_of
 from bebop.systems.block.options import BlockLengthTraining, BlockTraining
 from bebop.trainer.chains import TokenRow, rows_of_step
+from bebop.trainer.objectives import Sampling
 from bebop.trainer.optim import learning_rate
 from bebop.trajectory import Completion, Prompt
 
@@ -99,9 +100,13 @@ class BlockTrainer(StepJob):
         self.optimizer.zero_grad()
         with mixed_precision(self.policy):
             loss = block_loss(
-                self.network, *tables, blocks, kind=kind, decay=options.decay,
-                temperature=self.config.data.sampling.temperature,
-            )  # fmt: skip
+                self.network,
+                *tables,
+                blocks,
+                kind=kind,
+                decay=options.decay,
+                sampling=Sampling.of(self.config.data.sampling),
+            )
         loss.backward()
         numbers = self.optimizer.guarded_step(learning_rate(self.rates, self.version))
         self.version += 1

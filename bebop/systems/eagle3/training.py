@@ -157,7 +157,9 @@ class Eagle3Trainer(StepJob):
         known = pad_sequence([state.float() for state in states], batch_first=True)
         embeddings = embedding[layout.token_ids].float()
         self.optimizer.zero_grad()
-        steps = unroll_drafter(self.network, embeddings, known, weight.float(), layout, sampling_of(self.config))
+        steps = unroll_drafter(
+            self.network, embeddings, known, weight.float(), layout, Sampling.of(self.config.data.sampling)
+        )
         loss = make_objective(kind).loss(steps)
         loss.backward()
         numbers = self.optimizer.guarded_step(learning_rate(self.rates, self.version))
@@ -167,12 +169,6 @@ class Eagle3Trainer(StepJob):
 
 def _shown(found: Any) -> float:
     return float(found["value"] if isinstance(found, dict) else found)
-
-
-def sampling_of(config: AdaptConfig) -> Sampling:
-    """Return the sampling settings of the completions."""
-    own = config.data.sampling
-    return Sampling(temperature=own.temperature, target_top_p=own.top_p, target_top_k=own.top_k)
 
 
 def settings_for(policy: Policy, options: Eagle3Training) -> dict[str, Any]:

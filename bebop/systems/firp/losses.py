@@ -19,6 +19,7 @@ from bebop.model.backbone import Policy, shared_tables
 from bebop.model.mtp import gather_rows
 from bebop.systems.firp.network import PseudoStates, RealText, pseudo_beside, read_text
 from bebop.trainer.chains import TokenRow, random_anchors
+from bebop.trainer.objectives import WHOLE, Sampling
 
 MEASURES = ("overlap", "kl", "agreement")
 
@@ -69,7 +70,13 @@ def drafts_and_targets(policy: Policy, network: PseudoStates, texts: Anchored, s
 
 
 def firp_loss(
-    policy: Policy, network: PseudoStates, texts: Anchored, step: int, *, kind: str, temperature: float = 1.0
+    policy: Policy,
+    network: PseudoStates,
+    texts: Anchored,
+    step: int,
+    *,
+    kind: str,
+    sampling: Sampling = WHOLE,
 ) -> Tensor:
     """Return the mean loss of ``step`` (from 1) over the anchors whose predicted token lies in the text.
 
@@ -80,7 +87,7 @@ def firp_loss(
         step: k; steps 1..k are present.
         kind: a row of ``kernels/draft_losses.py`` that needs no labels, as "kl" or "tv"; or "e2e_tv", 1 - expected
             accepted drafts over k (SPEC Eq. 13), which weighs an anchor by the acceptance of the earlier steps.
-        temperature: temperature of both distributions.
+        sampling: temperature of both distributions, and truncation of the target's.
     """
     _, weight = shared_tables(policy)
     mask = texts.mask(step)
@@ -88,16 +95,16 @@ def firp_loss(
     if kind == "e2e_tv":
         flat = (x.flatten(0, 1) for x in (drafts, targets, mask))
         draft, target, counted = flat
-        return linear_e2e_tv_loss(draft, weight, target, weight, counted, temperature=temperature)
+        return linear_e2e_tv_loss(draft, weight, target, weight, counted, **sampling.options())
     last = mask[..., -1]
     draft, target = drafts[:, :, -1][last], targets[:, :, -1][last]
-    losses = linear_draft_loss(draft, weight, target, weight, kind=kind, temperature=temperature).loss
+    losses = linear_draft_loss(draft, weight, target, weight, kind=kind, **sampling.options()).loss
     return losses.sum() / last.sum().clamp_min(1)
 
 
 @torch.no_grad()
 def sums(
-    policy: Policy, network: PseudoStates, rows: Sequence[TokenRow], temperature: float = 1.0
+    policy: Policy, network: PseudoStates, rows: Sequence[TokenRow], sampling: Sampling = WHOLE
 ) -> tuple[Tensor, Tensor]:
     """Return sums [R, K, 3] of ``MEASURES`` over all places of some completions, by step, and the number of places [R,
     K].
@@ -113,7 +120,7 @@ def sums(
         mask = texts.mask(steps)
         row, _, step = mask.nonzero(as_tuple=True)
         draft, target = drafts[mask], targets[mask]
-        out = linear_draft_loss(draft, weight, target, weight, kind="kl", temperature=temperature)
+        out = linear_draft_loss(draft, weight, target, weight, kind="kl", **sampling.options())
         chunks = zip(*(x.split(CHUNK_ROWS["cpu"]) for x in (draft, target)), strict=True)
         same = torch.cat([policy.logits(a).argmax(-1) == policy.logits(b).argmax(-1) for a, b in chunks])
         numbers = torch.stack([out.alpha, out.loss, same.to(out.alpha)], -1).float().cpu()

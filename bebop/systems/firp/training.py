@@ -31,6 +31,7 @@ from bebop.systems.firp.losses import (
 from bebop.systems.firp.network import PseudoStates, middle_layers, read_text, size_of_text
 from bebop.systems.firp.options import FirpTraining
 from bebop.trainer.chains import TokenRow, rows_of_step
+from bebop.trainer.objectives import Sampling
 from bebop.trainer.optim import learning_rate
 from bebop.trajectory import Prompt
 
@@ -76,7 +77,7 @@ class FirpTrainer(StepJob):
 
     def measured(self, rows: Sequence[TokenRow]) -> dict[str, Any]:
         """Return the measures on some completions as intervals, by name and step."""
-        found, places = sums(self.policy, self.network, rows, self.config.data.sampling.temperature)
+        found, places = sums(self.policy, self.network, rows, Sampling.of(self.config.data.sampling))
         return {
             f"{name}/{step + 1}": dataclasses.asdict(ratio(found[:, step, i].numpy(), places[:, step].numpy()))
             for i, name in enumerate(MEASURES)
@@ -140,9 +141,8 @@ class FirpTrainer(StepJob):
         kind = "kl" if place < options.warm * options.steps else options.objective
         self.optimizer.zero_grad()
         loss = firp_loss(
-            self.policy, self.network, texts, stage + 1, kind=kind,
-            temperature=self.config.data.sampling.temperature,
-        )  # fmt: skip
+            self.policy, self.network, texts, stage + 1, kind=kind, sampling=Sampling.of(self.config.data.sampling)
+        )
         loss.backward()
         numbers = self.optimizer.guarded_step(learning_rate(self.rates, place))
         self.version += 1

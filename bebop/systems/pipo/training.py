@@ -32,6 +32,7 @@ from bebop.systems.pipo.network import PairModel, as_pairs, settings_for
 from bebop.systems.pipo.options import PipoTraining
 from bebop.tasks.rewards import checked, make_reward
 from bebop.trainer.chains import TokenRow, rows_of_step
+from bebop.trainer.objectives import WHOLE, Sampling
 from bebop.trainer.optim import learning_rate
 from bebop.trajectory import Completion, Prompt
 
@@ -49,6 +50,11 @@ class PairTrainer(StepJob):
         embedded = config.data.engine in (None, "torch")
         check(embedded, "data.engine", config.data.engine, "part=pipo samples with the embedded engine: leave it out")
         self.options = options = config.of(PipoTraining)
+        if options.stage == "opd":
+            own = Sampling.of(config.data.sampling)
+            what = "data.sampling.temperature, top_p, top_k"
+            given = (own.temperature, own.target_top_p, own.target_top_k)
+            check(own == WHOLE, what, given, "distillation compares distributions at temperature 1, with all tokens")
         self.policy = load_policy(config.model)
         self.policy.backbone.requires_grad_(False)
         self.settings, self.network = self._network()
