@@ -47,6 +47,9 @@ class OutputChunk:
     why: object  # of a cut: the server's reason
     trace: Trace | None = None  # [N] where it was requested, and the server records it
     routing: NDArray[np.int8 | np.int16] | None = None  # as ``Completion.routing``, of all that was read and written
+    cached: int | None = (
+        None  # version whose keys and values a prefix cache may have given it; None: of no other weights
+    )
 
 
 class Server(Protocol):
@@ -253,9 +256,12 @@ def appended(
     """Return a completion with the tokens decoded after it; ``recomputed`` as ``Server.recomputes``.
 
     A continuation begins with a prefill of all tokens before it. So the versions of its context are those of the chunk.
+    A request that waited in the server while weights changed may find its prompt in the cache of the older ones.
     """
     ids = np.concatenate([before.token_ids, chunk.token_ids])
     contexts = chunk.versions if recomputed else np.minimum.accumulate(chunk.versions)
+    if not recomputed and chunk.cached is not None:
+        contexts = np.minimum(contexts, chunk.cached)
     return Completion(
         token_ids=ids,
         logprobs=np.concatenate([before.logprobs, chunk.logprobs]),

@@ -257,10 +257,11 @@ class WeightWatch:
             self.sent[role] = marks[role]
         self.sums = now
 
-    def check_draft(self, now: Sums) -> None:
-        """Raise ``EngineDied`` if the draft's weights changed; the target's may have."""
-        if now.get("draft") != self.sums.get("draft"):
-            raise EngineDied("the draft's weights changed while memory was released")
+    def check_kept(self, now: Sums) -> None:
+        """Raise ``EngineDied`` if weights changed that nobody sent."""
+        for role in ("target", "draft"):
+            if now.get(role) != self.sums.get(role):
+                raise EngineDied(f"the {role}'s weights changed while memory was released")
 
     def _mark(self, tensors: Mapping[str, Tensor]) -> str:
         """Return a fingerprint of the beginning of each tensor, which is fast to read and which an update changes."""

@@ -181,7 +181,7 @@ def server_arguments(
     if config.trainer.routing_replay:
         arguments["enable_return_routed_experts"] = True
     if own.colocated:
-        arguments |= {"enable_memory_saver": True, "enable_draft_weights_cpu_backup": True}
+        arguments |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
     if pause_mode(own, rollout.on_update) == "in_place":
         # With overlap a batch may be in flight when SGLang pauses: its tokens would get the version of the weights that
         # come, and weights would change under it.

@@ -1,5 +1,6 @@
 """SGLang as a ``Server`` of the ``ServedEngine``: its requests, its weight updates, its memory."""
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -67,9 +68,9 @@ class SglangServer:
         self._stored = {f"mtp.{name}": tensor for name, tensor in head.items()}
         self._rids: dict[int, str] = {}  # the current name of each request in SGLang
         self._count = 0
-        self._awake = True  # whether the GPU's memory is ours
+        self._awake, self._waking = True, asyncio.Lock()  # whether the GPU's memory is ours
         # Keys and values are found again under this name alone: never those of other weights, or of another job.
-        self._cache = uuid4().hex
+        self._cache, self._cached = uuid4().hex, 0  # that name, and the version of its weights
         self._watch = WeightWatch(dtype)
 
     @property
@@ -98,11 +99,12 @@ class SglangServer:
 
     def check(self, request: Request) -> None:
         """Raise ``UserError`` for a request that SGLang cannot serve."""
-        assert self._awake, "the weights are not there: new ones have to come first"
         refuse_sampling(request.params, self.drafts > 0, self.rescored)
 
     async def generate(self, request: Request, written: Sequence[int]) -> OutputChunk:
         """Continue a request after the tokens ``written``, to its end or until it is cut."""
+        await self._wake()
+        cached = self._cached
         try:
             output = await self.backend.generate(self.payload(request, written))
         finally:
@@ -114,7 +116,7 @@ class SglangServer:
         routing = None
         if self.routers is not None:
             routing = parse_routing(output["meta_info"], found, self.routers)
-        return replace(found, trace=trace, routing=routing)
+        return replace(found, trace=trace, routing=routing, cached=cached)
 
     def payload(self, request: Request, written: Sequence[int]) -> dict[str, Any]:
         """Return SGLang's payload of a request, under a new name."""
@@ -138,15 +140,15 @@ class SglangServer:
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Replace weights between two cycles. After a failure SGLang stays paused, with unknown weights."""
-        if not self._awake:
-            await self._wake()
+        await self._wake()
         load = self._to_update(weights, version)
         marks = self._watch.marks(load)
         send = await self.transfer.prepare(self.backend, load, flush=self.recomputes)
         await self.backend.control("pause_generation", {"mode": self.own.pause})
         await send()
         self._watch.verify(await self._checksums(), load, marks)
-        self._cache = uuid4().hex  # before completions go on: those that were cut are asked again
+        # Before completions go on: those that were cut are asked again.
+        self._cache, self._cached = uuid4().hex, version
         await self.backend.control("continue_generation", {"torch_empty_cache": torch.cuda.is_available()})
 
     async def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
@@ -155,17 +157,17 @@ class SglangServer:
     async def rest(self) -> None:
         """Release the GPU's memory of weights, keys and values to the trainer, if the GPU is shared."""
         if self.own.colocated:
-            await self.backend.control("release_memory_occupation", {})
-            self._awake = False
+            async with self._waking:
+                self._awake = False
+                await self.backend.control("release_memory_occupation", {})
 
     async def _wake(self) -> None:
-        """Take the GPU's memory back and check the draft's weights.
-
-        The target's weights have to be loaded before the next request.
-        """
-        await self.backend.control("resume_memory_occupation", {})
-        self._awake = True
-        self._watch.check_draft(await self._checksums())
+        """Take the GPU's memory back if it was released, and check that all weights came back as they were."""
+        async with self._waking:  # requests that come together wake SGLang once
+            if not self._awake:
+                await self.backend.control("resume_memory_occupation", {})
+                self._watch.check_kept(await self._checksums())
+                self._awake = True
 
     async def _checksums(self) -> Sums:
         return by_role(await self.backend.control("weights_checker", {"action": "checksum", "selector": "all"}))

@@ -29,9 +29,11 @@ def output_chunk(
     """
     meta, ids = output["meta_info"], np.asarray(output["output_ids"], dtype=np.int64)
     reason = _reason(meta)
-    if reason == "abort":
-        count, reason = end_of_cut(ids.tolist(), params, written, tokenizer)
-        ids = ids[:count]
+    if reason == "abort" or (params.stop and len(written)):
+        # Of a stop string that an update cut in two, SGLang sees the second half alone.
+        count, found = end_of_cut(ids.tolist(), params, written, tokenizer)
+        if reason == "abort" or count < len(ids):
+            ids, reason = ids[:count], found
     return OutputChunk(
         token_ids=ids,
         logprobs=_logprobs(meta, ids, params),

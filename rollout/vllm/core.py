@@ -39,6 +39,7 @@ class _Answer:
     greedy: bool
     routers: Routers | None = None  # whose choices vLLM records
     experts: Any = None  # [N - 1, layers, k] of a completion that ended
+    cached: int  # as in ``OutputChunk``
 
     def part(self, reason: FinishReason, why: object) -> OutputChunk:
         """Return the completion so far as a chunk."""
@@ -51,6 +52,7 @@ class _Answer:
             stats=self.counts.sums,
             why=why,
             routing=None if self.routers is None or self.experts is None else of_server(self.experts, self.routers),
+            cached=self.cached,
         )
 
 
@@ -134,7 +136,14 @@ class Core:
             raise UserError(f"vLLM refuses a request: {one_line(error)}") from error
         counts = StepCounts(drafts=self.drafts, head=self.head, passes=self.passes)
         greedy, routers = params.temperature == 0, self.routers
-        self._open[key] = _Answer(name=name, prompt=tuple(token_ids), counts=counts, greedy=greedy, routers=routers)
+        self._open[key] = _Answer(
+            name=name,
+            prompt=tuple(token_ids),
+            counts=counts,
+            greedy=greedy,
+            routers=routers,
+            cached=self._versions[-1][1],
+        )
         return key
 
     def step(self) -> list[tuple[str, OutputChunk]]:

@@ -36,6 +36,7 @@ class Counter:
         self.recomputes, self.cuts, self.hasty = recomputes, cuts, hasty
         self.version, self.rested, self.why, self.slow = 0, 0, "", 0.0
         self.cut: dict[int, asyncio.Event] = {}
+        self.queued = 0.0  # seconds that a request waits before its first token
         self.told: list[tuple[tuple[int, ...], list[list[int]]]] = []
 
     async def start(self) -> None: ...
@@ -49,7 +50,8 @@ class Counter:
     async def generate(self, request: Request, written: Sequence[int]) -> OutputChunk:
         cut, made, versions = self.cut.setdefault(request.id, asyncio.Event()), list[int](), list[int]()
         cut.clear()
-        wanted = request.params.max_new_tokens - len(written)
+        wanted, cached = request.params.max_new_tokens - len(written), self.version
+        await asyncio.sleep(self.queued)
         while len(made) < wanted and not cut.is_set() and not self.hasty:
             made.append(len(written) + len(made))
             versions.append(self.version)
@@ -61,6 +63,7 @@ class Counter:
             reason="abort" if len(made) < wanted else "length",
             stats=DecodeStats(cycles=len(made), tokens=len(made)),
             why="too much to do",
+            cached=cached,
         )
 
     async def abort(self, id: int) -> None:
@@ -143,6 +146,20 @@ def test_every_token_has_the_version_that_produced_it(
         fresh = recomputes or cuts
         assert answer.oldest.tolist() == (answer.versions.tolist() if fresh else [0] * 40)
         assert answer.stats.tokens == 40 and answer.text == str(list(range(40)))
+
+
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_a_request_that_waited_through_an_update_may_have_read_the_cache_of_before(
+    engines: list[ServedEngine], recomputes: bool
+) -> None:
+    server = Counter(recomputes)
+    server.queued = 0.3
+    engine = make(engines, server)
+    engine.add(request(1))
+    time.sleep(0.1)
+    engine.load_weights(WEIGHTS, 3)
+    (answer,) = drain(engine).values()
+    assert set(answer.versions) == {3} and set(answer.oldest) == {3 if recomputes else 0}
 
 
 def test_an_aborted_completion_goes_on_where_it_was(engines: list[ServedEngine]) -> None:

@@ -71,7 +71,7 @@ def test_settings_reach_their_arguments() -> None:
     arguments = server_arguments(config, own, TINY, "cuda")
     wanted = {
         "tp_size": 2, "mem_fraction_static": 0.5, "max_total_tokens": 900, "enable_deterministic_inference": True,
-        "enable_memory_saver": True, "enable_draft_weights_cpu_backup": True, "attention_backend": "fa3",
+        "enable_memory_saver": True, "enable_weights_cpu_backup": True, "attention_backend": "fa3",
         "speculative_use_block_verification": True, "max_running_requests": 7, "context_length": 304,
         "chunked_prefill_size": 64, "log_level": "info", "weight_version": "0",
     }  # fmt: skip

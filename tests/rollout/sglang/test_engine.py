@@ -220,8 +220,11 @@ def test_memory_changes_hands_between_rollout_and_update(counting: Counting) -> 
     engine.add(request(2, 9))
     drain(engine)
     assert counting.calls.count("release_memory_occupation") == 1
-    with pytest.raises(AssertionError, match="weights"):
-        engine.add(request(3))
+    counting.calls.clear()
+    engine.add(request(3))  # as the questions of an evaluation, or the next turn of an environment
+    engine.add(request(4))
+    assert len(drain(engine)) == 2
+    assert counting.calls.count("resume_memory_occupation") == 1 and counting.calls[0] == "resume_memory_occupation"
     counting.calls.clear()
     engine.load_weights(WEIGHTS, 1)
     assert counting.calls[:3] == ["resume_memory_occupation", "weights_checker", "prepare"]

@@ -155,6 +155,9 @@ def test_a_stop_string_of_an_aborted_request_is_found() -> None:
     params = SamplingParams(max_new_tokens=10, stop=("ef",))
     found = output_chunk(output((5, 6, 7), reason="abort"), params, 3, [1, 4], letters(12))
     assert (found.token_ids.tolist(), found.reason) == ([5], "stop")  # "e" was written before
+    found = output_chunk(output((5, 6, 7)), params, 3, [1, 4], letters(12))
+    assert (found.token_ids.tolist(), found.reason) == ([5], "stop"), "SGLang sees only what came after the cut"
+    assert len(found.logprobs) == len(found.versions) == 1
 
 
 OLD_NAMES = [("spec_accept_token_num", "spec_draft_token_num"), ("spec_accepted_drafts", "spec_proposed_drafts")]

@@ -176,11 +176,12 @@ def test_changes_too_small_for_the_engine_are_none() -> None:
         watch(torch.float32).verify(sums(), load(draft=1.0 + 1e-5))
 
 
-def test_a_draft_lost_with_its_memory_is_noticed() -> None:
+def test_weights_lost_with_their_memory_are_noticed() -> None:
     found = watch()
-    found.check_draft(sums("other"))
-    with pytest.raises(EngineDied, match="memory"):
-        found.check_draft(sums(draft="zero"))
+    found.check_kept(sums())
+    for lost in (sums("other"), sums(draft="zero")):
+        with pytest.raises(EngineDied, match="memory"):
+            found.check_kept(lost)
 
 
 def test_a_folder_of_weights_is_a_whole_checkpoint(tmp_path: Path) -> None:
