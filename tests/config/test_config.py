@@ -31,7 +31,7 @@ NAN, INF = float("nan"), float("inf")
 BAD: list[tuple[str, Any]] = [
     ("model.draft", "no/such/folder"),
     ("model.path", "no/such/folder"), ("model.device", "gpu"), ("model.device", "cuda:"),
-    ("model.dtype", "float16"), ("model.dtype", True),
+    ("model.dtype", "float16"), ("model.dtype", True), ("model.date", "yesterday"), ("model.date", "20261129"),
     ("task.source", "web"), ("task.seed", -1), ("task.size", 0), ("decoding.system", "warp"),
     ("cotrain.head.objective", "xyz"),
     ("rollout.engine", "trtllm"), ("rollout.workers", 0), ("rollout.slots", 0), ("rollout.threads", -1),
@@ -100,6 +100,13 @@ def message(values: dict[str, Any]) -> str:
     text = str(caught.value)
     assert "\n" not in text and len(text) < 320
     return text
+
+
+@pytest.mark.parametrize("name", ["system", "reward", "reward_weights"])
+def test_what_an_environment_gives_itself_is_refused(name: str) -> None:
+    given = [1.0] if name == "reward_weights" else "a.py:b"
+    text = message({"task": {"source": "environment", "name": "guess", name: given}})
+    assert text.startswith(f"task.{name}=") and "an environment gives it" in text
 
 
 @pytest.mark.parametrize(("name", "value"), BAD, ids=lambda v: str(v))

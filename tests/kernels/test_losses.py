@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bebop.errors import UserError
+from bebop.kernels import draft_losses
 from bebop.kernels.draft_losses import LOSSES
 from bebop.kernels.losses import tv_loss
 from bebop.kernels.row_losses import KINDS, reference, row_losses
@@ -361,3 +362,20 @@ def test_no_common_token_in_nla() -> None:
     within(loss[1:], naive(draft[1:], target[1:], "nla")[0])
     close(grad[1:], naive(draft[1:], target[1:], "nla")[1])
     assert grad[1, 0] == pytest.approx(-1)
+    draft, target = torch.tensor([[0, -95, -200.0]]), torch.tensor([[-95, 0, -200.0]])
+    loss, grad = found(draft, target, "nla")  # the inverse of an overlap of 1e-41 is no number
+    assert loss.isfinite().all() and grad.abs().max() == 0
+
+
+def test_a_probability_of_the_smallest_number_keeps_jsd_finite() -> None:
+    draft, target = torch.tensor([[0, -103.5, -1, -200]]), torch.tensor([[0, -120, -1.2, -30]])
+    loss, grad = found(draft, target, "jsd")
+    wanted, gradient = naive(draft.double(), target.double(), "jsd")
+    within(loss, wanted.float())
+    close(grad, gradient.float())
+    assert grad.isfinite().all() and 0 < loss[0] < 0.01
+
+
+def test_the_table_of_losses_has_them_all() -> None:
+    lines = [line.split(" ")[0] for line in str(draft_losses.__doc__).splitlines()]
+    assert {*LOSSES} <= {*lines}

@@ -1,6 +1,7 @@
 """The training chain is what the engine drafts, entry by entry; and both stand against the right position."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +87,27 @@ def test_few_chains_are_those_of_all_chains() -> None:
     for start in (torch.tensor([[2, 5, 9, LENGTH - 2, 3]]), torch.tensor([[2, 5, 9, LENGTH - 2, 3, LENGTH, 99]])):
         for all_chains, few in zip(anchored(policy, None), anchored(policy, start), strict=True):
             torch.testing.assert_close(few, all_chains, rtol=1e-4, atol=1e-5)
+
+
+class Wrapped(torch.nn.Module):
+    """A head that shows nothing of its layer, as one of megatron-core does."""
+
+    def __init__(self, head: MTPHead) -> None:
+        super().__init__()
+        self._head = (head,)
+
+    def forward(self, *given: Any) -> Tensor:
+        return self._head[0](*given)
+
+
+def test_a_head_of_another_library_runs_all_of_its_layer() -> None:
+    policy, at = bare_policy(), torch.tensor([[2, 5]])
+    assert policy.mtp is not None
+    ids = text(4)
+    hidden = policy.hidden(ids[None], torch.arange(LENGTH)[None], CausalContext())
+    given = policy.embed(ids[None]), hidden, STEPS, at
+    for own, other in zip(chain(policy.mtp, *given), chain(Wrapped(policy.mtp), *given), strict=True):  # type: ignore[arg-type]
+        torch.testing.assert_close(own[:, :2], other[:, :2], rtol=1e-4, atol=1e-5)
 
 
 def gaps(policy: Policy, run: Chain) -> list[float]:

@@ -104,3 +104,28 @@ def test_an_environment_gets_seeds_and_items_that_training_has_not() -> None:
     training = {seed(config.task.seed, source.prompt(index).number) for index in range(1000)}
     ours = {seed(config.task.seed, held_out.prompt(index).number) for index in range(-8, 0)}
     assert len(ours) == 8 and not ours & training and min(ours) > 0
+
+
+def test_an_environment_that_asks_the_items_of_training_again_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    methods = "".join(f"    async def {name}(self, *given): ...\n" for name in ("reset", "step", "close"))
+    (tmp_path / "desk.py").write_text("class Desk:\n" + methods)
+    with caplog.at_level(logging.WARNING):
+        found({"source": "environment", "name": "guess"})
+        assert not caplog.records
+        found({"source": "environment", "name": f"{tmp_path}/desk.py:Desk"})
+    assert "8 of 8 evaluation questions of" in caplog.text and "item(index, seed) should use the seed" in caplog.text
+
+
+def test_a_question_of_a_file_that_is_too_long_is_left_out_and_no_other_asked_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "test.jsonl"
+    texts = [f"What is {n}?" if n % 4 else f"What is {n}?" + " and" * 600 for n in range(8)]
+    path.write_text("".join(json.dumps({"question": text, "answer": 1}) + "\n" for text in texts))
+    training = {"source": "file", "name": "file", "path": rows(tmp_path / "train.jsonl", range(20, 40))}
+    with caplog.at_level(logging.WARNING):
+        held_out, _ = found(training, path=str(path))
+    assert sorted(questions(held_out)) == sorted(text for text in texts if len(text) < 20)
+    assert "2 questions in" in caplog.text and "too long" in caplog.text

@@ -367,6 +367,7 @@ def test_names_of_parts_are_unique_and_no_metric_has_them(several: Callable[...,
     assert part_names(["a.py:score", "x/b-1.py:score", "my.module.score", "auto"]) == [
         "a_score", "b_1_score", "module_score", "auto",
     ]  # fmt: skip
+    assert part_names(["math_verify", "my.py:math_verify"]) == ["math_verify", "my_math_verify"]
     with pytest.raises(UserError, match="returned a part 'mean': reward/mean is a metric already, rename it"):
         several("reserved").scores(answers("x"))
     with pytest.raises(UserError, match=r"task.reward: 'std' names a part, and reward/std is a metric already"):

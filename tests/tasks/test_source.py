@@ -9,12 +9,13 @@ import pytest
 
 from bebop.config.job import ModelConfig, TaskConfig
 from bebop.errors import UserError
+from bebop.model.checkpoint import load_tokenizer, resolve
 from bebop.run_dir import state_codec as codec
 from bebop.runtime import preflight
 from bebop.tasks.files import FileItems
 from bebop.tasks.procedural import PRECOMPUTED, ProceduralItems, make_dataset, stream_seed
 from bebop.tasks.rewards import MathReward
-from bebop.tasks.source import MAX_TRIES, EnvironmentSource, PromptSource, chat_encoder
+from bebop.tasks.source import MAX_TRIES, EnvironmentSource, PromptSource, chat_encoder, open_text
 from bebop.trajectory import Prompt
 from tests.cases import slow_but
 
@@ -233,6 +234,27 @@ def test_chat_encoder_with_and_without_a_template() -> None:
     assert chat_encoder(FakeTokenizer("a template"), system="Be brief.")("2?")[0] == "<system>Be brief." + text
     for end in ((), (2,), (3, 2)):  # a prompt goes on: what a tokenizer appends, such as eos, would end it
         assert chat_encoder(FakeTokenizer(None, end))("2?") == ("2?\n", (1, *map(ord, "2?\n")))
+    assert open_text(FakeTokenizer(None), "\x01ab") == (1, *map(ord, "ab")), "it begins with that token already"
+
+
+def test_a_template_prints_the_day_on_which_the_run_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tomorrow(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> "Tomorrow":
+            return cls(2099, 1, 2)
+
+    policy = resolve("tiny")
+    for file in policy.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    template = "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    began = ModelConfig(path=str(tmp_path), device="cpu")
+    assert began.date == datetime.date.today().isoformat() and ModelConfig().date == "auto"
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Tomorrow)
+    for date, words in ((began.date, datetime.date.today().strftime("%d %b %Y")), ("2026-11-29", "29 Nov 2026")):
+        tokenizer = load_tokenizer(ModelConfig(path=str(tmp_path), device="cpu", date=date))
+        assert chat_encoder(tokenizer)("2?")[0] == f"{words}2?"
 
 
 @pytest.mark.parametrize("template", [None, "", "a template"])

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, softmax
 
 from bebop.errors import UserError
+from bebop.kernels.truncation import truncate_
 from bebop.model.attention import BlockContext, CausalContext
 from bebop.model.backbone import Policy, shared_tables
 from bebop.systems.block.losses import (
@@ -33,6 +34,7 @@ from bebop.systems.block.losses import (
     split,
 )
 from bebop.systems.block.network import FEATURES, BlockDraftNetwork, BlockLengthNetwork, PromptEnd, taps_of
+from bebop.trainer.objectives import WHOLE, Sampling
 from tests.builders import bare_policy, tiny_block, tiny_policy
 from tests.cases import slow_but
 
@@ -79,9 +81,10 @@ def written_out(policy: Policy, blocks: Blocks, value: Callable[[Tensor, Tensor]
     return total / weights
 
 
-def packed(policy: Policy, blocks: Blocks, kind: str, decay: float = DECAY) -> float:
+def packed(policy: Policy, blocks: Blocks, kind: str, decay: float = DECAY, sampling: Sampling = WHOLE) -> float:
     network = tiny_block().double()
-    return float(block_loss(network, *shared_tables(policy), blocks, kind=kind, decay=decay).detach())
+    found = block_loss(network, *shared_tables(policy), blocks, kind=kind, decay=decay, sampling=sampling)
+    return float(found.detach())
 
 
 VALUES = [("ce", cross_entropy), ("tv", total_variation)]
@@ -93,6 +96,17 @@ def test_a_loss_is_that_of_blocks_one_at_a_time(policy: Policy, kind: str, value
     assert packed(policy, blocks, kind) == pytest.approx(written_out(policy, blocks, value), rel=1e-6)
     assert packed(policy, blocks, kind, 20.0) != pytest.approx(written_out(policy, blocks, value), rel=1e-3)
     assert packed(policy, blocks, kind) != pytest.approx(written_out(policy, blocks, value, late=1), rel=1e-3)
+
+
+def test_a_draft_learns_what_is_left_of_a_cut_distribution(policy: Policy) -> None:
+    def cut(draft: Tensor, target: Tensor) -> Tensor:
+        left = truncate_(target.clone()[None], 1.0, 1.0, 3)[0]
+        return total_variation(draft, left)
+
+    blocks = lay_out(read(policy), 3, 0)
+    found = packed(policy, blocks, "tv", sampling=Sampling(target_top_k=3))
+    assert found == pytest.approx(written_out(policy, blocks, cut), rel=1e-6)
+    assert found != pytest.approx(packed(policy, blocks, "tv"), rel=1e-3)
 
 
 def test_the_end_to_end_loss_is_one_minus_the_share_of_drafts_that_are_accepted(policy: Policy) -> None:

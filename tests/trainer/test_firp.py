@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, softmax
 
 from bebop.config.job import DecodingConfig
+from bebop.kernels.truncation import truncate_
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.rollout.torch_engine import TorchEngine, generate
@@ -27,6 +28,7 @@ from bebop.systems.firp.losses import (
 )
 from bebop.systems.firp.network import PseudoContext, PseudoStates, hidden_with_pseudo, read_text
 from bebop.trainer.chains import TokenRow
+from bebop.trainer.objectives import Sampling
 from tests.builders import bare_policy, requests, tiny_policy
 from tests.cases import slow_but
 
@@ -98,6 +100,19 @@ def test_anchors_whose_token_lies_behind_the_text_count_nowhere(policy: Policy) 
     assert float(firp_loss(policy, network(), texts, 2, kind="kl").detach()) == pytest.approx(before, rel=1e-12)
     texts.real.held[..., 1, :] += 1
     assert float(firp_loss(policy, network(), texts, 2, kind="kl").detach()) != pytest.approx(before, rel=1e-3)
+
+
+def test_matrices_learn_what_is_left_of_a_cut_distribution(policy: Policy) -> None:
+    """Both the loss and what is reported as acceptance."""
+    texts, sampling = laid_out(policy, 9), Sampling(target_top_k=2)
+    drafts, targets = drafts_and_targets(policy, network(), texts, 1)
+    mask = texts.mask(1)
+    p = softmax(truncate_(policy.logits(targets[mask]), 1.0, 1.0, 2), -1)
+    wanted = float((1 - torch.minimum(p, softmax(policy.logits(drafts[mask]), -1)).sum(-1)).mean().detach())
+    assert float(firp_loss(policy, network(), texts, 1, kind="tv", sampling=sampling).detach()) == pytest.approx(wanted)
+    found, places = sums(policy, network(), ROWS, sampling)
+    assert float(1 - found[:, 0, 0].sum() / places[:, 0].sum()) == pytest.approx(wanted, rel=1e-4)
+    assert wanted != pytest.approx(written_out(policy, texts, 1, "tv"), rel=1e-3)
 
 
 def test_what_is_measured_is_the_mean_over_every_place(policy: Policy) -> None:

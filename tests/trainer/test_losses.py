@@ -342,6 +342,8 @@ def test_what_weights_cost_is_said_by_hand() -> None:
     assert whole["train/tis_ess"] == pytest.approx(5.6**2 / (4 * (3 * 2.25 + 1.21)), rel=1e-5)
     assert whole["train/tis_capped"] == 0.75
     assert whole["train/tis_ess_answers"] == numbers["train/tis_ess_answers"]
+    filled = values(weight_metrics(AlgorithmConfig(), proximal, rollout, torch.tensor([3, 1, 0])))
+    assert filled["train/tis_ess_answers"] == numbers["train/tis_ess_answers"], "a row without tokens is no answer"
 
 
 def test_a_ratio_beyond_all_bounds_leaves_neither_nan_nor_gradient() -> None:

@@ -9,7 +9,7 @@ from bebop.trajectory import NONE, VERDICTS, join_traces
 from bebop.trajectory_db.reader import NAME, StoredAnswer, Trajectories
 from bebop.trajectory_db.writer import TrajectoryLog
 from bebop.view.drift_tokens import _tested
-from bebop.view.folders import answer, facets, listing
+from bebop.view.folders import answer, facets, listing, siblings
 from tests.several_turns import group, trajectory
 from tests.stored_answers import SIZE, trace
 
@@ -89,3 +89,11 @@ def test_drafters_keep_their_names() -> None:
     other = dataclasses.replace(trace(2), names=("block", "mtp"), drafters=np.array([0, 1], dtype=np.int8))
     whole = join_traces([one, other])
     assert whole.names == ("mtp", "block") and whole.drafters.tolist() == [0, NONE, 1, 0]
+
+
+def test_completions_of_an_environments_question_are_compared_with_no_other(tmp_path: Path) -> None:
+    log = TrajectoryLog(tmp_path / NAME, "all", str, SIZE)
+    log.write(1, [group(n, trajectory(turns=1), trajectory(turns=1)) for n in (0, 1)], 2, "bebop", {})
+    log.close()
+    with Trajectories(tmp_path / NAME) as store:
+        assert {row["prompt"] for row in siblings(store, 0, "")} == {0} and len(siblings(store, 1, "")) == 2
