@@ -114,7 +114,8 @@ class JobMonitor:
             self.texts = choose(groups, self.config.monitor.probe_completions)
         if not every or len(self.texts) < 2:
             return None
-        first = not self.monitor.has_reading
+        restarts = self._restart_at is not None and step >= self._restart_at
+        first = restarts or not self.monitor.has_reading
         closely = self.monitor.controller.unsettled or (mode == "auto" and self.cotraining)
         due = first or step % every == 0 or closely
         return (self.texts, first) if due else None

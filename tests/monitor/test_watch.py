@@ -236,6 +236,17 @@ def test_the_probe_set_is_read_first_then_regularly_then_at_every_unsettled_step
     assert other.probe_due(8, step_groups(SPOILED, 8)) is None and other.probe_due(10, ()) == (first[0], False)
 
 
+def test_the_first_reading_after_a_restart_comes_with_a_sweep(tmp_path: Path) -> None:
+    watch = JobMonitor(job(actions=True, staleness=1, probe_every=3), tmp_path)
+    asked = {}
+    for step in range(1, 9):
+        groups = step_groups(GREEDY, step)
+        asked[step] = due = watch.probe_due(step, groups)
+        watch.observe(step, groups, step - 1, reading=None if due is None else reading(0.0))
+    [restart] = restarts(tmp_path)
+    assert [step for step, due in asked.items() if due is not None and due[1]] == [1, restart]
+
+
 def test_texts_come_from_as_many_prompts_as_there_are() -> None:
     groups = step_groups(SPOILED, 1, prompts=3, answers=2)
     texts = choose(groups, 4)
