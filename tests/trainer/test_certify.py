@@ -173,6 +173,19 @@ def test_a_fault_is_found_and_named(fault: str, temperature: float, causes: set[
     assert last.failed and last.cause in causes and last.sentence
 
 
+def test_reports_that_no_token_follows_are_named_as_wrong(clean: list[list[Group]]) -> None:
+    """A wrong context would give the same evidence; claimed over reported probability tells them apart."""
+    own = certifier()
+    own.read(clean[0], 0, 0)
+    kinds = {"reported": 5.0, "reported_far": 40.0, "reported_high": 40.0, "reported_low": 20.0}
+    seen = [Evidence(name, GROUPS[name], log_e, 0.1) for name, log_e in kinds.items()]
+    own.ledger.evidence = lambda: seen  # type: ignore[method-assign]
+    own.ledger.highest = 30.0
+    own.ledger._reported._odds = np.array([50.0, 10.0])
+    again = own.read(clean[1], 0, 7)
+    assert again is not None and again.failed and again.cause == "reported_logprobs"
+
+
 def test_answers_of_an_inexact_system_are_not_weighed(clean: list[list[Group]]) -> None:
     first = clean[0][0]
     inexact = dataclasses.replace(first.trajectories[0].completion, exact=False)
