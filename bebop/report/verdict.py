@@ -173,7 +173,7 @@ def _judged(
         return None
     why = "and why is not known"
     if state in CAUSES and (earlier := _earlier(explanations)) is not None:
-        why = f"at first because {_because(state, _part(earlier, state).point > 0)}; why is not known any more"
+        why = f"at first because {_because(state, _explained(earlier, state).point > 0)}; why is not known any more"
     fell, reason = change.point < 0, f": {cause.unidentified}" if cause.unidentified else ""
     said = f"acceptance {'fell' if fell else 'rose'} by {_size(change)} {UNITS[cause.unit]}, {why}{reason}"
     advice = _proposed(explanations)
@@ -189,7 +189,7 @@ def _earlier(explanations: Sequence[Explanation]) -> Decomposition | None:
 
 def _moved(cause: Decomposition, state: State, system: System | None, config: Mapping[str, Any]) -> tuple[str, Advice]:
     """Return in words why and by how much acceptance moved, with the advice that follows."""
-    part = _part(cause, state)
+    part = _explained(cause, state)
     size, because = f"{_size(part)} {UNITS[cause.unit]}", _because(state, part.point > 0)
     if part.point > 0:
         return f"acceptance gained {size} because {because}", NO_ADVICE
@@ -208,7 +208,8 @@ def _because(state: State, gained: bool) -> str:
     return "drafts fit the policy better than at the start" if gained else "the draft head no longer fits the policy"
 
 
-def _part(cause: Decomposition, state: State) -> Estimate:
+def _explained(cause: Decomposition, state: State) -> Estimate:
+    """Return the part of the change that the state stands for."""
     return cause.entropy if state == "entropy-driven" else cause.mismatch
 
 
