@@ -315,7 +315,7 @@ class Certifier:
         ledger = self.ledger
         evidence = ledger.evidence()
         bounds = [one.tv for one in evidence if one.tv is not None]
-        found = cause(evidence) if ledger.highest >= LIMIT else None
+        found = cause(evidence, odds=ledger.reported_odds) if ledger.highest >= LIMIT else None
         return Certified(
             tokens=ledger.tokens,
             log_e=min(ledger.log_e, MAX_METRIC),

@@ -36,8 +36,16 @@ def make(config: CertifyConfig, engine: LiveEngine) -> "ModelReference":
     """Load the checkpoint of ``model.path`` for the reference alone, and check it against Hugging Face's forward.
 
     Raises:
-        UserError: The engine is not in float32, and its distributions are cut. Its rounding puts tokens near the cut on
-            the other side than the reference's, which would look like a fault.
+        UserError: see ``refuse_rounded_cuts``.
+    """
+    refuse_rounded_cuts(config)
+    return ModelReference(load_policy(replace(config.model, dtype="float32", check=True)), dtype=config.model.dtype)
+
+
+def refuse_rounded_cuts(config: CertifyConfig) -> None:
+    """Raise ``UserError`` if the engine is not in float32, and its distributions are cut.
+
+    Its rounding puts tokens near the cut on the other side than the reference's, which would look like a fault.
     """
     asked, dtype = config.sampling, config.model.dtype
     cut = next((f"sampling.{name}={value}" for name, value, whole in (
@@ -48,7 +56,6 @@ def make(config: CertifyConfig, engine: LiveEngine) -> "ModelReference":
             f"{cut} is not possible with model.dtype={dtype}: its rounding moves tokens across the cut, which would "
             "look like a fault; certify without a cut, or an engine in float32"
         )
-    return ModelReference(load_policy(replace(config.model, dtype="float32", check=True)), dtype=config.model.dtype)
 
 
 class ModelReference:

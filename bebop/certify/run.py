@@ -237,7 +237,10 @@ class Run:
         if self.reference is not None:
             one.ledger.update(self._declared(one, self.reference.block(answers, params)))
         elif self.other is not None and not self.interrupted:
-            one.against.update(answers, self._ask(self.other, one, number, lambda _: None))
+            others = self._ask(self.other, one, number, lambda _: None)
+            self.interrupted |= any(answer.finish_reason == "abort" for answer in others)
+            if not self.interrupted:
+                one.against.update(answers, others)
         one.answers += len(answers)
         one.unfinished += sum(answer.finish_reason == "abort" for answer in answers)
         one.tokens += sum(len(answer.token_ids) for answer in answers)

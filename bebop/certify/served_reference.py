@@ -21,6 +21,7 @@ from transformers import AutoConfig
 
 from bebop.certify.answers import Answer, Block, make_block, seen
 from bebop.certify.model_reference import processed as whole
+from bebop.certify.model_reference import refuse_rounded_cuts
 from bebop.certify.reference import LiveEngine
 from bebop.config.certify import CertifyConfig
 from bebop.errors import UserError
@@ -69,7 +70,13 @@ class Prefilling(Protocol):
 
 
 def make(config: CertifyConfig, engine: LiveEngine) -> "ServerReference":
-    """Return the engine's prefill as a reference; raise ``UserError`` if it has none or does not decide the claim."""
+    """Return the engine's prefill as a reference.
+
+    Raises:
+        UserError: The engine has no prefill, or it does not decide the claim. See ``refuse_rounded_cuts``, too: prefill
+            and decoding round differently.
+    """
+    refuse_rounded_cuts(config)
     if not hasattr(engine, "prefilled"):
         raise UserError(f"reference=server is not possible with engine.name={engine.name}: choose model or none")
     vocabulary = int(AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True).vocab_size)
@@ -80,11 +87,14 @@ def make(config: CertifyConfig, engine: LiveEngine) -> "ServerReference":
             "give the model that it serves"
         )
     found = ServerReference(engine, vocabulary)  # type: ignore[arg-type]
-    hot = {config.sampling.temperature, config.stress or config.sampling.temperature}
-    if found.top < vocabulary and hot != {1.0} and not 0 < config.sampling.top_k <= found.top:
+    hot, top_k = {config.sampling.temperature, config.stress or config.sampling.temperature}, config.sampling.top_k
+    if found.top < vocabulary and top_k >= found.top:
+        raise _beyond("top_k", top_k, found.top)
+    if found.top < vocabulary and hot != {1.0} and not top_k:
+        fewer = f" or sampling.top_k below {found.top}," if config.model.dtype == "float32" else ""
         raise UserError(
             f"reference=server knows {found.top} of {vocabulary} tokens at a position, and at temperature 1 alone: set "
-            f"sampling.temperature=1 and stress=0, or sampling.top_k of at most {found.top}, or reference=model"
+            f"sampling.temperature=1 and stress=0,{fewer} or reference=model"
         )
     return found
 
@@ -198,24 +208,28 @@ def processed(logprobs: Tensor, params: SamplingParams, vocabulary: int) -> tupl
 
     The claim is [n, N + 1], the normaliser [n]. ``logprobs`` [n, N] come from the raw softmax, the likeliest first. A
     token among the others has the log-prob raw / T minus the normaliser, or probability 0 where truncation removes all
-    others.
+    others. Top-k keeps all tokens that are as likely as the last one of the k, as vLLM does.
 
     Raises:
-        UserError: The N tokens do not decide the claim.
+        UserError: The N tokens do not decide the claim. For top-k they do not where the last of them is as likely as
+            the last one of the k: further tokens may be so, too.
     """
     if params.repetition_penalty != 1.0:
         raise _beyond("repetition_penalty", params.repetition_penalty, logprobs.shape[1])
     weights = (logprobs / params.temperature).exp()
     count = logprobs.shape[1]
-    cut = 0 < params.top_k <= count
+    cut = params.top_k > 0
+    if params.top_k > count:
+        raise _beyond("top_k", params.top_k, count)
     rest = torch.zeros(len(logprobs), dtype=logprobs.dtype) if cut else _rest(logprobs, params.temperature, vocabulary)
     if cut:
-        weights[:, params.top_k :] = 0
+        least = logprobs[:, params.top_k - 1 : params.top_k]
+        if count < vocabulary and bool((logprobs[:, -1:] == least).any()):
+            raise _beyond("top_k", params.top_k, count)
+        weights[logprobs < least] = 0
     total = weights.sum(-1) + rest
     probs = weights / total[:, None]
     others = rest / total
-    if params.top_k > count:
-        raise _beyond("top_k", params.top_k, count)
     if params.top_p < 1:
         before = probs.cumsum(-1) - probs
         if bool(((probs.sum(-1) < params.top_p) & (others > 0)).any()):

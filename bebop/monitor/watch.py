@@ -87,6 +87,7 @@ class JobMonitor:
         self.texts: tuple[ProbeText, ...] = ()  # the probe set
         self.decoding = config.decoding  # as the actions so far have left it
         self.certificate = Certificate(config)
+        self._resumed = resume_from
         self._restart_at: int | None = None  # first step that is decoded wholly as ``decoding`` says
         self._observed = StepLog(folder / "drift.jsonl", resume_from)
         self._concluded = StepLog(folder / "controller.jsonl", resume_from)
@@ -113,7 +114,8 @@ class JobMonitor:
             self.texts = choose(groups, self.config.monitor.probe_completions)
         if not every or len(self.texts) < 2:
             return None
-        first = not self.monitor.has_reading
+        restarts = self._restart_at is not None and step >= self._restart_at
+        first = restarts or not self.monitor.has_reading
         closely = self.monitor.controller.unsettled or (mode == "auto" and self.cotraining)
         due = first or step % every == 0 or closely
         return (self.texts, first) if due else None
@@ -160,12 +162,32 @@ class JobMonitor:
         return Observation(metrics=metrics, action=taken)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for the job's checkpoint, which is the probe set; everything else is in the log."""
-        return {"bank": self.texts}
+        """Return the state for the job's checkpoint: the probe set and the decoding; everything else is in the log."""
+        asked, now = dataclasses.asdict(self.config.decoding), dataclasses.asdict(self.decoding)
+        return {"bank": self.texts, "asked": asked, "decoding": now, "restart_at": self._restart_at}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the probe set from ``state``."""
+        """Restore the probe set and the decoding that actions have left; other decoding gets a reference of its own.
+
+        The log is replayed as if the whole run had been decoded as the job is configured now. So what its actions
+        changed counts only if the checkpoint's job was configured alike.
+        """
         self.texts = state.get("bank", ())
+        if "decoding" not in state:  # an older version wrote it: decoding is taken as unchanged
+            return
+        asked, actions = self.config.decoding, self.config.monitor.actions
+        acted = actions and _same(asked, state["asked"])
+        by_actions = {name: state["decoding"][name] for name in ("system", "draft_tokens")} if acted else {}
+        self.decoding = dataclasses.replace(asked, **by_actions)
+        changed = not _same(self.decoding, state["decoding"])
+        self._restart_at = state["restart_at"]
+        if changed:
+            self._restart_at = self._resumed + self.config.rollout.staleness + 1
+        if self._restart_at is not None:
+            self.certificate.since = max(self.certificate.since, self._restart_at)
+        if changed or actions:
+            own = settings(self.decoding, self.config.monitor).controller
+            self.monitor.controller.system, self.monitor.controller.drafts = own.system, own.drafts
 
     def close(self) -> None:
         """Close the logs."""
@@ -201,6 +223,12 @@ class JobMonitor:
         self._concluded.write(
             {"step": explanation.step, "state": verdict.state, "evidence": verdict.evidence, "action": action}
         )
+
+
+def _same(decoding: DecodingConfig, row: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint's ``row`` is this decoding; settings that an older version did not have are equal."""
+    fields = dataclasses.asdict(decoding)
+    return fields | dict(row) == fields
 
 
 Monitor = JobMonitor | NullMonitor

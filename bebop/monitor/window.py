@@ -37,8 +37,14 @@ class Measure:
         return "length" if self.position is None else f"position/{self.position}"
 
     def sums(self, columns: Array) -> tuple[Array, Array, Array, Array]:
-        """Return the value's total and count and the entropy's total and count from columns [..., C] of ``table``."""
+        """Return the value's total and count and the entropy's total and count from columns [..., C] of ``table``.
+
+        A position beyond those of ``columns`` was not drafted: all four are 0, so it counts as not measured.
+        """
         if self.position is not None:
+            if self.position > _drafts(columns):
+                nothing = np.zeros(columns.shape[:-1])
+                return nothing, nothing, nothing, nothing
             return (
                 _per_position(columns, self.rate)[..., self.position - 1],
                 _per_position(columns, "reached")[..., self.position - 1],
@@ -82,7 +88,7 @@ class Window:
     @property
     def drafts(self) -> int:
         """Return K, the number of draft positions."""
-        return (len(self.totals) - len(FIXED)) // len(DRAFT_STATS)
+        return _drafts(self.totals)
 
     def value(self, measure: Measure) -> Estimate:
         """Return the measure's estimate, weighted by cycles."""
@@ -158,6 +164,11 @@ def resample(units: int, draws: int, rng: np.random.Generator) -> Array:
     picks = rng.integers(units, size=(draws, units - 1)) + units * np.arange(draws)[:, None]
     counts = np.bincount(picks.ravel(), minlength=draws * units).reshape(draws, units).astype(np.float64)
     return counts * (units / (units - 1))
+
+
+def _drafts(columns: Array) -> int:
+    """Return K, the number of draft positions in columns [..., C]."""
+    return (columns.shape[-1] - len(FIXED)) // len(DRAFT_STATS)
 
 
 def _per_position(columns: Array, name: str) -> Array:

@@ -18,7 +18,9 @@ from bebop.run_dir.checkpoints import holds_adapter, newest_model
 from bebop.systems import SYSTEMS
 from bebop.systems.base import System
 
+LEVEL = 0.999  # of the interval of a change that is said to be one, as the controller's
 IDLE = 0.3  # share of its time that a trainer may wait before the report gives advice
+UNITS = {"tokens": "tokens a cycle", "rate": "of the acceptance rate"}
 NOTHING = "Nothing needs to be done."
 
 
@@ -42,6 +44,7 @@ def ended(said: "Said", paths: Mapping[str, Path], commands: Mapping[str, str] |
 
 
 NO_ADVICE = Advice(text=NOTHING, kind="none")
+UNEXPLAINED = Advice(text="No advice follows before the cause is known.", kind="none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,7 @@ def said(run: Run | None, explanations: Sequence[Explanation]) -> Said:
     moved, advice = _acceptance(run, explanations)
     reward = _reward(run) if run is not None else ""
     verdict = "; ".join(part for part in (reward, moved) if part)
-    if advice == NO_ADVICE and run is not None:
+    if advice in (NO_ADVICE, UNEXPLAINED) and run is not None:
         advice = _waiting(run) or advice
     command = "" if run is None else _command(run, advice)
     return Said(verdict=f"{verdict[:1].upper()}{verdict[1:]}.", advice=advice.text, command=command)
@@ -138,8 +141,8 @@ def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[s
             f"the accept length is {last.length.text()}, and it takes more steps to say whether it moves",
             Advice(text="Let it run on: changes are held against the first five steps."),
         )
-    if last.state in CAUSES:
-        return _moved(cause, last.state, system, config)
+    if (judged := _judged(cause, explanations, system, config)) is not None:
+        return judged
     held = f"acceptance held, at {last.length.text()} tokens a cycle"
     return held, _proposed(explanations)
 
@@ -148,33 +151,66 @@ def _beside_history(
     explanations: Sequence[Explanation], system: System, config: Mapping[str, Any]
 ) -> tuple[str, Advice]:
     """Judge the head alone, by the probe set: drafts from history do not count."""
-    state = explanations[-1].state
     read = [bank for e in explanations if (bank := e.parts.get("bank")) is not None]
     if not read:
         return (
             "the head, which drafts beside history, was not read on the same texts twice, so nothing is said of it",
             Advice(text="Let it run on, with monitor.probe_every above 0.", settings=("monitor.probe_every=10",)),
         )
-    if state in CAUSES:
-        said, advice = _moved(read[-1], state, system, config)
-        return f"{said} (the head by itself, whatever came from history)", advice
+    if (judged := _judged(read[-1], explanations, system, config)) is not None:
+        return f"{judged[0]} (the head by itself, whatever came from history)", judged[1]
     return "the head by itself held, whatever came from history", NO_ADVICE
+
+
+def _judged(
+    cause: Decomposition, explanations: Sequence[Explanation], system: System | None, config: Mapping[str, Any]
+) -> tuple[str, Advice] | None:
+    """Return in words by how much acceptance moved, and why if that is known, with the advice; None if it held."""
+    state, change = explanations[-1].state, cause.change
+    if state in CAUSES and not cause.unidentified:
+        return _moved(cause, state, system, config)
+    if not (change.known and abs(change.point) >= cause.small and change.excludes_zero(LEVEL)):
+        return None
+    why = "and why is not known"
+    if state in CAUSES and (earlier := _earlier(explanations)) is not None:
+        why = f"at first because {_because(state, _explained(earlier, state).point > 0)}; why is not known any more"
+    fell, reason = change.point < 0, f": {cause.unidentified}" if cause.unidentified else ""
+    said = f"acceptance {'fell' if fell else 'rose'} by {_size(change)} {UNITS[cause.unit]}, {why}{reason}"
+    advice = _proposed(explanations)
+    return said, UNEXPLAINED if fell and advice == NO_ADVICE else advice
+
+
+def _earlier(explanations: Sequence[Explanation]) -> Decomposition | None:
+    """Return the newest change in the present state whose cause was known."""
+    state = explanations[-1].state
+    found = (e.parts.get("bank", e.parts.get("length")) for e in reversed(explanations) if e.state == state)
+    return next((cause for cause in found if cause is not None and not cause.unidentified), None)
 
 
 def _moved(cause: Decomposition, state: State, system: System | None, config: Mapping[str, Any]) -> tuple[str, Advice]:
     """Return in words why and by how much acceptance moved, with the advice that follows."""
-    part = cause.entropy if state == "entropy-driven" else cause.mismatch
-    unit = "tokens a cycle" if cause.unit == "tokens" else "of the acceptance rate"
+    part = _explained(cause, state)
+    size, because = f"{_size(part)} {UNITS[cause.unit]}", _because(state, part.point > 0)
     if part.point > 0:
-        because = "the policy is more certain" if state == "entropy-driven" else "drafts fit the policy better"
-        return f"acceptance gained {_size(part)} {unit} because {because} than at the start", NO_ADVICE
+        return f"acceptance gained {size} because {because}", NO_ADVICE
     if state == "entropy-driven":
-        because = "the policy has become less certain; the head still fits"
         setting = "decoding=bebop_adaptive"
         text = f"Leave the head as it is; where speed matters, draft less while the policy explores ({setting})."
-        return f"acceptance lost {_size(part)} {unit} because {because}", Advice(text=text, settings=(setting,))
-    because = "the draft head no longer fits the policy"
-    return f"acceptance lost {_size(part)} {unit} because {because}", _fit(system, config)
+        because = f"{because}; the head still fits"
+        return f"acceptance lost {size} because {because}", Advice(text=text, settings=(setting,))
+    return f"acceptance lost {size} because {because}", _fit(system, config)
+
+
+def _because(state: State, gained: bool) -> str:
+    """Return in words what the state says about the cause of a gain or a loss."""
+    if state == "entropy-driven":
+        return "the policy is more certain than at the start" if gained else "the policy has become less certain"
+    return "drafts fit the policy better than at the start" if gained else "the draft head no longer fits the policy"
+
+
+def _explained(cause: Decomposition, state: State) -> Estimate:
+    """Return the part of the change that the state stands for."""
+    return cause.entropy if state == "entropy-driven" else cause.mismatch
 
 
 def _fit(system: System | None, config: Mapping[str, Any]) -> Advice:

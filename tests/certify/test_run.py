@@ -187,6 +187,16 @@ def test_an_interrupted_cohort_counts_as_far_as_it_came() -> None:
     assert "it was interrupted" in certificate.warnings
 
 
+def test_an_interrupted_cohort_of_the_other_engine_is_no_evidence() -> None:
+    def stopped(requests: list[Request]) -> list[Answer]:
+        raise KeyboardInterrupt
+
+    one = run(Table(), other=stopped, referenced=False)
+    certificate = one.run()
+    assert certificate.verdict == "inconclusive" and "it was interrupted" in certificate.warnings
+    assert one.done[0].against.pairs == 0 and certificate.log_e == 0 and certificate.settings[0].answers == 8
+
+
 def test_a_broken_rule_fails_whatever_the_evidence() -> None:
     class GoesOn(Table):
         def _answer(self, request: Request) -> Answer:

@@ -9,8 +9,11 @@ from bebop.certify.answers import Answer
 from bebop.certify.calls import Server
 from bebop.certify.declared import candidates, find_mode
 from bebop.certify.model_reference import processed
-from bebop.certify.served_reference import ServerReference
+from bebop.certify.openai_server import OpenAIEngine
+from bebop.certify.served_reference import ServerReference, make
+from bebop.certify.served_reference import processed as of_the_likeliest
 from bebop.certify.sglang_server import SglangEngine
+from bebop.config.compose import certify_config
 from bebop.errors import UserError
 from bebop.trajectory import SamplingParams
 from tests.builders import requests, tiny_policy
@@ -93,6 +96,44 @@ def test_what_the_likeliest_tokens_do_not_decide_is_refused(
     few.top = 8
     with pytest.raises(UserError, match=f"{next(iter(params))}=.*likeliest tokens: use reference=model"):
         few.block(answers, SamplingParams(**params))
+
+
+SERVED = ["reference=server", "engine.name=openai", "engine.url=http://127.0.0.1:9"]
+
+
+@pytest.mark.parametrize("cut", ["top_k=5", "top_p=0.9", "min_p=0.1"])
+def test_cuts_beside_rounded_distributions_are_refused(cut: str, local: LocalServer, opened: list[Server]) -> None:
+    found, rounded = engine(OpenAIEngine, local, opened), [*SERVED, "model.dtype=bfloat16", "stress=0"]
+    with pytest.raises(UserError, match=f"sampling.{cut} is not possible with model.dtype=bfloat16: its rounding"):
+        make(certify_config([*rounded, f"sampling.{cut}"]), found)
+    assert make(certify_config(rounded), found).name == "server"
+
+
+def test_hints_name_only_what_is_possible(local: LocalServer, opened: list[Server]) -> None:
+    found = engine(OpenAIEngine, local, opened)
+    found.most = 8
+    with pytest.raises(UserError, match=r"stress=0, or sampling.top_k below 8, or reference=model"):
+        make(certify_config(SERVED), found)
+    with pytest.raises(UserError, match=r"stress=0, or reference=model"):
+        make(certify_config([*SERVED, "model.dtype=bfloat16"]), found)
+    assert make(certify_config([*SERVED, "sampling.top_k=7"]), found).top == 8
+    for more in (["stress=0"], []):
+        with pytest.raises(UserError, match=r"top_k=8 cannot be certified by the server's 8 likeliest tokens"):
+            make(certify_config([*SERVED, "sampling.top_k=8", *more]), found)
+
+
+def test_tokens_as_likely_as_the_last_one_of_top_k_are_kept() -> None:
+    """vLLM keeps them all; which of them are listed first says nothing."""
+    probs = torch.tensor([[0.4, 0.2, 0.2, 0.1], [0.4, 0.3, 0.2, 0.1]], dtype=torch.float64)
+    claim = SamplingParams(top_k=2)
+    found, normaliser = of_the_likeliest(probs.log(), claim, vocabulary=9)
+    wanted = torch.tensor([[0.5, 0.25, 0.25, 0, 0], [4 / 7, 3 / 7, 0, 0, 0]], dtype=torch.float64)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(normaliser.exp(), torch.tensor([0.8, 0.7], dtype=torch.float64))
+    with pytest.raises(UserError, match="top_k=2 cannot be certified by the server's 3 likeliest tokens"):
+        of_the_likeliest(probs[:, :3].log(), claim, vocabulary=9)  # a fourth might be as likely
+    whole = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64)
+    torch.testing.assert_close(of_the_likeliest(whole.log(), claim, vocabulary=3)[0][:, :3], whole)
 
 
 def test_a_prompt_of_one_token_has_no_row_before(local: LocalServer, opened: list[Server]) -> None:

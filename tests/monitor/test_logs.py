@@ -151,6 +151,17 @@ def test_the_later_of_two_lines_counts(tmp_path: Path) -> None:
     assert [r.emitted[0] for r in records_of(write(tmp_path / "x.jsonl", *rows))] == [2.0, 2.9]
 
 
+def test_a_position_that_is_drafted_no_more_is_not_measured(tmp_path: Path) -> None:
+    rng, rows = np.random.default_rng(5), []
+    for step in range(1, 14):
+        rates = (0.8 + 0.01 * rng.normal(size=3))[: 3 if step <= 10 else 2]
+        row = {"step": step, "accept_length": 1 + np.cumprod(rates).sum(), "entropy": 0.5 + 0.05 * rng.normal()}
+        rows.append(row | {f"accept_rate/{k}": rate for k, rate in enumerate(rates, 1)})
+    monitor = DriftMonitor(SETTINGS)
+    last = [step.feed(monitor) for step in read_log(write(tmp_path / "x.jsonl", *rows))][-1]
+    assert last is not None and last.parts["position/2"].change.known and not last.parts["position/3"].change.known
+
+
 def test_requests_of_one_step_are_joined(tmp_path: Path) -> None:
     old = {"completion_tokens": 30, "spec_verify_ct": 10, "spec_accept_token_num": 20, "spec_draft_token_num": 30}
     new = {"completion_tokens": 12, "spec_verify_ct": 10, "spec_num_correct_drafts": 2, "spec_num_proposed_drafts": 30}

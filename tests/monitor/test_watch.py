@@ -1,5 +1,6 @@
 """The monitor beside a job, without a job: what it writes, what it asks for, and that a resumed run goes on alike."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from bebop.monitor.logs import read_log
 from bebop.monitor.probe_set import ProbeReading
 from bebop.monitor.watch import JobMonitor, Observation, choose, settings
 from tests.cases import slow_but
+from tests.monitor import synthetic
 from tests.monitor.synthetic import Truth, constant, step_groups
 
 SPOILED = Truth(entropy=constant(0.5), mismatch=lambda step: 0.0 if step <= 8 else -0.5)
@@ -140,6 +142,64 @@ def test_decoding_changes_only_if_actions_are_on(actions: bool, tmp_path: Path) 
     assert [row["step"] for row in lines(tmp_path / "drift.jsonl") if row.get("restart")] == restarts
 
 
+def drafting(drafts: int, staleness: int = 0, **monitor: Any) -> JobConfig:
+    config = job(staleness=staleness, **monitor)
+    return dataclasses.replace(config, decoding=dataclasses.replace(config.decoding, draft_tokens=drafts))
+
+
+def restarts(folder: Path) -> list[int]:
+    return [row["step"] for row in lines(folder / "drift.jsonl") if row.get("restart")]
+
+
+STILL = Truth(entropy=constant(0.5), mismatch=constant(0))
+
+
+@pytest.mark.parametrize(("drafts", "staleness"), [(2, 0), (2, 2), (4, 0)])
+def test_other_decoding_of_a_resumed_run_gets_a_reference_of_its_own(
+    drafts: int, staleness: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = JobMonitor(drafting(3, staleness), tmp_path)
+    watched(before, range(1, 11), STILL)
+    again = JobMonitor(drafting(drafts, staleness), tmp_path, resume_from=10)
+    again.restore(before.state())
+    monkeypatch.setattr(synthetic, "DRAFTS", drafts)
+    watched(again, range(11, 12), STILL)
+    later = JobMonitor(drafting(drafts, staleness), tmp_path, resume_from=11)  # soon after the first resume
+    later.restore(again.state())
+    first = 11 + staleness
+    seen = watched(later, range(12, first + 8), STILL)
+    assert restarts(tmp_path) == [first] and later.certificate.since == (first if staleness else 1)
+    assert [s.metrics["drift/state"] for s in seen][staleness:] == [0.0] * 7
+    assert abs(seen[-1].metrics["drift/length/change"]) < 0.1
+
+
+def test_fewer_drafts_than_in_the_reference_end_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a checkpoint of an older version resumes, which does not hold how it decoded."""
+    watched(JobMonitor(drafting(3), tmp_path), range(1, 11), STILL)
+    again = JobMonitor(drafting(2), tmp_path, resume_from=10)
+    again.restore({"bank": ()})
+    monkeypatch.setattr(synthetic, "DRAFTS", 2)
+    last = watched(again, range(11, 16), STILL)[-1].metrics
+    assert "drift/position/2/change" in last and "drift/position/3/change" not in last and not restarts(tmp_path)
+
+
+@pytest.mark.parametrize("wanted", [3, 2])
+def test_decoding_that_an_action_changed_goes_on_unless_a_resume_asks_for_another(wanted: int, tmp_path: Path) -> None:
+    config = drafting(3, actions=True)
+    before = JobMonitor(config, tmp_path)
+    watched(before, range(1, 10), GREEDY)
+    [restart] = restarts(tmp_path)
+    assert before.decoding.system == "target_only"
+    again = JobMonitor(drafting(wanted, actions=True), tmp_path, resume_from=9)
+    again.restore(before.state())
+    asked = again.config.decoding
+    assert again.decoding == (before.decoding if wanted == 3 else asked)
+    assert again.monitor.controller.system == again.decoding.system
+    assert again.monitor.controller.drafts == again.decoding.draft_tokens
+    watched(again, range(10, 11), GREEDY)
+    assert restarts(tmp_path) == ([restart] if wanted == 3 else [restart, 10])
+
+
 def test_drafts_stay_within_the_room_that_there_is() -> None:
     config = from_dict(JobConfig, {"monitor": {"actions": True}, "decoding": {"draft_tokens": 5}})
     assert settings(config.decoding, config.monitor).controller.most_drafts == 6
@@ -174,6 +234,17 @@ def test_the_probe_set_is_read_first_then_regularly_then_at_every_unsettled_step
     other = JobMonitor(job("auto", probe_every=5, probe_completions=6), tmp_path, resume_from=7)
     other.restore(watch.state())
     assert other.probe_due(8, step_groups(SPOILED, 8)) is None and other.probe_due(10, ()) == (first[0], False)
+
+
+def test_the_first_reading_after_a_restart_comes_with_a_sweep(tmp_path: Path) -> None:
+    watch = JobMonitor(job(actions=True, staleness=1, probe_every=3), tmp_path)
+    asked = {}
+    for step in range(1, 9):
+        groups = step_groups(GREEDY, step)
+        asked[step] = due = watch.probe_due(step, groups)
+        watch.observe(step, groups, step - 1, reading=None if due is None else reading(0.0))
+    [restart] = restarts(tmp_path)
+    assert [step for step, due in asked.items() if due is not None and due[1]] == [1, restart]
 
 
 def test_texts_come_from_as_many_prompts_as_there_are() -> None:

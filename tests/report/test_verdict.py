@@ -1,6 +1,7 @@
 """The first two sentences of a report: right about runs whose course is known, and on the page before anything else."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
-from bebop.monitor.records import from_groups
+from bebop.monitor.records import from_averages, from_groups
 from bebop.report.__main__ import main
 from bebop.report.runs import Run
 from bebop.report.verdict import NOTHING, said
@@ -79,6 +80,36 @@ def test_gains_and_steadiness_ask_for_nothing() -> None:
     ):
         told = said(run(), explained(entropy=entropy, mismatch=mismatch))
         assert words in told.verdict and told.advice == NOTHING
+
+
+def averaged(length: Callable[[int], float], entropy: Callable[[int], float], steps: int) -> list[Explanation]:
+    """A log of averages, with some scatter; an entropy of NaN was not logged."""
+    rng, monitor = np.random.default_rng(8), DriftMonitor(MonitorSettings())
+    told = []
+    for step in range(1, steps + 1):
+        own, noise = rng.normal(size=2)
+        values = {"length": length(step) + 0.02 * noise, "entropy": entropy(step) + 0.015 * own}
+        told.append(monitor.observe(from_averages(step, **values, cycles=1.0)))
+    return [e for e in told if e is not None]
+
+
+@pytest.mark.parametrize(("by", "word"), [(-1.0, "fell"), (1.0, "rose")])
+@pytest.mark.parametrize("entropy", [math.nan, 0.5])
+def test_a_change_whose_cause_is_not_known_is_no_steadiness(by: float, word: str, entropy: float) -> None:
+    told = said(None, averaged(lambda step: 3.2 + by * (step > 8), constant(entropy), 16))
+    assert re.match(rf"Acceptance {word} by 1 \[0\.9\d*, 1\.\d\] tokens a cycle", told.verdict)
+    assert told.verdict.endswith(", and why is not known: 5 prompts, it takes 16.")
+    assert "held" not in told.verdict and (told.advice == NOTHING) == (by > 0)
+
+
+def test_a_cause_that_is_known_no_more_is_said_to_be_of_before() -> None:
+    parts = averaged(lambda step: 3.0 - 0.4 * (step > 25), lambda step: 0.5 + (step > 35), 45)
+    assert {e.state for e in parts[30:]} == {"mismatch-driven"} and not parts[33].parts["length"].unidentified
+    assert parts[-1].parts["length"].unidentified
+    told = said(None, parts)
+    assert re.search(r"Acceptance fell by 0\.\d+ \[0\.\d+, 0\.\d+\] tokens a cycle", told.verdict)
+    assert "at first because the draft head no longer fits the policy; why is not known any more: " in told.verdict
+    assert "nan" not in told.verdict and "held" not in told.verdict and told.advice != NOTHING
 
 
 def test_what_is_broken_comes_first() -> None:

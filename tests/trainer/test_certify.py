@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bebop.certify.answers import Block
+from bebop.certify.evidence import Evidence
 from bebop.config.job import DecodingConfig
 from bebop.model.checkpoint import save_policy
 from bebop.monitor.certified import Certified, chosen
@@ -171,6 +172,17 @@ FAULTS = [
 def test_a_fault_is_found_and_named(fault: str, temperature: float, causes: set[str]) -> None:
     last = said(drawn(14, temperature, fault))
     assert last.failed and last.cause in causes and last.sentence
+
+
+def test_reports_that_no_token_follows_are_named_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong context would give the same evidence; claimed over reported probability tells them apart."""
+    own = certifier()
+    strengths = {"": 50.0, "_far": 40.0, "_high": 40.0, "_low": 20.0, "_hot": 5.0, "_cold": 5.0}
+    same = {"group": "reported", "weight": 0.1, "share": None, "tv": None}
+    told = [Evidence(name=f"reported{name}", log_e=log_e, **same) for name, log_e in strengths.items()]  # type: ignore
+    monkeypatch.setattr(own.ledger, "evidence", lambda: told)
+    own.ledger.highest, own.ledger._reported._odds = 50.0, np.array([50.0, 10.0])
+    assert own._certified().cause == "reported_logprobs"
 
 
 def test_answers_of_an_inexact_system_are_not_weighed(clean: list[list[Group]]) -> None:
