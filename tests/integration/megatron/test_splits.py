@@ -101,6 +101,7 @@ def test_another_split_goes_on_from_a_checkpoint(
         assert found["version"] == 6
         assert found["loss"] == pytest.approx(one["tv"]["loss"][3:6], abs=1e-5)
         assert distance(found["weights"], training.weights()) < 1e-4
+    assert two[0]["resumed"]["steps"] == {6}, "AdamW's count of steps, which a pipeline's first stage does not know"
 
 
 def test_a_head_beside_a_policy_under_megatrons_schedules(two: list[dict[str, Any]], saved: Path, place: Place) -> None:
