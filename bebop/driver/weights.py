@@ -230,8 +230,9 @@ class WeightBuffers:
             cuda = cuda or tensor.is_cuda
             buffer = buffer or self.locked(size, cuda)
             shape, dtype = layout[name]
-            # Cast first: a copy from a GPU that casts goes through other, pageable memory.
-            buffer.tensor(starts[name], shape, dtype).copy_(tensor.to(dtype), non_blocking=True)
+            # On a GPU cast first: a copy from there that casts goes through other, pageable memory.
+            given = tensor.to(dtype) if tensor.is_cuda else tensor
+            buffer.tensor(starts[name], shape, dtype).copy_(given, non_blocking=True)
         buffer = buffer or self.locked(size, pinned=False)
         if cuda:
             torch.cuda.synchronize()
