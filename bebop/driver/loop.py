@@ -86,6 +86,7 @@ class Loop:
         self.pool.on_completions = self._report_progress
         self.stopping = asyncio.Event()
         self._saved: int | None = None  # version of the newest checkpoint
+        self._evaluated: dict[str, Any] | None = None  # state of earlier evaluations, for a loop without evaluations
 
     async def run(self) -> bool:
         """Run to the last step and return True, or False if it was stopped. A worker's failure leaves a checkpoint."""
@@ -259,6 +260,10 @@ class Loop:
         best = None
         if self.evaluation is not None:
             state["evaluation"], best = self.evaluation.state(), self.evaluation.protected
+        elif self._evaluated is not None:
+            state["evaluation"] = self._evaluated
+            if self._evaluated["best"] is not None and self.config.evaluation.keep_best:
+                best = int(self._evaluated["best"][0])
         await self.trainer.save(self.buffer.version, state, best)
         self._saved = self.buffer.version
 
@@ -269,6 +274,8 @@ class Loop:
         self.monitor.restore(state)
         if self.evaluation is not None and "evaluation" in state and self.buffer.version:
             self.evaluation.restore(state["evaluation"])
+        if self.evaluation is None and "evaluation" in state:
+            self._evaluated = {**state["evaluation"], "pending": None}  # that step is over before the next checkpoint
         self._saved = self.buffer.version
 
 

@@ -192,6 +192,47 @@ def test_questions_stay_those_of_the_first_start() -> None:
     assert second.evaluation.prompt(-1).text == "held out 0" and second.evaluation.prompt(-4).text == "held out 8"
 
 
+@dataclass(kw_only=True)
+class Protecting(FakeTrainer):
+    """Notes the step whose checkpoint each save must leave."""
+
+    best: dict[int, int | None] = field(default_factory=dict)
+
+    async def save(self, step: int, loop_state: dict[str, Any], best: int | None = None) -> None:
+        await super().save(step, loop_state)
+        self.best[step] = best
+
+
+@pytest.mark.parametrize("keep_best", [True, False])
+def test_a_resume_without_evaluations_keeps_what_is_known_of_earlier_ones(keep_best: bool) -> None:
+    first, before, _ = make(Answering(good=(2, 4)), steps=4)
+    assert go(first)
+    config, trainer = job(steps=7, save_every=1, evaluation={"keep_best": keep_best}), Protecting(version=4)
+    without = Loop(config, fakes.prompt, [FakeWorker()], trainer, [])
+    without.restore(before.saved[4])
+    assert go(without)
+    assert trainer.best == dict.fromkeys((5, 6, 7), 2 if keep_best else None)
+    again, after, _ = make(Answering(good=(9, 9)), steps=9, start=7)
+    assert again.evaluation is not None
+    again.evaluation.questions.numbers = [7, 8, 9, 10]
+    again.restore(trainer.saved[7])
+    assert go(again)
+    assert after.saved[9]["evaluation"]["best"] == [2, 1.0]
+    assert again.evaluation.questions.numbers == [0, 3, 4, 8]
+
+
+def test_a_resume_without_evaluations_forgets_the_row_of_an_interrupted_one() -> None:
+    """Its step is over, and later evaluations are of other weights."""
+    first, before, _ = make(Answering(), steps=4)
+    assert go(first)
+    state = before.saved[4]
+    state["evaluation"]["pending"] = {"reward/mean": 0.5}
+    trainer = FakeTrainer(version=4)
+    without = Loop(job(steps=5), fakes.prompt, [FakeWorker()], trainer, [])
+    without.restore(state)
+    assert go(without) and trainer.saved[5]["evaluation"]["pending"] is None
+
+
 @pytest.mark.parametrize("at", [0, 2, 4])
 def test_an_evaluation_that_is_interrupted_is_made_up_for(at: int, tmp_path: Path) -> None:
     worker = Answering()
