@@ -75,15 +75,14 @@ def main(arguments: list[str]) -> int:
 
         items = questions(config.task)
         # Torch and Ray take seconds to import, and --help and errors should not wait for them.
-        from bebop.run_dir.identity import identity
+        from bebop.run_dir.identity import job_identity
         from bebop.runtime.job import run_job
         from bebop.runtime.preflight import check_evaluation, check_job
         from bebop.runtime.terminal import about_run
 
         source = check_job(config, items)
         held_out = check_evaluation(config)
-        files = {"task.path": config.task.path, "evaluation.path": config.evaluation.path}
-        folder.identify(identity(config.model, files))
+        folder.identify(job_identity(config))
 
         def begin(dashboard: "Dashboard | None") -> None:
             with writing(folder.path):
