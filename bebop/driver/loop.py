@@ -256,7 +256,7 @@ class Loop:
         await self.pool.configure(self.monitor.decoding)
 
     async def _save(self) -> None:
-        state = {"buffer": self.buffer.state(), "restarts": self.pool.restarts, **self.monitor.state()}
+        state = {"buffer": self.buffer.state(), **self.pool.state(), **self.monitor.state()}
         best = None
         if self.evaluation is not None:
             state["evaluation"], best = self.evaluation.state(), self.evaluation.protected
@@ -270,7 +270,7 @@ class Loop:
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that ``_save`` wrote into a checkpoint."""
         self.buffer.restore(state["buffer"])
-        self.pool.restore(state["restarts"])
+        self.pool.restore(state)
         self.monitor.restore(state)
         if self.evaluation is not None and "evaluation" in state and self.buffer.version:
             self.evaluation.restore(state["evaluation"])
