@@ -111,6 +111,7 @@ class Loop:
         await self._publish()
         await self.pool.configure(self.monitor.decoding)
         await self._evaluate_first()
+        self.timer.restart()
         while self.buffer.version < steps and not self.stopping.is_set():
             await self.pool.submit(self.buffer.admit())  # workers generate meanwhile, and go on with later prompts
             batch = await self._next_batch()
@@ -121,7 +122,8 @@ class Loop:
                 break
             improved = self.evaluation is not None and self.evaluation.improved(self.buffer.version)
             if improved or (every and self.buffer.version % every == 0):
-                await self._save()
+                with self.timer.measure("save"):  # its row is written: the next step counts it
+                    await self._save()
         if self._saved != self.buffer.version:
             await self._save()
         return self.buffer.version >= steps and (self.evaluation is None or self.evaluation.pending is None)
@@ -136,7 +138,6 @@ class Loop:
             evaluation.pending, self._saved = None, None  # no checkpoint has this state yet
             for sink in self.sinks:
                 sink.write(version, {**row, **self.timer.evaluation(), **found})
-        self.timer.restart()
 
     async def _evaluate(self, evaluation: Evaluation) -> Mapping[str, float] | None:
         """Evaluate the newest weights and return the metrics; None if the job was stopped meanwhile."""
