@@ -510,7 +510,7 @@ class WorkerPool:
         return min(reported.values(), key=lambda health: not health.diagnosis(), default=None)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint. A resume draws completions in flight again, so it disturbs their prompts."""
+        """Return the state for a checkpoint. A resume disturbs prompts in flight, whose completions it draws again."""
         return {"restarts": self.restarts, "disturbed": max(self.disturbed, self.buffer.admitted)}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -178,8 +178,8 @@ def link_model(run_dir: Path, newest: Path | None) -> None:
 
 
 def newest_model(run_dir: Path) -> Path | None:
-    """Return the path of a run's newest model, relative to its folder: ``model`` if the link leads to it, else the policy
-    of the newest checkpoint; None before the first checkpoint.
+    """Return the path of a run's newest model, relative to its folder: ``model`` if that links to a checkpoint that is
+    there, else the policy of the newest checkpoint; None before the first checkpoint.
     """
     if _leads_to_checkpoint(run_dir / MODEL) and (run_dir / MODEL).exists():  # a crash may end a save in between
         return Path(MODEL)

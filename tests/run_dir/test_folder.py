@@ -256,7 +256,7 @@ def test_held_out_questions_stay_those_of_a_file_or_generated(tmp_path: Path) ->
         identified(tmp_path / name, *before)
         resumed(tmp_path / name, "evaluation.every=3")
         identified(tmp_path / name, "evaluation.every=0")
-        with pytest.raises(UserError, match="the file evaluation.path is not the one that the run in .* began with"):
+        with pytest.raises(UserError, match=r"the file evaluation\.path is not the one that the run in .* began with"):
             resumed(tmp_path / name, after)
     for after in ([evaluated], [evaluated, of_a_file]):
         identified(tmp_path / "c")
