@@ -34,7 +34,7 @@ class TrainResult:
 
     folder: Path  # of the run
     model: Path | None  # the newest one, a Hugging Face folder, with LoRA an adapter; None: no checkpoint was written
-    metrics: list[dict[str, Any]]  # one row a step, as in metrics.jsonl
+    metrics: list[dict[str, Any]]  # one row a step, as in metrics.jsonl; step 0 is an evaluation before training
     verdict: str  # the first sentence of the report; empty without a finished step
     advice: str  # and the second
     finished: bool  # False: it was interrupted, and ``train(runtime={"dir": folder, "resume": True})`` continues it
@@ -92,7 +92,7 @@ def _result(folder: Path, finished: bool) -> TrainResult:
     log = folder / "metrics.jsonl"
     rows = read_jsonl(log) if log.is_file() else []
     verdict = advice = ""
-    if rows:
+    if any(row["step"] for row in rows):
         said = conclude(folder)
         verdict, advice = said.verdict, said.advice
     newest = newest_model(folder)

@@ -75,15 +75,14 @@ def main(arguments: list[str]) -> int:
 
         items = questions(config.task)
         # Torch and Ray take seconds to import, and --help and errors should not wait for them.
-        from bebop.run_dir.identity import identity
+        from bebop.run_dir.identity import job_identity
         from bebop.runtime.job import run_job
         from bebop.runtime.preflight import check_evaluation, check_job
         from bebop.runtime.terminal import about_run
 
         source = check_job(config, items)
         held_out = check_evaluation(config)
-        files = {"task.path": config.task.path, "evaluation.path": config.evaluation.path}
-        folder.identify(identity(config.model, files))
+        folder.identify(job_identity(config))
 
         def begin(dashboard: "Dashboard | None") -> None:
             with writing(folder.path):
@@ -124,11 +123,12 @@ def choose_folder(config: JobConfig) -> tuple[RunFolder, JobConfig]:
 def end(config: JobConfig, run_dir: Path, finished: bool) -> None:
     """Write report.html, unless it is disabled or no step was finished, and print the result of the run."""
     from bebop.driver.evaluation import best_line
+    from bebop.metrics.sinks import read_jsonl
     from bebop.report.page import conclude
     from bebop.runtime.terminal import ended_run
 
     page = run_dir / "report.html" if config.monitor.plots else None
-    stepped = (run_dir / "metrics.jsonl").stat().st_size > 0
+    stepped = any(row["step"] for row in read_jsonl(run_dir / "metrics.jsonl"))  # step 0 is an evaluation alone
     said = conclude(run_dir, page) if stepped else None
     again = "" if finished else shown_command("run", f"runtime.dir={run_dir}", "runtime.resume=true")
     best = best_line(run_dir) if config.evaluation.every else None

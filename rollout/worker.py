@@ -72,9 +72,11 @@ class RolloutWorker:
         self.traced_groups = config.trainer.groups_per_step * (TRACED_STEPS if gpu else 1)
         self.agents: AgentLoop | None = None  # for a task whose trajectories have several turns
         self._rewards = ThreadPoolExecutor(1, thread_name_prefix="reward")  # one: in the order in which they end
-        self._unrewarded: deque[tuple[OpenAssignment, int, Completion]] = deque()  # in the order in which they ended
+        self._held_out_task = config.held_out_task if config.evaluation.every else config.task
+        # Training's (False) and held-out ones (True), each in the order in which they ended.
+        self._unrewarded: dict[bool, deque[tuple[OpenAssignment, int, Completion]]] = {False: deque(), True: deque()}
         self._rewarding: float | None = None  # when the reward in progress began
-        self._calls = 1  # calls of the reward function that it may consist of, one after another
+        self._limit = config.task.reward_timeout  # seconds that its calls may take, one after another
         self._slowest_reward = 0.0  # seconds
         self._timeouts = 0  # rewards that hung, one after another
         cuda = config.model.device != "cpu" and torch.cuda.is_available()
@@ -167,8 +169,7 @@ class RolloutWorker:
     def _reward_pace(self) -> Pace:
         """Return the pace of the reward thread; completions that wait for the reward in progress count with it."""
         silent = 0.0 if self._rewarding is None else time.monotonic() - self._rewarding
-        limit = self.config.task.reward_timeout * self._calls
-        return Pace(name="reward", silent=silent, slowest=self._slowest_reward, limit=limit)
+        return Pace(name="reward", silent=silent, slowest=self._slowest_reward, limit=self._limit)
 
     def turn(self) -> None:
         """Serve the queue, run one engine cycle, and wait for the rewards of ended completions.
@@ -234,21 +235,23 @@ class RolloutWorker:
         if self._succeeded(future):
             with self._changed:
                 self._queue.decoding -= 1
-            self._unrewarded.append((part, member, future.result()))
-            self._rewards.submit(self._close)
+            self._unrewarded[part.prompt.held_out].append((part, member, future.result()))
+            self._rewards.submit(self._close, part.prompt.held_out)
 
-    def _close(self) -> None:
-        """Reward the completion that ended first, and queue it for the next report.
+    def _close(self, held_out: bool) -> None:
+        """Reward the completion of its kind that ended first, and queue it for the next report.
 
-        If the reward takes batches, further completions that wait are rewarded with it. It is called once for each
-        completion, so that none is left when batches were smaller than they may be.
+        If the reward takes batches, further completions that wait are rewarded with it, all of one kind: the reward of
+        held-out ones may have other limits. It is called once for each completion, so that none is left when batches
+        were smaller than they may be.
         """
-        most = self.config.task.reward_batch if self.reward.batched else 1
-        batch = [self._unrewarded.popleft() for _ in range(min(most, len(self._unrewarded)))]
+        task, waiting = self._held_out_task if held_out else self.config.task, self._unrewarded[held_out]
+        most = task.reward_batch if self.reward.batched else 1
+        batch = [waiting.popleft() for _ in range(min(most, len(waiting)))]
         if not batch:
             return
         # A batch that hangs is asked again one by one.
-        self._calls = 1 if len(batch) == 1 else 1 + len(batch)
+        self._limit = task.reward_timeout * (1 if len(batch) == 1 else 1 + len(batch))
         self._rewarding = began = time.monotonic()
         try:
             trajectories = self._score([(part.prompt, completion) for part, _, completion in batch])

@@ -15,7 +15,7 @@ import pytest
 
 from bebop.config.compose import composed, job_config
 from bebop.errors import UserError
-from bebop.grpo import override, reward_name, settings_as_overrides, train
+from bebop.grpo import _result, override, reward_name, settings_as_overrides, train
 from tests.chaos import rewards as of_a_package
 from tests.tree import ROOT
 
@@ -135,6 +135,14 @@ def test_an_event_loop_that_runs_is_refused() -> None:
 
     with pytest.raises(UserError, match="cannot run inside of an event loop, as in a notebook: call it in a script"):
         asyncio.run(notebook())
+
+
+def test_a_job_that_was_stopped_before_its_first_step_has_no_verdict(tmp_path: Path) -> None:
+    """Also after the evaluation of the initial model, which has a row of its own."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "eval/pass_at_1": 0.25}\n')
+    result = _result(tmp_path, finished=False)
+    assert (result.verdict, result.advice, result.model) == ("", "", None)
+    assert result.metrics == [{"step": 0, "eval/pass_at_1": 0.25}]
 
 
 SCRIPT = """

@@ -118,7 +118,7 @@ class SglangConfig(Settings):
     )
     folder: str | None = setting(None, "for transfer=disk", NOT_EMPTY)
     address: str = setting("127.0.0.1", "for transfer=distributed: this machine's, as the server sees it", NOT_EMPTY)
-    colocated: bool = setting(False, "memory can be given to the trainer and taken back; weights are kept on the CPU meanwhile")
+    colocated: bool = setting(False, "memory can be given to the trainer and taken back; the CPU keeps weights")
     monitor_every: int = setting(
         4, "verification steps of which one is measured (overlap, entropies)", at_least(0, "never")
     )

@@ -165,10 +165,10 @@ class Evaluation:
         """Return the rest of the log's line, without metrics: the best checkpoint, and the rewards of each question."""
         best = None
         if self.best is not None:
-            step, score = self.best
-            saved = self.settings.keep_best and step > 0
-            path = Store(log.path.parent, STEPS).path(step).relative_to(log.path.parent) if saved else None
-            best = {"step": step, self.settings.score: score, "checkpoint": path and path.as_posix()}
+            (step, score), store = self.best, Store(log.path.parent, STEPS)
+            saved = store.path(step) if self.improved(self._version) else store.newest(step)  # saved next, or before
+            path = saved.relative_to(store.run_dir).as_posix() if saved and self.protected else None
+            best = {"step": step, self.settings.score: score, "checkpoint": path}
         rewards = [
             {
                 "question": number,
@@ -203,7 +203,8 @@ def best_line(run_dir: Path) -> str:
     best = rows[-1].get("best") if rows else None
     if not isinstance(best, dict):
         return ""
-    where = f"{run_dir / best['checkpoint']}" if best["checkpoint"] else "no checkpoint of it was kept"
+    saved = Store(run_dir, STEPS).newest(best["step"]) if best["checkpoint"] else None
+    where = str(saved or "no checkpoint of it was kept")
     where = where if best["step"] else "no step is better than the model that the run began with"
     (name, score), *_ = [(key, value) for key, value in best.items() if key.startswith("eval/")]
     return f"best evaluation: step {best['step']}, {name} {score:.3f}: {where}"

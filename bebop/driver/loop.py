@@ -86,6 +86,7 @@ class Loop:
         self.pool.on_completions = self._report_progress
         self.stopping = asyncio.Event()
         self._saved: int | None = None  # version of the newest checkpoint
+        self._evaluated: dict[str, Any] | None = None  # state of earlier evaluations, for a loop without evaluations
 
     async def run(self) -> bool:
         """Run to the last step and return True, or False if it was stopped. A worker's failure leaves a checkpoint."""
@@ -110,6 +111,7 @@ class Loop:
         await self._publish()
         await self.pool.configure(self.monitor.decoding)
         await self._evaluate_first()
+        self.timer.restart()
         while self.buffer.version < steps and not self.stopping.is_set():
             await self.pool.submit(self.buffer.admit())  # workers generate meanwhile, and go on with later prompts
             batch = await self._next_batch()
@@ -120,7 +122,8 @@ class Loop:
                 break
             improved = self.evaluation is not None and self.evaluation.improved(self.buffer.version)
             if improved or (every and self.buffer.version % every == 0):
-                await self._save()
+                with self.timer.measure("save"):  # its row is written: the next step counts it
+                    await self._save()
         if self._saved != self.buffer.version:
             await self._save()
         return self.buffer.version >= steps and (self.evaluation is None or self.evaluation.pending is None)
@@ -135,7 +138,6 @@ class Loop:
             evaluation.pending, self._saved = None, None  # no checkpoint has this state yet
             for sink in self.sinks:
                 sink.write(version, {**row, **self.timer.evaluation(), **found})
-        self.timer.restart()
 
     async def _evaluate(self, evaluation: Evaluation) -> Mapping[str, float] | None:
         """Evaluate the newest weights and return the metrics; None if the job was stopped meanwhile."""
@@ -255,20 +257,26 @@ class Loop:
         await self.pool.configure(self.monitor.decoding)
 
     async def _save(self) -> None:
-        state = {"buffer": self.buffer.state(), "restarts": self.pool.restarts, **self.monitor.state()}
+        state = {"buffer": self.buffer.state(), **self.pool.state(), **self.monitor.state()}
         best = None
         if self.evaluation is not None:
             state["evaluation"], best = self.evaluation.state(), self.evaluation.protected
+        elif self._evaluated is not None:
+            state["evaluation"] = self._evaluated
+            if self._evaluated["best"] is not None and self.config.evaluation.keep_best:
+                best = int(self._evaluated["best"][0])
         await self.trainer.save(self.buffer.version, state, best)
         self._saved = self.buffer.version
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that ``_save`` wrote into a checkpoint."""
         self.buffer.restore(state["buffer"])
-        self.pool.restore(state["restarts"])
+        self.pool.restore(state)
         self.monitor.restore(state)
         if self.evaluation is not None and "evaluation" in state and self.buffer.version:
             self.evaluation.restore(state["evaluation"])
+        if self.evaluation is None and "evaluation" in state:
+            self._evaluated = {**state["evaluation"], "pending": None}  # that step is over before the next checkpoint
         self._saved = self.buffer.version
 
 

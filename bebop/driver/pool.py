@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
@@ -509,8 +509,16 @@ class WorkerPool:
         reported, self._health = self._health, {}
         return min(reported.values(), key=lambda health: not health.diagnosis(), default=None)
 
-    def restore(self, restarts: int) -> None:
-        """Set the number of restarts so far; each run may restart ``max_restarts`` more times."""
-        self.restarts = restarts
-        self.disturbed = self.buffer.limit - self.config.trainer.groups_per_step
-        self._max_restarts = restarts + self.config.runtime.max_restarts
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint. A resume disturbs prompts in flight, whose completions it draws again."""
+        return {"restarts": self.restarts, "disturbed": max(self.disturbed, self.buffer.admitted)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore ``state``, after the buffer; each run may restart ``max_restarts`` more times.
+
+        A checkpoint without ``disturbed`` is taken for one that was written between two steps.
+        """
+        self.restarts = state["restarts"]
+        between = self.buffer.limit - self.config.trainer.groups_per_step
+        self.disturbed = state.get("disturbed", between)
+        self._max_restarts = self.restarts + self.config.runtime.max_restarts

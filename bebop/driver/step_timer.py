@@ -22,16 +22,16 @@ class StepTimer:
     def restart(self) -> None:
         """Begin a step."""
         self._started = self.now()
-        self._spent = {"idle": 0.0, "update": 0.0, "sync": 0.0, "monitor": 0.0, "eval": 0.0}
+        self._spent = {"idle": 0.0, "update": 0.0, "sync": 0.0, "monitor": 0.0, "eval": 0.0, "save": 0.0}
         self._rollout = self._swap = 0.0  # seconds of decoding and of loading weights, summed over workers
         self._tokens = 0
 
     def end_wait(self) -> None:
-        """Count all of the step so far as time in which the trainer waited for completions."""
-        self._spent["idle"] = self.now() - self._started
+        """Count the step so far as time in which the trainer waited for completions, except for a checkpoint."""
+        self._spent["idle"] = self.now() - self._started - self._spent["save"]
 
     @contextlib.contextmanager
-    def measure(self, part: Literal["update", "sync", "monitor", "eval"]) -> Iterator[None]:
+    def measure(self, part: Literal["update", "sync", "monitor", "eval", "save"]) -> Iterator[None]:
         """Add the seconds within the block to a part of the step."""
         started = self.now()
         yield
@@ -77,6 +77,7 @@ class StepTimer:
             "time/sync": spent["sync"] + self._swap / self.workers,
             "time/monitor": spent["monitor"],
             "time/idle": spent["idle"],
+            "time/save": spent["save"],
             "time/rollout_idle": max(0.0, step - (self._rollout + self._swap) / self.workers),
             "rollout/tokens_per_s": self._tokens / step,
             "rollout/restarts": float(restarts),

@@ -227,6 +227,7 @@ TIME = tuple(
         ("idle", "part of the step in which the trainer waited for completions", "idle", True),
         ("monitor", "reading the probe set and asking the monitor", "monitor", True),
         ("eval", "part of the step in which the trainer waited for an evaluation", "evaluation", True),
+        ("save", "writing the checkpoint of the step before", "checkpoint", True),
         ("rollout", "decoding, mean over workers", "rollout", True),
         ("step", "duration of the step", "step", True),
         ("rollout_idle", "neither decoding nor taking in weights, mean over workers", "workers wait", False),
@@ -437,12 +438,12 @@ CHARTS: tuple[Chart, ...] = (
         unit="updates"),
     Chart("Where the time goes", "running",
         "The trainer's step, and within it: updating the weights, handing them to the rollout (sync), waiting for "
-        "completions (idle), asking why acceptance moves (monitor) and, where held-out questions are evaluated, "
-        "waiting for those completions (evaluation). The report stacks these as bars; together they "
-        "make up the whole step, the black line. Rollout is how long the workers were generating in that time, on "
-        "average over workers: close to the step means that they were always busy; the distance between the two is "
-        "time that they waited. Synchronous runs have idle bars as high as the rollout line; asynchronous runs shrink "
-        "them.", unit="seconds per step", stacked=5),
+        "completions (idle), asking why acceptance moves (monitor), writing the checkpoint of the step before "
+        "(checkpoint) and, where held-out questions are evaluated, waiting for those completions (evaluation). The "
+        "report stacks these as bars; together they make up the whole step, the black line. Rollout is how long the "
+        "workers were generating in that time, on average over workers: close to the step means that they were always "
+        "busy; the distance between the two is time that they waited. Synchronous runs have idle bars as high as the "
+        "rollout line; asynchronous runs shrink them.", unit="seconds per step", stacked=6),
     Chart("Rollout speed", "running",
         "Tokens generated per second by all rollout workers together. It moves with the accept length, with the "
         "number of completions decoded side by side (it falls while the last long ones finish) and with what else runs "

@@ -16,8 +16,10 @@ from bebop.report.charts import Plot, Series
 from bebop.report.runs import Run
 
 PALETTE = ("#2563a8", "#d1603d", "#3a8f6d", "#8a63b5", "#c79a1e", "#4aa3b8", "#b0476f", "#6b7280")
-EVALUATED = {row.name for row in METRICS if row.part == "evaluation"}
-STACK = ("#e39a80", "#8a63b5", "#d5dae1", "#8fc4a9", "#e3c567", "#2563a8", "#1f2933")  # light bars, under dark lines
+# Metrics that a run may lack: those of evaluations, and one that older runs do not have.
+OPTIONAL = {row.name for row in METRICS if row.part == "evaluation"} | {"time/save"}
+BARS = ("#e39a80", "#8a63b5", "#d5dae1", "#8fc4a9", "#e3c567", "#a5c8dc")  # light, under dark lines
+STACK = (*BARS, "#2563a8", "#1f2933")
 INK, MUTED, GRID = "#1f2933", "#52606d", "#e8ebef"
 FEW = 20  # points on a line that are marked
 CLOSE = 8  # ticks that fit into the narrowest panel
@@ -69,7 +71,7 @@ def draw(plot: Plot, runs: Sequence[Run]) -> Figure:
     else:
         panels, keys = _panel_of_all(plot, runs[0])
     # A run without evaluations lacks nothing, unless it stands beside one that has them.
-    wanted = [metric for metric in plot.metrics if metric not in EVALUATED or any(run.has(metric) for run in runs)]
+    wanted = [metric for metric in plot.metrics if metric not in OPTIONAL or any(run.has(metric) for run in runs)]
     lacking = {run.name: [metric for metric in wanted if not run.has(metric)] for run in runs}
     missing = {name: absent for name, absent in lacking.items() if absent}
     styles = _style_keys(plot, runs) if panels else []

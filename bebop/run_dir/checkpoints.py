@@ -4,7 +4,8 @@ A checkpoint is a folder ``<run>/checkpoints/<prefix>000020``. Invariants:
 
 - It is written under a hidden name and sealed: a manifest has size and SHA-256 of every file, and files and folders
   are flushed to the disk. Then *one* rename moves it to a free name.
-- Nothing is ever replaced: saving a step once more gives ``<prefix>000020.2``, and the older one is removed afterwards.
+- Nothing is ever replaced: saving a step once more gives ``<prefix>000020.2``. Once the older one
+  has been removed, another single rename gives it the step's first name.
 - So a crash leaves the checkpoints from before or those from after, and at worst a hidden folder that nobody reads.
 """
 
@@ -59,13 +60,23 @@ class Store:
 
     def publish(self, staged: Path, step: int) -> Path:
         """Rename a sealed folder to its public path and return that path. Only one process may do so at a time."""
-        place, again = self.path(step), 1
+        newest = self.newest(step)
+        place, again = newest or self.path(step), 1 if newest is None else self._place(newest)[1]
         while os.path.lexists(place):
             again += 1
             place = self.folder / f"{self.path(step).name}.{again}"
         os.rename(staged, place)
         flush(self.folder)
         return place
+
+    def rename(self, path: Path) -> Path:
+        """Give a checkpoint the first name of its step if it is the only one left of it, and return its path."""
+        first, step = self.path(self.step(path)), self.step(path)
+        if os.path.lexists(first) or any(other != path for other in self.all() if self.step(other) == step):
+            return path
+        os.rename(path, first)
+        flush(self.folder)
+        return first
 
     def all(self) -> list[Path]:
         """Return every published checkpoint, oldest first, those of one step in the order of writing."""
@@ -76,6 +87,10 @@ class Store:
     def step(self, path: Path) -> int:
         """Return the step of a checkpoint: the number of updates before it was written."""
         return self._place(path)[0]
+
+    def newest(self, step: int) -> Path | None:
+        """Return the newest checkpoint of a step; None if there is none."""
+        return next((path for path in reversed(self.all()) if self.step(path) == step), None)
 
     def newest_sound(self) -> Path | None:
         """Return the newest intact checkpoint; None if there is no checkpoint.
@@ -163,10 +178,10 @@ def link_model(run_dir: Path, newest: Path | None) -> None:
 
 
 def newest_model(run_dir: Path) -> Path | None:
-    """Return the path of a run's newest model, relative to its folder: ``model`` if the link exists, else the policy of
-    the newest checkpoint; None before the first checkpoint.
+    """Return the path of a run's newest model, relative to its folder: ``model`` if that links to a checkpoint that is
+    there, else the policy of the newest checkpoint; None before the first checkpoint.
     """
-    if _leads_to_checkpoint(run_dir / MODEL):
+    if _leads_to_checkpoint(run_dir / MODEL) and (run_dir / MODEL).exists():  # a crash may end a save in between
         return Path(MODEL)
     saved = Store(run_dir, STEPS).all()
     return (saved[-1] / POLICY).relative_to(run_dir) if saved else None

@@ -105,6 +105,7 @@ class RunFolder:
         if other:
             be = "is not the one" if len(other) == 1 else "are not those"
             raise UserError(f"{', '.join(other)} {be} that the run in {self.path} began with: {self._advice}")
+        self._identity = {**before, **identity}  # what this resume does not use must stay the same in a later one
 
     def open(self) -> None:
         """Create the folder, take its lock, and record the identity of the run and the machine."""

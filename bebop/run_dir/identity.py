@@ -5,12 +5,23 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from bebop.config.job import ModelConfig
+from bebop.config.job import JobConfig, ModelConfig
 from bebop.model.checkpoint import resolve
 
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template*")
 SAMPLE = 4096  # bytes read of each tensor: further training changes all of them
 UNREADABLE = ""  # the code that loads the file reports the error
+GENERATED = "generated"  # in place of the hash of evaluation.path: the held-out questions come from the task
+
+
+def job_identity(config: JobConfig) -> dict[str, str]:
+    """Return the identity of a job, from its model and its files of questions.
+
+    Generated held-out questions have a mark as well. So no resume exchanges them for a file, or a file for them.
+    """
+    files = {"task.path": config.task.path, "evaluation.path": config.evaluation.path}
+    generated = config.evaluation.every > 0 and config.evaluation.path is None
+    return identity(config.model, files) | ({"the file evaluation.path": GENERATED} if generated else {})
 
 
 def identity(model: ModelConfig, files: Mapping[str, str | None]) -> dict[str, str]:

@@ -220,6 +220,8 @@ class RayTrainer:
         written = checkpoints.publish(staged, step)
         link_model(self.run_dir, written)  # before pruning removes the checkpoint to which the link pointed
         checkpoints.prune(self.config.trainer.keep, written, best)
+        if (renamed := checkpoints.rename(written)) != written:
+            link_model(self.run_dir, renamed)
 
     async def load(self, folder: Path) -> dict[str, Any]:
         """Load a checkpoint into all ranks and return the loop's state."""

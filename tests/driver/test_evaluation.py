@@ -16,6 +16,8 @@ from bebop.driver.evaluation import EVALUATIONS, Evaluation, best_line, pass_at_
 from bebop.driver.loop import Loop
 from bebop.driver.protocols import Assignment, PartialGroup
 from bebop.metrics.sinks import StepLog, read_jsonl
+from bebop.run_dir.checkpoints import seal
+from bebop.runtime.actors import RayTrainer
 from bebop.trajectory import Completion, Prompt, Trajectory
 from tests import fakes
 from tests.fakes import FakeSink, FakeTrainer, FakeWorker, go, in_order, job
@@ -140,6 +142,7 @@ def test_the_best_checkpoint_is_saved_named_and_protected(tmp_path: Path) -> Non
 
     async def note(step: int, state: dict[str, Any], best: int | None = None) -> None:
         asked.append((step, best))
+        (tmp_path / f"checkpoints/step_{step:06d}").mkdir(parents=True)
         await save(step, state)
 
     trainer.save = note  # type: ignore[method-assign]
@@ -155,6 +158,8 @@ def test_the_best_checkpoint_is_saved_named_and_protected(tmp_path: Path) -> Non
         best_line(tmp_path)
         == f"best evaluation: step 2, eval/greedy_pass_at_1 1.000: {tmp_path}/checkpoints/step_000002"
     )
+    (tmp_path / "checkpoints/step_000002").rmdir()
+    assert best_line(tmp_path).endswith("1.000: no checkpoint of it was kept")
 
 
 def test_a_checkpoint_that_is_due_and_best_is_saved_once() -> None:
@@ -192,6 +197,47 @@ def test_questions_stay_those_of_the_first_start() -> None:
     assert second.evaluation.prompt(-1).text == "held out 0" and second.evaluation.prompt(-4).text == "held out 8"
 
 
+@dataclass(kw_only=True)
+class Protecting(FakeTrainer):
+    """Notes the step whose checkpoint each save must leave."""
+
+    best: dict[int, int | None] = field(default_factory=dict)
+
+    async def save(self, step: int, loop_state: dict[str, Any], best: int | None = None) -> None:
+        await super().save(step, loop_state)
+        self.best[step] = best
+
+
+@pytest.mark.parametrize("keep_best", [True, False])
+def test_a_resume_without_evaluations_keeps_what_is_known_of_earlier_ones(keep_best: bool) -> None:
+    first, before, _ = make(Answering(good=(2, 4)), steps=4)
+    assert go(first)
+    config, trainer = job(steps=7, save_every=1, evaluation={"keep_best": keep_best}), Protecting(version=4)
+    without = Loop(config, fakes.prompt, [FakeWorker()], trainer, [])
+    without.restore(before.saved[4])
+    assert go(without)
+    assert trainer.best == dict.fromkeys((5, 6, 7), 2 if keep_best else None)
+    again, after, _ = make(Answering(good=(9, 9)), steps=9, start=7)
+    assert again.evaluation is not None
+    again.evaluation.questions.numbers = [7, 8, 9, 10]
+    again.restore(trainer.saved[7])
+    assert go(again)
+    assert after.saved[9]["evaluation"]["best"] == [2, 1.0]
+    assert again.evaluation.questions.numbers == [0, 3, 4, 8]
+
+
+def test_a_resume_without_evaluations_forgets_the_row_of_an_interrupted_one() -> None:
+    """Its step is over, and later evaluations are of other weights."""
+    first, before, _ = make(Answering(), steps=4)
+    assert go(first)
+    state = before.saved[4]
+    state["evaluation"]["pending"] = {"reward/mean": 0.5}
+    trainer = FakeTrainer(version=4)
+    without = Loop(job(steps=5), fakes.prompt, [FakeWorker()], trainer, [])
+    without.restore(state)
+    assert go(without) and trainer.saved[5]["evaluation"]["pending"] is None
+
+
 @pytest.mark.parametrize("at", [0, 2, 4])
 def test_an_evaluation_that_is_interrupted_is_made_up_for(at: int, tmp_path: Path) -> None:
     worker = Answering()
@@ -219,6 +265,66 @@ def test_an_evaluation_that_is_interrupted_is_made_up_for(at: int, tmp_path: Pat
         assert dict(later.rows)[at].items() >= {**old, "time/eval": dict(later.rows)[at]["time/eval"]}.items()
     assert [line["step"] for line in read_jsonl(tmp_path / EVALUATIONS)] == [0, 2, 4]
     assert list(after.saved) == [4] and after.saved[4]["evaluation"]["pending"] is None
+
+
+class Ranks(RayTrainer):
+    """Writes checkpoints without a process."""
+
+    async def _all(self, method: str, *arguments: Any) -> list[Any]:
+        (arguments[0] / "policy").mkdir(parents=True)
+        seal(arguments[0])
+        return []
+
+
+@dataclass(kw_only=True)
+class Writing(FakeTrainer):
+    ranks: Ranks
+
+    async def save(self, step: int, loop_state: dict[str, Any], best: int | None = None) -> None:
+        await super().save(step, loop_state)
+        await self.ranks.save(step, loop_state, best)
+
+
+def writing(folder: Path, *workers: Answering, start: int = 0, **settings: Any) -> tuple[Loop, Writing]:
+    """A loop of four steps whose checkpoints are folders."""
+    loop, _, _ = make(*workers, steps=4, folder=folder, start=start, settings={**EVERY, **settings})
+    loop.trainer = trainer = Writing(version=start, ranks=Ranks(loop.config, folder, ()))
+    return loop, trainer
+
+
+def test_the_checkpoint_of_an_evaluation_that_was_made_up_for_has_the_name_that_is_told(tmp_path: Path) -> None:
+    """The step was saved before its evaluation, and again after it, with the evaluation."""
+    worker = Answering(good=(4, 9))
+    loop, before = writing(tmp_path, worker)
+
+    async def stop_midway() -> bool:
+        running = asyncio.create_task(loop.run())
+        while (4, -1) not in worker.held:
+            worker.stuck = worker.version == 4
+            await asyncio.sleep(0)
+        loop.stopping.set()
+        return await asyncio.wait_for(running, 5)
+
+    assert asyncio.run(stop_midway()) is False and (tmp_path / "checkpoints/step_000004").is_dir()
+    again, _ = writing(tmp_path, Answering(good=(4, 9)), start=4)
+    again.restore(before.saved[4])
+    assert go(again)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000004"]
+    assert read_jsonl(tmp_path / EVALUATIONS)[-1]["best"]["checkpoint"] == "checkpoints/step_000004"
+    assert best_line(tmp_path).endswith(f"step 4, eval/greedy_pass_at_1 1.000: {tmp_path}/checkpoints/step_000004")
+    assert (tmp_path / "model").resolve() == tmp_path / "checkpoints/step_000004/policy"
+
+
+def test_a_best_checkpoint_that_was_not_kept_is_not_named(tmp_path: Path) -> None:
+    """It was not asked for until a resume asked for it."""
+    first, before = writing(tmp_path, Answering(good=(2, 4)), keep_best=False)
+    assert go(first) and not read_jsonl(tmp_path / EVALUATIONS)[-1]["best"]["checkpoint"]
+    config = {**EVERY, "keep_best": True}
+    again, _, _ = make(Answering(good=(9, 9)), steps=6, folder=tmp_path, start=4, settings=config)
+    again.restore(before.saved[4])
+    assert go(again)
+    assert read_jsonl(tmp_path / EVALUATIONS)[-1]["best"]["checkpoint"] is None
+    assert best_line(tmp_path).endswith("step 2, eval/greedy_pass_at_1 1.000: no checkpoint of it was kept")
 
 
 @pytest.mark.parametrize("dispatch", ["static", "pull"])

@@ -1,8 +1,10 @@
 """The loop over tiny fakes at its three seams: who is asked what, when, and what is left behind."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -139,6 +141,35 @@ def test_rows_have_the_names_and_values_that_are_promised() -> None:
         assert times["idle"] + times["update"] < times["step"]
         assert times["rollout"] == pytest.approx(GROUPS * 0.01, abs=0.011)  # one report may fall into the next step
         assert row["rollout/tokens_per_s"] == pytest.approx(GROUPS * SIZE * 3 / times["step"], rel=0.5)
+
+
+@dataclass(kw_only=True)
+class SlowlySaving(FakeTrainer):
+    """Takes a while for a checkpoint."""
+
+    async def save(self, step: int, loop_state: dict[str, Any], best: int | None = None) -> None:
+        await super().save(step, loop_state)
+        await asyncio.sleep(0.2)
+
+
+def test_checkpoints_are_no_time_in_which_the_trainer_waited_for_completions() -> None:
+    config, sink = job(steps=4, staleness=0, save_every=2), FakeSink()
+    assert go(Loop(config, prompt, [FakeWorker()], SlowlySaving(), [sink]))
+    rows = dict(sink.rows)
+    assert max(row["time/idle"] for row in rows.values()) < 0.15
+    assert [step for step, row in rows.items() if row["time/save"] >= 0.2] == [3], "the step that it delayed"
+    assert [step for step, row in rows.items() if row["time/save"] == 0] == [1, 2, 4]
+    assert rows[3]["time/step"] > 0.2
+
+
+def test_the_first_step_begins_once_workers_have_the_weights() -> None:
+    """Loading a checkpoint before it is no waiting for completions."""
+    config, sink = job(steps=1, staleness=0), FakeSink()
+    loop = Loop(config, prompt, [FakeWorker()], FakeTrainer(), [sink])
+    time.sleep(0.2)  # as long as the trainer takes to load
+    assert go(loop)
+    [(_, row)] = sink.rows
+    assert row["time/idle"] < 0.15 and row["time/step"] < 0.15
 
 
 def test_metrics_of_all_steps_add_up() -> None:

@@ -1,15 +1,19 @@
 """The loop asks for the certificate of answers that nobody chose: not around deaths of workers, nor after a resume."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from bebop.driver.evaluation import Evaluation
 from bebop.driver.loop import Loop
 from bebop.driver.pool import WorkerChannel
 from bebop.driver.protocols import WorkerDied
 from bebop.monitor.certified import Certified
 from bebop.trajectory import Group
+from tests.driver.test_evaluation import Answering, Asked
 from tests.fakes import GROUPS, SIZE, FakeSink, FakeTrainer, FakeWorker, go, job, prompt
 
 
@@ -25,9 +29,13 @@ class Certifying(FakeTrainer):
         return Certified(tokens=self.version + 1, log_e=0.5, highest=0.5, limit=9.2, tv=0.5)
 
 
-def make(staleness: int, *workers: FakeWorker, steps: int = 8, version: int = 0) -> tuple[Loop, Certifying, FakeSink]:
-    trainer, sink = Certifying(version=version, slow=50), FakeSink()
-    loop = Loop(job(steps, staleness, monitor={"certify_every": 1}), prompt, workers, trainer, [sink])
+def make(
+    staleness: int, *workers: FakeWorker, steps: int = 8, version: int = 0, endless: int = -1, **other: Any
+) -> tuple[Loop, Certifying, FakeSink]:
+    trainer, sink = Certifying(version=version, slow=50, endless=endless), FakeSink()
+    config = job(steps, staleness, monitor={"certify_every": 1}, **other)
+    evaluation = Evaluation(config, Asked()) if config.evaluation.every else None
+    loop = Loop(config, prompt, workers, trainer, [sink], evaluation=evaluation)
     return loop, trainer, sink
 
 
@@ -63,7 +71,82 @@ def test_nor_those_that_were_out_when_the_checkpoint_was_written(staleness: int)
     first, before, _ = make(staleness, FakeWorker(), steps=3)
     assert go(first)
     assert first.buffer.admitted == (3 + staleness) * GROUPS
-    second, after, _ = make(staleness, FakeWorker(), version=3)
-    second.restore(before.saved[3])
-    assert go(second)
-    assert sorted(after.asked) == list(range(3 + staleness, 8))
+    older = {name: value for name, value in before.saved[3].items() if name != "disturbed"}  # of an older version
+    for state in (before.saved[3], older):
+        second, after, _ = make(staleness, FakeWorker(), version=3)
+        second.restore(state)
+        assert go(second)
+        assert sorted(after.asked) == list(range(3 + staleness, 8))
+
+
+def stopped(loop: Loop, ready: Callable[[], bool]) -> None:
+    """Run a loop and stop it once it is ``ready`` and has come to rest."""
+
+    async def stop_midway() -> bool:
+        running = asyncio.create_task(loop.run())
+        while not ready():
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        assert not running.done()
+        loop.stopping.set()
+        return await asyncio.wait_for(running, 5)
+
+    assert asyncio.run(stop_midway()) is False
+
+
+def resumed(before: Certifying, staleness: int, version: int, **other: Any) -> Certifying:
+    """Go on from the checkpoint of a version to the end."""
+    loop, after, _ = make(staleness, Answering(), version=version, **other)
+    loop.restore(before.saved[version])
+    assert go(loop)
+    return after
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_nor_those_that_were_out_when_it_was_stopped_while_it_waited(staleness: int) -> None:
+    """Short completions of the next prompts had ended, and were kept."""
+    worker = FakeWorker()
+    loop, before, _ = make(staleness, worker)
+
+    def ready() -> bool:
+        worker.stuck = before.version >= 3
+        return worker.stuck and loop.buffer.admitted == (before.version + 1 + staleness) * GROUPS
+
+    stopped(loop, ready)
+    [version] = before.saved  # of staleness 1: 4 if the next batch was there before the worker was stuck
+    assert version <= 3 + staleness and sorted(before.asked) == list(range(version))
+    assert sorted(resumed(before, staleness, version).asked) == list(range(version + 1 + staleness, 8))
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_no_batch_counts_twice_where_its_update_was_dropped(staleness: int) -> None:
+    loop, before, _ = make(staleness, FakeWorker(), endless=3)
+    stopped(loop, lambda: 3 in before.asked)
+    assert sorted(before.asked) == [0, 1, 2, 3] and list(before.saved) == [3]
+    assert sorted(resumed(before, staleness, 3).asked) == list(range(4 + staleness, 8))
+
+
+EVERY = {"every": 3, "samples": 1, "size": 4}
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_nor_those_that_went_out_beside_an_evaluation_before_the_checkpoint(staleness: int) -> None:
+    first, before, _ = make(staleness, Answering(), save_every=3, evaluation=EVERY)
+    assert go(first)
+    asked = resumed(before, staleness, 3, evaluation=EVERY).asked
+    assert sorted(asked) == list(range(5 if staleness else 3, 8))
+
+
+def test_nor_those_of_an_earlier_stop_where_a_checkpoint_followed_before_they_went_out_again() -> None:
+    """The evaluation of the last step was made up for, and the job got more steps later."""
+    worker = Answering()
+    loop, before, _ = make(1, worker, steps=3, evaluation=EVERY)
+
+    def ready() -> bool:
+        worker.stuck = before.version == 3
+        return (3, -1) in worker.held
+
+    stopped(loop, ready)
+    between = resumed(before, 1, 3, steps=3, evaluation=EVERY)
+    assert between.asked == {} and list(between.saved) == [3]
+    assert sorted(resumed(between, 1, 3, evaluation=EVERY).asked) == list(range(4, 8))

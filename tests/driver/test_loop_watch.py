@@ -114,7 +114,7 @@ def test_without_the_monitor_nothing_is_read(tmp_path: Path) -> None:
     assert go(Loop(job(), prompt, [Drafting()], trainer, [sink]))
     assert not trainer.read and not any("drift" in name for _, row in sink.rows for name in row)
     assert all(row["time/monitor"] < 1e-3 for _, row in sink.rows)
-    assert all(state.keys() == {"buffer", "restarts"} for state in trainer.saved.values())
+    assert all(state.keys() == {"buffer", "restarts", "disturbed"} for state in trainer.saved.values())
 
 
 @pytest.mark.parametrize("watched", [True, False])

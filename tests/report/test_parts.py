@@ -128,6 +128,10 @@ def test_time_is_stacked_in_a_panel_for_each_run() -> None:
     figure = draw(plot("Where the time goes", evaluated), [evaluated])
     assert [trace["type"] for trace in figure.panels[0].traces] == ["bar"] * 4 + ["scatter"] * 2
     assert draw(plot("Where the time goes", runs[0], evaluated), [runs[0], evaluated]).missing == {"a": ["time/eval"]}
+    saving = run("d", **times, time__save=[0.3])
+    figure = draw(plot("Where the time goes", runs[0], saving), [runs[0], saving])
+    assert figure.missing == {"a": ["time/save"]}, "it is of an older version"
+    assert [trace["type"] for trace in figure.panels[1].traces] == ["bar"] * 4 + ["scatter"] * 2
     assert "Held-out questions" in titles(evaluated) and "Held-out questions" not in titles(runs[0])
 
 

@@ -22,7 +22,7 @@ from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import RolloutWorker
 from bebop.tasks.functions import RewardTimeout
-from bebop.tasks.rewards import Answer, Outcome, RewardFunction, Score, Scorer, checked, make_reward
+from bebop.tasks.rewards import Answer, HeldOutReward, Outcome, RewardFunction, Score, Scorer, checked, make_reward
 from bebop.trajectory import Group, Prompt, SamplingParams
 from tests.builders import bare_policy, oldest_version
 
@@ -50,11 +50,13 @@ def worker(
     slots: int = 4,
     policy: Policy | None = None,
     dispatch: str = "static",
+    **more: dict[str, Any],
 ) -> RolloutWorker:
     sections: dict[str, dict[str, Any]] = {
         "rollout": {"sampling": {"max_new_tokens": LONGEST}, "dispatch": dispatch},
         "trainer": {"group_size": SIZE},
         "runtime": {"seed": seed},
+        **more,
     }
     config = from_dict(JobConfig, sections)
     engine = TorchEngine(policy or exact(), DecodingConfig(draft_tokens=2), slots=slots, max_length=32)
@@ -66,8 +68,8 @@ def running() -> Iterator[Callable[..., RolloutWorker]]:
     """Return what starts a worker's thread, which is stopped at the end, whatever happens."""
     workers: list[RolloutWorker] = []
 
-    def run(*args: Any, begin: bool = True) -> RolloutWorker:
-        workers.append(worker(*args))
+    def run(*args: Any, begin: bool = True, **more: dict[str, Any]) -> RolloutWorker:
+        workers.append(worker(*args, **more))
         if begin:
             workers[-1].start()
         return workers[-1]
@@ -370,6 +372,26 @@ def test_the_pace_of_rewards_is_told(running: Callable[..., RolloutWorker]) -> N
     assert pace().silent == 0.0 and pace().slowest > first
 
 
+def test_the_pace_of_a_held_out_reward_has_the_limit_of_its_own_task(running: Callable[..., RolloutWorker]) -> None:
+    """Else a worker whose held-out questions have a slower reward is replaced as one that hangs."""
+    held, called = threading.Event(), threading.Event()
+
+    def slow(text: str, asked: Prompt) -> float:
+        called.set()
+        assert held.wait(20)
+        return 0.0
+
+    one = running(slow, evaluation={"every": 1, "samples": 2, "task": {"reward_timeout": 150.0}})
+    for asked, limit in ((replace(prompt(3), index=-1), 150.0), (prompt(0), 30.0)):
+        held.clear(), called.clear()
+        submit(one, [asked])
+        assert called.wait(20)
+        assert next(pace.limit for pace in one.collect(0, LAST).paces if pace.name == "reward") == limit
+        held.set()
+        while not one.collect(5, LAST).parts:
+            pass
+
+
 # ---- rewards
 
 
@@ -464,6 +486,35 @@ def test_an_async_reward_takes_batches_up_to_the_limit(tmp_path: Path) -> None:
         assert [t.reward for t in group.trajectories] == [len(t.completion.text) for t in group.trajectories]
     assert values(rollout_metrics(list(done.values())))["reward/index"] == 1.0
     one.reward.close()
+
+
+class Together(Scorer):
+    """Rewards a completion by the number of completions in its call."""
+
+    name, batched = "together", True
+
+    def outcomes(self, answers: Sequence[Answer]) -> list[Outcome]:
+        return [Score(value=float(len(answers))) for _ in answers]
+
+
+def test_batches_of_held_out_questions_are_of_the_size_of_their_own_task() -> None:
+    """None is left over, and no batch has both kinds: each kind has a reward and a time limit of its own."""
+    evaluation = {"every": 1, "samples": 2, "task": {"reward_batch": 2}}
+    reward = HeldOutReward(Together(), Together())
+    one = worker(reward, slots=12, task={"reward_batch": 4}, evaluation=evaluation)
+    seen: list[set[bool]] = []
+    score = one._score
+    one._score = lambda answers: (seen.append({p.held_out for p, _ in answers}), score(answers))[1]  # type: ignore[method-assign]
+    held = threading.Event()
+    one._rewards.submit(held.wait, 20)  # so that all completions wait
+    submit(one, [prompt(0), replace(prompt(3), index=-1), prompt(1), replace(prompt(4), index=-2)])
+    while one.engine.unfinished or one.thread.progress().busy == 0:
+        one.thread.turn()
+    held.set()
+    done = finish(one, 4)
+    most = {index: max(t.reward for t in group.trajectories) for index, group in done.items()}
+    assert max(most[0], most[1]) == 4 and max(most[-1], most[-2]) == 2
+    assert [len(kinds) for kinds in seen] == [1] * len(seen) and len(seen) == 5
 
 
 def test_rewards_that_all_hang_end_the_job_in_one_line(running: Callable[..., RolloutWorker], tmp_path: Path) -> None:

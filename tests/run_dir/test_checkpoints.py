@@ -25,7 +25,7 @@ def save(store: Store, step: int, text: str, keep: int = 1) -> Path:
     seal(staged)
     place = store.publish(staged, step)
     store.prune(keep, place)
-    return place
+    return store.rename(place)
 
 
 def save_by_two_renames(store: Store, step: int, text: str) -> Path:
@@ -149,7 +149,7 @@ def test_pruning_leaves_what_was_just_written_and_the_newest_before_it(tmp_path:
         save(store, step, "x", keep=9)
     (store.folder / "step_x").mkdir()
     again = save(store, 20, "y", keep=2)
-    assert [path.name for path in store.all()] == ["step_000020.2", "step_1000000"]
+    assert [path.name for path in store.all()] == ["step_000020", "step_1000000"]
     assert store.step(again) == 20 and (store.folder / "step_x").is_dir()
     last = save(store, 5, "z", keep=1)
     assert store.all() == [last], "the one just written stays, whatever its number"
@@ -173,6 +173,35 @@ def test_pruning_never_removes_the_best(tmp_path: Path) -> None:
     assert [store.step(path) for path in store.all()] == [5, 6], "a former best goes"
     store.prune(1, save(store, 7, "x", keep=9), best=3)
     assert [store.step(path) for path in store.all()] == [7], "one that is not there is not missed"
+
+
+def sealed(store: Store, step: int) -> Path:
+    """A checkpoint of which nobody removes older ones."""
+    staged = store.staging(step)
+    staged.mkdir(parents=True)
+    seal(staged)
+    return store.publish(staged, step)
+
+
+def test_a_step_that_is_saved_again_takes_its_first_name(tmp_path: Path) -> None:
+    """By which an evaluation has named it already."""
+    store = Store(tmp_path, "step_")
+    for text in "abc":
+        assert save(store, 20, text) == store.path(20) and store.all() == [store.path(20)]
+        assert (store.path(20) / "state").read_text() == text * 2
+    assert store.newest(20) == store.path(20) and store.newest(19) is None
+
+
+def test_checkpoints_of_one_step_keep_the_order_in_which_they_were_written(tmp_path: Path) -> None:
+    """Whichever names are free: the last one is the newest."""
+    store = Store(tmp_path, "step_")
+    first, second = sealed(store, 20), sealed(store, 20)
+    assert store.rename(second) == second == store.newest(20), "its first name is in use"
+    shutil.rmtree(first)
+    third = sealed(store, 20)
+    assert store.rename(third) == third == store.newest(20), "another one would be the newest"
+    store.prune(1, third, best=20)
+    assert store.all() == [third] and store.rename(third) == first
 
 
 def test_pruning_removes_nothing_where_the_new_checkpoint_is_not_as_it_was_written(
@@ -232,6 +261,8 @@ def test_the_newest_model_is_found_at_one_place_whatever_goes(tmp_path: Path) ->
     link_model(run, store.path(2))
     moved = run.rename(tmp_path / "moved")
     assert (moved / "model/weights").read_text() == "2" and not (moved / "model").readlink().is_absolute()
+    (moved / "checkpoints/step_000002").rename(moved / "checkpoints/step_000001")
+    assert newest_model(moved) == Path("checkpoints/step_000003/policy"), "a link into nothing is none"
     link_model(moved, None)
     assert not os.path.lexists(moved / "model") and newest_model(moved) == Path("checkpoints/step_000003/policy")
 

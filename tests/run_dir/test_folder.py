@@ -23,7 +23,7 @@ from bebop.run import choose_folder
 from bebop.run_dir import state_codec as codec
 from bebop.run_dir.checkpoints import STEPS, Store, seal
 from bebop.run_dir.folder import RunFolder
-from bebop.run_dir.identity import identity
+from bebop.run_dir.identity import identity, job_identity
 from tests.builders import bare_policy, letters
 from tests.cases import slow_but
 from tests.commands import HANGING
@@ -157,7 +157,7 @@ def resumed(path: Path, *overrides: str) -> None:
     folder, config = choose_folder(config)
     try:
         folder.check(config)
-        folder.identify(identity(config.model, {"task.path": config.task.path}))
+        folder.identify(job_identity(config))
     finally:
         folder.close()
 
@@ -234,6 +234,41 @@ def test_a_file_of_questions_may_move_but_not_change(tmp_path: Path) -> None:
     second.write_text("y")
     now = identity(ModelConfig(), {"task.path": str(second), "data.path": None})
     assert {name for name in mark if mark[name] != now[name]} == {"the file task.path"} and mark.keys() == now.keys()
+
+
+def identified(path: Path, *overrides: str) -> None:
+    """The folder of a run as the run leaves it, after its start or a resume."""
+    resume = (path / "config.yaml").is_file()
+    folder = RunFolder(path, "runtime.dir", resume, Store(path, STEPS))
+    folder.identify(job_identity(job_config(overrides)))
+    folder.open()
+    folder.close()
+    if not resume:
+        begun(path, *overrides)
+
+
+def test_held_out_questions_stay_those_of_a_file_or_generated(tmp_path: Path) -> None:
+    """Also after a resume without evaluations; evaluations that are new in a resume are of either kind."""
+    file = tmp_path / "test.jsonl"
+    file.write_text('{"question": "1 + 1", "answer": "2"}')
+    evaluated, of_a_file = "evaluation.every=2", f"evaluation.path={file}"
+    for name, before, after in (("a", [evaluated], of_a_file), ("b", [evaluated, of_a_file], "evaluation.path=null")):
+        identified(tmp_path / name, *before)
+        resumed(tmp_path / name, "evaluation.every=3")
+        identified(tmp_path / name, "evaluation.every=0")
+        with pytest.raises(UserError, match=r"the file evaluation\.path is not the one that the run in .* began with"):
+            resumed(tmp_path / name, after)
+    for after in ([evaluated], [evaluated, of_a_file]):
+        identified(tmp_path / "c")
+        resumed(tmp_path / "c", *after)
+
+
+def test_what_an_earlier_start_left_does_not_bind_a_new_run(tmp_path: Path) -> None:
+    """Its folder may be used again as long as it holds no step."""
+    (tmp_path / "identity.json").write_text('{"the file evaluation.path": "another"}')
+    identified(tmp_path, "evaluation.every=2")
+    resumed(tmp_path)
+    assert json.loads((tmp_path / "identity.json").read_text())["the file evaluation.path"] == "generated"
 
 
 @pytest.mark.slow

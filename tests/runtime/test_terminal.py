@@ -104,8 +104,11 @@ def test_the_end_says_what_the_report_says(
 def test_a_run_that_was_stopped_before_its_first_step_has_no_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "metrics.jsonl").touch()
-    assert [line.split(": ")[0] for line in end(tmp_path, False, capsys)] == ["interrupted; go on with"]
+    """Also after the evaluation of the initial model, which has a row of its own."""
+    for rows in ("", '{"step": 0, "eval/pass_at_1": 0.25}\n'):
+        (tmp_path / "metrics.jsonl").write_text(rows)
+        assert [line.split(": ")[0] for line in end(tmp_path, False, capsys)] == ["interrupted; go on with"]
+        assert not (tmp_path / "report.html").exists()
 
 
 def test_a_job_with_an_adapter_says_its_size_and_how_its_model_is_written(tmp_path: Path) -> None:
