@@ -30,7 +30,7 @@ Choose from a group with GROUP=CHOICE, set a value with GROUP.NAME=VALUE:
 Examples:
   python -m bebop.certify decoding=bebop_tree tokens=50000
   python -m bebop.certify engine.name=sglang engine.url=http://127.0.0.1:30000 model.path=DIR
-  python -m bebop.certify engine.name=openai engine.url=http://127.0.0.1:8000 model.path=DIR sampling.top_p=0.9
+  python -m bebop.certify engine.name=openai engine.url=http://127.0.0.1:8000 model.path=DIR sampling.temperature=0.7
   python -m bebop.certify engine.name=function engine.function=my.module:sample model.path=DIR
 
 Writes certificate.json and report.html to dir. Exit code: 0 pass, 1 fail, 3 inconclusive, 2 a mistake.

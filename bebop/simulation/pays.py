@@ -17,7 +17,7 @@ Left out: prefill, sampling, engines that differ from one another, and acceptanc
 import heapq
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -64,6 +64,25 @@ DRAFTERS = {
 }
 
 
+def resized(model: Model, given: Mapping[str, Any]) -> Model:
+    """Return a model with other sizes.
+
+    Raises:
+        UserError: A size of attention that this model's cache and projections do not follow from.
+    """
+    fixed = [name for name in ("hidden", "heads", "kv_heads", "head_dim") if name in given]
+    if model.projections is not None and fixed:
+        option = fixed[0].replace("_", "-")
+        raise UserError(
+            f"--{option}={given[fixed[0]]} is not possible: this model's attention is described otherwise (latent or "
+            "linear): give --model, a folder with its config.json"
+        )
+    layers = given.get("layers", model.layers)
+    cached = model.cached_layers
+    kept = None if cached is None else max(1, round(layers * cached / model.layers))
+    return replace(model, dense_layers=min(layers, model.dense_layers), cached_layers=kept, **given)
+
+
 @dataclass(frozen=True)
 class Fleet:
     """Engines of one kind: the resolved question, and the seconds of their passes.
@@ -90,7 +109,7 @@ class Fleet:
         name, model = shape(config.params) if config.model is None else (config.model, read_config(config.model))
         given = {field: getattr(config, field) for field in SIZES if getattr(config, field) is not None}
         if given:
-            name, model = f"{name} with {', '.join(f'{k}={v}' for k, v in given.items())}", replace(model, **given)
+            name, model = f"{name} with {', '.join(f'{k}={v}' for k, v in given.items())}", resized(model, given)
         if model.experts and not 1 <= model.active_experts <= model.experts:
             raise UserError(f"--active-experts={model.active_experts} is not possible: give 1 to {model.experts}")
         if model.experts and not model.expert_intermediate:

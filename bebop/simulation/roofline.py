@@ -302,7 +302,10 @@ def from_config(content: Mapping[str, Any]) -> Model:
     head_dim = size("head_dim", default=hidden // heads)
     experts = size("num_experts", "n_routed_experts", "num_local_experts", default=0)
     kinds = content.get("layer_types") or []
-    linear = sum("linear" in str(kind) for kind in kinds)
+    # Hybrids of Qwen may give the distance of layers with full attention in place of a list.
+    hybrid = str(content.get("model_type")).startswith(("qwen3_next", "qwen3_5"))
+    every = size("full_attention_interval", default=4 if hybrid else 0)
+    linear = sum("linear" in str(kind) for kind in kinds) if kinds else layers - layers // every if every else 0
     latent = size("kv_lora_rank", default=0)
     nope, rope, value = (size(name, default=0) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     queries = size("q_lora_rank", default=0)

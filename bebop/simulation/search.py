@@ -31,7 +31,7 @@ def splits(config: SimulateConfig) -> Iterator[tuple[int, SimulateConfig]]:
         if workers < 1:
             continue
         faster = fleet.trainer_gpus / trainer
-        update = replace(costs, update_token=costs.update_token * faster)
+        update = replace(costs, update=costs.update * faster, update_token=costs.update_token * faster)
         yield trainer, replace(config, fleet=replace(fleet, workers=workers, trainer_gpus=trainer), costs=update)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from bebop.simulation.costs import Costs, emitted
 from bebop.simulation.run import simulate
-from recipes.cluster.recipe import GIGABYTE, Recipe
+from recipes.cluster.recipe import GIGABYTE, Recipe, trainer_bytes
 
 STORED = Path(__file__).parent / "predictions.json"
 WORD = "PREDICTIONS, not measured: roofline arithmetic and simulated engines. No recipe has run on a cluster."
@@ -30,7 +30,7 @@ def predict(recipe: Recipe) -> dict[str, float]:
     numbers["speedup"] = speedup(recipe)
     numbers |= waiting(recipe)
     numbers["engine_gb"] = recipe.roofline.engine_bytes() / GIGABYTE
-    numbers["trainer_gb"] = recipe.roofline.trainer_bytes() / GIGABYTE
+    numbers["trainer_gb"] = trainer_bytes(recipe.file, recipe.job, recipe.roofline) / GIGABYTE
     return {name: float(f"{value:.{DIGITS}g}") for name, value in numbers.items()}
 
 

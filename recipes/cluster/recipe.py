@@ -9,8 +9,9 @@ import yaml
 from bebop.config.compose import job_config
 from bebop.config.fields import Settings, at_least, choice, from_dict, setting
 from bebop.config.job import MAX_BATCH_TOKENS, JobConfig
-from bebop.config.simulate import CompletionsConfig, SimulateConfig
+from bebop.config.simulate import CompletionsConfig, MemoryConfig, SimulateConfig
 from bebop.errors import UserError
+from bebop.simulation.memory import Question
 from bebop.simulation.roofline import GPUS, MODELS, Gpu
 from recipes.cluster.roofline import Lengths, Plan, Roofline
 
@@ -99,7 +100,7 @@ def build(name: str, file: RecipeFile) -> Recipe:
     plan = _plan(file, job, gpu)
     roofline = Roofline(gpu, MODELS[file.model], plan, Lengths.of(answers))
     _check_counts(file, job, roofline)
-    _check_memory(roofline)
+    _check_memory(file, job, roofline)
     simulation = from_dict(
         SimulateConfig,
         {
@@ -138,11 +139,25 @@ def _plan(file: RecipeFile, job: JobConfig, gpu: Gpu) -> Plan:
         slots=job.rollout.slots,
         trainer_gpus=job.trainer.ranks,
         sequence_parallel=file.sequence_parallel,
-        recompute=not own,
+        recompute=not own or own_trainer(file, job).checkpointing,
         micro_batch=max(job.trainer.max_tokens or MAX_BATCH_TOKENS, longest) if own else longest,
         by_network=not own,
         one_machine=file.machines == 1,
     )
+
+
+def own_trainer(file: RecipeFile, job: JobConfig) -> Question:
+    """Return the question about the memory of Bebop's own trainer, with its longest completion in one micro-batch."""
+    trainer = job.trainer
+    asked = MemoryConfig(
+        model=file.model,
+        gpu=file.gpu,
+        gpus=trainer.ranks,
+        dtype=job.model.dtype,  # type: ignore[arg-type]
+        max_tokens=max(trainer.max_tokens or MAX_BATCH_TOKENS, job.rollout.max_length),
+        checkpointing=trainer.checkpointing,
+    )
+    return Question.of(asked)
 
 
 def _check_counts(file: RecipeFile, job: JobConfig, roofline: Roofline) -> None:
@@ -169,10 +184,16 @@ def _check_counts(file: RecipeFile, job: JobConfig, roofline: Roofline) -> None:
         raise UserError(f"rollout.max_length leaves {room} tokens for a prompt; prompt_tokens={file.prompt_tokens}")
 
 
-def _check_memory(roofline: Roofline) -> None:
+def trainer_bytes(file: RecipeFile, job: JobConfig, roofline: Roofline) -> float:
+    """Return the bytes that the trainer takes on one of its GPUs."""
+    return own_trainer(file, job).total if file.trainer == "own" else roofline.trainer_bytes()
+
+
+def _check_memory(file: RecipeFile, job: JobConfig, roofline: Roofline) -> None:
     """Check that engine and trainer fit into the memory of their GPUs."""
     room = roofline.gpu.memory * roofline.gpu.usable
-    for part, wanted in (("an engine", roofline.engine_bytes()), ("the trainer", roofline.trainer_bytes())):
+    trainer = trainer_bytes(file, job, roofline)
+    for part, wanted in (("an engine", roofline.engine_bytes()), ("the trainer", trainer)):
         if wanted > room:
             words = f"{wanted / GIGABYTE:.0f} GB on each of its GPUs, which have {room / GIGABYTE:.0f} GB to give"
             raise UserError(f"{part} takes {words}")

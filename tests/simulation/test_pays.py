@@ -194,10 +194,19 @@ def test_a_config_gives_the_shape() -> None:
     assert from_config(QWEN3) == SHAPES["qwen3-8b"][1] == from_config({"text_config": QWEN3})
     assert from_config(DEEPSEEK) == SHAPES["671b-a37b"][1]
     hybrid = from_config({**QWEN3, "layer_types": ["linear_attention"] * 27 + ["full_attention"] * 9})
-    assert hybrid.growing == 9
+    assert hybrid.growing == 9 == from_config({**QWEN3, "full_attention_interval": 4}).growing
+    assert from_config({**QWEN3, "model_type": "qwen3_next"}).growing == 9
     for name, value in (("hidden_size", None), ("vocab_size", "x"), ("num_hidden_layers", 0)):
         with pytest.raises(UserError, match=f"^config.json: {name}="):
             from_config({**QWEN3, name: value})
+
+
+def test_other_sizes_leave_a_model_that_can_be() -> None:
+    small = fleet(params="671b-a37b", layers=2).model
+    assert small.parameters > 0 and small.dense_layers == 2
+    assert fleet(params="9b", layers=4).model.growing <= 4
+    with pytest.raises(UserError, match=r"^--kv-heads=8 is not possible: this model's attention"):
+        fleet(params="671b-a37b", kv_heads=8)
 
 
 # ---- the command

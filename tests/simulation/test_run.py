@@ -16,7 +16,7 @@ from bebop.config.simulate import CompletionsConfig, CostsConfig, SimulateConfig
 from bebop.errors import UserError
 from bebop.simulation.costs import Costs, cycles, emitted
 from bebop.simulation.run import simulate
-from bebop.simulation.search import best_splits, speculation
+from bebop.simulation.search import best_splits, speculation, splits
 from tests.cases import slow_but
 from tests.commands import error_of
 
@@ -103,6 +103,14 @@ def test_the_best_split_balances_both_sides() -> None:
     best = max(found, key=lambda s: s.result.trajectories_per_second)
     worst = min(found, key=lambda s: s.result.trajectories_per_second)
     assert 2 < best.trainer_gpus < 6 and worst.trainer_gpus in (1, 7)
+
+
+def test_all_of_an_update_is_as_much_faster_as_there_are_gpus_for_it() -> None:
+    one = config({**FREE, "update": 8.0, "update_token": 2e-5}, workers=4, groups_per_step=4, staleness=1, steps=5)
+    wide = replace(one, fleet=replace(one.fleet, trainer_gpus=4))
+    for trainer, split in splits(wide):
+        assert split.costs.update * trainer == pytest.approx(32)
+        assert split.costs.update_token * trainer == pytest.approx(8e-5)
 
 
 def test_the_command_prints_and_writes_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
