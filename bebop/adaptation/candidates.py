@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from bebop.adaptation.corpus import sampling_params
 from bebop.config.adapt import DataConfig
+from bebop.config.fields import MAX_SEED
 from bebop.config.job import DecodingConfig, SamplingConfig
 from bebop.kernels.pivot import residual
 from bebop.kernels.uniforms import uniforms
@@ -26,6 +27,7 @@ from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy, tapped
 from bebop.model.mtp import chain
 from bebop.rollout.decoding.sampling import BatchSampling, entropy
+from bebop.rollout.detokenize import completed_at
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.systems.pad.labels import Rollouts
@@ -85,7 +87,7 @@ def seeds_of(seed: int, row: int, place: int, rollouts: int) -> list[int]:
 
     They never equal the seeds that completions are sampled with, which count from seed << 40.
     """
-    return [(seed << 40) + (1 << 39) + (row << 25) + (place << 11) + k for k in range(rollouts)]
+    return [(seed % MAX_SEED << 40) + (1 << 39) + (row << 25) + (place << 11) + k for k in range(rollouts)]
 
 
 @torch.no_grad()
@@ -269,12 +271,20 @@ class Continuations:
         Equal texts are adjacent in the engine's queue, so the engine reads them once.
         """
         stops, most = self.policy.eos_token_ids, self.data.sampling.max_new_tokens
+        strings, tokenizer = self.data.sampling.stop, self.policy.tokenizer
+
+        def whole(i: int) -> int:
+            """Return the tokens of a text up to the one that completes a stop string; 0 without one."""
+            begin = len(rows[distinct[i][0]].prompt)
+            count = completed_at(tokenizer, texts[i][begin:], strings) if strings else 0
+            return count and begin + count
+
         distinct = sorted(set(wanted))
         texts: dict[int, tuple[int, ...]] = {}
         for i, (row, text, seed) in enumerate(distinct):
             room = most - (len(text) - len(rows[row].prompt))
             texts[i] = text
-            if room > 0 and text[-1] not in stops:
+            if room > 0 and text[-1] not in stops and not whole(i):
                 sampling = sampling_params(self.policy, self.data.sampling, seed)
                 own = dataclasses.replace(sampling, max_new_tokens=room)
                 self.engine.add(Request(id=i, token_ids=text, params=own))
@@ -283,22 +293,27 @@ class Continuations:
                 texts[ended.id] += tuple(ended.completion.token_ids.tolist())
         endings: dict[tuple[int, tuple[int, ...], int], Ending] = {}
         for i, one in enumerate(distinct):
-            answer = self._text(rows[one[0]], texts[i])
+            # The engine looks for stop strings in what it adds, which may hold the end of one alone.
+            cut = whole(i)
+            answer = self._text(rows[one[0]], texts[i][: cut or None], stopped=cut > 0)
             endings[one] = Ending(text=answer, success=self.reward(answer, prompts[one[0]]) >= self.success)
         return [endings[one] for one in wanted]
 
-    def _text(self, row: TokenRow, ids: Sequence[int]) -> str:
-        """Return the part of a text that the reward function reads: the decoded completion without the prompt."""
+    def _text(self, row: TokenRow, ids: Sequence[int], stopped: bool = False) -> str:
+        """Return the part of a text that the reward function reads: the decoded completion without the prompt.
+
+        ``stopped``: it ends with the token that completes a stop string.
+        """
         answer = ids[len(row.prompt) :]
         ended = bool(answer) and answer[-1] in self.policy.eos_token_ids
         sampling = sampling_params(self.policy, self.data.sampling, 0)
-        return self.engine.text(answer, sampling, "stop" if ended else "length")
+        return self.engine.text(answer, sampling, "stop" if ended or stopped else "length")
 
 
 def unsound(prefix: str, endings: Sequence[Ending]) -> bool:
-    """Return whether the successful continuation of median length has more wrong steps than its prefix."""
+    """Return whether the successful continuation of median length has a wrong step that its prefix has not."""
     successes = sorted((e.text for e in endings if e.success), key=len)
-    return bool(successes) and wrong_steps(successes[len(successes) // 2]) > wrong_steps(prefix)
+    return bool(successes) and wrong_steps(successes[len(successes) // 2], len(prefix)) > 0
 
 
 def _bits(endings: Sequence[Ending]) -> str:
@@ -311,17 +326,33 @@ EQUATION = re.compile(r"(?<![\d+\-=])(-?\d+)([+-])(\d+)=(-?\d+)(?!\d)")
 EXTREME = re.compile(r"\b(least|most) (\d+) left (\d+(?: \d+)*)")
 
 
-def wrong_steps(text: str) -> int:
-    """Return the number of wrong steps in a text.
+def wrong_steps(text: str, known: int = 0) -> int:
+    """Return the number of wrong steps in a text, without those that its first ``known`` characters already hold.
 
     Two kinds of steps are judged. Sums and differences (``8-4=4``) must be correct. In ``least 3 left 21 76`` the first
     number must be the least of the list, and likewise for ``most``. All other text counts as neither right nor wrong.
 
     >>> wrong_steps("8-4=4; 4+1=6, then least 76 left 21")
     2
+    >>> wrong_steps("12+4=17", known=6)  # 1 is no result yet
+    1
     """
+    if known:
+        while known > 0 and text[known - 1 : known + 1].isdigit() and known < len(text):
+            known -= 1  # within a number
+    before = set(_wrong(text[:known]))
+    return sum(start not in before for start in _wrong(text))
+
+
+def _wrong(text: str) -> Iterator[int]:
+    """Yield where each wrong step of a text begins."""
     signs = {"+": 1, "-": -1}
-    sums = sum(int(a) + signs[sign] * int(b) != int(c) for a, sign, b, c in EQUATION.findall(text))
+    for step in EQUATION.finditer(text):
+        a, sign, b, c = step.groups()
+        if int(a) + signs[sign] * int(b) != int(c):
+            yield step.start()
     ends = {"least": min, "most": max}
-    lists = [(word, int(first), [int(n) for n in rest.split()]) for word, first, rest in EXTREME.findall(text)]
-    return sums + sum(ends[word]((first, *rest)) != first for word, first, rest in lists)
+    for step in EXTREME.finditer(text):
+        word, first, rest = step.groups()
+        if ends[word]((int(first), *map(int, rest.split()))) != int(first):
+            yield step.start()

@@ -1,5 +1,6 @@
 """Rejected drafts, their continuations, and labels that recover planted pivots (SPEC 4.3, 4.7 D6)."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +20,7 @@ from bebop.adaptation.candidates import (
 )
 from bebop.adaptation.corpus import sampling_params
 from bebop.config.adapt import DataConfig
+from bebop.config.fields import MAX_SEED
 from bebop.config.job import DecodingConfig, SamplingConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request
@@ -223,5 +225,37 @@ def test_a_judge_looks_at_the_success_of_median_length() -> None:
     long, failed = Ending(text=right.text + ", then 4+1=5", success=True), Ending(text="1+1=3", success=False)
     assert unsound("1+1=2", [wrong]) and not unsound("1+1=2", [right, failed]) and not unsound("1+1=2", [])
     assert not unsound("1+1=3", [Ending(text="1+1=3; 3+1=4", success=True)]), "what was wrong before is not its fault"
+    assert unsound("12+4=1", [Ending(text="12+4=17, then 7", success=True)]), "a digit that makes a step wrong"
+    assert not unsound("12+4=1", [Ending(text="12+4=16", success=True)])
+    assert unsound("least 3 left 2", [Ending(text="least 3 left 21; 8-4=5", success=True)])
+    assert not unsound("least 9 left 3", [Ending(text="least 9 left 3 4", success=True)])
     shorter = Ending(text="1+1=2", success=True)
     assert unsound("", [long, wrong, shorter]) and not unsound("", [long, right, shorter])
+
+
+def test_seeds_of_the_second_labels_fit_where_the_first_are_the_largest() -> None:
+    assert torch.tensor(seeds_of(MAX_SEED, 0, 10, 2)).tolist() == seeds_of(0, 0, 10, 2)
+
+
+def test_a_continuation_ends_where_a_stop_string_does(policy: Policy, rows: list[TokenRow]) -> None:
+    """Whether the text begins it, a candidate completes it, or it comes later."""
+    read: list[str] = []
+
+    def seen(text: str, prompt: Prompt) -> float:
+        read.append(text)
+        return 1.0
+
+    row = next(i for i, row in enumerate(rows) if len(row.answer) > 2)
+    text, at = rows[row], len(rows[row].prompt) + 1
+    begun = policy.tokenizer.decode(text.token_ids[at - 1])
+    others = [t for t in range(11) if t not in policy.eos_token_ids and t != POISON]
+    stops = tuple(begun + policy.tokenizer.decode(token) for token in others)
+    data = dataclasses.replace(DATA, sampling=dataclasses.replace(DATA.sampling, stop=stops))
+    one = Continuations(policy, data, seen, seed=5, rollouts=4, success=1.0, judge=False)
+    candidates = [
+        Candidate(row=row, place=at, token=token, p=0.1, q=0.2, entropy=1.0, drawn=(others[0],) * 4,
+                  recovered=(others[1],) * 4)
+        for token in others[:3]
+    ]  # fmt: skip
+    list(one.run(PROMPTS, rows, candidates, tqdm(disable=True)))
+    assert read and all(min(t.find(s) + len(s) for s in stops if s in t) == len(t) for t in read)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from bebop.config.job import DecodingConfig, JobConfig, ModelConfig
 from bebop.errors import UserError
 from bebop.export import main
+from bebop.model.attention import CausalContext
 from bebop.model.parts import find_part, load_part, part_settings
 from bebop.rollout.served_weights import find_drafter, refuse_drafter, update
 from bebop.systems.eagle3.layout import LAYER_IDS, Eagle3Folder, export, rope, taps, write
@@ -56,6 +57,16 @@ def test_what_is_written_is_read_again(make: Callable[[], Eagle3Network], tmp_pa
     assert ("d2t" in load_file(tmp_path / "model.safetensors")) == (own.draft_vocab_size < VOCAB)
 
 
+def test_a_drafter_turns_whole_heads_whatever_its_target_does(tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    own = drafter(rope=rope)
+    write(own, LAYERS, tmp_path, torch.float32)
+    assert "partial_rotary_factor" not in json.loads((tmp_path / "config.json").read_text())["rope_parameters"]
+    size = own.config.hidden_size
+    states = torch.randn(1, 3, size)
+    assert own(states, states, torch.arange(3)[None], CausalContext()).shape == (1, 3, size)
+
+
 def test_layers_are_those_that_engines_read() -> None:
     assert taps({}, 32) == [1, 15, 28] == taps_of(32)
     assert taps({LAYER_IDS: [2, 16, 29]}, 32) == [1, 15, 28]
@@ -93,6 +104,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "nested": (lambda f: changed(f, {"eagle_config": {"norm_before_fc": True}}), "norm_before_fc=True"),
     "two layers": (lambda f: changed(f, {"num_hidden_layers": 2}), "num_hidden_layers=2"),
     "a rope that changes": (lambda f: changed(f, {"rope_parameters": {"rope_type": "dynamic"}}), "rope_type='dynamic'"),
+    "half of a head turned": (
+        lambda f: changed(f, {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+        "partial_rotary_factor=0.5",
+    ),
     "a token twice": (lambda f: changed(f, d2t=torch.tensor([0] * 8 + [-1])), "names a token twice"),
     "a token beyond": (lambda f: changed(f, d2t=torch.tensor([0] * 8 + [99])), "one beyond 0..11"),
     "a weight is missing": (lambda f: changed(f, **{"fc.weight": None}), "fc.weight"),

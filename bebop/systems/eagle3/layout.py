@@ -138,6 +138,8 @@ def read_settings(folder: Path) -> Settings:
         )
     if (kind := rope(found).get("rope_type", "default")) not in ROPE_TYPES:
         raise UserError(f"{name}: rope_type={kind!r}; {', '.join(ROPE_TYPES)} are possible")
+    if (part := rope(found).get("partial_rotary_factor", 1.0)) != 1.0:
+        raise UserError(f"{name}: partial_rotary_factor={part!r}, and only 1.0 is known")
     return found
 
 

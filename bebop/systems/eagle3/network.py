@@ -119,7 +119,8 @@ class Eagle3Network(nn.Module):
             head_dim=head_dim,
             vocab_size=vocab_size,
             rms_norm_eps=norm_eps,
-            rope_parameters=dict(rope),
+            # A Llama layer turns all of a head: a target that turns a part of it says so with this factor.
+            rope_parameters={name: value for name, value in rope.items() if name != "partial_rotary_factor"},
             max_position_embeddings=max_positions,
             attention_bias=attention_bias,
         )
