@@ -189,7 +189,8 @@ class Bench:
         ]
         config = DecodingConfig(system=arm.system, draft_tokens=arm.drafts, options=dict(arm.options))
         length = most + 8 + max(len(ids) for ids, _ in chosen)
-        engine, clock = TorchEngine(self.policy, config, slots=1, max_length=length), stopwatch(self.policy.device)
+        clock = stopwatch(self.policy.device)
+        engine = TorchEngine(self.policy, config, slots=1, max_length=length)
         began = clock()
         answers = generate(engine, wanted)
         seconds = clock() - began

@@ -4,6 +4,7 @@ The process has one thread, and its processor time counts: other work on the mac
 wall-clock time counts, taken after the device is synchronized.
 """
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -144,9 +145,14 @@ def decode(bench: Bench, arm: TimedArm, wanted: Sequence[Request], batch: int) -
 
 
 def stopwatch(device: torch.device) -> Callable[[], float]:
-    """Return a clock in seconds: processor time, or on a GPU wall-clock time after synchronizing the device."""
+    """Return a clock in seconds: processor time, or on a GPU wall-clock time after synchronizing the device.
+
+    Ask for it before an engine is made: on a GPU it first frees the caches of those before.
+    """
     if device.type != "cuda":
         return time.process_time
+
+    gc.collect()  # an engine's drafter and cache hold each other
 
     def now() -> float:
         torch.cuda.synchronize(device)
@@ -161,7 +167,8 @@ def timed(model: Policy, config: DecodingConfig, wanted: Sequence[Request], batc
     On a GPU the parts are timed in a second run: timing a part waits for the device, which the engine does only once a
     cycle.
     """
-    engine, clock = TorchEngine(model, config, slots=batch, max_length=MAX_LENGTH), stopwatch(model.device)
+    clock = stopwatch(model.device)
+    engine = TorchEngine(model, config, slots=batch, max_length=MAX_LENGTH)
     if model.device.type == "cuda":
         answers, wall, busy = _decoded(engine, wanted, clock)
         with split(engine) as seconds:
@@ -196,6 +203,7 @@ def costs(
 ) -> Costs:
     """Time single passes over the engine's own caches, in mid-completion; kinds take turns and medians count."""
     config = DecodingConfig(system="bebop", draft_tokens=max(lengths))
+    clock = stopwatch(model.device)
     engine = TorchEngine(model, config, slots=batch, max_length=MAX_LENGTH)
     for request in wanted[:batch]:
         engine.add(request)
@@ -215,7 +223,6 @@ def costs(
         model.logits(target.verify(rows, tokens[:, :width])[0])
 
     spent: dict[int, list[float]] = {n: [] for n in (0, 1, *(k + 1 for k in lengths))}  # 0: a draft step
-    clock = stopwatch(model.device)
     for _ in range(repeats):
         for n, times in spent.items():
             began = clock()
