@@ -199,6 +199,33 @@ def test_a_head_with_experts_is_refused_beside_a_policy_on_megatron() -> None:
             megatron_engine.check(engine)
 
 
+def test_a_head_from_a_checkpoint_of_verls_own_is_what_training_goes_on_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a folder of ours the fp32 weights are taken from the model, after verl has loaded it."""
+    done: list[str] = []
+
+    class Engine:
+        def _build_megatron_module(self) -> None: ...
+        def _build_optimizer(self) -> None: ...
+        def train_batch(self) -> None: ...
+        def save_checkpoint(self) -> None: ...
+        def load_checkpoint(self, local_path: str | None) -> None:
+            done.append("verl")
+
+    monkeypatch.setattr(megatron_engine, "current", VerlConfig)
+    megatron_engine.train_beside(SimpleNamespace(MegatronEngine=Engine))  # type: ignore[arg-type]
+    engine: Any = Engine()
+    engine.load_checkpoint(str(tmp_path))
+    assert done == ["verl"], "an engine without a head of ours is verl's alone"
+    setattr(
+        engine, megatron_engine.ENGINE, SimpleNamespace(backend=SimpleNamespace(loaded=lambda: done.append("ours")))
+    )
+    engine.load_checkpoint(str(tmp_path))
+    engine.load_checkpoint(None)
+    assert done == ["verl", "verl", "ours", "verl", "ours"]
+
+
 def test_what_the_configuration_names_and_the_user_names_are_both_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(EXTERNAL, "somebody.elses")
     module = constants()
