@@ -8,8 +8,11 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 import bebop.model.smollm2 as smollm2
+from bebop.adaptation.job import Adaptation
+from bebop.config.adapt import AdaptConfig
 from bebop.config.job import DecodingConfig, ModelConfig
 from bebop.errors import UserError
+from bebop.megatron_job.source import Checkpoint
 from bebop.model import checkpoint
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy, save_policy
@@ -68,6 +71,13 @@ def test_a_model_that_bebop_has_a_head_for_is_given_that_one(tmp_path: Path, mon
     assert all(torch.equal(tensor, weights[name].float()) for name, tensor in found.state_dict().items())
     assert not torch.equal(fresh.project.weight, found.project.weight)
     assert load_policy(ModelConfig(path=str(own), device="cpu")).mtp is None
+    for folder, ours in ((own, True), (other, False)):
+        config = AdaptConfig(model=ModelConfig(path=str(folder), device="cpu"), dir=str(tmp_path / "run"))
+        assert Adaptation(config, tmp_path).fresh is not ours, "a trained head needs no warming up"
+        source = Checkpoint(config.model)
+        head = {name.removeprefix("mtp."): tensor for name, tensor in source.items() if name.startswith("mtp.")}
+        assert source.fresh is not ours and head.keys() == weights.keys()
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in head.items()) is ours
 
 
 @pytest.fixture(scope="module")
