@@ -16,6 +16,7 @@ from bebop.run_dir.identity import identity
 from bebop.trainer.checkpoint import store
 from bebop.trainer.rank import TrainerRank
 from tests.commands import ended
+from tests.tiny_families import write_family
 from tests.trainer.builders import batch, job
 
 SHIPPED_BLOCK = SHIPPED["tiny"] / "block.safetensors"
@@ -72,6 +73,32 @@ def test_the_model_of_a_run_with_an_adapter_is_what_engines_were_sent(
     assert not torch.equal(
         first["model.layers.0.mlp.up_proj.weight"], again["backbone.model.layers.0.mlp.up_proj.weight"]
     )
+
+
+@pytest.mark.slow  # models of two families, an update of each
+@pytest.mark.parametrize(("family", "engine"), [("glm4_moe", "torch"), ("qwen3_5", "vllm")])
+def test_models_of_other_families_are_exported_with_the_head_that_was_trained(
+    family: str, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A router's bias is no weight that is trained, and transformers' attention is what a server's job trains with."""
+    model = {"path": str(write_family(tmp_path / "family", family)), "check": False}
+    lora = {"rank": 4, "target_modules": ["q_proj"]}
+    config = job(model=model, rollout={"engine": engine}, trainer={"lora": lora}, cotrain=HEAD)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(as_yaml(config))
+    (run / "identity.json").write_text(json.dumps(identity(config.model, {})))
+    rank = TrainerRank(config)
+    rank.update(batch(seed=1), cotrain=True)
+    staged = store(run).staging(1)
+    rank.save(staged, {})
+    store(run).publish(staged, 1)
+    with ended(export.main, ["--run", str(run), "--out", str(tmp_path / "model")], capsys) as (code, _, lines):
+        assert code == 0, lines
+    wanted = rank.weights(mtp=True).weights
+    found = load_policy(ModelConfig(path=str(tmp_path / "model"), device="cpu", check=False), any_backbone=True)
+    again = found.weights(mtp=True)
+    assert all(torch.equal(again[name].to(tensor.dtype), tensor) for name, tensor in wanted.items())
 
 
 @pytest.mark.parametrize(
