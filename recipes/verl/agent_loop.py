@@ -20,6 +20,7 @@ from bebop.tasks.environment import find_kind
 from bebop.tasks.episodes import Episodes
 from bebop.verl_job.environment_loop import EnvironmentLoop, Limits
 from bebop.verl_job.settings import plain
+from bebop.verl_job.stats import COLLECTED
 
 # Fields that are kept from each request's output; ``stats`` sums the statistics of drafts.
 VERSIONS = ("global_steps", "min_global_steps", "max_global_steps")
@@ -88,7 +89,12 @@ class EnvironmentAgentLoop(AgentLoopBase):
                 fields["min_global_steps"] = oldest
             return list(output.token_ids), output.log_probs or None
 
-        played = await self.environment.play(int(index), self.args, generate)
+        def begin() -> None:
+            fields.clear()
+            if (collected := COLLECTED.get()) is not None:
+                collected.clear()
+
+        played = await self.environment.play(int(index), self.args, generate, begin)
         if played is None:
             return []
         counts = {"ended": played.ended, "restarts": played.restarts, **played.counts}

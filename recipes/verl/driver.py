@@ -1,6 +1,7 @@
 """Check of the ``bebop`` block before Ray starts; the driver then passes it to the job's processes."""
 
 import dataclasses
+import json
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -102,7 +103,9 @@ def for_vllm(config: Any, wanted: VerlConfig) -> dict[str, str]:
         return {}
     variables = {CPU: "1"} if on_cpu(os.environ) else {}
     if wanted.metrics and drafts(config):
-        drafted = config.actor_rollout_ref.model.mtp.num_speculative_tokens
+        own = plain(config.actor_rollout_ref.rollout.engine_kwargs.get("vllm") or {}).get("speculative_config") or {}
+        own = json.loads(own) if isinstance(own, str) else own  # verl takes it as a text, too, and lets it decide
+        drafted = own.get("num_speculative_tokens") or config.actor_rollout_ref.model.mtp.num_speculative_tokens
         variables |= {EVERY: str(wanted.verify_every), DRAFTS: str(drafted)}
     if wanted.model_runner is not None:
         variables[RUNNER] = str(int(wanted.model_runner == "v2"))

@@ -80,14 +80,18 @@ class EnvironmentLoop:
         self.episodes, self.delta, self.stops, self.limits, self.seed = episodes, delta, stops, limits, seed
         self._text, self._params = CompletionText(delta.tokenizer), SamplingParams(stop_token_ids=stops)
 
-    async def play(self, index: int, args: Mapping[str, Any], generate: Generate) -> Played | None:
+    async def play(
+        self, index: int, args: Mapping[str, Any], generate: Generate, begin: Callable[[], None] = lambda: None
+    ) -> Played | None:
         """Play question ``index``; the result is None if its environments were lost too often.
 
-        A lost trajectory gives no row, never a row with reward 0.
+        A lost trajectory gives no row, never a row with reward 0. ``begin`` is called before each attempt: what
+        ``generate`` has noted until then belongs to no row.
         """
         item = question(self.episodes.kind, index, self.seed, args)
         began = time.monotonic()
         for restarts in range(self.limits.max_restarts + 1):
+            begin()
             episode = self.episodes.open()
             try:
                 played = await self._turns(episode, item, index, generate, began)

@@ -29,7 +29,8 @@ def in_sessions(sglang_rollout: ModuleType) -> None:
 
     async def around(original: Any, adapter: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:
         await adapter._init_server_adapter()
-        if adapter._engine is None or kwargs.get("peft_config") is not None:
+        adapters = kwargs.get("peft_config") is not None and kwargs.get("base_sync_done", False)  # as verl decides
+        if adapter._engine is None or adapters:
             return await original(adapter, weights, *args, **kwargs)
         async with session(adapter._engine, os.environ.get(SELECTOR, "target")):
             return await original(adapter, weights, *args, **kwargs)

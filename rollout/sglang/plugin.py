@@ -53,7 +53,7 @@ class Measure:
 
     An entry: ``accepted`` drafts, ``weight`` (the steps that it stands for), and per draft position ``overlap``,
     ``target_only``, ``draft_entropy`` and ``target_entropy``. Greedy requests have none of these distributions, and no
-    entry. Nothing waits for the device here: entries are read once the step is over.
+    entry; trees of drafts have none, either. Nothing waits for the device here: entries are read once the step is over.
     """
 
     def __init__(self, every: int, reports: Callable[[], bool] | None = None) -> None:
@@ -67,7 +67,8 @@ class Measure:
     def __call__(self, original: Sample, verify: Any, batch: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
         """Run ``eagle_sample``, measure it if it is due, and return its own result."""
         result = original(verify, batch, logits, *args, **kwargs)
-        if batch.forward_mode.is_idle() or batch.sampling_info.is_all_greedy:
+        tree = getattr(verify, "tree_topk", 1) > 1  # its rows are nodes, and not positions
+        if tree or batch.forward_mode.is_idle() or batch.sampling_info.is_all_greedy:
             return result
         measured, self.step = self.step % self.every == 0, self.step + 1
         if measured and self.reports():

@@ -258,6 +258,8 @@ def test_vllms_processes_are_told_what_to_look_at(platform: str, monkeypatch: py
     assert told({}) == ["0", "3", runner, cpu]
     assert told({}, model_runner="v1") == ["0", "3", "0", cpu]
     assert told({f"{MODEL}.mtp.num_speculative_tokens": 2}, verify_every=4) == ["4", "2", runner, cpu]
+    for own in ({"num_speculative_tokens": 5}, '{"num_speculative_tokens": 5}'):
+        assert told({f"{ROLLOUT}.engine_kwargs.vllm.speculative_config": own})[1] == "5", "verl lets it decide"
     assert told({}, metrics=False) == [None, None, None, cpu]
     assert told({}, metrics=False, model_runner="v1") == [None, None, "0", cpu]
     assert told({f"{MODEL}.mtp.enable_rollout": False})[1:] == [None, None, cpu]

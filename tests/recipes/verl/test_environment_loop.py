@@ -32,24 +32,28 @@ def server() -> Iterator[EmbeddedServer]:
     made.thread.stop()
 
 
+ASKED: list[int] = []  # tokens that each call of the last attempt was given
+
+
 def play(
     server: EmbeddedServer, count: int = 1, seed: int = 0, name: str = ECHO, **changes: Any
 ) -> list[Played | None]:
     begin_anew()
     args = {key: changes.pop(key) for key in ("turns", "breaks") if key in changes}
     limits = Limits(**{"turn_tokens": 100, "prompt_tokens": 60, "tokens": TOKENS, **changes})
-    stops = server.policy.eos_token_ids
+    stops, asked = server.policy.eos_token_ids, ASKED
 
     async def all_of_them() -> list[Played | None]:
         episodes = Episodes(ECHO, args, reset_seconds=9, step_seconds=9, processes=1)
         loop = EnvironmentLoop(episodes, ChatDelta.checked(server.policy.tokenizer, stops), stops, limits, seed)
 
         async def generate(ids: list[int], room: int) -> tuple[list[int], list[float] | None]:
+            asked.append(len(ids))
             answer = await server.generate(f"{seed}-{len(ids)}", ids, {"max_tokens": room})
             return answer["token_ids"], answer["log_probs"]
 
         try:
-            return [await loop.play(index, args, generate) for index in range(count)]
+            return [await loop.play(index, args, generate, asked.clear) for index in range(count)]
         finally:
             await episodes.shutdown()
 
@@ -111,6 +115,7 @@ def test_what_is_lost_begins_again_and_is_no_row_in_the_end(server: EmbeddedServ
     (again,) = play(server, turns=2, breaks=[1, 2])
     assert undisturbed is not None and again is not None and again.restarts == 2
     assert (again.response, again.reward) == (undisturbed.response, undisturbed.reward)
+    assert len(ASKED) == again.turns, "what lost attempts have noted belongs to no row"
     assert play(server, turns=2, breaks=[1, 2], max_restarts=1) == [None]
 
 

@@ -94,7 +94,9 @@ def test_lora_adapters_are_no_weights_and_other_ranks_post_nothing(sessions: boo
     changed, other = module(), module(leads=False)
     in_sessions(changed)
     in_sessions(other)
-    assert "begin_weight_update" not in dict(update(changed, peft_config={"rank": 8}))
+    lora = {"peft_config": {"rank": 8}}
+    assert "begin_weight_update" not in dict(update(changed, **lora, base_sync_done=True))
+    assert ("begin_weight_update" in dict(update(changed, **lora, base_sync_done=False))) is sessions, "the base model"
     assert update(other) == []
 
 

@@ -103,6 +103,10 @@ def test_one_step_in_so_many_is_measured() -> None:
 def test_what_has_no_distributions_is_left_alone() -> None:
     assert measured(greedy=True)[2].customized_info is None
     verify, batch, output = step()
+    verify.tree_topk = 4
+    Measure(1, lambda: True)(original, verify, batch, output)
+    assert output.customized_info is None, "a tree's rows are nodes, and not positions"
+    verify.tree_topk = 1
     batch.forward_mode = SimpleNamespace(is_idle=lambda: True)
     Measure(1, lambda: True)(original, verify, batch, output)
     assert output.customized_info is None
