@@ -24,12 +24,12 @@ MicroBatch = tuple[ChainRows, Tensor | None]  # with the hidden states [B, L, d]
 class HeadTrainer:
     """Trains a head on rows of text; every rank of its backend makes the same calls."""
 
-    def __init__(self, backend: HeadBackend, config: HeadConfig) -> None:
-        """Train the backend's head, which changes in place."""
+    def __init__(self, backend: HeadBackend, config: HeadConfig, setting: str = "head.lr") -> None:
+        """Train the backend's head, which changes in place; ``setting`` names its learning rate in messages."""
         self.backend, self.config = backend, config
         self.version = 0  # finished updates
         self.optimizer = GuardedAdamW(
-            backend.named, config, setting="head.lr", loss="the loss of the MTP head", causes="weights"
+            backend.named, config, setting=setting, loss="the loss of the MTP head", causes="weights"
         )
 
     def update(

@@ -128,8 +128,8 @@ class PolicyTrainer:
         if config.cotrain.mode != "off":
             make = PARTS[policy.drafting].backend if policy.drafting else None
             kind: type[WholeBackend] = WholeBackend if make is None else make()
-            backend = kind(policy, Sampling(temperature=temperature), rank, world, self.mixed)
-            self.head_trainer = HeadTrainer(backend, config.cotrain.head)
+            backend = kind(policy, Sampling.of(config.rollout.sampling), rank, world, self.mixed)
+            self.head_trainer = HeadTrainer(backend, config.cotrain.head, "cotrain.head.lr")
         self.scorer, self.reference = Scorer(policy, temperature, self.mixed), None
         if self.head_trainer is not None:
             self.scorer.taps = backend.taps

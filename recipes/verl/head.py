@@ -85,7 +85,7 @@ class HeadBeside:
             mixed = self.engine._autocast_dtype == torch.bfloat16
             sampling = Sampling(temperature=self.temperature)
             backend = WholeBackend(self.policy, sampling, dist.get_rank(), dist.get_world_size(), mixed)
-            self._trainer = HeadTrainer(backend, self.config.head)
+            self._trainer = HeadTrainer(backend, self.config.head, "bebop.head.lr")
         return self._trainer
 
     def weights(self) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bebop.config.job import DecodingConfig
+from bebop.errors import UserError
 from bebop.metrics.metrics import values
 from bebop.model.backbone import Policy
 from bebop.model.fingerprint import fingerprint
@@ -228,3 +229,26 @@ def test_resume_is_exact_and_checkpoints_hold_the_trained_head(tmp_path: Path, p
     assert frozen.state_dict()["head"] is not None
     mark = fingerprint({name.removeprefix("mtp."): t for name, t in frozen.weights(True).items() if "mtp." in name})
     assert mark == first.head_fingerprint()
+
+
+def test_a_head_learns_the_distribution_that_rollouts_are_verified_against() -> None:
+    """Truncated, as rollouts are: the policy is the same with and without, since log-probs are computed anew."""
+    cut, whole = (
+        trainer("always", rollout={"sampling": {"temperature": 0.9, "max_new_tokens": 20, "top_k": top_k}},
+                algorithm={"rescore": True})
+        for top_k in (2, 0)
+    )  # fmt: skip
+    learned(cut, cotrain=True), learned(whole, cotrain=True)
+    assert not equal(head(cut), head(whole))
+
+
+def test_a_head_that_diverges_names_the_setting_of_the_job() -> None:
+    one = trainer("always")
+    assert one.policy.head is not None
+    with torch.no_grad():
+        next(one.policy.head.parameters()).fill_(torch.nan)
+    assert one.head_trainer is not None
+    for master in one.head_trainer.backend.named.values():
+        master.data.fill_(torch.nan)
+    with pytest.raises(UserError, match=r"^cotrain\.head\.lr="):
+        learned(one, cotrain=True, updates=4)
