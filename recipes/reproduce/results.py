@@ -27,6 +27,11 @@ class Judged:
     before: str | None  # the verdict by the run's own rule, where a later rule has judged again
     scope: Scope | None  # how it counts, where that differs from its rule
 
+    @property
+    def measured(self) -> bool:
+        """Return whether the study has measured what the finding is about; a study may be measured in parts."""
+        return not (self.finding.untested or "").startswith("not measured")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
@@ -56,9 +61,10 @@ class Results:
         return ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(sorted(words)))
 
     def models(self, paper: Paper) -> list[str]:
-        """Return the models with results on a paper; the built-in model is always included."""
-        known = {model_of(study) for study in paper.real if self.contents.get(study)} | {[*MODELS][-1]}
-        return [model for model in MODELS if model in known]
+        """Return the models on which a claim of a paper was measured; the built-in model is always included."""
+        keys = [*(claim.name for claim in paper.claims), *paper.others]
+        measured = {model for model in MODELS if any(one.measured for key in keys for one in self.of(model, key))}
+        return [model for model in MODELS if model in measured or model == [*MODELS][-1]]
 
     def _words(self, model: str, claim: Claim) -> list[str]:
         return [*(one.verdict for one in self.of(model, claim.name)), *(UNTESTED for _ in claim.beyond_reach)]

@@ -8,7 +8,7 @@ from bebop.bench.record import table
 from recipes.reproduce.claims import BUILT_IN, MODELS, PAPERS, REAL, REAL_STUDIES, Claim, model_of
 from recipes.reproduce.deciding import DecidingNumber
 from recipes.reproduce.record import Content
-from recipes.reproduce.results import UNTESTED, Judged, Results, gathered, post_hoc
+from recipes.reproduce.results import NONE_YET, UNTESTED, Judged, Results, gathered, post_hoc
 from recipes.reproduce.scope import ours
 
 INTRODUCTION = """# Results
@@ -48,7 +48,11 @@ def page(contents: Mapping[str, Content | None]) -> str:
         lines += [f"## {paper.title}", "", *([paper.reference + ".", ""] if paper.reference else [])]
         lines.append(table([_claim(claim, results, models) for claim in paper.claims]))
         for claim in paper.claims:
-            blocks = [_block(results.of(model, claim.name), called(model)) for model in models]
+            looked = spoken(claim, results, models)
+            titles = [
+                called(model) if looked[1:] or model == REAL else "" for model in looked
+            ]  # the usual one needs none
+            blocks = [_block(results.of(m, claim.name), title) for m, title in zip(looked, titles, strict=True)]
             if told := _told(results, models, ours(claim.name)):
                 blocks.append(f"Bars of ours: {told}.\n")
             blocks += [f"- *{UNTESTED}*: {part}\n" for part in claim.beyond_reach]
@@ -90,6 +94,12 @@ def headline(claim: Claim, results: Results, models: Sequence[str]) -> str:
     return ", ".join(f"{word} on {called(model)}" for word, model in zip(words, models, strict=True))
 
 
+def spoken(claim: Claim, results: Results, models: Sequence[str]) -> list[str]:
+    """Return the models on which a finding speaks of a claim, or may yet; the last model where there is none."""
+    said = [m for m in models if results.of(m, claim.name) or results.verdict(m, claim) == NONE_YET]
+    return said or [*models[-1:]]
+
+
 def called(model: str) -> str:
     """Return a short name of a model."""
     return model if model == REAL else MODELS[model]
@@ -111,7 +121,7 @@ def _missing(contents: Mapping[str, Content | None]) -> list[str]:
 def _claim(claim: Claim, results: Results, models: Sequence[str]) -> dict[str, str]:
     """Return a claim's row in its paper's table: the paper's regime, ours, verdicts, and what would decide it."""
     verdicts = []
-    for model in models:
+    for model in spoken(claim, results, models):
         found = results.of(model, claim.name)
         counted = results.counts(model, claim)
         told = f"{called(model)}: **{results.verdict(model, claim)}**" + (f" ({counted})" if counted else "")
@@ -135,18 +145,19 @@ def _number(one: Judged) -> str:
 def _block(found: Sequence[Judged], title: str) -> str:
     """Return the findings of a claim on one model, by verdict and study, each with the number that decided it.
 
-    Untested findings appear as a count with the reasons.
+    Untested findings appear as a count with the reasons, but for those that are only not measured yet.
     """
     lines: dict[tuple[str, str], list[str]] = {}
     untested: dict[str, list[str]] = {}
     for one in found:
         if one.finding.untested is not None:
+            if not one.measured:
+                continue
             lines.setdefault((one.verdict, one.study), [])
             untested.setdefault(one.study, []).append(one.finding.untested.partition(": ")[0])  # without its numbers
             continue
-        statement = one.finding.statement.removeprefix(f"On {REAL}, ").rstrip(".")
-        if statement.startswith(f"On {REAL} at "):
-            statement = statement.removeprefix(f"On {REAL} ").replace(" (a million tokens, on a CPU)", "")
+        statement = re.sub(rf"^On {REAL},? (?!and )", "", one.finding.statement).rstrip(".")
+        statement = statement.replace(" (a million tokens, on a CPU)", "")
         effect = f": {one.effect.number}" if one.effect else ""
         before = f" (at the run: {one.before})" if one.before and one.before != one.verdict else ""
         line = f"  - {statement[0].upper()}{statement[1:]}{effect}{before}"
@@ -156,7 +167,8 @@ def _block(found: Sequence[Judged], title: str) -> str:
         why = untested.get(study, []) if verdict == UNTESTED else []
         told.append(f"- *{verdict}*, {study}" + (f", {len(why)}: {'; '.join(dict.fromkeys(why))}" if why else ""))
         told += those
-    return "\n".join([f"{title[0].upper()}{title[1:]}", "", *told, ""]) if told else ""
+    head = [f"{title[0].upper()}{title[1:]}", ""] if title else []
+    return "\n".join([*head, *told, ""]) if told else ""
 
 
 def times_noise(effect: DecidingNumber | None) -> str:
