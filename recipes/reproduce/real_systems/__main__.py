@@ -164,7 +164,7 @@ def costs(group: Group) -> list[dict[str, Any]]:
 
 def draw(numbers: Mapping[str, Number]) -> None:
     """Draw speed-ups, tokens per cycle and rewards, one column per setting that was measured."""
-    rows = ("x plain", "length", "reward")
+    rows = {"x plain": "speed over plain", "length": "tokens a cycle", "reward": "reward"}
     shown = {
         name: arms
         for name, setting in settings(SIZES).items()
@@ -172,7 +172,7 @@ def draw(numbers: Mapping[str, Number]) -> None:
     }
     with figure(HERE / "figures" / "arms.svg", max(1, len(shown)), 4.2, 2.8, len(rows), squeeze=False) as panels:
         for column, (setting, arms) in enumerate(shown.items()):
-            for line, what in enumerate(rows):
+            for line, (what, label) in enumerate(rows.items()):
                 panel = panels[line][column]
                 given = [numbers.get(f"{setting}, {arm}: {what}") for arm in arms]
                 for place, one in enumerate(given):
@@ -182,7 +182,7 @@ def draw(numbers: Mapping[str, Number]) -> None:
                 panel.set_xticks(
                     range(len(arms)), arms if line == len(rows) - 1 else [""] * len(arms), rotation=60, ha="right"
                 )
-                panel.set(title=setting if line == 0 else "", ylabel=what if column == 0 else "")
+                panel.set(title=setting if line == 0 else "", ylabel=label if column == 0 else "")
                 if what == "x plain":
                     panel.axhline(1, color="#6b7280", linestyle="--", linewidth=1)
 
