@@ -54,6 +54,18 @@ def start_ticks(pid: int) -> int:
         return 0
 
 
+def namespace() -> str:
+    """Return a word for this start of this machine and this container, in which a process id has one meaning.
+
+    It is empty if the system does not tell.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
 def stopped(pid: int) -> bool:
     """Return whether a signal or a debugger has stopped a process."""
     import psutil

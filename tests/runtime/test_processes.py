@@ -16,8 +16,9 @@ from typing import IO
 
 import pytest
 
+from bebop.runtime import session
 from bebop.runtime.events import EventLog
-from bebop.runtime.processes import descendants, end, marked, place, stacks, status, stopped
+from bebop.runtime.processes import descendants, end, marked, namespace, place, stacks, status, stopped
 from bebop.runtime.session import Session, private_folder
 
 # A process with a child, which waits in a function of its own. It says that both are there from the very line that it
@@ -90,18 +91,18 @@ def test_the_innermost_line_of_ours_is_named() -> None:
 
 
 def test_what_holds_up_the_driver_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    session = Session(None, 30.0, EventLog(tmp_path))
-    session.check(100.0)
+    own = Session(None, 30.0, EventLog(tmp_path))
+    own.check(100.0)
     assert not caplog.records, "its event loop has not begun"
 
     def look(seconds: float) -> None:
         """From another thread, as the guard does, while this one waits in ``hold_up``."""
-        guard = threading.Thread(target=session.check, args=(seconds,))
+        guard = threading.Thread(target=own.check, args=(seconds,))
         guard.start()
         guard.join()
 
     async def hold_up() -> None:
-        watch = asyncio.create_task(session.watch())
+        watch = asyncio.create_task(own.watch())
         for _ in range(3):  # a turn of the loop, and no more
             await asyncio.sleep(0)
         for _ in range(100):
@@ -148,6 +149,24 @@ def test_a_private_folder_of_a_driver_that_was_killed_is_cleared_by_the_next(
     with tempfile.TemporaryDirectory(dir="/tmp") as place:  # a long name would not do for Ray's sockets
         monkeypatch.setattr(tempfile, "tempdir", place)
         _leave_and_clear(Path(place))
+
+
+def test_a_private_folder_of_a_driver_elsewhere_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine or container that shares the folder may have a driver by a process id that nobody has here."""
+    monkeypatch.setattr(session, "_short", lambda _: str(tmp_path))
+    nobody, boot = 1 << 30, namespace().partition("/")[0]
+    drivers = {
+        "machine": f"{nobody} 1 another-start/{os.readlink('/proc/self/ns/pid')}",
+        "container": f"{nobody} 1 {boot}/pid:[1]",
+        "unknown": f"{nobody} 1",
+        "here": f"{nobody} 1 {namespace()}",
+    }
+    for name, driver in drivers.items():
+        (tmp_path / f"bebop-{name}").mkdir()
+        (tmp_path / f"bebop-{name}" / "driver").write_text(driver)
+    with private_folder():
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {"bebop-machine", "bebop-container", "bebop-unknown"}
 
 
 def _leave_and_clear(place: Path) -> None:
