@@ -207,7 +207,8 @@ def _started(config: JobConfig, private: Path, events: EventLog) -> Iterator[Ses
     os.environ["BEBOP_SESSION"] = mark.partition("=")[2]  # Ray's processes inherit it
     try:
         _start_ray(config, temp, mark)
-        folder = (temp / "session_latest").resolve()
+        # Not the link ``session_latest``, which leads to the newest session of all jobs with this folder.
+        folder = Path(ray._private.worker._global_node.get_session_dir_path()).resolve()
         os.environ.pop("BEBOP_SESSION")
         temp.chmod(mode)
         make_private(folder)

@@ -12,10 +12,13 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
 
+from bebop.config.fields import from_dict
+from bebop.config.job import JobConfig
 from bebop.runtime import session
 from bebop.runtime.events import EventLog
 from bebop.runtime.processes import descendants, end, marked, namespace, place, stacks, status, stopped
@@ -167,6 +170,31 @@ def test_a_private_folder_of_a_driver_elsewhere_stays(tmp_path: Path, monkeypatc
     with private_folder():
         pass
     assert {path.name for path in tmp_path.iterdir()} == {"bebop-machine", "bebop-container", "bebop-unknown"}
+
+
+def test_a_session_is_that_of_its_own_job_where_jobs_share_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's link to the latest session may lead to that of the other job by then."""
+    temp = tmp_path / "ray"
+    own, foreign = temp / "session_1", temp / "session_2"
+    for folder in (own, foreign):
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)
+    provided: list[Path] = []
+
+    def start(*_: Any) -> None:
+        (temp / "session_latest").symlink_to(foreign)
+        node = SimpleNamespace(get_session_dir_path=lambda: str(own))
+        monkeypatch.setattr(session.ray._private.worker, "_global_node", node)
+
+    monkeypatch.setattr(session, "_start_ray", start)
+    monkeypatch.setattr(session, "provision", lambda folder, **_: provided.append(folder))
+    monkeypatch.setattr(session.ray, "shutdown", lambda: None)
+    config = from_dict(JobConfig, {"runtime": {"temp_dir": str(temp)}})
+    with session._started(config, tmp_path, EventLog(None)) as begun:
+        assert begun.folder == own and provided == [own]
+    assert own.stat().st_mode & 0o777 == 0o700 and foreign.stat().st_mode & 0o777 == 0o755
 
 
 def _leave_and_clear(place: Path) -> None:
