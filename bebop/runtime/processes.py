@@ -82,6 +82,21 @@ def lives(pid: int) -> bool:
     return found is not None and found.state != psutil.STATUS_ZOMBIE
 
 
+def zombies(pid: int) -> int:
+    """Return how many children of a process have ended and were not waited for.
+
+    psutil would read every process of the machine, which takes milliseconds; the kernel lists children by thread.
+    """
+    import psutil
+
+    children = set[int]()
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            children.update(map(int, listed.read_text().split()))
+    found = map(status, children)
+    return sum(child is not None and child.state == psutil.STATUS_ZOMBIE for child in found)
+
+
 def cpu_ticks(pid: int) -> int:
     """Return the clock ticks of CPU time that a process has used, 0 if there is no such process."""
     import psutil
