@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-TOKENS = 1 << 18  # kept by default
+TOKENS = 1 << 18  # kept by default, prompts included
 ROOT = 0  # the state of the empty text: no match
 BEGIN = -1  # a mark before every text, which is no token
 
@@ -132,12 +132,13 @@ class _Held:
 class History:
     """Automata by prompt, with at most ``limit`` tokens in all; whole automata are evicted, least recently used first.
 
-    An automaton cannot forget a text. Rows in progress keep the automaton that they read until they end.
+    The tokens of the prompts count too, since a prompt is held even if its automaton is empty. An automaton cannot
+    forget a text. Rows in progress keep the automaton that they read until they end.
     """
 
     def __init__(self, limit: int = TOKENS) -> None:
         self.limit = limit
-        self.tokens = 0  # held, marks included
+        self.tokens = 0  # held, in prompts and completions, with a mark each
         self._held: OrderedDict[tuple[int, ...], _Held] = OrderedDict()  # the next to go first
 
     def __len__(self) -> int:
@@ -170,10 +171,13 @@ class History:
     def of(self, prompt: Sequence[int]) -> Automaton:
         """Return the history of a prompt, which may be empty; the prompt counts as just used."""
         key = tuple(prompt)
-        if key not in self._held:
-            self._hold(key, _Held(Automaton(), ()))
-        self._held.move_to_end(key)
-        return self._held[key].texts
+        held = self._held.get(key)
+        if held is None:
+            held = _Held(Automaton(), ())
+            self._hold(key, held)  # not for long, if the prompt alone exceeds the limit
+        else:
+            self._held.move_to_end(key)
+        return held.texts
 
     def enter(self, texts: Automaton, answer: Iterable[int]) -> int:
         """Return the state of a completion that goes on from here.
@@ -201,7 +205,7 @@ class History:
             self._drop(key)
         self._held[key] = new
         new.texts.held = True
-        self.tokens += new.texts.tokens
+        self.tokens += len(key) + 1 + new.texts.tokens
         self._evict()
 
     def _evict(self) -> None:
@@ -211,4 +215,4 @@ class History:
     def _drop(self, key: tuple[int, ...]) -> None:
         gone = self._held.pop(key).texts
         gone.held = False
-        self.tokens -= gone.tokens
+        self.tokens -= len(key) + 1 + gone.tokens

@@ -70,6 +70,14 @@ class _Process:
         """Return the process id, the id of Ray's node, and the descriptor of the file for stacks."""
         return os.getpid(), ray.get_runtime_context().get_node_id(), self.stacks_file.fileno()
 
+    def meeting(self) -> str:
+        """Create a file by which processes of this machine meet, and return its address for torch.distributed.
+
+        A port would be open to everybody. The file has no name and ends with this process, however that ends.
+        """
+        self.meeting_file = tempfile.TemporaryFile()
+        return f"file:///proc/{os.getpid()}/fd/{self.meeting_file.fileno()}"
+
     def make(self, part: Callable[..., Any], *arguments: Any) -> None:
         """Create the part by calling ``part`` with the arguments."""
         self.part = part(*arguments)

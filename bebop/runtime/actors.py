@@ -1,8 +1,5 @@
 """Rollout workers and trainer as Ray actors behind the loop's protocols (``bebop.driver.protocols``)."""
 
-import os
-import shutil
-import tempfile
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,7 +119,6 @@ class RayTrainer:
         """
         self.config, self.run_dir, self.workers = config, run_dir, workers
         self.group = ActorGroup("trainer", TrainerDied, options, config.runtime.hang_after, events or EventLog(None))
-        self._meeting: Path | None = None  # the folder of the file by which ranks meet
         gpus = [
             one.get("num_gpus", 0.0) for group in (self.group, *(w.group for w in workers)) for one in group.options
         ]
@@ -142,9 +138,6 @@ class RayTrainer:
         """End the processes of all ranks and everything that they started."""
         self.broadcast.close()
         self.group.close()
-        if self._meeting is not None:
-            shutil.rmtree(self._meeting, ignore_errors=True)
-            self._meeting = None
 
     async def restart(self) -> None:
         """Start all ranks, or start them again after a death."""
@@ -152,11 +145,8 @@ class RayTrainer:
 
         async def make(actors: Sequence[Any]) -> list[Awaitable[Any]]:
             world, meeting = len(actors), None
-            if world > 1:
-                # Ranks meet at a file of this start: a port would be open to everybody. It lies in the job's own folder
-                # if there is one; ``tempfile`` remembers an older place.
-                self._meeting = Path(tempfile.mkdtemp(prefix="ranks-", dir=os.environ.get("TMPDIR")))
-                meeting = f"file://{self._meeting}/meeting"
+            if world > 1:  # the first rank's process makes the file: this one may be on another machine
+                meeting = await self.group.ask(0, "start", actors[0].meeting.remote())
             return [a.make.remote(make_rank, self.config, rank, world, meeting) for rank, a in enumerate(actors)]
 
         await self.group.start(make)

@@ -54,6 +54,18 @@ def start_ticks(pid: int) -> int:
         return 0
 
 
+def namespace() -> str:
+    """Return a word for this start of this machine and this container, in which a process id has one meaning.
+
+    It is empty if the system does not tell.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
 def stopped(pid: int) -> bool:
     """Return whether a signal or a debugger has stopped a process."""
     import psutil
@@ -68,6 +80,21 @@ def lives(pid: int) -> bool:
 
     found = status(pid)
     return found is not None and found.state != psutil.STATUS_ZOMBIE
+
+
+def zombies(pid: int) -> int:
+    """Return how many children of a process have ended and were not waited for.
+
+    psutil would read every process of the machine, which takes milliseconds; the kernel lists children by thread.
+    """
+    import psutil
+
+    children = set[int]()
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            children.update(map(int, listed.read_text().split()))
+    found = map(status, children)
+    return sum(child is not None and child.state == psutil.STATUS_ZOMBIE for child in found)
 
 
 def cpu_ticks(pid: int) -> int:

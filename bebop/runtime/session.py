@@ -7,7 +7,8 @@ Invariants of a private session, which this process starts:
 
 - Its temporary files lie in a folder that nobody else may enter, and that is removed afterwards.
 - Every process of the session carries a mark in its environment, by which it is found and ended.
-- A driver that was killed leaves its folder and its processes to the next driver, which removes them.
+- A driver that was killed leaves its folder and its processes to the next driver, which removes them. Folders from
+  other machines or other containers stay, since nobody here can tell whether their drivers run.
 """
 
 import asyncio
@@ -35,11 +36,22 @@ from bebop.errors import UserError
 from bebop.report.dashboards.provision import provision
 from bebop.runtime.events import EventLog
 from bebop.runtime.preflight import MAX_FOLDER_LENGTH
-from bebop.runtime.processes import descendants, end, lives, main_stack, marked, place, start_ticks, status, stopped
+from bebop.runtime.processes import (
+    descendants,
+    end,
+    lives,
+    main_stack,
+    marked,
+    namespace,
+    place,
+    start_ticks,
+    status,
+    stopped,
+)
 from bebop.runtime.watchdog import TICK, SuspendAwareClock
 
 log = logging.getLogger(__name__)
-PRIVATE, DRIVER, FILES = "bebop-", "driver", "files"  # temporary folders of jobs; in them: the driver's id, and TMPDIR
+PRIVATE, DRIVER, FILES = "bebop-", "driver", "files"  # temporary folders of jobs; in them: the driver, and TMPDIR
 STARTS = 3  # attempts to start Ray
 SERVERS = ("gcs_server", "raylet")  # no job can run without them
 
@@ -195,7 +207,8 @@ def _started(config: JobConfig, private: Path, events: EventLog) -> Iterator[Ses
     os.environ["BEBOP_SESSION"] = mark.partition("=")[2]  # Ray's processes inherit it
     try:
         _start_ray(config, temp, mark)
-        folder = (temp / "session_latest").resolve()
+        # Not the link ``session_latest``, which leads to the newest session of all jobs with this folder.
+        folder = Path(ray._private.worker._global_node.get_session_dir_path()).resolve()
         os.environ.pop("BEBOP_SESSION")
         temp.chmod(mode)
         make_private(folder)
@@ -264,12 +277,12 @@ def _some_port() -> int:
 def private_folder() -> Iterator[Path]:
     """Create a folder that nobody else may enter, for the temporary files of all processes of a job within the block.
 
-    A killed driver leaves its folder behind; the next driver that creates one beside it removes it.
+    A killed driver leaves its folder behind; the next driver here that creates one beside it removes it.
     """
     before, parent = os.environ.get("TMPDIR"), Path(_short(tempfile.gettempdir()))
     _clear(parent)
     folder = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=parent))
-    (folder / DRIVER).write_text(f"{os.getpid()} {start_ticks(os.getpid())}")
+    (folder / DRIVER).write_text(f"{os.getpid()} {start_ticks(os.getpid())} {namespace()}")
     (folder / FILES).mkdir(mode=0o700)
     os.environ["TMPDIR"] = str(folder / FILES)  # Ray's processes inherit it
     try:
@@ -287,12 +300,15 @@ def private_folder() -> Iterator[Path]:
 def _clear(parent: Path) -> None:
     """Remove the private folders of this user's ended drivers, and end the remaining processes of their jobs.
 
+    Machines and containers may share ``parent``; only drivers with process ids of our own namespace can be looked up.
     Ray ends its processes once it misses the driver, but a stopped process does not notice.
     """
     for driver in parent.glob(f"{PRIVATE}*/{DRIVER}"):
         with contextlib.suppress(OSError, ValueError):
-            pid, started = map(int, driver.read_text().split())
-            if driver.stat().st_uid == os.getuid() and started and start_ticks(pid) != started:
+            pid, started, where = driver.read_text().split()
+            if where != namespace() or driver.stat().st_uid != os.getuid():
+                continue
+            if int(started) and start_ticks(int(pid)) != int(started):
                 end(marked(f"TMPDIR={driver.parent / FILES}"))
                 shutil.rmtree(driver.parent, ignore_errors=True)
 

@@ -4,7 +4,9 @@ A process imports the class once and plays one episode after another; the module
 sandbox. Calls are pickles and replies are JSON, so no code of it runs in the calling process. Its event loop runs only
 during a call: a task that an environment leaves behind is suspended until the next call.
 
-A pool starts processes when they are needed, keeps idle ones, and bounds their number.
+A pool starts processes when they are needed, keeps idle ones, and bounds their number. What an environment leaves in
+the background becomes a child of its process, and a zombie once it ends: nobody knows whether the environment will wait
+for it. A process with many zombies is replaced.
 """
 
 import asyncio
@@ -25,7 +27,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from bebop.errors import UserError
-from bebop.runtime.processes import descendants, end, marked
+from bebop.runtime.processes import descendants, end, marked, zombies
 from bebop.tasks.environment import (
     Environment,
     EnvironmentKind,
@@ -44,6 +46,7 @@ LOAD_SECONDS = 300.0  # time limit for the import of the class's module
 POLL_SECONDS = 0.5  # between two checks that it still runs: its children may hold its pipe open
 MESSAGE_BYTES = 64 << 20
 SIZE = 8  # bytes in front of a message that hold its length
+MAX_ZOMBIES = 31  # of a process that is kept: each holds a process id, and a container may have few
 MARK = "BEBOP_ENVIRONMENT"  # in the environment of the process and of what it starts
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -229,7 +232,7 @@ class Pool:
     async def give_back(self, process: EnvironmentProcess, keep: bool) -> None:
         """Keep a process for the next episode, or kill it."""
         try:
-            if keep and not process.ended():
+            if keep and not process.ended() and zombies(process.process.pid) <= MAX_ZOMBIES:
                 self.idle.append(process)
             else:
                 await self._end(process)

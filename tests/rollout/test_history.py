@@ -135,14 +135,23 @@ def test_what_is_kept_stays_within_the_bound_and_the_oldest_goes(
             for answer in answers:
                 kept.extend(texts, kept.enter(texts, ()), answer)
         assert kept.tokens <= limit
-        assert kept.tokens == sum(held.texts.tokens for held in kept._held.values())
+        assert kept.tokens == sum(len(key) + 1 + held.texts.tokens for key, held in kept._held.items())
         there = [key[0] for key in kept._held]
         assert there == asked[len(asked) - len(there) :], "those that were asked last"
 
 
+def test_prompts_without_completions_stay_within_the_bound() -> None:
+    kept = History(limit=100)
+    for prompt in range(1000):
+        kept.of([prompt])
+    assert len(kept) == 50, "a token and a mark each"
+    texts = kept.of(range(200))
+    assert len(kept) == kept.tokens == 0 and not texts.held, "its own request alone reads it"
+
+
 def test_the_prompt_asked_longest_ago_goes_first() -> None:
-    kept = History(limit=8)
-    kept.remember([1], [[5, 6]])  # with its mark, three tokens
+    kept = History(limit=12)
+    kept.remember([1], [[5, 6]])  # with its prompt and the marks, five tokens
     kept.remember([2], [[5, 6]])
     kept.of([1])
     kept.remember([3], [[7, 8]])
@@ -157,9 +166,9 @@ def test_the_same_completions_told_again_leave_what_was_decoded_meanwhile() -> N
     kept.remember([1], [[5, 6]])
     assert kept.of([1]) is texts and texts.tokens == 5
     kept.remember([1], [[5, 6], [5, 7]])
-    assert kept.of([1]) is not texts and kept.tokens == 6
+    assert kept.of([1]) is not texts and kept.tokens == 8
     kept.extend(texts, kept.enter(texts, (5,)), [9])  # a row that still reads the old one
-    assert kept.tokens == 6
+    assert kept.tokens == 8
 
 
 def test_a_completion_that_comes_again_is_counted_once() -> None:

@@ -12,12 +12,16 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
 
+from bebop.config.fields import from_dict
+from bebop.config.job import JobConfig
+from bebop.runtime import session
 from bebop.runtime.events import EventLog
-from bebop.runtime.processes import descendants, end, marked, place, stacks, status, stopped
+from bebop.runtime.processes import descendants, end, marked, namespace, place, stacks, status, stopped
 from bebop.runtime.session import Session, private_folder
 
 # A process with a child, which waits in a function of its own. It says that both are there from the very line that it
@@ -90,18 +94,18 @@ def test_the_innermost_line_of_ours_is_named() -> None:
 
 
 def test_what_holds_up_the_driver_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    session = Session(None, 30.0, EventLog(tmp_path))
-    session.check(100.0)
+    own = Session(None, 30.0, EventLog(tmp_path))
+    own.check(100.0)
     assert not caplog.records, "its event loop has not begun"
 
     def look(seconds: float) -> None:
         """From another thread, as the guard does, while this one waits in ``hold_up``."""
-        guard = threading.Thread(target=session.check, args=(seconds,))
+        guard = threading.Thread(target=own.check, args=(seconds,))
         guard.start()
         guard.join()
 
     async def hold_up() -> None:
-        watch = asyncio.create_task(session.watch())
+        watch = asyncio.create_task(own.watch())
         for _ in range(3):  # a turn of the loop, and no more
             await asyncio.sleep(0)
         for _ in range(100):
@@ -148,6 +152,49 @@ def test_a_private_folder_of_a_driver_that_was_killed_is_cleared_by_the_next(
     with tempfile.TemporaryDirectory(dir="/tmp") as place:  # a long name would not do for Ray's sockets
         monkeypatch.setattr(tempfile, "tempdir", place)
         _leave_and_clear(Path(place))
+
+
+def test_a_private_folder_of_a_driver_elsewhere_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine or container that shares the folder may have a driver by a process id that nobody has here."""
+    monkeypatch.setattr(session, "_short", lambda _: str(tmp_path))
+    nobody, boot = 1 << 30, namespace().partition("/")[0]
+    drivers = {
+        "machine": f"{nobody} 1 another-start/{os.readlink('/proc/self/ns/pid')}",
+        "container": f"{nobody} 1 {boot}/pid:[1]",
+        "unknown": f"{nobody} 1",
+        "here": f"{nobody} 1 {namespace()}",
+    }
+    for name, driver in drivers.items():
+        (tmp_path / f"bebop-{name}").mkdir()
+        (tmp_path / f"bebop-{name}" / "driver").write_text(driver)
+    with private_folder():
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {"bebop-machine", "bebop-container", "bebop-unknown"}
+
+
+def test_a_session_is_that_of_its_own_job_where_jobs_share_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's link to the latest session may lead to that of the other job by then."""
+    temp = tmp_path / "ray"
+    own, foreign = temp / "session_1", temp / "session_2"
+    for folder in (own, foreign):
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)
+    provided: list[Path] = []
+
+    def start(*_: Any) -> None:
+        (temp / "session_latest").symlink_to(foreign)
+        node = SimpleNamespace(get_session_dir_path=lambda: str(own))
+        monkeypatch.setattr(session.ray._private.worker, "_global_node", node)
+
+    monkeypatch.setattr(session, "_start_ray", start)
+    monkeypatch.setattr(session, "provision", lambda folder, **_: provided.append(folder))
+    monkeypatch.setattr(session.ray, "shutdown", lambda: None)
+    config = from_dict(JobConfig, {"runtime": {"temp_dir": str(temp)}})
+    with session._started(config, tmp_path, EventLog(None)) as begun:
+        assert begun.folder == own and provided == [own]
+    assert own.stat().st_mode & 0o777 == 0o700 and foreign.stat().st_mode & 0o777 == 0o755
 
 
 def _leave_and_clear(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ray that does not come up is tried again, and an actor that it ends for want of memory counts as dead."""
+"""Ray that does not come up is tried again, ranks meet, and an actor that Ray ends to free memory counts as dead."""
 
 import asyncio
 import json
@@ -9,9 +9,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from bebop.config.fields import from_dict
 from bebop.config.job import JobConfig
@@ -19,6 +21,7 @@ from bebop.driver.protocols import WorkerDied
 from bebop.errors import UserError
 from bebop.runtime import session
 from bebop.runtime.actor_group import ActorGroup
+from bebop.runtime.actors import RayTrainer, make_rank
 from bebop.runtime.events import EventLog
 from bebop.runtime.session import ray_session
 
@@ -42,6 +45,59 @@ def test_a_start_that_fails_is_tried_again(failures: int, tmp_path: Path, monkey
         with pytest.raises(UserError, match=r"^Ray did not start: .* timed out during startup\. \(3 times\)$"):
             session._start_ray(JobConfig(), tmp_path, "BEBOP_SESSION=nobody")
     assert ports == [40001, 40002, 40003, 40004, 40005, 40006][: 2 * min(failures + 1, session.STARTS)]
+
+
+class Remote:
+    """An actor of which each call is awaited at once: ``actor.method.remote(...)``."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.given = number, list[Any]()
+
+    def __getattr__(self, method: str) -> Any:
+        async def call(*arguments: Any) -> str:
+            self.given += [(method, arguments)]
+            return f"file:///made-by-{self.number}"
+
+        return SimpleNamespace(remote=call)
+
+
+async def test_the_first_rank_makes_the_file_by_which_ranks_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver may be on another machine."""
+    actors = [Remote(number) for number in range(3)]
+
+    async def start(make: Any) -> None:
+        await asyncio.gather(*await make(actors))
+
+    async def ask(number: int, kind: str, result: Awaitable[Any]) -> Any:
+        assert (number, kind) == (0, "start")
+        return await result
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    trainer = RayTrainer(config := JobConfig(), tmp_path, [{}] * 3)
+    monkeypatch.setattr(trainer.group, "start", start)
+    monkeypatch.setattr(trainer.group, "ask", ask)
+    await trainer.restart()
+    assert [actor.given.pop() for actor in actors] == [
+        ("make", (make_rank, config, rank, 3, "file:///made-by-0")) for rank in range(3)
+    ]
+    assert [actor.given for actor in actors] == [[("meeting", ())], [], []] and not [*tmp_path.iterdir()]
+
+
+def test_the_file_by_which_ranks_meet_has_no_name_and_ends_with_its_process() -> None:
+    code = "from bebop.runtime.actor_group import _Process\n"
+    code += "print((made := _Process('Trainer(0)', 'BEBOP_PART=0')).meeting(), flush=True); input()\n"
+    first = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert first.stdout is not None
+    file = Path(first.stdout.readline().strip().removeprefix("file://"))
+    assert str(file.readlink()).endswith(" (deleted)") and str(first.pid) in file.parts
+    one, other = dist.FileStore(str(file), 2), dist.FileStore(str(file), 2)
+    one.set("rank 0", "is here")
+    assert other.get("rank 0") == b"is here"
+    first.kill()
+    first.communicate()
+    assert not file.exists()
 
 
 class Idle:

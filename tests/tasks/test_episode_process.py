@@ -16,7 +16,7 @@ import pytest
 import bebop.tasks.episode_process as process_module
 import bebop.tasks.episodes as module
 from bebop.errors import UserError
-from bebop.runtime.processes import descendants, lives
+from bebop.runtime.processes import descendants, lives, zombies
 from bebop.tasks.environment import EnvironmentKind, EnvironmentLost
 from bebop.tasks.episodes import Episode, Episodes
 from tests.cases import slow_but
@@ -72,6 +72,26 @@ async def test_a_process_is_kept_and_its_module_remembers() -> None:
         third, another, _ = await begun(episodes)
         assert another != pid and (await third.step("x")).reward == 0.25
         await third.close()
+
+
+async def test_a_process_with_many_zombies_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step starts something in the background, which ends and becomes a zombie child of the process."""
+    monkeypatch.setattr(process_module, "MAX_ZOMBIES", 2)
+    processes: list[int] = []
+    async with opened() as episodes:
+        for _ in range(5):
+            episode, pid, _ = await begun(episodes)
+            before = zombies(pid)
+            assert before == processes.count(pid) <= 2
+            await episode.step("orphan")
+            deadline = time.monotonic() + 10
+            while zombies(pid) == before and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert zombies(pid) == before + 1
+            processes.append(pid)
+            await episode.close()
+    assert [processes.count(pid) for pid in dict.fromkeys(processes)] == [3, 2]
+    assert gone(processes)
 
 
 LOST = [

@@ -46,6 +46,8 @@ class Apart:
     async def step(self, text: str) -> EnvStep:
         if text == "litter":
             self.start()
+        elif text == "orphan":
+            subprocess.run(["sh", "-c", "true &"], check=True)
         elif text == "hang":
             self.start()
             time.sleep(1000)
