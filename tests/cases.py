@@ -1,6 +1,7 @@
-"""Cases of a parametrised test, of which ``make test`` has some and ``make test-slow`` the others."""
+"""Cases of a parametrised test, of which ``make test`` has some and ``make test-slow`` the others; memory of a call."""
 
-from collections.abc import Iterable
+import tracemalloc
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -19,3 +20,13 @@ def slow_but(quick: Iterable[Any], cases: Iterable[Any], several: bool = False) 
         case if case in kept else pytest.param(*(case if several else (case,)), marks=pytest.mark.slow)
         for case in listed
     ]
+
+
+def peak_memory(act: Callable[[], object]) -> int:
+    """Return the most bytes that Python's objects and arrays take while ``act`` runs, beyond those before it."""
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

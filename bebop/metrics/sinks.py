@@ -12,7 +12,7 @@ import textwrap
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -24,7 +24,7 @@ from bebop.command import writing
 from bebop.config.fields import MAX_INT
 from bebop.errors import UserError
 from bebop.metrics.catalogue import METRICS, Layout, tracker_values
-from bebop.run_dir.safe_parse import parse_json
+from bebop.run_dir.safe_parse import parse_json, text_lines
 
 
 class Sink(Protocol):
@@ -97,23 +97,25 @@ def flat_settings(config: Mapping[str, Any], before: str = "") -> dict[str, Any]
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read the steps in ``metrics.jsonl``, without an incomplete last line (the process was killed while writing)."""
+    return [row for _, row in _step_lines(path)]
+
+
+def _step_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the lines of a log of steps with the object of each, without an incomplete last line."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        for number, (line, last) in enumerate(text_lines(path), 1):
+            try:
+                row = parse_json(line)
+            except ValueError:
+                if last:
+                    return
+                raise UserError(f"{path} line {number} is not JSON: repair or delete that line") from None
+            step = row.get("step") if isinstance(row, dict) else None
+            if type(step) is not int or not 0 <= step <= MAX_INT:
+                raise UserError(f"{path} line {number} has no whole-numbered step: repair or delete that line")
+            yield line, row
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is no text in UTF-8 (byte {error.start}): give the log of a run") from None
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = parse_json(line)
-        except ValueError:
-            if number == len(lines):
-                break
-            raise UserError(f"{path} line {number} is not JSON: repair or delete that line") from None
-        step = row.get("step") if isinstance(row, dict) else None
-        if type(step) is not int or not 0 <= step <= MAX_INT:
-            raise UserError(f"{path} line {number} has no whole-numbered step: repair or delete that line")
-        rows.append(row)
-    return rows
 
 
 class StepLog:
@@ -166,13 +168,22 @@ class JsonlSink:
 
 
 def _keep(path: Path, step: int) -> int:
-    """Keep the lines up to and including ``step``, atomically in case of a kill; return the last step."""
-    rows = read_jsonl(path) if path.exists() and step > 0 else []
-    kept = [row for row in rows if row["step"] <= step]
-    scratch = path.with_name(path.name + ".new")
-    scratch.write_text("".join(map(_line, kept)), encoding="utf-8")
+    """Keep the lines up to and including ``step``, atomically in case of a kill; return the last step.
+
+    Lines are copied one by one: ``drift.jsonl`` has 1.4 GB after 10,000 steps of 128 completions.
+    """
+    scratch, newest = path.with_name(path.name + ".new"), 0
+    try:
+        with scratch.open("w", encoding="utf-8") as file:
+            for line, row in _step_lines(path) if path.exists() and step > 0 else ():
+                if row["step"] <= step:
+                    file.write(line.rstrip() + "\n")
+                    newest = row["step"]
+    except UserError:
+        scratch.unlink()
+        raise
     scratch.replace(path)
-    return kept[-1]["step"] if kept else 0
+    return newest
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -8,14 +8,15 @@ run.
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from bebop.config.job import Costs
 from bebop.monitor.controller import Action, Controller, ControllerConfig, Health, Signals, State, Verdict
 from bebop.monitor.drift import Decomposition, Key, by_key, decompose
-from bebop.monitor.estimate import Estimate
+from bebop.monitor.estimate import Estimate, Summary
 from bebop.monitor.probe_set import ProbeReading, Sweep, direct
 from bebop.monitor.records import StepRecords, merge_records
 from bebop.monitor.slope import Slope, Source, early_slope, early_window, frozen_slope, temperature_slope
@@ -23,6 +24,7 @@ from bebop.monitor.window import Measure, Rate, Window
 
 OWN: tuple[Key, ...] = ("task", "position", "turn")  # held against the same in the first steps
 STATES: tuple[State, ...] = ("steady", "entropy-driven", "mismatch-driven", "broken")
+Part = TypeVar("Part", "Explanation", Decomposition, Slope)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,19 @@ class Explanation:
         for source, slope in self.slopes.items():
             row |= dict(zip(_ends(f"drift/slope/{source}"), slope.value.triple(), strict=True))
         return {name: value for name, value in row.items() if math.isfinite(value)}
+
+    def to_show(self) -> "Explanation":
+        """Return what a report shows of the step, without draws: of thousands of steps those would fill the memory."""
+        shown = {name: _summary(part) for name, part in self.parts.items() if name in ("length", "bank")}
+        slopes = {source: _summary(slope) for source, slope in self.slopes.items()}
+        return replace(_summary(self), parts=shown, slopes=slopes, by_slope={})
+
+
+def _summary(whole: Part) -> Part:
+    """Return a part of an explanation with summaries in place of its own estimates."""
+    own = {one.name: getattr(whole, one.name) for one in fields(whole)}
+    summaries: dict[str, Any] = {k: Summary.of(v) for k, v in own.items() if isinstance(v, Estimate)}
+    return replace(whole, **summaries)
 
 
 class DriftMonitor:

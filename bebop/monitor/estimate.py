@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 LEVEL = 0.95  # of intervals that are shown
+_NONE: Array = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,6 +82,23 @@ class Estimate:
     def triple(self) -> tuple[float, float, float]:
         """Return (point, low, high)."""
         return self.point, *self.interval()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Summary(Estimate):
+    """Estimate to be shown, not combined any more: its standard error in place of its draws, of which none are left."""
+
+    spread: float  # the standard error
+
+    @classmethod
+    def of(cls, estimate: Estimate) -> "Summary":
+        """Return the summary of an estimate; it shows the same numbers."""
+        return cls(point=estimate.point, draws=_NONE, spread=estimate.error)
+
+    @property
+    def error(self) -> float:
+        """Return the standard error."""
+        return self.spread
 
 
 @cache

@@ -21,7 +21,7 @@ from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation
 from bebop.monitor.probe_set import ProbeReading, Sweep
 from bebop.monitor.records import StepRecords, from_averages, from_stats, merge_records, with_entropy
-from bebop.run_dir.safe_parse import finite, parse_json
+from bebop.run_dir.safe_parse import finite, parse_json, text_lines
 from bebop.trajectory import DecodeStats
 
 # Accepted keys of a line of averages; ``names`` takes precedence. A trailing / stands for position 1, 2, ...
@@ -74,17 +74,47 @@ def log_row(
 
 
 def read_log(path: Path, names: Mapping[str, str] | None = None) -> list[LoggedStep]:
-    """Read the steps of a log; ``names`` maps keys of ``NAMES`` to those of the log.
+    """Read the steps of a log into memory, in order; ``names`` maps keys of ``NAMES`` to those of the log.
 
     Raises ``UserError`` for a missing file, a broken line, an unknown name, or a log without acceptance.
     """
+    steps: dict[int, list[LoggedStep]] = {}
+    for step, together, logged in _logged_lines(path, names):
+        steps[step] = [*(steps.get(step, []) if together else []), logged]
+    return [_joined(steps[step]) for step in sorted(steps)]
+
+
+class OutOfOrderError(UserError):
+    """A log goes back to an earlier step, so it cannot be read step by step."""
+
+
+def iter_log(path: Path, names: Mapping[str, str] | None = None) -> Iterator[LoggedStep]:
+    """Yield the steps that ``read_log`` returns, with one of them in memory at a time.
+
+    Raises ``OutOfOrderError`` if a step follows a later one, which a ``StepLog`` rules out.
+    """
+    parts: list[LoggedStep] = []
+    newest: int | None = None
+    for step, together, logged in _logged_lines(path, names):
+        if newest is not None and step < newest:
+            raise OutOfOrderError(f"{path} goes back from step {newest} to step {step}: sort its lines by step")
+        if parts and step != newest:
+            yield _joined(parts)
+        parts = [*(parts if together and step == newest else []), logged]
+        newest = step
+    if parts:
+        yield _joined(parts)
+
+
+def _logged_lines(path: Path, names: Mapping[str, str] | None) -> Iterator[tuple[int, bool, LoggedStep]]:
+    """Yield step, whether the line is one of several of its step, and content of each line that tells of drafts."""
     unknown = sorted(set(names or {}) - set(NAMES))
     if unknown:
         raise UserError(f"cannot map {unknown[0]!r}: give one of {', '.join(NAMES)}")
     known = {ours: ((names or {}).get(ours), *theirs) for ours, theirs in NAMES.items()}
-    steps: dict[int, list[LoggedStep]] = {}
     counters: VllmCounters | None = None
     keys: set[str] = set()
+    empty = True
     for number, row in _rows(path):
         keys |= set(row)
         step = _find(row, known["step"])
@@ -99,12 +129,11 @@ def read_log(path: Path, names: Mapping[str, str] | None = None) -> list[LoggedS
             raise UserError(f"{path} line {number} cannot be read ({reason}): give finite numbers and lists") from None
         if logged is not None:
             # Averages and drift rows are whole steps; requests of one step follow one another.
-            together = "meta_info" in row or any(key in row for key in ACCEPTED)
-            steps[int(step)] = [*(steps.get(int(step), []) if together else []), logged]
-    if not steps:
+            yield int(step), "meta_info" in row or any(key in row for key in ACCEPTED), logged
+            empty = False
+    if empty:
         shown = ", ".join(sorted(keys)[:12])
         raise UserError(f"{path} has no acceptance (keys: {shown}): name its key with accept_length=NAME")
-    return [_joined(steps[step]) for step in sorted(steps)]
 
 
 def read_row(row: Mapping[str, Any]) -> LoggedStep:
@@ -121,22 +150,21 @@ def read_row(row: Mapping[str, Any]) -> LoggedStep:
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield line number and object of each line of a JSONL file; an incomplete last line is left out."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        for number, (line, last) in enumerate(text_lines(path), 1):
+            if not line.strip():
+                continue
+            try:
+                row = parse_json(line)
+            except ValueError:
+                if last:
+                    return
+                raise UserError(f"{path} line {number} is not JSON: repair or delete that line") from None
+            if not isinstance(row, dict):
+                raise UserError(f"{path} line {number} is not an object: give one JSON object a line")
+            yield number, row
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         raise UserError(f"{path} cannot be read ({reason}): give a JSONL file") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-        except ValueError:
-            if number == len(lines):
-                return
-            raise UserError(f"{path} line {number} is not JSON: repair or delete that line") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{path} line {number} is not an object: give one JSON object a line")
-        yield number, row
 
 
 def _read(

@@ -18,7 +18,7 @@ from bebop.metrics.sinks import StepLog
 from bebop.monitor.certified import Certificate, Certified
 from bebop.monitor.controller import Action, ControllerConfig, Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
-from bebop.monitor.logs import log_row, read_log, read_row
+from bebop.monitor.logs import iter_log, log_row, read_row
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.monitor.records import from_groups
 from bebop.systems import SYSTEMS
@@ -92,7 +92,7 @@ class JobMonitor:
         self._observed = StepLog(folder / "drift.jsonl", resume_from)
         self._concluded = StepLog(folder / "controller.jsonl", resume_from)
         if self._observed.path.stat().st_size:
-            for logged in read_log(self._observed.path):
+            for logged in iter_log(self._observed.path):
                 self._restart_at = None if logged.restart else self._restart_at
                 self._follow(logged.feed(self.monitor))
 

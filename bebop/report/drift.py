@@ -4,7 +4,7 @@ One card shows both distributions, token by token, at the contexts of the probe 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from bebop.monitor.controller import Kind
 from bebop.monitor.drift import Decomposition, Key
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
 from bebop.monitor.estimate import Estimate
-from bebop.monitor.logs import read_log
-from bebop.monitor.probe_set import TokenProbs
+from bebop.monitor.logs import LoggedStep, OutOfOrderError, iter_log, read_log
+from bebop.monitor.probe_set import ProbeReading, TokenProbs
 from bebop.monitor.records import AFTER
 from bebop.monitor.watch import settings
 from bebop.report import figures
@@ -94,7 +94,7 @@ class Replay:
     """Log replayed through the monitor."""
 
     name: str
-    explanations: list[Explanation]  # a step each
+    explanations: list[Explanation]  # a step each, as ``Explanation.to_show`` has it
     breakdown: dict[Key, dict[str, Decomposition]]
     token_probs: list[tuple[TokenProbs, TokenProbs]]  # at the first and the last reading of the probe set
 
@@ -102,12 +102,27 @@ class Replay:
 def replay_log(
     path: Path, name: str, rules: MonitorSettings | None = None, names: Mapping[str, str] | None = None
 ) -> Replay:
-    """Replay a log through a new monitor; ``names`` as in ``logs.read_log``."""
+    """Replay a log through a new monitor; ``names`` as in ``logs.read_log``.
+
+    Only a log whose steps are out of order is read into memory as a whole.
+    """
+    try:
+        return _replay(iter_log(path, names), name, rules)
+    except OutOfOrderError:
+        return _replay(read_log(path, names), name, rules)
+
+
+def _replay(steps: Iterable[LoggedStep], name: str, rules: MonitorSettings | None) -> Replay:
     monitor = DriftMonitor(rules)
-    steps = list(read_log(path, names))
-    explanations = [e for step in steps if (e := step.feed(monitor)) is not None]
-    readings = [{probs.text: probs for probs in step.reading.token_probs} for step in steps if step.reading is not None]
-    first, last = (readings[0], readings[-1]) if len(readings) > 1 else ({}, {})
+    explanations: list[Explanation] = []
+    readings: list[ProbeReading] = []  # the first and the last one
+    for step in steps:
+        if (explanation := step.feed(monitor)) is not None:
+            explanations.append(explanation.to_show())
+        if step.reading is not None:
+            readings = [*readings[:1], step.reading]
+    texts = [{probs.text: probs for probs in reading.token_probs} for reading in readings]
+    first, last = texts if len(texts) > 1 else ({}, {})
     pairs = [(first[text], last[text]) for text in first if text in last]
     keys: list[Key] = [*(key for key, _ in KEYS), "turn"]
     breakdown = {key: monitor.breakdown(key) for key in keys}

@@ -1,8 +1,10 @@
 """Parsers of JSON and YAML from untrusted files: any fault of a text raises ``ValueError``, and nothing else."""
 
+import codecs
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,25 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError(DEEP) from None
+
+
+def text_lines(path: Path) -> Iterator[tuple[str, bool]]:
+    """Yield each line of a file in UTF-8 and whether it is the last one; only two lines are in memory at a time.
+
+    A line without an end is the last one, even if another process goes on writing the file. A byte order mark is left
+    out. ``UnicodeDecodeError`` has the place in the file as its ``start``.
+    """
+    with path.open("rb") as file:
+        line, place = file.readline().removeprefix(codecs.BOM_UTF8), 0
+        while line:
+            after = file.readline() if line.endswith(b"\n") else b""
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                error.start += place
+                raise
+            yield text, not after
+            line, place = after, place + len(line)
 
 
 def parse_yaml(text: str | bytes) -> Any:

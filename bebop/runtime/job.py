@@ -221,7 +221,8 @@ class Job:
             self.trajectories = _trajectories(self.config, self.run_dir, start)
             if self.held_out is not None:
                 self.evaluations = StepLog(self.run_dir / EVALUATIONS, start or None)
-        self.monitor = _monitor(self.config, self.run_dir, start)
+        # In a thread: it replays the log of every step up to ``start``, about 6 ms each, while the driver must answer.
+        self.monitor = await asyncio.to_thread(_monitor, self.config, self.run_dir, start)
         past = PastCompletions.wanted(self.config)
         if past is not None and start:
             past.recall(self.run_dir / NAME, start)

@@ -29,6 +29,7 @@ from bebop.metrics.sinks import (
     JsonlSink,
     ProgressLine,
     Sample,
+    StepLog,
     TensorBoardSink,
     TrackioSink,
     WandbSink,
@@ -36,6 +37,7 @@ from bebop.metrics.sinks import (
     read_jsonl,
 )
 from bebop.runtime import preflight
+from tests.cases import peak_memory
 
 numbers = st.lists(st.integers(-50, 50), min_size=1, max_size=12)
 
@@ -137,6 +139,33 @@ def test_a_new_run_starts_empty(tmp_path: Path) -> None:
     write(tmp_path / "metrics.jsonl", 1, 3)
     write(tmp_path / "metrics.jsonl", 1, 1)
     assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 1
+
+
+def test_resuming_a_long_log_holds_one_line_at_a_time(tmp_path: Path) -> None:
+    path, last = tmp_path / "drift.jsonl", 20
+    lines = [json.dumps({"step": step, "reached": [step / 7] * 2400}) + "\n" for step in range(1, 121)]
+    path.write_text("".join(lines))
+    size = path.stat().st_size
+    assert size > 5e6
+    logs: list[StepLog] = []
+    assert peak_memory(lambda: logs.append(StepLog(path, last))) < size / 4
+    logs[0].close()
+    assert path.read_text() == "".join(lines[:last])
+
+
+def test_a_byte_that_is_no_text_is_named_by_its_place_in_the_file_and_nothing_is_dropped(tmp_path: Path) -> None:
+    path, log = tmp_path / "drift.jsonl", b'{"step": 1}\n{"step": 2}\n{"step\xff": 3}\n'
+    path.write_bytes(log)
+    with pytest.raises(UserError, match="byte 30"):
+        StepLog(path, 2)
+    assert path.read_bytes() == log and [one.name for one in tmp_path.iterdir()] == ["drift.jsonl"]
+
+
+def test_a_log_without_its_last_line_end_goes_on_in_a_new_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}')  # killed before the end of the line
+    write(path, 3, 3, resume_from=2)
+    assert [row["step"] for row in read_jsonl(path)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from bebop.monitor.drift_monitor import DriftMonitor
 from bebop.monitor.logs import read_log
 from bebop.monitor.probe_set import ProbeReading
 from bebop.monitor.watch import JobMonitor, Observation, choose, settings
-from tests.cases import slow_but
+from tests.cases import peak_memory, slow_but
 from tests.monitor import synthetic
 from tests.monitor.synthetic import Truth, constant, step_groups
 
@@ -88,6 +88,27 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(
     # It would not, had the log been lost: there is no reference then.
     (tmp_path / "parts" / "drift.jsonl").write_text("")
     assert watched(JobMonitor(job("auto"), tmp_path / "parts", resume_from=cut), range(cut + 1, 14)) != whole[cut:]
+
+
+def repeated(folder: Path, steps: int) -> int:
+    """Write a log in which each step is the same, and return its size."""
+    path = folder / "drift.jsonl"
+    if not path.exists():
+        watch = JobMonitor(job(), folder)
+        watch.observe(1, step_groups(SPOILED, 1, prompts=6, answers=16), 0)
+        watch.close()
+    row = lines(path)[0]
+    path.write_text("".join(json.dumps({**row, "step": step}) + "\n" for step in range(1, steps + 1)))
+    return path.stat().st_size
+
+
+def test_a_long_log_takes_no_more_memory_to_resume_than_a_short_one(tmp_path: Path) -> None:
+    """The monitor's windows take 1.5 MB, however long the log is."""
+    sizes, peaks = [], []
+    for steps in (10, 20):
+        sizes.append(repeated(tmp_path, steps))
+        peaks.append(peak_memory(lambda last=steps: JobMonitor(job(), tmp_path, last).close()))  # type: ignore[misc]
+    assert peaks[1] - peaks[0] < (sizes[1] - sizes[0]) / 4
 
 
 def test_the_log_replays_what_was_said(tmp_path: Path) -> None:

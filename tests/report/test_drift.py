@@ -14,9 +14,12 @@ from bebop.monitor.estimate import Array
 from bebop.monitor.probe_set import ProbeReading, Sweep, TokenProbs
 from bebop.monitor.watch import JobMonitor
 from bebop.report.__main__ import main
+from bebop.report.drift import replay_log
 from tests.browser import CHROMIUM, browse
+from tests.cases import peak_memory
 from tests.commands import error_of
 from tests.monitor.synthetic import Truth, step_groups
+from tests.monitor.test_watch import repeated
 from tests.report.test_report import drawn, headings, specs, write_run
 
 CARDS = ["Why the accept length moved", "Accept length against entropy", "The same texts, then and now"]
@@ -155,6 +158,25 @@ def test_a_log_of_another_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "OURS=THEIRS" in error_of(main, ["--from", str(log), "--map", "nonsense"], capsys)
     assert "accept_length=NAME" in error_of(main, ["--from", str(log)], capsys)  # its names are not known
     assert "--from LOG" in error_of(main, [str(tmp_path), "--from", str(log)], capsys)
+
+
+def test_of_each_step_of_a_long_log_a_report_keeps_only_what_it_shows(tmp_path: Path) -> None:
+    sizes, peaks = [], []
+    for steps in (10, 20):
+        sizes.append(repeated(tmp_path, steps))
+        peaks.append(peak_memory(lambda: replay_log(tmp_path / "drift.jsonl", "run")))
+    assert peaks[1] - peaks[0] < (sizes[1] - sizes[0]) / 4
+
+
+def test_a_log_whose_steps_are_out_of_order_gives_the_same_page(tmp_path: Path) -> None:
+    rng, log = np.random.default_rng(0), tmp_path / "log.jsonl"
+    rows = [json.dumps({"step": s, "accept_length": 2.8 + 0.02 * rng.normal(), "entropy": 0.5}) for s in range(12)]
+    pages = []
+    for order in (rows, [*rows[6:], *rows[:6]], [*rows[:6], *rows[3:]]):  # the last went back to a checkpoint
+        log.write_text("\n".join(order) + "\n")
+        assert main(["--from", str(log)]) == 0
+        pages.append((tmp_path / "log.html").read_text())
+    assert pages[0] == pages[1] == pages[2] and headings(pages[0])[0] == CARDS[0]
 
 
 @pytest.mark.slow

@@ -1,5 +1,9 @@
-"""Who gets which share of how many GPUs."""
+"""Who gets which share of how many GPUs; the driver answers while a loop is made."""
 
+import asyncio
+import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,3 +108,27 @@ def test_two_ranks_on_one_gpu_are_refused(config: JobConfig, gpus: int, allowed:
     """NCCL refuses them, minutes later."""
     with pytest.raises(UserError, match=rf"trainer.ranks=\d is not possible: .* give {allowed}"):
         pools(config, gpus)
+
+
+def test_the_driver_answers_while_the_monitor_replays_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answered = threading.Event()
+
+    def replay(*_: object) -> str:
+        assert answered.wait(5), "the event loop did not go on"
+        return "monitor"
+
+    async def answer() -> None:
+        answered.set()
+
+    async def both() -> None:
+        await asyncio.gather(placement.Job._loop(running, None), answer())  # type: ignore[arg-type]
+
+    monkeypatch.setattr(placement, "_monitor", replay)
+    monkeypatch.setattr(placement, "Loop", lambda *_, **__: SimpleNamespace())
+    monkeypatch.setattr(placement, "_write_pids", lambda *_: None)
+    running = SimpleNamespace(
+        config=JobConfig(), run_dir=tmp_path, loop=SimpleNamespace(), held_out=None, prompt=None, workers=[],
+        trainer=None, sinks=[], trajectories=None, stop=threading.Event(),
+    )  # fmt: skip
+    asyncio.run(both())
+    assert running.monitor == "monitor"
