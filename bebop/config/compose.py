@@ -252,10 +252,14 @@ def as_yaml(config: Any) -> str:
 def write_down(config: Any, overrides: Sequence[str], folder: Path, section: str = "") -> None:
     """Write the configuration and the overrides into the run folder, for readers and for a resume.
 
-    Call it after all checks of the configuration.
+    Call it after all checks of the configuration. The day on which the run began is written too, if its model's chat
+    template prints one: another day would be composed in a resume.
     """
     now = [f"{section}{name}" for name in ("dir", "resume", "trust")]  # settings of this call alone
-    text = json.dumps([o for o in overrides if _read(o).key_or_group not in now]) + "\n"
+    kept = [o for o in overrides if _read(o).key_or_group not in now]
+    if config.model.date != "auto" and "model.date" not in [_read(o).key_or_group for o in kept]:
+        kept.append(f"model.date={config.model.date}")
+    text = json.dumps(kept) + "\n"
     write_text(folder / CONFIG, as_yaml(config))
     sign(folder, text)
     write_text(folder / OVERRIDES, text)

@@ -1,16 +1,20 @@
 """Which settings a resumed run takes from its folder, in every spelling that Hydra accepts."""
 
 import dataclasses
+import datetime
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from bebop.config.adapt import AdaptConfig
 from bebop.config.compose import adapt_config, job_config, merge_overrides, resumed_overrides, write_down
+from bebop.config.fields import resume_refusals
 from bebop.config.job import JobConfig
 from bebop.errors import UserError
+from bebop.model.checkpoint import resolve
 from tests.cases import slow_but
 
 
@@ -191,3 +195,27 @@ def test_settings_of_another_configuration_are_merged_and_left_alone(tmp_path: P
     new = [f"dir='{folder}'", "++resume=true", "parallel.tensor=1"]
     merged = resumed_overrides(new, "adapt", apart="parallel.")
     assert merged == ["task=gcd", "parallel.evaluate=false", *new]
+
+
+def test_the_day_on_which_a_run_began_is_that_of_its_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the model's chat template prints one: prompts of another day would be others."""
+
+    class Day(datetime.date):
+        @classmethod
+        def today(cls) -> "Day":
+            return cls(2026, 11, 29)
+
+    model, folder = tmp_path / "model", tmp_path / "run"
+    for path in (model, folder):
+        path.mkdir()
+    for file in resolve("tiny").iterdir():
+        (model / file.name).symlink_to(file)
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    (model / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y') }}")
+    monkeypatch.setattr(datetime, "date", Day)
+    first = ["model=folder", f"model.path={model}", f"runtime.dir={folder}"]
+    write_down(job_config(first), first, folder, "runtime.")
+    monkeypatch.setattr(Day, "today", classmethod(lambda cls: cls(2026, 11, 30)))
+    again = [f"runtime.dir={folder}", "runtime.resume=true"]
+    assert job(again).model.date == "2026-11-29" and job(first).model.date == "2026-11-30"
+    assert not resume_refusals(yaml.safe_load((folder / "config.yaml").read_text()), job(again))
