@@ -185,6 +185,7 @@ class Ending:
 
     text: str
     success: bool
+    cut: bool = False  # at the limit of tokens, maybe within a number
 
 
 class Continuations:
@@ -296,7 +297,8 @@ class Continuations:
             # The engine looks for stop strings in what it adds, which may hold the end of one alone.
             cut = whole(i)
             answer = self._text(rows[one[0]], texts[i][: cut or None], stopped=cut > 0)
-            endings[one] = Ending(text=answer, success=self.reward(answer, prompts[one[0]]) >= self.success)
+            success = self.reward(answer, prompts[one[0]]) >= self.success
+            endings[one] = Ending(text=answer, success=success, cut=not cut and texts[i][-1] not in stops)
         return [endings[one] for one in wanted]
 
     def _text(self, row: TokenRow, ids: Sequence[int], stopped: bool = False) -> str:
@@ -312,8 +314,12 @@ class Continuations:
 
 def unsound(prefix: str, endings: Sequence[Ending]) -> bool:
     """Return whether the successful continuation of median length has a wrong step that its prefix has not."""
-    successes = sorted((e.text for e in endings if e.success), key=len)
-    return bool(successes) and wrong_steps(successes[len(successes) // 2], len(prefix)) > 0
+    successes = sorted((e for e in endings if e.success), key=lambda one: len(one.text))
+    if not successes:
+        return False
+    chosen = successes[len(successes) // 2]
+    text = re.sub(r"\d+$", "", chosen.text) if chosen.cut else chosen.text  # such a number may go on
+    return wrong_steps(text, len(prefix)) > 0
 
 
 def _bits(endings: Sequence[Ending]) -> str:

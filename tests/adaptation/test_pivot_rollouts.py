@@ -229,6 +229,9 @@ def test_a_judge_looks_at_the_success_of_median_length() -> None:
     assert not unsound("12+4=1", [Ending(text="12+4=16", success=True)])
     assert unsound("least 3 left 2", [Ending(text="least 3 left 21; 8-4=5", success=True)])
     assert not unsound("least 9 left 3", [Ending(text="least 9 left 3 4", success=True)])
+    unfinished = Ending(text="1+1=2; 12+4=1", success=True)
+    assert unsound("1+1=2", [unfinished])
+    assert not unsound("1+1=2", [dataclasses.replace(unfinished, cut=True)]), "16 may come"
     shorter = Ending(text="1+1=2", success=True)
     assert unsound("", [long, wrong, shorter]) and not unsound("", [long, right, shorter])
 
