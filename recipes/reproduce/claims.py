@@ -84,8 +84,8 @@ PAPERS = (
                 "would make it 1.30 times as fast.",
                 decides="A GPU: the commands are in benchmarks/gpu/NEXT.md.",
                 beyond_reach=(
-                    "The sizes 1.8 (end-to-end RL) and 2.4 (rollouts) are those of large models on GPUs, where a pass "
-                    "over a few tokens costs hardly more than a pass over one.",
+                    "The sizes 1.8 (end-to-end RL) and 2.4 (rollouts) are of large models on GPUs: a few tokens cost "
+                    "hardly more than one there.",
                 ),
             ),
         ),
@@ -132,8 +132,8 @@ PAPERS = (
                 here="The built-in model; a quarter of a token and .05 of utility, which are bars of ours.",
                 decides="A task where many rejected drafts are harmless, and a separate draft model.",
                 beyond_reach=(
-                    "The size 2.5 of the speedup is that of an 8B target and a .6B draft model on a GPU; here a pass "
-                    "over a few tokens costs more than a pass over one.",
+                    "The speedup of 2.5 is of an 8B target and a .6B draft model on a GPU; here a few tokens cost more "
+                    "than one.",
                 ),
             ),
             Claim(
@@ -203,8 +203,8 @@ PAPERS = (
                 here="The built-in model; 1.7 and 1.3 tokens are bars of ours.",
                 decides="Matrices on a real model.",
                 beyond_reach=(
-                    "The speedups of 1.9 to 2.8 are those of models of 7B and 13B on GPUs, where a pass over 16 to 63 "
-                    "nodes and their pseudo states costs hardly more than a pass over one token.",
+                    "The speedups of 1.9 to 2.8 are of 7B and 13B models on GPUs: 16 to 63 nodes cost hardly more than "
+                    "one token there.",
                 ),
             ),
             Claim(
@@ -269,8 +269,8 @@ PAPERS = (
                 here="The built-in model; 1.5 tokens and a reward of .25 are bars of ours.",
                 decides="A real model.",
                 beyond_reach=(
-                    "Sizes (2.07 times the tokens a second, accuracy on AIME and LiveCodeBench) are those of 4B and 9B "
-                    "models on GPUs, trained on 34 thousand questions.",
+                    "Sizes (2.07 times the tokens a second, accuracy on AIME and LiveCodeBench) are of 4B and 9B "
+                    "models on GPUs.",
                 ),
             ),
             Claim(

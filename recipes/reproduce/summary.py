@@ -13,24 +13,20 @@ from recipes.reproduce.scope import ours
 
 INTRODUCTION = """# Results
 
-What the recipes found about the claims of the papers. Two models were looked at: SmolLM2-135M-Instruct (30 layers,
-vocabulary 49,152), whose verdicts stand first wherever its studies have results, and the built-in model (12 layers,
-vocabulary 512), whose studies take hours instead of days. A table per paper has its claims; the findings behind a claim
-are folded below it. Evidence, rules, corrected p, tables, figures, runs, and what lies beyond the papers, are on the
-pages that the third of these commands writes:
+What the recipes found about the claims of the papers, on SmolLM2-135M-Instruct and on the built-in model. Each paper
+has a table of its claims; the findings behind a claim are folded below it. Evidence, rules, corrected p, tables,
+figures and runs are on the pages that the second command writes:
 
-    make reproduce                                  # every recipe on the built-in model, then this page
-    python -m recipes.reproduce --only real         # everything on SmolLM2, then this page; --only NAME: one recipe
-    python -m recipes.reproduce --html DIR          # the pages of all claims and studies, from what is stored
-    python -m recipes.reproduce --rebuild           # this page, from what is stored
+    python -m recipes.reproduce --rebuild      # this page, from what is stored; --only NAME: one recipe
+    python -m recipes.reproduce --html DIR     # the pages of all claims and studies
 
-Brackets are 95 % intervals over three seeds or over completions, on SmolLM2 over seeds and prompts together.
-*Confirmed* and *refuted*: the numbers tell, after all corrections. *Undecided*: they do not. *Not tested*: the arms
-were not what the claim is about, or no recipe here can test it. A claim is *confirmed in part* if some findings are
-confirmed and none is refuted, *refuted in part* if some are confirmed and some refuted. The p of all tested findings of
+Brackets are 95 % intervals over three seeds or completions, on SmolLM2 over seeds and prompts.
+*Confirmed* and *refuted*: the numbers tell, after corrections. *Undecided*: they do not. *Not tested*: the arms
+were not what the claim is about, or no recipe here can test it. *Confirmed in part*: some findings are confirmed and
+none is refuted; *refuted in part*: some are confirmed and some refuted. The p of all tested findings of
 a claim on one model are corrected by Holm's method at 5 %; a verdict may change while studies of its claim are still to
-come (*so far*). Findings whose bar is ours count for no claim. Which these are was decided after the runs, by
-[one table](recipes/reproduce/scope.py) that takes findings away from a claim and confirms none.
+come (*so far*). Findings whose bar is ours count for no claim: [one table](recipes/reproduce/scope.py), made after the
+runs, says which.
 """
 REJUDGED = """*Judged again* by rules that are younger than the numbers: {names}. Both judgements are in `results.json`.
 """
