@@ -152,7 +152,7 @@ def own_trainer(file: RecipeFile, job: JobConfig) -> Question:
     asked = MemoryConfig(
         model=file.model,
         gpu=file.gpu,
-        gpus=trainer.ranks,
+        gpus=min(trainer.ranks, 8),  # more are refused by ``_check_counts``
         dtype=job.model.dtype,  # type: ignore[arg-type]
         max_tokens=max(trainer.max_tokens or MAX_BATCH_TOKENS, job.rollout.max_length),
         checkpointing=trainer.checkpointing,

@@ -14,7 +14,7 @@ from recipes.reproduce.scope import ours
 INTRODUCTION = """# Results
 
 What the recipes found about the claims of the papers, on SmolLM2-135M-Instruct and on the built-in model. Each paper
-has a table of its claims; the findings behind a claim are folded below it. Evidence, rules, corrected p, tables,
+has a table of its claims, with the findings folded below it. Evidence, rules, corrected p, tables,
 figures and runs are on the pages that the second command writes:
 
     python -m recipes.reproduce --rebuild      # this page, from what is stored; --only NAME: one recipe
@@ -23,8 +23,8 @@ figures and runs are on the pages that the second command writes:
 Brackets are 95 % intervals over three seeds or completions, on SmolLM2 over seeds and prompts.
 *Confirmed* and *refuted*: the numbers tell, after corrections. *Undecided*: they do not. *Not tested*: the arms
 were not what the claim is about, or no recipe here can test it. *Confirmed in part*: some findings are confirmed and
-none is refuted; *refuted in part*: some are confirmed and some refuted. The p of all tested findings of
-a claim on one model are corrected by Holm's method at 5 %; a verdict may change while studies of its claim are still to
+none is refuted; *refuted in part*: some are confirmed and some refuted. The p of a claim's tested
+findings on one model are corrected by Holm's method, 5 %; a verdict may change while studies of its claim are still to
 come (*so far*). Findings whose bar is ours count for no claim: [one table](recipes/reproduce/scope.py), made after the
 runs, says which.
 """
@@ -91,9 +91,8 @@ def headline(claim: Claim, results: Results, models: Sequence[str]) -> str:
 
 
 def spoken(claim: Claim, results: Results, models: Sequence[str]) -> list[str]:
-    """Return the models on which a finding speaks of a claim, or may yet; the last model where there is none."""
-    said = [m for m in models if results.of(m, claim.name) or results.verdict(m, claim) == NONE_YET]
-    return said or [*models[-1:]]
+    """Return the models on which a finding speaks of a claim, or may yet, and always the last one."""
+    return [m for m in models if results.of(m, claim.name) or results.verdict(m, claim) == NONE_YET or m == models[-1]]
 
 
 def called(model: str) -> str:
