@@ -15,7 +15,7 @@ INTRODUCTION = """# Results
 
 What the recipes found about the claims of the papers, on SmolLM2-135M-Instruct and on the built-in model. Each paper
 has a table of its claims, with the findings folded below it. Evidence, rules, corrected p, tables,
-figures and runs are on the pages that the second command writes:
+figures and runs: the pages of the second command.
 
     python -m recipes.reproduce --rebuild      # this page, from what is stored; --only NAME: one recipe
     python -m recipes.reproduce --html DIR     # the pages of all claims and studies
@@ -23,8 +23,8 @@ figures and runs are on the pages that the second command writes:
 Brackets are 95 % intervals over three seeds or completions, on SmolLM2 over seeds and prompts.
 *Confirmed* and *refuted*: the numbers tell, after corrections. *Undecided*: they do not. *Not tested*: the arms
 were not what the claim is about, or no recipe here can test it. *Confirmed in part*: some findings are confirmed and
-none is refuted; *refuted in part*: some are confirmed and some refuted. The p of a claim's tested
-findings on one model are corrected by Holm's method, 5 %; a verdict may change while studies of its claim are still to
+none is refuted; *refuted in part*: some are confirmed and some refuted. The p of all tested findings of
+a claim on one model are corrected by Holm's method at 5 %; a verdict may change while studies of its claim are still to
 come (*so far*). Findings whose bar is ours count for no claim: [one table](recipes/reproduce/scope.py), made after the
 runs, says which.
 """
