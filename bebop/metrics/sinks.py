@@ -24,7 +24,7 @@ from bebop.command import writing
 from bebop.config.fields import MAX_INT
 from bebop.errors import UserError
 from bebop.metrics.catalogue import METRICS, Layout, tracker_values
-from bebop.run_dir.safe_parse import parse_json, text_lines
+from bebop.run_dir.safe_parse import json_lines
 
 
 class Sink(Protocol):
@@ -103,13 +103,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 def _step_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the lines of a log of steps with the object of each, without an incomplete last line."""
     try:
-        for number, (line, last) in enumerate(text_lines(path), 1):
-            try:
-                row = parse_json(line)
-            except ValueError:
-                if last:
-                    return
-                raise UserError(f"{path} line {number} is not JSON: repair or delete that line") from None
+        for number, line, row in json_lines(path):
             step = row.get("step") if isinstance(row, dict) else None
             if type(step) is not int or not 0 <= step <= MAX_INT:
                 raise UserError(f"{path} line {number} has no whole-numbered step: repair or delete that line")

@@ -21,7 +21,7 @@ from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation
 from bebop.monitor.probe_set import ProbeReading, Sweep
 from bebop.monitor.records import StepRecords, from_averages, from_stats, merge_records, with_entropy
-from bebop.run_dir.safe_parse import finite, parse_json, text_lines
+from bebop.run_dir.safe_parse import finite, json_lines
 from bebop.trajectory import DecodeStats
 
 # Accepted keys of a line of averages; ``names`` takes precedence. A trailing / stands for position 1, 2, ...
@@ -150,15 +150,7 @@ def read_row(row: Mapping[str, Any]) -> LoggedStep:
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield line number and object of each line of a JSONL file; an incomplete last line is left out."""
     try:
-        for number, (line, last) in enumerate(text_lines(path), 1):
-            if not line.strip():
-                continue
-            try:
-                row = parse_json(line)
-            except ValueError:
-                if last:
-                    return
-                raise UserError(f"{path} line {number} is not JSON: repair or delete that line") from None
+        for number, _, row in json_lines(path, blank=True):
             if not isinstance(row, dict):
                 raise UserError(f"{path} line {number} is not an object: give one JSON object a line")
             yield number, row

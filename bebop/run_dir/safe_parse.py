@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from bebop.errors import UserError
+
 DEEP = "it is nested too deeply"
 MAX_HEADER = 10**8  # bytes, as the safetensors library has it
 
@@ -39,6 +41,24 @@ def text_lines(path: Path) -> Iterator[tuple[str, bool]]:
                 raise
             yield text, not after
             line, place = after, place + len(line)
+
+
+def json_lines(path: Path, blank: bool = False) -> Iterator[tuple[int, str, Any]]:
+    """Yield number, text and value of each line of a JSONL file, without an incomplete last line.
+
+    ``blank``: leave out lines without text. Raises ``UserError`` for a line that is no JSON, and the errors of
+    ``text_lines``.
+    """
+    for number, (line, last) in enumerate(text_lines(path), 1):
+        if blank and not line.strip():
+            continue
+        try:
+            value = parse_json(line)
+        except ValueError:
+            if last:  # the process was killed while writing
+                return
+            raise UserError(f"{path} line {number} is not JSON: repair or delete that line") from None
+        yield number, line, value
 
 
 def parse_yaml(text: str | bytes) -> Any:

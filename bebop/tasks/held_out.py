@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 # Training questions compared with the held-out ones before the start: 100,000 take 3 to 10 s to generate. The metric
 # ``eval/seen`` counts those that a longer training asks.
 COMPARED = 100_000
+LOOKED = 8  # questions of an environment that are compared with training's: making one may take its time
 TRIES = 20  # candidates for each held-out question before the task counts as too small
 OWN_NUMBERS = 1 << 31  # added to a question's number, which seeds environments: training has lower numbers
 
@@ -125,34 +126,36 @@ def _of_file(source: PromptSource, items: FileItems, size: int, asked: Collectio
     It warns of questions that training also asks, and of those left out because they are too long for a prompt: the
     source would replace them by other rows of the file.
     """
-    numbers, name, long = list[int](), config.held_out_task.path, 0
+    numbers, name, long, known = list[int](), config.held_out_task.path, 0, 0
     for number in range(len(items.rows)):
         if len(numbers) == size:
             break
-        if source.prompt(number).question == items.asked(number)[1]:
-            numbers.append(number)
-        else:
+        prompt = source.prompt(number)
+        if prompt.question != items.asked(number)[1]:
             long += 1
+            continue
+        numbers.append(number)
+        known += _text(prompt.item) in asked
     if long:
         log.warning("%d questions in %s are too long for a prompt: evaluations leave them out", long, name)
-    if known := sum(_text(source.prompt(number).item) in asked for number in numbers):
+    if known:
         log.warning("%d of %d evaluation questions in %s are asked in training as well", known, len(numbers), name)
     return numbers
 
 
 def _of_environment(config: JobConfig, size: int) -> EnvironmentSource:
-    """Return the source of an environment's questions; warn of those that begin with an item of training."""
+    """Return the source of an environment's questions; warn if the first of them have the items of training."""
     task, training = config.held_out_task, config.task
-    kind = find_kind(task.name)
+    kind, looked = find_kind(task.name), min(size, LOOKED)
     if kind == find_kind(training.name):
         known = sum(
             question(kind, number, task.seed, task.args) == question(kind, number, training.seed, training.args)
-            for number in range(size)
+            for number in range(looked)
         )
         if known:
             log.warning(
-                "%d of %d evaluation questions of %s have the same item in training: its item(index, seed) should use "
-                "the seed, unless reset makes another question of each seed",
-                known, size, task.name,
+                "%d of the first %d evaluation questions of %s have the same item in training: its item(index, seed) "
+                "should use the seed, unless reset makes another question of each seed",
+                known, looked, task.name,
             )  # fmt: skip
     return EnvironmentSource(task)

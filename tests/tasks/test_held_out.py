@@ -115,7 +115,10 @@ def test_an_environment_that_asks_the_items_of_training_again_is_warned_of(
         found({"source": "environment", "name": "guess"})
         assert not caplog.records
         found({"source": "environment", "name": f"{tmp_path}/desk.py:Desk"})
-    assert "8 of 8 evaluation questions of" in caplog.text and "item(index, seed) should use the seed" in caplog.text
+    assert (
+        "8 of the first 8 evaluation questions of" in caplog.text
+        and "item(index, seed) should use the seed" in caplog.text
+    )
 
 
 def test_a_question_of_a_file_that_is_too_long_is_left_out_and_no_other_asked_twice(
