@@ -343,9 +343,8 @@ def wrong_steps(text: str, known: int = 0) -> int:
     >>> wrong_steps("12+4=17", known=6)  # 1 is no result yet
     1
     """
-    if known:
-        while known > 0 and text[known - 1 : known + 1].isdigit() and known < len(text):
-            known -= 1  # within a number
+    while 0 < known < len(text) and text[known - 1 : known + 1].isdigit():
+        known -= 1  # within a number
     before = set(_wrong(text[:known]))
     return sum(start not in before for start in _wrong(text))
 
