@@ -101,7 +101,7 @@ def measured(name: str, group: Group, started: Started) -> dict[str, Any]:
         tables["FIRP beside heads, equal answers and updates"] = firp_arms.rows(compared)
     return {
         "group": name,
-        "place": record.place(started.origin),
+        "place": {"dtype": SIZES.dtype, **record.place(started.origin)},
         "numbers": {label: stored(number) for label, number in numbers.items()},
         "tables": tables,
     }

@@ -32,9 +32,9 @@ from recipes.reproduce.study import QUICK
 
 NUMBER = 4_000  # number of this text in the cache of the FIRP study, whose own texts are 0 to 2
 ANSWERS = 6 if QUICK else 400
-CALIBRATION, HELD_OUT = (4, 4) if QUICK else (48, 64)
-UPDATES = 2 if QUICK else 200  # of each step, as on the built-in model
-SHORT = 1 if QUICK else 80  # in the sweep over layers
+CALIBRATION, HELD_OUT = (4, 4) if QUICK else (32, 48)
+UPDATES = 2 if QUICK else 150  # of each step
+SHORT = 1 if QUICK else 60  # in the sweep over layers
 STEPS = 3
 RIVALS = {"Medusa heads": ("Medusa", "Medusa, KL"), "early exits": ("early exits",)}  # the best of several counts
 

@@ -33,13 +33,13 @@ SECONDS = 350
 GPU = replace(
     CPU,
     device="cuda",
+    dtype="bfloat16",
     slots=256,
     train={**CPU.train, "save_every": 0},  # a stopped run cannot go on there
     options={
         **CPU.options,
         "firp": {**CPU.options["firp"], "steps": 200},
         "pivot": {**CPU.options["pivot"], "rollouts": 8},
-        "block": {**CPU.options["block"], "steps": 600},
         "pipo_sft": {**CPU.options["pipo_sft"], "steps": 300},
         "pipo_opd": {**CPU.options["pipo_opd"], "steps": 60},
     },

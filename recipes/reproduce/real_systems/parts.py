@@ -58,7 +58,8 @@ def settings(place: Path, sizes: Sizes, name: str, resume: bool = False) -> dict
     part, kind, temperature = KIND[name]
     needed = BEGINS_FROM.get(name)
     model: dict[str, Any] = {"path": sizes.model, "device": sizes.device, "dtype": sizes.dtype}
-    model |= {"init_mtp": sizes.model != "tiny"}
+    # Many requests at a time keep a processor busy: there drafts take work and save no time. PAD needs the head itself.
+    model |= {"init_mtp": sizes.model != "tiny" and (kind != "open" or sizes.device != "cpu")}
     if needed is not None:
         model["parts"] = {KIND[needed][0]: str(part_path(place, needed))}
     most = sizes.new[kind]

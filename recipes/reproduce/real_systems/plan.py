@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from recipes.reproduce.real.open_prompts import KINDS, open_questions
 from recipes.reproduce.real_systems import words
 from recipes.reproduce.study import QUICK
@@ -62,14 +64,24 @@ GROUPS = {
 }
 PARTS = tuple(part for group in GROUPS.values() for part in group.parts)
 
+
+def native_dtype() -> str:
+    """Return bfloat16 if this processor multiplies it by instructions of its own, else float32.
+
+    Without such instructions a product in bfloat16 takes several times as long as one in float32.
+    """
+    there = getattr(torch.cpu, "get_capabilities", dict)()  # from torch 2.12 on
+    return "bfloat16" if any(there.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16")) else "float32"
+
+
 _CPU = Sizes(
-    model="smollm2", device="cpu", dtype="bfloat16", open=1000, pairs=400, new={"open": 64, "words": 40, "word": 32},
+    model="smollm2", device="cpu", dtype=native_dtype(), open=1000, pairs=400, new={"open": 48, "words": 40, "word": 32},
     slots=64,
-    sequences={"firp": 600, "pivot": 300, "block": 900, "block_length": 900, "pipo": 900},
+    sequences={"firp": 400, "pivot": 300, "block": 600, "block_length": 850, "pipo": 900},
     options={
-        "firp": {"steps": 400, "rows_per_step": 16, "anchors": 16, "calibration": 48},
+        "firp": {"steps": 240, "rows_per_step": 16, "anchors": 16, "calibration": 32},
         "pivot": {"rollouts": 16, "places": 2, "judge": False, "twice": 0.1, "depth": DRAFTS},
-        "block": {"steps": 1200, "rows_per_step": 16, "anchors": 8, "block": BLOCK, "layers": 2, "width": 1536,
+        "block": {"steps": 600, "rows_per_step": 16, "anchors": 8, "block": BLOCK, "layers": 2, "width": 1536,
                   "taps": 4, "lr": 1e-3},
         "block_length": {"smallest": 2, "largest": BLOCK, "temperature": 0.0},
         # Samples that hold the word are kept, some seven of ten.
@@ -78,7 +90,7 @@ _CPU = Sizes(
         "pipo_opd": {"stage": "opd", "steps": 300, "rollouts": 96, "lr": 1e-4},
     },
     train={"threads": 1, "steps": 600, "save_every": 20, "keep": 1},
-    prompts=48, rounds=8, answers={"open": 4, "words": 24, "word": 48},
+    prompts=48, rounds=8, answers={"open": 2, "words": 24, "word": 48},
 )  # fmt: skip
 _SMOKE = Sizes(
     model="tiny", device="cpu", dtype="float32", open=20, pairs=30, new={"open": 12, "words": 20, "word": 24}, slots=48,
