@@ -8,16 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bebop.adaptation.corpus import question_streams
 from bebop.config.compose import adapt_config
 from bebop.config.job import DecodingConfig
-from bebop.model.checkpoint import load_policy
+from bebop.model.checkpoint import load_policy, save_policy
 from bebop.model.parts import read_card
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.systems.block.training import BlockLengthTrainer
-from tests.adaptation.trainings import SMALL
+from tests.adaptation.builders import random_policy
+from tests.adaptation.trainings import SMALL, overrides, train
 from tests.builders import requests
+
+FEW = range(5, 9)  # tokens
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +52,28 @@ def swept(model: Path, drafter: Path, folder: Path, *overrides: str) -> tuple[Bl
     job.prepare()
     job.run()
     return job, read_card(job.written()["part"]).results
+
+
+def test_cycles_of_greedy_completions_are_counted_without_decoding(tmp_path: Path) -> None:
+    """Every size, one token a cycle among them, gives the tokens and cycles that decoding with it gives.
+
+    The model knows few tokens, so that a drafter that learned next to nothing is right now and then.
+    """
+    policy = random_policy(layers=5)
+    with torch.no_grad():
+        policy.backbone.get_output_embeddings().weight[: FEW.start] = 0
+        policy.backbone.get_output_embeddings().weight[FEW.stop :] = 0
+    save_policy(policy, tmp_path / "model")
+    given = overrides("block", tmp_path / "model")
+    drafter = train(given, tmp_path / "block").folder / "block.safetensors"
+    job, _ = swept(tmp_path / "model", drafter, tmp_path / "read", "options.smallest=1", "options.largest=4")
+    prompts, accepted = job.prompts(), set()
+    for size in job.sizes:
+        answers = job._answers(prompts, size, 0, None)
+        decoded = [[answer.stats.emitted, answer.stats.cycles] for answer in answers]
+        assert json.loads((job.folder / f"sweep-{size}.json").read_text()) == decoded, size
+        accepted |= {tokens - cycles for tokens, cycles in decoded}
+    assert len(accepted) > 2  # the numbers of accepted drafts differ
 
 
 def test_sizes_are_compared_on_the_same_answers(

@@ -18,10 +18,10 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils.rnn import pad_sequence
 
 from bebop.kernels.draft_losses import needs_labels
-from bebop.kernels.linear_losses import linear_draft_loss, linear_e2e_tv_loss
+from bebop.kernels.linear_losses import CHUNK_ROWS, linear_draft_loss, linear_e2e_tv_loss
 from bebop.metrics.intervals import Interval, ratio, resampled
 from bebop.model.attention import BlockContext, CausalContext
-from bebop.model.backbone import Policy, tapped
+from bebop.model.backbone import Policy, shared_tables, tapped
 from bebop.model.mtp import gather_rows
 from bebop.systems.block.network import BlockDraftNetwork, BlockLengthNetwork
 from bebop.trainer.chains import random_anchors
@@ -148,6 +148,47 @@ def block_loss(
 
 
 # ---- the choice of block sizes
+
+
+@torch.no_grad()
+def accepted_drafts(policy: Policy, network: BlockDraftNetwork, text: ReadText, block: int) -> list[int]:
+    """Return how many drafts a cycle with blocks of ``block`` slots accepts at temperature 0.
+
+    There is one number for each place of the completion where a cycle can begin: after the prompt, after the first
+    token, and so on to the last but one. A draft is accepted if it is the token of the text and all drafts before it
+    are.
+
+    Args:
+        policy: the target.
+        network: in the dtype of the backbone, as it is while decoding.
+        text: greedy completion of the target, read after the layers that the network taps.
+        block: slots, the newest token's included.
+    """
+    ids, last = text.token_ids, len(text.token_ids) - 1
+    anchors = torch.arange(last - text.answer, last, device=ids.device)
+    blocks = Blocks(
+        token_ids=ids[None],
+        hidden=text.hidden[None],
+        layers={tap: states[None] for tap, states in text.layers.items()},
+        anchors=anchors[None],
+        ends=torch.tensor([len(ids)], device=ids.device),
+    )
+    states = slot_states(network, shared_tables(policy)[0], blocks, block)[0, :, 1:]
+    # The logits of all drafts of a long completion would take gigabytes.
+    parts = states.split(max(1, CHUNK_ROWS["cpu"] // block))
+    drafts = torch.cat([policy.logits(part).argmax(-1) for part in parts])
+    places = anchors[:, None] + torch.arange(1, block, device=ids.device)
+    right = (drafts == ids[places.clamp_max(last)]) & (places <= last)
+    counts: list[int] = right.int().cumprod(1).sum(1).tolist()
+    return counts
+
+
+def cycles(accepted: Sequence[int]) -> int:
+    """Return the number of cycles that decode a completion; ``accepted``: drafts that one accepts at each place."""
+    place = count = 0
+    while place < len(accepted):
+        place, count = place + accepted[place] + 1, count + 1
+    return count
 
 
 Array = NDArray[np.float64]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bebop.adaptation.corpus import drafting_config, question_streams, run_engine, sample_corpus
+from bebop.adaptation.corpus import drafting_config, progress, question_streams, run_engine, sample_corpus
 from bebop.adaptation.part_job import PartJob, StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
@@ -28,7 +28,9 @@ from bebop.systems.block.losses import (
     Evaluated,
     ReadText,
     Sweep,
+    accepted_drafts,
     block_loss,
+    cycles,
     evaluate,
     fit,
     goals,
@@ -148,6 +150,7 @@ class BlockLengthTrainer(PartJob):
         self.options = config.of(BlockLengthTraining)
         self.policy = load_policy(config.model, needs=("block",))
         self.sizes = tuple(range(self.options.smallest, self.options.largest + 1))
+        self._greedy: list[ReadText] = []
 
     def prepare(self) -> None:
         """Do nothing: a sweep resumes from its finished sizes."""
@@ -190,12 +193,43 @@ class BlockLengthTrainer(PartJob):
         return Sweep(sizes=self.sizes, tokens=tokens.T, cycles=cycles.T, features=features)
 
     def _counts(self, prompts: Sequence[Prompt], size: int) -> list[tuple[int, int]]:
-        """Return tokens and cycles of each prompt's completions over all seeds; a block of one is plain decoding."""
+        """Return tokens and cycles of each prompt's completions over all seeds; a block of one is plain decoding.
+
+        At temperature 0 all sizes give the same tokens, and drafts follow from the text before them. So completions are
+        sampled once, and a size needs but one pass of the drafter over each. Logits that are nearly equal apart, the
+        counts are those of decoding.
+        """
+        if self.options.temperature == 0:
+            return self._read(prompts, size)
         counts = np.zeros((len(prompts), 2), int)
         for seed in range(self.options.seeds):
             answers = self._answers(prompts, size, self.config.seed + seed, f"b = {size}")
             counts += np.array([(a.stats.emitted, a.stats.cycles) for a in answers])
         return [(int(tokens), int(cycles)) for tokens, cycles in counts]
+
+    def _read(self, prompts: Sequence[Prompt], size: int) -> list[tuple[int, int]]:
+        """Return tokens and cycles of each prompt's greedy completion."""
+        network = self.policy.parts["block"]
+        assert isinstance(network, BlockDraftNetwork)
+        network.to(self.policy.backbone.dtype)
+        if not self._greedy:
+            sampling = dataclasses.replace(self.config.data.sampling, temperature=0.0)
+            decoding, label = drafting_config(self.policy), self.label("greedy")
+            answers = run_engine(
+                self.policy, prompts, self.config.data, decoding, self.config.seed, label, sampling=sampling
+            )
+            texts = [
+                ((*prompt.token_ids, *answer.token_ids.tolist()), len(answer.token_ids))
+                for prompt, answer in zip(prompts, answers, strict=True)
+            ]
+            self._greedy = read_texts(self.policy, texts, network.taps)
+        counts = []
+        with progress(len(prompts), self.label(f"b = {size}"), ALONE) as bar:
+            for text in self._greedy:
+                accepted = accepted_drafts(self.policy, network, text, size) if size > 1 else [0] * text.answer
+                counts.append((text.answer, cycles(accepted)))
+                bar.update()
+        return counts
 
     def _answers(
         self, prompts: Sequence[Prompt], size: int, seed: int, label: str | None, slots: int = 0

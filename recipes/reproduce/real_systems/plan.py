@@ -75,8 +75,8 @@ def native_dtype() -> str:
 
 
 _CPU = Sizes(
-    model="smollm2", device="cpu", dtype=native_dtype(), open=1000, pairs=400, new={"open": 48, "words": 40, "word": 32},
-    slots=64,
+    model="smollm2", device="cpu", dtype=native_dtype(), open=1000, pairs=400, slots=64,
+    new={"open": 48, "words": 40, "word": 32},
     sequences={"firp": 400, "pivot": 300, "block": 600, "block_length": 850, "pipo": 900},
     options={
         "firp": {"steps": 240, "rows_per_step": 16, "anchors": 16, "calibration": 32},
