@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy, mse_loss, pad
 from torch.nn.utils.rnn import pad_sequence
 
 from bebop.kernels.draft_losses import needs_labels
@@ -178,8 +178,8 @@ def accepted_drafts(policy: Policy, network: BlockDraftNetwork, text: ReadText, 
     parts = states.split(max(1, CHUNK_ROWS["cpu"] // block))
     drafts = torch.cat([policy.logits(part).argmax(-1) for part in parts])
     places = anchors[:, None] + torch.arange(1, block, device=ids.device)
-    right = (drafts == ids[places.clamp_max(last)]) & (places <= last)
-    counts: list[int] = right.int().cumprod(1).sum(1).tolist()
+    came = pad(ids, (0, block), value=-1)[places]  # no draft stands beyond the end
+    counts: list[int] = (drafts == came).int().cumprod(1).sum(1).tolist()
     return counts
 
 
