@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from bebop.bench.record import table
 from recipes.reproduce.claims import BUILT_IN, MODELS, PAPERS, REAL, REAL_STUDIES, Claim, model_of
@@ -142,7 +143,7 @@ def _block(found: Sequence[Judged], title: str) -> str:
 
     Untested findings appear as a count with the reasons, but for those that are only not measured yet.
     """
-    lines: dict[tuple[str, str], list[str]] = {}
+    lines: dict[tuple[str, str], list[tuple[str, str]]] = {}
     untested: dict[str, list[str]] = {}
     for one in found:
         if one.finding.untested is not None:
@@ -151,19 +152,42 @@ def _block(found: Sequence[Judged], title: str) -> str:
             lines.setdefault((one.verdict, one.study), [])
             untested.setdefault(one.study, []).append(one.finding.untested.partition(": ")[0])  # without its numbers
             continue
-        statement = re.sub(rf"^On {REAL},? (?!and )", "", one.finding.statement).rstrip(".")
+        statement = re.sub(rf"^On {REAL} and a ", "on a ", one.finding.statement)
+        statement = re.sub(rf"^On {REAL},? (?!and )", "", statement).rstrip(".")
         statement = statement.replace(" (a million tokens, on a CPU)", "")
         effect = f": {one.effect.number}" if one.effect else ""
         before = f" (at the run: {one.before})" if one.before and one.before != one.verdict else ""
-        line = f"  - {statement[0].upper()}{statement[1:]}{effect}{before}"
-        lines.setdefault((one.verdict, one.study), []).append(line)
+        lines.setdefault((one.verdict, one.study), []).append((statement, f"{effect}{before}"))
     told = []
     for (verdict, study), those in lines.items():
         why = untested.get(study, []) if verdict == UNTESTED else []
         told.append(f"- *{verdict}*, {study}" + (f", {len(why)}: {'; '.join(dict.fromkeys(why))}" if why else ""))
-        told += those
+        told += _listed(those)
     head = [f"{title[0].upper()}{title[1:]}", ""] if title else []
     return "\n".join([*head, *told, ""]) if told else ""
+
+
+def _listed(those: Sequence[tuple[str, str]]) -> list[str]:
+    """Return lines with statements and their numbers; what neighbours have in common up to a comma stands once."""
+    lines, place = [], 0
+    while place < len(those):
+        run = [those[place][0]]
+        while place + len(run) < len(those) and _first_words([*run, those[place + len(run)][0]]):
+            run.append(those[place + len(run)][0])
+        first = _first_words(run) if len(run) > 1 else ""
+        lines += [f"  - {first[0].upper()}{first[1:].rstrip()}"] if first else []
+        for statement, number in those[place : place + len(run)]:
+            rest = statement.removeprefix(first)
+            lines.append(f"    - {rest}{number}" if first else f"  - {rest[0].upper()}{rest[1:]}{number}")
+        place += len(run)
+    return lines
+
+
+def _first_words(statements: Sequence[str]) -> str:
+    """Return the words up to a comma with which all statements begin."""
+    pairs = zip(min(statements), max(statements), strict=False)
+    shared = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return shared[: shared.rfind(", ") + 2] if ", " in shared else ""
 
 
 def times_noise(effect: DecidingNumber | None) -> str:
