@@ -21,14 +21,16 @@ def check(config: JobConfig) -> None:
     """Raise ``UserError`` unless keys and values fit this machine, if the job runs on it."""
     if config.runtime.address is None:
         settings = AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True)
-        slots, length = config.rollout.slots * config.rollout.workers, config.rollout.max_length
         dtype, device, graphs = getattr(torch, config.model.dtype), find_device(config.model), 0
+        devices = max(1, torch.cuda.device_count()) if device.type == "cuda" else 1
+        workers = -(-config.rollout.workers // devices)  # that share a device
+        slots, length = config.rollout.slots * workers, config.rollout.max_length
         asked, tokens = config.rollout.torch.paged_cache, config.rollout.torch.cache_tokens
         check_pool(tokens, length, device.type == "cuda" if asked == "auto" else asked)
         if graphs_on(config, device):
             drafts = config.decoding.limit if SYSTEMS[config.decoding.system].drafts else 0
             graphs = bytes_of_graphs(slots, drafts, settings.get_text_config().vocab_size, device)
-        pool = None if tokens is None else tokens * config.rollout.workers
+        pool = None if tokens is None else tokens * workers
         draft = read_draft(config.model) if SYSTEMS[config.decoding.system].separate else None
         check_memory(settings, slots, length, dtype, device, tokens=pool, more=graphs, draft=draft)
         check_parked(config.rollout.parked_bytes, device)

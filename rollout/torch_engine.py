@@ -196,6 +196,8 @@ class TorchEngine:
     def _launch(self) -> Flight:
         """Launch a cycle of all active rows, and the copy of its results to the host."""
         batch, began, slots = len(self.active), self.clock(), self.slots
+        if slots.pages is not None:
+            slots.pages.upload()  # reading the cycle in flight may have moved rows
         launched = event_of(slots.device)
         done = self.decoder.cycle(batch, max(map(self._most, range(batch))), self.version)
         # The only thing in a cycle that the host waits for: the rows that are done, all lengths, the newest token. They

@@ -263,7 +263,7 @@ class ChainDrafter:
         kept: list[LogitRows] = []  # in place of ``probs`` where distributions stay logits
         entropies: list[Tensor] = []
         chosen = None if self.tempered is None else self.tempered.choose(rows, length.limit)
-        drawn = Drawn()
+        drawn = Drawn(limit=length.limit)
         alive: Tensor | None = None
         lengths: Tensor | None = None
         for step in range(length.limit):

@@ -71,6 +71,7 @@ class Drawn:
     logits: list[Tensor] = field(default_factory=list)  # K of [B, V]
     seen: list[Tensor] = field(default_factory=list)  # K of [B, V], what penalties saw; empty without them
     lengths: Tensor | None = None  # [B] drafts that count; None: all K
+    limit: int = 0  # drafts that a row can have, whatever the rows beside it draft; 0: K
 
     def add(self, logits: Tensor, seen: Tensor | None) -> None:
         """Keep the logits and penalty marks of the next draft."""
@@ -133,8 +134,9 @@ class DraftTemperature:
         """
         cycles, own = self.cycles[: rows.batch].tolist(), rows.sampling.temperature
         self.cycles[: rows.batch] += 1
-        if not (drafts := len(drawn.logits)):
+        if not drawn.logits:
             return
+        drafts = drawn.limit or len(drawn.logits)
         places = [(row, place) for row, c in enumerate(cycles) if (place := measured(c, drafts)) is not None]
         if not places:
             return

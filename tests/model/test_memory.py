@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from bebop.config.compose import job_config
 from bebop.errors import UserError
@@ -20,7 +21,8 @@ from bebop.model.memory import (
     parameters,
     sums_once,
 )
-from bebop.rollout.capacity import check_memory
+from bebop.rollout import capacity, torch_builder
+from bebop.rollout.capacity import bytes_per_token, check_memory
 
 CPU = torch.device("cpu")
 
@@ -132,3 +134,16 @@ def test_pages_take_what_they_hold() -> None:
 def test_parameters_are_counted_by_headers() -> None:
     count = parameters(sorted(resolve("tiny").glob("*.safetensors")))
     assert 1_500_000 < count < 2_500_000
+
+
+def test_workers_with_a_gpu_each_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = job_config(["rollout.workers=7", "rollout.slots=64", "rollout.parked_bytes=0"])
+    settings = AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True)
+    one = 64 * config.rollout.max_length * bytes_per_token(settings, getattr(torch, config.model.dtype))
+    monkeypatch.setattr(torch_builder, "find_device", lambda model: torch.device("cuda"))
+    monkeypatch.setattr(capacity, "memory_of", lambda device: int(1.5 * one))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    torch_builder.check(config)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match="is not possible"):
+        torch_builder.check(config)

@@ -325,3 +325,20 @@ def test_rows_in_one_bucket_have_the_rounding_of_that_bucket(system: str) -> Non
         if invariant:
             assert logprobs[:3] == logprobs[3:]
     assert shapes == [False, True]
+
+
+def test_rows_that_move_while_a_flight_is_read_keep_their_pages() -> None:
+    """A request that is read at once comes while a cycle in flight, not read yet, ends another one."""
+    policy = tiny_policy(VOCAB, dtype=torch.float64, with_parts=False)
+    short, long, late = requests([[1, 2, 3], [4, 5], [6, 7, 8, 9]], max_new_tokens=8)
+    short = replace(short, params=replace(short.params, max_new_tokens=3))
+
+    def run(one: TorchEngine) -> dict[int, Completion]:
+        done: dict[int, Completion] = {}
+        started(one, [short, long])
+        for _ in range(3):
+            done |= {f.id: f.completion for f in one.step()}
+        return done | finished(started(one, [replace(late, trace=True)]))
+
+    config = DecodingConfig(system="autoregressive", draft_tokens=0)
+    both(run, lambda **more: TorchEngine(policy, config, slots=3, max_length=40, paged=True, **more))

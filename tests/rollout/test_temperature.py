@@ -242,3 +242,16 @@ def test_a_head_that_is_too_unsure_is_put_right() -> None:
 
     fixed, own = rate(0.42), rate(1.0)
     assert fixed > own + 0.1 and rate("auto") > own + 0.9 * (fixed - own)
+
+
+def test_temperatures_of_adaptive_drafts_do_not_depend_on_rows_beside() -> None:
+    costs = {"cost_ratio": 0.1, "verify_ratio": 0.1}
+    config = DecodingConfig(system="bebop_adaptive", draft_tokens=5, draft_temperature="auto", **costs)
+    policy = bare_policy(dtype=torch.float64)
+    asked = requests([[1, 2, 3], [4, 5], [6, 7, 8, 9], [3]], max_new_tokens=30)
+    alone, beside = (
+        generate(TorchEngine(policy, config, slots=n, max_length=40, keep_state=True), asked) for n in (1, 4)
+    )
+    assert tokens(beside) == tokens(alone)
+    for a, b in zip(alone, beside, strict=True):
+        np.testing.assert_array_equal(a.state["temperature/factors"], b.state["temperature/factors"])
