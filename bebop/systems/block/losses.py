@@ -8,7 +8,7 @@ A choice of block sizes is trained and evaluated on a table of each size's resul
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -166,17 +166,19 @@ def accepted_drafts(policy: Policy, network: BlockDraftNetwork, text: ReadText, 
     """
     ids, last = text.token_ids, len(text.token_ids) - 1
     anchors = torch.arange(last - text.answer, last, device=ids.device)
-    blocks = Blocks(
+    whole = Blocks(
         token_ids=ids[None],
         hidden=text.hidden[None],
         layers={tap: states[None] for tap, states in text.layers.items()},
         anchors=anchors[None],
         ends=torch.tensor([len(ids)], device=ids.device),
     )
-    states = slot_states(network, shared_tables(policy)[0], blocks, block)[0, :, 1:]
-    # The logits of all drafts of a long completion would take gigabytes.
-    parts = states.split(max(1, CHUNK_ROWS["cpu"] // block))
-    drafts = torch.cat([policy.logits(part).argmax(-1) for part in parts])
+    parts = []
+    # Blocks do not see one another. The masks of all, and the logits of their drafts, would take gigabytes.
+    for some in anchors.split(max(1, CHUNK_ROWS["cpu"] // block)):
+        states = slot_states(network, shared_tables(policy)[0], replace(whole, anchors=some[None]), block)
+        parts.append(policy.logits(states[0, :, 1:]).argmax(-1))
+    drafts = torch.cat(parts)
     places = anchors[:, None] + torch.arange(1, block, device=ids.device)
     came = pad(ids, (0, block), value=-1)[places]  # no draft stands beyond the end
     counts: list[int] = (drafts == came).int().cumprod(1).sum(1).tolist()
