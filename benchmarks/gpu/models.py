@@ -1,5 +1,6 @@
 """Decoding and training of models with random weights in the shapes of known ones, which is enough to measure speed."""
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -218,6 +219,9 @@ def update(
     layers are computed again in the backward pass. ``rank``: the rank of a trained adapter; 0: all weights are trained.
     The prediction is for training all weights.
     """
+    gc.collect()  # layers that are computed again hold themselves: those of the update before would count in the peak
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     policy = policy_of(shape, device)
     rows, length = 2 * GROUP, tokens // (2 * GROUP)
     config = JobConfig(

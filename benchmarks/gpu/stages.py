@@ -220,7 +220,9 @@ def _traffic(context: Context, rows: int, vocabulary: int) -> None:
         "row_losses(x, y, kind='tv'); row_losses(x, y, kind='tv'); torch.cuda.synchronize()"
     )
     metrics = "dram__bytes_read.sum,dram__bytes_write.sum,lts__t_sector_hit_rate.pct,gpu__time_duration.sum"
-    command = ["ncu", "--csv", "--metrics", metrics, "--kernel-name", "regex:_row", "--launch-skip", "1"]
+    # The card's clocks stay as they are: it may be lent, and its times stand beside those of other stages.
+    command = ["ncu", "--clock-control", "none", "--csv", "--metrics", metrics]
+    command += ["--kernel-name", "regex:_row", "--launch-skip", "1"]
     with context.tried("ncu"):
         done = subprocess.run(
             [*command, "--launch-count", "1", sys.executable, "-c", code],

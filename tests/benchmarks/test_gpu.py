@@ -1,12 +1,15 @@
 """The run on a lent GPU, tried on a CPU: every stage with tiny shapes, on a machine that lacks Ray and Hydra."""
 
+import gc
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ import torch
 
 from bebop.bench import peaks
 from bebop.bench.gpu import __main__ as run
-from bebop.bench.gpu import headline
+from bebop.bench.gpu import headline, models, stages
 from bebop.bench.gpu.models import TINY, Decoding, policy_of
 from bebop.bench.gpu.sampling_cycle import SamplingCycle
 from bebop.bench.gpu.stage import Context, Stage
@@ -294,3 +297,37 @@ def test_a_card_that_was_measured_takes_the_place_of_its_data_sheet(tmp_path: Pa
     assert found.bandwidth == 3e12 and found.flops == sheet.flops, "what was not steady does not count"
     assert found.source == "measured: h100/0_card.json, commit abc"
     assert peaks.card_of("NVIDIA H200") == "h200" and peaks.card_of("AMD EPYC") is None
+
+
+def test_the_profiler_leaves_the_clocks_of_a_lent_card_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def started(command: list[str], **_: Any) -> SimpleNamespace:
+        seen.append(command)
+        return SimpleNamespace(stdout="")
+
+    monkeypatch.setattr(stages.shutil, "which", lambda _: "/bin/ncu")
+    monkeypatch.setattr(stages.subprocess, "run", started)
+    stages._traffic(Context(file=tmp_path / "2_tv.json", seconds=60.0, dry=True, origin={}), 4, 200)
+    [command] = seen
+    assert command[command.index("--clock-control") + 1] == "none"
+
+
+def test_the_layers_of_an_update_are_gone_before_the_next_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that are computed again refer to themselves: without a collection they would count in the next peak."""
+    made: list[weakref.ref[Any]] = []
+
+    def policy(*given: Any, **more: Any) -> Any:
+        assert not any(one() for one in made)
+        own = policy_of(*given, **more)
+        made.append(weakref.ref(own.backbone.get_decoder().layers[0]))
+        return own
+
+    monkeypatch.setattr(models, "policy_of", policy)
+    gc.disable()
+    try:
+        for _ in range(2):
+            models.update(TINY, torch.device("cpu"), 64, checkpointing=True)
+    finally:
+        gc.enable()
+    assert len(made) == 2

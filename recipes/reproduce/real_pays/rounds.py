@@ -29,6 +29,7 @@ ANSWERS = dict.fromkeys(BATCHES, 2) if QUICK else {1: 1, 8: 8, 32: 32}  # comple
 GROUP = 4  # completions per prompt in a batch, as in training
 NEW_TOKENS = 8 if QUICK else 64  # maximum per completion
 WARM_TOKENS = 4  # of a completion that is not timed
+SPAN = 128  # tokens of context after which a GPU's attention over pages is another kernel
 LONG_ENOUGH = 64  # tokens, where single passes are timed
 REPEATS = 2 if QUICK else 3  # passes of each kind in a round, of which the median counts
 HEAD = HERE / "heads" / SHARED / BEST
@@ -113,6 +114,11 @@ def brief(wanted: Sequence[Request]) -> list[Request]:
     return [replace(one, params=replace(one.params, max_new_tokens=WARM_TOKENS)) for one in wanted]
 
 
+def repeated(wanted: Sequence[Request], entries: int) -> list[Request]:
+    """Return the requests with prompts repeated to ``entries`` tokens; 0: as they are."""
+    return [replace(one, token_ids=(one.token_ids * entries)[:entries] or one.token_ids) for one in wanted]
+
+
 def measure(
     model: Policy,
     prompts: Sequence[tuple[int, ...]],
@@ -126,9 +132,11 @@ def measure(
     """
     found: Rounds = {batch: [] for batch in sizes.answers}
     began = time.monotonic()
+    most = max(map(len, prompts)) + NEW_TOKENS if model.device.type == "cuda" else 0
     for batch, count in sizes.answers.items():  # the first passes are slow
         for arm in ARMS:
-            run(model, arm, brief(requests(model, prompts, count, 0)), batch)
+            for entries in (0, *range(SPAN + 1, most + 1, SPAN)):
+                run(model, arm, brief(repeated(requests(model, prompts, count, 0), entries)), batch)
     for turn in range(sizes.rounds):
         first = turn * len(ARMS) // sizes.rounds
         for batch, count in sizes.answers.items():

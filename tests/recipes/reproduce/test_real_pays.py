@@ -10,6 +10,8 @@ import torch
 
 from bebop.errors import UserError
 from bebop.metrics.intervals import across_seeds
+from bebop.rollout.engine import Request
+from bebop.trajectory import SamplingParams
 from recipes.reproduce.real.plan import load
 from recipes.reproduce.real_pays import analysis, prediction, rounds
 from recipes.reproduce.real_pays.findings import BATCHES, RULES
@@ -223,3 +225,9 @@ def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(gpu_study, "QUICK", False)
     with pytest.raises(UserError, match=r"needs a GPU, and torch finds none; on a processor: recipes\.reproduce\."):
         gpu_study.policy()
+
+
+def test_runs_that_are_not_timed_reach_every_size_of_context() -> None:
+    wanted = [Request(id=0, token_ids=(5, 6, 7), params=SamplingParams(max_new_tokens=64))]
+    assert rounds.repeated(wanted, 0) == wanted
+    assert rounds.repeated(wanted, 7)[0].token_ids == (5, 6, 7, 5, 6, 7, 5)
