@@ -29,7 +29,7 @@ from recipes.reproduce.real_systems.rounds import PLAIN, Round
 from recipes.reproduce.study import QUICK
 
 Rounds = Mapping[str, Sequence[Round]]  # by setting
-TRANSFERRED = 4 if QUICK else 60  # prompts with two completions for each size
+TRANSFERRED = 4 if QUICK else 40  # prompts with two completions for each size
 PAIRS = (  # (setting, arm, base): differences that rules and tables speak of
     ("open, greedy", "FIRP, tree", "MTP, tree"),
     ("blocks, greedy", "BlockPilot", "block"),
