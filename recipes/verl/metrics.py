@@ -79,9 +79,7 @@ class Reporter:
             lag=[max(0, step - 1 - version) for *_, version, _ in rows],
         )
         if self.monitor is None:
-            measured = bool(np.nan_to_num(records.overlap).any())
-            settings = MonitorSettings(rate="overlap" if measured else "accepted", steps=self.steps)
-            self.monitor = DriftMonitor(settings)
+            self.monitor = DriftMonitor(MonitorSettings(rate="overlap", steps=self.steps))
         diagnosis = self.monitor.observe(records)
         return numbers | ({} if diagnosis is None else diagnosis.metrics())
 
