@@ -31,7 +31,7 @@ Part = TypeVar("Part", "Explanation", Decomposition, Slope)
 class MonitorSettings:
     """Settings of the drift monitor: windows, bootstrap, acceptance measure, costs and controller."""
 
-    # Acceptance from: counts; overlap (sampled drafts); target_only (greedy drafts). Counts if overlaps are not measured.
+    # Acceptance from: counts; overlap (sampled drafts); target_only (greedy drafts). Counts if no overlap is measured.
     rate: Rate = "accepted"
     reference_steps: int = 5  # the first steps, against which changes are taken
     window_steps: int = 3  # the last steps, whose change is explained

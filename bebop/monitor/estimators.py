@@ -99,7 +99,9 @@ def decode_metrics(stats: DecodeStats) -> Metrics:
         if stats.extra_positions:
             metrics["rollout/extra_positions"] = Mean(stats.extra_positions, stats.target_forwards)
     per_position = {"accept_rate": stats.accepted, "overlap": stats.overlap, "target_only": stats.target_only}
-    per_position |= {name: sums for name, sums in stats.counts.items() if name not in (HEAD_OVERLAP, HEAD_READ, WEIGHED)}
+    per_position |= {
+        name: sums for name, sums in stats.counts.items() if name not in (HEAD_OVERLAP, HEAD_READ, WEIGHED)
+    }
     for name, sums in per_position.items():
         rates = _over_reached(sums, stats.reached)
         metrics.update({f"rollout/{name}/{k}": rate for k, rate in enumerate(rates, 1) if rate.count})

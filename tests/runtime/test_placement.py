@@ -1,4 +1,4 @@
-"""Who gets which share of how many GPUs; the driver answers while a loop is made; gauges last while a step takes long."""
+"""Who gets which share of how many GPUs; the driver answers while a loop is made; gauges last as long as a step."""
 
 import asyncio
 import threading
