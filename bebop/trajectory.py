@@ -30,6 +30,7 @@ Ending = Literal["answered", "done", "length", "turns", "tokens", "seconds"]
 # Sums for every draft position: cycles that reached it, and sums over those.
 DRAFT_STATS = ("reached", "accepted", "overlap", "target_only", "draft_entropy", "target_entropy")
 MEASURED = DRAFT_STATS[2:]  # these need both distributions, which an engine may give for some cycles only
+WEIGHED = "weighed"  # counter of such an engine, [K]: the cycles that the measured ones represent
 # Counts of a whole completion.
 STAT_COUNTS = ("cycles", "tokens", "prefilled", "target_forwards", "draft_forwards", "extra_positions")
 STRETCH = 64  # tokens: statistics by stretches up to 64, 128, 256, ... show how drafting changes
@@ -152,6 +153,7 @@ class DecodeStats:
 
         ``weight`` is the number of cycles that the measured one represents, so that sum / reached estimates the mean.
         """
+        self.counts.setdefault(WEIGHED, np.zeros(len(self.reached)))[:reached] += weight
         for name in MEASURED:
             getattr(self, name)[:reached] += weight * np.asarray(measured[name])[:reached]
 

@@ -1,6 +1,7 @@
 """Sinks of a run's metrics and sample completions: JSONL, TensorBoard, Weights & Biases, Trackio, a progress line.
 
-A sink receives plain floats, already reduced. The Ray sink is in ``runtime/job.py``; heavy libraries are imported late.
+A sink receives plain floats, already reduced. The Ray sink is in ``runtime/gauges.py``; heavy libraries are
+imported late.
 """
 
 import contextlib

@@ -99,6 +99,7 @@ class ControllerConfig:
     relief: float = 0.5  # a cause is over once it is below this share of a change of no consequence, or uncertain
     pause: int = 10  # steps between two actions on system or length
     least_gain: float = 0.02  # relative speed that another length must promise
+    cotrains: bool = True  # the job trains the head when it is told to; then nothing else is proposed meanwhile
     system: str | None = None  # what runs now; None: never propose another
     drafts: int | None = None  # drafts now; None: never propose another number
     most_drafts: int | None = None  # that the engine has room for
@@ -167,8 +168,8 @@ class Controller:
 
     def _candidate(self, cause: Decomposition | None, others: Sequence[Decomposition]) -> State:
         """Return the state that this step alone suggests; the present state stays until its cause is clearly over."""
-        if cause is None:
-            return "steady"
+        if cause is None:  # the reference is not complete
+            return self.state if self.state in CAUSES else "steady"
         if cause.unidentified:
             return self.state if self.state != "broken" and self._moved(cause.change, cause.small) else "steady"
         strong = {state: abs(_part(cause, state).point) for state in CAUSES if self._holds(cause, others, state)}
@@ -214,7 +215,8 @@ class Controller:
         if self.state == "steady" and self.cotraining:
             self.cotraining = False
             return Action(kind="cotrain_stop", why=evidence)
-        if signals.step - self._acted < self.config.pause:
+        # Other decoding begins a new reference, to which a head that does not fit yet would be the norm.
+        if (self.cotraining and self.config.cotrains) or signals.step - self._acted < self.config.pause:
             return Action()
         action = self._system(signals.boundary) or self._length(signals.drafts)
         if action is None:

@@ -31,7 +31,8 @@ Part = TypeVar("Part", "Explanation", Decomposition, Slope)
 class MonitorSettings:
     """Settings of the drift monitor: windows, bootstrap, acceptance measure, costs and controller."""
 
-    rate: Rate = "accepted"  # acceptance from: counts; overlap (sampled drafts); target_only (greedy drafts)
+    # Acceptance from: counts; overlap (sampled drafts); target_only (greedy drafts). Counts if no overlap is measured.
+    rate: Rate = "accepted"
     reference_steps: int = 5  # the first steps, against which changes are taken
     window_steps: int = 3  # the last steps, whose change is explained
     steps: int | None = None  # of the whole run, if known: the early window is 10 % of it, at least 20
@@ -102,6 +103,7 @@ class DriftMonitor:
 
     def restart(self) -> None:
         """Start a new reference after decoding was changed on purpose. The controller keeps its state."""
+        self._rate: Rate = self.settings.rate  # as far as the first step of the reference has it
         self._first: list[tuple[StepRecords, Window]] = []
         self._recent: deque[tuple[StepRecords, Window]] = deque(maxlen=self.settings.window_steps + 1)
         self._reference: Window | None = None
@@ -135,6 +137,8 @@ class DriftMonitor:
             return None
         s = self.settings
         records = records.sample(s.units, s.seed)
+        if not self._first:
+            self._rate = s.rate if np.isfinite(records.overlap).any() else "accepted"
         window = Window.of(records, s.draws, s.seed)
         self._recent.append((records, window))
         self._remember(records, window)
@@ -161,7 +165,7 @@ class DriftMonitor:
         """
         if self._reference is None or self.settings.head_alone:
             return {}
-        measure = Measure(position=1, rate=self.settings.rate) if key == "turn" else self._length
+        measure = Measure(position=1, rate=self._rate) if key == "turn" else self._length
         if measure.position is not None and not self._reference.drafts:
             return {}
         now = by_key(key, merge_records([records for records, _ in self._now()]))
@@ -175,7 +179,7 @@ class DriftMonitor:
 
     @property
     def _length(self) -> Measure:
-        return Measure(rate=self.settings.rate)
+        return Measure(rate=self._rate)
 
     def _window(self, records: StepRecords) -> Window:
         return Window.of(records, self.settings.draws, self.settings.seed + 1)
@@ -214,7 +218,7 @@ class DriftMonitor:
         """Return the accept length, then each draft position; empty if only the probe set may explain acceptance."""
         if self.settings.head_alone:
             return []
-        return [self._length, *(Measure(position=k, rate=self.settings.rate) for k in range(1, window.drafts + 1))]
+        return [self._length, *(Measure(position=k, rate=self._rate) for k in range(1, window.drafts + 1))]
 
     def _slope(self, measure: Measure) -> Slope:
         """Return the most trustworthy slope: over temperatures, else over completions, else over early steps."""
@@ -269,7 +273,7 @@ class DriftMonitor:
         earlier = list(self._recent)[:-1][-s.window_steps :]
         drafts = None
         if s.costs is not None and controller.drafts is not None:
-            drafts = length_gain(now, controller.drafts, s.costs, s.rate)
+            drafts = length_gain(now, controller.drafts, s.costs, self._rate)
         before = self._pool(earlier).value(self._length) if earlier else None
         return Signals(
             step=step,

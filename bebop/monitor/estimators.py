@@ -11,6 +11,7 @@ drafts on tokens that the policy has not written. ``bebop.metrics.catalogue`` li
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from bebop.metrics.metrics import Max, Mean, Metrics, Percentile, Sum
 from bebop.monitor.records import AFTER, first_of_kind
 from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
-from bebop.trajectory import OPENING, Completion, DecodeStats, Ending, Group, Trajectory
+from bebop.trajectory import MEASURED, OPENING, WEIGHED, Completion, DecodeStats, Ending, Group, Trajectory
 
 SHARES = {"p50": 0.5, "p99": 0.99}
 
@@ -88,6 +89,8 @@ def response_metrics(completions: Sequence[Completion]) -> Metrics:
 
 def decode_metrics(stats: DecodeStats) -> Metrics:
     """Return acceptance, overlap and entropies from summed decoding statistics; entropies in nats."""
+    if not stats.overlap.any():  # not measured: the engine left zeros
+        stats = replace(stats, **dict.fromkeys(MEASURED, np.zeros(0)))
     metrics: Metrics = {}
     if stats.cycles:
         metrics["rollout/accept_length"] = Mean(stats.emitted, stats.cycles)
@@ -96,7 +99,9 @@ def decode_metrics(stats: DecodeStats) -> Metrics:
         if stats.extra_positions:
             metrics["rollout/extra_positions"] = Mean(stats.extra_positions, stats.target_forwards)
     per_position = {"accept_rate": stats.accepted, "overlap": stats.overlap, "target_only": stats.target_only}
-    per_position |= {name: sums for name, sums in stats.counts.items() if name not in (HEAD_OVERLAP, HEAD_READ)}
+    per_position |= {
+        name: sums for name, sums in stats.counts.items() if name not in (HEAD_OVERLAP, HEAD_READ, WEIGHED)
+    }
     for name, sums in per_position.items():
         rates = _over_reached(sums, stats.reached)
         metrics.update({f"rollout/{name}/{k}": rate for k, rate in enumerate(rates, 1) if rate.count})

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bebop.errors import UserError
 from bebop.monitor.estimate import Array
 from bebop.systems.base import HEAD_OVERLAP, HEAD_READ
-from bebop.trajectory import DRAFT_STATS, MEASURED, OPENING, STRETCH, Completion, DecodeStats, Group
+from bebop.trajectory import DRAFT_STATS, MEASURED, OPENING, STRETCH, WEIGHED, Completion, DecodeStats, Group
 
 PER_ROW = ("cycles", "emitted", "entropy_sum", "entropy_count")
 LABELS = ("unit", "answer", "position", "version", "lag")
@@ -221,16 +221,27 @@ def from_stats(
 ) -> StepRecords:
     """Return records from decoding statistics, one row each; by default each row is a whole completion and its own
     unit.
+
+    Of an engine that measures some cycles, a row holds those, each times the cycles that it represents. So all sums of
+    a row are over the same cycles: how many of a completion's were measured is chance, and cancels. Totals over rows
+    estimate those of all cycles. A row without a measured cycle is left out.
     """
     count = len(stats)
     drafts = max((len(s.reached) for s in stats), default=0)
     sums = {name: _padded([getattr(s, name) for s in stats], drafts) for name in DRAFT_STATS}
-    cycles = np.array([float(s.cycles) for s in stats])
+    cycles, emitted = (np.array([float(getattr(s, name)) for s in stats]) for name in ("cycles", "emitted"))
+    kept = np.ones(count, dtype=bool)
+    weighed = _padded([s.counts.get(WEIGHED, np.zeros(0)) for s in stats], drafts)
+    if weighed.any():
+        share = np.divide(weighed, sums["reached"], out=np.zeros_like(weighed), where=sums["reached"] > 0)
+        of_row = np.where(sums["reached"][:, 0] > 0, share[:, 0], 1.0)  # 1: nothing was drafted
+        sums |= {"reached": weighed, "accepted": share * sums["accepted"]}
+        cycles, emitted, kept = of_row * cycles, of_row * emitted, of_row > 0
     if not sums["overlap"].any():  # not measured: the engine left zeros
         for name in MEASURED:
             sums[name] = np.full_like(sums[name], np.nan)
     plain = np.array([len(s.reached) == 0 for s in stats], dtype=bool)
-    return StepRecords(
+    records = StepRecords(
         step=step,
         unit=_labels(unit, range(count)),
         answer=_labels(answer, range(count)),
@@ -240,11 +251,12 @@ def from_stats(
         lag=_labels(lag, [-1] * count),
         task=np.array([""] * count if task is None else list(task), dtype=np.str_),
         cycles=cycles,
-        emitted=np.array([float(s.emitted) for s in stats]),
+        emitted=emitted,
         entropy_sum=np.where(plain, np.nan, sums["target_entropy"].sum(1)),
         entropy_count=sums["reached"].sum(1),
         **sums,
     )
+    return records.select(kept)
 
 
 def from_averages(

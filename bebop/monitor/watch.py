@@ -83,7 +83,9 @@ class JobMonitor:
     def __init__(self, config: JobConfig, folder: Path, resume_from: int = 0) -> None:
         """Keep logs in ``folder`` and continue after step ``resume_from``; later lines are dropped."""
         self.config = config
-        self.monitor = DriftMonitor(settings(config.decoding, config.monitor, config.trainer.steps))
+        self.monitor = DriftMonitor(
+            settings(config.decoding, config.monitor, config.trainer.steps, config.cotrain.mode)
+        )
         self.texts: tuple[ProbeText, ...] = ()  # the probe set
         self.decoding = config.decoding  # as the actions so far have left it
         self.certificate = Certificate(config)
@@ -240,8 +242,10 @@ def can_monitor(config: JobConfig) -> bool:
     return monitor.drift and system.monitored and (monitor.decode_stats or not system.history)
 
 
-def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None = None) -> MonitorSettings:
-    """Return the monitor's settings for a job.
+def settings(
+    decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None = None, cotrain: str = "off"
+) -> MonitorSettings:
+    """Return the monitor's settings for a job with ``cotrain.mode`` ``cotrain``.
 
     A greedy draft's distribution is one-hot, so its overlap is p(argmax q), which is its acceptance probability.
     """
@@ -254,6 +258,7 @@ def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None
         steps=steps,
         costs=decoding.costs,
         controller=ControllerConfig(
+            cotrains=cotrain == "auto",
             system=decoding.system if system.other else None,
             drafts=decoding.limit if system.drafts and chain and fixed else None,
             most_drafts=decoding.limit + 1 if monitor.actions else None,

@@ -155,7 +155,8 @@ def _rules(config: Mapping[str, Any]) -> MonitorSettings | None:
     try:
         decoding = from_dict(DecodingConfig, config.get("decoding", {}))
         monitor = from_dict(MonitorConfig, config.get("monitor", {}))
-        return settings(decoding, monitor, (config.get("trainer") or {}).get("steps"))
+        steps, cotrain = (config.get("trainer") or {}).get("steps"), (config.get("cotrain") or {}).get("mode", "off")
+        return settings(decoding, monitor, steps, cotrain)
     except (UserError, TypeError, AttributeError):
         return None
 

@@ -158,14 +158,19 @@ def same_scale(panels: list[Panel], zero: bool) -> list[Panel]:
 
 
 def _heights(traces: Sequence[Trace]) -> list[float]:
-    """Return all y values that a panel reaches: lines, points with their errors, and bars stacked on each other."""
+    """Return all y values that a panel reaches: lines, points with their errors, and bars stacked on each other.
+
+    Bars above 0 are stacked apart from those below it.
+    """
     lines = []
     for trace in (trace for trace in traces if trace["type"] != "bar"):
         ends = trace.get("error_y", {"array": [0.0] * len(trace["y"]), "arrayminus": [0.0] * len(trace["y"])})
         for value, up, down in zip(trace["y"], ends["array"], ends["arrayminus"], strict=True):
             lines += [value + (up or 0.0), value - (down or 0.0)] if value is not None else []
     bars = [trace["y"] for trace in traces if trace["type"] == "bar"]
-    return lines + [sum(value or 0.0 for value in column) for column in zip(*bars, strict=True)]
+    return lines + [
+        sum(side(0.0, value or 0.0) for value in column) for column in zip(*bars, strict=True) for side in (max, min)
+    ]
 
 
 def _bar_or_line(plot: Plot, index: int, run: Run) -> Trace:

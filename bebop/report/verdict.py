@@ -169,7 +169,9 @@ def _judged(
     state, change = explanations[-1].state, cause.change
     if state in CAUSES and not cause.unidentified:
         return _moved(cause, state, system, config)
-    if not (change.known and abs(change.point) >= cause.small and change.excludes_zero(LEVEL)):
+    if not change.known:
+        return "too little was measured to say whether acceptance moved", UNEXPLAINED
+    if not (abs(change.point) >= cause.small and change.excludes_zero(LEVEL)):
         return None
     why = "and why is not known"
     if state in CAUSES and (earlier := _earlier(explanations)) is not None:

@@ -13,14 +13,13 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
 import torch
-from ray.util.metrics import Gauge
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -40,6 +39,7 @@ from bebop.run_dir.checkpoints import link_model
 from bebop.runtime.actors import RayTrainer, RayWorker
 from bebop.runtime.broadcast import choose_backend
 from bebop.runtime.events import EventLog
+from bebop.runtime.gauges import RaySink
 from bebop.runtime.preflight import check_evaluation
 from bebop.runtime.session import Dashboard, Session, SessionDied, ray_session
 from bebop.runtime.terminal import memory_beside_trainer
@@ -51,24 +51,6 @@ from bebop.trajectory_db.writer import TrajectoryLog, piece_of
 
 log = logging.getLogger(__name__)
 WAIT_SECONDS = 60.0  # time limit for a reservation of CPUs and GPUs
-
-
-class RaySink:
-    """Metrics sink that exports each metric as a Ray gauge ``bebop_<name>``, with / as _, which Prometheus can read."""
-
-    def __init__(self) -> None:
-        self._gauges: dict[str, Gauge] = {}
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Set one gauge per metric, and that of the step."""
-        for name, value in {"step": float(step), **values}.items():
-            key = "bebop_" + name.replace("/", "_")
-            if key not in self._gauges:
-                self._gauges[key] = Gauge(key, description=name)
-            self._gauges[key].set(value)
-
-    def close(self) -> None:
-        """Do nothing: Ray owns the gauges."""
 
 
 def run_job(

@@ -283,7 +283,8 @@ class Fleet:
 
     def best(self, rows: int, context: float | None = None) -> int:
         """Return the K that decodes ``rows`` rows fastest, 0 for no drafts."""
-        return max(range(MOST_DRAFTS + 1), key=lambda drafts: self.speedup(rows, drafts, context))
+        most = max(MOST_DRAFTS, self.config.draft_tokens)
+        return max(range(most + 1), key=lambda drafts: self.speedup(rows, drafts, context))
 
     # ---- a rollout
 

@@ -9,13 +9,13 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from ray.util.metrics import Gauge
 
 from bebop.errors import UserError
 from bebop.metrics.metrics import values
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
 from bebop.monitor.estimators import decode_metrics, drafting_metrics
 from bebop.monitor.records import first_of_kind, from_stats
+from bebop.runtime.gauges import RaySink
 from bebop.systems import SYSTEMS
 from bebop.trajectory import DecodeStats
 from bebop.verl_job.hooks import wrap
@@ -26,24 +26,6 @@ HEAD = "actor/head/"  # verl puts actor/ before what its actor reports
 PREFIXES = ("rollout/", "turn/", "draft/", "drift/", "head/", "staleness/")  # of Ray gauges
 
 
-class Gauges:
-    """Metrics of the plug-in as Ray gauges ``bebop_<name>`` with / as _; Ray exports them to Prometheus."""
-
-    def __init__(self) -> None:
-        self._gauges: dict[str, Gauge] = {}
-
-    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Set the gauges of a step."""
-        own = {name: value for name, value in metrics.items() if name.startswith(PREFIXES)}
-        for name, value in {"step": step, **own}.items():
-            if not isinstance(value, Real):
-                continue
-            key = "bebop_" + name.replace("/", "_")
-            if key not in self._gauges:
-                self._gauges[key] = Gauge(key, description=name)
-            self._gauges[key].set(float(value))
-
-
 class Reporter:
     """Reporter of one trainer's batches, step after step."""
 
@@ -52,7 +34,7 @@ class Reporter:
         self.config, self.steps = config, steps
         self.seen = 0  # steps
         self.monitor: DriftMonitor | None = None
-        self.gauges = Gauges() if config.prometheus else None
+        self.gauges = RaySink() if config.prometheus else None
 
     def report(
         self,
@@ -69,7 +51,8 @@ class Reporter:
         if drafted:
             metrics.update(self._numbers(step, drafted))
         if self.gauges is not None:
-            self.gauges.write(step, metrics)
+            own = {name: value for name, value in metrics.items() if name.startswith(PREFIXES)}
+            self.gauges.write(step, {name: float(value) for name, value in own.items() if isinstance(value, Real)})
 
     def _numbers(self, step: int, answers: Sequence[tuple[str, int, list[DecodeStats]]]) -> dict[str, float]:
         """Return the metrics of ``answers``: prompt, version, statistics of each turn."""
@@ -96,9 +79,7 @@ class Reporter:
             lag=[max(0, step - 1 - version) for *_, version, _ in rows],
         )
         if self.monitor is None:
-            measured = bool(np.nan_to_num(records.overlap).any())
-            settings = MonitorSettings(rate="overlap" if measured else "accepted", steps=self.steps)
-            self.monitor = DriftMonitor(settings)
+            self.monitor = DriftMonitor(MonitorSettings(rate="overlap", steps=self.steps))
         diagnosis = self.monitor.observe(records)
         return numbers | ({} if diagnosis is None else diagnosis.metrics())
 

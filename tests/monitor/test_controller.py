@@ -127,6 +127,21 @@ def test_cotraining_starts_once_and_stops_when_the_mismatch_is_gone() -> None:
     assert [(i, kind) for i, kind in enumerate(kinds) if kind != "none"] == [(4, "cotrain_start"), (13, "cotrain_stop")]
 
 
+@pytest.mark.parametrize("cotrains", [True, False])
+def test_cotraining_under_way_goes_on_until_it_has_helped(cotrains: bool) -> None:
+    """Other decoding, which begins a new reference, is proposed later; a reference that begins is no evidence."""
+    controller = Controller(ControllerConfig(system="bebop", cotrains=cotrains))
+    edges = [estimate(-0.05, 0.005) if step >= 3 else None for step in range(7)]
+    parts = [cause(0, -0.3)] * 5 + [None] * 2
+    verdicts = [
+        controller.judge(signals(i, part, boundary=edge))
+        for i, (part, edge) in enumerate(zip(parts, edges, strict=True))
+    ]
+    kinds = [verdict.action.kind for verdict in verdicts if verdict.action.kind != "none"]
+    assert kinds == (["cotrain_start"] if cotrains else ["cotrain_start", "set_system"])
+    assert verdicts[-1].state == "mismatch-driven"
+
+
 def test_a_better_head_is_not_cotrained() -> None:
     controller = Controller()
     verdicts = [controller.judge(signals(i, cause(0, 0.3))) for i in range(4)]

@@ -9,8 +9,10 @@ import pytest
 from bebop.monitor.drift import SMALL, Decomposition, by_key, decompose
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
 from bebop.monitor.estimate import Estimate
+from bebop.monitor.records import from_stats
 from bebop.monitor.slope import Slope, early_slope
 from bebop.monitor.window import Measure, Window
+from bebop.trajectory import DecodeStats
 from tests.monitor.synthetic import Truth, constant, expected, ramp, run, step_records
 
 SEEDS, FEW = 100, 15  # of one run in ``make test-slow`` and in ``make test``
@@ -144,6 +146,19 @@ def test_rates_at_each_position_are_recovered() -> None:
             splits.append(last.parts[name])
     # 90 of 100 is what intervals of 95 % fall below once in 80 times; six numbers are looked at.
     assert all(min(recovered(splits, truth)) >= 90 for splits in parts.values())
+
+
+def test_counts_are_explained_where_no_overlap_was_measured() -> None:
+    """An engine with ``monitor_every=0`` counts its drafts and measures none of them."""
+    rng, monitor = np.random.default_rng(0), DriftMonitor(MonitorSettings(rate="overlap"))
+    for step in range(1, 13):
+        accepted = rng.binomial(50, 0.8 if step < 12 else 0.02, size=(16, 1)).astype(float)
+        counted = [
+            DecodeStats.with_drafts(1, cycles=50, tokens=50 + int(a[0]), reached=np.array([50.0]), accepted=a)
+            for a in accepted
+        ]
+        last = monitor.observe(from_stats(counted, step))
+    assert last is not None and last.state == "broken" and last.length.known
 
 
 def test_a_slope_that_blurs_everything_is_unidentified() -> None:

@@ -169,11 +169,14 @@ def test_plain_decoding_has_no_draft_names() -> None:
     assert {"rollout/accept_length", "rollout/forwards_per_token"} <= names
 
 
-def test_counts_without_overlaps_leave_the_overlaps_out() -> None:
-    counted = DecodeStats(cycles=2, tokens=3, target_forwards=2, reached=np.array([2.0]), accepted=np.array([1.0]))
+@pytest.mark.parametrize("drafts", [0, 1])
+def test_counts_without_overlaps_leave_the_overlaps_out(drafts: int) -> None:
+    """An engine that measures none leaves them empty, or zero for each draft."""
+    counts = {"cycles": 2, "tokens": 3, "target_forwards": 2}
+    counted = DecodeStats.with_drafts(drafts, **counts, reached=np.array([2.0]), accepted=np.array([1.0]))
     metrics = rollout_metrics([group(answer(1.0, 3, stats=counted))])
     assert metrics["rollout/accept_rate/1"].value == 0.5
-    assert "rollout/overlap/1" not in metrics and "draft/entropy" not in metrics
+    assert not {"rollout/overlap/1", "rollout/target_only/1", "draft/entropy", "rollout/target_entropy"} & set(metrics)
 
 
 def test_a_position_never_reached_is_absent() -> None:

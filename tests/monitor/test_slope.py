@@ -8,9 +8,10 @@ from scipy.stats import linregress
 from scipy.stats import t as student
 
 from bebop.monitor.estimate import Array
-from bebop.monitor.records import StepRecords, merge_records
+from bebop.monitor.records import StepRecords, from_stats, merge_records
 from bebop.monitor.slope import Slope, early_slope, early_window, frozen_slope, temperature_slope
-from bebop.monitor.window import Measure
+from bebop.monitor.window import Measure, Window
+from bebop.trajectory import DecodeStats
 from tests.monitor.synthetic import Truth, constant, step_records
 from tests.monitor.test_coverage import stepwise, swept, true_swept
 
@@ -108,3 +109,31 @@ def test_answers_without_drafts_at_a_position_do_not_matter() -> None:
         records.reached[:4, 2] = 0
         records.accepted[:4, 2] = 0
     assert frozen_slope(bare, Measure(position=3)).value.known
+
+
+def measured_in_part(rng: np.random.Generator, cycles: int, every: int = 4) -> list[DecodeStats]:
+    """120 answers whose rate falls by 0.4 a nat, measured in one of ``every`` cycles from any cycle on."""
+    stats = []
+    for entropy in rng.normal(0.5, 0.15, 120):
+        rate = 0.7 - 0.4 * (entropy - 0.5)
+        values = {"overlap": [rate], "target_only": [rate], "draft_entropy": [entropy], "target_entropy": [entropy]}
+        accepted = rng.binomial(cycles, rate, 1).astype(float)
+        own = DecodeStats.with_drafts(
+            1, cycles=cycles, tokens=cycles + int(accepted[0]), reached=np.array([float(cycles)]), accepted=accepted
+        )
+        for _ in range(rng.integers(every), cycles, every):
+            own.add_measured(values, 1, every)
+        stats.append(own)
+    return stats
+
+
+@pytest.mark.parametrize("cycles", [3, 10])
+def test_how_many_cycles_were_measured_does_not_enter(cycles: int) -> None:
+    """It is a factor of a completion's overlap and entropy. Completions without a measured cycle leave no row."""
+    rng = np.random.default_rng(7)
+    steps = [from_stats(measured_in_part(rng, cycles), step) for step in range(5)]
+    slope = frozen_slope(steps, Measure(position=1, rate="overlap")).value
+    assert slope.point == pytest.approx(-0.4, abs=0.05) and slope.error < 0.05
+    window = Window.of(merge_records(steps))
+    means = (window.value(Measure()), window.value(Measure(rate="overlap")), window.entropy(Measure()))
+    assert [mean.point for mean in means] == pytest.approx([1.7, 1.7, 0.5], abs=0.03)

@@ -3,7 +3,7 @@
 import pytest
 
 from bebop.report.charts import Plot, plots
-from bebop.report.figures import draw, running_mean, whole_ticks
+from bebop.report.figures import Panel, bar_trace, draw, line_trace, over_steps, running_mean, same_scale, whole_ticks
 from bebop.report.runs import DASH, HEADS, Run, summary
 
 
@@ -87,6 +87,13 @@ def test_panels_of_several_runs_share_one_scale() -> None:
     figure = draw(plot("Entropy", *runs), runs)
     assert [panel.caption.split(",")[0] for panel in figure.panels] == ["policy", "draft", "target"]
     assert all(panel.layout["yaxis"]["range"] == pytest.approx([0.0, 2.12]) for panel in figure.panels)
+
+
+def test_bars_on_both_sides_of_zero_stay_inside_the_panel() -> None:
+    bars = [bar_trace([1], [height], "", "") for height in (0.4, -0.6)]
+    panels = [Panel(caption="", traces=[*bars, line_trace([1], [-0.2], "", "")], layout=over_steps([1]))] * 2
+    low, high = same_scale(panels, zero=False)[0].layout["yaxis"]["range"]
+    assert low <= -0.6 and high >= 0.4
 
 
 def test_extra_positions_are_shown_where_there_are_any() -> None:

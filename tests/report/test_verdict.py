@@ -12,6 +12,7 @@ import pytest
 
 from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
+from bebop.monitor.estimate import Estimate
 from bebop.monitor.records import from_averages, from_groups
 from bebop.report.__main__ import main
 from bebop.report.runs import Run
@@ -110,6 +111,15 @@ def test_a_cause_that_is_known_no_more_is_said_to_be_of_before() -> None:
     assert re.search(r"Acceptance fell by 0\.\d+ \[0\.\d+, 0\.\d+\] tokens a cycle", told.verdict)
     assert "at first because the draft head no longer fits the policy; why is not known any more: " in told.verdict
     assert "nan" not in told.verdict and "held" not in told.verdict and told.advice != NOTHING
+
+
+def test_what_was_not_measured_is_not_said_to_have_held() -> None:
+    *before, last = explained()
+    unknown = Estimate.unknown(400)
+    bare = dataclasses.replace(last.parts["length"], change=unknown, unidentified="entropy was not measured")
+    told = said(run(), [*before, dataclasses.replace(last, length=unknown, parts={"length": bare})])
+    assert told.verdict.endswith("; too little was measured to say whether acceptance moved.")
+    assert "held" not in told.verdict and told.advice != NOTHING
 
 
 def test_what_is_broken_comes_first() -> None:

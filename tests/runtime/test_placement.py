@@ -1,7 +1,8 @@
-"""Who gets which share of how many GPUs; the driver answers while a loop is made."""
+"""Who gets which share of how many GPUs; the driver answers while a loop is made; gauges last as long as a step."""
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from bebop.config.engines import SglangConfig, VllmConfig
 from bebop.config.job import JobConfig, ModelConfig, RolloutConfig, TrainerConfig
 from bebop.errors import UserError
+from bebop.runtime import gauges
 from bebop.runtime import job as placement
 from bebop.runtime.job import pools, share_memory
 
@@ -132,3 +134,26 @@ def test_the_driver_answers_while_the_monitor_replays_its_log(monkeypatch: pytes
     )  # fmt: skip
     asyncio.run(both())
     assert running.monitor == "monitor"
+
+
+def test_gauges_of_the_last_step_are_set_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray exports a gauge once after it was set, and forgets it during a long step."""
+    written: list[tuple[str, float]] = []
+
+    def gauge(name: str, description: str) -> SimpleNamespace:
+        return SimpleNamespace(set=lambda value: written.append((name, value)))
+
+    monkeypatch.setattr(gauges, "Gauge", gauge)
+    monkeypatch.setattr(gauges, "REPEAT", 0.01)
+    sink = gauges.RaySink()
+    sink.write(1, {"drift/state": 1.0})
+    sink.write(2, {})
+    end = time.monotonic() + 5
+    while written.count(("bebop_step", 2.0)) < 3 and time.monotonic() < end:
+        time.sleep(0.01)
+    sink.close()
+    seen = list(written)
+    assert seen.count(("bebop_step", 2.0)) >= 3 and ("bebop_drift_state", 1.0) in seen
+    assert {name for name, _ in seen[seen.index(("bebop_step", 2.0)) :]} == {"bebop_step"}
+    time.sleep(0.05)
+    assert written == seen

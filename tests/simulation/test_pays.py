@@ -100,6 +100,11 @@ def test_the_best_k_is_none_where_nothing_is_accepted() -> None:
     assert fleet(accept=[0.0]).best(8) == 0 and fleet(accept=[1.0]).best(1) == 7
 
 
+def test_the_best_k_may_be_the_one_that_was_asked_for() -> None:
+    long = fleet(accept=[0.95], draft_tokens=16, drafter="ngram")
+    assert long.speedup(1, long.best(1)) >= long.speedup(1, 16) and long.rollout(None) >= long.rollout(16)
+
+
 # ---- memory
 
 
