@@ -476,7 +476,7 @@ def _tokens(rows: PackedRows) -> int:
 def _frozen(policy: Policy) -> Policy:
     """Return a copy of the backbone for the KL term, without gradients."""
     backbone = copy.deepcopy(policy.backbone).requires_grad_(False)
-    return Policy(backbone=backbone, tokenizer=policy.tokenizer, mtp=None, layout=policy.layout)
+    return Policy(backbone=backbone, tokenizer=policy.tokenizer, mtp=None, layout=policy.layout, stock=policy.stock)
 
 
 def _split(groups: Sequence[Group], count: int) -> list[list[Group]]:
