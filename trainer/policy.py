@@ -118,7 +118,8 @@ class PolicyTrainer:
         self.adapter: Adapter | None = None
         frozen: Policy | None = None
         if (lora := config.trainer.lora).rank:
-            self.adapter = Adapter(policy.backbone, lora, config.runtime.seed, resolve(config.model.path))
+            base = resolve(config.model.path)
+            self.adapter = Adapter(policy.backbone, lora, config.runtime.seed, base, policy.stock)
         elif self.mixed:
             frozen = _frozen(policy) if world > 1 and config.algorithm.kl_coefficient else None
             policy.backbone.float()
