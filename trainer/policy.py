@@ -118,12 +118,14 @@ class PolicyTrainer:
         self.adapter: Adapter | None = None
         frozen: Policy | None = None
         if (lora := config.trainer.lora).rank:
-            self.adapter = Adapter(policy.backbone, lora, config.runtime.seed, resolve(config.model.path))
+            base = resolve(config.model.path)
+            self.adapter = Adapter(policy.backbone, lora, config.runtime.seed, base, policy.stock)
         elif self.mixed:
             frozen = _frozen(policy) if world > 1 and config.algorithm.kl_coefficient else None
             policy.backbone.float()
         temperature = config.rollout.sampling.temperature
         self._trained_head: State | None = None  # of a run that co-trained before, while this one does not
+        self._drafts_with_it = False  # else decoding has changed, and drafts are another head's or nobody's
         self.head_trainer: HeadTrainer | None = None
         if config.cotrain.mode != "off":
             make = PARTS[policy.drafting].backend if policy.drafting else None
@@ -235,7 +237,7 @@ class PolicyTrainer:
     def head_changed(self) -> bool:
         """Return whether the head differs from the checkpoint's, so that it has to be sent to engines."""
         if self.head_trainer is None:
-            return self._trained_head is not None
+            return self._drafts_with_it
         return self.head_trainer.version > 0
 
     def head_fingerprint(self) -> str:
@@ -311,14 +313,17 @@ class PolicyTrainer:
             set_random_state(state["rng"][self.rank])
 
     def _load_head(self, state: State) -> None:
-        """Continue with a co-trained head; if it is frozen from now on, its state is kept for later."""
+        """Continue with a co-trained head; if it is frozen or not used from now on, its state is kept for later."""
         if self.head_trainer is not None:
             self.head_trainer.load_state_dict(state)
-        elif state["version"] > 0 and self.policy.head is not None:
+        elif state["version"] > 0:
             self._trained_head = state
-            with torch.no_grad():
-                for name, parameter in self.policy.head.named_parameters():
-                    parameter.copy_(state["weights"][name])
+            own = {} if self.policy.head is None else dict(self.policy.head.named_parameters())
+            self._drafts_with_it = own.keys() == state["weights"].keys()
+            if self._drafts_with_it:
+                with torch.no_grad():
+                    for name, parameter in own.items():
+                        parameter.copy_(state["weights"][name])
 
     def _check(self, batch: Batch) -> None:
         """Raise ``UserError`` for completions whose log-probs are of a distribution that the trainer does not know."""
@@ -476,7 +481,7 @@ def _tokens(rows: PackedRows) -> int:
 def _frozen(policy: Policy) -> Policy:
     """Return a copy of the backbone for the KL term, without gradients."""
     backbone = copy.deepcopy(policy.backbone).requires_grad_(False)
-    return Policy(backbone=backbone, tokenizer=policy.tokenizer, mtp=None, layout=policy.layout)
+    return Policy(backbone=backbone, tokenizer=policy.tokenizer, mtp=None, layout=policy.layout, stock=policy.stock)
 
 
 def _split(groups: Sequence[Group], count: int) -> list[list[Group]]:

@@ -115,7 +115,9 @@ def plain_name(name: str) -> str | None:
 class Adapter:
     """A LoRA adapter in a backbone. All weights but its own are frozen."""
 
-    def __init__(self, backbone: "PreTrainedModel", config: LoraConfig, seed: int, base: Path | None = None) -> None:
+    def __init__(
+        self, backbone: "PreTrainedModel", config: LoraConfig, seed: int, base: Path | None = None, stock: bool = False
+    ) -> None:
         """Put a fresh adapter into ``backbone``, in place.
 
         Args:
@@ -123,6 +125,7 @@ class Adapter:
             config: rank, scale and layers.
             seed: seed of A, so that all ranks begin with the same one.
             base: the folder of the model, which the adapter's files name.
+            stock: the backbone runs on transformers' own attention, see ``Policy.stock``.
         """
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
@@ -155,8 +158,9 @@ class Adapter:
             # peft makes A and B in the type of W. In bfloat16 most steps of a usual learning rate would be lost.
             for matrix in (layer.lora_A["default"], layer.lora_B["default"]):
                 matrix.to(torch.promote_types(matrix.weight.dtype, torch.float32))
-            # Autocast casts x to bfloat16 itself; a copy of x in fp32 would be kept for the backward pass.
-            layer.cast_input_dtype_enabled = False
+            # Autocast casts x to bfloat16 itself; a copy of x in fp32 would be kept for the backward pass. A frozen
+            # backbone on transformers' attention runs without autocast.
+            layer.cast_input_dtype_enabled = stock
 
     @property
     def named(self) -> dict[str, nn.Parameter]:

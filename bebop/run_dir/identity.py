@@ -19,8 +19,10 @@ def job_identity(config: JobConfig) -> dict[str, str]:
 
     Generated held-out questions have a mark as well. So no resume exchanges them for a file, or a file for them.
     """
-    files = {"task.path": config.task.path, "evaluation.path": config.evaluation.path}
-    generated = config.evaluation.every > 0 and config.evaluation.path is None
+    evaluation = config.evaluation
+    own = evaluation.task.get("path") if evaluation.every else None
+    files = {"task.path": config.task.path, "evaluation.path": evaluation.path, "evaluation.task.path": own}
+    generated = evaluation.every > 0 and evaluation.path is None and own is None
     return identity(config.model, files) | ({"the file evaluation.path": GENERATED} if generated else {})
 
 

@@ -63,8 +63,8 @@ def run_job(
     """Run a job that ``preflight`` has checked to its end in ``run_dir``; return False if it was interrupted.
 
     An interrupted job leaves a checkpoint. ``prompt(i)`` returns prompt i of the stream. ``begin`` is called with Ray's
-    dashboard once all parts run; nothing is written to ``run_dir`` before. ``held_out``: the questions of its
-    evaluations, if they are known already.
+    dashboard when all parts run for the first time; nothing is written to ``run_dir`` before. ``held_out``: the
+    questions of its evaluations, if they are known already.
     """
     checkpoints, events = checkpoint.store(run_dir), EventLog(run_dir)
     newest = checkpoints.newest_sound() if config.runtime.resume else None
@@ -73,7 +73,7 @@ def run_job(
         raise UserError(f"runtime.resume=true: {run_dir} holds no finished checkpoint")
     if config.runtime.address is None:
         pools(config, torch.cuda.device_count())  # reports errors before Ray starts
-    stopping = False
+    stopping = begun = False
     ended: float | None = None  # when Ray's servers died
     for deaths in range(config.runtime.max_restarts + 1):
         with ray_session(config, events) as session:
@@ -84,10 +84,12 @@ def run_job(
             trainer = RayTrainer(config, run_dir, ranks, events, workers)
             job = Job(config, run_dir, prompt, trainer, workers, stopping, held_out, shares_gpu(config, gpus))
 
-            def started(session: Session = session, deaths: int = deaths, ended: float | None = ended) -> None:
+            def started(session: Session = session, ended: float | None = ended) -> None:
+                nonlocal begun
                 session.close_to_others()
-                if not deaths:
+                if not begun:  # also in a second session, if Ray died while the parts of the first one started
                     begin(session.dashboard)
+                    begun = True
                 if ended is not None:
                     events.write("replaced", "ray", "a new session", recover_s=time.monotonic() - ended)
 

@@ -16,7 +16,7 @@ from bebop.config import compose
 from bebop.config.adapt import AdaptConfig
 from bebop.config.compose import adapt_config, job_config, write_down
 from bebop.config.fields import plain, resume_refusals, settings
-from bebop.config.job import JobConfig, ModelConfig
+from bebop.config.job import EvaluationConfig, JobConfig, ModelConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import save_policy
 from bebop.run import choose_folder
@@ -261,6 +261,18 @@ def test_held_out_questions_stay_those_of_a_file_or_generated(tmp_path: Path) ->
     for after in ([evaluated], [evaluated, of_a_file]):
         identified(tmp_path / "c")
         resumed(tmp_path / "c", *after)
+
+
+def test_the_file_of_a_held_out_task_may_not_change(tmp_path: Path) -> None:
+    file = tmp_path / "test.jsonl"
+    file.touch()
+    config = JobConfig(evaluation=EvaluationConfig(every=2, task={"source": "file", "path": str(file)}))
+    marks = []
+    for text in ("x", "y"):
+        file.write_text(text)
+        marks.append(job_identity(config))
+    assert {name for name in marks[0] if marks[0][name] != marks[1][name]} == {"the file evaluation.task.path"}
+    assert "the file evaluation.path" not in marks[0]  # which earlier versions called generated: they still resume
 
 
 def test_what_an_earlier_start_left_does_not_bind_a_new_run(tmp_path: Path) -> None:

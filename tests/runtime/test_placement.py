@@ -1,8 +1,10 @@
-"""Who gets which share of how many GPUs; the driver answers while a loop is made; gauges last as long as a step."""
+"""Who gets which share of how many GPUs; how a run begins; the driver answers while a loop is made; gauges last."""
 
 import asyncio
+import contextlib
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +112,30 @@ def test_two_ranks_on_one_gpu_are_refused(config: JobConfig, gpus: int, allowed:
     """NCCL refuses them, minutes later."""
     with pytest.raises(UserError, match=rf"trainer.ranks=\d is not possible: .* give {allowed}"):
         pools(config, gpus)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_run_begins_once_also_if_ray_dies(early: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ray dies in the first session, before or after all parts have started."""
+    begun, sessions = list[object](), iter((True, False))
+
+    async def run_in(_session: object, _job: object, _newest: object, started: Callable[[], None]) -> bool:
+        dies = next(sessions)
+        if not (dies and early):
+            started()
+        if dies:
+            raise placement.SessionDied("Ray's raylet ended")
+        return True
+
+    session = SimpleNamespace(close_to_others=lambda: None, dashboard=None)
+    monkeypatch.setattr(placement, "ray_session", lambda *_: contextlib.nullcontext(session))
+    monkeypatch.setattr(placement, "ray", SimpleNamespace(cluster_resources=dict))
+    monkeypatch.setattr(placement, "reserve", lambda pool: [{}] * pool.count)
+    for part in ("RayWorker", "RayTrainer", "Job"):
+        monkeypatch.setattr(placement, part, lambda *_: SimpleNamespace(stop=threading.Event()))
+    monkeypatch.setattr(placement, "_run_in", run_in)
+    assert placement.run_job(job(device="cpu"), tmp_path / "run", lambda _: None, begun.append)  # type: ignore[arg-type,return-value]
+    assert begun == [None] and next(sessions, None) is None
 
 
 def test_the_driver_answers_while_the_monitor_replays_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -231,6 +231,22 @@ def test_resume_is_exact_and_checkpoints_hold_the_trained_head(tmp_path: Path, p
     assert mark == first.head_fingerprint()
 
 
+@pytest.mark.parametrize("mtp", [True, False])
+def test_a_run_that_drafts_without_the_trained_drafter_keeps_it(mtp: bool) -> None:
+    """Decoding changed in a resume: the model drafts with its own MTP head, or without any."""
+    first = trainer("always", part="eagle3")
+    learned(first, True, 1)
+    source = source_of()
+    source.mtp = source.mtp if mtp else None
+    other = PolicyTrainer(source, job(cotrain={"mode": "off"}))
+    own = other.head_fingerprint()
+    other.load_state_dict(first.state_dict())
+    assert not other.head_changed and other.head_fingerprint() == own
+    again = trainer("always", part="eagle3")
+    again.load_state_dict(other.state_dict())
+    assert again.head_fingerprint() == first.head_fingerprint() and again.state_dict()["head"]["version"] == 1
+
+
 def test_a_head_learns_the_distribution_that_rollouts_are_verified_against() -> None:
     """Truncated, as rollouts are: the policy is the same with and without, since log-probs are computed anew."""
     cut, whole = (

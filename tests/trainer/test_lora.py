@@ -160,6 +160,12 @@ def test_a_reference_pass_before_any_other_leaves_the_adapter_to_learn() -> None
     assert kl[1] == pytest.approx(kl[0], rel=1e-4), "at first the KL term is 0, and so is its gradient"
 
 
+def test_an_adapter_in_bfloat16_learns_on_transformers_attention() -> None:
+    source = dataclasses.replace(policy(dtype=torch.bfloat16), stock=True)
+    source.backbone.set_attn_implementation("sdpa")
+    assert values(trainer(source, "bfloat16").update(batch(seed=1)))["train/grad_norm"] > 0
+
+
 def test_the_head_is_trained_beside_the_adapter_and_changes_nothing_of_it() -> None:
     head = {"mode": "always", "head": {"objective": "e2e_tv", "depth": 2, "lr": 1e-3, "max_tokens": 64}}
     for dtype in ("float32", "bfloat16"):

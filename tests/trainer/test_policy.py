@@ -202,6 +202,15 @@ def test_kl_starts_at_zero_grows_and_holds_the_policy_back() -> None:
     assert "train/kl" not in PolicyTrainer(policy(), job()).update(batch())
 
 
+def test_the_reference_on_transformers_attention_keeps_rows_apart() -> None:
+    """A layer with a running sum, as in linear attention, reads the rows before where they are laid end to end."""
+    source = dataclasses.replace(policy(), stock=True)
+    source.backbone.set_attn_implementation("sdpa")
+    source.backbone.get_decoder().layers[0].mlp.register_forward_hook(lambda _module, _inputs, out: out.cumsum(1))
+    trainer = PolicyTrainer(source, job(algorithm={"kl_coefficient": 0.1}))
+    assert values(trainer.update(batch()))["train/kl"] == pytest.approx(0, abs=1e-9)
+
+
 def test_steps_without_a_finite_gradient_are_skipped_and_the_third_in_a_row_is_an_error() -> None:
     source = policy()
     good = batch(source)
