@@ -15,6 +15,7 @@ from bebop.model.mtp import gather_rows
 from bebop.systems.firp.losses import BEYOND, Drafts, cycles, drafts_of, token_ranks
 from bebop.systems.firp.network import PseudoStates, RealText, pseudo_beside
 from bebop.trainer.chains import TokenRow
+from recipes.reproduce import study
 from recipes.reproduce.firp.arms import Arm, trained
 from recipes.reproduce.firp.heads import Heads
 from recipes.reproduce.firp.texts import Seed, once
@@ -56,6 +57,11 @@ class Measured:
 def measured(own: Seed, arm: Arm) -> Measured:
     """Return the measurements of an arm of a seed, from disk if they are stored."""
     return once("measured", (own.number, arm, NODES), lambda: measure(own, trained(own, arm)))
+
+
+def is_measured(number: int, arm: Arm) -> bool:
+    """Return whether the measurements of an arm of a seed are stored."""
+    return study.is_made("firp", "measured", ((number, arm, NODES), study.QUICK))
 
 
 @torch.no_grad()

@@ -96,7 +96,7 @@ def measured(name: str, group: Group, started: Started) -> dict[str, Any]:
         tables["BlockPilot: what the choice sees, and how wide it is"] = made_ablations()
     if name == FIRP:
         own = firp_arms.RealSeed(PLACE, SIZES)
-        compared = made_arms(own)
+        compared = firp_arms.compared(own)
         numbers |= firp_arms.numbers(compared, own.depth)
         tables["FIRP beside heads, equal answers and updates"] = firp_arms.rows(compared)
     return {
@@ -140,9 +140,9 @@ def made_transfer() -> dict[str, Number]:
         return transfer(PLACE, SIZES, bar.update)
 
 
-def made_arms(own: firp_arms.RealSeed | None = None) -> dict[str, Any]:
+def made_arms() -> dict[str, Any]:
     """Train and measure FIRP and its rivals, or read their results."""
-    own = own or firp_arms.RealSeed(PLACE, SIZES)
+    own = firp_arms.RealSeed(PLACE, SIZES)
     with tqdm(total=len(firp_arms.arms(own.depth)), desc="arms", unit="arm") as bar:
         return firp_arms.compare(own, bar.update)
 
