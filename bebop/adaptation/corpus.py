@@ -401,8 +401,12 @@ def _line(number: int, ids: tuple[int, ...]) -> str:
 
 
 def begun(folder: Path) -> bool:
-    """Return whether a run folder holds complete or partial corpora, which a run without a checkpoint can resume."""
-    return any(one.is_file() or Parts(one, True).files() for one in (folder / CORPUS, folder / HELD_OUT))
+    """Return whether a run folder holds what a run without a checkpoint can resume from.
+
+    That is a complete or partial corpus, or a finished size of a sweep of block sizes.
+    """
+    corpora = (one.is_file() or Parts(one, True).files() for one in (folder / CORPUS, folder / HELD_OUT))
+    return any(corpora) or any(folder.glob("sweep-*.json"))
 
 
 def from_file(data: DataConfig, policy: Policy) -> list[TokenRow]:

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.adaptation.corpus import question_streams
+from bebop.adaptation.corpus import begun, question_streams
 from bebop.config.compose import adapt_config
 from bebop.config.job import DecodingConfig
+from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, save_policy
 from bebop.model.parts import read_card
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.run_dir.checkpoints import HEADS, Store
+from bebop.run_dir.folder import RunFolder
 from bebop.systems.block.training import BlockLengthTrainer
 from tests.adaptation.builders import random_policy
 from tests.adaptation.trainings import SMALL, overrides, train
@@ -93,3 +96,11 @@ def test_sizes_are_compared_on_the_same_answers(
     (job.folder / "sweep-3.json").write_text(json.dumps(planted))
     _, again = swept(model, drafter, job.folder, "resume=true")
     assert again["labels"] == [0, 6] and again["accuracy"] == 1.0
+
+
+def test_a_folder_with_a_size_that_is_finished_can_resume_and_is_not_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / "sweep-2.json").write_text("[]")
+    again, anew = (RunFolder(tmp_path, "dir", r, Store(tmp_path, HEADS), "an adaptation", begun) for r in (True, False))
+    again._check_contents()
+    with pytest.raises(UserError, match="holds an adaptation: set resume=true to go on with it"):
+        anew._check_contents()
