@@ -593,7 +593,7 @@ def backbone_states(
     return [states[i] for i in range(len(rows))]
 
 
-def size_of_states(policy: Policy, rows: Sequence[TokenRow]) -> int:
-    """Return the size in bytes of the result of ``backbone_states`` without taps."""
+def size_of_states(policy: Policy, rows: Sequence[TokenRow], taps: Sequence[int] = ()) -> int:
+    """Return the size in bytes of the result of ``backbone_states``."""
     tokens = sum(len(row.token_ids) for row in rows)
-    return tokens * int(policy.backbone.config.hidden_size) * policy.backbone.dtype.itemsize
+    return tokens * (1 + len(taps)) * int(policy.backbone.config.hidden_size) * policy.backbone.dtype.itemsize

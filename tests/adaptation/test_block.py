@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from bebop.model.parts import read_card
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.run_dir.checkpoints import HEADS, Store
 from bebop.run_dir.folder import RunFolder
+from bebop.systems.block.losses import read_texts
 from bebop.systems.block.training import BlockLengthTrainer
 from tests.adaptation.builders import random_policy
 from tests.adaptation.trainings import SMALL, overrides, train
@@ -57,10 +59,13 @@ def swept(model: Path, drafter: Path, folder: Path, *overrides: str) -> tuple[Bl
     return job, read_card(job.written()["part"]).results
 
 
-def test_cycles_of_greedy_completions_are_counted_without_decoding(tmp_path: Path) -> None:
+def test_cycles_of_greedy_completions_are_counted_without_decoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every size, one token a cycle among them, gives the tokens and cycles that decoding with it gives.
 
-    The model knows few tokens, so that a drafter that learned next to nothing is right now and then.
+    The model knows few tokens, so that a drafter that learned next to nothing is right now and then. States of all
+    texts do not fit into memory: texts are read one by one.
     """
     policy = random_policy(layers=5)
     with torch.no_grad():
@@ -69,7 +74,11 @@ def test_cycles_of_greedy_completions_are_counted_without_decoding(tmp_path: Pat
     save_policy(policy, tmp_path / "model")
     given = overrides("block", tmp_path / "model")
     drafter = train(given, tmp_path / "block").folder / "block.safetensors"
-    job, _ = swept(tmp_path / "model", drafter, tmp_path / "read", "options.smallest=1", "options.largest=4")
+    read = Mock(wraps=read_texts)
+    monkeypatch.setattr("bebop.systems.block.training.read_texts", read)
+    sizes = ["options.smallest=1", "options.largest=4"]
+    job, _ = swept(tmp_path / "model", drafter, tmp_path / "read", *sizes, "train.cache_mb=0")
+    assert {len(call.args[1]) for call in read.call_args_list} == {1}
     prompts, accepted = job.prompts(), set()
     for size in job.sizes:
         answers = job._answers(prompts, size, 0, None)
