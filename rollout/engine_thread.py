@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from bebop.config.job import DecodingConfig
@@ -126,7 +127,10 @@ class EngineThread:
 
     def _run(self) -> None:
         error: BaseException = Stopped("the decoding thread was stopped")
+        device = getattr(getattr(self.engine, "policy", None), "device", None)
         try:
+            if isinstance(device, torch.device) and device.type == "cuda":
+                torch.cuda.set_device(device)  # a new thread begins with the first GPU
             while self._wait():
                 self.turn()
         except BaseException as broken:  # not swallowed: everybody who waits gets it

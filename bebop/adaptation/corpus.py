@@ -401,8 +401,12 @@ def _line(number: int, ids: tuple[int, ...]) -> str:
 
 
 def begun(folder: Path) -> bool:
-    """Return whether a run folder holds complete or partial corpora, which a run without a checkpoint can resume."""
-    return any(one.is_file() or Parts(one, True).files() for one in (folder / CORPUS, folder / HELD_OUT))
+    """Return whether a run folder holds what a run without a checkpoint can resume from.
+
+    That is a complete or partial corpus, or a finished size of a sweep of block sizes.
+    """
+    corpora = (one.is_file() or Parts(one, True).files() for one in (folder / CORPUS, folder / HELD_OUT))
+    return any(corpora) or any(folder.glob("sweep-*.json"))
 
 
 def from_file(data: DataConfig, policy: Policy) -> list[TokenRow]:
@@ -589,7 +593,7 @@ def backbone_states(
     return [states[i] for i in range(len(rows))]
 
 
-def size_of_states(policy: Policy, rows: Sequence[TokenRow]) -> int:
-    """Return the size in bytes of the result of ``backbone_states`` without taps."""
+def size_of_states(policy: Policy, rows: Sequence[TokenRow], taps: Sequence[int] = ()) -> int:
+    """Return the size in bytes of the result of ``backbone_states``."""
     tokens = sum(len(row.token_ids) for row in rows)
-    return tokens * int(policy.backbone.config.hidden_size) * policy.backbone.dtype.itemsize
+    return tokens * (1 + len(taps)) * int(policy.backbone.config.hidden_size) * policy.backbone.dtype.itemsize

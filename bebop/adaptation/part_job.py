@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from bebop.adaptation.corpus import begun, run_engine
+from bebop.adaptation.corpus import begun, run_engine, size_of_states
 from bebop.adaptation.evaluation import measured
 from bebop.adaptation.ranks import Ranks
 from bebop.command import shown_command, shown_path, stoppable, writing
@@ -27,6 +27,7 @@ from bebop.run_dir import state_codec as codec
 from bebop.run_dir.checkpoints import HEADS, Store, seal, verify
 from bebop.run_dir.folder import OVERRIDES
 from bebop.systems import SYSTEMS
+from bebop.trainer.chains import TokenRow
 from bebop.trainer.optim import GuardedAdamW, load_optimizer_state, optimizer_state
 from bebop.trajectory import Prompt
 
@@ -92,6 +93,10 @@ class PartJob:
         path = self.written()["part"]
         with writing(path):
             save_part(path, network, part_card(self.config, self.folder, self.policy, settings, results))
+
+    def fits(self, rows: Sequence[TokenRow], taps: Sequence[int]) -> bool:
+        """Return whether states of some texts, the final ones and those after ``taps``, fit in ``train.cache_mb``."""
+        return size_of_states(self.policy, rows, taps) <= self.config.train.cache_mb << 20
 
     def label(self, text: str) -> str | None:
         """Return the label of a progress bar, or None if the configuration disables progress bars."""

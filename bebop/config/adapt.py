@@ -36,6 +36,7 @@ from bebop.config.job import (
     RuntimeConfig,
     SamplingConfig,
     TaskConfig,
+    check_objective,
 )
 from bebop.systems import PARTS
 
@@ -183,7 +184,12 @@ class AdaptConfig(Settings):
         self.require(other, "out", "it is model.path: give another folder, the original is kept")
         word = "only the MTP head is trained on turns: leave task.source as it is, or train part=head"
         self.require(not self.task.turns or self.part == "head", "task.source", word)
-        parse_options(PARTS[self.part].options, self.options, "options.", f"part={self.part}")
+        options = parse_options(PARTS[self.part].options, self.options, "options.", f"part={self.part}")
+        objectives = {"options.objective": getattr(options, "objective", "")}
+        if self.part == "head":
+            objectives = {"head.objective": self.head.objective, "train.warm_objective": self.train.warm_objective}
+        for name, objective in objectives.items():
+            check_objective(name, objective, self.data.sampling)
 
     def engine_job(self, seed: int = 0, **own: Any) -> JobConfig:
         """Return a job without drafts whose rollout engine samples completions, for ``data.engine=sglang|vllm``.

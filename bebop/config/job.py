@@ -44,6 +44,7 @@ from bebop.systems import PARTS, SYSTEMS
 
 # The names of the registries, which live in higher layers; tests compare both.
 ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
+UNBOUNDED = ("rkl",)  # objectives that are infinite where a draft has a token that the target never samples
 PARKED_BYTES = 2**30
 DEVICE = Limit(
     lambda name: re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None, "give auto, cpu, cuda or cuda:NUMBER"
@@ -148,6 +149,17 @@ class SamplingConfig(Settings):
         (),
         "texts that end a completion",
         Limit(lambda texts: "" not in texts, "an empty text would end every completion"),
+    )
+
+
+def check_objective(name: str, objective: str, sampling: SamplingConfig) -> None:
+    """Raise ``UserError`` if an objective of drafts, the value of the setting ``name``, is infinite under sampling."""
+    whole = sampling.top_p == 1 and sampling.top_k == 0
+    check(
+        whole or objective not in UNBOUNDED,
+        name,
+        objective,
+        "it is infinite where top_p or top_k cuts the target: choose another, or sample without them",
     )
 
 
@@ -567,5 +579,7 @@ class JobConfig(Settings):
             "trainer.broadcast.backend",
             "it takes GPUs, and model.device is cpu: give gloo or null",
         )
+        if self.cotrain.mode != "off":
+            check_objective("cotrain.head.objective", self.cotrain.head.objective, sampling)
         divides = self.trainer.groups_per_step % algorithm.minibatches == 0
         self.require(divides, "algorithm.minibatches", "it must divide trainer.groups_per_step")

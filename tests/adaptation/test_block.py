@@ -5,17 +5,22 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
-from bebop.adaptation.corpus import question_streams
+from bebop.adaptation.corpus import begun, question_streams
 from bebop.config.compose import adapt_config
 from bebop.config.job import DecodingConfig
+from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, save_policy
 from bebop.model.parts import read_card
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.run_dir.checkpoints import HEADS, Store
+from bebop.run_dir.folder import RunFolder
+from bebop.systems.block.losses import read_texts
 from bebop.systems.block.training import BlockLengthTrainer
 from tests.adaptation.builders import random_policy
 from tests.adaptation.trainings import SMALL, overrides, train
@@ -59,7 +64,8 @@ def test_cycles_of_greedy_completions_are_counted_without_decoding(
 ) -> None:
     """Every size, one token a cycle among them, gives the tokens and cycles that decoding with it gives.
 
-    The model knows few tokens, so that a drafter that learned next to nothing is right now and then.
+    The model knows few tokens, so that a drafter that learned next to nothing is right now and then. States of all
+    texts do not fit into memory: texts are read one by one.
     """
     policy = random_policy(layers=5)
     with torch.no_grad():
@@ -69,7 +75,11 @@ def test_cycles_of_greedy_completions_are_counted_without_decoding(
     given = overrides("block", tmp_path / "model")
     drafter = train(given, tmp_path / "block").folder / "block.safetensors"
     monkeypatch.setattr("bebop.systems.block.losses.CHUNK_ROWS", {"cpu": 8})  # places of a completion in several parts
-    job, _ = swept(tmp_path / "model", drafter, tmp_path / "read", "options.smallest=1", "options.largest=4")
+    read = Mock(wraps=read_texts)
+    monkeypatch.setattr("bebop.systems.block.training.read_texts", read)
+    sizes = ["options.smallest=1", "options.largest=4"]
+    job, _ = swept(tmp_path / "model", drafter, tmp_path / "read", *sizes, "train.cache_mb=0")
+    assert {len(call.args[1]) for call in read.call_args_list} == {1}
     prompts, accepted = job.prompts(), set()
     for size in job.sizes:
         answers = job._answers(prompts, size, 0, None)
@@ -96,3 +106,11 @@ def test_sizes_are_compared_on_the_same_answers(
     (job.folder / "sweep-3.json").write_text(json.dumps(planted))
     _, again = swept(model, drafter, job.folder, "resume=true")
     assert again["labels"] == [0, 6] and again["accuracy"] == 1.0
+
+
+def test_a_folder_with_a_size_that_is_finished_can_resume_and_is_not_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / "sweep-2.json").write_text("[]")
+    again, anew = (RunFolder(tmp_path, "dir", r, Store(tmp_path, HEADS), "an adaptation", begun) for r in (True, False))
+    again._check_contents()
+    with pytest.raises(UserError, match="holds an adaptation: set resume=true to go on with it"):
+        anew._check_contents()

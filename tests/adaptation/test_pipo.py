@@ -1,25 +1,32 @@
 """Training of the network of pairs: what it learns from, what it keeps, and how the part decodes."""
 
 import dataclasses
+import itertools
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from bebop.adaptation import corpus
 from bebop.adaptation.corpus import question_streams, read_corpus
-from bebop.config.adapt import AdaptConfig
+from bebop.adaptation.ranks import ALONE
+from bebop.config.adapt import AdaptConfig, DataConfig
 from bebop.config.compose import adapt_config
+from bebop.config.job import SamplingConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.model.parts import read_card
+from bebop.rollout.engine import Finished
 from bebop.systems.pipo.losses import PairRow
 from bebop.systems.pipo.network import PairModel, as_pairs
-from bebop.systems.pipo.training import PairTrainer, pad_ratio, pair_answers, pair_rows
+from bebop.systems.pipo.training import PairTrainer, pad_ratio, pair_answers, pair_rows, texts_of
 from bebop.tasks.rewards import make_reward
+from bebop.trajectory import Prompt
 from tests.adaptation.trainings import config
 
 
@@ -72,6 +79,37 @@ def test_a_question_that_is_held_out_is_not_trained_on(
     monkeypatch.setattr("bebop.systems.pipo.training.question_streams", lambda *_: (held_out, held_out))
     with pytest.raises(UserError, match="no question that is not held out"):
         job.questions()
+
+
+def test_a_stopped_corpus_goes_on_and_is_that_of_an_uninterrupted_job(
+    sft: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = corpus.decoded
+
+    def stopped(*given: Any) -> Iterator[Finished]:
+        yield from itertools.islice(decoded(*given), 5)
+        raise KeyboardInterrupt
+
+    job = PairTrainer(config("pipo", model, tmp_path), tmp_path)
+    questions, _ = job.questions()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(corpus, "decoded", stopped)
+        job.corpus(questions)
+    assert corpus.begun(tmp_path) and len(corpus.Parts(tmp_path / corpus.CORPUS, resume=True).read(ALONE)) == 5
+    job.config = dataclasses.replace(job.config, resume=True)
+    assert job.corpus(questions) == read_corpus(sft / corpus.CORPUS) == read_corpus(tmp_path / corpus.CORPUS)
+    assert [file.name for file in tmp_path.iterdir()] == [corpus.CORPUS]
+
+
+def test_texts_are_those_of_the_engine(model: Path) -> None:
+    """A completion may end with a stop token, a stop string, or at the limit."""
+    policy = load_policy(config("pipo", model, model.parent).model)
+    data = DataConfig(sampling=SamplingConfig(max_new_tokens=24, stop=("1", "a")))
+    prompts = [Prompt(index=i, task="", text="", token_ids=(i + 4, 5), item={}) for i in range(48)]
+    answers = corpus.run_engine(policy, prompts, data, corpus.drafting_config(policy))
+    assert texts_of(policy, corpus.token_rows(prompts, answers), data.sampling) == [one.text for one in answers]
+    ends = {(one.finish_reason, int(one.token_ids[-1]) in policy.eos_token_ids) for one in answers}
+    assert ends == {("stop", True), ("stop", False), ("length", False)}
 
 
 @pytest.mark.slow  # it makes a training

@@ -9,17 +9,21 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from bebop.adaptation.corpus import backbone_states
 from bebop.adaptation.part_job import StepJob, store
 from bebop.adaptation.ranks import Ranks
 from bebop.config.compose import adapt_config
 from bebop.errors import UserError
 from bebop.model.parts import read_card
 from bebop.systems import PARTS
+from bebop.systems.block.losses import read_texts
+from bebop.trainer.chains import TokenRow
 from bebop.trainer.optim import GuardedAdamW
 from tests.adaptation.trainings import TRAININGS, config, overrides, train
 from tests.cases import slow_but
@@ -84,6 +88,16 @@ def test_a_part_beside_a_model_in_bfloat16_is_trained_in_float32(name: str, mode
     assert {tensor.dtype for tensor in job.network.parameters()} == {torch.float32}
     rotary = getattr(getattr(job.network, "decoder", None), "rotary_emb", None)
     assert rotary is None or rotary.inv_freq.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("name", "reader"), [("block", read_texts), ("eagle3", backbone_states)])
+def test_states_that_do_not_fit_into_memory_are_read_for_each_update(
+    name: str, reader: Callable[..., Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, read = PARTS[name].job()(config(name, model, tmp_path, "train.cache_mb=0"), tmp_path), Mock(wraps=reader)
+    monkeypatch.setattr(f"bebop.systems.{name}.training.{reader.__name__}", read)
+    job._train([TokenRow(prompt=(i, 2, 3), answer=(4, 5, 6, 7)) for i in range(6)])
+    assert [len(call.args[1]) for call in read.call_args_list] == [4] * 4
 
 
 @pytest.mark.slow  # a training more

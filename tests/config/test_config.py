@@ -20,9 +20,18 @@ from bebop.config.compose import (
     simulate_config,
 )
 from bebop.config.fields import MAX_INT, from_dict, settings
-from bebop.config.job import HELD_OUT_SEED, JobConfig, ObjectiveName, RolloutConfig, SamplingConfig, TrainerConfig
+from bebop.config.job import (
+    HELD_OUT_SEED,
+    UNBOUNDED,
+    JobConfig,
+    ObjectiveName,
+    RolloutConfig,
+    SamplingConfig,
+    TrainerConfig,
+)
 from bebop.config.simulate import SimulateConfig
 from bebop.errors import UserError
+from bebop.kernels.draft_losses import LOSSES
 from bebop.systems import SYSTEMS
 from bebop.trainer.objectives import OBJECTIVES
 from tests.cases import slow_but
@@ -134,6 +143,28 @@ def test_training_on_truncated_distributions_needs_rescoring(name: str, value: f
     assert getattr(made.rollout.sampling, name) == value
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("head.objective", {"head": {"objective": "rkl"}}),
+        ("train.warm_objective", {"train": {"warm_objective": "rkl"}}),
+        ("options.objective", {"part": "block", "options": {"objective": "rkl"}}),
+        ("options.objective", {"part": "eagle3", "options": {"objective": "rkl"}}),
+        ("cotrain.head.objective", {"cotrain": {"mode": "always", "head": {"objective": "rkl"}}}),
+    ],
+)
+@pytest.mark.parametrize("cut", [{"top_k": 5}, {"top_p": 0.9}])
+def test_an_objective_that_is_infinite_beside_a_truncated_target_is_refused(
+    name: str, values: dict[str, Any], cut: dict[str, Any]
+) -> None:
+    job = "cotrain" in values
+    cls: type[Any] = JobConfig if job else AdaptConfig
+    sampling = {"rollout": {"sampling": cut}, "algorithm": {"rescore": True}} if job else {"data": {"sampling": cut}}
+    with pytest.raises(UserError, match=rf"^{name}='rkl' is not possible: it is infinite where top_p or top_k cuts"):
+        from_dict(cls, values | sampling)
+    assert from_dict(cls, values) and from_dict(cls, sampling)
+
+
 def test_what_goes_ill_with_environments_and_filtered_groups_is_refused() -> None:
     stop = message({"task": {"source": "environment", "name": "guess"}, "rollout": {"sampling": {"stop": ["."]}}})
     assert stop.startswith("rollout.sampling.stop=['.'] is not possible: ")
@@ -214,6 +245,8 @@ def test_values_take_the_annotated_type() -> None:
 
 def test_names_are_those_of_the_registries() -> None:
     assert get_args(ObjectiveName) == tuple(OBJECTIVES)
+    divergences = {name: loss.divergence for name, loss in LOSSES.items() if loss.divergence is not None}
+    assert tuple(name for name, one in divergences.items() if not one.bounded) == UNBOUNDED
 
 
 def test_everything_is_frozen() -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 from bebop.config.job import DecodingConfig
 from bebop.driver.protocols import Pace
 from bebop.errors import UserError
-from bebop.rollout.engine import Finished, Request
+from bebop.rollout.engine import Engine, Finished, Request
 from bebop.rollout.engine_thread import EngineThread, Stopped
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import SamplingParams
@@ -122,6 +124,19 @@ def test_a_thread_that_was_never_started_can_be_stopped() -> None:
     made.stop()
     with pytest.raises(Stopped):
         queued.result(0)
+
+
+def test_the_thread_computes_on_the_gpu_of_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = list[tuple[str, torch.device]]()
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: chosen.append((threading.current_thread().name, device))
+    )
+    for device in (torch.device("cuda", 3), torch.device("cpu")):
+        engine = SimpleNamespace(policy=SimpleNamespace(device=device), unfinished=0, version=0, head="")
+        made = EngineThread(cast(Engine, engine))
+        made.start()
+        made.stop()
+    assert chosen == [("decode", torch.device("cuda", 3))]
 
 
 def test_one_who_no_longer_waits_does_not_harm_the_others(thread: EngineThread) -> None:

@@ -26,7 +26,7 @@ from bebop.systems.firp.losses import (
     sums,
     token_ranks,
 )
-from bebop.systems.firp.network import PseudoContext, PseudoStates, hidden_with_pseudo, read_text
+from bebop.systems.firp.network import PseudoContext, PseudoStates, RealText, hidden_with_pseudo, read_text
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
 from tests.builders import bare_policy, requests, tiny_policy
@@ -230,6 +230,20 @@ def test_ranks_end_with_the_text(policy: Policy, rows: list[TokenRow]) -> None:
     assert [place.count(BEYOND) for place in ranks[0]] == [0] * 7 + [1, 2]
     assert ranks[1][0][0] >= 0 and ranks[1][0][1:] == [BEYOND] * 2
     assert all(0 <= rank < 6 for place in ranks[2][:-2] for rank in place)
+
+
+def test_ranks_of_long_answers_are_counted_in_parts(policy: Policy) -> None:
+    numbers = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 6, (16, 43), generator=numbers).tolist()
+    rows = [TokenRow(prompt=tuple(row[:3]), answer=tuple(row[3 : 43 - i])) for i, row in enumerate(ids)]
+    read, drafts, sizes = read_text(policy, LAYERS, [row.token_ids for row in rows]), drafts_of(policy, network()), []
+
+    def watched(real: RealText, anchors: Tensor) -> Tensor:
+        sizes.append(anchors.numel())
+        return drafts(real, anchors)
+
+    assert token_ranks(watched, rows, read) == token_ranks(drafts, rows, read, batch=1)
+    assert sum(sizes) == 16 * 40 and max(sizes) <= 256
 
 
 def test_a_tree_that_is_always_right_and_one_that_never_is() -> None:

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from bebop.adaptation.corpus import drafting_config, progress, question_streams, run_engine, sample_corpus
+from bebop.adaptation.corpus import (
+    drafting_config,
+    progress,
+    question_streams,
+    run_engine,
+    sample_corpus,
+    token_rows,
+)
 from bebop.adaptation.part_job import PartJob, StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
@@ -86,11 +93,13 @@ class BlockTrainer(StepJob):
 
     def _train(self, rows: Sequence[TokenRow]) -> None:
         """Take all remaining steps, from the newest checkpoint on."""
-        texts = read_texts(self.policy, [(row.token_ids, len(row.answer)) for row in rows], self.network.taps)
+        taps = self.network.taps
+        texts = read_completions(self.policy, rows, taps) if self.fits(rows, taps) else None
 
         def next_step() -> dict[str, float]:
-            chosen = rows_of_step(len(texts), self.options.rows_per_step, self.config.seed, self.version)
-            return self.update([texts[i] for i in chosen])
+            chosen = rows_of_step(len(rows), self.options.rows_per_step, self.config.seed, self.version)
+            own = [rows[i] for i in chosen]
+            return self.update([texts[i] for i in chosen] if texts else read_completions(self.policy, own, taps))
 
         self.learn(self.options.steps, next_step)
 
@@ -113,6 +122,11 @@ class BlockTrainer(StepJob):
         numbers = self.optimizer.guarded_step(learning_rate(self.rates, self.version))
         self.version += 1
         return {f"block/{name}": value for name, value in {"loss": float(loss.detach()), **numbers}.items()}
+
+
+def read_completions(policy: Policy, rows: Sequence[TokenRow], taps: Sequence[int]) -> list[ReadText]:
+    """Return some completions with the target's states, see ``read_texts``."""
+    return read_texts(policy, [(row.token_ids, len(row.answer)) for row in rows], taps)
 
 
 def settings_for(policy: Policy, options: BlockTraining) -> dict[str, Any]:
@@ -150,7 +164,8 @@ class BlockLengthTrainer(PartJob):
         self.options = config.of(BlockLengthTraining)
         self.policy = load_policy(config.model, needs=("block",))
         self.sizes = tuple(range(self.options.smallest, self.options.largest + 1))
-        self._greedy: list[ReadText] = []
+        self._greedy: list[TokenRow] = []
+        self._texts: list[ReadText] = []  # of ``_greedy``, if they fit into memory
 
     def prepare(self) -> None:
         """Do nothing: a sweep resumes from its finished sizes."""
@@ -218,14 +233,13 @@ class BlockLengthTrainer(PartJob):
             answers = run_engine(
                 self.policy, prompts, self.config.data, decoding, self.config.seed, label, sampling=sampling
             )
-            texts = [
-                ((*prompt.token_ids, *answer.token_ids.tolist()), len(answer.token_ids))
-                for prompt, answer in zip(prompts, answers, strict=True)
-            ]
-            self._greedy = read_texts(self.policy, texts, network.taps)
+            self._greedy = token_rows(prompts, answers)
+            if self.fits(self._greedy, network.taps):
+                self._texts = read_completions(self.policy, self._greedy, network.taps)
         counts = []
         with progress(len(prompts), self.label(f"b = {size}"), ALONE) as bar:
-            for text in self._greedy:
+            for i, row in enumerate(self._greedy):
+                text = self._texts[i] if self._texts else read_completions(self.policy, [row], network.taps)[0]
                 accepted = accepted_drafts(self.policy, network, text, size) if size > 1 else [0] * text.answer
                 counts.append((text.answer, cycles(accepted)))
                 bar.update()

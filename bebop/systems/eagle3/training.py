@@ -141,11 +141,14 @@ class Eagle3Trainer(StepJob):
 
     def _train(self, rows: Sequence[TokenRow]) -> None:
         """Take all remaining steps, from the newest checkpoint on."""
-        states = backbone_states(self.policy, rows, taps=self.network.taps)
+        taps = self.network.taps
+        states = backbone_states(self.policy, rows, taps=taps) if self.fits(rows, taps) else None
 
         def next_step() -> dict[str, float]:
             chosen = rows_of_step(len(rows), self.options.rows_per_step, self.config.seed, self.version)
-            return self.update([rows[i] for i in chosen], [states[i] for i in chosen])
+            own = [rows[i] for i in chosen]
+            read = [states[i] for i in chosen] if states else backbone_states(self.policy, own, taps=taps)
+            return self.update(own, read)
 
         self.learn(self.options.steps, next_step)
 

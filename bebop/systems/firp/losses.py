@@ -167,20 +167,28 @@ def token_ranks(
         length, device = real.hidden.shape[1], real.hidden.device
         places = torch.arange(max(len(row.answer) for row in part), device=device)
         anchors = torch.tensor([len(row.prompt) - 2 for row in part], device=device)[:, None] + places
-        logits = drafts(real, anchors.clamp_max(length - 1))
-        ahead = anchors[..., None] + torch.arange(2, logits.shape[2] + 2, device=device)
         ids = torch.zeros(len(part), length, dtype=torch.long, device=device)
         for i, row in enumerate(part):
             ids[i, : len(row.token_ids)] = torch.tensor(row.token_ids, device=device)
-        tokens = ids.gather(1, ahead.clamp_max(length - 1).flatten(1)).view_as(ahead)[..., None]
-        own = logits.gather(-1, tokens)
-        # Of equal logits, which bfloat16 often has, the first is drafted.
-        earlier = torch.arange(logits.shape[-1], device=device) < tokens
-        ranks = ((logits > own) | ((logits == own) & earlier)).sum(-1)
         ends = torch.tensor([len(row.token_ids) for row in part], device=device)
-        ranks = ranks.masked_fill(ahead >= ends[:, None, None], BEYOND)
+        # The logits of all drafts of long completions would take gigabytes.
+        pieces = anchors.split(max(1, CHUNK_ROWS["cpu"] // len(part)), 1)
+        ranks = torch.cat([_ranks(drafts, real, piece, ids, ends) for piece in pieces], 1)
         found += [ranks[i, : len(row.answer)].tolist() for i, row in enumerate(part)]
     return found
+
+
+def _ranks(drafts: Drafts, real: RealText, anchors: Tensor, ids: Tensor, ends: Tensor) -> Tensor:
+    """Return the ranks [B, A, K] of the actual tokens in the drafts at anchors [B, A] of texts ``ids`` [B, L]."""
+    last = ids.shape[1] - 1
+    logits = drafts(real, anchors.clamp_max(last))
+    ahead = anchors[..., None] + torch.arange(2, logits.shape[2] + 2, device=ids.device)
+    tokens = ids.gather(1, ahead.clamp_max(last).flatten(1)).view_as(ahead)[..., None]
+    own = logits.gather(-1, tokens)
+    # Of equal logits, which bfloat16 often has, the first is drafted.
+    earlier = torch.arange(logits.shape[-1], device=ids.device) < tokens
+    ranks = ((logits > own) | ((logits == own) & earlier)).sum(-1)
+    return ranks.masked_fill(ahead >= ends[:, None, None], BEYOND)
 
 
 def cycles(ranks: Sequence[Sequence[int]], shape: Collection[tuple[int, ...]]) -> int:

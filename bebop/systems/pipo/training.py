@@ -14,18 +14,28 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bebop.adaptation.corpus import drafting_config, question_streams, read_corpus, run_engine, token_rows, write_corpus
+from bebop.adaptation.corpus import (
+    Parts,
+    drafting_config,
+    question_streams,
+    read_corpus,
+    run_engine,
+    sampled_rows,
+    sampling_params,
+    write_corpus,
+)
 from bebop.adaptation.part_job import StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
 from bebop.config.adapt import AdaptConfig
 from bebop.config.fields import check
-from bebop.config.job import DecodingConfig
+from bebop.config.job import DecodingConfig, SamplingConfig
 from bebop.errors import UserError
 from bebop.metrics.intervals import ratio
 from bebop.model.backbone import Policy, mixed_precision
 from bebop.model.checkpoint import load_policy
 from bebop.model.parts import find_part, load_part, read_card
+from bebop.rollout.detokenize import CompletionText, completed_at
 from bebop.systems.pipo.decoding import answer_pairs
 from bebop.systems.pipo.losses import PairBatch, PairRow, batch_rows, opd_loss, sft_loss, split_row
 from bebop.systems.pipo.network import PairModel, as_pairs, settings_for
@@ -107,16 +117,18 @@ class PairTrainer(StepJob):
         if self.config.resume and path.is_file():
             return read_corpus(path)
         asked = [prompt for prompt in questions for _ in range(self.options.samples)]
-        answers = run_engine(
-            self.policy, asked, self.config.data, drafting_config(self.policy), self.config.seed, self.label("sample")
-        )
-        reward = make_reward(self.config.task)
-        right = [checked(reward, answer.text, prompt) >= 1 for prompt, answer in zip(asked, answers, strict=True)]
-        rows = [row for row, one in zip(token_rows(asked, answers), right, strict=True) if one]
+        data, parts, label = self.config.data, Parts(path, self.config.resume), self.label("sample")
+        decoding, seed, reward = drafting_config(self.policy), self.config.seed, make_reward(self.config.task)
+        answers = sampled_rows(self.policy, asked, data, decoding, seed, label, parts=parts)
+        texts = texts_of(self.policy, answers, data.sampling)
+        rows = [
+            row for row, text, prompt in zip(answers, texts, asked, strict=True) if checked(reward, text, prompt) >= 1
+        ]
         if not rows:
-            raise UserError(f"data.sequences={self.config.data.sequences}: none of {len(asked)} completions is right")
+            raise UserError(f"data.sequences={data.sequences}: none of {len(asked)} completions is right")
         with writing(path):
             write_corpus(rows, path)
+            parts.remove()
         return rows
 
     def given(self, rows: Sequence[TokenRow]) -> Iterator[PairBatch]:
@@ -184,6 +196,16 @@ def loss_of(
     if options.stage == "sft":
         return sft_loss(network, policy, batch, **weights)
     return opd_loss(network, policy, batch, **weights)
+
+
+def texts_of(policy: Policy, rows: Sequence[TokenRow], sampling: SamplingConfig) -> list[str]:
+    """Return the text of each completion that was sampled under ``sampling``, as the engine gives it."""
+    params, text = sampling_params(policy, sampling, 0), CompletionText(policy.tokenizer)
+
+    def stopped(ids: Sequence[int]) -> bool:
+        return ids[-1] in params.stop_token_ids or completed_at(policy.tokenizer, ids, params.stop) > 0
+
+    return [text(row.answer, params, "stop" if stopped(row.answer) else "length") for row in rows]
 
 
 # ---- completions drawn in pairs

@@ -101,10 +101,9 @@ def train_part(place: Path, sizes: Sizes, name: str, progress: bool = True) -> N
         return
     write_questions(place / "questions", sizes)
     folder = place / name
-    swept = any(folder.glob("sweep-*.json"))
     config = from_dict(
         AdaptConfig,
-        {**settings(place, sizes, name, swept or begun(folder) or store(folder).newest_sound() is not None),
+        {**settings(place, sizes, name, begun(folder) or store(folder).newest_sound() is not None),
          "progress": progress},
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
