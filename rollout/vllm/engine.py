@@ -75,8 +75,8 @@ class VllmServer:
         return self.recompute
 
     async def start(self) -> None:
-        """Load the model."""
-        await self._run("start", self.core.start)
+        """Load the model, without a deadline: its time is no measure for later calls either."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.core.start)
 
     async def test(self) -> None:
         """Run the self-test, then keep the current checksums."""
