@@ -245,24 +245,24 @@ class HttpBackend:
 
 
 def _renamed(payload: Mapping[str, Any], attempt: int) -> Mapping[str, Any]:
-    """Return the payload of a later try, whose request has a name of its own.
+    """Return the payload of a later try, whose request has a name of its own if the first one has a name.
 
     SGLang refuses a second request of one name while the first one lives, and notices a closed connection late. It
     aborts by prefix, so that an abort of the first name ends both.
     """
-    return {**payload, "rid": f"{payload['rid']}{attempt}."}
+    return {**payload, "rid": f"{payload['rid']}{attempt}."} if "rid" in payload else payload
 
 
 class Fleet:
     """Several engines as one: each request goes to the least busy, control calls to all.
 
-    A dead member gets no more requests; its open requests go to the others. It may come back when new weights are sent,
-    which it needs before anything else.
+    A member that died, or failed in a control call, gets no more requests; its open requests go to the others. It may
+    come back when new weights are sent, which it needs before anything else.
     """
 
     def __init__(self, members: Sequence[Backend]) -> None:
         self.members = list(members)
-        self.busy = [0] * len(members)
+        self.open: list[set[asyncio.Task[Reply]]] = [set() for _ in members]  # requests of each member
         self.out: dict[int, str] = {}  # member -> why
         self._last: tuple[object, int] = (None, 0)  # the last prompt, and who got it
 
@@ -271,16 +271,20 @@ class Fleet:
         await asyncio.gather(*[member.start() for member in self.members])
 
     async def generate(self, payload: Mapping[str, Any]) -> Reply:
-        """Return the reply to one request; send it to another member if one dies meanwhile."""
+        """Return the reply to one request; send it to another member if its own one is out meanwhile."""
         while True:
             chosen = self._choose(payload.get("input_ids"))
-            self.busy[chosen] += 1
+            work = asyncio.ensure_future(self.members[chosen].generate(payload))
+            self.open[chosen].add(work)
             try:
-                return await self.members[chosen].generate(payload)
+                await asyncio.wait([work])
+                if not work.cancelled():
+                    return work.result()
             except EngineDied as death:
                 self._drop(chosen, death)
             finally:
-                self.busy[chosen] -= 1
+                work.cancel()
+                self.open[chosen].discard(work)
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
         """Call all members and return the first one's reply. A pause for new weights brings dead members back."""
@@ -316,7 +320,7 @@ class Fleet:
         alive = self._alive()
         before, chosen = self._last
         if prompt != before or chosen not in alive:
-            chosen = min(alive, key=lambda i: self.busy[i])
+            chosen = min(alive, key=lambda i: len(self.open[i]))
         self._last = (prompt, chosen)
         return chosen
 
@@ -327,7 +331,10 @@ class Fleet:
         return alive
 
     def _drop(self, i: int, death: EngineDied) -> None:
+        """Give a member no more requests and end its open ones, which it may never answer: it may be paused."""
         self._mark(i, str(death))
+        for work in self.open[i]:
+            work.cancel()
         self._alive()
 
     def _mark(self, i: int, why: str) -> None:

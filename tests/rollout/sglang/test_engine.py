@@ -51,6 +51,8 @@ class Counting:
         while len(ids) < wanted and not cut.is_set() and self.why is None:
             ids.append(payload["input_ids"][-1] + len(ids) + 1)
             await asyncio.sleep(self.seconds)
+            if not cut.is_set():
+                await self.going.wait()
         if self.why is not None:
             raise EngineDied(self.why)
         measured = [1] if self.plugin and "rid" not in payload else []
@@ -268,6 +270,26 @@ def test_a_fleet_loses_a_member_and_no_answer() -> None:
     engine.add(request(9))
     with pytest.raises(EngineDied, match="gone"):
         drain(engine)
+
+
+def test_requests_of_a_member_whose_update_fails_go_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays paused."""
+    members = [Counting(0.01), Counting(0.01)]
+    fleet, control = Fleet(members), members[0].control
+    engine = make(fleet, FleetHand(members), timeout=5.0)
+
+    async def refuse(name: str, payload: Any) -> dict[str, Any]:
+        if name == "weights_checker":
+            raise EngineDied("no disk")
+        return await control(name, payload)
+
+    for number in range(2):
+        engine.add(request(number, 20))
+    while not all(any(rid for rid in member.cut) for member in members):
+        time.sleep(0.001)
+    monkeypatch.setattr(members[0], "control", refuse)
+    engine.load_weights(WEIGHTS, 1)
+    assert fleet.out == {0: "no disk"} and sorted(drain(engine)) == [0, 1]
 
 
 def test_a_fleet_with_different_weights_is_noticed() -> None:
