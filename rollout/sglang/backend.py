@@ -12,7 +12,7 @@ from bebop.config.job import DecodingConfig
 from bebop.errors import UserError, one_line
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.heartbeat import Heartbeat
-from bebop.rollout.http_client import Busy, HttpClient, HttpReply, NoReply, unchanged
+from bebop.rollout.http_client import Busy, HttpClient, HttpReply, NoReply, nothing_drawn, unchanged
 from bebop.rollout.sglang.arguments import refuse_server, refuse_version
 from bebop.runtime.processes import stopped
 from bebop.runtime.watchdog import SuspendAwareClock, within
@@ -49,6 +49,10 @@ METHODS = {"weights_checker": "check_weights"}  # where the engine's own name is
 class Backend(Protocol):
     """Interface for requests and control calls; every call raises ``EngineDied`` if the server is gone."""
 
+    @property
+    def redrawn(self) -> int:
+        """Return the number of requests so far that were lost and sent again."""
+
     async def start(self) -> None:
         """Make the server ready; another call restarts it."""
 
@@ -67,6 +71,8 @@ class Backend(Protocol):
 
 class LocalBackend:
     """``sglang.Engine`` in this process, with its scheduler in child processes."""
+
+    redrawn = 0
 
     def __init__(self, arguments: Mapping[str, Any], environment: Mapping[str, str], hang_after: float = 30.0) -> None:
         """Keep the arguments of ``sglang.Engine`` for ``start``.
@@ -185,6 +191,7 @@ class HttpBackend:
         self.client = HttpClient(url, key, timeout=timeout)
         self.url, self.decoding, self.retries = self.client.url, decoding, retries
         self.heart = Heartbeat(self.url, self._ping, hang_after)
+        self.redrawn = 0
 
     async def start(self) -> None:
         """Check that the server is alive and decodes as configured; end requests and updates left by a dead job."""
@@ -224,8 +231,13 @@ class HttpBackend:
         """Return the reply to a call; after a network failure it is tried again, each time after a longer wait."""
         tries = 1 if name in ONCE else self.retries + 1
         renewed = _renamed if name == "generate" else unchanged
+
+        def retry(error: Exception) -> bool:
+            self.redrawn += name == "generate" and not nothing_drawn(error)
+            return True
+
         try:
-            reply = await self.client.call(method, name, payload, tries=tries, busy=BUSY, renewed=renewed)
+            reply = await self.client.call(method, name, payload, tries=tries, busy=BUSY, retry=retry, renewed=renewed)
         except NoReply as failure:
             problem = str(failure.error) or type(failure.error).__name__
             raise EngineDied(f"{self.url}/{name}: {problem} ({failure.tries} tries)") from None
@@ -265,6 +277,12 @@ class Fleet:
         self.open: list[set[asyncio.Task[Reply]]] = [set() for _ in members]  # requests of each member
         self.out: dict[int, str] = {}  # member -> why
         self._last: tuple[object, int] = (None, 0)  # the last prompt, and who got it
+        self._moved = 0  # requests that went to another member
+
+    @property
+    def redrawn(self) -> int:
+        """Return the number of requests so far that were lost and sent again, to the same member or to another."""
+        return self._moved + sum(member.redrawn for member in self.members)
 
     async def start(self) -> None:
         """Start all members; each must be alive at first."""
@@ -285,6 +303,7 @@ class Fleet:
             finally:
                 work.cancel()
                 self.open[chosen].discard(work)
+            self._moved += 1
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
         """Call all members and return the first one's reply. A pause for new weights brings dead members back."""

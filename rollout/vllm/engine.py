@@ -30,6 +30,7 @@ class VllmServer:
     """vLLM as a ``Server``. Completions are not replayable: all requests share one generator, whatever their seeds."""
 
     name = "vLLM"
+    redrawn = 0  # a request that is lost ends the engine
 
     def __init__(
         self,

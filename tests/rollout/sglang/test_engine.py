@@ -27,6 +27,8 @@ WEIGHTS = {"backbone.model.norm.weight": torch.full((4,), 2.0)}
 class Counting:
     """Answers with the next numbers: the token after n is n + 1. Holds real tensors, and their checksums."""
 
+    redrawn = 0
+
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds, self.calls, self.version = seconds, [], "0"
         self.weights = {"target.norm": torch.ones(4), "draft.norm": torch.ones(4)}
@@ -262,7 +264,7 @@ def test_a_fleet_loses_a_member_and_no_answer() -> None:
     members[0].why = "gone"
     done = drain(engine)
     assert sorted(done) == list(range(6)) and all(len(c.token_ids) == 20 for c in done.values())
-    assert list(fleet.out) == [0]
+    assert list(fleet.out) == [0] and engine.redrawn == 3
     engine.load_weights(WEIGHTS, 1)  # brings it back, with the weights of now
     assert not fleet.out and members[0].version == members[1].version == "1"
     for member in members:
@@ -289,7 +291,7 @@ def test_requests_of_a_member_whose_update_fails_go_to_another(monkeypatch: pyte
         time.sleep(0.001)
     monkeypatch.setattr(members[0], "control", refuse)
     engine.load_weights(WEIGHTS, 1)
-    assert fleet.out == {0: "no disk"} and sorted(drain(engine)) == [0, 1]
+    assert fleet.out == {0: "no disk"} and sorted(drain(engine)) == [0, 1] and engine.redrawn == 1
 
 
 def test_a_fleet_with_different_weights_is_noticed() -> None:

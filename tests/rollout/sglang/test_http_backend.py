@@ -113,8 +113,11 @@ def ask(backend: HttpBackend) -> Awaitable[Any]:
 
 
 def test_what_fails_on_its_way_is_tried_again() -> None:
+    async def work(backend: HttpBackend) -> tuple[list[int], int]:
+        return (await ask(backend))["output_ids"], backend.redrawn
+
     server = Server(busy=1, drops=1)
-    assert talk(server, ask)["output_ids"] == [1, 2]
+    assert talk(server, work) == ([1, 2], 1), "a server that is busy has drawn nothing"
     assert server.calls.count("generate") == 3
     assert len(server.rids) == 3 and len({rid.split(".")[0] for rid in server.rids}) == 1, "an abort by prefix ends all"
 
