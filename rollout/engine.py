@@ -87,3 +87,7 @@ class Engine(Protocol):
     @property
     def unfinished(self) -> int:
         """Return the number of requests queued or running."""
+
+    @property
+    def redrawn(self) -> int:
+        """Return the number of completions so far that were lost and drawn again, which favors short ones."""

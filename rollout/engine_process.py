@@ -31,7 +31,7 @@ RANK_VARIABLES = (
 class EngineProcess:
     """The engine of a job as an ``Engine``, for jobs without drafts from a head: there is no fingerprint of one."""
 
-    version, head = 0, ""
+    version, head, redrawn = 0, "", 0
 
     def __init__(self, config: JobConfig, gpu: int | None = None) -> None:
         """Start the process and wait until the engine is ready.

@@ -35,6 +35,7 @@ class Progress(NamedTuple):
     swap: float  # seconds in loads of weights
     version: int  # of the weights that were loaded last
     head: str  # fingerprint of the head, of the same moment
+    redrawn: int  # see ``Engine.redrawn``
 
 
 class EngineThread:
@@ -85,7 +86,7 @@ class EngineThread:
     def progress(self) -> Progress:
         """Return the seconds in steps and in loads since the last call, and the current version and head."""
         with self._changed:
-            progress = Progress(self._busy, self._swap, *self._loaded)
+            progress = Progress(self._busy, self._swap, *self._loaded, self.engine.redrawn)
             self._busy = self._swap = 0.0
         return progress
 

@@ -53,13 +53,15 @@ class Heartbeat:
 
     async def answer(self, work: Coroutine[Any, Any, T]) -> T:
         """Await a completion for as long as the server is alive; else raise ``EngineDied``."""
-        assert self._beat is not None, "not started"
-        beat, answer = self._beat, asyncio.ensure_future(work)
+        answer = asyncio.ensure_future(work)
         self._owed += 1
         try:
-            await asyncio.wait([answer, beat], return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                raise EngineDied(beat.result())
+            while not answer.done():
+                if (beat := self._beat) is None:
+                    raise EngineDied(f"{self.name} was closed")
+                await asyncio.wait([answer, beat], return_when=asyncio.FIRST_COMPLETED)
+                if not answer.done() and not beat.cancelled():  # cancelled: the questions were restarted
+                    raise EngineDied(beat.result())
             reply = answer.result()
             self._warm = True
             return reply

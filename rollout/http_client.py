@@ -29,8 +29,19 @@ class HttpReply:
 class Busy(Exception):
     """Error: the server replied with a status that means it is busy."""
 
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
 
 FAILURES = (Busy, aiohttp.ClientError, TimeoutError, ConnectionError)
+REFUSED = (429, 503)  # statuses of a server that refused a call before it drew anything
+NOT_THERE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+
+
+def nothing_drawn(error: Exception) -> bool:
+    """Return whether the server cannot have drawn anything for a call that failed so."""
+    return error.status in REFUSED if isinstance(error, Busy) else isinstance(error, NOT_THERE)
 
 
 class NoReply(Exception):
@@ -107,7 +118,7 @@ class HttpClient:
             self._session = aiohttp.ClientSession(headers=self.headers, timeout=self.timeout, connector=connector)
         async with self._session.request(method, f"{self.url}/{name}", json=payload) as response:
             if response.status in busy:
-                raise Busy(f"status {response.status}")
+                raise Busy(response.status)
             return HttpReply(response.status, response.content_type, await response.text())
 
     async def close(self) -> None:

@@ -61,6 +61,10 @@ class Server(Protocol):
     def recomputes(self) -> bool:
         """Return whether new weights recompute running completions' keys and values; else these stay."""
 
+    @property
+    def redrawn(self) -> int:
+        """Return the number of requests so far that were lost and sent again."""
+
     async def start(self) -> None:
         """Make the server ready, however long that takes."""
 
@@ -136,6 +140,11 @@ class ServedEngine:
     def unfinished(self) -> int:
         """Return the number of requests queued or running."""
         return len(self._open)
+
+    @property
+    def redrawn(self) -> int:
+        """Return the number of completions so far that were lost and drawn again."""
+        return self.server.redrawn
 
     def add(self, request: Request) -> None:
         """Queue a request."""

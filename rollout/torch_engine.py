@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 class TorchEngine:
     """The embedded engine. Prompts shared by a group are run once; finished rows are refilled before every cycle."""
 
+    redrawn = 0  # it loses no request
+
     def __init__(
         self,
         policy: Policy,

@@ -14,12 +14,10 @@ import numpy as np
 from bebop.certify.answers import Answer
 from bebop.errors import UserError, one_line
 from bebop.rollout.engine import Request
-from bebop.rollout.http_client import Busy, HttpClient, HttpReply, NoReply
+from bebop.rollout.http_client import REFUSED, Busy, HttpClient, HttpReply, NoReply, nothing_drawn
 
-REFUSED = (429, 503)  # refused before anything was drawn
 FAILED = (500, 502, 504)  # worth a retry if a retry is harmless
 GRACE = 10.0  # seconds to wait for aborted completions
-NOTHING_DRAWN = (Busy, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 Result = TypeVar("Result")
 End = Callable[[], Awaitable[None]]
 
@@ -65,7 +63,7 @@ class Server:
         """Return the JSON result of a call, None for 404. ``again``: a retry is harmless, because nothing is drawn."""
 
         def retry(error: Exception) -> bool:
-            return isinstance(error, NOTHING_DRAWN) or (again and not isinstance(error, TimeoutError))
+            return nothing_drawn(error) or (again and not isinstance(error, TimeoutError))
 
         busy = REFUSED + FAILED if again else REFUSED
         try:

@@ -232,6 +232,7 @@ class WorkerChannel:
     decoding: DecodingConfig  # settings that the worker was sent last, or started with
     sent: int = 0  # the newest publication that the worker has; 0: none
     seen: int = 0  # number of its newest report
+    redrawn: int = 0  # as that report has it
     # Assignments to send, each with the publication that must have arrived before.
     outbox: list[tuple[int, Assignment]] = field(default_factory=list)
     wakeup: asyncio.Event = field(default_factory=asyncio.Event)  # there may be something to send
@@ -246,6 +247,7 @@ class WorkerChannel:
     def reopen(self, decoding: DecodingConfig) -> None:
         """Send to a new process of the worker, which started with ``decoding``."""
         self.decoding, self.sent, self.seen, self.down = decoding, 0, 0, False
+        self.redrawn = 0
         self.wakeup.set()
 
     async def send(self, desired: DesiredState) -> None:
@@ -314,8 +316,9 @@ class WorkerPool:
         self.config, self.prompt, self.workers, self.buffer, self.timer = config, prompt, workers, buffer, timer
         self.past, self.restarts, self.evaluation = past, 0, evaluation
         self.on_completions: Callable[[], None] | None = None  # called when completions came in
-        # Prompts below this number were in flight when a worker died or the job was resumed. Completions that had ended
-        # by then were kept and the others drawn again. So the selection of their tokens depends on the tokens.
+        # Prompts below this number were in flight when a worker died, a server lost a request or the job was resumed.
+        # Completions that had ended by then were kept and the others drawn again. So the selection of their tokens
+        # depends on the tokens.
         self.disturbed = 0
         self._members = range(config.trainer.group_size)
         self._max_restarts = config.runtime.max_restarts
@@ -424,6 +427,8 @@ class WorkerPool:
             if report.number <= channel.seen:  # it arrived before
                 continue
             channel.seen = report.number
+            if report.redrawn > channel.redrawn:
+                channel.redrawn, self.disturbed = report.redrawn, self.buffer.admitted
             for part in report.parts:
                 await self._take(channel.number, part)
             if report.parts and self.on_completions is not None:

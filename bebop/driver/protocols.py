@@ -73,6 +73,7 @@ class WorkerReport:
     swap: float  # seconds spent loading weights
     version: int  # of the weights in use
     head: str  # fingerprint of the MTP head in use
+    redrawn: int = 0  # completions in this process so far that a server had lost and that were drawn again
     paces: tuple[Pace, ...] = ()
 
     @property

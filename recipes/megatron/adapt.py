@@ -59,6 +59,11 @@ def main(arguments: list[str]) -> int:
         )
     overrides = resumed_overrides(given, "adapt", apart=OWN)
     config = adapt_config([o for o in overrides if not o.startswith(OWN)])
+    if config.part != "head":
+        raise UserError(
+            f"part={config.part} is not possible on megatron-core, which trains the MTP head alone: use python -m "
+            "bebop.adapt"
+        )
     split = settings([o for o in overrides if o.startswith(OWN)])
     require_megatron()
     # megatron-core takes seconds to import; mistakes in settings show before.

@@ -64,7 +64,8 @@ def _moments(trainer: HeadTrainer) -> dict[str, dict[str, Tensor]]:
     for master in named.values():
         if not state[master]:
             zeros = {name: torch.zeros_like(master) for name in MOMENTS}
-            state[master].update({"step": torch.zeros(()), **zeros})
+            where = master.device if trainer.optimizer.defaults["fused"] else "cpu"  # as ``load_optimizer_state``
+            state[master].update({"step": torch.zeros((), device=where), **zeros})
     return {name: state[master] for name, master in named.items()}
 
 

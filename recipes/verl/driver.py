@@ -45,7 +45,7 @@ def hand_over(constants: ModuleType) -> None:
         if block is None:
             return environment
         try:
-            wanted = parse(block)
+            wanted = with_truncation(config, parse(block))
             check_job(config, wanted)
             wanted = choose_runner(config, wanted)
         except UserError as error:
@@ -70,6 +70,13 @@ def for_verl(config: Any) -> dict[str, str]:
     """
     apart = config.trainer.get("v1", {}).get("trainer_mode") == "separate_async"
     return {LEVEL: os.environ.get(LEVEL, "WARNING")} if apart else {}
+
+
+def with_truncation(config: Any, wanted: VerlConfig) -> VerlConfig:
+    """Return the block with the truncation of rollouts; verl's ``top_k`` is -1 for all tokens."""
+    rollout = config.actor_rollout_ref.rollout
+    top_p, top_k = float(rollout.get("top_p", 1.0)), max(0, int(rollout.get("top_k", 0)))
+    return dataclasses.replace(wanted, rollout_top_p=top_p, rollout_top_k=top_k)
 
 
 def drafts(config: Any) -> bool:
@@ -273,7 +280,21 @@ def _check_head(config: Any, wanted: VerlConfig) -> None:
     else:
         drafts = bool(job.model.mtp.enable and job.model.mtp.enable_rollout)
         check(drafts, on, True, "the rollout engine uses no head; set model.mtp.enable and model.mtp.enable_rollout")
+    if wanted.rollout_top_p < 1 or wanted.rollout_top_k > 0:
+        _check_truncated(job.actor, wanted.head.objective)
     _check_checkpoint(job.model.path, wanted.init_head)
+
+
+def _check_truncated(actor: Any, objective: str) -> None:
+    """Check that a head can learn the distribution that ``rollout.top_p`` and ``top_k`` truncate."""
+    from bebop.kernels.draft_losses import LOSSES
+
+    divergence = None if objective not in LOSSES else LOSSES[objective].divergence
+    why = "it is infinite where rollout.top_p or top_k leave tokens out; choose another"
+    check(divergence is None or divergence.bounded, "bebop.head.objective", objective, why)
+    ranks = int((actor.get("megatron") or {}).get("tensor_model_parallel_size", 1))
+    why = "with train_head, rollout.top_p and top_k need the whole vocabulary in one place: give 1"
+    check(ranks == 1, "actor.megatron.tensor_model_parallel_size", ranks, why)
 
 
 def _check_checkpoint(path: str, init_head: bool) -> None:

@@ -89,12 +89,11 @@ class EnvironmentLoop:
         ``generate`` has noted until then belongs to no row.
         """
         item = question(self.episodes.kind, index, self.seed, args)
-        began = time.monotonic()
         for restarts in range(self.limits.max_restarts + 1):
             begin()
             episode = self.episodes.open()
             try:
-                played = await self._turns(episode, item, index, generate, began)
+                played = await self._turns(episode, item, index, generate)
                 played.restarts = restarts
                 return played
             except EnvironmentLost as lost:
@@ -104,10 +103,9 @@ class EnvironmentLoop:
                 await episode.close()
         return None
 
-    async def _turns(
-        self, episode: Episode, item: Mapping[str, Any], index: int, generate: Generate, began: float
-    ) -> Played:
+    async def _turns(self, episode: Episode, item: Mapping[str, Any], index: int, generate: Generate) -> Played:
         first = self.delta.first(await episode.reset(item, environment_seed(self.seed, index)))
+        began = time.monotonic()  # now: the wait for an environment's process counts towards no limit
         if len(first) > self.limits.prompt_tokens:
             raise UserError(
                 f"environment {self.episodes.kind.name}: question {index} begins with {len(first)} tokens, above "

@@ -83,7 +83,7 @@ class HeadBeside:
             if self.engine._autocast_dtype == torch.float16:
                 raise UserError("bebop.train_head=True: fp16 is not possible; set mixed_precision.param_dtype to bf16")
             mixed = self.engine._autocast_dtype == torch.bfloat16
-            sampling = Sampling(temperature=self.temperature)
+            sampling = rollout_sampling(self.config, self.temperature)
             backend = WholeBackend(self.policy, sampling, dist.get_rank(), dist.get_world_size(), mixed)
             self._trainer = HeadTrainer(backend, self.config.head, "bebop.head.lr")
         return self._trainer
@@ -111,6 +111,11 @@ class HeadBeside:
     def _keep(self, module: Any, inputs: Any, output: Tensor) -> None:
         if self._keeping:
             self._state = output.detach()
+
+
+def rollout_sampling(config: VerlConfig, temperature: float = 1.0) -> Sampling:
+    """Return the distribution that rollouts sample from, as far as losses know it."""
+    return Sampling(temperature=temperature, target_top_p=config.rollout_top_p, target_top_k=config.rollout_top_k)
 
 
 def make_head(path: Path, module: Any, fresh: bool) -> tuple[str, MTPHead]:

@@ -20,8 +20,7 @@ from typing import Any
 from bebop.errors import UserError
 from bebop.model.checkpoint import mtp_layout
 from bebop.model.layouts import LAYOUTS
-from bebop.trainer.objectives import Sampling
-from bebop.verl_job.head import first_temperature
+from bebop.verl_job.head import first_temperature, rollout_sampling
 from bebop.verl_job.hooks import wrap
 from bebop.verl_job.settings import VerlConfig, current
 
@@ -130,8 +129,8 @@ def beside(engine: Any, config: VerlConfig) -> Any:
     layout = mtp_layout(path, int(engine.model_config.hf_config.num_hidden_layers))
     if layout is None:
         raise UserError(f"bebop.train_head=True: {path} has no MTP weights of a known layout ({', '.join(LAYOUTS)})")
-    zero_first = LAYOUTS[layout].zero_first
-    return HeadCotrainer(engine.module, config.head, Sampling(), zero_first=zero_first, anchors=ANCHORS, logits=True)
+    zero_first, sampling = LAYOUTS[layout].zero_first, rollout_sampling(config)
+    return HeadCotrainer(engine.module, config.head, sampling, zero_first=zero_first, anchors=ANCHORS, logits=True)
 
 
 @contextmanager

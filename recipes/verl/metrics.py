@@ -139,7 +139,7 @@ def speculates(config: Any) -> bool:
         engine = rollout.engine_kwargs.get("bebop") or {}
         return SYSTEMS[engine.get("system", "bebop")].drafts
     mtp = config.actor_rollout_ref.model.mtp
-    return bool(rollout.name == "sglang" and mtp.enable and mtp.enable_rollout)
+    return bool(rollout.name in ("sglang", "vllm") and mtp.enable and mtp.enable_rollout)
 
 
 def _reporter(owner: Any, steps: int | None = None) -> Reporter:

@@ -37,6 +37,9 @@ class VerlConfig:
     train_head: bool = False  # train the MTP head beside the policy (FSDP2)
     init_head: bool = False  # start from a fresh head where the checkpoint has none
     head: HeadConfig = field(default_factory=lambda: HeadConfig(depth=3, lr=1e-4))
+    # Truncation of rollouts, which the head learns; the driver copies it from actor_rollout_ref.rollout.
+    rollout_top_p: float = 1.0
+    rollout_top_k: int = 0  # 0: all
 
     def __post_init__(self) -> None:
         check(self.metrics or not self.monitor, "bebop.monitor", self.monitor, "it takes bebop.metrics=true")

@@ -12,7 +12,7 @@ from bebop.config.job import DecodingConfig
 from bebop.errors import UserError, one_line
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.heartbeat import Heartbeat
-from bebop.rollout.http_client import Busy, HttpClient, HttpReply, NoReply, unchanged
+from bebop.rollout.http_client import Busy, HttpClient, HttpReply, NoReply, nothing_drawn, unchanged
 from bebop.rollout.sglang.arguments import refuse_server, refuse_version
 from bebop.runtime.processes import stopped
 from bebop.runtime.watchdog import SuspendAwareClock, within
@@ -49,6 +49,10 @@ METHODS = {"weights_checker": "check_weights"}  # where the engine's own name is
 class Backend(Protocol):
     """Interface for requests and control calls; every call raises ``EngineDied`` if the server is gone."""
 
+    @property
+    def redrawn(self) -> int:
+        """Return the number of requests so far that were lost and sent again."""
+
     async def start(self) -> None:
         """Make the server ready; another call restarts it."""
 
@@ -67,6 +71,8 @@ class Backend(Protocol):
 
 class LocalBackend:
     """``sglang.Engine`` in this process, with its scheduler in child processes."""
+
+    redrawn = 0
 
     def __init__(self, arguments: Mapping[str, Any], environment: Mapping[str, str], hang_after: float = 30.0) -> None:
         """Keep the arguments of ``sglang.Engine`` for ``start``.
@@ -185,6 +191,7 @@ class HttpBackend:
         self.client = HttpClient(url, key, timeout=timeout)
         self.url, self.decoding, self.retries = self.client.url, decoding, retries
         self.heart = Heartbeat(self.url, self._ping, hang_after)
+        self.redrawn = 0
 
     async def start(self) -> None:
         """Check that the server is alive and decodes as configured; end requests and updates left by a dead job."""
@@ -224,8 +231,13 @@ class HttpBackend:
         """Return the reply to a call; after a network failure it is tried again, each time after a longer wait."""
         tries = 1 if name in ONCE else self.retries + 1
         renewed = _renamed if name == "generate" else unchanged
+
+        def retry(error: Exception) -> bool:
+            self.redrawn += name == "generate" and not nothing_drawn(error)
+            return True
+
         try:
-            reply = await self.client.call(method, name, payload, tries=tries, busy=BUSY, renewed=renewed)
+            reply = await self.client.call(method, name, payload, tries=tries, busy=BUSY, retry=retry, renewed=renewed)
         except NoReply as failure:
             problem = str(failure.error) or type(failure.error).__name__
             raise EngineDied(f"{self.url}/{name}: {problem} ({failure.tries} tries)") from None
@@ -245,42 +257,53 @@ class HttpBackend:
 
 
 def _renamed(payload: Mapping[str, Any], attempt: int) -> Mapping[str, Any]:
-    """Return the payload of a later try, whose request has a name of its own.
+    """Return the payload of a later try, whose request has a name of its own if the first one has a name.
 
     SGLang refuses a second request of one name while the first one lives, and notices a closed connection late. It
     aborts by prefix, so that an abort of the first name ends both.
     """
-    return {**payload, "rid": f"{payload['rid']}{attempt}."}
+    return {**payload, "rid": f"{payload['rid']}{attempt}."} if "rid" in payload else payload
 
 
 class Fleet:
     """Several engines as one: each request goes to the least busy, control calls to all.
 
-    A dead member gets no more requests; its open requests go to the others. It may come back when new weights are sent,
-    which it needs before anything else.
+    A member that died, or failed in a control call, gets no more requests; its open requests go to the others. It may
+    come back when new weights are sent, which it needs before anything else.
     """
 
     def __init__(self, members: Sequence[Backend]) -> None:
         self.members = list(members)
-        self.busy = [0] * len(members)
+        self.open: list[set[asyncio.Task[Reply]]] = [set() for _ in members]  # requests of each member
         self.out: dict[int, str] = {}  # member -> why
         self._last: tuple[object, int] = (None, 0)  # the last prompt, and who got it
+        self._moved = 0  # requests that went to another member
+
+    @property
+    def redrawn(self) -> int:
+        """Return the number of requests so far that were lost and sent again, to the same member or to another."""
+        return self._moved + sum(member.redrawn for member in self.members)
 
     async def start(self) -> None:
         """Start all members; each must be alive at first."""
         await asyncio.gather(*[member.start() for member in self.members])
 
     async def generate(self, payload: Mapping[str, Any]) -> Reply:
-        """Return the reply to one request; send it to another member if one dies meanwhile."""
+        """Return the reply to one request; send it to another member if its own one is out meanwhile."""
         while True:
             chosen = self._choose(payload.get("input_ids"))
-            self.busy[chosen] += 1
+            work = asyncio.ensure_future(self.members[chosen].generate(payload))
+            self.open[chosen].add(work)
             try:
-                return await self.members[chosen].generate(payload)
+                await asyncio.wait([work])
+                if not work.cancelled():
+                    return work.result()
             except EngineDied as death:
                 self._drop(chosen, death)
             finally:
-                self.busy[chosen] -= 1
+                work.cancel()
+                self.open[chosen].discard(work)
+            self._moved += 1
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
         """Call all members and return the first one's reply. A pause for new weights brings dead members back."""
@@ -316,7 +339,7 @@ class Fleet:
         alive = self._alive()
         before, chosen = self._last
         if prompt != before or chosen not in alive:
-            chosen = min(alive, key=lambda i: self.busy[i])
+            chosen = min(alive, key=lambda i: len(self.open[i]))
         self._last = (prompt, chosen)
         return chosen
 
@@ -327,7 +350,10 @@ class Fleet:
         return alive
 
     def _drop(self, i: int, death: EngineDied) -> None:
+        """Give a member no more requests and end its open ones, which it may never answer: it may be paused."""
         self._mark(i, str(death))
+        for work in self.open[i]:
+            work.cancel()
         self._alive()
 
     def _mark(self, i: int, why: str) -> None:

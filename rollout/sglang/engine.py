@@ -78,6 +78,11 @@ class SglangServer:
         """Return whether new weights recompute running completions' keys and values; else these stay."""
         return self.own.pause != "in_place"
 
+    @property
+    def redrawn(self) -> int:
+        """Return the number of requests so far that a server lost and that were sent again."""
+        return self.backend.redrawn
+
     async def test(self) -> None:
         """Keep the current checksums, and look for the plugin's statistics in a completion.
 

@@ -1,7 +1,7 @@
 """Workers that die: replaced, given their weights and their prompts again, and not for ever."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -92,6 +92,18 @@ def test_a_failure_while_weights_are_sent_ends_a_synchronous_job() -> None:
     with pytest.raises(RuntimeError, match="nobody expects this"):
         go(loop)
     assert list(trainer.saved) == [2]
+
+
+def test_a_request_that_a_server_lost_disturbs_the_prompts_in_flight() -> None:
+    @dataclass(kw_only=True)
+    class Redrawing(FakeWorker):
+        """Has drawn a completion again by its third report."""
+
+        async def collect(self, seen: int) -> WorkerReport:
+            return replace(await super().collect(seen), redrawn=int(self.reports >= 3))
+
+    loop, _, _ = make(job(steps=5), Redrawing())
+    assert go(loop) and loop.pool.disturbed == 2 * GROUPS < loop.buffer.admitted
 
 
 def test_a_report_that_is_told_twice_counts_once() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from bebop.errors import UserError
-from bebop.megatron_job import context, weights
+from bebop.megatron_job import adapt, context, weights
 from bebop.trainer.chains import TokenRow, chain_rows
 
 LAYER = "mtp.layers.0.transformer_layer.mlp."
@@ -79,6 +79,11 @@ def test_experts_of_all_ranks_are_gathered_in_the_order_of_the_model(monkeypatch
 def test_a_parameter_of_grouped_experts_is_not_known() -> None:
     with pytest.raises(UserError, match=r"does not know the parameter mtp\.layers\.0\.transformer_layer\.mlp\.experts"):
         weights.rule_of(f"{LAYER}experts.weight1", 0)
+
+
+def test_parts_other_than_the_head_are_refused() -> None:
+    with pytest.raises(UserError, match=r"part=eagle3 is not possible on megatron-core, .* use python -m bebop\.adapt"):
+        adapt.main(["part=eagle3"])
 
 
 def test_context_parallel_ranks_share_every_chain_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,8 +64,9 @@ def test_weights_count_for_requests_that_come_after_them(thread: EngineThread) -
     new = thread.submit([request(1, 4)])[0].result(SECONDS)
     assert set(new.versions.tolist()) == {7} and set(old.versions.tolist()) == {0}
     assert torch.tensor(old.logprobs).sub(torch.tensor(new.logprobs[: len(old.logprobs)])).abs().max() > 1e-3
+    engine.redrawn = 2
     now = thread.progress()
-    assert (now.version, now.head) == (7, engine.head) and now.busy > 0 and now.swap > 0
+    assert (now.version, now.head, now.redrawn) == (7, engine.head, 2) and now.busy > 0 and now.swap > 0
     assert thread.progress()[:2] == (0, 0)
 
 

@@ -29,7 +29,7 @@ WEIGHTS = {"mtp.norm.weight": torch.full((4,), 2.0)}
 class Counter:
     """The token after n is n + 1; weights of version v give log p = -v, so that a token tells who produced it."""
 
-    name = "the counter"
+    name, redrawn = "the counter", 0
 
     def __init__(self, recomputes: bool = False, cuts: bool = False, hasty: bool = False) -> None:
         """``hasty``: it gives up at once, as a server does that is overloaded."""

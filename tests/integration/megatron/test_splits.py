@@ -1,8 +1,10 @@
 """A head trained over two processes, however they split the work, is the head that one process trains."""
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from bebop.config.job import HeadConfig, ModelConfig
+from bebop.megatron_job.checkpoint import _moments
 from bebop.megatron_job.parallel import ParallelConfig, Place, joined
 from bebop.model.checkpoint import load_policy
 from bebop.trainer.head_backend import FSDPBackend
@@ -52,6 +55,14 @@ def one(saved: Path, place: Place) -> dict[str, Any]:
         found[objective] = {**run(training), "weights": training.weights()}
         found[objective]["overlaps"] = training.backend.overlaps(rows(99), 3)
     return found
+
+
+def test_a_resumed_optimizer_counts_steps_where_its_kernel_looks_for_them() -> None:
+    """A fused AdamW on a GPU takes no count on the CPU; the device "meta" stands for the GPU."""
+    master = torch.zeros(2, device="meta")
+    optimizer = SimpleNamespace(state=defaultdict(dict), defaults={"fused": True})
+    trainer: Any = SimpleNamespace(optimizer=optimizer, backend=SimpleNamespace(named={"a": master}))
+    assert _moments(trainer)["a"]["step"].device.type == "meta"
 
 
 @pytest.mark.parametrize("objective", ["tv", "e2e_tv"])

@@ -14,7 +14,7 @@ from bebop.model.checkpoint import resolve
 from bebop.verl_job import driver, megatron_engine
 from bebop.verl_job.driver import EVERY, check_job, hand_over
 from bebop.verl_job.selftest import verdict
-from bebop.verl_job.settings import EXTERNAL, SELECTOR, VARIABLE, VerlConfig, parse
+from bebop.verl_job.settings import EXTERNAL, SELECTOR, VARIABLE, VerlConfig, current, parse
 
 JOB = f"""
 trainer: {{n_gpus_per_node: 4, nnodes: 1}}
@@ -187,6 +187,30 @@ def test_the_driver_hands_the_block_to_every_process(monkeypatch: pytest.MonkeyP
     assert found[EXTERNAL] == "somebody.elses,bebop.verl_job.plugin"
     assert OmegaConf.create(found)[VARIABLE] == found[VARIABLE]  # verl merges it as a configuration
     assert parse(block).parts == ("metrics", "train_head")
+
+
+def test_a_head_learns_what_rollouts_sample_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = constants()
+    hand_over(module)
+    cut = {f"{ROLLOUT}.top_p": 0.9, f"{ROLLOUT}.top_k": -1}
+
+    def told(changes: dict[str, Any], **head: Any) -> VerlConfig | None:
+        block = {"bebop": {"train_head": True, "head": head}}
+        found = module.get_ppo_ray_runtime_env(job({**cut, **changes, **block}))["env_vars"]
+        return current(found)
+
+    for changes, wanted in (({}, (0.9, 0)), ({f"{ROLLOUT}.top_p": 1.0, f"{ROLLOUT}.top_k": 20}, (1.0, 20))):
+        config = told(changes)
+        assert config is not None and (config.rollout_top_p, config.rollout_top_k) == wanted
+    megatron = {f"{ACTOR}.strategy": "megatron", f"{MODEL}.mtp.enable_train": True}
+    split = {**megatron, f"{ACTOR}.megatron.tensor_model_parallel_size": 2}
+    for changes, head, word in (({}, {"objective": "rkl"}, "head.objective='rkl'"), (split, {}, "parallel_size=2")):
+        with pytest.raises(SystemExit):
+            told(changes, **head)
+        assert word in capsys.readouterr().err
+    told({**split, f"{ROLLOUT}.top_p": 1.0})
 
 
 def test_a_head_with_experts_is_refused_beside_a_policy_on_megatron() -> None:

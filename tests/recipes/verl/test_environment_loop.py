@@ -5,6 +5,7 @@ import functools
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import torch
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.tasks.chat_delta import ChatDelta
-from bebop.tasks.episodes import Episodes
+from bebop.tasks.episodes import Episode, Episodes
+from bebop.verl_job import environment_loop
 from bebop.verl_job.environment_loop import EnvironmentLoop, Limits, Played
 from bebop.verl_job.server import EmbeddedServer
 from tests.cases import slow_but
@@ -107,6 +109,21 @@ def test_budgets(server: EmbeddedServer, ended: str) -> None:
     assert ended in {p.ended for p in found}
     for played in found:
         assert len(played.response) <= changes.get("tokens", TOKENS) and played.turns <= changes.get("max_turns", 50)
+
+
+def test_the_wait_for_an_environment_counts_towards_no_limit(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, reset = [0.0], Episode.reset
+
+    async def late(*given: Any) -> Any:
+        now[0] += 9.0
+        return await reset(*given)
+
+    monkeypatch.setattr(Episode, "reset", late)
+    monkeypatch.setattr(environment_loop, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    (played,) = play(server, turns=2, max_seconds=8.0)
+    assert played is not None and (played.turns, played.ended) == (2, "done")
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The head beside verl's engine, here with a whole model of transformers, and batches as verl makes them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,11 +68,14 @@ def learn(beside: HeadBeside, model: Any) -> dict[str, float]:
     return beside.update()
 
 
-def test_a_step_is_that_of_the_projects_own_trainer() -> None:
+@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.9, 5)])
+def test_a_step_is_that_of_the_projects_own_trainer(top_p: float, top_k: int) -> None:
     beside, model = make()
+    beside.config = replace(CONFIG, rollout_top_p=top_p, rollout_top_k=top_k)
     found = learn(beside, model)
     policy = load_policy(ModelConfig(device="cpu"))
-    expected = HeadTrainer(FSDPBackend(policy, Sampling(temperature=0.9)), CONFIG.head).update(TEXTS)
+    sampling = Sampling(temperature=0.9, target_top_p=top_p, target_top_k=top_k)
+    expected = HeadTrainer(FSDPBackend(policy, sampling), CONFIG.head).update(TEXTS)
     assert found == pytest.approx(expected, rel=1e-4)
     assert policy.mtp is not None
     for name, weight in policy.mtp.named_parameters():

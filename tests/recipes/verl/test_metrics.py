@@ -1,10 +1,12 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from bebop.metrics.metrics import values
 from bebop.monitor.estimators import decode_metrics
 from bebop.trajectory import DecodeStats
-from bebop.verl_job.metrics import Reporter, acceptance
+from bebop.verl_job.metrics import Reporter, acceptance, speculates
 from bebop.verl_job.settings import VerlConfig
 from bebop.verl_job.stats import TURNS, encode
 
@@ -70,6 +72,14 @@ def test_a_batch_without_drafts_adds_nothing() -> None:
         1, [("a", 0, None), ("b", 0, encode(DecodeStats()))], metrics
     )
     assert metrics == {}
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("drafts", [True, False])
+def test_servers_with_a_head_owe_statistics(engine: str, drafts: bool) -> None:
+    model = SimpleNamespace(mtp=SimpleNamespace(enable=True, enable_rollout=drafts))
+    job = SimpleNamespace(model=model, rollout=SimpleNamespace(name=engine))
+    assert speculates(SimpleNamespace(actor_rollout_ref=job)) == drafts
 
 
 def test_acceptance_by_turn_where_answers_have_several() -> None:

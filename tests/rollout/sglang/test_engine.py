@@ -27,6 +27,8 @@ WEIGHTS = {"backbone.model.norm.weight": torch.full((4,), 2.0)}
 class Counting:
     """Answers with the next numbers: the token after n is n + 1. Holds real tensors, and their checksums."""
 
+    redrawn = 0
+
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds, self.calls, self.version = seconds, [], "0"
         self.weights = {"target.norm": torch.ones(4), "draft.norm": torch.ones(4)}
@@ -51,6 +53,8 @@ class Counting:
         while len(ids) < wanted and not cut.is_set() and self.why is None:
             ids.append(payload["input_ids"][-1] + len(ids) + 1)
             await asyncio.sleep(self.seconds)
+            if not cut.is_set():
+                await self.going.wait()
         if self.why is not None:
             raise EngineDied(self.why)
         measured = [1] if self.plugin and "rid" not in payload else []
@@ -260,7 +264,7 @@ def test_a_fleet_loses_a_member_and_no_answer() -> None:
     members[0].why = "gone"
     done = drain(engine)
     assert sorted(done) == list(range(6)) and all(len(c.token_ids) == 20 for c in done.values())
-    assert list(fleet.out) == [0]
+    assert list(fleet.out) == [0] and engine.redrawn == 3
     engine.load_weights(WEIGHTS, 1)  # brings it back, with the weights of now
     assert not fleet.out and members[0].version == members[1].version == "1"
     for member in members:
@@ -268,6 +272,26 @@ def test_a_fleet_loses_a_member_and_no_answer() -> None:
     engine.add(request(9))
     with pytest.raises(EngineDied, match="gone"):
         drain(engine)
+
+
+def test_requests_of_a_member_whose_update_fails_go_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays paused."""
+    members = [Counting(0.01), Counting(0.01)]
+    fleet, control = Fleet(members), members[0].control
+    engine = make(fleet, FleetHand(members), timeout=5.0)
+
+    async def refuse(name: str, payload: Any) -> dict[str, Any]:
+        if name == "weights_checker":
+            raise EngineDied("no disk")
+        return await control(name, payload)
+
+    for number in range(2):
+        engine.add(request(number, 20))
+    while not all(any(rid for rid in member.cut) for member in members):
+        time.sleep(0.001)
+    monkeypatch.setattr(members[0], "control", refuse)
+    engine.load_weights(WEIGHTS, 1)
+    assert fleet.out == {0: "no disk"} and sorted(drain(engine)) == [0, 1] and engine.redrawn == 1
 
 
 def test_a_fleet_with_different_weights_is_noticed() -> None:

@@ -12,6 +12,7 @@ from bebop.config.job import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout import http_client
 from bebop.rollout.engine import EngineDied
+from bebop.rollout.heartbeat import Heartbeat
 from bebop.rollout.sglang.backend import Fleet, HttpBackend
 
 INFO = {
@@ -52,7 +53,7 @@ class Server:
         if name in ("abort_request", "continue_generation", "pause_generation", "update_weights_from_disk"):
             return web.Response()
         if name == "generate":
-            rid = (await request.json())["rid"]
+            rid = (await request.json()).get("rid", str(len(self.rids)))
             if rid in self.rids:  # SGLang refuses a name while a request of that name lives
                 return web.json_response({"error": {"message": f"Duplicate request ID {rid}"}}, status=400)
             self.rids.add(rid)
@@ -112,10 +113,17 @@ def ask(backend: HttpBackend) -> Awaitable[Any]:
 
 
 def test_what_fails_on_its_way_is_tried_again() -> None:
+    async def work(backend: HttpBackend) -> tuple[list[int], int]:
+        return (await ask(backend))["output_ids"], backend.redrawn
+
     server = Server(busy=1, drops=1)
-    assert talk(server, ask)["output_ids"] == [1, 2]
+    assert talk(server, work) == ([1, 2], 1), "a server that is busy has drawn nothing"
     assert server.calls.count("generate") == 3
     assert len(server.rids) == 3 and len({rid.split(".")[0] for rid in server.rids}) == 1, "an abort by prefix ends all"
+
+
+def test_a_request_without_a_name_is_tried_again() -> None:
+    assert talk(Server(busy=1), lambda backend: backend.generate({"input_ids": [1, 2]}))["output_ids"] == [1, 2]
 
 
 def test_a_server_that_stays_busy_counts_as_dead() -> None:
@@ -236,6 +244,28 @@ def test_new_weights_keep_a_server_from_answering_pings_and_that_is_no_hang() ->
     assert talk(server, work, hang_after=0.4)["output_ids"] == [1, 2]
 
 
+def test_a_request_outlives_a_restart_of_the_questions() -> None:
+    async def main() -> int:
+        heart, gate = Heartbeat("it", asyncio.Event().wait, 30.0), asyncio.Event()
+
+        async def work() -> int:
+            await gate.wait()
+            return 7
+
+        heart.start()
+        answer = asyncio.ensure_future(heart.answer(work()))
+        await asyncio.sleep(0.01)
+        heart.start()
+        await asyncio.sleep(0.01)
+        gate.set()
+        try:
+            return await answer
+        finally:
+            heart.close()
+
+    assert asyncio.run(main()) == 7
+
+
 def test_a_fleet_goes_on_without_a_server_that_hangs() -> None:
     async def work(backend: HttpBackend) -> None:
         other = HttpBackend(backend.url, None, DecodingConfig(), timeout=10.0, retries=0, hang_after=30.0)
@@ -245,7 +275,7 @@ def test_a_fleet_goes_on_without_a_server_that_hangs() -> None:
             await asyncio.gather(ask(backend), ask(other))
             server.slow = {"generate"}
             answers = [asyncio.ensure_future(fleet.generate(wanted([i]))) for i in range(2)]
-            while fleet.busy != [1, 1]:
+            while [len(requests) for requests in fleet.open] != [1, 1]:
                 await asyncio.sleep(0)
             backend.heart.ask = asyncio.Event().wait  # the first one's scheduler answers no more
             while not fleet.out:

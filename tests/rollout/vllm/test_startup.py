@@ -1,5 +1,10 @@
-"""The verdicts of the self-test, on answers whose temperature is known; real ones in tests/integration/vllm."""
+"""A slow start, and the verdicts of the self-test on answers whose temperature is known.
 
+Real ones are in tests/integration/vllm.
+"""
+
+import asyncio
+import threading
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -8,8 +13,9 @@ import pytest
 import torch
 
 from bebop.errors import UserError
-from bebop.rollout.vllm.engine import PROMPT, TOP, self_test, slope
+from bebop.rollout.vllm.engine import PROMPT, TOP, VllmServer, self_test, slope
 from bebop.rollout.vllm.steps import StepRecord, Verified
+from bebop.runtime.watchdog import Deadline
 from bebop.trajectory import SamplingParams
 
 V = 11
@@ -51,6 +57,28 @@ class Answers:
         return found, StepRecord(_found={"a": one} if self.seen else {})
 
     def abort(self, key: str) -> None: ...
+
+
+def test_a_start_may_take_however_long() -> None:
+    begun, gate = threading.Event(), threading.Event()
+    core: Any = SimpleNamespace(start=lambda: begun.set() or gate.wait(), close=lambda: None)
+    server = VllmServer(
+        core, SimpleNamespace(), {}, sampled=True, recompute=False, to_update=SimpleNamespace(), dtype=torch.float32,
+        threads=1, hang_after=0.01,
+    )  # type: ignore[arg-type] # fmt: skip
+    server._deadline = Deadline(0.01, first=0.01)
+
+    async def main() -> str | None:
+        start = asyncio.create_task(server.start())
+        await asyncio.to_thread(begun.wait)
+        await asyncio.sleep(0.05)
+        why = server.dead()
+        gate.set()
+        await start
+        await server.close()
+        return why
+
+    assert asyncio.run(main()) is None and server._deadline.limit("step") == 0.01
 
 
 def test_a_sound_engine_passes() -> None:
