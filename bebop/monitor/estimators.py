@@ -12,7 +12,7 @@ drafts on tokens that the policy has not written. ``bebop.metrics.catalogue`` li
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +90,8 @@ def response_metrics(completions: Sequence[Completion]) -> Metrics:
 def decode_metrics(stats: DecodeStats) -> Metrics:
     """Return acceptance, overlap and entropies from summed decoding statistics; entropies in nats."""
     if not stats.overlap.any():  # not measured: the engine left zeros
-        stats = replace(stats, **dict.fromkeys(MEASURED, np.zeros(0)))
+        empty: dict[str, Any] = dict.fromkeys(MEASURED, np.zeros(0))
+        stats = replace(stats, **empty)
     metrics: Metrics = {}
     if stats.cycles:
         metrics["rollout/accept_length"] = Mean(stats.emitted, stats.cycles)
