@@ -92,8 +92,11 @@ def measured(name: str, group: Group, started: Started) -> dict[str, Any]:
     if name == PAD:
         numbers |= of_pad(PLACE, SIZES)
     if name == BLOCK:
-        numbers |= of_block(PLACE, SIZES) | made_transfer()
-        tables["BlockPilot: what the choice sees, and how wide it is"] = made_ablations()
+        numbers |= of_block(PLACE, SIZES)
+        if any(PLACE.glob("transfer-*")):  # else the stage has not begun
+            numbers |= made_transfer()
+        if any(PLACE.glob("size by *")):
+            tables["BlockPilot: what the choice sees, and how wide it is"] = made_ablations()
     if name == FIRP:
         own = firp_arms.RealSeed(PLACE, SIZES)
         compared = firp_arms.compared(own)
