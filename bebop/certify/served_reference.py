@@ -48,8 +48,11 @@ class Prefilled:
 def likeliest(
     rows: Sequence[Sequence[tuple[int, float]]], own: Sequence[float], *, leading: int, top: int
 ) -> Prefilled:
-    """Return the ``top`` likeliest of (token, log-prob) pairs at each position, in any order; the rest is dropped."""
-    ranked = [sorted(row, key=lambda pair: -pair[1])[:top] for row in rows]
+    """Return the ``top`` likeliest of (token, log-prob) pairs at each position, in any order; the rest is dropped.
+
+    Equally likely tokens come in the order of their ids.
+    """
+    ranked = [sorted(row, key=lambda pair: (-pair[1], pair[0]))[:top] for row in rows]
     if any(len(row) < top for row in ranked):
         raise UserError(f"the server gave {min(map(len, ranked))} of the {top} likeliest tokens that it was asked for")
     return Prefilled(
