@@ -113,9 +113,7 @@ class ModelReference:
 
     def _measure_gain(self, answers: Sequence[Answer]) -> float:
         """Return how much a pass in the engine's precision amplifies its rounding: transformers' forward in both."""
-        coarse = replace(
-            self.policy, mtp=None, backbone=copy.deepcopy(self.policy.backbone).to(getattr(torch, self.dtype))
-        )
+        coarse = replace(self.policy, mtp=None, backbone=cast_weights(self.policy.backbone, self.dtype))
         hidden, rough = (self._forward(replace(policy, mtp=None), answers)[0] for policy in (self.policy, coarse))
         parts, off = list[Sensitivity](), list[Tensor]()
         heads = [policy.backbone.get_output_embeddings() for policy in (self.policy, coarse)]
@@ -188,6 +186,14 @@ class ModelReference:
     def _logits(self, hidden: Tensor) -> Tensor:
         head = self.policy.backbone.get_output_embeddings()
         return head(hidden).double()
+
+
+def cast_weights(backbone: transformers.PreTrainedModel, dtype: str) -> transformers.PreTrainedModel:
+    """Return a copy with weights in ``dtype``. Its buffers keep their type: engines keep rotary frequencies in fp32."""
+    copied = copy.deepcopy(backbone)
+    for parameter in copied.parameters():
+        parameter.data = parameter.data.to(getattr(torch, dtype))
+    return copied
 
 
 TABLES = ("probs", "before", "raw", "draft")  # fields of a block that have columns
