@@ -4,7 +4,6 @@ Completions of one model in the coarse type are scored by transformers in fp32 w
 the built-in one, SmolLM2 if present, and random ones by depth and width; these have logits of a realistic size.
 """
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from tqdm import tqdm
 from bebop.bench.gpu.models import Shape, policy_of, prompt_of
 from bebop.bench.record import noted
 from bebop.certify.embedded import EmbeddedEngine
-from bebop.certify.model_reference import ModelReference
+from bebop.certify.model_reference import ModelReference, cast_weights
 from bebop.certify.precision import Deviations, entropy, gain_of, sampler_error
 from bebop.config.decoding import DecodingConfig
 from bebop.config.job import ModelConfig
@@ -95,8 +94,10 @@ def deviations_of(
     |e^d - 1| / 2 over tokens, an estimate of the total variation from fp32.
     """
     with exact_products():
-        exact = replace(policy, mtp=None, parts={}, backbone=copy.deepcopy(policy.backbone).float())
-        coarse = replace(policy, mtp=None, parts={}, backbone=copy.deepcopy(policy.backbone).to(getattr(torch, dtype)))
+        exact, coarse = (
+            replace(policy, mtp=None, parts={}, backbone=cast_weights(policy.backbone, kind))
+            for kind in ("float32", dtype)
+        )
         plain = DecodingConfig(system="autoregressive", draft_tokens=0)
         length = len(prompt_of(0, policy.vocab_size)) + tokens
         engine = TorchEngine(coarse, plain, slots=completions, max_length=length, measure=False)

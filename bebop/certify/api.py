@@ -126,7 +126,7 @@ class ScoreReference:
     def _logits(self, answer: Answer) -> Tensor:
         """Return logits [T, V]; raise ``ValueError`` if there are not as many rows as tokens."""
         ids = answer.token_ids.tolist()
-        rows = torch.as_tensor(np.asarray(self.score(answer.prompt, ids))).double()
+        rows = _table(self.score(answer.prompt, ids))
         if rows.ndim != 2 or len(rows) != len(ids):
             raise ValueError(f"score gave {tuple(rows.shape)} for a completion of {len(ids)} tokens: [T, V] is wanted")
         return rows
@@ -211,7 +211,7 @@ class Inside:
             raise UserError(f"draft gave the drafts {tokens.tolist()}: token ids go from 0 to {vocabulary - 1}")
         if one.q is None:
             return torch.nn.functional.one_hot(tokens, vocabulary).double()
-        q = torch.as_tensor(np.asarray(one.q)).double()
+        q = _table(one.q)
         if q.shape != (len(tokens), vocabulary):
             raise UserError(
                 f"draft gave q of shape {tuple(q.shape)}: give [{len(tokens)}, {vocabulary}], a row a draft"
@@ -220,3 +220,8 @@ class Inside:
         if not bool((q >= 0).all() and ((total - 1).abs() < MASS).all()):
             raise UserError(f"draft gave q with rows of sum {total.flatten().tolist()}: give distributions, not logits")
         return q / total
+
+
+def _table(given: Tensor | NDArray[Any]) -> Tensor:
+    """Return a tensor of any type and device, or an array, as a table in fp64 on the CPU."""
+    return (given.detach() if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))).cpu().double()

@@ -54,11 +54,12 @@ class Bets:
     def learn(self, names: Sequence[str], masks: Array, direction: Direction, p: Tensor) -> None:
         """Enumerate rows p [n, M] to learn how fast a fault towards this direction shows; masks [names, n]."""
         cells = torch.arange(p.shape[1], device=p.device).expand(len(p), -1)
-        excess = direction.at(cells) / p.clamp_min(FLOOR) - 1
+        r = direction.at(cells)
+        excess, moved = r / p.clamp_min(FLOOR) - 1, r - p
         own = [self._at[name] for name in names]
         for e, share in enumerate(SHARES):  # one at a time: all together leave the cache
             logs = torch.log1p(excess * share)
-            grown = (excess * share).add_(1).mul_(p).mul_(logs)
+            grown = (moved * share).add_(p).mul_(logs)
             for moment in (0, 1):
                 self._growth[moment, own, e] += masks @ grown.sum(-1).cpu().numpy()
                 grown.mul_(logs)

@@ -13,7 +13,7 @@ from bebop import __version__
 from bebop.certify.answers import Answer
 from bebop.certify.declared import Rule, known_rule
 from bebop.certify.reference import Progress
-from bebop.certify.white_box import WhiteBox
+from bebop.certify.white_box import TREE, WhiteBox
 from bebop.config.certify import CertifyConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_policy
@@ -164,7 +164,7 @@ class WatchedRule:
         if not self.exact:
             self.box.skip(rows.batch, "draws of an inexact rule", "it claims no distribution to hold them to")
         elif draft.parents is not None:
-            self.box.skip(rows.batch, "draws of a tree", "siblings are judged against what earlier ones left over")
+            self.box.skip(rows.batch, *TREE)
         else:
             self.box.update(
                 draft.tokens,

@@ -164,8 +164,14 @@ class OpenAIEngine:
         leading = min(len(prompt), 2) - 1  # the first token of a text has no row
         named = [[(int(token), float(one["logprob"])) for token, one in row.items()] for row in rows[1:]]
         own = [dict(row)[token] for row, token in zip(named, ids[1:], strict=True)]
+        # vLLM lists the text's own token beside the likeliest ones. If it is none of them, it may not become a column:
+        # columns depend on the text before alone.
+        listed = [
+            [pair for pair in row if len(row) <= top or pair[0] != token]
+            for row, token in zip(named, ids[1:], strict=True)
+        ]
         first = len(prompt) - 1  # row of the first token of the completion
-        return likeliest(named[first - leading :], own[first:], leading=leading, top=top)
+        return likeliest(listed[first - leading :], own[first:], leading=leading, top=top)
 
 
 def token_ids(choice: Mapping[str, Any], url: str) -> NDArray[np.int64]:

@@ -20,8 +20,8 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from bebop.certify.answers import Answer, Block, make_block, seen
+from bebop.certify.model_reference import BORDER, refuse_rounded_cuts
 from bebop.certify.model_reference import processed as whole
-from bebop.certify.model_reference import refuse_rounded_cuts
 from bebop.certify.reference import LiveEngine
 from bebop.config.certify import CertifyConfig
 from bebop.errors import UserError
@@ -48,8 +48,11 @@ class Prefilled:
 def likeliest(
     rows: Sequence[Sequence[tuple[int, float]]], own: Sequence[float], *, leading: int, top: int
 ) -> Prefilled:
-    """Return the ``top`` likeliest of (token, log-prob) pairs at each position, in any order; the rest is dropped."""
-    ranked = [sorted(row, key=lambda pair: -pair[1])[:top] for row in rows]
+    """Return the ``top`` likeliest of (token, log-prob) pairs at each position, in any order; the rest is dropped.
+
+    Equally likely tokens come in the order of their ids.
+    """
+    ranked = [sorted(row, key=lambda pair: (-pair[1], pair[0]))[:top] for row in rows]
     if any(len(row) < top for row in ranked):
         raise UserError(f"the server gave {min(map(len, ranked))} of the {top} likeliest tokens that it was asked for")
     return Prefilled(
@@ -208,7 +211,8 @@ def processed(logprobs: Tensor, params: SamplingParams, vocabulary: int) -> tupl
 
     The claim is [n, N + 1], the normaliser [n]. ``logprobs`` [n, N] come from the raw softmax, the likeliest first. A
     token among the others has the log-prob raw / T minus the normaliser, or probability 0 where truncation removes all
-    others. Top-k keeps all tokens that are as likely as the last one of the k, as vLLM does.
+    others. Top-k keeps all tokens that are as likely as the last one of the k, as vLLM does. Each truncation keeps the
+    tokens within ``BORDER`` of its limit, and top-p those within ``BORDER`` of the last one that it keeps.
 
     Raises:
         UserError: The N tokens do not decide the claim. For top-k they do not where the last of them is as likely as
@@ -226,17 +230,18 @@ def processed(logprobs: Tensor, params: SamplingParams, vocabulary: int) -> tupl
         least = logprobs[:, params.top_k - 1 : params.top_k]
         if count < vocabulary and bool((logprobs[:, -1:] == least).any()):
             raise _beyond("top_k", params.top_k, count)
-        weights[logprobs < least] = 0
+        weights[logprobs < least - BORDER] = 0
     total = weights.sum(-1) + rest
     probs = weights / total[:, None]
     others = rest / total
     if params.top_p < 1:
         before = probs.cumsum(-1) - probs
-        if bool(((probs.sum(-1) < params.top_p) & (others > 0)).any()):
+        if bool(((probs.sum(-1) < params.top_p + BORDER) & (others > 0)).any()):
             raise _beyond("top_p", params.top_p, count)
-        probs, others = torch.where(before < params.top_p, probs, 0.0), torch.zeros_like(others)
+        least = probs.where(before < params.top_p + BORDER, 1.0).amin(-1, keepdim=True)
+        probs, others = torch.where(probs >= least * (1 - BORDER), probs, 0.0), torch.zeros_like(others)
     if params.min_p > 0:
-        least = params.min_p * probs[:, :1]
+        least = params.min_p * (1 - BORDER) * probs[:, :1]
         if bool(((probs[:, -1:] >= least)[:, 0] & (others > 0)).any()):
             raise _beyond("min_p", params.min_p, count)
         probs, others = torch.where(probs >= least, probs, 0.0), torch.zeros_like(others)

@@ -31,6 +31,8 @@ FLOOR = 1e-12  # least probability: an e-value only becomes smaller by it
 MASS = 1e-5  # least mass of a residual that is not just rounding
 PIECE = 1 << 19  # elements of p in one chunk: its intermediate tables should stay in the cache
 
+TREE = "draws of a tree", "siblings are judged against what earlier ones left over"  # what is skipped, and why
+
 COUNTS = ("cycles", "tokens", "drafts", "skipped", "highest", "found")
 
 

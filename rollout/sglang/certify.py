@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bebop import __version__
-from bebop.certify.white_box import WhiteBox
+from bebop.certify.white_box import TREE, WhiteBox
 
 PREFIX = "certify-"
 STATE = "state-"
@@ -72,6 +72,9 @@ class Inside:
         for run in {run for run in runs if run is not None}:
             own = [i for i, other in enumerate(runs) if other == run and not is_state(batch.reqs[i].rid)]
             if not own:
+                continue
+            if getattr(verify, "tree_topk", 1) > 1:  # its rows are nodes, and not positions
+                self._box(run).skip(len(own), *TREE)
                 continue
             at = torch.tensor(own, device=target.device)
             self._box(run).update(

@@ -11,7 +11,7 @@ import torch
 
 from bebop.certify import Certificate, Cycle, certify
 from bebop.certify.answers import Answer
-from bebop.certify.api import Inside
+from bebop.certify.api import Inside, ScoreReference
 from bebop.certify.declared import Rule
 from bebop.certify.function import FunctionEngine, find
 from bebop.certify.structure import check_structure
@@ -274,6 +274,14 @@ def test_what_is_no_cycle(cycle: Cycle, message: str) -> None:
     inside = Inside(lambda *_: [cycle], "rejection", WhiteBox(), ())
     with pytest.raises(UserError, match=message):
         inside.look(answer, torch.full((2, 4), 0.25, dtype=torch.float64))
+
+
+def test_tables_may_be_tensors_of_any_type_with_a_gradient() -> None:
+    logits, q = (torch.full((n, 4), 0.25, dtype=torch.bfloat16, requires_grad=True) for n in (2, 1))
+    inside = Inside(lambda *_: [Cycle(tokens=[2], accepted=1, q=q)], "rejection", WhiteBox(), ())
+    answer = Answer(request=0, prompt=(0,), token_ids=np.array([2, 1]), seed=0)
+    block = ScoreReference(lambda *_: logits, inside).block([answer], SamplingParams())
+    assert block.probs.tolist() == [[0.25] * 4] * 2 and block.probs.dtype is torch.float64 and inside.box.cycles == 1
 
 
 def test_what_draft_and_rule_need() -> None:

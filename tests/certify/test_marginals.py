@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from bebop.certify.bets import Bets
+from bebop.certify.directions import Table
 from bebop.certify.evidence import SHARES, share_bound, visible_share
 from bebop.certify.marginals import BINS, Ids, Pit, Reported, likelier, overlap
 from tests.certify.blocks import block, rows
@@ -142,3 +144,10 @@ def test_a_bound_between_shares_is_at_least_the_exact_one() -> None:
 def test_nothing_seen_bounds_nothing() -> None:
     assert share_bound(np.zeros(len(SHARES))) == 1.0
     assert visible_share(1000, np.zeros(len(SHARES)), np.zeros(len(SHARES)), 0.1, 1e-4) == 1.0
+
+
+def test_mass_where_the_claim_has_none_shows_at_once() -> None:
+    """One impossible token in 20,000 is proof."""
+    p, bets = torch.tensor([[0.5, 0.5, 0.0, 0.0]] * 64, dtype=torch.float64), Bets(["uniform"])
+    bets.learn(["uniform"], np.ones((1, 64)), Table(torch.full_like(p, 0.25)), p)
+    assert bets.visible("uniform", 20_000, 0.1, 1e-4)[0] < 0.01

@@ -1,7 +1,7 @@
 """Log-probs of coarse types lie within their bounds, and flaws of the size of a rounding or two do not."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from bebop.bench import precision as bench
 from bebop.certify import precision
+from bebop.certify.answers import Answer
 from bebop.certify.declared import check_reported, declare
 from bebop.certify.embedded import EmbeddedEngine
-from bebop.certify.model_reference import ModelReference
+from bebop.certify.model_reference import ModelReference, cast_weights
 from bebop.certify.precision import Deviations, Sensitivity, gain_of
 from bebop.config.decoding import DecodingConfig
 from bebop.model import lean
@@ -146,7 +147,7 @@ def test_a_flaw_of_the_size_of_a_rounding_exceeds_a_bound(flaw: str, monkeypatch
 def test_the_reference_knows_what_rounding_explains_and_the_certificate_uses_it() -> None:
     """A log-prob that a bf16 engine reports 0.3 nats off is a finding where its token leaves no room for that."""
     exact = tiny_policy(seed=3, with_parts=False)
-    coarse = dataclasses.replace(exact, backbone=tiny_policy(seed=3, with_parts=False).backbone.bfloat16(), mtp=None)
+    coarse = dataclasses.replace(exact, backbone=cast_weights(exact.backbone, "bfloat16"), mtp=None)
     one = TorchEngine(coarse, DecodingConfig(system="autoregressive", draft_tokens=0), slots=8, measure=False)
     asked = requests([[1 + i, 2] for i in range(8)], max_new_tokens=20)
     answers = EmbeddedEngine(one).sample(asked, lambda _: None)
@@ -163,6 +164,20 @@ def test_the_reference_knows_what_rounding_explains_and_the_certificate_uses_it(
     moved = dataclasses.replace(block, reported=wrong)
     assert len(check_reported(moved, "bfloat16")) == 4
     assert check_reported(dataclasses.replace(moved, spread=None), "bfloat16") == [], "of a model that nobody knows"
+
+
+def test_rotary_frequencies_are_not_rounded_with_the_weights() -> None:
+    """No engine rounds them, so the measured gain may not hold their effect."""
+    policy, types = tiny_policy(seed=3, with_parts=False), set[tuple[torch.dtype, torch.dtype]]()
+
+    class Seen(ModelReference):
+        def _forward(self, policy: Policy, answers: Sequence[Answer]) -> tuple[Tensor, Tensor | None]:
+            types.update((policy.backbone.dtype, buffer.dtype) for buffer in policy.backbone.buffers())
+            return super()._forward(policy, answers)
+
+    answer = Answer(request=0, prompt=(1, 2), token_ids=np.array([3, 4]), seed=0)
+    Seen(policy, dtype="bfloat16").block([answer], requests([[1]])[0].params)
+    assert types == {(torch.float32, torch.float32), (torch.bfloat16, torch.float32)}
 
 
 def test_a_raw_log_prob_moves_more_than_one_at_a_high_temperature() -> None:

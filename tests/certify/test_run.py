@@ -197,15 +197,30 @@ def test_an_interrupted_cohort_of_the_other_engine_is_no_evidence() -> None:
     assert one.done[0].against.pairs == 0 and certificate.log_e == 0 and certificate.settings[0].answers == 8
 
 
-def test_a_broken_rule_fails_whatever_the_evidence() -> None:
-    class GoesOn(Table):
+def goes_on(answer: Answer) -> dict[str, Any]:
+    return {"token_ids": np.append(answer.token_ids, 5), "logprobs": np.append(answer.logprobs, -1.0), "limit": 99}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (goes_on, "follows the stop token"),
+        (lambda answer: {"logprobs": answer.logprobs[:-1]}, "log-probs for"),
+        (lambda answer: {"token_ids": np.append(answer.token_ids[:-1], -1)}, "id -1 is not in the vocabulary of 12"),
+        (lambda answer: {"request": 0}, "it was answered 8 times"),
+    ],
+    ids=["goes on", "log-probs", "id", "request"],
+)
+def test_a_broken_rule_fails_whatever_the_evidence(change: Callable[[Answer], dict[str, Any]], sentence: str) -> None:
+    """The reference could not read most of these completions."""
+
+    class Broken(Table):
         def _answer(self, request: Request) -> Answer:
             answer = super()._answer(request)
-            ids = np.append(answer.token_ids, 5)
-            return dataclasses.replace(answer, token_ids=ids, logprobs=np.append(answer.logprobs, -1.0), limit=99)
+            return dataclasses.replace(answer, **change(answer))
 
-    certificate = run(GoesOn()).run()
-    assert certificate.verdict == "fail" and "follows the stop token" in certificate.sentence
+    certificate = run(Broken()).run()
+    assert certificate.verdict == "fail" and sentence in certificate.sentence
     assert certificate.cause is not None and certificate.cause.name == "structure"
 
 
@@ -219,7 +234,7 @@ def test_weights_of_settings_and_white_box_share_one() -> None:
 
 def test_the_call_refuses_what_makes_no_sense() -> None:
     def sample(prompts: list[list[int]], seeds: list[int], most: int) -> list[tuple[list[int], None]]:
-        return [([1, 2], None) for _ in prompts]
+        return [([1, STOP], None) for _ in prompts]
 
     with pytest.raises(ValueError, match="prompts is empty"):
         certify(sample, logits, [], vocabulary=VOCABULARY)

@@ -136,6 +136,39 @@ def test_tokens_as_likely_as_the_last_one_of_top_k_are_kept() -> None:
     torch.testing.assert_close(of_the_likeliest(whole.log(), claim, vocabulary=3)[0][:, :3], whole)
 
 
+@pytest.mark.parametrize(
+    ("probs", "params", "kept"),
+    [
+        ([0.5, 0.3, 0.3 * (1 - 1e-5)], {"top_k": 2}, 3),
+        ([0.5, 0.3, 0.15], {"top_p": 0.8 - 1e-5}, 3),
+        ([0.5, 0.2 * (1 + 1e-5), 0.2, 0.05], {"top_p": 0.6}, 3),
+        ([0.5, 0.3, 0.15], {"min_p": 0.6 + 1e-5}, 2),
+        ([0.5, 0.3, 0.15], {"min_p": 0.6 + 1e-3}, 1),
+    ],
+)
+def test_a_token_at_the_border_is_kept(probs: list[float], params: dict[str, Any], kept: int) -> None:
+    given = torch.tensor([probs], dtype=torch.float64).log()
+    assert int((of_the_likeliest(given, SamplingParams(**params), vocabulary=9)[0] > 0).sum()) == kept
+
+
+@pytest.mark.parametrize("top", [3, 4])
+def test_columns_do_not_depend_on_the_token_that_was_drawn(top: int, local: LocalServer, opened: list[Server]) -> None:
+    """vLLM lists the text's own token first, and then the likeliest ones: of three equal ones those with low ids."""
+    logprobs = {0: -1.0, 3: -2.0, 4: -3.0, 5: -3.0, 6: -3.0}
+
+    def edit(name: str, reply: dict[str, Any]) -> dict[str, Any]:
+        if name != "v1/completions":
+            return reply
+        listed = [[own, *[*logprobs][:top]] for own in local.calls[-1][1]["prompt"][1:]]
+        rows = [{str(token): {"logprob": logprobs[token]} for token in row} for row in listed]
+        return {"choices": [{"prompt_logprobs": [None, *rows]}]}
+
+    found = engine(OpenAIEngine, local, opened)
+    local.edit = edit
+    one, other = found.prefilled([((0, 3), (4,)), ((0, 3), (5,))], top)
+    assert one.ids.tolist() == other.ids.tolist() == [[0, 3, 4, 5][:top]] * 2 and one.own == other.own == -3.0
+
+
 def test_a_prompt_of_one_token_has_no_row_before(local: LocalServer, opened: list[Server]) -> None:
     found = engine(SglangEngine, local, opened)
     answers = found.sample(requests([(1,), (1,)], max_new_tokens=4), silent)

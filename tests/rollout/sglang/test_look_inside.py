@@ -23,9 +23,11 @@ MINE, OTHER = "f00", "ba5"
 class Steps:
     """Verification steps as SGLang has them, with drafts drawn from q and judged by rejection sampling."""
 
-    def __init__(self, rids: list[str], drafts: bool = True, wrong: bool = False, block: bool = False) -> None:
+    def __init__(
+        self, rids: list[str], drafts: bool = True, wrong: bool = False, block: bool = False, tree_topk: int = 1
+    ) -> None:
         self.chance = torch.Generator().manual_seed(3)
-        self.rids, self.drafts, self.wrong = rids, drafts, wrong
+        self.rids, self.drafts, self.wrong, self.tree_topk = rids, drafts, wrong, tree_topk
         settings = SimpleNamespace(speculative_use_block_verification=block)
         self.inside = Inside(plugin._distribution, lambda: True, lambda: settings)
         self.sampling = SimpleNamespace(
@@ -50,6 +52,7 @@ class Steps:
         verify = SimpleNamespace(
             draft_probs=q if self.drafts else None,
             draft_token_num=K + 1,
+            tree_topk=self.tree_topk,
             draft_token=torch.cat([torch.zeros(B, 1).long(), drafted], 1).int().flatten(),
         )
         ends = SimpleNamespace(stop_token_ids=[STOP], ignore_eos=False)
@@ -144,6 +147,13 @@ def test_what_cannot_be_tested_is_said(kind: dict[str, bool], untested: set[str]
     steps.run(100)
     box = steps.inside.boxes[MINE]
     assert set(box.untested) == untested and box.log_e < 3
+
+
+def test_trees_of_drafts_are_not_judged_as_chains() -> None:
+    steps = Steps(mine(1, 2, 3, 4), drafts=False, tree_topk=2)
+    steps.run(3)
+    box = steps.inside.boxes[MINE]
+    assert box.cycles == 0 and box.skipped == 3 * B and set(box.untested) == {"draws of a tree"}
 
 
 def test_boxes_of_old_runs_go() -> None:
