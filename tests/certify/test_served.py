@@ -136,14 +136,14 @@ def test_a_busy_server_is_asked_again(kind: type[Engine], local: LocalServer, op
 @BOTH
 def test_a_sample_is_drawn_once(kind: type[Engine], local: LocalServer, opened: list[Server]) -> None:
     """Whoever asks again after a failure or a timeout prefers short answers."""
-    found = engine(kind, local, opened, timeout=0.4)
+    found = engine(kind, local, opened, timeout=2.0)
     local.edit = lambda name, reply: web.Response(status=502)
     before = len(local.calls)
     refused(found, "refuses a request", asked(1))
     assert len(local.calls) == before + 1
     if kind is SglangEngine:
         local.edit, local.silent = (lambda name, reply: reply), 5.0
-        refused(found, r"no answer in engine\.timeout=0\.4 seconds: raise it", asked(1))
+        refused(found, r"no answer in engine\.timeout=2\.0 seconds: raise it", asked(1))
         assert len(local.calls) == before + 2
     assert not local.kept  # on a kept connection a request may be lost without anybody's fault
 
