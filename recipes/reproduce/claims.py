@@ -251,8 +251,8 @@ PAPERS = (
                 text="On-policy distillation improves on SFT, at an equal number of pairs and of tokens.",
                 paper="A stronger teacher; 4B: average of four 45.3 to 46.5, 9B: 51.2 to 57.3.",
                 here="SmolLM2: 12 layers learn from all 30. The built-in model: the teacher is the policy itself, "
-                "rolled out at tau .5. With 35 % of the drafts dropped OPD has .164 and SFT .312 of reward; with none dropped "
-                "OPD .377 and SFT .269.",
+                "rolled out at tau .5. With 35 % of the drafts dropped OPD has .164 and SFT .312 of reward; with none "
+                "dropped OPD .377 and SFT .269.",
                 decides="Models of the paper's size.",
             ),
             Claim(
