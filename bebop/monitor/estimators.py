@@ -89,8 +89,8 @@ def response_metrics(completions: Sequence[Completion]) -> Metrics:
 
 def decode_metrics(stats: DecodeStats) -> Metrics:
     """Return acceptance, overlap and entropies from summed decoding statistics; entropies in nats."""
-    if not stats.overlap.any():  # not measured: the engine left zeros
-        empty: dict[str, Any] = dict.fromkeys(MEASURED, np.zeros(0))
+    if not stats.overlap.any():  # what an engine did not measure it left as zeros
+        empty: dict[str, Any] = {name: np.zeros(0) for name in MEASURED if not getattr(stats, name).any()}
         stats = replace(stats, **empty)
     metrics: Metrics = {}
     if stats.cycles:

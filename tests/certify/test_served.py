@@ -143,7 +143,7 @@ def test_a_sample_is_drawn_once(kind: type[Engine], local: LocalServer, opened: 
     assert len(local.calls) == before + 1
     if kind is SglangEngine:
         local.edit, local.silent = (lambda name, reply: reply), 5.0
-        refused(found, r"no answer in engine\.timeout=2\.0 seconds: raise it", asked(1))
+        refused(found, r"no answer in engine\.timeout=2 seconds: raise it", asked(1))
         assert len(local.calls) == before + 2
     assert not local.kept  # on a kept connection a request may be lost without anybody's fault
 
