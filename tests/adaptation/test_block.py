@@ -59,6 +59,7 @@ def swept(model: Path, drafter: Path, folder: Path, *overrides: str) -> tuple[Bl
     return job, read_card(job.written()["part"]).results
 
 
+@pytest.mark.slow
 def test_cycles_of_greedy_completions_are_counted_without_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_question_that_is_held_out_is_not_trained_on(
         job.questions()
 
 
+@pytest.mark.slow
 def test_a_stopped_corpus_goes_on_and_is_that_of_an_uninterrupted_job(
     sft: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_stopped_corpus_goes_on_and_is_that_of_an_uninterrupted_job(
     assert [file.name for file in tmp_path.iterdir()] == [corpus.CORPUS]
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_the_engine(model: Path) -> None:
     """A completion may end with a stop token, a stop string, or at the limit."""
     policy = load_policy(config("pipo", model, model.parent).model)

@@ -63,6 +63,7 @@ def test_an_empty_cohort_and_parts_of_answers() -> None:
     assert ledger.tokens == 40
 
 
+@pytest.mark.slow
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = filled(2)
     monkeypatch.setattr("bebop.certify.ledger.ELEMENTS", 64 * M)
@@ -72,6 +73,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (one.name, one.share, one.tv) == pytest.approx((other.name, other.share, other.tv))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_bit_by_bit() -> None:
     kept = io.BytesIO()
     torch.save(filled(2).state_dict(), kept)

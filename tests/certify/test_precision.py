@@ -25,6 +25,8 @@ from bebop.rollout.torch_engine import TorchEngine
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
 
+pytestmark = pytest.mark.slow
+
 
 @cache
 def random_policy(layers: int = 8, width: int = 64) -> Policy:

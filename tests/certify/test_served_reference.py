@@ -109,6 +109,7 @@ def test_cuts_beside_rounded_distributions_are_refused(cut: str, local: LocalSer
     assert make(certify_config(rounded), found).name == "server"
 
 
+@pytest.mark.slow
 def test_hints_name_only_what_is_possible(local: LocalServer, opened: list[Server]) -> None:
     found = engine(OpenAIEngine, local, opened)
     found.most = 8

@@ -29,6 +29,7 @@ def test_the_document_is_what_the_dataclasses_say() -> None:
         (simulate.main, SimulateConfig),
     ],
 )
+@pytest.mark.slow
 def test_help_on_each_group_lists_its_settings(main, cls, capsys: pytest.CaptureFixture[str]) -> None:
     for group in dict.fromkeys(one.name.split(".")[0] for one in settings(cls)):
         assert main(["--help", group]) == 0

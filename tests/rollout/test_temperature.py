@@ -32,6 +32,8 @@ from bebop.trajectory import DecodeStats, SamplingParams
 from tests.builders import bare_policy, requests
 from tests.rollout.driving import aborted, resumed, started, tokens
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9]]
 AUTO = DecodingConfig(draft_tokens=3, draft_temperature="auto")
 
