@@ -33,6 +33,8 @@ from bebop.trajectory import Prompt
 from tests.builders import bare_policy
 from tests.cases import slow_but
 
+pytestmark = pytest.mark.slow
+
 POISON = 10  # a text with "k" in it fails: the planted pivot
 # At temperature 2 other tokens change little of what comes after them, so that what is planted is all there is.
 DATA = DataConfig(slots=64, max_length=32, sampling=SamplingConfig(max_new_tokens=6, temperature=2.0))

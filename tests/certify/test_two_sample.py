@@ -8,6 +8,8 @@ import pytest
 from bebop.certify.answers import Answer
 from bebop.certify.two_sample import TwoSample, difference, features, repeated
 
+pytestmark = pytest.mark.slow
+
 ALARM = math.log(20)
 
 

@@ -11,6 +11,8 @@ from bebop.rollout import history
 from bebop.rollout.history import BEGIN, ROOT, Automaton, History
 from tests.cases import slow_but
 
+pytestmark = pytest.mark.slow
+
 Found = tuple[int, list[tuple[int, int]]]  # tokens matched, followers with their counts
 # Which of up to four texts says which token next; few tokens, so that they repeat themselves and one another.
 GROWTH = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=40)
