@@ -15,10 +15,9 @@ from bebop.model.mtp import gather_rows
 from bebop.systems.firp.losses import BEYOND, Drafts, cycles, drafts_of, token_ranks
 from bebop.systems.firp.network import PseudoStates, RealText, pseudo_beside
 from bebop.trainer.chains import TokenRow
-from recipes.reproduce import study
 from recipes.reproduce.firp.arms import Arm, trained
 from recipes.reproduce.firp.heads import Heads
-from recipes.reproduce.firp.texts import Seed, once
+from recipes.reproduce.firp.texts import Seed, is_made, once
 
 NODES = (16, 32, 63)
 CHAIN = 3  # a chain of the K likeliest drafts, as ``firp_chain`` verifies
@@ -61,7 +60,7 @@ def measured(own: Seed, arm: Arm) -> Measured:
 
 def is_measured(number: int, arm: Arm) -> bool:
     """Return whether the measurements of an arm of a seed are stored."""
-    return study.is_made("firp", "measured", ((number, arm, NODES), study.QUICK))
+    return is_made("measured", (number, arm, NODES))
 
 
 @torch.no_grad()
