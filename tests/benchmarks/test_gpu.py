@@ -313,6 +313,7 @@ def test_the_profiler_leaves_the_clocks_of_a_lent_card_alone(tmp_path: Path, mon
     assert command[command.index("--clock-control") + 1] == "none"
 
 
+@pytest.mark.slow
 def test_the_layers_of_an_update_are_gone_before_the_next_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that are computed again refer to themselves: without a collection they would count in the next peak."""
     made: list[weakref.ref[Any]] = []

@@ -211,6 +211,7 @@ def test_every_direction_has_expectation_one(past: int) -> None:
         assert total == pytest.approx(1, abs=1e-11), name
 
 
+@pytest.mark.slow
 def test_the_merged_e_value_has_expectation_one() -> None:
     p, whole, known = enumerated(0)
     merged = np.exp([one.log_e for one in whole])

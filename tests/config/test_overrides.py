@@ -197,6 +197,7 @@ def test_settings_of_another_configuration_are_merged_and_left_alone(tmp_path: P
     assert merged == ["task=gcd", "parallel.evaluate=false", *new]
 
 
+@pytest.mark.slow
 def test_the_day_on_which_a_run_began_is_that_of_its_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the model's chat template prints one: prompts of another day would be others."""
 

@@ -100,6 +100,7 @@ def faults(trained: list[tuple[int, Batch]], size: int, staleness: int) -> list[
 
 @given(staleness=st.integers(0, 3), size=st.integers(1, 4), seed=st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
+@pytest.mark.slow
 def test_bound_and_order_hold_for_any_completion_order(staleness: int, size: int, seed: int) -> None:
     trained = asyncio.run(simulate(GroupBuffer(size, staleness), 6, seed))
     assert [version for version, _ in trained] == list(range(6))

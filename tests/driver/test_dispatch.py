@@ -142,6 +142,7 @@ def test_nothing_is_lost_doubled_or_above_the_bound(seed: int, workers: int, slo
 
 
 @pytest.mark.parametrize("workers", [10, 10_000])
+@pytest.mark.slow
 def test_an_answer_costs_the_same_for_any_number_of_workers(workers: int) -> None:
     """Counted in lines that are run, which no other work on the machine can change."""
     import sys

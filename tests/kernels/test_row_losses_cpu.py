@@ -25,6 +25,7 @@ from tests.kernels.unfused import INF, labels_for, within
 from tests.tree import ROOT
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_eager_core_takes_over(caplog: pytest.LogCaptureFixture) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("no C++ compiler here")
@@ -253,6 +254,7 @@ def test_the_compiled_core_of_several_threads_gives_the_same_bits() -> None:
     assert {variant.shared for variant in losses.made} == {False, True} and not losses.failed
 
 
+@pytest.mark.slow
 def test_a_job_s_microbatches_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the public function, forward and backward: small ones are eager until there were enough of them."""
     losses = CompiledLosses(row_losses_cpu.core, backend="eager")

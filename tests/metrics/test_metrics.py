@@ -141,6 +141,7 @@ def test_a_new_run_starts_empty(tmp_path: Path) -> None:
     assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 1
 
 
+@pytest.mark.slow
 def test_resuming_a_long_log_holds_one_line_at_a_time(tmp_path: Path) -> None:
     path, last = tmp_path / "drift.jsonl", 20
     lines = [json.dumps({"step": step, "reached": [step / 7] * 2400}) + "\n" for step in range(1, 121)]

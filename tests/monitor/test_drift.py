@@ -64,6 +64,7 @@ def test_parts_are_recovered_under_the_frozen_slope(name: str, seeds: int) -> No
 
 
 @pytest.mark.parametrize("seeds", [FEW, pytest.param(SEEDS, marks=MANY)])
+@pytest.mark.slow
 def test_intervals_are_narrow_enough_to_say_something(seeds: int) -> None:
     parts = [explanation.by_slope["frozen"] for explanation, _ in explained("both", seeds)]
     truth = expected(RUNS["both"])

@@ -102,6 +102,7 @@ def repeated(folder: Path, steps: int) -> int:
     return path.stat().st_size
 
 
+@pytest.mark.slow
 def test_a_long_log_takes_no_more_memory_to_resume_than_a_short_one(tmp_path: Path) -> None:
     """The monitor's windows take 1.5 MB, however long the log is."""
     sizes, peaks = [], []

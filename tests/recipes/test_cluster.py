@@ -173,6 +173,7 @@ def test_the_gain_of_drafts_by_hand() -> None:
 # ---- what does not fit is refused
 
 
+@pytest.mark.slow
 def test_the_own_trainer_recomputes_where_it_would_in_a_job(recipes: list[Recipe]) -> None:
     [own] = [one for one in recipes if one.name == "8-gpus-8b-short"]
     assert own.roofline.plan.recompute, "activations of 7,168 tokens take more than an eighth of the memory"

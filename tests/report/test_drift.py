@@ -160,6 +160,7 @@ def test_a_log_of_another_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "--from LOG" in error_of(main, [str(tmp_path), "--from", str(log)], capsys)
 
 
+@pytest.mark.slow
 def test_of_each_step_of_a_long_log_a_report_keeps_only_what_it_shows(tmp_path: Path) -> None:
     sizes, peaks = [], []
     for steps in (10, 20):

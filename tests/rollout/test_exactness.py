@@ -440,6 +440,7 @@ SAME_SEEDS = {  # name -> system, whether completions in progress count, cycles 
         True,
     ),
 )
+@pytest.mark.slow
 def test_seeds_that_are_asked_again_draw_from_the_target(
     name: str, reseeds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

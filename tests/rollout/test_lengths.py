@@ -109,6 +109,7 @@ def test_counts_only_drafts_that_were_tested() -> None:
     assert new_passed[1].tolist() == pytest.approx([0, 0, 0, 1, 0, 0, 0, 0, 0, 0])
 
 
+@pytest.mark.slow
 def test_the_rate_follows_tokens_and_time() -> None:
     chain = policy(limit=3)
     for _ in range(4_000):  # 3 tokens in 1 + 2 * 0.2 steps, again and again; the start fades

@@ -71,6 +71,7 @@ def same(kept: Completion, read: Completion) -> None:
 
 
 @pytest.mark.parametrize("system", slow_but(DIFFERENT, SYSTEMS))
+@pytest.mark.slow
 def test_turns_are_those_of_a_full_prefill(system: str) -> None:
     """Rows of all lengths and settings, completions cut by stop texts, one observation empty, new prompts too."""
     policy = tiny_policy(seed=3, dtype=torch.float64)

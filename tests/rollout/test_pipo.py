@@ -96,6 +96,7 @@ class Checked(PairDecoder):
 
 
 @pytest.mark.parametrize("tau", slow_but([0.5], [0.5, -1.0]))
+@pytest.mark.slow
 def test_states_are_those_of_a_full_forward(tau: float) -> None:
     """Both networks' to fp64's tolerance, with contexts shared, read anew and read from an aborted completion."""
     policy = paired()

@@ -298,12 +298,14 @@ def forgets_drafts(decoder: DraftVerify) -> None:
     "fault", slow_but([drafts_from_the_whole_distribution], [drafts_from_the_whole_distribution, verifies_untruncated])
 )
 @pytest.mark.parametrize("setting", slow_but([{"top_k": 2}], [{"top_k": 2}, {"top_p": 0.6}]), ids=str)
+@pytest.mark.slow
 def test_distributions_that_do_not_match_are_caught(
     policy: Policy, fault: Callable[[DraftVerify], None], setting: dict[str, Any]
 ) -> None:
     assert smallest_p(policy, DecodingConfig(draft_tokens=2), setting, fault) < LEVEL / 100
 
 
+@pytest.mark.slow
 def test_a_penalty_that_forgets_the_block_would_be_caught(policy: Policy) -> None:
     """Drafts count for the tokens after them in the same block: without that the distribution is far from what is
     drawn."""

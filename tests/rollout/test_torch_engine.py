@@ -239,6 +239,7 @@ def turns(prompts: Sequence[Sequence[int]], park: bool = True, **params: int) ->
     return [replace(request, park=park) for request in requests(prompts, **params)]
 
 
+@pytest.mark.slow
 def test_the_first_cycle_of_a_turn_is_a_stretch_of_its_own() -> None:
     """And nothing else changes; there are more requests than slots, so that rows move."""
     plain, opened = (

@@ -54,6 +54,7 @@ QUICK = [("head", SAMPLINGS[1]), ("head", SAMPLINGS[2]), ("firp", SAMPLINGS[1])]
 @pytest.mark.parametrize(
     ("name", "params"), slow_but(QUICK, [(name, params) for name in WAYS for params in SAMPLINGS], several=True)
 )
+@pytest.mark.slow
 def test_a_chain_as_a_tree_is_the_chain_to_the_bit(name: str, params: dict[str, float]) -> None:
     policy, (config, tree) = tiny_policy(5, seed=11, layers=3, sharp=16.0, with_parts=name == "firp"), WAYS[name]
     chain = [everything(a) for a in answers(policy, config, **params)]

@@ -94,6 +94,7 @@ def found_after_each_crash(folder: Path, prepare: Callable[[Store], Any], work: 
 @pytest.mark.parametrize(
     "step", [pytest.param(1, id="the same step again", marks=pytest.mark.slow), pytest.param(2, id="the next step")]
 )
+@pytest.mark.slow
 def test_a_crash_after_any_operation_leaves_the_checkpoint_before_or_the_new_one(tmp_path: Path, step: int) -> None:
     found = found_after_each_crash(tmp_path, lambda s: save(s, 1, "old"), lambda s: save(s, step, "new"))
     assert len(found) > 20 and set(found) == {"oldold", "newnew"}

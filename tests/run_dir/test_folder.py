@@ -247,6 +247,7 @@ def identified(path: Path, *overrides: str) -> None:
         begun(path, *overrides)
 
 
+@pytest.mark.slow
 def test_held_out_questions_stay_those_of_a_file_or_generated(tmp_path: Path) -> None:
     """Also after a resume without evaluations; evaluations that are new in a resume are of either kind."""
     file = tmp_path / "test.jsonl"

@@ -107,6 +107,7 @@ def back(tree: Any, folder: Path) -> Any:
 
 @settings(max_examples=80, deadline=None)
 @given(trees)
+@pytest.mark.slow
 def test_any_state_comes_back_to_the_bit(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
     folder = tmp_path_factory.getbasetemp() / "codec"
     folder.mkdir(exist_ok=True)

@@ -85,6 +85,7 @@ async def test_the_first_rank_makes_the_file_by_which_ranks_meet(
     assert [actor.given for actor in actors] == [[("meeting", ())], [], []] and not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 def test_the_file_by_which_ranks_meet_has_no_name_and_ends_with_its_process() -> None:
     code = "from bebop.runtime.actor_group import _Process\n"
     code += "print((made := _Process('Trainer(0)', 'BEBOP_PART=0')).meeting(), flush=True); input()\n"

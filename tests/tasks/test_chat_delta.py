@@ -155,6 +155,7 @@ def test_a_text_without_markers_stays_as_it_is(tiny: ChatDelta) -> None:
 
 
 @pytest.mark.parametrize("enough", slow_but([1_000], [1_000, 10_000]))
+@pytest.mark.slow
 def test_histories_of_ids_are_what_a_rendering_gives(enough: int) -> None:
     """So many turns: appended ids equal those of the whole conversation, where answers are what the tokenizer gives.
 

@@ -169,6 +169,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "temperature", "causes"), slow_but([FAULTS[0]], FAULTS, several=True))
+@pytest.mark.slow
 def test_a_fault_is_found_and_named(fault: str, temperature: float, causes: set[str]) -> None:
     last = said(drawn(14, temperature, fault))
     assert last.failed and last.cause in causes and last.sentence

@@ -104,6 +104,7 @@ def test_the_top_of_a_small_vocabulary_has_fewer_columns(tmp_path: Path) -> None
         same(stored.answer(0), small, 0)
 
 
+@pytest.mark.slow
 def test_ten_thousand_answers(tmp_path: Path) -> None:
     random = group(0, tokens=64)
     log, started = opened(tmp_path), time.process_time()

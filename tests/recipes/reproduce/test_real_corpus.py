@@ -132,6 +132,7 @@ def test_a_corpus_of_another_plan_is_refused(tmp_path: Path) -> None:
 # ---- states
 
 
+@pytest.mark.slow
 def test_states_are_those_of_the_backbone_and_are_made_once(tmp_path: Path) -> None:
     model, text = small_study(tmp_path)
     some = [i for i in range(len(text.answers)) if i % 5 == 0]

@@ -390,6 +390,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Steps:
 
 
 @pytest.mark.parametrize("name", fused.EAGER)
+@pytest.mark.slow
 def test_both_arms_compute_the_same(example: Steps, name: str) -> None:
     assert not example.mask.all() and example.mask.sum(-1).max() == fused.DEPTH, "chains of different lengths"
     (one,) = torch.autograd.grad(value := OBJECTIVES[name].loss(example), example.draft)
