@@ -97,6 +97,7 @@ class Scheduler:
     model: Mapping[str, Tensor]  # under the names of checkpoints
     pauses: list[float] = field(default_factory=list)
     since: float = 0.0
+    redrawn: int = 0  # it draws no completions
 
     async def start(self) -> None:
         """Do nothing: it needs no start."""
