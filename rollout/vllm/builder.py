@@ -46,6 +46,8 @@ from bebop.systems import SYSTEMS
 from bebop.trajectory import SamplingParams
 
 EMBEDDED = False
+# Ends of names that vLLM's loader drops: old checkpoints hold tables of positions, which models compute themselves.
+UNREAD = ("rotary_pos_emb.inv_freq", "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
 
 def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
@@ -137,9 +139,13 @@ def gpus(config: JobConfig) -> float:
 def weight_names(folder: Path, layout: str | None, layers: int) -> dict[str, set[str]]:
     """Return the names of a checkpoint's weights in updates, by role.
 
-    Copies of the model's tables in an MTP layer are left out: vLLM's draft has the target's.
+    Copies of the model's tables in an MTP layer are left out: vLLM's draft has the target's. So are second names of
+    weights that the model shares (``lm_head.weight`` where it is tied), and tensors that vLLM does not read.
     """
-    names = {name for name, _ in header(folder)}
+    model = empty_model(folder)
+    own = {name for name, _ in model.named_parameters()}
+    copies = {name for name, _ in model.named_parameters(remove_duplicate=False)} - own
+    names = {name for name, _ in header(folder) if name not in copies and not name.endswith(UNREAD)}
     prefix = None if layout is None else LAYOUTS[layout].prefix.format(L=layers)
     head = set() if prefix is None else {name for name in names if name.startswith(prefix)}
     return {"target": names - head, "draft": head - {f"{prefix}{table}" for table in TABLES}}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from bebop.config.engines import VLLM_OWN, VllmConfig
@@ -22,7 +23,8 @@ from bebop.config.job import (
     TrainerConfig,
 )
 from bebop.errors import UserError
-from bebop.model.checkpoint import resolve, save_policy
+from bebop.model.checkpoint import named_as_served, resolve, save_policy
+from bebop.rollout.served_weights import update
 from bebop.rollout.vllm import builder
 from bebop.rollout.vllm.arguments import (
     HOSTED,
@@ -36,6 +38,7 @@ from bebop.rollout.vllm.arguments import (
     sampling_arguments,
 )
 from bebop.rollout.vllm.builder import check, weight_names
+from bebop.rollout.vllm.transfer import MemoryTransfer
 from bebop.systems.block.dflash import export
 from bebop.trajectory import SamplingParams
 from tests.builders import letters, tiny_block, tiny_draft, tiny_policy
@@ -291,6 +294,30 @@ def test_a_checkpoint_without_a_head_drafts_nothing(installed: None, tmp_path: P
     check(dataclasses.replace(job("autoregressive"), model=bare))
     with pytest.raises(UserError, match=r"has no MTP weights.*bebop\.adapt"):
         check(dataclasses.replace(job(), model=bare))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors")
+
+
+def test_a_tied_checkpoint_may_hold_its_head_again(installed: None, tmp_path: Path) -> None:
+    """Qwen3-0.6B does. Updates hold a shared weight once, and no tables of positions, which old checkpoints have."""
+    policy = tiny_policy(16, layers=1, with_parts=False)
+    policy.tokenizer = letters(12)
+    save_policy(policy, tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"tie_word_embeddings": True}))
+    more = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
+    rewrite(tmp_path, lambda held: held | {"lm_head.weight": held["model.embed_tokens.weight"].clone()} | more)
+    check(dataclasses.replace(job(), model=ModelConfig(path=str(tmp_path))))
+    transfer = MemoryTransfer(weight_names(tmp_path, "mimo", 1))
+    weights = {name: t for name, t in policy.weights(mtp=True).items() if name != "backbone.lm_head.weight"}
+    rename = partial(named_as_served, tmp_path)
+    transfer.refuse(update(weights, 0, "mimo", 1, rename))
+    del weights["backbone.model.embed_tokens.weight"]
+    with pytest.raises(UserError, match=r"lacks 'model\.embed_tokens\.weight'"):
+        transfer.refuse(update(weights, 0, "mimo", 1, rename))
+    assert "lm_head.weight" in weight_names(TINY, "mimo", 12)["target"], "of a model that does not tie it"
 
 
 def test_suffix_decoding_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
