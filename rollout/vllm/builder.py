@@ -12,7 +12,9 @@ from bebop.model.checkpoint import (
     empty_model,
     find_device,
     load_tokenizer,
+    mtp_layout,
     named_as_served,
+    read_config,
     refuse_own_head,
     resolve,
     stop_tokens,
@@ -23,6 +25,7 @@ from bebop.model.skeleton import header
 from bebop.rollout.detokenize import CompletionText
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import (
+    CONSTANT,
     constants,
     find_drafter,
     find_head,
@@ -127,8 +130,26 @@ def check(config: JobConfig) -> None:
         params = SamplingParams(temperature=temperature, top_p=sampling.top_p, min_p=sampling.min_p)
         refuse_sampling(params, system.drafts)
     refuse_own_head(config.model, "vLLM")
+    refuse_other_names(config)
     refuse_missing_head(config, "vLLM")
     refuse_drafter(config, HOSTINGS[system.drafter_name].part, "vLLM", whole=False)
+
+
+def refuse_other_names(config: JobConfig) -> None:
+    """Raise ``UserError`` for a checkpoint that holds weights which updates lack, or have under other names.
+
+    vLLM takes whole models, so it would refuse version 0, after everything was loaded. Qwen3.5 as published is such a
+    checkpoint: a language model inside one that sees images.
+    """
+    folder, layers = resolve(config.model.path), read_config(config.model).get_text_config().num_hidden_layers
+    sent = named_as_served(folder, dict(empty_model(folder).named_parameters()))
+    names = weight_names(folder, mtp_layout(folder, layers), layers)["target"]
+    if lacking := sorted(name for name in names - set(sent) if not name.endswith(CONSTANT)):
+        raise UserError(
+            f"model.path={config.model.path!r} is not possible with vLLM: it holds {lacking[0]!r}, which updates lack "
+            "or name otherwise, and vLLM takes whole models; if the language model lies inside another, save it alone, "
+            "or use rollout=sglang"
+        )
 
 
 def gpus(config: JobConfig) -> float:

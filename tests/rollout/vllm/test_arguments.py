@@ -320,6 +320,19 @@ def test_a_tied_checkpoint_may_hold_its_head_again(installed: None, tmp_path: Pa
     assert "lm_head.weight" in weight_names(TINY, "mimo", 12)["target"], "of a model that does not tie it"
 
 
+def test_a_language_model_inside_another_is_refused(installed: None, tmp_path: Path) -> None:
+    """Qwen3.5 is published so: ``model.language_model.layers.0...``. vLLM would end when the first version came."""
+    policy = tiny_policy(16, layers=1, with_parts=False)
+    policy.tokenizer = letters(12)
+    save_policy(policy, tmp_path)
+    config = dataclasses.replace(job("autoregressive"), model=ModelConfig(path=str(tmp_path)))
+    check(config)
+    rewrite(tmp_path, lambda held: {name.replace("model.", "model.language_model."): t for name, t in held.items()})
+    with pytest.raises(UserError, match=r"'model\.language_model\..* save it alone, or use rollout=sglang") as caught:
+        check(config)
+    assert "\n" not in str(caught.value)
+
+
 def test_suffix_decoding_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "find_spec", lambda name: None if name == "arctic_inference" else True)
     check(job("ngram"))
