@@ -176,6 +176,11 @@ def model_runner(config: JobConfig, device: str) -> ModelRunner:
             "trainer.routing_replay=True is not possible with vLLM's first model runner, which records no routing: "
             "give rollout.vllm.model_runner=v2, and a decoding system that has it"
         )
+    if config.trainer.routing_replay and config.rollout.on_update == "recompute":
+        raise UserError(
+            "trainer.routing_replay=True is not possible with rollout.on_update=recompute on vLLM: it recomputes no "
+            "running completions while it records routing; give rollout.on_update=keep"
+        )
     if own.async_scheduling and not hosting.ahead:
         raise UserError(
             f"rollout.vllm.async_scheduling=true is not possible with decoding.system={system!r}: vLLM looks its "

@@ -279,6 +279,10 @@ def test_a_job_is_checked_before_anything_starts(installed: None) -> None:
     replayed = dataclasses.replace(job(own=VllmConfig(model_runner="v1")), trainer=TrainerConfig(routing_replay=True))
     with pytest.raises(UserError, match=r"trainer\.routing_replay=True is not possible with vLLM's first model runner"):
         check(replayed)
+    recomputed = dataclasses.replace(job(on_update="recompute"), trainer=TrainerConfig(routing_replay=True))
+    with pytest.raises(UserError, match=r"on_update=recompute on vLLM: .* routing.*give rollout.on_update=keep"):
+        check(recomputed)
+    check(job(on_update="recompute"))
     with pytest.raises(UserError, match=r"temperature=0\.005"):
         check(job(sampling=SamplingConfig(temperature=0.005)))
     with pytest.raises(UserError, match="one number of drafts"):
