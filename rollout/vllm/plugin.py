@@ -15,6 +15,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -50,6 +51,19 @@ def register() -> None:
         if drafts and "report" not in STEPS.hooks:
             report(drafts)
             STEPS.hooks.add("report")
+
+
+def loading_in_parts() -> AbstractContextManager[None]:
+    """Return a context in which an MTP head accepts a part of a checkpoint, also one without weights of its own.
+
+    Some of vLLM's classes (``deepseek_mtp``) otherwise take such a part for a checkpoint without a head, and raise.
+    """
+    try:
+        from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+    except ImportError:  # an older vLLM, in a job without drafts
+        return nullcontext()
+    context: AbstractContextManager[None] = disable_mtp_completeness_check()
+    return context
 
 
 class Runner(Protocol):

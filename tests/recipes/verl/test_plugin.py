@@ -1,5 +1,8 @@
 """Which hooks a process gets, and vLLM's distribution for CPUs under the name that verl asks for."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -29,15 +32,49 @@ def test_every_part_alone_brings_its_own_hooks_and_the_self_test() -> None:
         assert found - STOCK == {hook.function for hook in hooks} | {"selftest.check_trainer", "selftest.answer_worker"}
 
 
-def test_the_second_model_runner_has_its_head_found() -> None:
+class Worker:
+    """In the place of verl's extension of vLLM's workers, with a runner that is the second one."""
+
+    model_runner = SimpleNamespace(vllm_config="its settings", get_draft_model=lambda: "the head", model="the target")
+
+    def _get_drafter_model(self) -> Any:
+        return None
+
+    def update_weights_from_ipc(self, use_shm: bool = False) -> Any:
+        return VALIDATION.checks, use_shm
+
+
+def load_quanted_weights(weights: Any, model_runner: Any, is_drafter: bool = False) -> Any:
+    return weights, model_runner.drafter.model if is_drafter else model_runner.model, model_runner.vllm_config
+
+
+@contextmanager
+def disable_mtp_completeness_check() -> Iterator[None]:
+    VALIDATION.checks = False
+    yield
+    VALIDATION.checks = True
+
+
+VALIDATION = SimpleNamespace(disable_mtp_completeness_check=disable_mtp_completeness_check, checks=True)
+
+
+def test_the_second_model_runner_has_its_head_found(monkeypatch: pytest.MonkeyPatch) -> None:
     found = functions(**{VARIABLE: to_variable(VerlConfig(model_runner="v2"))})
     assert found - STOCK == {"vllm_worker.find_draft"}
     assert functions(**{VARIABLE: to_variable(VerlConfig(model_runner="v1"))}) == STOCK
-    extension = type("Extension", (), {"_get_drafter_model": lambda self: None})
-    find_draft(SimpleNamespace(vLLMColocateWorkerExtension=extension))  # type: ignore[arg-type]
+    extension = type("Extension", (Worker,), {})
+    utils: Any = SimpleNamespace(vLLMColocateWorkerExtension=extension, load_quanted_weights=load_quanted_weights)
+    find_draft(utils)
     worker: Any = extension()
-    worker.model_runner = SimpleNamespace(get_draft_model=lambda: "the head")
     assert worker._get_drafter_model() == "the head"
+    for drafter, model in ((True, "the head"), (False, "the target")):
+        loaded = utils.load_quanted_weights("weights", worker.model_runner, is_drafter=drafter)
+        assert loaded == ("weights", model, "its settings")
+    module = "vllm.model_executor.model_loader.mtp_validation"
+    monkeypatch.setitem(sys.modules, module, None)
+    assert worker.update_weights_from_ipc(use_shm=True) == (True, True), "an older vLLM has no such check"
+    monkeypatch.setitem(sys.modules, module, VALIDATION)
+    assert worker.update_weights_from_ipc(use_shm=True) == (False, True) and VALIDATION.checks
 
 
 def test_a_process_that_was_told_nothing_checks_itself() -> None:
