@@ -244,9 +244,17 @@ def _check_vllm(config: Any, wanted: VerlConfig, head_sent: bool) -> None:
 
 
 def _check_loading(config: Any, head_sent: bool) -> None:
-    loading = config.actor_rollout_ref.rollout.load_format
+    """Check that a head which the trainer does not send is whole from the start.
+
+    With ``quantization=fp8`` verl tells engines that the checkpoint is in float8. So they copy its bfloat16 values as
+    they are, without scales, and only updates bring both.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    loading, quantization = rollout.load_format, rollout.get("quantization")
     why = "the head is not sent, so the draft would stay as it was made, at random; give auto"
     check(head_sent or loading != "dummy", "rollout.load_format", loading, why)
+    why = "the head is not sent, so its weights would have no scales; give null, or bebop.train_head=true"
+    check(head_sent or quantization != "fp8", "rollout.quantization", quantization, why)
 
 
 def _installed(name: str, shown: str) -> str:

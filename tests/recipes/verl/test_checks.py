@@ -124,6 +124,10 @@ def test_a_draft_that_nobody_gives_weights_is_refused(engine: dict[str, Any]) ->
     with pytest.raises(UserError, match=r"load_format='dummy' .* stay as it was made, at random; give auto"):
         check_job(dummy, VerlConfig())
     check_job(dummy, VerlConfig(train_head=True))
+    packed = job({**engine, f"{ROLLOUT}.quantization": "fp8"})
+    with pytest.raises(UserError, match=r"quantization='fp8' .* would have no scales; give null, or bebop.train_head"):
+        check_job(packed, VerlConfig())
+    check_job(packed, VerlConfig(train_head=True))
 
 
 def test_a_vllm_that_is_too_old_or_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
