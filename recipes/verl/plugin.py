@@ -61,7 +61,8 @@ def wanted(environment: Mapping[str, str]) -> list[Hook]:
     unset = config is None and MODULE in environment.get(EXTERNAL, "")
     if unset or (config is not None and config.parts):
         hooks += CHECKED
-    if config is not None and config.model_runner == "v2":
+    # If the block names no runner, vLLM chooses one, usually the second; the hook fits both.
+    if config is not None and (config.model_runner == "v2" or (config.model_runner is None and config.parts)):
         hooks += SECOND_RUNNER
     for part in () if config is None else config.parts:
         hooks += PARTS.get(part, ())

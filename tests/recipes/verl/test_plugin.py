@@ -29,7 +29,8 @@ def test_without_a_job_that_asks_there_are_only_choices() -> None:
 def test_every_part_alone_brings_its_own_hooks_and_the_self_test() -> None:
     for part, hooks in PARTS.items():
         found = functions(**{VARIABLE: to_variable(VerlConfig(**{part: True}))})
-        assert found - STOCK == {hook.function for hook in hooks} | {"selftest.check_trainer", "selftest.answer_worker"}
+        tested = {"selftest.check_trainer", "selftest.answer_worker"}
+        assert found - STOCK == {hook.function for hook in hooks} | tested | {"vllm_worker.find_draft"}
 
 
 class Worker:
@@ -62,6 +63,8 @@ def test_the_second_model_runner_has_its_head_found(monkeypatch: pytest.MonkeyPa
     found = functions(**{VARIABLE: to_variable(VerlConfig(model_runner="v2"))})
     assert found - STOCK == {"vllm_worker.find_draft"}
     assert functions(**{VARIABLE: to_variable(VerlConfig(model_runner="v1"))}) == STOCK
+    trained = [functions(**{VARIABLE: to_variable(VerlConfig(train_head=True, model_runner=n))}) for n in (None, "v1")]
+    assert trained[0] - trained[1] == {"vllm_worker.find_draft"}, "vLLM chooses its second runner itself"
     extension = type("Extension", (Worker,), {})
     utils: Any = SimpleNamespace(vLLMColocateWorkerExtension=extension, load_quanted_weights=load_quanted_weights)
     find_draft(utils)
