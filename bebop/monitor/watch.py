@@ -251,10 +251,13 @@ def settings(
     """
     system = SYSTEMS[decoding.system]
     fixed = system.fixed_length and not decoding.timed and not system.history  # history drafts as many as it is sure of
-    chain = not system.tree  # the overlap is that of a single draft, and more nodes need not be deeper
+    chain = not system.tree  # more nodes of a tree need not be deeper
+    # Only rejection sampling accepts with the overlap. PAD also accepts overridden drafts, block verification decides
+    # over the whole chain, and a tree has further children.
+    by_overlap = system.rule_name == "rejection"
     return MonitorSettings(
         head_alone=system.history,
-        rate="overlap" if monitor.decode_stats and chain else "accepted",
+        rate="overlap" if monitor.decode_stats and by_overlap else "accepted",
         steps=steps,
         costs=decoding.costs,
         controller=ControllerConfig(

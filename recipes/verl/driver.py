@@ -45,7 +45,7 @@ def hand_over(constants: ModuleType) -> None:
         if block is None:
             return environment
         try:
-            wanted = with_truncation(config, parse(block))
+            wanted = with_rollout(config, parse(block))
             check_job(config, wanted)
             wanted = choose_runner(config, wanted)
         except UserError as error:
@@ -72,11 +72,16 @@ def for_verl(config: Any) -> dict[str, str]:
     return {LEVEL: os.environ.get(LEVEL, "WARNING")} if apart else {}
 
 
-def with_truncation(config: Any, wanted: VerlConfig) -> VerlConfig:
-    """Return the block with the truncation of rollouts; verl's ``top_k`` is -1 for all tokens."""
+def with_rollout(config: Any, wanted: VerlConfig) -> VerlConfig:
+    """Return the block with truncation and acceptance rule of rollouts; verl's ``top_k`` is -1 for all tokens."""
     rollout = config.actor_rollout_ref.rollout
+    own = plain(rollout.engine_kwargs.get(rollout.name) or {})
+    if rollout.name == "bebop":
+        rule = SYSTEMS[parse_engine(own).system].rule_name
+    else:
+        rule = "block" if own.get("speculative_use_block_verification") else "rejection"
     top_p, top_k = float(rollout.get("top_p", 1.0)), max(0, int(rollout.get("top_k", 0)))
-    return dataclasses.replace(wanted, rollout_top_p=top_p, rollout_top_k=top_k)
+    return dataclasses.replace(wanted, rollout_top_p=top_p, rollout_top_k=top_k, rollout_rule=rule)
 
 
 def drafts(config: Any) -> bool:

@@ -15,6 +15,7 @@ from bebop.metrics.metrics import values
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
 from bebop.monitor.estimators import decode_metrics, drafting_metrics
 from bebop.monitor.records import first_of_kind, from_stats
+from bebop.monitor.window import Rate
 from bebop.runtime.gauges import RaySink
 from bebop.systems import SYSTEMS
 from bebop.trajectory import DecodeStats
@@ -79,7 +80,8 @@ class Reporter:
             lag=[max(0, step - 1 - version) for *_, version, _ in rows],
         )
         if self.monitor is None:
-            self.monitor = DriftMonitor(MonitorSettings(rate="overlap", steps=self.steps))
+            rate: Rate = "overlap" if self.config.rollout_rule == "rejection" else "accepted"
+            self.monitor = DriftMonitor(MonitorSettings(rate=rate, steps=self.steps))
         diagnosis = self.monitor.observe(records)
         return numbers | ({} if diagnosis is None else diagnosis.metrics())
 

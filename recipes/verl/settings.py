@@ -40,6 +40,7 @@ class VerlConfig:
     # Truncation of rollouts, which the head learns; the driver copies it from actor_rollout_ref.rollout.
     rollout_top_p: float = 1.0
     rollout_top_k: int = 0  # 0: all
+    rollout_rule: str = "rejection"  # acceptance rule of rollouts, copied as well
 
     def __post_init__(self) -> None:
         check(self.metrics or not self.monitor, "bebop.monitor", self.monitor, "it takes bebop.metrics=true")

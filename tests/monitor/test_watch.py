@@ -227,9 +227,13 @@ def test_drafts_stay_within_the_room_that_there_is() -> None:
     assert settings(config.decoding, config.monitor).controller.most_drafts == 6
     adaptive = from_dict(JobConfig, {"decoding": {"system": "bebop_adaptive"}})
     assert settings(adaptive.decoding, adaptive.monitor).controller.system is None
-    chain, tree = (from_dict(JobConfig, {"decoding": {"system": name}}) for name in ("bebop", "bebop_tree"))
-    told = [settings(config.decoding, config.monitor) for config in (chain, tree)]
-    assert [(one.rate, one.controller.drafts) for one in told] == [("overlap", 3), ("accepted", None)]
+    told = {}
+    for name in ("bebop", "target_only", "bebop_tree", "pad", "bebop_block"):
+        config = from_dict(JobConfig, {"decoding": {"system": name}})
+        own = settings(config.decoding, config.monitor)
+        told[name] = (own.rate, own.controller.drafts)
+    counted = {"bebop_tree": ("accepted", None), "pad": ("accepted", 3), "bebop_block": ("accepted", 3)}
+    assert told == {"bebop": ("overlap", 3), "target_only": ("overlap", 3), **counted}
 
 
 def reading(shift: float, size: int = 64) -> ProbeReading:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from bebop.errors import UserError
 from bebop.model.checkpoint import resolve
 from bebop.verl_job import driver, megatron_engine
-from bebop.verl_job.driver import EVERY, check_job, hand_over
+from bebop.verl_job.driver import EVERY, check_job, hand_over, with_rollout
 from bebop.verl_job.selftest import verdict
 from bebop.verl_job.settings import EXTERNAL, SELECTOR, VARIABLE, VerlConfig, current, parse
 
@@ -215,6 +215,20 @@ def test_a_head_learns_what_rollouts_sample_from(
             told(changes, **head)
         assert word in capsys.readouterr().err
     told({**split, f"{ROLLOUT}.top_p": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        (VLLM, "rejection"),
+        ({f"{ROLLOUT}.engine_kwargs.sglang.speculative_use_block_verification": True}, "block"),
+        (EMBEDDED, "rejection"),
+        ({**EMBEDDED, f"{ROLLOUT}.engine_kwargs.bebop.system": "bebop_block"}, "block"),
+        ({**EMBEDDED, f"{ROLLOUT}.engine_kwargs.bebop.system": "bebop_tree"}, "tree_walk"),
+    ],
+)
+def test_the_monitor_learns_by_what_rule_rollouts_accept(changes: dict[str, Any], rule: str) -> None:
+    assert with_rollout(job(changes), VerlConfig()).rollout_rule == rule
 
 
 def test_a_head_with_experts_is_refused_beside_a_policy_on_megatron() -> None:

@@ -61,6 +61,13 @@ def test_the_monitor_splits_a_change_once_it_has_a_reference() -> None:
     assert rows[-1]["rollout/accept_length"] < rows[0]["rollout/accept_length"] - 0.3
 
 
+@pytest.mark.parametrize(("rule", "rate"), [("rejection", "overlap"), ("block", "accepted"), ("tree_walk", "accepted")])
+def test_acceptance_is_the_overlap_under_rejection_sampling_alone(rule: str, rate: str) -> None:
+    reporter = Reporter(VerlConfig(metrics=True, monitor=True, rollout_rule=rule))
+    report(reporter, 1, batch(0))
+    assert reporter.monitor is not None and reporter.monitor.settings.rate == rate
+
+
 def test_the_heads_metrics_get_their_own_names() -> None:
     found = report(Reporter(VerlConfig(metrics=True)), 1, batch(0), **{"actor/head/loss": 0.5, "actor/loss": 1.0})
     assert found["head/loss"] == 0.5 and found["actor/loss"] == 1.0 and "actor/head/loss" not in found
