@@ -13,6 +13,7 @@ from bebop.report import figures
 from bebop.report.document import Card, table
 from bebop.report.figures import Panel
 from bebop.report.runs import DASH, Run
+from bebop.trajectory import WEIGHED
 from bebop.trajectory_db.reader import NAME, Trajectories
 
 T = TypeVar("T")
@@ -31,10 +32,12 @@ TEXT = (
     "which the trainer computed, beside the workers unless the run is synchronous, and what else ran there is not "
     "known. What rises from epoch to epoch was learned on these very questions: on others it may be less."
 )
+# Tested positions that a completion's overlap stands for: an engine may measure some cycles, each for several.
+WEIGHT = f"coalesce(json_extract(counts, '$.{WEIGHED}'), tested)"
 QUERY = f"""
 SELECT epoch, count(DISTINCT question) AS questions, count(*) AS answers, sum(reward) AS reward,
   sum(accept_length * cycles) AS tokens, sum(CASE WHEN accept_length IS NOT NULL THEN cycles END) AS cycles,
-  sum(overlap * tested) AS overlap, sum(CASE WHEN overlap IS NOT NULL THEN tested END) AS tested
+  sum(overlap * {WEIGHT}) AS overlap, sum(CASE WHEN overlap IS NOT NULL THEN {WEIGHT} END) AS weight
 FROM answers JOIN prompts USING (prompt) WHERE question IS NOT NULL
 GROUP BY epoch, question % {CLUSTERS} ORDER BY epoch
 """
@@ -91,7 +94,7 @@ def _epoch(number: int, rows: Sequence[Row], shares: Sequence[Row], times: Mappi
         answers=sum(row["answers"] for row in rows),
         reward=ratio([row["reward"] for row in rows], [row["answers"] for row in rows]),
         accept_length=_mean(rows, "tokens", "cycles"),
-        overlap=_mean(rows, "overlap", "tested"),
+        overlap=_mean(rows, "overlap", "weight"),
         speed=ratio([share * t.tokens for share, t in own], [share * t.decoding for share, t in own]) if own else None,
         trainer=sum(share * t.trainer for share, t in own) / whole if whole else None,
     )

@@ -41,9 +41,11 @@ CREATE TABLE answers (
   ended TEXT NOT NULL DEFAULT 'answered',  -- answered (no environment), done, length, turns, tokens, seconds
   restarts INTEGER NOT NULL DEFAULT 0,  -- times that it began again, as its environment was lost
   cycles INTEGER,               -- that accept_length is a mean over; NULL: not kept
-  tested INTEGER,               -- draft positions that accept_rate and overlap are means over; NULL: not kept
+  tested INTEGER,               -- draft positions that accept_rate is a mean over; NULL: not kept; overlap and
+                                -- target_entropy too, unless the engine measured some of them: see counts
   parts TEXT NOT NULL DEFAULT '{}',  -- JSON, name -> part of the reward; null: the part does not apply
-  counts TEXT                   -- JSON, name -> sum over draft positions of what the system counts; NULL: not kept
+  counts TEXT                   -- JSON, name -> sum over draft positions of what the system counts; NULL: not kept;
+                                -- weighed: tested positions that those measured represent, the weight of overlap
 );
 CREATE INDEX answers_step ON answers (step);
 CREATE INDEX answers_prompt ON answers (prompt);

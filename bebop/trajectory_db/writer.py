@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from bebop.command import writing
 from bebop.config.job import TraceMode
 from bebop.errors import UserError
-from bebop.trajectory import TOP, Group, Trace, Trajectory, join_traces, spread_trace
+from bebop.trajectory import TOP, WEIGHED, Group, Trace, Trajectory, join_traces, spread_trace
 from bebop.trajectory_db.reader import TRACED, WAIT, check_format
 from bebop.trajectory_db.schema import COLUMNS, FORMAT, SCHEMA
 
@@ -183,7 +183,9 @@ def summary_row(trajectory: Trajectory, version: int) -> dict[str, Any]:
     stats = sum((turn.stats for turn in turns[1:]), turns[0].stats)
     versions = np.concatenate([turn.versions for turn in turns])
     tested = float(stats.reached.sum())
-    measured = tested if stats.overlap.any() else 0.0  # an engine that does not measure leaves zeros
+    # Sums of an engine that measures some cycles are over those, each times the cycles that it represents. An engine
+    # that measures none leaves zeros.
+    measured = float(stats.counts.get(WEIGHED, stats.reached).sum()) if stats.overlap.any() else 0.0
     return {
         "reward": float(trajectory.reward),
         "parts": json.dumps(dict(trajectory.parts)),

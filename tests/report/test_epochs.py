@@ -16,7 +16,7 @@ from bebop.monitor.estimators import rollout_metrics
 from bebop.report.__main__ import main
 from bebop.report.epochs import ENDS, read_epochs
 from bebop.report.runs import load_runs
-from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
+from bebop.trajectory import MEASURED, Completion, DecodeStats, Group, Prompt, Trajectory
 from bebop.trajectory_db.reader import NAME
 from bebop.trajectory_db.writer import TrajectoryLog
 from tests.browser import CHROMIUM, browse
@@ -32,7 +32,9 @@ def group(index: int, endless: bool = False, measured: bool = True) -> Group:
 
     def one(member: int) -> Trajectory:
         cycles, tokens = 2 + 8 * member, (epoch + 2) * (2 + 8 * member) - 4 * member
-        stats = DecodeStats(cycles=cycles, tokens=tokens, reached=np.array([float(cycles)]), accepted=np.array([1.0]))
+        stats = DecodeStats.with_drafts(
+            1, cycles=cycles, tokens=tokens, reached=np.array([float(cycles)]), accepted=np.array([1.0])
+        )
         stats.overlap = np.array([(0.9 - 0.6 * member) * cycles if measured else 0.0])
         completion = Completion(
             token_ids=np.arange(tokens), logprobs=np.zeros(tokens, np.float32), versions=np.zeros(tokens, np.int64),
@@ -158,6 +160,22 @@ def test_of_many_epochs_the_table_has_the_ends(tmp_path: Path) -> None:
     count = len(plots(text)[0]["data"][0]["x"])
     assert count > 2 * ENDS and len(cells(text)) == 2 * ENDS and cells(text)[-1][0] == f"epoch {count - 1}"
     assert f"epochs {ENDS} to {count - ENDS - 1} are in the figure alone" in card(text, TITLE)
+
+
+def test_an_overlap_of_some_cycles_counts_for_those_that_they_represent(tmp_path: Path) -> None:
+    """One cycle of four is measured: in half of the completions of 2 cycles one at 0.5, in those of 10 two at 0.2."""
+    groups = [group(i, measured=False) for i in range(4)]
+    for i, one in enumerate(groups):
+        short, long = (t.completion.stats for t in one.trajectories)
+        for _ in range(i % 2):
+            short.add_measured({name: [0.5] for name in MEASURED}, 1, 4)
+        for _ in range(2):
+            long.add_measured({name: [0.2] for name in MEASURED}, 1, 4)
+    log = TrajectoryLog(tmp_path / NAME, "all", str, SIZE)
+    log.write(1, groups, 0, "bebop", {})
+    log.close()
+    [epoch] = read_epochs(tmp_path / NAME)
+    assert epoch.overlap is not None and epoch.overlap.value == pytest.approx((8 * 0.5 + 32 * 0.2) / 40)
 
 
 def test_questions_that_are_asked_once_are_in_no_epoch(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """trajectories.sqlite holds what is written to it, for whoever asks for answers, steps and the text of tokens."""
 
 import dataclasses
+import json
 import sqlite3
 import time
 from pathlib import Path
@@ -10,10 +11,10 @@ import numpy as np
 import pytest
 
 from bebop.errors import UserError
-from bebop.trajectory import NONE, Completion, Group, Prompt, Trajectory
+from bebop.trajectory import MEASURED, NONE, Completion, DecodeStats, Group, Prompt, Trajectory
 from bebop.trajectory_db.reader import NAME, StoredAnswer, Trajectories
 from bebop.trajectory_db.schema import COLUMNS, SCHEMA
-from bebop.trajectory_db.writer import TrajectoryLog, piece_of
+from bebop.trajectory_db.writer import TrajectoryLog, piece_of, summary_row
 from tests.builders import letters
 from tests.stored_answers import SIZE, TOKENS, group, opened, same, trace, write, written
 
@@ -91,6 +92,20 @@ def test_an_answer_without_tokens_and_an_engine_that_says_little(tmp_path: Path)
     assert (one.length, one.version_first, one.staleness, one.accept_length, one.accept_rate) == (0, 6, 0, None, None)
     assert one.trace is not None and len(one.trace) == 0 and one.trace.target_ids.ndim == 2
     assert (other.staleness, other.accept_rate, other.overlap, other.target_entropy) == (2, 1.0, None, None)
+
+
+def test_an_engine_that_measures_some_cycles_stores_their_mean() -> None:
+    """Such a cycle counts four times, whether the completion has fewer or more."""
+    completion = group(0).trajectories[0].completion
+    for cycles in (2.0, 6.0):
+        stats = DecodeStats.with_drafts(1, cycles=int(cycles), tokens=int(cycles), reached=np.array([cycles]))
+        trajectory = Trajectory.single(completion=dataclasses.replace(completion, stats=stats), reward=0.0)
+        row = summary_row(trajectory, 0)
+        assert (row["overlap"], row["target_entropy"]) == (None, None)
+        stats.add_measured({name: [0.7] for name in MEASURED}, 1, 4)
+        row = summary_row(trajectory, 0)
+        assert (row["overlap"], row["target_entropy"]) == (pytest.approx(0.7), pytest.approx(0.7))
+        assert (row["tested"], json.loads(row["counts"])) == (cycles, {"weighed": 4})
 
 
 def test_the_top_of_a_small_vocabulary_has_fewer_columns(tmp_path: Path) -> None:
