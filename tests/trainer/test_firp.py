@@ -3,16 +3,20 @@
 Ranks of coming tokens, and cycles that follow from them, against drafts that are made and checked one by one.
 """
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, softmax
 
+from bebop.config.adapt import AdaptConfig
 from bebop.config.job import DecodingConfig
+from bebop.errors import UserError
 from bebop.kernels.truncation import truncate_
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.systems.firp import training
 from bebop.systems.firp.losses import (
     BEYOND,
     MEASURES,
@@ -27,8 +31,11 @@ from bebop.systems.firp.losses import (
     token_ranks,
 )
 from bebop.systems.firp.network import PseudoContext, PseudoStates, RealText, hidden_with_pseudo, read_text
+from bebop.systems.firp.options import FirpTraining
+from bebop.systems.firp.training import FirpTrainer
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
+from bebop.trajectory import Completion, Prompt
 from tests.builders import bare_policy, requests, tiny_policy
 from tests.cases import slow_but
 
@@ -244,6 +251,43 @@ def test_ranks_of_long_answers_are_counted_in_parts(policy: Policy) -> None:
 
     assert token_ranks(watched, rows, read) == token_ranks(drafts, rows, read, batch=1)
     assert sum(sizes) == 16 * 40 and max(sizes) <= 256
+
+
+def trainer(policy: Policy) -> FirpTrainer:
+    """A trainer as far as ranks need it, without a folder."""
+    one = object.__new__(FirpTrainer)
+    one.config, one.options = AdaptConfig(progress=False), FirpTraining(calibration=2)
+    one.policy, one.network = policy, network()
+    return one
+
+
+def prompts_of(*texts: tuple[int, ...]) -> list[Prompt]:
+    return [Prompt(index=i, task="t", text="", token_ids=ids, item={}) for i, ids in enumerate(texts)]
+
+
+def test_a_prompt_of_one_token_has_no_ranks(
+    policy: Policy, rows: list[TokenRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {row.prompt: row.answer for row in rows} | {(4,): (1, 2)}
+
+    def answers(policy: Policy, prompts: list[Prompt], *_: object, **__: object) -> list[Completion]:
+        ids = [np.array(known[prompt.token_ids]) for prompt in prompts]
+        return [Completion(token_ids=one, logprobs=np.zeros(len(one), np.float32), versions=one * 0) for one in ids]
+
+    monkeypatch.setattr(training, "run_engine", answers)
+    ranks = trainer(policy)._ranks(prompts_of((4,), *PROMPTS), 0, "greedy")
+    assert ranks == ranks_of(policy, rows)
+
+
+@pytest.mark.parametrize(("short", "word"), [(0, "calibrate"), (1, "measure")])
+def test_prompts_of_one_token_alone_are_refused_before_training(
+    short: int, word: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = [prompts_of(*PROMPTS), prompts_of(*PROMPTS)]
+    streams[short] = prompts_of((1,), (2,))
+    monkeypatch.setattr(training, "question_streams", lambda config, policy: tuple(streams))
+    with pytest.raises(UserError, match=f"the 2 prompts to {word} on have a single token each"):
+        trainer(policy).run()
 
 
 def test_a_tree_that_is_always_right_and_one_that_never_is() -> None:

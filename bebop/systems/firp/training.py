@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bebop.adaptation.corpus import drafting_config, run_engine, sample_corpus, token_rows
+from bebop.adaptation.corpus import drafting_config, question_streams, run_engine, sample_corpus, token_rows
 from bebop.adaptation.part_job import StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.config.adapt import AdaptConfig
 from bebop.config.tree_shape import likeliest, rank_chances
+from bebop.errors import UserError
 from bebop.metrics.intervals import ratio
 from bebop.model.checkpoint import load_policy
 from bebop.systems.firp.losses import (
@@ -36,6 +37,11 @@ from bebop.trainer.optim import learning_rate
 from bebop.trajectory import Prompt
 
 NODES = (16, 32, 63)  # sizes of the trees whose accept length the card lists
+
+
+def _drafted(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts whose first cycle drafts: its anchor is the token before the last."""
+    return [prompt for prompt in prompts if len(prompt.token_ids) > 1]
 
 
 class FirpTrainer(StepJob):
@@ -62,9 +68,22 @@ class FirpTrainer(StepJob):
         return self.options.steps * len(self.network.layers)
 
     def run(self) -> str:
-        """Run all remaining phases and return the final message."""
+        """Run all remaining phases and return the final message.
+
+        Raises:
+            UserError: No prompt to calibrate on, or no held-out prompt, has two tokens.
+        """
         decoding, label = drafting_config(self.policy), self.label("sample")
-        training, rows, held_out = sample_corpus(self.config, self.policy, self.folder, decoding, label)
+        streams = question_streams(self.config, self.policy)
+        for what, prompts in (("calibrate", streams[0][: self.options.calibration]), ("measure", streams[1])):
+            if not _drafted(prompts):
+                raise UserError(
+                    f"part=firp: the {len(prompts)} prompts to {what} on have a single token each, and drafts begin at "
+                    "the token before the last; give longer prompts"
+                )
+        training, rows, held_out = sample_corpus(
+            self.config, self.policy, self.folder, decoding, label, streams=streams
+        )
         self._train(rows)
         self._calibrate(training)
         answers = run_engine(
@@ -104,7 +123,11 @@ class FirpTrainer(StepJob):
         }
 
     def _ranks(self, prompts: Sequence[Prompt], seed: int, label: str) -> list[list[list[int]]]:
-        """Return the ranks of the tokens in the model's greedy completions (``token_ranks``)."""
+        """Return the ranks of the tokens in the model's greedy completions (``token_ranks``).
+
+        Prompts of a single token are left out.
+        """
+        prompts = _drafted(prompts)
         data, decoding = self.config.data, drafting_config(self.policy)
         greedy = dataclasses.replace(data.sampling, temperature=0.0)
         answers = run_engine(self.policy, prompts, data, decoding, seed, self.label(label), sampling=greedy)
