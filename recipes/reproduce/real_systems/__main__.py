@@ -38,11 +38,12 @@ HERE = results_folder(Path(__file__).parent)
 PLACE = FOLDER / "real_systems"
 MEASURED = HERE / "measured"
 FIRP, BLOCK, PAD = "firp", "block", "pad"  # groups that are judged by more than their parts and rounds
+Tables = dict[str, list[dict[str, Any]]]  # lines by title
 STAGES = ("parts", "arms", "transfer", "ablations", "rounds", "claims")
 
 
 def main(given: list[str]) -> None:
-    """Run the requested stages in their order; ``claims`` judges all groups that were measured, here or elsewhere."""
+    """Run the requested stages in their order. Each that measures writes a file of its own; ``claims`` judges them all."""
     options = arguments(given)
     check_writable("BEBOP_REPRODUCE", HERE)
     started = begin("real_systems")
@@ -54,15 +55,14 @@ def main(given: list[str]) -> None:
     for stage, (group, make) in made.items():
         if stage in options.stage and group in groups:
             show(f"{stage} ...\n")
-            make()
+            keep_measured(f"{group}_{stage}", started, *make())
     if "rounds" in options.stage:
-        made_rounds(groups)
+        made_rounds(groups)  # round by round of all groups, so that what slows the machine slows all of them
+        for name, group in groups.items():
+            if any(part_path(PLACE, part).is_file() for part in group.parts):
+                keep_measured(name, started, *measured(name, group))
     if "claims" not in options.stage:
         return
-    for name, group in groups.items():
-        if any(part_path(PLACE, part).is_file() for part in group.parts):
-            MEASURED.mkdir(parents=True, exist_ok=True)
-            write(MEASURED / f"{name}.json", measured(name, group, started))
     found = [read(file) for file in sorted(MEASURED.glob("*.json"))]
     numbers: dict[str, Number] = {}
     tables: dict[str, Any] = {}
@@ -81,33 +81,32 @@ def main(given: list[str]) -> None:
     keep(HERE, started, numbers, tables, {"arms.svg": caption}, plan | {"places of the groups": places})
 
 
-def measured(name: str, group: Group, started: Started) -> dict[str, Any]:
-    """Return the numbers and tables of a group, with the place of the measurement, for a file of their own.
+def keep_measured(name: str, started: Started, numbers: Mapping[str, Number], tables: Tables) -> None:
+    """Write the numbers and tables of a stage, with the place of the measurement; write nothing if there are none.
 
-    Groups take hours each, so they may be measured on several machines. Their files meet in ``claims``.
+    Stages of a group take hours each, so they may run on several machines. Their files meet in ``claims``.
     """
-    found: Rounds = made_rounds({name: group})
-    numbers = of_rounds(found)
-    tables: dict[str, Any] = {"Arms in turns": table(found), "What parts cost": costs(group)}
-    if name == PAD:
-        numbers |= of_pad(PLACE, SIZES)
-    if name == BLOCK:
-        numbers |= of_block(PLACE, SIZES)
-        if any(PLACE.glob("transfer-*")):  # else the stage has not begun
-            numbers |= made_transfer()
-        if any(PLACE.glob("size by *")):
-            tables["BlockPilot: what the choice sees, and how wide it is"] = made_ablations()
-    if name == FIRP:
-        own = firp_arms.RealSeed(PLACE, SIZES)
-        compared = firp_arms.compared(own)
-        numbers |= firp_arms.numbers(compared, own.depth)
-        tables["FIRP beside heads, equal answers and updates"] = firp_arms.rows(compared)
-    return {
+    if not numbers and not any(tables.values()):
+        return
+    MEASURED.mkdir(parents=True, exist_ok=True)
+    content = {
         "group": name,
         "place": {"dtype": SIZES.dtype, **record.place(started.origin)},
         "numbers": {label: stored(number) for label, number in numbers.items()},
         "tables": tables,
     }
+    write(MEASURED / f"{name}.json", content)
+
+
+def measured(name: str, group: Group) -> tuple[dict[str, Number], Tables]:
+    """Return the numbers and tables of a group's rounds and parts."""
+    found: Rounds = made_rounds({name: group})
+    numbers = of_rounds(found)
+    if name == PAD:
+        numbers |= of_pad(PLACE, SIZES)
+    if name == BLOCK:
+        numbers |= of_block(PLACE, SIZES)
+    return numbers, {"Arms in turns": table(found), "What parts cost": costs(group)}
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
@@ -135,25 +134,27 @@ def made_rounds(groups: Mapping[str, Group]) -> Rounds:
         return measure(PLACE, SIZES, bar.update, names=names)
 
 
-def made_transfer() -> dict[str, Number]:
+def made_transfer() -> tuple[dict[str, Number], Tables]:
     """Measure or read the gains of block sizes that were chosen on other completions."""
     options = SIZES.options["block_length"]
     sizes = 2 * (int(options["largest"]) - int(options["smallest"]) + 1)
     with tqdm(total=sizes, desc="transfer", unit="sweep") as bar:
-        return transfer(PLACE, SIZES, bar.update)
+        return transfer(PLACE, SIZES, bar.update), {}
 
 
-def made_arms() -> dict[str, Any]:
+def made_arms() -> tuple[dict[str, Number], Tables]:
     """Train and measure FIRP and its rivals, or read their results."""
     own = firp_arms.RealSeed(PLACE, SIZES)
     with tqdm(total=len(firp_arms.arms(own.depth)), desc="arms", unit="arm") as bar:
-        return firp_arms.compare(own, bar.update)
+        found = firp_arms.compare(own, bar.update)
+    title = "FIRP beside heads, equal answers and updates"
+    return firp_arms.numbers(found, own.depth), {title: firp_arms.rows(found)}
 
 
-def made_ablations() -> list[dict[str, Any]]:
+def made_ablations() -> tuple[dict[str, Number], Tables]:
     """Train or read the choices of block sizes with other inputs and other widths."""
     with tqdm(total=len(SEEN) + len(WIDTHS), desc="ablations", unit="network") as bar:
-        return ablations(PLACE, SIZES, bar.update)
+        return {}, {"BlockPilot: what the choice sees, and how wide it is": ablations(PLACE, SIZES, bar.update)}
 
 
 def costs(group: Group) -> list[dict[str, Any]]:
