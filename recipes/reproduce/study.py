@@ -60,22 +60,13 @@ def results_folder(recipe: Path) -> Path:
     return FOLDER / recipe.name if QUICK else recipe
 
 
-def is_made(recipe: str, name: str, settings: object) -> bool:
-    """Return whether ``once`` has a result with these settings on disk."""
-    return _file(recipe, name, settings).is_file()
-
-
-def _file(recipe: str, name: str, settings: object) -> Path:
-    key = hashlib.sha256(repr(settings).encode()).hexdigest()[:10]
-    return FOLDER / recipe / f"{name}-{key}.pickle"
-
-
 def once(recipe: str, name: str, settings: object, make: Callable[[], T]) -> T:
     """Return the result of ``make``, from disk if it was made before with these settings.
 
     A file is written completely or not at all, so a stopped study can resume.
     """
-    path = _file(recipe, name, settings)
+    key = hashlib.sha256(repr(settings).encode()).hexdigest()[:10]
+    path = FOLDER / recipe / f"{name}-{key}.pickle"
     if not path.is_file():
         began = time.process_time()
         made = make()

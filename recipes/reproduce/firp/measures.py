@@ -17,7 +17,7 @@ from bebop.systems.firp.network import PseudoStates, RealText, pseudo_beside
 from bebop.trainer.chains import TokenRow
 from recipes.reproduce.firp.arms import Arm, trained
 from recipes.reproduce.firp.heads import Heads
-from recipes.reproduce.firp.texts import Seed, is_made, once
+from recipes.reproduce.firp.texts import Seed, once
 
 NODES = (16, 32, 63)
 CHAIN = 3  # a chain of the K likeliest drafts, as ``firp_chain`` verifies
@@ -56,11 +56,6 @@ class Measured:
 def measured(own: Seed, arm: Arm) -> Measured:
     """Return the measurements of an arm of a seed, from disk if they are stored."""
     return once("measured", (own.number, arm, NODES), lambda: measure(own, trained(own, arm)))
-
-
-def is_measured(number: int, arm: Arm) -> bool:
-    """Return whether the measurements of an arm of a seed are stored."""
-    return is_made("measured", (number, arm, NODES))
 
 
 @torch.no_grad()

@@ -98,8 +98,3 @@ def token_ids(rows: Sequence[TokenRow]) -> Tensor:
 def once(name: str, settings: object, make: Callable[[], T]) -> T:
     """Return the stored result of a job of this study, or make it; see ``study.once``."""
     return study.once("firp", name, (settings, QUICK), make)
-
-
-def is_made(name: str, settings: object) -> bool:
-    """Return whether ``once`` has a result with these settings on disk."""
-    return study.is_made("firp", name, (settings, QUICK))

@@ -43,7 +43,7 @@ STAGES = ("parts", "arms", "transfer", "ablations", "rounds", "claims")
 
 
 def main(given: list[str]) -> None:
-    """Run the requested stages in their order. Each that measures writes a file of its own; ``claims`` judges them all."""
+    """Run the requested stages in order. Each that measures writes a file of its own; ``claims`` judges them all."""
     options = arguments(given)
     check_writable("BEBOP_REPRODUCE", HERE)
     started = begin("real_systems")

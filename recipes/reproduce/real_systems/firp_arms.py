@@ -23,7 +23,7 @@ from bebop.systems.firp.network import RealText, middle_layers, read_text
 from bebop.trainer.chains import TokenRow
 from bebop.trajectory import Prompt
 from recipes.reproduce.firp.arms import Arm
-from recipes.reproduce.firp.measures import NODES, Measured, is_measured, measured
+from recipes.reproduce.firp.measures import NODES, Measured, measured
 from recipes.reproduce.firp.texts import Seed, Texts, once
 from recipes.reproduce.measured import Number, of
 from recipes.reproduce.real_systems.parts import model_config, settings
@@ -109,11 +109,6 @@ def arms(depth: int) -> dict[str, Arm]:
     return main | {f"step 1 at {t}": Arm(kind="firp", layers=(t,), updates=(SHORT,)) for t in swept_layers(depth)}
 
 
-def compared(own: RealSeed) -> dict[str, Measured]:
-    """Return the stored results of the arms that were measured so far."""
-    return {name: measured(own, arm) for name, arm in arms(own.depth).items() if is_measured(own.number, arm)}
-
-
 def compare(own: RealSeed, progress: Callable[[], object]) -> dict[str, Measured]:
     """Train and measure every arm without stored results; return the results of all arms."""
     found = {}
@@ -126,11 +121,8 @@ def compare(own: RealSeed, progress: Callable[[], object]) -> dict[str, Measured
 def numbers(found: dict[str, Measured], depth: int) -> dict[str, Number]:
     """Return the numbers of the rules.
 
-    Intervals are bootstraps over held-out prompts; both sides of a difference use the same draws. Numbers of arms that
-    are not measured yet are left out.
+    Intervals are bootstraps over held-out prompts; both sides of a difference use the same draws.
     """
-    if "FIRP" not in found:
-        return {}
 
     def length(arm: str, nodes: int, weights: Array) -> Array:
         one = found[arm]
@@ -143,8 +135,6 @@ def numbers(found: dict[str, Measured], depth: int) -> dict[str, Number]:
             if nodes in found[name].cycles and not name.startswith("step 1"):
                 values[f"length {nodes}, {name}"] = of(resampled(lambda w, a=name, n=nodes: length(a, n, w), count))  # type: ignore[misc]
         for rival, names in RIVALS.items():
-            if not found.keys() >= {*names}:
-                continue
 
             def best(weights: Array, names: Sequence[str] = names, nodes: int = nodes) -> Array:
                 # The best rival is chosen once, on all prompts, and not again in each resampling.
@@ -155,8 +145,6 @@ def numbers(found: dict[str, Measured], depth: int) -> dict[str, Number]:
             values[f"length {nodes}, FIRP - {rival}"] = of(
                 resampled(lambda w, b=best, n=nodes: length("FIRP", n, w) - b(w), count)  # type: ignore[misc]
             )
-    if not found.keys() >= {f"step 1 at {layer}" for layer in swept_layers(depth)}:
-        return values
     return values | {"layers, spread over loss": of(resampled(lambda w: _spread(found, depth, w), count))}
 
 

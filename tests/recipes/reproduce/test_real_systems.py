@@ -155,6 +155,8 @@ def test_the_program_goes_from_end_to_end_and_goes_on(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "kept" / "real_systems" / "results.json").read_text())
     untested = [one["untested"] for one in content["judgements"][0]["findings"]]
     assert not [why for why in untested if why and "not measured" in why], untested
+    kept = {file.stem for file in (tmp_path / "kept" / "real_systems" / "measured").glob("*.json")}
+    assert kept == {"firp", "firp_arms", "block", "block_transfer", "block_ablations", "pad", "pipo"}
     again = carried_out("recipes.reproduce.real_systems", tmp_path, "--quick", "--stage", "parts", "rounds")
     assert again.returncode == 0 and "completion" not in again.stderr, "what is there is not made again"
 
