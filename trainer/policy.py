@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
@@ -116,13 +116,11 @@ class PolicyTrainer:
         if policy.head is not None:
             policy.head.requires_grad_(False)
         self.adapter: Adapter | None = None
-        frozen: Policy | None = None
         if (lora := config.trainer.lora).rank:
             base = resolve(config.model.path)
             self.adapter = Adapter(policy.backbone, lora, config.runtime.seed, base, policy.stock)
-        elif self.mixed:
-            frozen = _frozen(policy) if world > 1 and config.algorithm.kl_coefficient else None
-            policy.backbone.float()
+        elif self.mixed and world == 1:
+            policy.backbone.float()  # several ranks convert after the split, see ``_shard``
         temperature = config.rollout.sampling.temperature
         self._trained_head: State | None = None  # of a run that co-trained before, while this one does not
         self._drafts_with_it = False  # else decoding has changed, and drafts are another head's or nobody's
@@ -137,16 +135,12 @@ class PolicyTrainer:
             self.scorer.taps = backend.taps
         if config.algorithm.kl_coefficient and self.adapter is None:
             # Split over ranks it is in the type that it is gathered in: half of the memory.
-            self.reference = Scorer(frozen or _frozen(policy), temperature, self.mixed)
+            self.reference = Scorer(_frozen(policy, world), temperature, self.mixed)
         self._watch_routing()
         if checkpointing:
             recompute_layers(policy)  # of the policy alone: the reference has no backward pass
         if world > 1:
-            mesh = init_device_mesh(device.type, (world,))
-            for scorer in filter(None, (self.scorer, self.reference)):
-                shard(scorer, mesh)
-                if on_meta(scorer.backbone):
-                    fill(scorer.backbone, resolve(config.model.path), device)
+            self._shard(device)
         causes = "rewards and log-probs"
         self.optimizer = GuardedAdamW(
             {name: p for name, p in policy.weights().items() if p.requires_grad},
@@ -200,6 +194,22 @@ class PolicyTrainer:
             loads = [one for own in self._all_ranks(self.loads) for one in own]
             parts.append(busiest_expert(torch.stack(loads).sum(0)))
         return self._gathered(merge(compared, *parts))
+
+    def _shard(self, device: torch.device) -> None:
+        """Split policy and reference over the ranks, and convert the rows of master weights to fp32.
+
+        They are converted after the split: a whole model in fp32 may not fit on a GPU that holds it in bfloat16.
+        """
+        masters = self.mixed and self.adapter is None
+        if masters and on_meta(self.policy.backbone):
+            self.policy.backbone.float()  # takes no memory yet, and is filled in fp32
+        mesh = init_device_mesh(device.type, (self.world,))
+        for scorer in filter(None, (self.scorer, self.reference)):
+            shard(scorer, mesh)
+            if on_meta(scorer.backbone):
+                fill(scorer.backbone, resolve(self.config.model.path), device)
+        if masters:
+            self.scorer.float()
 
     def _watch_routing(self) -> None:
         """Watch the routers of policy and reference, if the settings need it or the family is known.
@@ -478,9 +488,16 @@ def _tokens(rows: PackedRows) -> int:
     return len(rows.token_ids) if len(rows.targets) else 0
 
 
-def _frozen(policy: Policy) -> Policy:
-    """Return a copy of the backbone for the KL term, without gradients."""
-    backbone = copy.deepcopy(policy.backbone).requires_grad_(False)
+def _frozen(policy: Policy, world: int) -> Policy:
+    """Return a copy of the backbone for the KL term, without gradients.
+
+    With several ranks its weights are on the CPU, from which ``shard`` moves one layer at a time: a GPU may have no
+    room for a second whole model.
+    """
+    copies: dict[int, Any] = {}  # copied weights, by the ``id`` of the original
+    if world > 1 and not on_meta(policy.backbone):
+        copies = {id(p): nn.Parameter(p.detach().to("cpu", copy=True)) for p in policy.backbone.parameters()}
+    backbone = copy.deepcopy(policy.backbone, copies).requires_grad_(False)
     return Policy(backbone=backbone, tokenizer=policy.tokenizer, mtp=None, layout=policy.layout, stock=policy.stock)
 
 

@@ -35,7 +35,7 @@ from bebop.model.lora import refuse_adapter
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.model.parity import check_parity, check_stock
 from bebop.model.parts import find_part, load_part
-from bebop.model.sharded import on_meta, outline
+from bebop.model.sharded import on_meta, outline, sample
 from bebop.model.skeleton import (
     FLOATS,
     NAME,
@@ -75,15 +75,15 @@ def load_policy(
     Args:
         need_head: raise an error for a missing head instead of returning None.
         needs: trained parts to load as well, see ``bebop.model.parts``.
-        sharded: leave the backbone on the meta device if ``bebop.model.sharded`` can fill it after the split. It is
-            not compared with Hugging Face's forward then.
+        sharded: leave the backbone on the meta device if ``bebop.model.sharded`` can fill it after the split. A random
+            model with its settings is compared with Hugging Face's forward in its place.
         need_draft: load ``model.draft`` as well.
         any_backbone: use transformers' own attention for models that bebop's does not support (``Policy.stock``).
     """
     folder = resolve(config.path)
     tokenizer = load_tokenizer(config)
     stock = any_backbone and needs_stock(read_config(config)) is not None
-    backbone = _outline_backbone(config, folder) if sharded and not stock else None
+    backbone = _outline_backbone(config, folder, tokenizer) if sharded and not stock else None
     if backbone is None:
         backbone = load_backbone(config, stock).to(find_device(config))
     check_tokenizer(tokenizer, backbone.config.vocab_size, f"model.path={config.path!r}")
@@ -148,8 +148,13 @@ def of_draft() -> Iterator[None]:
         raise UserError(str(error).replace("model.path=", "model.draft=")) from error
 
 
-def _outline_backbone(config: ModelConfig, folder: Path) -> "PreTrainedModel | None":
-    """Return the backbone without memory, to be filled after the split; None if it must be loaded whole."""
+def _outline_backbone(
+    config: ModelConfig, folder: Path, tokenizer: PreTrainedTokenizerBase
+) -> "PreTrainedModel | None":
+    """Return the backbone without memory, to be filled after the split; None if it must be loaded whole.
+
+    A model that may compute other logits than Hugging Face's forward is loaded whole, so that it is compared itself.
+    """
     require_known(config)
     settings = read_config(config)
     if (
@@ -158,8 +163,20 @@ def _outline_backbone(config: ModelConfig, folder: Path) -> "PreTrainedModel | N
         and trained_head(folder) is None
     ):
         return None  # a fresh head starts from the last layer's weights
+    dtype = getattr(torch, config.dtype)
     with readable(config):
-        return outline(settings, folder, getattr(torch, config.dtype))
+        backbone = outline(settings, folder, dtype)
+    if backbone is None or not config.check:
+        return backbone
+    try:
+        with readable(config):
+            small = sample(settings, dtype, find_device(config))
+        check_parity(Policy(backbone=small, tokenizer=tokenizer, mtp=None, layout="mimo"), config.path)
+    except UserError as error:
+        reason = "a random model with its settings failed the check, which model.check=false skips"
+        log.warning("every rank loads the whole model and checks it: %s: %s", reason, error)
+        return None
+    return backbone
 
 
 def _identity(folder: Path, config: ModelConfig) -> tuple[object, ...]:

@@ -5,6 +5,7 @@ from the checkpoint's files. This needs a checkpoint that names each parameter a
 transformers renames or stacks, are loaded whole on every rank (``load_backbone``).
 """
 
+import copy
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from bebop.model.skeleton import FLOATS, header, is_mtp
 if TYPE_CHECKING:  # each takes seconds of processor time to import
     from torch.distributed.tensor import DTensor
     from transformers import PreTrainedModel
+
+SAMPLE_LAYERS = 2  # with embedding and language-model head 5 GB of Qwen3-32B in bfloat16
 
 
 def on_meta(backbone: nn.Module) -> bool:
@@ -49,6 +52,24 @@ def outline(settings: Any, folder: Path, dtype: torch.dtype) -> "PreTrainedModel
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return model
+
+
+def sample(settings: Any, dtype: torch.dtype, device: torch.device) -> "PreTrainedModel":
+    """Return a random causal LM with these settings, cut to ``SAMPLE_LAYERS`` layers.
+
+    It shows how the whole model computes, which ``outline`` cannot. It is the same on every rank, and the global
+    generators are left as they were.
+    """
+    from bebop.model.attention import ATTENTION  # with transformers' modeling code: 4.2 s of processor time
+
+    settings = copy.deepcopy(settings)
+    text = settings.get_text_config()
+    # Models read lists over layers, such as ``layer_types``, by index: they may stay longer.
+    text.num_hidden_layers = min(text.num_hidden_layers, SAMPLE_LAYERS)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, dtype=dtype, attn_implementation=ATTENTION)
+    return model.eval()
 
 
 @torch.no_grad()

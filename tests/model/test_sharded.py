@@ -14,6 +14,7 @@ from bebop.config.job import ModelConfig
 from bebop.model.checkpoint import load_policy, save_policy
 from bebop.model.sharded import _rows, fill, on_meta
 from bebop.trainer.scorer import Scorer, shard, whole
+from tests.model.families import made, refused
 from tests.trainer.builders import policy
 
 
@@ -73,3 +74,15 @@ def test_what_cannot_be_filled_is_loaded_whole(tmp_path: Path) -> None:
     loaded = load_policy(config(tmp_path / "tied"), sharded=True).backbone
     assert not on_meta(loaded)
     assert not torch.equal(loaded.get_input_embeddings().weight, loaded.get_output_embeddings().weight)
+
+
+@pytest.mark.slow
+def test_a_model_of_wrong_logits_is_refused_although_ranks_could_fill_it(tmp_path: Path) -> None:
+    """What its settings compute is compared in its place, on a random model of fewer layers."""
+    save_policy(made("granite", logits_scaling=8.0), tmp_path / "wrong")
+    wrong = ModelConfig(path=str(tmp_path / "wrong"), device="cpu")
+    assert "packed rows" in refused(lambda: load_policy(wrong, any_backbone=True, sharded=True))
+    save_policy(made("qwen3", num_hidden_layers=3), tmp_path / "right")
+    state = torch.get_rng_state()
+    assert on_meta(load_policy(ModelConfig(path=str(tmp_path / "right"), device="cpu"), sharded=True).backbone)
+    assert torch.equal(torch.get_rng_state(), state)

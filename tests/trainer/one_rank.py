@@ -4,10 +4,12 @@ import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from bebop.metrics.metrics import values
 from bebop.model.checkpoint import load_policy
@@ -18,6 +20,7 @@ from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.optim import whole_copies
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trainer.rank import TrainerRank
+from bebop.trainer.scorer import Scorer, shard
 from bebop.trajectory import Batch, Trajectory
 from tests.builders import bare_policy
 from tests.model.families import mixture
@@ -71,6 +74,7 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     shown = {"mixture": experts(rank, world)} | beside(rank, world, folder)
     shown |= {f"lora_{dtype}": adapted(rank, world, folder, dtype) for dtype in ("float32", "bfloat16")}
     shown |= {
+        "loaded": [loaded(folder, rank, world, sharded) for sharded in (False, True)] if world > 1 else [],
         "logprobs": logprobs,
         "metrics": metrics,
         "mixed": whole_copies(mixed.policy.weights()),
@@ -81,6 +85,24 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     }
     worker.close()
     return shown
+
+
+def loaded(folder: Path, rank: int, world: int, sharded: bool) -> dict[str, Any]:
+    """One update of a checkpoint in bfloat16, and the types in which policy and reference are split.
+
+    Each rank loads it whole or, with ``sharded``, reads its own rows.
+    """
+    config = job(str(folder / "narrow"), model={"dtype": "bfloat16"}, algorithm={"kl_coefficient": 0.1})
+    types = []
+
+    def recorded(scorer: Scorer, mesh: DeviceMesh) -> None:
+        types.append(str(next(scorer.backbone.parameters()).dtype))
+        shard(scorer, mesh)
+
+    with patch("bebop.trainer.policy.shard", recorded):
+        one = steady(PolicyTrainer(load_policy(config.model, sharded=sharded), config, rank, world))
+    one.update(batch(seed=1))
+    return {"types": types, "weights": whole_copies(one.policy.weights())}
 
 
 def experts(rank: int, world: int) -> dict[str, Any]:

@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made: Path = tmp_path_factory.mktemp("ranks")
     save_policy(policy(), made / "model")
+    save_policy(policy(dtype=torch.bfloat16), made / "narrow")
     return made
 
 
@@ -116,6 +117,15 @@ def test_an_update_in_bfloat16_is_near_one_in_fp32_on_one_rank_and_on_two(
         assert torch.cosine_similarity(change(found["mixed"], torch.bfloat16), right, dim=0) > 0.97
         for name in ("train/grad_norm", "policy/entropy"):
             assert found["mixed_metrics"][name] == pytest.approx(wanted[name], rel=0.02), name
+
+
+def test_what_is_loaded_whole_is_converted_to_fp32_after_the_split(two: list[dict[str, Any]]) -> None:
+    """No rank needs the memory of a whole model in fp32, and the rows are those that a rank reads by itself."""
+    for rank in two:
+        whole, own_rows = rank["loaded"]
+        assert whole["types"] == ["torch.bfloat16"] * 2
+        assert distance(whole["weights"], own_rows["weights"]) == 0
+        assert all(t.dtype == torch.float32 for t in whole["weights"].values())
 
 
 def test_metrics_are_those_of_one_rank_on_every_rank(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
