@@ -121,12 +121,10 @@ def tests(context: Context) -> None:
     Left out are files without such a test, the tests of engines that are not installed, and plugins: they import
     missing packages.
     """
-    found = sorted(file for file in Path("tests").rglob("test_*.py") if "pytest.mark.gpu" in file.read_text())
-    files = [str(file) for file in found if file.parts[1] != "integration" or find_spec(file.parts[2])]
     chosen = ["--collect-only"] if context.dry else []
     # -vv: each test is a line as it ends, so that a run that is cut off tells how far it came.
     command = [sys.executable, "-m", "pytest", "-vv", "-m", "gpu", "--tb=line", "-p", "no:cacheprovider"]
-    command += [*chosen, *files]
+    command += [*chosen, *gpu_tests()]
     alone, began = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, time.perf_counter()
     try:
         done = subprocess.run(
@@ -142,6 +140,12 @@ def tests(context: Context) -> None:
     context.keep(
         "failed", failed or int(code != 0), seconds=time.perf_counter() - began, count=count, lines=lines[-40:]
     )
+
+
+def gpu_tests() -> list[str]:
+    """Return the files with a test for a GPU; those of an engine that is not installed cannot be imported."""
+    found = sorted(file for file in Path("tests").rglob("test_*.py") if "pytest.mark.gpu" in file.read_text())
+    return [str(file) for file in found if file.parts[1] != "integration" or find_spec(file.parts[2])]
 
 
 # ---- 2: the TV loss

@@ -220,6 +220,16 @@ def test_the_tests_for_a_gpu_can_be_collected_there(tmp_path: Path) -> None:
     assert row["value"] == 0 and row["lines"] == []
 
 
+def test_make_takes_the_tests_that_can_be_imported_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of vLLM and SGLang import what that machine lacks before they ask for the engine."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(stages, "find_spec", lambda _: None)
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "-s", "test-gpu", "PYTHON=echo", "ARGS="]
+    said = subprocess.run(command, env=alone, capture_output=True, text=True, check=True).stdout.split()
+    assert sorted(word for word in said if word.endswith(".py")) == stages.gpu_tests() != []
+
+
 def slept(context: Context) -> None:
     context.keep("begun", 1.0)
     time.sleep(30)
