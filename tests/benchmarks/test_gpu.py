@@ -323,6 +323,11 @@ def test_the_profiler_leaves_the_clocks_of_a_lent_card_alone(tmp_path: Path, mon
     assert command[command.index("--clock-control") + 1] == "none"
 
 
+def test_a_wait_of_the_engine_counts_once_and_that_of_the_benchmark_does_not() -> None:
+    of_an_item = ["aten::item", "aten::_local_scalar_dense", "cudaMemcpyAsync", "cudaStreamSynchronize"]
+    assert models.waits(["cudaEventSynchronize", "cudaDeviceSynchronize", *of_an_item]) == 2
+
+
 @pytest.mark.slow
 def test_the_layers_of_an_update_are_gone_before_the_next_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that are computed again refer to themselves: without a collection they would count in the next peak."""
