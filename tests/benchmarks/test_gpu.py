@@ -328,6 +328,27 @@ def test_a_wait_of_the_engine_counts_once_and_that_of_the_benchmark_does_not() -
     assert models.waits(["cudaEventSynchronize", "cudaDeviceSynchronize", *of_an_item]) == 2
 
 
+def test_a_call_of_many_operations_is_timed_as_a_graph(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    captured: list[Any] = []
+
+    def graph(call: Any) -> SimpleNamespace:
+        captured.append(call)
+        return SimpleNamespace(replay="replay")
+
+    monkeypatch.setattr(stages, "_graph", graph)
+    call = SamplingCycle(torch.device("cpu"), 1, 1, 4).from_logits
+    assert stages.replayed(call, torch.device("cpu")) == call and not captured
+    launch: Any = stages.replayed(call, torch.device("cuda"))
+    assert launch == "replay" and captured == [call]
+    timed: dict[str, Any] = {}
+    monkeypatch.setattr(stages, "replayed", lambda *_: "replay")
+    monkeypatch.setattr(stages, "_attention", lambda _: None)
+    monkeypatch.setattr(Context, "time", lambda _, what, call, **__: timed.update({what: call}))
+    stages.verify(Context(file=tmp_path / "4_verify.json", seconds=60.0, dry=True, origin={}))
+    whole = [what for what, call in timed.items() if call == "replay"]
+    assert whole == ["cycle from probabilities", "cycle from logits"] and len(timed) == 8
+
+
 @pytest.mark.slow
 def test_the_layers_of_an_update_are_gone_before_the_next_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that are computed again refer to themselves: without a collection they would count in the next peak."""
