@@ -50,7 +50,7 @@ test-exhaustive: venv ## what .ci/run leaves out, each with its reason in its ma
 	$(QUIET) $(BIN)/python -m pytest -m "exhaustive and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: ## tests that need a CUDA device, with the python that is there: a lent machine has its own torch
-	$(or $(PYTHON),python3) -m pytest -m gpu --tb=line $$(grep -rl pytest.mark.gpu tests --include='test_*.py') $(ARGS)
+	$(or $(PYTHON),python3) -m pytest -m gpu --tb=line $$(grep -rl pytest.mark.gpu tests --include='test_*.py' --exclude-dir=integration) $(ARGS)
 
 gpu: ## everything that a GPU should tell, in seven minutes, with the python that is there; ARGS="--dry-run" without one
 	$(or $(PYTHON),python3) -m bebop.bench.gpu $(ARGS)

@@ -8,6 +8,7 @@ requests the fixture.
 import contextlib
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,6 @@ def certify_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[.
 
     def certified(engine: Any, model: str | Path, *overrides: str) -> "Certificate":
         from bebop.certify.offline import live_engine
-        from bebop.certify.report import write_page
         from bebop.certify.run import make_run
         from bebop.config.compose import certify_config
 
@@ -53,10 +53,19 @@ def certify_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[.
         folder = _free(request.config.getoption("--certify-dir", default=None) or tmp_path, request.node.name)
         folder.mkdir(parents=True)
         certificate.write(folder)
-        print(certificate.sentence, *certificate.scope, write_page(folder, certificate), sep="\n")
+        print(certificate.sentence, *certificate.scope, _page(folder, certificate), sep="\n")
         return certificate
 
     return certified
+
+
+def _page(folder: Path, certificate: "Certificate") -> str:
+    """Write the page of a certificate and return its path; without plotly return why there is none."""
+    if find_spec("plotly") is None:
+        return f"no page in {folder}: plotly is not installed"
+    from bebop.certify.report import write_page
+
+    return str(write_page(folder, certificate))
 
 
 def _free(parent: Path, name: str) -> Path:

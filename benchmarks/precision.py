@@ -24,7 +24,7 @@ from bebop.config.decoding import DecodingConfig
 from bebop.config.job import ModelConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
-from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
+from bebop.rollout.decoding.base import Draft, Rows, Verified
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
@@ -103,13 +103,18 @@ def deviations_of(
         engine = TorchEngine(coarse, plain, slots=completions, max_length=length, measure=False)
         engine.text = lambda *_: ""  # type: ignore[assignment]  # tokens beyond a random model's tokenizer
         own: list[Tensor] = []  # [B] log-probs of each cycle's own logits
-
-        def watch(rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted, emitted: Tensor) -> None:
-            nothing = torch.zeros_like(emitted, dtype=torch.float64)
-            own.append(-sampler_error(out.logits[:, 0], accepted.tokens[:, 0], nothing, temperature))
-
         assert isinstance(engine.decoder, DraftVerify)
-        engine.decoder.observers.append(watch)
+        verify = engine.decoder.verify
+
+        # No observer: while one is there, cycles go by probabilities on a GPU too, which no job does.
+        def watched(rows: Rows, draft: Draft) -> Verified:
+            found = verify(rows, draft)
+            tokens = found.accepted.tokens[:, 0]
+            nothing = torch.zeros_like(tokens, dtype=torch.float64)
+            own.append(-sampler_error(found.out.logits[:, 0], tokens, nothing, temperature))
+            return found
+
+        engine.decoder.verify = watched
         params = SamplingParams(max_new_tokens=tokens, temperature=temperature)
         asked = [
             Request(id=i, token_ids=prompt_of(i, policy.vocab_size), params=replace(params, seed=i))

@@ -121,12 +121,10 @@ def tests(context: Context) -> None:
     Left out are files without such a test, the tests of engines that are not installed, and plugins: they import
     missing packages.
     """
-    found = sorted(file for file in Path("tests").rglob("test_*.py") if "pytest.mark.gpu" in file.read_text())
-    files = [str(file) for file in found if file.parts[1] != "integration" or find_spec(file.parts[2])]
     chosen = ["--collect-only"] if context.dry else []
     # -vv: each test is a line as it ends, so that a run that is cut off tells how far it came.
     command = [sys.executable, "-m", "pytest", "-vv", "-m", "gpu", "--tb=line", "-p", "no:cacheprovider"]
-    command += [*chosen, *files]
+    command += [*chosen, *gpu_tests()]
     alone, began = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, time.perf_counter()
     try:
         done = subprocess.run(
@@ -142,6 +140,12 @@ def tests(context: Context) -> None:
     context.keep(
         "failed", failed or int(code != 0), seconds=time.perf_counter() - began, count=count, lines=lines[-40:]
     )
+
+
+def gpu_tests() -> list[str]:
+    """Return the files with a test for a GPU; those of an engine that is not installed cannot be imported."""
+    found = sorted(file for file in Path("tests").rglob("test_*.py") if "pytest.mark.gpu" in file.read_text())
+    return [str(file) for file in found if file.parts[1] != "integration" or find_spec(file.parts[2])]
 
 
 # ---- 2: the TV loss
@@ -285,16 +289,27 @@ def linear(context: Context) -> None:
 def verify(context: Context) -> None:
     """Time a cycle's work on [B, K + 1, V] beside the model: verification, draws, entropies, truncation.
 
-    All of it is also timed together, from probabilities and from logits. Then the attention of four queries per row is
-    timed, over pages and over slots.
+    All of it is also timed together, from probabilities and from logits, as CUDA graphs. Then the attention of four
+    queries per row is timed, over pages and over slots.
     """
     for batch in (2,) if context.dry else (1, 32, 256):
         for made in (_cases, sampling_cycles):
             cases = made(context.device, batch, 3, 96 if context.dry else VOCABULARY)
             warmed([call for call, _ in cases.values()])
             for what, (call, size) in cases.items():
-                context.time(what, call, bytes_=size, batch=batch, moves=size)
+                with context.tried(what, batch=batch):
+                    timed = replayed(call, context.device) if made is sampling_cycles else call
+                    context.time(what, timed, bytes_=size, batch=batch, moves=size)
     _attention(context)
+
+
+def replayed(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """Return a call of many operations as one launch, of a CUDA graph, as in an engine; on a CPU the call itself.
+
+    From probabilities a cycle has more than a hundred operations. At B = 1 their launches take longer than their work
+    on the device, and would be what is timed.
+    """
+    return _graph(call).replay if device.type == "cuda" else call
 
 
 def _attention(context: Context) -> None:

@@ -6,10 +6,11 @@ import pytest
 
 vllm = pytest.importorskip("vllm")
 MODEL = os.environ.get("CERTIFY_MODEL", "Qwen/Qwen3-0.6B")
+SETTINGS = os.environ.get("CERTIFY_SETTINGS", "quick=true").split()  # such as "quick=true model.device=cpu"
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
 
 def test_vllm_draws_from_the_distribution_of_its_model(certify_engine):
     """Certify vLLM; anything but a pass raises."""
     llm = vllm.LLM(MODEL, speculative_config=DRAFTS, gpu_memory_utilization=0.4)
-    certify_engine(llm, MODEL, "quick=true").require_pass()
+    certify_engine(llm, MODEL, *SETTINGS).require_pass()

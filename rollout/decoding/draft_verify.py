@@ -63,6 +63,7 @@ class DraftVerify:
     """The cycle of drafting and verifying. Without a drafter it is plain decoding."""
 
     extends = True
+    logits: bool | None = None  # whether distributions stay logits where they can; None: on a GPU
 
     drafter: Drafter | None
     rule: AcceptanceRule
@@ -73,7 +74,8 @@ class DraftVerify:
         self.target = Target(policy, slots)
         self.drafters: dict[object, Drafter] = {}  # by class; once in charge, they read on and may return
         self.measure = True
-        self.logits = slots.device.type == "cuda"  # whether distributions stay logits where they can; tests set it
+        if self.logits is None:
+            self.logits = slots.device.type == "cuda"
         self.timing: object = None  # the timing model of cycles, kept when another length comes between
         self.observers: list[Observer] = []  # are shown every cycle
         self.graphs: Graphs | None = None  # records cycles; None: they run as they are

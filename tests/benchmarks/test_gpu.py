@@ -220,6 +220,16 @@ def test_the_tests_for_a_gpu_can_be_collected_there(tmp_path: Path) -> None:
     assert row["value"] == 0 and row["lines"] == []
 
 
+def test_make_takes_the_tests_that_can_be_imported_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of vLLM and SGLang import what that machine lacks before they ask for the engine."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(stages, "find_spec", lambda _: None)
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "-s", "test-gpu", "PYTHON=echo", "ARGS="]
+    said = subprocess.run(command, env=alone, capture_output=True, text=True, check=True).stdout.split()
+    assert sorted(word for word in said if word.endswith(".py")) == stages.gpu_tests() != []
+
+
 def slept(context: Context) -> None:
     context.keep("begun", 1.0)
     time.sleep(30)
@@ -311,6 +321,32 @@ def test_the_profiler_leaves_the_clocks_of_a_lent_card_alone(tmp_path: Path, mon
     stages._traffic(Context(file=tmp_path / "2_tv.json", seconds=60.0, dry=True, origin={}), 4, 200)
     [command] = seen
     assert command[command.index("--clock-control") + 1] == "none"
+
+
+def test_a_wait_of_the_engine_counts_once_and_that_of_the_benchmark_does_not() -> None:
+    of_an_item = ["aten::item", "aten::_local_scalar_dense", "cudaMemcpyAsync", "cudaStreamSynchronize"]
+    assert models.waits(["cudaEventSynchronize", "cudaDeviceSynchronize", *of_an_item]) == 2
+
+
+def test_a_call_of_many_operations_is_timed_as_a_graph(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    captured: list[Any] = []
+
+    def graph(call: Any) -> SimpleNamespace:
+        captured.append(call)
+        return SimpleNamespace(replay="replay")
+
+    monkeypatch.setattr(stages, "_graph", graph)
+    call = SamplingCycle(torch.device("cpu"), 1, 1, 4).from_logits
+    assert stages.replayed(call, torch.device("cpu")) == call and not captured
+    launch: Any = stages.replayed(call, torch.device("cuda"))
+    assert launch == "replay" and captured == [call]
+    timed: dict[str, Any] = {}
+    monkeypatch.setattr(stages, "replayed", lambda *_: "replay")
+    monkeypatch.setattr(stages, "_attention", lambda _: None)
+    monkeypatch.setattr(Context, "time", lambda _, what, call, **__: timed.update({what: call}))
+    stages.verify(Context(file=tmp_path / "4_verify.json", seconds=60.0, dry=True, origin={}))
+    whole = [what for what, call in timed.items() if call == "replay"]
+    assert whole == ["cycle from probabilities", "cycle from logits"] and len(timed) == 8
 
 
 @pytest.mark.slow

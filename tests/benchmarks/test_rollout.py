@@ -1,12 +1,13 @@
 """The bench of decoding speed takes every kind of decoder, and no more drafts than a system can hold."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from bebop.bench import engines, pages
+from bebop.bench import engines, pages, rollout
 from bebop.bench.__main__ import main
 from bebop.bench.first_token import AdmissionBench, FirstTokenBench, admit
 from bebop.bench.first_token import measure as measure_first_token
@@ -37,6 +38,38 @@ def test_an_arm_is_measured(system: str) -> None:
     assert row["accept length"] * row["passes/token"] == pytest.approx(1) and row["mean answer"] == 20
     assert ("confidence/draft" in row) == SYSTEMS[system].custom_cycle
     assert (row["accept length"] > 1) == SYSTEMS[system].drafts
+
+
+def test_the_speed_on_a_gpu_is_that_of_a_run_that_waits_for_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []  # of each run
+    clock = 0.0
+
+    def wait(*_: object) -> None:
+        nonlocal clock
+        clock += 0.1
+        waits[-1] += 1
+
+    def watched(*given: Any) -> Any:
+        nonlocal clock
+        clock += 1
+        waits.append(0)
+        return generate(*given)
+
+    monkeypatch.setattr(rollout, "time", SimpleNamespace(perf_counter=lambda: clock))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    monkeypatch.setattr(rollout, "generate", watched)
+    bench = RolloutBench(
+        model=ModelConfig(), task=TaskConfig(), systems=(), batches=(1,), draft_tokens=0, rounds=1, waves=1
+    )
+    monkeypatch.setattr(
+        RolloutBench, "arms", lambda _: {"plain": DecodingConfig(system="autoregressive", draft_tokens=0)}
+    )
+    row = measure(bench, bare_policy(), requests([[1, 2, 3]], max_new_tokens=4), 1, "plain")
+    assert waits == [0, 5], "of the second run: for the prefill, and for each of four passes"
+    assert row["tokens/s"] == pytest.approx(4 / 1.0)
+    shares = {name: row[name] for name in row if name.endswith(" %")}
+    assert shares == pytest.approx({"prefill %": 10 / 1.5, "verify %": 40 / 1.5, "other %": 100 / 1.5})
 
 
 # ---- What the benchmark of decoding counts: floating-point operations of cycles, against parameters and positions

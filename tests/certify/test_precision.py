@@ -18,8 +18,10 @@ from bebop.certify.embedded import EmbeddedEngine
 from bebop.certify.model_reference import ModelReference, cast_weights
 from bebop.certify.precision import Deviations, Sensitivity, gain_of
 from bebop.config.decoding import DecodingConfig
+from bebop.kernels.draw import LogitRows
 from bebop.model import lean
 from bebop.model.backbone import Policy
+from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.rollout.torch_engine import TorchEngine
 from tests.builders import requests, tiny_policy
@@ -144,6 +146,16 @@ def test_a_flaw_of_the_size_of_a_rounding_exceeds_a_bound(flaw: str, monkeypatch
     row, found = bench.deviations_of(policy, "bfloat16", 16, 50, temperature=0.9)
     assert (row["sampler"] > 10 * precision.SAMPLER) is ("sampler" in parts), row
     assert bool(found.beyond()) is ("pass" in parts), row
+
+
+def test_log_probs_from_logits_are_measured_as_a_gpu_computes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DraftVerify, "logits", True)
+    row, _ = bench.deviations_of(random_policy(2), "bfloat16", 8, 20, temperature=0.9)
+    assert row["sampler"] < precision.SAMPLER
+    own = LogitRows.logprobs
+    monkeypatch.setattr(LogitRows, "logprobs", lambda *given: own(*given).bfloat16().float())
+    row, _ = bench.deviations_of(random_policy(2), "bfloat16", 8, 20, temperature=0.9)
+    assert row["sampler"] > 10 * precision.SAMPLER
 
 
 def test_the_reference_knows_what_rounding_explains_and_the_certificate_uses_it() -> None:

@@ -1,7 +1,10 @@
 """The plug-in for tests of other projects: the embedded engine passes, a faulty function fails, pages are written."""
 
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from bebop.certify.certificate import Certificate
 from bebop.certify.offline import live_engine
 from bebop.errors import UserError
 from bebop.rollout.engine import Request
+from tests.certify.test_certificate import certificate
 
 pytest_plugins = ["bebop.pytest_plugin"]
 FEW = ("tokens=300", "cohort=4", "stress=0", "threads=1", "sampling.max_new_tokens=24")
@@ -22,6 +26,20 @@ def test_the_embedded_engine_passes_and_its_pages_are_written(certify_engine: Ce
     [folder] = tmp_path.iterdir()
     assert json.loads((folder / "certificate.json").read_text())["log_e"] == found.log_e
     assert (folder / "report.html").exists() and found.engine["name"] == "embedded"
+
+
+@pytest.mark.slow  # the first import of Hydra
+def test_without_plotly_a_certificate_is_written_without_its_page(
+    certify_engine: Certify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("plotly", "bebop.certify.report"):
+        monkeypatch.setitem(sys.modules, name, None)
+    wanted = certificate()
+    monkeypatch.setattr("bebop.certify.run.make_run", lambda *_: SimpleNamespace(run=lambda: wanted))
+    assert certify_engine(None, "tiny", "quick=true", *FEW) is wanted
+    [file] = tmp_path.rglob("*.*")
+    assert file.name == "certificate.json" and json.loads(file.read_text())["verdict"] == "pass"
+    assert "plotly is not installed" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from bebop.kernels import draw
 from bebop.kernels.draw import LogitRows
 from bebop.kernels.verify import sample
 from bebop.rollout.decoding import mtp
+from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import DRAFT_STATS, Completion
 from tests.builders import needs_more, requests, tiny_policy
@@ -101,6 +102,14 @@ def test_cycles_go_by_logits_only_where_nobody_looks_at_probabilities(monkeypatc
     decoder_of(ruled).rule = ResidualIsTheTarget()
     decoder_of(watched).observers.append(lambda *_: None)
     assert not asks(one=ruled) and not asks(one=watched)
+
+
+def test_one_line_switches_logits_on_or_off_for_new_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tiny_policy(seed=9, with_parts=False)
+    for chosen, found in ((None, policy.device.type == "cuda"), (True, True), (False, False)):
+        monkeypatch.setattr(DraftVerify, "logits", chosen)
+        one = started(engine(policy, "autoregressive"), requests(PROMPTS[:1], max_new_tokens=4), cycles=0)
+        assert decoder_of(one).plan(1, 16, 0).logits is found
 
 
 def test_log_probs_of_a_model_in_bf16_are_those_of_its_logits() -> None:
