@@ -112,9 +112,7 @@ def _choices(group: str) -> list[tuple[str, str]]:
 
 def _meaning(one: Setting) -> str:
     """Return a setting's meaning, the choice that it requires, and its defaults that depend on the model."""
-    others = [
-        f"; {_shown(theirs[one.name])} with model={choice}" for choice, theirs in _models() if one.name in theirs
-    ]
+    others = [f"; {_shown(theirs[one.name])} with model={choice}" for choice, theirs in _models() if one.name in theirs]
     return one.meaning + (f"; for {one.name.split('.')[0]}={one.only}" if one.only else "") + "".join(others)
 
 
