@@ -40,7 +40,8 @@ Parts (part=NAME, head if not given):
 {parts}
 Examples:
   python -m bebop.adapt                                       the built-in model, some minutes on two cores
-  python -m bebop.adapt model.path=DIR task=file task.path=questions.jsonl head.lr=3.5e-5
+  python -m bebop.adapt model.path=DIR task=file task.path=questions.jsonl
+  python -m bebop.adapt model.path=DIR head.lr=1e-3           a model without a head, which gets a fresh one
   python -m bebop.adapt model.path=DIR data.source=file data.path=text.jsonl
   python -m bebop.adapt dir=RUN resume=true                   go on from the last checkpoint of a run
   torchrun --nproc-per-node 8 -m bebop.adapt model.path=DIR   on eight GPUs

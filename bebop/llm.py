@@ -71,7 +71,7 @@ class LLM:
             options: options specific to the system, by name.
             dtype: data type of the weights; auto: that of the folder, float32 or bfloat16.
             device: auto, cpu, cuda or cuda:NUMBER.
-            init_mtp: add a fresh head to a checkpoint that has none.
+            init_mtp: add a fresh head to a checkpoint that has none; ``smollm2`` always gets its trained one.
             draft: for ``decoding="draft_model"``: a smaller model with the same tokenizer, named like ``model``.
             slots: requests that are decoded in parallel.
             max_length: maximum tokens of prompt and completion.
@@ -93,7 +93,8 @@ class LLM:
 
     def _load(self, path: str, dtype: Any, device: str, init_mtp: bool, draft: str | None) -> Policy:
         system = SYSTEMS[self.decoding.system]
-        given = {"path": path, "dtype": dtype, "device": device, "init_mtp": init_mtp, "draft": draft}
+        add = init_mtp or path == "smollm2"  # as in conf/model/smollm2.yaml
+        given = {"path": path, "dtype": dtype, "device": device, "init_mtp": add, "draft": draft}
         config = from_dict(ModelConfig, given, "model.")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # makes a fresh head reproducible

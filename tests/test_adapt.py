@@ -32,8 +32,8 @@ ROOT = Path(__file__).parents[1]
 SMALL = [
     "model.device=cpu", "task=gcd", "data.sequences=12", "data.slots=12", "data.sampling.max_new_tokens=10",
     "evaluation.prompts=4", "evaluation.draft_tokens=2", "train.rows_per_step=4", "train.warm_steps=1",
-    "train.save_every=2", "train.eval_every=2", "train.threads=1", "head.depth=2", "head.lr_warmup_steps=0",
-    "tensorboard=false", "progress=false",
+    "train.save_every=2", "train.eval_every=2", "train.threads=1", "head.depth=2", "head.lr=0.002",
+    "head.lr_warmup_steps=0", "tensorboard=false", "progress=false",
 ]  # fmt: skip
 
 

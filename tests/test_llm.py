@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import bebop
+from bebop.config.job import ModelConfig
 from bebop.errors import UserError
 from bebop.llm import LLM
 from bebop.trajectory import SamplingParams
@@ -68,6 +69,14 @@ def test_each_prompt_may_have_parameters_of_its_own_and_ends_in_its_way(llm: LLM
 def test_without_drafts_each_cycle_has_a_token(llm: LLM) -> None:
     plain = LLM(llm.policy, decoding="autoregressive", slots=2, max_length=32)
     assert [one.accept_length for one in plain.generate(["ab", "cd"], SamplingParams(max_new_tokens=4))] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("model", "added"), [("smollm2", True), ("tiny", False)])
+def test_smollm2_gets_its_trained_head(llm: LLM, model: str, added: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[ModelConfig] = []
+    monkeypatch.setattr(bebop.llm, "load_policy", lambda config, **needs: given.append(config) or llm.policy)
+    LLM(model, slots=1, max_length=32)
+    assert [one.init_mtp for one in given] == [added]
 
 
 @pytest.mark.parametrize(

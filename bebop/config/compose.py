@@ -170,10 +170,11 @@ def model_defaults(config: JobConfig) -> dict[str, Any]:
     return {name: value for name, value in theirs.items() if now[name] == value}
 
 
-def of_model(path: str) -> dict[str, Any]:
-    """Return the settings of ``conf/_of_model`` that go with a choice of model, by name."""
-    file = resources.files("bebop.conf") / "_of_model" / f"{path if path in BUILT_IN else 'folder'}.yaml"
-    tree = OmegaConf.to_container(OmegaConf.create(file.read_text()))
+def of_model(path: str, root: str = "config") -> dict[str, Any]:
+    """Return the settings in ``conf/_of_model`` that go with a choice of model, by name, for ``conf/<root>.yaml``."""
+    folder = resources.files("bebop.conf") / "_of_model"
+    file = (folder if root == "config" else folder / root) / f"{path if path in BUILT_IN else 'folder'}.yaml"
+    tree = OmegaConf.to_container(OmegaConf.create(file.read_text() if file.is_file() else ""))
     assert isinstance(tree, dict)
     return _flat({str(name): value for name, value in tree.items()})
 

@@ -5,6 +5,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator
+from functools import cache
 from importlib import resources
 from typing import Any, get_args, get_origin
 
@@ -111,11 +112,14 @@ def _choices(group: str) -> list[tuple[str, str]]:
 
 def _meaning(one: Setting) -> str:
     """Return a setting's meaning, the choice that it requires, and its defaults that depend on the model."""
-    models = {choice: of_model(choice) for choice in groups()["model"]}
-    others = [
-        f"; {_shown(theirs[one.name])} with model={choice}" for choice, theirs in models.items() if one.name in theirs
-    ]
+    others = [f"; {_shown(theirs[one.name])} with model={choice}" for choice, theirs in _models() if one.name in theirs]
     return one.meaning + (f"; for {one.name.split('.')[0]}={one.only}" if one.only else "") + "".join(others)
+
+
+@cache
+def _models() -> list[tuple[str, dict[str, Any]]]:
+    """Return each choice of model with the settings that go with it in all commands."""
+    return [(choice, of_model(choice) | of_model(choice, "adapt")) for choice in groups()["model"]]
 
 
 def _shown(value: Any) -> str:

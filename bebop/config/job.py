@@ -196,7 +196,11 @@ class RolloutConfig(Settings):
     dispatch: Literal["auto", "static", "pull"] = setting(
         "auto", "prompt i to worker i % workers at once, or to who has room; auto: static if staleness is 0"
     )
-    in_flight: int | None = setting(None, "completions one worker may owe (pull); null: slots + 1 group", POSITIVE)
+    in_flight: int | None = setting(
+        None,
+        "with dispatch=pull: the most unfinished completions assigned to one worker; null: slots + 1 group",
+        POSITIVE,
+    )
     sampling: SamplingConfig = section(
         SamplingConfig, fixed="finished completions in the checkpoint were sampled the other way"
     )

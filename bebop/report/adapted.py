@@ -115,7 +115,10 @@ def judge(folder: Path, config: AdaptConfig, results: Results) -> Said:
     where = f"on {results.held_out()}, with {drafts(results)} drafts a cycle"
     if change.low <= 0 <= change.high:
         verdict = f"The accept length did not move clearly ({change}): it is {after} {where}."
-        return Said(verdict=verdict, advice="Train on more text (data.sequences) and for more steps (train.steps).")
+        return Said(
+            verdict=verdict,
+            advice="Train on more text (data.sequences), for more steps (train.steps), or try another head.lr.",
+        )
     if change.high < 0:
         verdict = f"The accept length fell by {-change.value:.3f} to {after} {where}."
         return Said(verdict=verdict, advice="Keep the head that the model came with; try a lower head.lr.")

@@ -90,6 +90,8 @@ def _command(run: Run, advice: Advice) -> str:
         if newest is not None and holds_adapter(Path(run.folder or "", newest)):  # it is merged first
             model = str(Path(run.place, "merged"))
             first = shown_command("export", "--run", str(run.place), "--out", model) + " && "
+        if run.setting("model.path") == "tiny":  # its checkpoint is a folder, whose default is a large model's rate
+            tasks.append("head.lr=0.002")
         return first + shown_command("adapt", *advice.settings, f"model.path={model}", *tasks)
     names = [one.partition("=")[0] for one in advice.settings]
     if any(one.fixed and one.name in names for one in settings(JobConfig)):

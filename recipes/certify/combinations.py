@@ -5,10 +5,8 @@ truncation, penalties. A pairwise covering array holds every pair of levels of t
 certificate of the built-in model with those levels. A row counts only if the features that it switches on also took
 effect. It passes if every fault that was tested for moves less than ``LIMIT`` of the probability of a token.
 
-    python -m recipes.certify.combinations                        # hours; stored rows are not run again
-    python -m recipes.certify.combinations --rows 3 --tokens 4000 # the first three missing rows, as a trial
-    python -m recipes.certify.combinations --engine vllm          # the factors of vLLM, in its environment; or sglang
-    python -m recipes.certify.combinations --page                 # only the page, from the stored rows
+    python -m recipes.certify.combinations --out runs/combinations      # hours; rows in that folder are not run again
+    python -m recipes.certify.combinations --out runs/combinations --engine vllm    # in its environment; or sglang
 
 New weights are the model's own with noise. The reference knows both and tests every token against the weights of its
 version, so the engine has to compute contexts again after an update (``on_update=recompute``).
@@ -573,14 +571,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of combinations.json and certified.md")
     given = parser.parse_args(arguments)
     for option in ("rows", "tokens", "threads"):
-        number = getattr(given, option)
-        if number is not None and number < 1:
+        if (number := getattr(given, option)) is not None and number < 1:
             parser.error(f"--{option}={number} is not possible: give 1 or more")
     torch.set_num_threads(given.threads)
+    given.out.mkdir(parents=True, exist_ok=True)
     path, name = given.out / "combinations.json", given.engine
     stored = read(path)
     missing = [row for row in covering(ENGINES[name], possible) if find(stored, name, row) is None]
     chosen = [] if given.page else missing[: given.rows]
+    if not missing and not given.page:
+        print(f"no row is missing in {path}; nothing was run")
     for number, row in enumerate(chosen, start=1):
         print(f"row {number} of {len(chosen)}: " + ", ".join(row.values()), flush=True)
         result = {"engine": name, **run_row(row, given.tokens, name=name).stored(row), "commit": _commit()}

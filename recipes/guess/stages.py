@@ -66,8 +66,9 @@ def adapted(plan: Plan, model: Path, folder: Path) -> dict[str, Any]:
         f"dir={folder / 'adapt'}", f"out={folder / 'model'}", f"data.sequences={plan.turns}",
         f"data.max_length={playing.LONGEST}", f"data.sampling.max_new_tokens={playing.TURN}",
         f"evaluation.prompts={plan.held_out}", f"evaluation.draft_tokens={DRAFTS}", f"head.depth={DRAFTS}",
-        f"train.steps={plan.head_steps}", f"train.warm_steps={plan.head_steps // 3}", f"train.threads={plan.threads}",
-        f"train.rows_per_step={min(32, plan.turns)}", f"train.eval_every={max(1, plan.head_steps // 3)}",
+        "head.lr=0.002", f"train.steps={plan.head_steps}", f"train.warm_steps={plan.head_steps // 3}",
+        f"train.threads={plan.threads}", f"train.rows_per_step={min(32, plan.turns)}",
+        f"train.eval_every={max(1, plan.head_steps // 3)}",
     )  # fmt: skip
     found = json.loads((folder / "adapt" / "results.json").read_text())["systems"]["bebop"]
     changed = {when: found[when]["accept_length"] for when in ("before", "after", "change")}

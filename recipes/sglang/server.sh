@@ -8,6 +8,7 @@
 # Whoever reaches a server may replace its weights, so it listens to this machine alone. HOST=ADDRESS opens it to others, and
 # then demands a key: SGLANG_API_KEY here, and in the job's environment.
 # The two variables: the plugin measures one verification step in EVERY; answers arrive whole, with all its entries.
+# Without --disable-overlap-schedule, tokens that are in flight during an update could get the version of the new weights.
 set -euo pipefail
 host="${HOST:-127.0.0.1}"
 for argument in "$@"; do
@@ -34,4 +35,4 @@ fi
 exec python -m sglang.launch_server --model-path "$MODEL" --dtype bfloat16 \
     --host "$host" --port "${PORT:-30000}" --tp-size "${TP:-1}" \
     ${SGLANG_API_KEY:+--api-key "$SGLANG_API_KEY"} \
-    "${drafts[@]}" --skip-tokenizer-init --weight-version 0 "$@"
+    "${drafts[@]}" --disable-overlap-schedule --skip-tokenizer-init --weight-version 0 "$@"

@@ -160,7 +160,7 @@ def check_job(config: Any, wanted: VerlConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     _check_sizes(config)
     if rollout.name == "bebop":
-        _check_embedded(rollout, int(config.trainer.nnodes) * int(config.trainer.n_gpus_per_node))
+        _check_embedded(config.actor_rollout_ref, int(config.trainer.nnodes) * int(config.trainer.n_gpus_per_node))
     if rollout.name == "sglang":
         _check_sglang(config, sends_head(config, wanted))
     named = wanted.model_runner is not None
@@ -193,7 +193,9 @@ def _check_sizes(config: Any) -> None:
           config.data.train_batch_size, why)  # fmt: skip
 
 
-def _check_embedded(rollout: Any, devices: int) -> None:
+def _check_embedded(job: Any, devices: int) -> None:
+    rollout, lora = job.rollout, _lora_rank(job.model)
+    check(lora == 0, "model.lora_rank", lora, "rollout.name=bebop takes whole weights, no adapters; give 0")
     wrong = next((name for name in PARALLEL if rollout[name] != 1), None)
     if wrong is not None:
         raise UserError(f"rollout.{wrong}={rollout[wrong]} is not possible with rollout.name=bebop: give 1")
@@ -201,6 +203,11 @@ def _check_embedded(rollout: Any, devices: int) -> None:
         raise UserError(f"rollout.name=bebop is not possible with {devices} GPUs: give one, or sglang or vllm")
     engine = parse_engine(rollout.engine_kwargs.get("bebop"))
     DecodingConfig(system=engine.system, draft_tokens=engine.draft_tokens)  # says what is wrong with them
+
+
+def _lora_rank(model: Any) -> int:
+    """Return the rank of the adapters that a job trains; 0 without any. ``model.lora`` is that of Megatron."""
+    return int(max(model.get("lora_rank", 0), (model.get("lora") or {}).get("rank", 0)))
 
 
 def _check_sglang(config: Any, head_sent: bool) -> None:
@@ -285,8 +292,7 @@ def _check_head(config: Any, wanted: VerlConfig) -> None:
         check(not offloads, on, True, "actor.fsdp_config.offload_policy keeps tables on the CPU; use param_offload")
     transfer = job.rollout.checkpoint_engine.backend
     check("delta" not in transfer, on, True, f"checkpoint_engine.backend={transfer!r} sends differences, no head")
-    lora = max(job.model.get("lora_rank", 0), (job.model.get("lora") or {}).get("rank", 0))
-    check(lora == 0, on, True, "LoRA leaves the head's inputs to an adapter; train all weights")
+    check(_lora_rank(job.model) == 0, on, True, "LoRA leaves the head's inputs to an adapter; train all weights")
     if job.rollout.name == "bebop":
         engine = parse_engine(job.rollout.engine_kwargs.get("bebop"))
         check(SYSTEMS[engine.system].head, on, True, f"the rollout engine drafts nothing with it ({engine.system})")

@@ -320,8 +320,8 @@ def refuse_version(version: str) -> None:
         raise UserError(f"sglang {version} verifies no sampled drafts: install {'.'.join(map(str, OLDEST))} or newer")
 
 
-def refuse_server(info: Mapping[str, Any], decoding: DecodingConfig, url: str) -> None:
-    """Raise ``UserError`` if a running server drafts or verifies in another way than the configuration says."""
+def refuse_server(info: Mapping[str, Any], decoding: DecodingConfig, pause: Pause, url: str) -> None:
+    """Raise ``UserError`` if a running server drafts, verifies or pauses in another way than the configuration says."""
     refuse_version(str(info.get("version", "0")))
     hosting = HOSTINGS[SYSTEMS[decoding.system].drafter_name]
     wanted = {"speculative_algorithm": hosting.algorithms, **hosting.wanted(decoding)}
@@ -329,6 +329,11 @@ def refuse_server(info: Mapping[str, Any], decoding: DecodingConfig, url: str) -
         if name in info and info[name] not in values:
             allowed = " or ".join(map(repr, values))
             raise UserError(f"{url} runs with {name}={info[name]!r}; decoding.system={decoding.system} needs {allowed}")
+    if pause == "in_place" and info.get("disable_overlap_schedule") is False:
+        raise UserError(
+            f"{url} runs with disable_overlap_schedule=False, so tokens may get the version of later weights: start it "
+            "with --disable-overlap-schedule, or set rollout.sglang.pause=retract"
+        )
 
 
 def pause_mode(own: SglangConfig, on_update: str) -> Pause:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from bebop.config.engines import Pause
 from bebop.config.job import DecodingConfig
 from bebop.errors import UserError, one_line
 from bebop.rollout.engine import EngineDied
@@ -179,24 +180,26 @@ class HttpBackend:
         key: str | None,
         decoding: DecodingConfig,
         *,
+        pause: Pause,
         timeout: float,
         retries: int,
         hang_after: float = 30.0,
     ) -> None:
         """Make a client; ``start`` connects it.
 
-        ``timeout`` bounds one call, in seconds: a completion may take as long as that. ``hang_after`` is as in
-        ``runtime.hang_after``; the server is asked for its state meanwhile.
+        ``pause`` is what happens to running completions while weights change. ``timeout`` bounds one call, in seconds:
+        a completion may take as long as that. ``hang_after`` is as in ``runtime.hang_after``; the server is asked for
+        its state meanwhile.
         """
         self.client = HttpClient(url, key, timeout=timeout)
-        self.url, self.decoding, self.retries = self.client.url, decoding, retries
+        self.url, self.decoding, self.pause, self.retries = self.client.url, decoding, pause, retries
         self.heart = Heartbeat(self.url, self._ping, hang_after)
         self.redrawn = 0
 
     async def start(self) -> None:
         """Check that the server is alive and decodes as configured; end requests and updates left by a dead job."""
         info = await self.heart.control("server_info", self._call("GET", "server_info", None))
-        refuse_server(info, self.decoding, self.url)
+        refuse_server(info, self.decoding, self.pause, self.url)
         model = await self.heart.control("model_info", self._call("GET", "model_info", None))
         if not str(model.get("weight_version")).isdigit():
             await self.control("update_weight_version", {"new_version": "0", "abort_all_requests": False})

@@ -149,7 +149,10 @@ def make_backend(config: JobConfig, own: SglangConfig, folder: Path, drafter: Pa
     if own.urls:
         key = os.environ.get(own.api_key_env)
         bounds = {"timeout": own.timeout, "hang_after": config.runtime.hang_after}
-        servers = [HttpBackend(url, key, config.decoding, retries=own.retries, **bounds) for url in own.urls]
+        pause = pause_mode(own, config.rollout.on_update)
+        servers = [
+            HttpBackend(url, key, config.decoding, pause=pause, retries=own.retries, **bounds) for url in own.urls
+        ]
         return servers[0] if len(servers) == 1 else Fleet(servers)
     device = _device(config)
     environment = {"BEBOP_VERIFY_EVERY": str(own.monitor_every)} | (INTERPRETER if device == "cpu" else {})

@@ -78,6 +78,17 @@ def test_stored_rows_are_not_run_again_and_the_page_says_what_was_not(tmp_path: 
     assert f"{len(rows)} rows, 2 of them run, 0 passed." in page and "inconclusive" in page and "not run" in page
 
 
+@pytest.mark.slow
+def test_it_says_that_no_row_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "combinations.json"
+    path.write_bytes(Path(combinations.__file__).with_name("combinations.json").read_bytes())
+    assert combinations.main(["--engine", "sglang", "--rows", "1", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"no row is missing in {path}; nothing was run\n"
+    combinations.main(["--engine", "sglang", "--page", "--out", str(tmp_path / "runs" / "combinations")])
+    assert "0 of them run" in (tmp_path / "runs" / "combinations" / "certified.md").read_text()
+    assert capsys.readouterr().out == ""
+
+
 def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         combinations.main(["--rows", "0"])

@@ -319,10 +319,11 @@ def test_a_job_is_the_defaults_of_the_dataclasses_and_what_was_chosen(
 
 
 def test_real_models_do_not_get_the_learning_rate_of_the_built_in_one() -> None:
-    assert of_model("tiny") == {} and of_model("smollm2")["trainer.lr"] == 1e-5
+    assert of_model("tiny") == of_model("tiny", "adapt") == {} and of_model("smollm2")["trainer.lr"] == 1e-5
     config = job_config(["model.path=.", "rollout.slots=8", "algorithm.kl_coefficient=0"])
     assert config.trainer.lr == 1e-6 and config.rollout.sampling.max_new_tokens > 160
     assert model_defaults(config).keys() == of_model(".").keys() - {"rollout.slots", "algorithm.kl_coefficient"}
+    assert adapt_config(["model.path=."]).head.lr == 3.5e-5 and of_model("smollm2", "adapt") == {"head.lr": 5e-4}
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ def test_a_server_is_for_this_machine_alone(tmp_path: Path) -> None:
     assert arguments[:2] == ["-m", "sglang.launch_server"] and arguments[-2:] == ["--log-level", "info"]
     assert after(arguments, "--host") == "127.0.0.1"
     assert "--api-key" not in arguments
+    assert "--disable-overlap-schedule" in arguments, "tokens in flight would get the version of later weights"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.2", "localhost", "::1"])
@@ -81,6 +82,7 @@ def test_block_drafts_take_the_same_server(tmp_path: Path) -> None:
     assert after(arguments, "--model-path") == "/checkpoint" and after(arguments, "--host") == "127.0.0.1"
     assert after(arguments, "--speculative-algorithm") == "DFLASH"
     assert after(arguments, "--speculative-draft-model-path") == "/drafter"
+    assert "--disable-overlap-schedule" in arguments
     assert not {"--speculative-num-steps", "--speculative-use-rejection-sampling"} & set(arguments)
     done, arguments = launch(tmp_path, script=BLOCKS, DRAFT="/drafter", HOST="0.0.0.0")
     assert done.returncode == 2 and arguments == []

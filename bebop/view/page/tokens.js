@@ -8,7 +8,7 @@ export const VERDICTS = {
   recovered: "drawn after a rejection",
   bonus: "drawn after all drafts of its cycle stand",
   unknown: "the engine does not say",
-  untraced: "how it came about was not kept of this completion",
+  untraced: "no trace was stored for this completion",
   observed: "read between two turns, not written by the policy",
 };
 

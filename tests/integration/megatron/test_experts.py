@@ -143,7 +143,13 @@ def test_the_command_adapts_stops_and_goes_on(saved: Path, tmp_path: Path) -> No
     lines = [{"prompt_ids": [5, 9, 1 + i % 20], "answer_ids": [2 + i % 20, 4, 7, 8, 3, 9, 1]} for i in range(40)]
     text.write_text("".join(json.dumps(line) + "\n" for line in lines))
     own = ["data.source=file", f"data.path={text}", "parallel.evaluate=false", "model.device=cpu", "train.threads=1"]
-    own += [f"model.path={saved / 'glm4_moe'}", "head.depth=2", "train.rows_per_step=4", "train.save_every=2"]
+    own += [
+        f"model.path={saved / 'glm4_moe'}",
+        "head.depth=2",
+        "head.lr=0.002",
+        "train.rows_per_step=4",
+        "train.save_every=2",
+    ]
     own += ["train.eval_every=0", "train.warm_steps=0", "tensorboard=false", "parallel.expert=2"]
     for name, settings in (("whole", [*own, "train.steps=4"]), ("half", [*own, "train.steps=2"]), ("half", [])):
         (tmp_path / name).mkdir(exist_ok=True)

@@ -83,6 +83,7 @@ def test_what_goes_together_passes(changes: dict[str, Any]) -> None:
         ({f"{ROLLOUT}.checkpoint_engine.backend": "delta_sharded"}, "sends differences, no head"),
         ({f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2}, "train_head=True .* split 2 ways"),
         ({f"{MODEL}.lora_rank": 8}, "train_head=True .* LoRA"),
+        ({**EMBEDDED, f"{MODEL}.lora_rank": 8}, "model.lora_rank=8 is not possible: rollout.name=bebop takes whole"),
         ({**EMBEDDED, f"{ROLLOUT}.engine_kwargs.bebop.system": "autoregressive"}, "the rollout engine drafts nothing"),
         ({**VLLM, f"{MODEL}.mtp.enable": False}, "the rollout engine uses no head"),
         ({**VLLM, f"{MODEL}.mtp.method": "eagle"}, "mtp.method='eagle' .* give mtp"),

@@ -113,6 +113,7 @@ def test_a_cpu_takes_what_it_can_run() -> None:
 SERVER = {
     "version": "0.5.23", "speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 1,
     "speculative_use_rejection_sampling": True, "speculative_accept_threshold_single": 1.0,
+    "disable_overlap_schedule": True,
 }  # fmt: skip
 
 
@@ -129,7 +130,7 @@ def sampling(speculative: bool, rescored: bool, **params: Any) -> Callable[[], N
 
 
 def server(system: str = "bebop", **change: Any) -> Callable[[], None]:
-    return lambda: refuse_server(SERVER | change, DecodingConfig(system=system), "http://a")
+    return lambda: refuse_server(SERVER | change, DecodingConfig(system=system), "in_place", "http://a")
 
 
 @pytest.mark.parametrize(
@@ -168,6 +169,7 @@ def server(system: str = "bebop", **change: Any) -> Callable[[], None]:
         (server("autoregressive"), "runs with speculative_algorithm='EAGLE'"),
         (server(speculative_num_steps=2), "runs with speculative_num_steps=2"),
         (server(speculative_accept_threshold_single=0.9), "runs with speculative_accept_threshold_single=0.9"),
+        (server(disable_overlap_schedule=False), "runs with disable_overlap_schedule=False, .*rollout.sglang.pause="),
     ],
 )
 def test_what_sglang_cannot_do_is_refused(refused: Callable[[], Any], word: str) -> None:
@@ -201,12 +203,15 @@ def test_a_draft_vocabulary_that_differs(tmp_path: Path) -> None:
 
 
 def test_servers_that_decode_as_wanted() -> None:
-    refuse_server(SERVER, DecodingConfig(), "http://a")
-    refuse_server(SERVER | {"speculative_num_steps": 7}, DecodingConfig(system="bebop_adaptive"), "http://a")
+    refuse_server(SERVER, DecodingConfig(), "in_place", "http://a")
+    refuse_server(
+        SERVER | {"speculative_num_steps": 7}, DecodingConfig(system="bebop_adaptive"), "in_place", "http://a"
+    )
     greedy = SERVER | {"speculative_use_rejection_sampling": False}
-    refuse_server(greedy, DecodingConfig(system="target_only"), "http://a")
+    refuse_server(greedy, DecodingConfig(system="target_only"), "in_place", "http://a")
     plain = {"version": "0.5.23", "speculative_algorithm": None}
-    refuse_server(plain, DecodingConfig(system="autoregressive"), "http://a")
+    refuse_server(plain, DecodingConfig(system="autoregressive"), "in_place", "http://a")
+    refuse_server(SERVER | {"disable_overlap_schedule": False}, DecodingConfig(), "retract", "http://a")
 
 
 def test_pauses() -> None:

@@ -92,10 +92,10 @@ def test_a_separate_model_drafts_greedily(root: Path, tmp_path: Path) -> None:
         "speculative_accept_threshold_single": 1.0,
         "speculative_accept_threshold_acc": 1.0,
     }
-    refuse_server(arguments | {"version": "0.5.23"}, decoding, "http://a")
+    refuse_server(arguments | {"version": "0.5.23"}, decoding, "in_place", "http://a")
     with pytest.raises(UserError, match=r"runs with speculative_num_steps=3; .*needs 2"):
         other = dataclasses.replace(decoding, draft_tokens=2)
-        refuse_server(arguments | {"version": "0.5.23"}, other, "http://a")
+        refuse_server(arguments | {"version": "0.5.23"}, other, "in_place", "http://a")
     with pytest.raises(UserError, match=r"draft_temperature=null is .* its STANDALONE drafts what is like"):
         refuse_system(dataclasses.replace(decoding, draft_temperature=None), SglangConfig(), "cuda")
 
@@ -168,16 +168,16 @@ def test_servers(root: Path) -> None:
         "version": "0.5.23", "speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 4,
         "speculative_accept_threshold_single": 1.0,
     }  # fmt: skip
-    refuse_server(server, DECODING, "http://a")
+    refuse_server(server, DECODING, "in_place", "http://a")
     for change in (
         {"speculative_algorithm": "EAGLE"},
         {"speculative_num_draft_tokens": 8},
         {"speculative_accept_threshold_single": 0.9},
     ):
         with pytest.raises(UserError, match=next(iter(change))):
-            refuse_server(server | change, DECODING, "http://a")
+            refuse_server(server | change, DECODING, "in_place", "http://a")
     with pytest.raises(UserError, match="speculative_algorithm"):
-        refuse_server(server, DecodingConfig(), "http://a")
+        refuse_server(server, DecodingConfig(), "in_place", "http://a")
 
 
 def test_the_mask_stays_in_the_weights_that_are_sent(root: Path) -> None:

@@ -85,7 +85,11 @@ def talk(server: Server, work: Callable[[HttpBackend], Awaitable[Any]], **settin
         port = runner.addresses[0][1]
         key = settings.pop("key", None)
         backend = HttpBackend(
-            f"http://127.0.0.1:{port}/", key, DecodingConfig(), **{"timeout": 10.0, "retries": 3, **settings}
+            f"http://127.0.0.1:{port}/",
+            key,
+            DecodingConfig(),
+            pause="in_place",
+            **{"timeout": 10.0, "retries": 3, **settings},
         )
         try:
             await backend.start()
@@ -135,7 +139,7 @@ def test_a_server_that_stays_busy_counts_as_dead() -> None:
 
 def test_nobody_there() -> None:
     async def work() -> None:
-        backend = HttpBackend("http://127.0.0.1:9", None, DecodingConfig(), timeout=2.0, retries=1)
+        backend = HttpBackend("http://127.0.0.1:9", None, DecodingConfig(), pause="in_place", timeout=2.0, retries=1)
         try:
             await backend.start()
         finally:
@@ -268,7 +272,9 @@ def test_a_request_outlives_a_restart_of_the_questions() -> None:
 
 def test_a_fleet_goes_on_without_a_server_that_hangs() -> None:
     async def work(backend: HttpBackend) -> None:
-        other = HttpBackend(backend.url, None, DecodingConfig(), timeout=10.0, retries=0, hang_after=30.0)
+        other = HttpBackend(
+            backend.url, None, DecodingConfig(), pause="in_place", timeout=10.0, retries=0, hang_after=30.0
+        )
         fleet = Fleet([backend, other])
         await other.start()
         try:
