@@ -162,9 +162,11 @@ class DraftVerify:
     def _by_logits(self, batch: int) -> bool:
         """Return whether distributions of the next cycle of B rows stay logits, because no part looks at probabilities.
 
-        A subclass of a part, or a replacement of it, may look at them.
+        A subclass of a part, or a replacement of it, may look at them. So may the rule within a rule, where a
+        certificate watches it.
         """
-        if not self.logits or self._chooses_temperature or not {type(self.drafter), type(self.rule)} <= TAKES_LOGITS:
+        parts = self.drafter, self.rule, getattr(self.rule, "inner", None)
+        if not self.logits or self._chooses_temperature or not {*map(type, parts)} <= TAKES_LOGITS:
             return False
         return self.slots.sampling(batch).plain and not self.watched()
 
