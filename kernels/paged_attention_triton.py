@@ -29,6 +29,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Compiled for an H100 with D = 128: in bf16 a tile of 16 rows has up to 122 registers a thread and 39 KB of shared
 # memory, in fp32 128 and 43 KB, so that four programs fit on a processor. Of 64 rows in bf16: 196 and 82 KB.
 ROWS = 64  # of a tile, at most: at D = 256 their sums are 64 registers of each of 256 threads
+# Of a tile's queries: 32 rows in fp32 at D = 256. With 64 a program took 102,664 bytes of shared memory, and cards of
+# compute capability 8.6 and 8.9 have 101,376. With 32 it takes 67,720.
+QUERY_BYTES = 32_768
 TILE_BYTES = 16_384  # of a tile of keys
 ENTRY_BYTES = 128  # of a tile's entries, a number of each: at 64 entries, full tiles in fp32 leave the registers
 SPAN = 128  # entries of a program, at least: below, sums between programs cost more than the entries
@@ -221,9 +224,10 @@ def tile_of(width: int, group: int, size: int, page: int, item: int, nodes: int)
     Arguments: queries of a row, heads of a group, D, E, bytes of a number, and nodes of a tree (0: none).
     """
     lanes = max(16, triton.next_power_of_2(size))
+    most = min(ROWS, QUERY_BYTES // (lanes * item))
     return {
         "TREE": nodes > 0, "NODES": triton.next_power_of_2(max(nodes, 1)), "GROUP": group, "SIZE": size, "PAGE": page,
-        "ROWS": max(16, min(ROWS, triton.next_power_of_2(width * group))), "LANES": lanes,
+        "ROWS": max(16, min(most, triton.next_power_of_2(width * group))), "LANES": lanes,
         "BLOCK": min(ENTRY_BYTES // item, TILE_BYTES // (lanes * item), page & -page),
     }  # fmt: skip
 

@@ -18,7 +18,7 @@ from bebop.config.certify import CertifyConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_policy
 from bebop.model.fingerprint import fingerprint
-from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, Rows, TargetOutput
+from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, Rows, TargetOutput, takes_logits
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.graphs import CudaRecorder
 from bebop.rollout.engine import Finished, Request
@@ -151,8 +151,12 @@ class EmbeddedEngine:
         )
 
 
+@takes_logits
 class WatchedRule:
-    """An acceptance rule that reports its inputs and decisions to a white box."""
+    """An acceptance rule that reports its inputs and decisions to a white box.
+
+    The inner rule verifies as it would in a job, so where it works on logits, the white box gets their probabilities.
+    """
 
     def __init__(self, inner: AcceptanceRule, box: WhiteBox, rule: Rule = "rejection") -> None:
         self.inner, self.box, self.one_hot = inner, box, known_rule(rule) == "one_hot"
@@ -168,8 +172,8 @@ class WatchedRule:
         else:
             self.box.update(
                 draft.tokens,
-                draft.probs,
-                out.probs,
+                draft.probs if draft.rows is None else torch.cat([one.probs() for one in draft.rows], 1),
+                out.probs if out.rows is None else out.rows.probs(),
                 accepted.lengths,
                 accepted.tokens.gather(1, accepted.lengths[:, None])[:, 0],
                 draft.lengths,

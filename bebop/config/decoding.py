@@ -86,6 +86,11 @@ class DecodingConfig(Settings):
         return self.draft_tokens == "auto" and SYSTEMS[self.system].supports_auto_length
 
     @property
+    def static(self) -> bool:
+        """Return whether the shapes of a cycle do not depend on what its rows draft, nor on measured time."""
+        return SYSTEMS[self.system].static and not (self.timed or self.chooses_temperature)
+
+    @property
     def costs(self) -> Costs:
         """Return the configured costs, for an engine that measures none."""
         return Costs(draft=self.cost_ratio, verify=self.verify_ratio)

@@ -44,8 +44,9 @@ class TorchConfig(Settings):
     )
     batch_invariant: bool = setting(
         False,
-        "compute every cycle for all slots and rollout.max_length, so that the rounding of a row does not depend on "
-        "those beside it; prompts are not; slower",
+        "compute every cycle, but no prompt, for all slots and rollout.max_length, and from probabilities in place of "
+        "logits, so that the rounding of a row does not depend on those beside it, traced or not; slower; for systems "
+        "whose cycle is one CUDA graph (docs/guides/engines.md), without auto in decoding",
     )
     # On a CPU attention copies the pages that it reads, which costs a quarter to a third of the tokens a second.
     paged_cache: bool | Literal["auto"] = setting(

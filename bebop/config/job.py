@@ -583,6 +583,12 @@ class JobConfig(Settings):
             "trainer.broadcast.backend",
             "it takes GPUs, and model.device is cpu: give gloo or null",
         )
+        others = ", ".join(name for name, row in SYSTEMS.items() if row.static)
+        self.require(
+            self.decoding.static or not self.rollout.torch.batch_invariant,
+            "rollout.torch.batch_invariant",
+            f"shapes of these cycles depend on the requests: decode without auto, with one of the systems {others}",
+        )
         if self.cotrain.mode != "off":
             check_objective("cotrain.head.objective", self.cotrain.head.objective, sampling)
         divides = self.trainer.groups_per_step % algorithm.minibatches == 0

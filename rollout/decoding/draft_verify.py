@@ -140,7 +140,7 @@ class DraftVerify:
             return self.after(batch, self.body(plan))
         if plan.drafted is not None:
             return self._cycle_in_half(batch, longest, plan)
-        outcome = self.graphs.run(plan, self._tensors(), self.body)
+        outcome = self.graphs.run(plan, self._tensors(), self.body, self.watched())
         return self.after(batch, outcome, known=not self.graphs.fresh)
 
     def plan(self, batch: int, longest: int, version: int) -> Plan:
@@ -149,7 +149,9 @@ class DraftVerify:
         if self.drafter is not None:
             self.length.plan(batch)
         drafts = 0 if self.drafter is None else self.length.limit
-        if self.graphs is None or self.graphs.refuse(self.watched() or self._reason(1)):
+        # In one bucket for all cycles, those that are watched have its shapes too, so that rounding stays the same.
+        watched = "" if self.graphs is None or self.graphs.only_entries is not None else self.watched()
+        if self.graphs is None or self.graphs.refuse(watched or self._reason(1)):
             return Plan(rows=batch, longest=longest, drafts=drafts, logits=self._by_logits(batch))
         self.slots.retire(batch)
         rows, entries = self.graphs.rows(batch), self.graphs.entries(longest)
@@ -162,9 +164,14 @@ class DraftVerify:
     def _by_logits(self, batch: int) -> bool:
         """Return whether distributions of the next cycle of B rows stay logits, because no part looks at probabilities.
 
-        A subclass of a part, or a replacement of it, may look at them.
+        A subclass of a part, or a replacement of it, may look at them. So may the rule within a rule, where a
+        certificate watches it. Where rounding may not depend on other rows, none do: a row that is traced or truncated
+        would change the numbers of all.
         """
-        if not self.logits or self._chooses_temperature or not {type(self.drafter), type(self.rule)} <= TAKES_LOGITS:
+        if self.graphs is not None and self.graphs.only_entries is not None:
+            return False
+        parts = self.drafter, self.rule, getattr(self.rule, "inner", None)
+        if not self.logits or self._chooses_temperature or not {*map(type, parts)} <= TAKES_LOGITS:
             return False
         return self.slots.sampling(batch).plain and not self.watched()
 
@@ -227,7 +234,8 @@ class DraftVerify:
         def verified(plan: Plan) -> Verified:
             return self.verify(Rows(self.slots, plan.rows, plan.longest, True, uniforms=uniforms), held)
 
-        found = of_tensors(self.graphs.run(plan, self._tensors(), verified), lambda _, tensor: tensor[:batch])
+        found = self.graphs.run(plan, self._tensors(), verified, self.watched())
+        found = of_tensors(found, lambda _, tensor: tensor[:batch])
         self.slots.latest = found.latest
         found = replace(found, draft=replace(found.draft, forwards=draft.forwards, total=draft.total))
         return self.after(batch, self.commit(rows, found), known=not self.graphs.fresh)

@@ -17,7 +17,8 @@ neither read the device nor use anything of the host but its plan (``DraftVerify
   observer watches. Such cycles run as without graphs, and the log has one line for each reason.
 
 Rows of a batch are computed in the shapes of their bucket. cuBLAS chooses its kernel by these shapes. So on a GPU the
-rounding of a row depends on how many rows are beside it. ``only_entries`` leaves one bucket for all batches.
+rounding of a row depends on how many rows are beside it. ``only_entries`` leaves one bucket for all batches, and cycles
+that may not be recorded because somebody watches them are computed in it, too.
 """
 
 import logging
@@ -169,11 +170,15 @@ class Graphs:
             log.warning("some cycles run without CUDA graphs: %s", reason)
         return bool(reason)
 
-    def run(self, plan: Plan, state: object, body: Callable[[Plan], T]) -> T:
+    def run(self, plan: Plan, state: object, body: Callable[[Plan], T], reason: str = "") -> T:
         """Run the body for a plan, in one launch if it has been recorded.
 
-        ``state`` identifies the tensors that the body works on; recordings for other tensors are dropped.
+        ``state`` identifies the tensors that the body works on; recordings for other tensors are dropped. With a
+        ``reason`` not to record it, the body runs as it is.
         """
+        if self.refuse(reason):
+            self.fresh = False
+            return body(plan)
         if state != self._state:
             self.clear()
             self._state = state

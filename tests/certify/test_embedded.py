@@ -13,9 +13,11 @@ from bebop.certify.embedded import EmbeddedEngine
 from bebop.certify.structure import check_structure
 from bebop.certify.white_box import WhiteBox
 from bebop.config.job import DecodingConfig
+from bebop.kernels import draw
 from bebop.kernels.block_verify import block_verify
 from bebop.kernels.verify import chain_verify, sample
 from bebop.model.backbone import Policy
+from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import requests, tiny_policy
@@ -32,6 +34,13 @@ def policy() -> Policy:
 def engine(policy: Policy, system: str = "bebop", drafts: int = 3) -> TorchEngine:
     decoding = DecodingConfig(system=system, draft_tokens=drafts)
     return TorchEngine(policy, decoding, slots=4, max_length=64, measure=False)
+
+
+def from_logits(one: TorchEngine) -> TorchEngine:
+    """The engine, with distributions that stay logits as on a GPU, where its parts allow it."""
+    assert isinstance(one.decoder, DraftVerify)
+    one.decoder.logits = True
+    return one
 
 
 def asked(count: int = 6, **params: Any) -> list[Request]:
@@ -69,7 +78,7 @@ def test_answers_are_those_of_the_engine_and_cycles_add_up(policy: Policy, syste
 
 def test_where_drafts_are_judged_as_a_whole_some_draws_cannot_be_tested(policy: Policy) -> None:
     box = WhiteBox()
-    answers = EmbeddedEngine(engine(policy, "bebop_block"), white_box=box).sample(asked(), silent)
+    answers = EmbeddedEngine(from_logits(engine(policy, "bebop_block")), white_box=box).sample(asked(), silent)
     assert {group for group, _ in box.bets} == {"draft_draw", "bonus"} and "acceptance, recovered" in box.untested
     assert all(answer.cycles is not None for answer in answers), "places are fair all the same: see the next test"
 
@@ -120,6 +129,24 @@ def test_what_has_no_chain_is_not_looked_into(policy: Policy) -> None:
     assert box.cycles == 0 and box.skipped > 0 and "draws of a tree" in box.untested
     pairs = EmbeddedEngine(engine(policy, "pipo", 1), white_box=WhiteBox())
     assert pairs.white_box is None and not pairs.places_known and not pairs.describe()["looked inside"]
+
+
+def test_a_fault_in_verification_from_logits_is_found(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs on a GPU verify from logits. The fault: the token after an accepted draft is drawn from the row before."""
+    own = draw.verify
+
+    def row_before(
+        tokens: Tensor, drafts: object, target: draw.LogitRows, uniforms: Tensor, *given: Any, measure: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        accepted, token, overlap = own(tokens, drafts, target, uniforms, *given, measure=measure)  # type: ignore[arg-type]
+        return accepted, torch.where(accepted == 0, token, sample(target.probs()[:, 0], uniforms[:, -1])), overlap
+
+    monkeypatch.setattr(draw, "verify", row_before)
+    box = WhiteBox()
+    EmbeddedEngine(from_logits(engine(policy, drafts=1)), white_box=box).sample(
+        asked(4, max_new_tokens=7, temperature=0.3), silent
+    )
+    assert box.found is not None and box.evidence()[0].group == "bonus"
 
 
 def test_an_interrupted_call_gives_what_is_there(policy: Policy) -> None:

@@ -134,7 +134,8 @@ def watched(one: Drawn, rule: Any) -> WhiteBox:
     inner = SimpleNamespace(exact=True, stepwise=True, layers=(), counts=())
     inner.accept = lambda *given: Accepted.chain(draft, one.accepted[few], one.following[few])
     rows = SimpleNamespace(batch=2000, slots=SimpleNamespace(stops=torch.full((2000, 1), -1)))
-    WatchedRule(inner, box, rule).accept(rows, draft, SimpleNamespace(probs=chain.p[few]), chain.u)  # type: ignore[arg-type]
+    out = SimpleNamespace(probs=chain.p[few], rows=None)
+    WatchedRule(inner, box, rule).accept(rows, draft, out, chain.u)  # type: ignore[arg-type]
     return box
 
 

@@ -526,6 +526,10 @@ def test_buckets_hold_what_they_are_for_and_few_are_there() -> None:
 def test_one_bucket_serves_all_cycles_where_rounding_may_not_depend_on_others() -> None:
     only = Graphs(TapeRecorder(), 8, only_entries=96)
     assert {(only.rows(batch), only.entries(longest)) for batch in range(1, 9) for longest in (1, 96)} == {(8, 96)}
+    assert from_dict(JobConfig, {"rollout": {"torch": {"batch_invariant": True}}}).decoding.static
+    for auto in ("draft_tokens", "draft_temperature"):
+        with pytest.raises(UserError, match="batch_invariant=True is not possible: shapes of these cycles depend"):
+            from_dict(JobConfig, {"rollout": {"torch": {"batch_invariant": True}}, "decoding": {auto: "auto"}})
 
 
 def test_a_job_takes_graphs_where_they_are_asked_for() -> None:

@@ -18,6 +18,7 @@ from bebop.kernels.draw import LogitRows
 from bebop.kernels.verify import sample
 from bebop.rollout.decoding import mtp
 from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.graphs import EagerRecorder
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import DRAFT_STATS, Completion
 from tests.builders import needs_more, requests, tiny_policy
@@ -98,6 +99,7 @@ def test_cycles_go_by_logits_only_where_nobody_looks_at_probabilities(monkeypatc
         assert not asks(**params)
     assert not any(asks(system) for system in ("bebop_block", "ngram", "bebop_tree"))
     assert not asks(trace=True)
+    assert not asks(one=engine(policy, drafts=2, recorder=EagerRecorder(), batch_invariant=True))
     ruled, watched = engine(policy, drafts=2), engine(policy, drafts=2)
     decoder_of(ruled).rule = ResidualIsTheTarget()
     decoder_of(watched).observers.append(lambda *_: None)

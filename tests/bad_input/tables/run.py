@@ -112,6 +112,7 @@ CASES = {
         ("trainer.lora.target_modules=[q_proj]", "trainer.lora.target_modules=['q_proj'] is not possible: give it wi"),
         ("monitor.drift=false cotrain=auto", "cotrain.mode='auto'"),
         ("algorithm.minibatches=5", "algorithm.minibatches=5"),
+        ("rollout.torch.batch_invariant=true decoding=ngram", "batch_invariant=True is not possible: shapes of these"),
         ("runtime.resume=true", "runtime.resume=True"), ("runtime.metrics_port=6001 runtime.port=6001", "=6001"),
     ],
     "machine": [
