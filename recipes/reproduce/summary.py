@@ -14,20 +14,18 @@ from recipes.reproduce.scope import ours
 
 INTRODUCTION = """# Results
 
-What the recipes found about the claims of the papers, on SmolLM2-135M-Instruct and on the built-in model. Each paper
-has a table of its claims, with the findings folded below it. Evidence, rules, corrected p, tables,
-figures and runs: the pages of the second command.
+What the recipes found about the papers' claims, on SmolLM2-135M-Instruct and the built-in model. Findings are folded
+below each paper's table. The second command writes pages with evidence, rules, corrected p, tables, figures and runs.
 
     python -m recipes.reproduce --rebuild      # this page, from what is stored; --only NAME: one recipe
     python -m recipes.reproduce --html DIR     # the pages of all claims and studies
 
-Brackets are 95 % intervals over three seeds or completions, on SmolLM2 over seeds and prompts.
-*Confirmed* and *refuted*: the numbers tell, after corrections. *Undecided*: they do not. *Not tested*: the arms
-were not what the claim is about, or no recipe here can test it. *Confirmed in part*: some findings are confirmed and
-none is refuted; *refuted in part*: some are confirmed and some refuted. The p of all tested findings of
-a claim on one model are corrected by Holm's method at 5 %; a verdict may change while studies of its claim are still to
-come (*so far*). Findings whose bar is ours count for no claim: [one table](recipes/reproduce/scope.py), made after the
-runs, says which.
+Brackets are 95 % intervals over three seeds or completions, on SmolLM2 over seeds and prompts. *Confirmed* and
+*refuted*: the numbers tell, after corrections. *Undecided*: they do not. *Not tested*: no recipe here can test it, or
+its arms were not what the claim is about. *Confirmed in part*: some findings are confirmed, none refuted; *refuted in
+part*: some of both. The p of all tested findings of a claim on one model are corrected by Holm's method at 5 %. A
+verdict may change while studies of its claim are to come (*so far*). Findings by bars of ours count for no claim;
+[one table](recipes/reproduce/scope.py), made after the runs, names them.
 """
 REJUDGED = """*Judged again* by rules that are younger than the numbers: {names}. Both judgements are in `results.json`.
 """
@@ -119,8 +117,10 @@ def _claim(claim: Claim, results: Results, models: Sequence[str]) -> dict[str, s
     verdicts = []
     for model in spoken(claim, results, models):
         found = results.of(model, claim.name)
-        counted = results.counts(model, claim)
-        told = f"{called(model)}: **{results.verdict(model, claim)}**" + (f" ({counted})" if counted else "")
+        name = "built-in" if model == BUILT_IN else model
+        verdict, counted = results.verdict(model, claim), results.counts(model, claim)
+        several = counted not in ("", f"1 {verdict}")
+        told = f"{name}: **{verdict}**" + (f" ({counted})" if several else "")
         number = next((_number(one) for one in found if one.finding.untested is None), "")
         verdicts.append(f"{told}. {number}".strip())
     return {

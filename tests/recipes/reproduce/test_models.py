@@ -135,7 +135,7 @@ def test_other_families_are_caught(broken: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_page_says_what_is_corrected_together() -> None:
     text = page({})
-    assert "all tested findings of\na claim on one model are corrected by Holm's method" in text
+    assert "all tested findings of a claim on one model are corrected by Holm's method" in text
 
 
 # ---- the page
@@ -160,7 +160,7 @@ def test_each_claim_has_its_verdict_on_both_models_the_real_one_first(folders: d
     bebop = text[text.index("## Bebop") : text.index("## PAD")]
     assert "| claim | the paper | here | verdict and first number | what would decide it |" in bebop
     row = next(line for line in bebop.splitlines() if line.startswith("| **C3** "))
-    own = f"the built-in model: **{on_built_in('C3')}**"
+    own = f"built-in: **{on_built_in('C3')}**"
     assert row.index("SmolLM2: **confirmed in part, so far**") < row.index(own)
     assert f"<summary>C3: confirmed in part, so far on SmolLM2, {on_built_in('C3')} on the built-in model<" in bebop
     assert f"<summary>C1: no results yet on SmolLM2, {on_built_in('C1')} on the built-in model<" in bebop
@@ -176,11 +176,11 @@ def test_each_claim_has_its_verdict_on_both_models_the_real_one_first(folders: d
 
 @pytest.mark.slow
 def test_results_of_one_model_change_no_verdict_on_the_other(folders: dict[str, Path]) -> None:
-    before = re.findall(r"the built-in model: \*\*.*?\|", page(checked(folders)))
+    before = re.findall(r"built-in: \*\*.*?\|", page(checked(folders)))
     for study in REAL_STUDIES:
         keep(folders["drift"].parent, study)
     text = page(checked(folders))
-    assert before and re.findall(r"the built-in model: \*\*.*?\|", text) == before
+    assert before and re.findall(r"built-in: \*\*.*?\|", text) == before
     assert "results of SmolLM2-135M-Instruct yet" not in text and "recipes/reproduce/real/rl/README.md" in text
 
 
@@ -344,7 +344,7 @@ def test_the_page_has_every_finding_under_its_claim() -> None:
         "C5": UNTESTED,
     }.items():
         row = next(line for line in text.splitlines() if line.startswith(f"| **{claim}** "))
-        assert f"the built-in model: **{verdict}**" in row
+        assert f"built-in: **{verdict}**" in row
     assert "- *not tested*, top_k, 1: the arm fell\n" in text
     assert "Gain 0.2 [0.1, 0.3] ([objectives])" in text, "the first number of a claim stands in the table"
     assert text.index("  - About C2") < text.index("  - About C3")
@@ -364,7 +364,7 @@ def test_a_judgement_made_after_the_run_is_called_so() -> None:
 def test_missing_results_are_named_and_no_verdict_is_made_up() -> None:
     text = page({"objectives": results(("C3", "confirmed", "Gain.")), "drift": None})
     assert "`python -m recipes.reproduce.drift`" in text and "**Results are missing**" in text
-    assert "the built-in model: **no results yet**" in text and "<summary>C3: confirmed, so far</summary>" in text
+    assert "built-in: **no results yet**" in text and "<summary>C3: confirmed, so far</summary>" in text
 
 
 def test_a_recipe_that_is_not_there_fails_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
