@@ -25,8 +25,7 @@ class Peaks:
     source: str
 
 
-# One 400 Gb/s InfiniBand port per GPU, as in a DGX H100 or H200. A link's data sheet counts both ways together. A name
-# that contains another comes before it, because ``card_of`` returns the first one found in a device's name.
+# One 400 Gb/s InfiniBand port per GPU, as in a DGX H100 or H200. A link's data sheet counts both ways together.
 PEAKS = {
     "h100": Peaks(
         flops=989e12, bandwidth=3.35e12, memory=80e9, nvlink=450e9, network=50e9, host=64e9,
@@ -85,12 +84,3 @@ def measured(name: str, folder: Path = MEASURED) -> Peaks:
     known = {"flops": found.get("bf16 TFLOP/s", 0) * 1e12, "bandwidth": found.get("copy GB/s", 0) * 1e9}
     source = f"measured: {file.relative_to(folder)}, commit {content['place']['commit']}"
     return dataclasses.replace(peaks, source=source, **{field: value for field, value in known.items() if value})
-
-
-def card_of(device: str) -> str | None:
-    """Return the row of ``PEAKS`` that a device's name belongs to, or None.
-
-    >>> card_of("NVIDIA H100 80GB HBM3")
-    'h100'
-    """
-    return next((name for name in PEAKS if name in device.lower().replace(" ", "")), None)

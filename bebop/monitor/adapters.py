@@ -5,7 +5,6 @@ drafts, as here. vLLM's counters are cumulative: two readings make a step. Neith
 Those come from ``bebop_verify``, which the plugin for SGLang adds to ``meta_info``, one entry a verification step.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,6 @@ ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_toke
 PROPOSED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
 HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram", "spec_acceptance_histogram")
 VLLM = "vllm:spec_decode_num_"
-_SAMPLE = re.compile(r"^(vllm:spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})?\s+(\S+)")
 
 
 def sglang_stats(meta: Mapping[str, Any]) -> DecodeStats | None:
@@ -88,18 +86,6 @@ class VllmCounters:
     draft_tokens: float
     accepted: float
     per_position: tuple[float, ...] = ()
-
-    @classmethod
-    def parse(cls, text: str) -> "VllmCounters":
-        """Read the text of ``/metrics``."""
-        sums: dict[str, float] = {}
-        for line in text.splitlines():
-            if sample := _SAMPLE.match(line):
-                name, labels, value = sample.groups()
-                place = re.search(r'position="(\d+)"', labels or "")
-                key = f"{name}:{place[1]}" if place else name
-                sums[key] = sums.get(key, 0.0) + float(value)
-        return cls.of(sums)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "VllmCounters":
