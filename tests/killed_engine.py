@@ -1,5 +1,6 @@
 """A job on a served engine whose process is killed while the engine holds answers, and what must be true afterwards."""
 
+import contextlib
 import json
 import os
 import signal
@@ -59,6 +60,15 @@ def worker(folder: Path) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("rollout"))
 
 
+def below(process: int) -> dict[int, str]:
+    """The names and command lines of the processes below one, by id: a process that sets both may lose one of them."""
+    found = {}
+    for child in psutil.Process(process).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[child.pid] = " ".join([child.name(), *child.cmdline()[:3]])
+    return found
+
+
 def _found(victim: Callable[[int], int], folder: Path) -> int:
     """Return the victim's process id; on a busy machine it may have no name of its own for a moment."""
     until = time.monotonic() + 30
@@ -66,7 +76,7 @@ def _found(victim: Callable[[int], int], folder: Path) -> int:
         try:
             return victim(worker(folder))
         except (StopIteration, psutil.NoSuchProcess):
-            assert time.monotonic() < until, f"no engine below worker {worker(folder)}"
+            assert time.monotonic() < until, f"no engine below the worker: {below(worker(folder))}"
             time.sleep(0.1)
 
 

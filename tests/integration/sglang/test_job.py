@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests import killed_engine
@@ -11,9 +10,8 @@ from tests import killed_engine
 
 def scheduler(worker: int) -> int:
     """The process that decodes, below the rollout worker's; killed as the kernel would when memory is short."""
-    # The kernel keeps 15 characters of a name; psutil finds the rest where it can read the command line.
-    children = psutil.Process(worker).children(recursive=True)
-    return next(child.pid for child in children if child.name().startswith("sglang::schedul"))
+    # The kernel keeps 15 characters of a name.
+    return next(child for child, title in killed_engine.below(worker).items() if "sglang::schedul" in title)
 
 
 @pytest.mark.smoke("engine", "drafts", "update", "killed")
