@@ -58,6 +58,7 @@ class Block:
     reported: Tensor | None = None  # [N] log-prob that the engine reported, nan: missing
     declared: Tensor | None = None  # [N] correct value of it: log p raw, at the temperature, or fully processed
     spread: Tensor | None = None  # [N] standard deviation of log p, nats, that the engine's precision explains
+    near: Tensor | None = None  # [N] whether rounding decides which tokens a truncation keeps, and so log p
     twin: Tensor | None = None  # [N] token of an earlier completion after the very same context, -1: there is none
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from bebop.certify.answers import Answer, Block, make_block, seen
 from bebop.certify.certificate import Certificate
 from bebop.certify.declared import Rule, known_rule
 from bebop.certify.function import FunctionEngine, Sample
-from bebop.certify.model_reference import COLUMNS, narrowed, processed
+from bebop.certify.model_reference import COLUMNS, claimed, narrowed
 from bebop.certify.run import Plan, Run, plan_settings
 from bebop.certify.white_box import WhiteBox
 from bebop.errors import UserError
@@ -108,17 +108,18 @@ class ScoreReference:
             answers = [replace(answer, cycles=emitted) for answer, (emitted, _) in zip(answers, looks, strict=True)]
             parts = [part | {"draft": q} for part, (_, q) in zip(parts, looks, strict=True)]
         vocabulary = parts[0]["probs"].shape[1] if parts else 1
-        fields = [narrowed(part, part["cells"], COLUMNS) for part in parts]
+        fields = [{**narrowed(part, part["cells"], COLUMNS), "near": part["near"]} for part in parts]
         return make_block(answers, fields, vocabulary)
 
     def _rows(self, answer: Answer, params: SamplingParams) -> dict[str, Tensor]:
         logits, tokens = self._logits(answer), torch.from_numpy(answer.token_ids)
         written = seen([answer], None, logits.shape[1]) if params.repetition_penalty != 1 else None
-        probs = processed(logits, params, written)
+        probs, near = claimed(logits, params, written)
         rows = {
             "probs": probs,
             "before": torch.cat([probs[:1], probs[:-1]]),  # before the first token there is no row
             "cells": tokens,
+            "near": near,
             "logprobs": probs.gather(1, tokens[:, None])[:, 0].log(),
         }
         return rows if params.temperature == 1 and not params.truncated else rows | {"raw": logits.softmax(-1)}

@@ -81,9 +81,10 @@ def candidates(block: Block, temperature: float) -> dict[Mode, Tensor]:
     """Return the log-probs [N] of the block's tokens in each mode that the block can compute.
 
     At a temperature other than 1 the log-prob at the temperature needs the whole row. Only ``processed`` includes a
-    repetition penalty.
+    repetition penalty, and it is not known where rounding decides what a truncation keeps.
     """
-    found: dict[Mode, Tensor] = {"processed": block.logprobs}
+    own = block.logprobs if block.near is None else block.logprobs.masked_fill(block.near, torch.nan)
+    found: dict[Mode, Tensor] = {"processed": own}
     raw = block.raw
     if raw is None:  # the claim is the raw softmax itself
         return found | {"temperature": block.logprobs, "raw": block.logprobs}

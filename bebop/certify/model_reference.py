@@ -166,7 +166,8 @@ class ModelReference:
             logits = self._logits(hidden[at - 1])
             # There is no row before the first token of a text: the position's own row replaces it.
             earlier = (at > 1)[:, None]
-            rows: dict[str, Tensor] = {"probs": processed(logits, params, own)}
+            probs, near = claimed(logits, params, own)
+            rows: dict[str, Tensor] = {"probs": probs}
             before = processed(self._logits(hidden[(at - 2).clamp_min(0)]), params, own)
             rows["before"] = torch.where(earlier, before, rows["probs"])
             if params.temperature != 1 or params.truncated:
@@ -176,6 +177,7 @@ class ModelReference:
                 rows["draft"] = torch.where(earlier, guess, rows["probs"])
             tokens = torch.as_tensor(answer.token_ids)[first : first + step].to(at.device)
             fields = narrowed(rows, tokens, self.columns)
+            fields["near"] = near.cpu() if params.truncated else None
             if self.gain is not None:
                 weight = self.policy.backbone.get_output_embeddings().weight
                 moved = Sensitivity.of(hidden[at - 1], weight, logits, rows["probs"], tokens, params.temperature)
@@ -225,19 +227,30 @@ def processed(logits: Tensor, params: SamplingParams, written: Tensor | None = N
     ``written`` [n, V]: tokens of prompt and completion so far, to which the penalty applies. Each truncation keeps the
     tokens within ``BORDER`` of its limit, and those as likely as the last one that it keeps.
     """
+    return claimed(logits, params, written)[0]
+
+
+def claimed(logits: Tensor, params: SamplingParams, written: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the claimed distribution, see ``processed``, and where rounding decides what a truncation keeps [n]."""
     if params.repetition_penalty != 1.0 and written is not None:
         weaker = torch.where(logits < 0, logits * params.repetition_penalty, logits / params.repetition_penalty)
         logits = torch.where(written, weaker, logits)
     probs = torch.softmax(logits / params.temperature, -1)
+    near = torch.zeros(len(probs), dtype=torch.bool, device=probs.device)
     if 0 < params.top_k < probs.shape[-1]:
         probs = _kept(probs, probs.topk(params.top_k, -1).values[:, -1:])
+        near |= (probs > 0).sum(-1) > params.top_k
     if params.top_p < 1.0:
         descending = probs.sort(-1, descending=True).values
         larger = descending.cumsum(-1) - descending
+        certain = (larger < params.top_p - BORDER).sum(-1).clamp_min(1)
         probs = _kept(probs, descending.where(larger < params.top_p + BORDER, 1.0).amin(-1, keepdim=True))
+        near |= (probs > 0).sum(-1) > certain
     if params.min_p > 0.0:
-        probs = _kept(probs, params.min_p * probs.amax(-1, keepdim=True))
-    return probs
+        least = params.min_p * probs.amax(-1, keepdim=True)
+        near |= ((probs >= least * (1 - BORDER)) & (probs < least * (1 + BORDER))).any(-1)
+        probs = _kept(probs, least)
+    return probs, near
 
 
 def _kept(probs: Tensor, least: Tensor) -> Tensor:

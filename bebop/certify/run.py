@@ -271,7 +271,8 @@ class Run:
         self.off += map(str, check_reported(declared, self.plan.dtype, WORST - len(self.off)))
         if declared.spread is not None and declared.declared is not None:
             assert declared.reported is not None
-            if torch.equal(declared.declared, declared.logprobs):  # ``spread`` belongs to these log-probs
+            own = candidates(block, temperature)["processed"]  # ``spread`` belongs to these log-probs
+            if torch.allclose(declared.declared, own, rtol=0, atol=0, equal_nan=True):
                 centred = declared.logprobs + entropy(declared.probs)
                 self.deviations.add(declared.reported - declared.declared, declared.spread, centred)
         return declared

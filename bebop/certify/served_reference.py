@@ -20,8 +20,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from bebop.certify.answers import Answer, Block, make_block, seen
-from bebop.certify.model_reference import BORDER, refuse_rounded_cuts
-from bebop.certify.model_reference import processed as whole
+from bebop.certify.model_reference import BORDER, claimed, refuse_rounded_cuts
 from bebop.certify.reference import LiveEngine
 from bebop.config.certify import CertifyConfig
 from bebop.errors import UserError
@@ -144,9 +143,10 @@ class ServerReference:
         if params.repetition_penalty != 1.0:
             written = seen([answer], None, self.vocabulary)
             written = torch.cat([written[:1].expand(first, -1), written])
-        rows = whole(logprobs, params, written)
+        rows, near = claimed(logprobs, params, written)
         found = {
             "probs": rows[first:],
+            "near": near[first:],
             "before": _shifted(rows, first),
             "cells": tokens,
             "logprobs": rows[first:].gather(1, tokens[:, None])[:, 0].log(),
@@ -158,7 +158,7 @@ class ServerReference:
     def _likeliest(self, answer: Answer, one: Prefilled, params: SamplingParams) -> dict[str, Tensor]:
         """Return the fields of a block over the likeliest tokens and all others; only earlier text selects them."""
         raw, ids = torch.from_numpy(one.logprobs), torch.from_numpy(one.ids)
-        rows, normaliser = processed(raw, params, self.vocabulary)
+        rows, normaliser, near = processed(raw, params, self.vocabulary)
         first, tokens = one.leading, torch.from_numpy(answer.token_ids)
         hit = ids[first:] == tokens[:, None]
         known = hit.any(1)
@@ -169,6 +169,7 @@ class ServerReference:
         own = torch.where(known | (at == 0), at.log(), others)
         found = {
             "probs": probs,
+            "near": near[first:],
             "before": _carried(rows, ids, first),
             "cells": cells,
             "logprobs": own,
@@ -206,13 +207,14 @@ def full(one: Prefilled, vocabulary: int) -> Tensor:
     return rows.scatter_(1, torch.from_numpy(one.ids), torch.from_numpy(one.logprobs))
 
 
-def processed(logprobs: Tensor, params: SamplingParams, vocabulary: int) -> tuple[Tensor, Tensor]:
+def processed(logprobs: Tensor, params: SamplingParams, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the claim over the N likeliest tokens and one column for all others, and ln of its normaliser.
 
-    The claim is [n, N + 1], the normaliser [n]. ``logprobs`` [n, N] come from the raw softmax, the likeliest first. A
-    token among the others has the log-prob raw / T minus the normaliser, or probability 0 where truncation removes all
-    others. Top-k keeps all tokens that are as likely as the last one of the k, as vLLM does. Each truncation keeps the
-    tokens within ``BORDER`` of its limit, and top-p those within ``BORDER`` of the last one that it keeps.
+    The claim is [n, N + 1], the normaliser [n]. The third result [n] tells where rounding decides what a truncation
+    keeps. ``logprobs`` [n, N] come from the raw softmax, the likeliest first. A token among the others has the log-prob
+    raw / T minus the normaliser, or probability 0 where truncation removes all others. Top-k keeps all tokens that are
+    as likely as the last one of the k, as vLLM does. Each truncation keeps the tokens within ``BORDER`` of its limit,
+    and top-p those within ``BORDER`` of the last one that it keeps.
 
     Raises:
         UserError: The N tokens do not decide the claim. For top-k they do not where the last of them is as likely as
@@ -221,6 +223,7 @@ def processed(logprobs: Tensor, params: SamplingParams, vocabulary: int) -> tupl
     if params.repetition_penalty != 1.0:
         raise _beyond("repetition_penalty", params.repetition_penalty, logprobs.shape[1])
     weights = (logprobs / params.temperature).exp()
+    near = torch.zeros(len(logprobs), dtype=torch.bool)
     count = logprobs.shape[1]
     cut = params.top_k > 0
     if params.top_k > count:
@@ -231,6 +234,7 @@ def processed(logprobs: Tensor, params: SamplingParams, vocabulary: int) -> tupl
         if count < vocabulary and bool((logprobs[:, -1:] == least).any()):
             raise _beyond("top_k", params.top_k, count)
         weights[logprobs < least - BORDER] = 0
+        near |= (weights > 0).sum(-1) > params.top_k
     total = weights.sum(-1) + rest
     probs = weights / total[:, None]
     others = rest / total
@@ -240,13 +244,15 @@ def processed(logprobs: Tensor, params: SamplingParams, vocabulary: int) -> tupl
             raise _beyond("top_p", params.top_p, count)
         least = probs.where(before < params.top_p + BORDER, 1.0).amin(-1, keepdim=True)
         probs, others = torch.where(probs >= least * (1 - BORDER), probs, 0.0), torch.zeros_like(others)
+        near |= (probs > 0).sum(-1) > (before < params.top_p - BORDER).sum(-1).clamp_min(1)
     if params.min_p > 0:
         least = params.min_p * (1 - BORDER) * probs[:, :1]
+        near |= ((probs >= least) & (probs < params.min_p * (1 + BORDER) * probs[:, :1])).any(-1)
         if bool(((probs[:, -1:] >= least)[:, 0] & (others > 0)).any()):
             raise _beyond("min_p", params.min_p, count)
         probs, others = torch.where(probs >= least, probs, 0.0), torch.zeros_like(others)
     kept = probs.sum(-1) + others
-    return torch.cat([probs, others[:, None]], -1) / kept[:, None], total.log() + kept.log()
+    return torch.cat([probs, others[:, None]], -1) / kept[:, None], total.log() + kept.log(), near
 
 
 def _rest(logprobs: Tensor, temperature: float, vocabulary: int) -> Tensor:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.certify import model_reference
+from bebop.certify import model_reference, served_reference
 from bebop.certify.answers import Answer, Block
 from bebop.certify.embedded import EmbeddedEngine
-from bebop.certify.model_reference import ModelReference, processed
+from bebop.certify.model_reference import ModelReference, claimed, processed
 from bebop.certify.white_box import WhiteBox
 from bebop.config.job import DecodingConfig
 from bebop.model.backbone import Policy
@@ -149,16 +149,21 @@ def test_processing_is_what_it_says(seed: int) -> None:
     assert (other - found).abs().max() > 1e-3
 
 
-def test_a_token_at_the_border_is_kept() -> None:
-    probs = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
-    for close, kept in ((0.8 - 1e-5, 3), (0.8 - 1e-3, 2)):
-        assert (processed(probs.log(), SamplingParams(top_p=close)) > 0).sum() == kept
-    assert (processed(probs.log(), SamplingParams(min_p=0.4 + 1e-5)) > 0).sum() == 3
-    assert (processed(probs.log(), SamplingParams(min_p=0.4 + 1e-3)) > 0).sum() == 2
+def test_a_token_at_the_border_is_kept_and_log_probs_beside_it_are_not_compared() -> None:
+    """A right engine may keep it or not, and reports log-probs of what it kept."""
+    logits = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log()
+    cases = [(logits, SamplingParams(top_p=0.8 + apart), 3, True) for apart in (-1e-5, 1e-5)]
+    cases += [(logits, SamplingParams(top_p=0.8 - 1e-3), 2, False)]
+    cases += [(logits, SamplingParams(min_p=0.4 + apart), 3, True) for apart in (-1e-5, 1e-5)]
+    cases += [(logits, SamplingParams(min_p=0.4 + 1e-3), 2, False)]
     for apart, kept in ((1e-5, 3), (1e-3, 2)):  # rounding may have swapped two tokens that are as likely
-        logits = torch.tensor([[2.0, 1.0, 1.0 - apart]], dtype=torch.float64)
-        for cut in (SamplingParams(top_k=2), SamplingParams(top_p=0.7)):
-            assert (processed(logits, cut) > 0).sum() == kept
+        near = torch.tensor([[2.0, 1.0, 1.0 - apart]], dtype=torch.float64)
+        cases += [(near, cut, kept, kept == 3) for cut in (SamplingParams(top_k=2), SamplingParams(top_p=0.7))]
+    for rows, params, kept, unsure in cases:
+        found, near = claimed(rows, params)
+        assert (found > 0).sum() == kept and near.tolist() == [unsure], params
+        served, _, too = served_reference.processed(rows.log_softmax(-1), params, 3)
+        assert (served > 0).sum() == kept and too.tolist() == [unsure], params
 
 
 # ---- bounded memory

@@ -127,7 +127,8 @@ def test_tokens_as_likely_as_the_last_one_of_top_k_are_kept() -> None:
     """vLLM keeps them all; which of them are listed first says nothing."""
     probs = torch.tensor([[0.4, 0.2, 0.2, 0.1], [0.4, 0.3, 0.2, 0.1]], dtype=torch.float64)
     claim = SamplingParams(top_k=2)
-    found, normaliser = of_the_likeliest(probs.log(), claim, vocabulary=9)
+    found, normaliser, near = of_the_likeliest(probs.log(), claim, vocabulary=9)
+    assert near.tolist() == [True, False]
     wanted = torch.tensor([[0.5, 0.25, 0.25, 0, 0], [4 / 7, 3 / 7, 0, 0, 0]], dtype=torch.float64)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(normaliser.exp(), torch.tensor([0.8, 0.7], dtype=torch.float64))
