@@ -1,6 +1,8 @@
 """What every test process needs: Triton's interpreter, the order of the files, processor seconds, interrupts."""
 
 import asyncio
+import contextlib
+import importlib
 import inspect
 import os
 import signal
@@ -31,6 +33,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
         if not torch.cuda.is_available():
             os.environ.setdefault("TRITON_INTERPRET", "1")
+            with contextlib.suppress(
+                ImportError
+            ):  # now, as a test that unsets the variable may be the first to import it
+                importlib.import_module("triton")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
