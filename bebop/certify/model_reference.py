@@ -177,7 +177,7 @@ class ModelReference:
                 rows["draft"] = torch.where(earlier, guess, rows["probs"])
             tokens = torch.as_tensor(answer.token_ids)[first : first + step].to(at.device)
             fields = narrowed(rows, tokens, self.columns)
-            fields["near"] = near.cpu() if params.truncated else None
+            fields["near"] = near.cpu()
             if self.gain is not None:
                 weight = self.policy.backbone.get_output_embeddings().weight
                 moved = Sensitivity.of(hidden[at - 1], weight, logits, rows["probs"], tokens, params.temperature)

@@ -57,17 +57,18 @@ def main(given: list[str]) -> None:
             show(f"{stage} ...\n")
             keep_measured(f"{group}_{stage}", started, *make())
     if "rounds" in options.stage:
-        made_rounds(groups)  # round by round of all groups, so that what slows the machine slows all of them
+        found = made_rounds(groups)  # round by round of all groups, so that what slows the machine slows all of them
         for name, group in groups.items():
             if any(part_path(PLACE, part).is_file() for part in group.parts):
-                keep_measured(name, started, *measured(name, group))
+                own = {setting: found[setting] for setting in group.settings}
+                keep_measured(name, started, *measured(name, group, own))
     if "claims" not in options.stage:
         return
-    found = [read(file) for file in sorted(MEASURED.glob("*.json"))]
+    files = [read(file) for file in sorted(MEASURED.glob("*.json"))]
     numbers: dict[str, Number] = {}
     tables: dict[str, Any] = {}
     places: dict[str, Any] = {}
-    for one in found:
+    for one in files:
         assert one is not None
         numbers |= numbers_of(one)
         places[one["group"]] = one["place"]
@@ -98,9 +99,8 @@ def keep_measured(name: str, started: Started, numbers: Mapping[str, Number], ta
     write(MEASURED / f"{name}.json", content)
 
 
-def measured(name: str, group: Group) -> tuple[dict[str, Number], Tables]:
+def measured(name: str, group: Group, found: Rounds) -> tuple[dict[str, Number], Tables]:
     """Return the numbers and tables of a group's rounds and parts."""
-    found: Rounds = made_rounds({name: group})
     numbers = of_rounds(found)
     if name == PAD:
         numbers |= of_pad(PLACE, SIZES)
